@@ -1,0 +1,62 @@
+// Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports the agent listens
+// on, and the control protocol by which a forked guest is told of its new identity and confirms it.
+//
+// Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The control protocol is
+// newline-delimited JSON on one vsock stream, one reply per request, without HTTP: it runs on the fork path, where
+// every page it touches is copied in every child.
+package agentproto
+
+// vsock ports.
+const (
+	ControlPort         = 1024  // guest listens; this package's requests
+	ReadyPort           = 1025  // host side; the guest connects once and sends Ready as one JSON line
+	EnvdPort            = 49983 // guest listens; E2B envd: Connect RPC and /files over HTTP/1.1
+	CodeInterpreterPort = 49999 // guest listens; E2B code interpreter: /execute, /contexts over HTTP/1.1
+)
+
+// HostCID and GuestCID are the vsock addresses of the two ends (virtio 1.2 §5.10.4: 2 is the host).
+const (
+	HostCID  = 2
+	GuestCID = 3
+)
+
+// Version is the agent's protocol version; a daemon refuses an agent with another one.
+const Version = 1
+
+// Ready is what the agent announces when every service listens and the warm interpreters are up.
+type Ready struct {
+	Version int      `json:"version"`
+	Kernel  string   `json:"kernel"`           // uname -r of the guest
+	Warm    []string `json:"warm,omitempty"`   // languages with a warm interpreter, such as "python"
+	Errors  []string `json:"errors,omitempty"` // what could not be set up, such as a missing python3
+}
+
+// Op selects a control request.
+type Op string
+
+// Control requests.
+const (
+	OpPing   Op = "ping"   // answered with the agent's Ready
+	OpForked Op = "forked" // Forked must be set
+	OpSync   Op = "sync"   // flush the guest's page cache to its disk
+)
+
+// Request is one line to the agent.
+type Request struct {
+	Op     Op      `json:"op"`
+	Forked *Forked `json:"forked,omitempty"`
+}
+
+// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it replies.
+type Forked struct {
+	Entropy       []byte            `json:"entropy"`        // 32 bytes or more, unique to this guest
+	RealtimeNanos int64             `json:"realtime_nanos"` // host CLOCK_REALTIME when sent, ns since 1970
+	Hostname      string            `json:"hostname"`
+	Env           map[string]string `json:"env,omitempty"` // added to the environment of later processes and evals
+}
+
+// Reply is the agent's answer. Error is empty if and only if the request was carried out whole.
+type Reply struct {
+	Error string `json:"error,omitempty"`
+	Ready *Ready `json:"ready,omitempty"`
+}
