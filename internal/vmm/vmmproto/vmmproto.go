@@ -6,7 +6,6 @@
 package vmmproto
 
 import (
-
 	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/wire"
 )
@@ -135,7 +134,6 @@ type Exit struct {
 
 // Message is a body that can be encoded.
 type Message interface{ Append(w *wire.Writer) }
-
 
 // Append encodes m.
 func (m *Machine) Append(w *wire.Writer) {

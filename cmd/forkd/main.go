@@ -1,0 +1,10 @@
+// Command forkd is the command line of the forkd sandbox runtime and, as `forkd daemon`, its daemon.
+package main
+
+import (
+	"os"
+
+	"github.com/forkd/forkd/internal/cli"
+)
+
+func main() { os.Exit(cli.Main(os.Args[1:], cli.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})) }

@@ -1,0 +1,69 @@
+// Package cli is the command line: one file per verb, `-o json` on all, documented exit codes.
+//
+// It talks to the daemon through package client only and has no back door into sandboxes.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// Stdio is where a command reads and writes.
+type Stdio struct {
+	In  io.Reader
+	Out io.Writer
+	Err io.Writer
+}
+
+// Exit codes. Commands that run something in a sandbox exit with its code instead.
+const (
+	exitOK    = 0
+	exitError = 1 // the command was understood and failed
+	exitUsage = 2 // the command line is wrong
+)
+
+// exitCode is returned by a command that has reported everything itself and only sets the process's exit code.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// usageError marks a wrong command line.
+type usageError struct{ error }
+
+// Main runs the command line args (without the program's name) and returns the exit code.
+func Main(args []string, stdio Stdio) int {
+	root := newRoot(stdio)
+	root.SetArgs(args)
+	err := root.Execute()
+	var code exitCode
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &code):
+		return int(code)
+	case errors.As(err, &usage):
+		fmt.Fprintf(stdio.Err, "forkd: %v\nRun '%s --help' for usage.\n", err, root.CommandPath())
+		return exitUsage
+	}
+	fmt.Fprintf(stdio.Err, "forkd: %v\n", err)
+	return exitError
+}
+
+func newRoot(stdio Stdio) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "forkd",
+		Short:         "Fork warm microVMs in milliseconds",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetIn(stdio.In)
+	root.SetOut(stdio.Out)
+	root.SetErr(stdio.Err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand()
+	return root
+}
