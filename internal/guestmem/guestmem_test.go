@@ -1,0 +1,163 @@
+package guestmem
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+const mib = 1 << 20
+
+func newMemory(t *testing.T, size uint64) *Memory {
+	t.Helper()
+	m, err := New(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func TestRegionsSplitAroundTheDeviceHole(t *testing.T) {
+	m := newMemory(t, uint64(HoleStart)+mib)
+	r := m.Regions()
+	if len(r) != 2 || r[1].GPA != HoleEnd || r[1].Size != mib {
+		t.Fatalf("regions %+v", r)
+	}
+	if err := m.WriteAt([]byte("above"), HoleEnd+mib-5); err != nil {
+		t.Fatal(err)
+	}
+	if Linear(HoleEnd) != uint64(HoleStart) || Linear(HoleStart-1) != uint64(HoleStart-1) {
+		t.Fatal("linear offsets do not skip the hole")
+	}
+}
+
+func TestAccessOutsideARegionFails(t *testing.T) {
+	m := newMemory(t, mib)
+	for _, c := range []struct {
+		gpa GPA
+		n   int
+	}{{mib, 1}, {mib - 1, 2}, {^GPA(0), 1}, {^GPA(0) - 3, 8}, {0, mib + 1}, {0, -1}, {HoleEnd, 1}} {
+		if _, err := m.ReadView(c.gpa, c.n); !errors.Is(err, ErrBounds) {
+			t.Errorf("%d bytes at %#x: %v", c.n, uint64(c.gpa), err)
+		}
+	}
+	if _, err := m.LoadUint16(1); !errors.Is(err, ErrBounds) {
+		t.Errorf("odd word: %v", err)
+	}
+	if err := m.StoreUint16(mib, 1); !errors.Is(err, ErrBounds) {
+		t.Errorf("word past the end: %v", err)
+	}
+}
+
+func TestStoreUint16KeepsItsNeighbour(t *testing.T) {
+	m := newMemory(t, mib)
+	for gpa := GPA(0); gpa < 8; gpa += 2 {
+		if err := m.StoreUint16(gpa, uint16(0x1111*(gpa+1))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for gpa := GPA(0); gpa < 8; gpa += 2 {
+		if v, err := m.LoadUint16(gpa); err != nil || v != uint16(0x1111*(gpa+1)) {
+			t.Fatalf("word at %d = %#x, %v", gpa, v, err)
+		}
+	}
+}
+
+// layerFile returns a tmpfs file of size bytes, every page filled with fill.
+func layerFile(t *testing.T, size int, fill byte) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(shm(t), "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.Write(bytes.Repeat([]byte{fill}, size)); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func shm(t *testing.T) string {
+	dir, err := os.MkdirTemp("/dev/shm", "guestmem-test-")
+	if err != nil {
+		t.Skipf("no tmpfs: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
+	for _, noScan := range []bool{false, true} {
+		m := newMemory(t, 8*mib)
+		f := layerFile(t, 4*mib, 0xaa)
+		if err := m.Map(mib, 4*mib, int(f.Fd()), 0); err != nil {
+			t.Fatal(err)
+		}
+		tr, err := NewTracker()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tr.Close()
+		tr.noScan = noScan
+		// Read some of the file's pages: they must not count. Write others, and some anonymous ones.
+		sum := byte(0)
+		v, _ := m.ReadView(mib, 2*mib)
+		for i := 0; i < len(v); i += PageSize {
+			sum += v[i]
+		}
+		if sum != byte(0xaa*len(v)/PageSize&0xff) {
+			t.Fatalf("layer contents differ: %#x", sum)
+		}
+		want := []Range{{0, PageSize}, {mib, PageSize}, {2*mib + 3*PageSize, 2 * PageSize}, {7 * mib, PageSize}}
+		for _, r := range want {
+			for off := uint64(0); off < r.Length; off += PageSize {
+				if err := m.WriteAt([]byte{1}, r.GPA+GPA(off)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		got, err := tr.Dirty(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) != len(want) {
+			t.Fatalf("noScan=%v: dirty %+v, want %+v", noScan, got, want)
+		}
+		for i := range got {
+			if got[i] != want[i] {
+				t.Fatalf("noScan=%v: dirty %+v, want %+v", noScan, got, want)
+			}
+		}
+		var back [1]byte
+		if _, err := f.ReadAt(back[:], 0); err != nil || back[0] != 0xaa {
+			t.Fatalf("a guest write reached the layer file: %#x, %v", back[0], err)
+		}
+	}
+}
+
+func TestMapAndClearReplaceContents(t *testing.T) {
+	m := newMemory(t, mib)
+	f := layerFile(t, 2*PageSize, 0x55)
+	if err := m.WriteAt([]byte{9}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Map(0, PageSize, int(f.Fd()), PageSize); err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	if err := m.ReadAt(b[:], 0); err != nil || b[0] != 0x55 {
+		t.Fatalf("after map: %#x, %v", b[0], err)
+	}
+	if err := m.Clear(0, PageSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.ReadAt(b[:], 0); err != nil || b[0] != 0 {
+		t.Fatalf("after clear: %#x, %v", b[0], err)
+	}
+	if m.Map(0, 1, int(f.Fd()), 0) == nil || m.Map(0, 2*mib, int(f.Fd()), 0) == nil {
+		t.Fatal("bad ranges were mapped")
+	}
+}

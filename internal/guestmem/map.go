@@ -1,0 +1,53 @@
+package guestmem
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest sees the file and
+// its writes stay private. What was there before is dropped. All three numbers are multiples of PageSize and the range
+// lies in one region.
+//
+// Preconditions: the vCPUs are stopped and the devices quiesced.
+func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
+	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
+	return m.remap(gpa, length, fd, offset, flags)
+}
+
+// Clear makes the length bytes at gpa zero and drops what was behind them.
+//
+// Preconditions: as for Map.
+func (m *Memory) Clear(gpa GPA, length uint64) error {
+	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE | unix.MAP_ANONYMOUS
+	return m.remap(gpa, length, -1, 0, flags)
+}
+
+func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) error {
+	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
+		return fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
+	}
+	v, err := m.view(gpa, int(length))
+	if err != nil {
+		return err
+	}
+	addr := unsafe.Pointer(unsafe.SliceData(v))
+	if _, err := unix.MmapPtr(fd, int64(offset), addr, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
+		return fmt.Errorf("map guest memory %#x+%#x: %w", uint64(gpa), length, err)
+	}
+	if err := unix.Madvise(v, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
+		return fmt.Errorf("disable huge pages for guest memory: %w", err)
+	}
+	return nil
+}
+
+// Linear returns the position of gpa in the memory counted without the device hole, which is also its offset in a
+// memory layer file. It is meaningful for addresses inside a region only.
+func Linear(gpa GPA) uint64 {
+	if gpa >= HoleEnd {
+		return uint64(gpa - (HoleEnd - HoleStart))
+	}
+	return uint64(gpa)
+}
