@@ -1,0 +1,147 @@
+// Package kernelimage takes the uncompressed ELF kernel (vmlinux) out of an x86 bzImage, so that a virtual machine need
+// not spend its first second decompressing it.
+//
+// It reads the payload that the setup header describes and knows the compressions distributions use: gzip, xz, zstd and
+// lz4. It does not load, relocate or check the kernel; that is the loader's business.
+package kernelimage
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/pierrec/lz4/v4"
+	"github.com/therootcompany/xz"
+)
+
+// Offsets into the setup header, from Linux Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
+const (
+	offSetupSects    = 0x1f1 // u8: size of the setup code in sectors, 0 means 4
+	offHeaderMagic   = 0x202 // "HdrS"
+	offVersion       = 0x206 // u16: boot protocol version
+	offPayloadOffset = 0x248 // u32: from the start of the protected-mode code
+	offPayloadLength = 0x24c // u32
+	headerEnd        = 0x250
+
+	sectorSize        = 512
+	defaultSetupSects = 4
+	minVersion        = 0x0208 // the first protocol with payload_offset and payload_length
+)
+
+// MaxVMLinuxBytes bounds the uncompressed kernel: a distribution kernel without debug information is under 100 MiB, and
+// a hostile payload must not fill the host's memory.
+const MaxVMLinuxBytes = 512 << 20
+
+// xzDictMax is the largest xz dictionary accepted, in bytes: what `xz -9e` uses for kernels twice over.
+const xzDictMax = 128 << 20
+
+// ErrNotBzImage means that the input has no x86 setup header.
+var ErrNotBzImage = errors.New("not an x86 bzImage")
+
+// IsELF reports whether image is already an ELF file, that is, needs no extraction.
+func IsELF(image []byte) bool { return bytes.HasPrefix(image, []byte("\x7fELF")) }
+
+// ExtractVMLinux returns the ELF kernel inside bzImage. An input that is an ELF file already is returned as it is.
+// The error wraps ErrNotBzImage if the input is neither.
+func ExtractVMLinux(bzImage []byte) ([]byte, error) {
+	if IsELF(bzImage) {
+		return bzImage, nil
+	}
+	payload, err := findPayload(bzImage)
+	if err != nil {
+		return nil, fmt.Errorf("extract vmlinux: %w", err)
+	}
+	vmlinux, err := decompress(payload)
+	if err != nil {
+		return nil, fmt.Errorf("extract vmlinux: %w", err)
+	}
+	if !IsELF(vmlinux) {
+		return nil, errors.New("extract vmlinux: the payload is not an ELF file")
+	}
+	return vmlinux, nil
+}
+
+func findPayload(image []byte) ([]byte, error) {
+	if len(image) < headerEnd || string(image[offHeaderMagic:offHeaderMagic+4]) != "HdrS" {
+		return nil, ErrNotBzImage
+	}
+	version := binary.LittleEndian.Uint16(image[offVersion:])
+	if version < minVersion {
+		return nil, fmt.Errorf("boot protocol %#x has no payload fields; need %#x or later", version, minVersion)
+	}
+	sects := uint64(image[offSetupSects])
+	if sects == 0 {
+		sects = defaultSetupSects
+	}
+	start := (sects+1)*sectorSize + uint64(binary.LittleEndian.Uint32(image[offPayloadOffset:]))
+	end := start + uint64(binary.LittleEndian.Uint32(image[offPayloadLength:]))
+	if end > uint64(len(image)) {
+		return nil, fmt.Errorf("payload ends at %d, the file at %d: the file is truncated", end, len(image))
+	}
+	return image[start:end], nil
+}
+
+// decompress opens the payload by its magic. The kernel's build appends the uncompressed size (u32) to formats that do
+// not carry it, so data after the compressed stream is expected and ignored.
+func decompress(payload []byte) ([]byte, error) {
+	switch {
+	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED
+		return payload, nil
+	case bytes.HasPrefix(payload, []byte{0x1f, 0x8b}):
+		r, err := gzip.NewReader(bytes.NewReader(payload))
+		if err != nil {
+			return nil, fmt.Errorf("gzip payload: %w", err)
+		}
+		r.Multistream(false)
+		return readBounded("gzip", r)
+	case bytes.HasPrefix(payload, []byte("\xfd7zXZ\x00")):
+		// The kernel is filtered with BCJ x86, which this package's reader knows.
+		r, err := xz.NewReader(bytes.NewReader(trimSize(payload)), xzDictMax)
+		if err != nil {
+			return nil, fmt.Errorf("xz payload: %w", err)
+		}
+		r.Multistream(false)
+		return readBounded("xz", r)
+	case bytes.HasPrefix(payload, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		return zstdFrame(payload)
+	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}): // legacy lz4 frame, what the kernel's build writes
+		return readBounded("lz4", lz4.NewReader(bytes.NewReader(trimSize(payload))))
+	}
+	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known", head(payload))
+}
+
+// zstdFrame decompresses exactly one frame: the decoder would take the appended size for a damaged second one.
+func zstdFrame(payload []byte) ([]byte, error) {
+	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
+		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))
+	if err != nil {
+		return nil, fmt.Errorf("zstd payload: %w", err)
+	}
+	defer r.Close()
+	return readBounded("zstd", r)
+}
+
+// trimSize cuts the size (u32) that the kernel's build appends.
+func trimSize(payload []byte) []byte {
+	if len(payload) < 4 {
+		return payload
+	}
+	return payload[:len(payload)-4]
+}
+
+func head(b []byte) []byte { return b[:min(len(b), 6)] }
+
+func readBounded(format string, r io.Reader) ([]byte, error) {
+	out, err := io.ReadAll(io.LimitReader(r, MaxVMLinuxBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s payload: %w", format, err)
+	}
+	if len(out) > MaxVMLinuxBytes {
+		return nil, fmt.Errorf("%s payload: larger than %d bytes", format, MaxVMLinuxBytes)
+	}
+	return out, nil
+}
