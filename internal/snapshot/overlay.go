@@ -8,6 +8,7 @@ import (
 // Overlay returns the map of upper on top of lower: where both have a range, upper's wins. Both must be valid by
 // CheckExtents. Neighbours that continue each other in the same layer are joined.
 func Overlay(lower, upper []Extent) []Extent {
+	lower = slices.Clone(lower) // its extents are cut below
 	var out []Extent
 	var i int
 	for _, u := range upper {
@@ -18,7 +19,6 @@ func Overlay(lower, upper []Extent) []Extent {
 		if i < len(lower) && lower[i].GPA < u.GPA { // u covers the tail or the middle of this one
 			head, rest := split(lower[i], u.GPA)
 			out = appendExtent(out, head)
-			lower = slices.Clone(lower)
 			lower[i] = rest
 		}
 		end := u.GPA + u.Length
@@ -27,7 +27,6 @@ func Overlay(lower, upper []Extent) []Extent {
 		}
 		if i < len(lower) && lower[i].GPA < end {
 			_, rest := split(lower[i], end)
-			lower = slices.Clone(lower)
 			lower[i] = rest
 		}
 		out = appendExtent(out, u)

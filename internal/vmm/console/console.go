@@ -1,0 +1,84 @@
+// Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
+//
+// The file is a ring in shared memory: the VMM stores bytes, anybody may read the tail at any time, and a guest that
+// floods its console overwrites its own oldest output. Nothing is interpreted.
+package console
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Size is the number of bytes that a ring keeps.
+const Size = 64 << 10
+
+// header is the bytes written since the ring was made, little-endian, before the ring itself; it has a page of its own
+// so that the data is page-aligned.
+const header = 4096
+
+// Format makes f an empty ring.
+func Format(f *os.File) error {
+	if err := f.Truncate(header + Size); err != nil {
+		return fmt.Errorf("make console ring: %w", err)
+	}
+	return nil
+}
+
+// Ring writes to a ring. It has one writer at a time.
+type Ring struct{ mem []byte }
+
+// Open maps the ring in f, which may be closed afterwards.
+func Open(f *os.File) (*Ring, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("open console ring: %w", err)
+	}
+	if st.Size() != header+Size {
+		return nil, fmt.Errorf("open console ring: %d bytes, want %d", st.Size(), header+Size)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, header+Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map console ring: %w", err)
+	}
+	return &Ring{mem}, nil
+}
+
+// Close unmaps the ring.
+func (r *Ring) Close() error { return unix.Munmap(r.mem) }
+
+// WriteByte appends c. It never fails.
+func (r *Ring) WriteByte(c byte) error {
+	total := (*uint64)(unsafe.Pointer(unsafe.SliceData(r.mem)))
+	n := atomic.LoadUint64(total)
+	r.mem[header+n%Size] = c
+	atomic.StoreUint64(total, n+1)
+	return nil
+}
+
+// WriteString appends s. It never fails.
+func (r *Ring) WriteString(s string) {
+	for i := range len(s) {
+		_ = r.WriteByte(s[i])
+	}
+}
+
+// Tail reads what the ring in f holds, oldest byte first.
+func Tail(f io.ReaderAt) ([]byte, error) {
+	var buf [header + Size]byte
+	if n, err := f.ReadAt(buf[:], 0); n < len(buf) {
+		return nil, errors.Join(errors.New("read console ring: file is too short"), err)
+	}
+	total := *(*uint64)(unsafe.Pointer(&buf[0]))
+	data := buf[header:]
+	if total <= Size {
+		return append([]byte(nil), data[:total]...), nil
+	}
+	at := total % Size
+	return append(append(make([]byte, 0, Size), data[at:]...), data[:at]...), nil
+}
