@@ -1,0 +1,134 @@
+// Package agentclient is the host side of the guest agent: it speaks to one guest over a dial function, which normally
+// connects to the unix socket of the guest's VMM and names a vsock port.
+//
+// Every call makes its own connection: a vsock stream does not survive a fork, so none is kept where a stale one could
+// be handed out. The package does not start or find guests, does not retry, and trusts nothing a guest answers: every
+// reply is bounded.
+package agentclient
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/envdproto/filesystem/filesystemconnect"
+	"github.com/forkd/forkd/internal/envdproto/process/processconnect"
+)
+
+// Bounds on what a guest may answer, in bytes.
+const (
+	maxControlReply  = 64 << 10
+	maxMessage       = 8 << 20 // one RPC message
+	maxLine          = 32 << 20
+	maxErrorBody     = 64 << 10
+	maxHeaders       = 64 << 10
+	defaultMaxOutput = 8 << 20
+)
+
+// DialFunc opens a stream to a vsock port of one guest.
+type DialFunc func(ctx context.Context, port uint32) (net.Conn, error)
+
+// Client calls the agent of one guest. Its methods may be called concurrently.
+type Client struct {
+	dial  DialFunc
+	envd  *http.Client
+	code  *http.Client
+	procs processconnect.ProcessClient
+	files filesystemconnect.FilesystemClient
+}
+
+// Hosts of the URLs that the client requests; the dial function ignores them.
+const (
+	envdURL = "http://envd"
+	codeURL = "http://code-interpreter"
+)
+
+// New returns a client that reaches its guest through dial. It connects to nothing yet.
+func New(dial DialFunc) *Client {
+	c := &Client{dial: dial}
+	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
+	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
+	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage)}
+	c.procs = processconnect.NewProcessClient(c.envd, envdURL, opts...)
+	c.files = filesystemconnect.NewFilesystemClient(c.envd, envdURL, opts...)
+	return c
+}
+
+// Transport returns a round tripper whose requests all go to one port of the guest, whatever host their URL names: for
+// proxying the raw envd or code interpreter protocol, or a guest's own HTTP server on vsock.
+func (c *Client) Transport(port uint32) http.RoundTripper {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return c.dial(ctx, port)
+		},
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeaders,
+	}
+}
+
+// Ping asks the agent for its announcement.
+func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
+	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
+	if err != nil {
+		return agentproto.Ready{}, err
+	}
+	if reply.Ready == nil {
+		return agentproto.Ready{}, errors.New("agent ping: the reply has no ready message")
+	}
+	return *reply.Ready, nil
+}
+
+// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
+// must be killed: it may share random numbers with its siblings.
+func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpForked, Forked: &f})
+	return err
+}
+
+// Sync makes the guest ready for a snapshot: its page cache is on its disk and its interpreters have collected their
+// garbage.
+func (c *Client) Sync(ctx context.Context) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpSync})
+	return err
+}
+
+func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
+	var reply agentproto.Reply
+	line, err := json.Marshal(req)
+	if err != nil {
+		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
+	}
+	conn, err := c.dial(ctx, agentproto.ControlPort)
+	if err != nil {
+		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err = conn.Write(append(line, '\n')); err == nil {
+		line, err = bufio.NewReader(io.LimitReader(conn, maxControlReply)).ReadBytes('\n')
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
+	}
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return reply, fmt.Errorf("agent %s: reply: %w", req.Op, err)
+	}
+	if reply.Error != "" {
+		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: reply.Error}
+	}
+	return reply, nil
+}

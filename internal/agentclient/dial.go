@@ -1,0 +1,63 @@
+package agentclient
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+)
+
+// maxHandshake bounds the VMM's answer to CONNECT: "OK " and a 32-bit number, or a short error.
+const maxHandshake = 128
+
+// DialUnix returns a dial function for the vsock unix socket of a VMM: it sends "CONNECT <port>\n" and expects
+// "OK <number>\n", the convention of Firecracker's vsock device.
+func DialUnix(path string) DialFunc {
+	return func(ctx context.Context, port uint32) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", path)
+		if err != nil {
+			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
+		}
+		if err := handshake(ctx, conn, port); err != nil {
+			conn.Close()
+			return nil, fmt.Errorf("dial guest port %d: %w", port, err)
+		}
+		return conn, nil
+	}
+}
+
+func handshake(ctx context.Context, conn net.Conn, port uint32) error {
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	_, err := fmt.Fprintf(conn, "CONNECT %d\n", port)
+	var line string
+	if err == nil {
+		line, err = readHandshake(conn)
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	if !strings.HasPrefix(line, "OK ") {
+		return fmt.Errorf("the VMM refused: %q", line)
+	}
+	return nil
+}
+
+// readHandshake reads one line byte by byte: what follows it belongs to the guest's stream.
+func readHandshake(conn net.Conn) (string, error) {
+	var line []byte
+	for one := make([]byte, 1); len(line) < maxHandshake; {
+		if _, err := conn.Read(one); err != nil {
+			return "", fmt.Errorf("handshake: %w", err)
+		}
+		if one[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, one[0])
+	}
+	return "", fmt.Errorf("handshake: no line within %d bytes", maxHandshake)
+}
