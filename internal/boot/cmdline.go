@@ -1,0 +1,57 @@
+package boot
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Cmdline returns the kernel command line for a machine as this package describes it, followed by extra parameters
+// (the kernel takes the last one of a kind). Load checks the result.
+//
+// Left out on purpose: no_timer_check, i8042.*, noapic and reboot=, because the ACPI tables already say that there is no
+// timer to check, no keyboard controller and no legacy interrupt controller, and where the reset register is; and
+// mitigations=, nokaslr and the like, because what a guest protects against inside itself is the image's decision.
+func Cmdline(extra ...string) string {
+	params := []string{
+		// The serial port is the only console; the VMM keeps the last of it for the sandbox's log.
+		"console=ttyS0",
+		// Every console byte is an exit to the VMM: print warnings and worse only.
+		"quiet",
+		// A kernel panic resets at once, and the VMM reports it, where the default would hang.
+		"panic=-1",
+		// The only clock that KVM carries over a save and restore, on any host; the kernel would prefer the TSC where
+		// it is invariant.
+		"clocksource=kvm-clock",
+		// Do not compare the TSCs of vCPUs, which takes up to 20 ms each and fails when the host is busy, nor watch the
+		// TSC against another clock: after a restore it has jumped and would be declared broken.
+		"tsc=reliable",
+		// After a restore, the time between snapshot and fork looks like a lockup; without the watchdogs an idle vCPU
+		// also wakes less, so an idle child dirties fewer pages.
+		"nowatchdog",
+		// Credit RDRAND from the start so that nothing in early user space waits for entropy.
+		"random.trust_cpu=on",
+		// There is no PCI: skip probing for it through ports.
+		"pci=off",
+		// One serial port: do not probe for the three others a PC may have.
+		"8250.nr_uarts=1",
+		// A written huge page is 2 MiB of private memory in every child where 4 KiB would do. Programs that know better
+		// can still ask (madvise).
+		"transparent_hugepage=madvise",
+		// No device has a DMA limit, so no 64 MiB of bounce buffers in guests with RAM above 4 GiB.
+		"swiotlb=noforce",
+	}
+	return strings.Join(append(params, extra...), " ")
+}
+
+// checkCmdline verifies that the kernel reads s as it is. max is the kernel's own limit in bytes.
+func checkCmdline(s string, max uint32) error {
+	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
+		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return fmt.Errorf("kernel command line: byte %#02x at offset %d: want printable ASCII", s[i], i)
+		}
+	}
+	return nil
+}
