@@ -1,0 +1,145 @@
+// Package reap starts child processes and collects their exit statuses, so that PID 1 can also collect the orphans it
+// inherits without taking the status of a child that someone waits for.
+//
+// It does not restart, limit or kill processes by itself.
+package reap
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrExited reports that a process has already been collected and cannot be signalled.
+var ErrExited = errors.New("process has exited")
+
+// Reaper starts processes and knows which of them have not been collected.
+type Reaper struct {
+	all bool
+
+	mu       sync.Mutex
+	children map[int]*Child
+}
+
+// Child is a process started by a Reaper.
+type Child struct {
+	Pid    int
+	reaper *Reaper
+	done   chan struct{}
+	status syscall.WaitStatus // valid after done is closed
+}
+
+// New returns a Reaper that waits for its own children only.
+func New() *Reaper { return &Reaper{children: map[int]*Child{}} }
+
+// NewInit returns a Reaper for PID 1: it collects every child of this process, whoever started it, until the process
+// ends. Nothing else in the process may wait for children.
+func NewInit() *Reaper {
+	r := New()
+	r.all = true
+	sigchld := make(chan os.Signal, 1)
+	signal.Notify(sigchld, unix.SIGCHLD)
+	go func() {
+		for range sigchld {
+			r.collect()
+		}
+	}()
+	return r
+}
+
+// Start starts cmd, of which neither Wait nor Process may be used afterwards. Its Stdin, Stdout and Stderr must be
+// files or nil.
+func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
+	// The lock is held over the start: a child that exits at once is not collected before it is in the table.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := &Child{Pid: cmd.Process.Pid, reaper: r, done: make(chan struct{})}
+	r.children[c.Pid] = c
+	if r.all {
+		cmd.Process.Release()
+	} else {
+		go c.wait()
+	}
+	return c, nil
+}
+
+// collect takes the status of every child that has exited. SIGCHLD coalesces, so one signal may stand for many.
+func (r *Reaper) collect() {
+	for {
+		r.mu.Lock()
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		if err == syscall.EINTR {
+			r.mu.Unlock()
+			continue
+		}
+		if err != nil || pid <= 0 {
+			r.mu.Unlock()
+			return
+		}
+		if c := r.children[pid]; c != nil {
+			c.finishLocked(status)
+		}
+		r.mu.Unlock()
+	}
+}
+
+// wait is used where the reaper collects only its own children. It peeks first, so that the process is collected
+// under the lock that Signal holds.
+func (c *Child) wait() {
+	for {
+		err := unix.Waitid(unix.P_PID, c.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	c.reaper.mu.Lock()
+	defer c.reaper.mu.Unlock()
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(c.Pid, &status, 0, nil)
+		if err != syscall.EINTR {
+			break
+		}
+	}
+	c.finishLocked(status)
+}
+
+func (c *Child) finishLocked(status syscall.WaitStatus) {
+	delete(c.reaper.children, c.Pid)
+	c.status = status
+	close(c.done)
+}
+
+// Done is closed when the process has been collected.
+func (c *Child) Done() <-chan struct{} { return c.done }
+
+// Status waits for the process to end and returns how it did.
+func (c *Child) Status() syscall.WaitStatus {
+	<-c.done
+	return c.status
+}
+
+// Signal sends sig to the process, or ErrExited if it has been collected; it never hits a process that reuses the
+// number.
+func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
+
+// SignalGroup sends sig to the process group that the process leads, or ErrExited if it has been collected.
+func (c *Child) SignalGroup(sig syscall.Signal) error { return c.signal(-c.Pid, sig) }
+
+func (c *Child) signal(pid int, sig syscall.Signal) error {
+	c.reaper.mu.Lock()
+	defer c.reaper.mu.Unlock()
+	if c.reaper.children[c.Pid] != c {
+		return ErrExited
+	}
+	return syscall.Kill(pid, sig)
+}
