@@ -1,0 +1,102 @@
+package pid1
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+type mountPoint struct {
+	source, target, fstype string
+	flags                  uintptr
+	data                   string
+}
+
+const hardened = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// kernelMounts are needed before and after the move to the root disk. devtmpfs may be mounted already: by EarlyLog or
+// the kernel itself.
+func kernelMounts(root string) []mountPoint {
+	return []mountPoint{
+		{"devtmpfs", root + "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
+		{"proc", root + "/proc", "proc", hardened, ""},
+		{"sysfs", root + "/sys", "sysfs", hardened, ""},
+	}
+}
+
+// systemMounts are what programs expect of a running system besides kernelMounts.
+func systemMounts(root string) []mountPoint {
+	return []mountPoint{
+		{"devpts", root + "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666"},
+		{"tmpfs", root + "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
+		{"tmpfs", root + "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=0755,size=64m"},
+		{"cgroup2", root + "/sys/fs/cgroup", "cgroup2", hardened, ""},
+	}
+}
+
+func mount(m mountPoint) error {
+	if err := os.MkdirAll(m.target, dirMode); err != nil && !errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("mount %s: %w", m.target, err)
+	}
+	err := unix.Mount(m.source, m.target, m.fstype, m.flags, m.data)
+	if err != nil && err != unix.EBUSY { // EBUSY: mounted there already
+		return fmt.Errorf("mount %s on %s: %w", m.fstype, m.target, err)
+	}
+	return nil
+}
+
+// mountRoot mounts the root disk and everything inside it.
+func mountRoot(opts Options) error {
+	if err := os.MkdirAll(newRoot, dirMode); err != nil {
+		return fmt.Errorf("mount root: %w", err)
+	}
+	var flags uintptr = unix.MS_NOATIME // reading a file must not write to the child's disk
+	if opts.ReadOnly {
+		flags |= unix.MS_RDONLY
+	}
+	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, ""); err != nil {
+		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", rootDevice, err)
+	}
+	for _, m := range append(kernelMounts(newRoot), systemMounts(newRoot)...) {
+		if err := mount(m); err != nil {
+			return err
+		}
+	}
+	links := map[string]string{
+		"/dev/fd": "/proc/self/fd", "/dev/stdin": "/proc/self/fd/0",
+		"/dev/stdout": "/proc/self/fd/1", "/dev/stderr": "/proc/self/fd/2",
+	}
+	for name, to := range links {
+		if err := os.Symlink(to, newRoot+name); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("mount root: %w", err)
+		}
+	}
+	if !opts.ReadOnly && !exists(newRoot+"/tmp") {
+		if err := os.Mkdir(newRoot+"/tmp", dirMode); err != nil {
+			return fmt.Errorf("mount root: %w", err)
+		}
+		return os.Chmod(newRoot+"/tmp", 0o777|fs.ModeSticky)
+	}
+	return nil
+}
+
+// switchRoot makes the root disk the root of this process and all its threads and later children. An initramfs cannot
+// be left by pivot_root(2), hence the move.
+func switchRoot() error {
+	if err := os.Chdir(newRoot); err != nil {
+		return fmt.Errorf("switch root: %w", err)
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("switch root: move %s to /: %w", newRoot, err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("switch root: %w", err)
+	}
+	if err := os.Chdir("/"); err != nil {
+		return fmt.Errorf("switch root: %w", err)
+	}
+	return nil
+}
