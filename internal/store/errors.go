@@ -1,0 +1,54 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+)
+
+// NotFoundError reports a tag that no snapshot has.
+type NotFoundError struct{ Tag string }
+
+func (e *NotFoundError) Error() string {
+	return fmt.Sprintf("snapshot %q: not found ('forkd images' lists what there is)", e.Tag)
+}
+
+// ExistsError reports a tag that is taken.
+type ExistsError struct {
+	Tag      string
+	InFlight bool // another call is making it right now
+}
+
+func (e *ExistsError) Error() string {
+	if e.InFlight {
+		return fmt.Sprintf("snapshot %q: is being made by another call", e.Tag)
+	}
+	return fmt.Sprintf("snapshot %q: exists; remove it first ('forkd rmi %s') or choose another tag", e.Tag, e.Tag)
+}
+
+// InUseError reports a snapshot that cannot be deleted.
+type InUseError struct {
+	Tag        string
+	Dependents []string // tags of snapshots that build on it
+	Leases     int      // sandboxes running from it
+}
+
+func (e *InUseError) Error() string {
+	if len(e.Dependents) > 0 {
+		return fmt.Sprintf("snapshot %q: %s build on it: remove them first, or all together with cascade",
+			e.Tag, strings.Join(e.Dependents, ", "))
+	}
+	return fmt.Sprintf("snapshot %q: in use by %d sandboxes; kill them first", e.Tag, e.Leases)
+}
+
+// DamagedError reports a snapshot that cannot be used, and why.
+type DamagedError struct {
+	Tag  string
+	File string // in the snapshot's directory, or the base image's path
+	Err  error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("snapshot %q: %s: %v", e.Tag, e.File, e.Err)
+}
+
+func (e *DamagedError) Unwrap() error { return e.Err }

@@ -1,0 +1,112 @@
+package store
+
+import (
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/snapshot"
+)
+
+// Info is one line of the list of snapshots.
+type Info struct {
+	Tag     string
+	Dir     string
+	Created time.Time
+	Parent  string // tag of the snapshot it was branched from, or empty
+	Damage  string // why it cannot be used, or empty
+	Machine snapshot.Machine
+	Guest   snapshot.Guest
+	Leases  int
+}
+
+// Detail is everything the store knows about one snapshot. Sizes are in bytes.
+type Detail struct {
+	Info
+	ID             string
+	MemoryLogical  uint64 // guest RAM
+	MemoryPhysical uint64 // blocks that the snapshot's own memory layer takes on disk
+	DiskPhysical   uint64 // blocks of its own disk layer
+	StateBytes     uint64
+	ParentDigest   string   // SHA-256 of the parent's memory layer; empty until computed
+	Ancestors      []string // root first
+	Dependents     []string // snapshots that build on it directly
+	Sealed         bool     // digests are recorded
+}
+
+func (s *Store) infoLocked(e *entry) Info {
+	info := Info{Tag: e.tag, Dir: s.dir(e.tag), Created: e.created, Leases: e.leases}
+	if e.damage != nil {
+		info.Damage = e.damage.Error()
+	}
+	if m := e.manifest; m != nil {
+		info.Machine, info.Guest = m.Machine, m.Guest
+		if m.Parent != nil {
+			info.Parent = m.Parent.Tag
+		}
+	}
+	return info
+}
+
+// List returns all published snapshots, sorted by tag.
+func (s *Store) List() []Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Info, 0, len(s.byTag))
+	for _, e := range s.byTag {
+		if !e.deleting {
+			list = append(list, s.infoLocked(e))
+		}
+	}
+	slices.SortFunc(list, func(a, b Info) int {
+		if a.Tag < b.Tag {
+			return -1
+		}
+		return 1
+	})
+	return list
+}
+
+// Detail describes the snapshot tag. For a damaged one only Info is filled in.
+func (s *Store) Detail(tag string) (Detail, error) {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return Detail{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[tag]
+	if e == nil || e.deleting {
+		return Detail{}, &NotFoundError{Tag: tag}
+	}
+	d := Detail{Info: s.infoLocked(e), Dependents: s.dependentsLocked(e)}
+	m := e.manifest
+	if m == nil {
+		return d, nil
+	}
+	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
+	d.MemoryPhysical = blocks(s.file(tag, snapshot.MemoryLayerFile))
+	d.DiskPhysical = blocks(s.file(tag, snapshot.DiskLayerFile))
+	if n := len(m.Memory); n > 1 {
+		d.ParentDigest = m.Memory[n-2].SHA256
+	}
+	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
+		d.Ancestors = append(d.Ancestors, p.Tag)
+		above := s.byIDLocked(p.ID)
+		if above == nil {
+			break
+		}
+		p = above.manifest.Parent
+	}
+	slices.Reverse(d.Ancestors)
+	return d, nil
+}
+
+// blocks returns the bytes that a file takes on disk, 0 if there is none.
+func blocks(path string) uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0
+	}
+	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
+}

@@ -1,0 +1,216 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/snapshot"
+)
+
+// sealer computes the digests of published snapshots in the background, one snapshot at a time and at the lowest
+// priority, and writes them into their manifests. A snapshot is complete and usable without them; verify is not.
+type sealer struct {
+	store  *Store
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu    sync.Mutex
+	queue []string
+	wake  chan struct{} // has room for one
+}
+
+func newSealer(s *Store) *sealer {
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &sealer{store: s, cancel: cancel, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+	go q.run(ctx)
+	return q
+}
+
+func (q *sealer) add(tag string) {
+	q.mu.Lock()
+	q.queue = append(q.queue, tag)
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *sealer) close() {
+	q.cancel()
+	<-q.done
+}
+
+// lowestNice is the largest nice value, setpriority(2).
+const lowestNice = 19
+
+func (q *sealer) run(ctx context.Context) {
+	defer close(q.done)
+	// The thread is never unlocked, so it ends with the goroutine and its priority with it.
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
+	for {
+		q.mu.Lock()
+		var tag string
+		if len(q.queue) > 0 {
+			tag, q.queue = q.queue[0], q.queue[1:]
+		}
+		q.mu.Unlock()
+		if tag != "" {
+			// A failure leaves the snapshot unsealed: verify reports it and the next start tries again.
+			_ = q.store.seal(ctx, tag)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-q.wake:
+		}
+	}
+}
+
+// sealed reports whether m has all its digests.
+func sealed(m *snapshot.Manifest) bool {
+	missing := m.State.SHA256 == "" || m.Map.SHA256 == ""
+	for _, l := range m.Memory {
+		missing = missing || l.SHA256 == ""
+	}
+	if m.Disk != nil {
+		missing = missing || m.Disk.Base.SHA256 == ""
+		for _, l := range m.Disk.Layers {
+			missing = missing || l.SHA256 == ""
+		}
+	}
+	return !missing
+}
+
+// digested is a file of a snapshot and the place of its digest.
+type digested struct {
+	name string
+	path string
+	want *string
+}
+
+// files lists the files of m and of its chain. The digests point into m.
+func (s *Store) files(m *snapshot.Manifest) ([]digested, error) {
+	list := []digested{
+		{snapshot.StateFile, s.file(m.Tag, snapshot.StateFile), &m.State.SHA256},
+		{snapshot.MemoryMapFile, s.file(m.Tag, snapshot.MemoryMapFile), &m.Map.SHA256},
+	}
+	add := func(name string, layers []snapshot.File) error {
+		for i := range layers {
+			dir, err := s.ownerDir(m, layers[i].Owner)
+			if err != nil {
+				return &DamagedError{Tag: m.Tag, File: name, Err: err}
+			}
+			list = append(list, digested{name, filepath.Join(dir, name), &layers[i].SHA256})
+		}
+		return nil
+	}
+	if err := add(snapshot.MemoryLayerFile, m.Memory); err != nil {
+		return nil, err
+	}
+	if m.Disk == nil {
+		return list, nil
+	}
+	list = append(list, digested{"base image " + m.Disk.Base.Path, m.Disk.Base.Path, &m.Disk.Base.SHA256})
+	return list, add(snapshot.DiskLayerFile, m.Disk.Layers)
+}
+
+// seal fills in the missing digests of one snapshot.
+func (s *Store) seal(ctx context.Context, tag string) error {
+	m, err := readManifest(s.file(tag, snapshot.ManifestFile))
+	if err != nil {
+		return err
+	}
+	files, err := s.files(m)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if *f.want == "" {
+			if *f.want, err = digest(ctx, f.path); err != nil {
+				return err
+			}
+		}
+	}
+	p, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[tag]
+	if e == nil || e.deleting || e.manifest == nil || e.manifest.ID != m.ID {
+		return nil // deleted meanwhile
+	}
+	path := s.file(tag, snapshot.ManifestFile)
+	if err := writeSynced(path+".new", p); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	e.manifest = m
+	return syncDir(s.dir(tag))
+}
+
+// Verify reads every file of the snapshot and of its chain and compares the digests. The error is a *DamagedError that
+// names the first file that differs, or says that digests are still being computed.
+func (s *Store) Verify(ctx context.Context, tag string) error {
+	lease, err := s.Acquire(tag)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	m, err := readManifest(s.file(tag, snapshot.ManifestFile))
+	if err != nil {
+		return &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
+	}
+	if !sealed(m) {
+		return fmt.Errorf("verify snapshot %q: its digests are still being computed; try again in a moment", tag)
+	}
+	files, err := s.files(m)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		got, err := digest(ctx, f.path)
+		if err == nil && got != *f.want {
+			err = fmt.Errorf("sha256 is %.16s…, the manifest says %.16s…: the content was changed", got, *f.want)
+		}
+		if err != nil {
+			return &DamagedError{Tag: tag, File: f.name, Err: err}
+		}
+	}
+	return nil
+}
+
+// digest returns the SHA-256 of a file in hex.
+func digest(ctx context.Context, path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	for {
+		if err := ctx.Err(); err != nil {
+			return "", err
+		}
+		if _, err := io.CopyN(h, f, 4<<20); err == io.EOF {
+			return hex.EncodeToString(h.Sum(nil)), nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+}

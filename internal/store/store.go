@@ -1,0 +1,225 @@
+// Package store keeps the snapshots of one host: directories on disk that are published whole or not at all, copies of
+// hot memory layers on a RAM file system, leases that protect what is in use, and the rules of deletion.
+//
+// It starts no VM, knows nothing of the content of vmstate and layers, and never hashes or copies on the way of a fork:
+// the first use of a snapshot opens its files (and reads its memory layers back into RAM if they are not there), later
+// ones share them. Images belong to package image; a snapshot only names its base.
+//
+// Layout:
+//
+//	<root>/lock                        held by the daemon that owns the store
+//	<root>/snapshots/<tag>/            a published snapshot, see package snapshot for its files
+//	<root>/staging/<id>/               a snapshot being made; removed at the next start if a crash left it behind
+//	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
+package store
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/snapshot"
+)
+
+// Config says where a store lives.
+type Config struct {
+	Root string // directory on disk, created if missing
+	RAM  string // directory on tmpfs, created if missing; of this store alone
+}
+
+// Store is the set of snapshots under one root. Its methods may be called concurrently.
+type Store struct {
+	root, ram string
+	lock      *os.File
+	sealer    *sealer
+
+	mu       sync.Mutex
+	byTag    map[string]*entry
+	reserved map[string]bool // tags of stagings in flight
+}
+
+// entry is one published snapshot.
+type entry struct {
+	tag      string
+	manifest *snapshot.Manifest // nil if damaged
+	damage   error              // why the snapshot cannot be used
+	created  time.Time
+	leases   int
+	deleting bool
+
+	hotMu sync.Mutex // serializes the first use
+	hot   *hotFiles  // nil until first used; guarded by hotMu
+}
+
+// Open takes over the store at cfg.Root: it removes what a crash left behind and reads every manifest. Damaged
+// snapshots stay listed, with the reason, and cannot be used. It fails if another process owns the store.
+func Open(cfg Config) (*Store, error) {
+	s := &Store{root: cfg.Root, ram: cfg.RAM, byTag: make(map[string]*entry), reserved: make(map[string]bool)}
+	for _, dir := range []string{s.root, s.snapshots(), s.staging(), s.ram} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(s.root, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("open store %s: another daemon owns it (stop it, or use another --state-dir): %w", s.root, err)
+	}
+	s.lock = lock
+	if err := s.scan(); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s.sealer = newSealer(s)
+	for _, e := range s.byTag {
+		if e.manifest != nil && !sealed(e.manifest) {
+			s.sealer.add(e.tag)
+		}
+	}
+	return s, nil
+}
+
+// Close stops background work, closes the files of hot snapshots and gives the store up. Snapshots stay hot in RAM for
+// the next owner.
+func (s *Store) Close() error {
+	s.sealer.close()
+	s.mu.Lock()
+	entries := slices.Collect(maps.Values(s.byTag))
+	s.mu.Unlock()
+	for _, e := range entries { // outside of mu: heat takes the locks in the other order
+		e.cool()
+	}
+	return s.lock.Close()
+}
+
+func (s *Store) snapshots() string       { return filepath.Join(s.root, "snapshots") }
+func (s *Store) staging() string         { return filepath.Join(s.root, "staging") }
+func (s *Store) dir(tag string) string   { return filepath.Join(s.snapshots(), tag) }
+func (s *Store) ramDir(id string) string { return filepath.Join(s.ram, id) }
+func (s *Store) ramLayer(id string) string {
+	return filepath.Join(s.ramDir(id), snapshot.MemoryLayerFile)
+}
+func (s *Store) file(tag, name string) string { return filepath.Join(s.dir(tag), name) }
+
+// scan reads the snapshots and removes leftovers.
+func (s *Store) scan() error {
+	if err := emptyDir(s.staging(), func(string) bool { return false }); err != nil {
+		return err
+	}
+	dirs, err := os.ReadDir(s.snapshots())
+	if err != nil {
+		return err
+	}
+	ids := make(map[string]bool)
+	for _, d := range dirs {
+		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash cut short
+			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
+				return err
+			}
+			continue
+		}
+		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
+			continue // not ours to judge: nothing can name it
+		}
+		e := s.load(d.Name())
+		s.byTag[e.tag] = e
+		if e.manifest != nil {
+			ids[e.manifest.ID] = true
+		}
+	}
+	return emptyDir(s.ram, func(name string) bool { return ids[name] })
+}
+
+// load reads one snapshot directory.
+func (s *Store) load(tag string) *entry {
+	e := &entry{tag: tag}
+	path := s.file(tag, snapshot.ManifestFile)
+	if st, err := os.Stat(s.dir(tag)); err == nil {
+		e.created = st.ModTime()
+	}
+	m, err := readManifest(path)
+	if err == nil && m.Tag != tag {
+		err = fmt.Errorf("manifest is that of tag %q: the directory was renamed", m.Tag)
+	}
+	if err != nil {
+		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
+		return e
+	}
+	e.manifest, e.created = m, m.Created
+	return e
+}
+
+func readManifest(path string) (*snapshot.Manifest, error) {
+	p, err := readBounded(path, snapshot.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	return snapshot.ParseManifest(p)
+}
+
+// readBounded reads a whole file of at most limit bytes.
+func readBounded(path string, limit int64) ([]byte, error) {
+	st, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("file is missing")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > limit {
+		return nil, fmt.Errorf("not a regular file of at most %d bytes", limit)
+	}
+	return os.ReadFile(path)
+}
+
+// emptyDir removes everything in dir whose name keep does not claim.
+func emptyDir(dir string, keep func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !keep(e.Name()) {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// byIDLocked returns the snapshot with an ID, or nil.
+func (s *Store) byIDLocked(id string) *entry {
+	for _, e := range s.byTag {
+		if e.manifest != nil && e.manifest.ID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+// dependentsLocked returns the tags whose snapshots need e directly, sorted.
+func (s *Store) dependentsLocked(e *entry) []string {
+	var tags []string
+	if e.manifest == nil {
+		return nil
+	}
+	for _, d := range s.byTag {
+		if d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
+			tags = append(tags, d.tag)
+		}
+	}
+	slices.Sort(tags)
+	return tags
+}
