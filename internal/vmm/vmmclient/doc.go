@@ -2,4 +2,21 @@
 // the control protocol, and reaps or re-adopts the process.
 //
 // It keeps no registry of VMs and decides no limits: that is package sandbox.
+//
+// A VMM has a directory of its own with these files, all gone after Kill:
+//
+//	control.sock   the VMM's listening control socket
+//	vsock.sock     the VM's vsock: CONNECT <port>\n is answered with OK <port>\n, then it is a stream to the guest
+//	console.ring   the guest's last console output, see package console
+//	vmm.log        the VMM's standard error: empty unless it failed
+//	vmm.pid        process id and start time, to find the process again
 package vmmclient
+
+// Names of the files in a VMM's directory.
+const (
+	ControlSocket = "control.sock"
+	VsockSocket   = "vsock.sock"
+	consoleFile   = "console.ring"
+	logFile       = "vmm.log"
+	pidFile       = "vmm.pid"
+)

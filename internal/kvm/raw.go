@@ -1,0 +1,44 @@
+package kvm
+
+import (
+	"errors"
+	"unsafe"
+)
+
+// State is a KVM record that is saved and restored as the bytes of its ABI form: fixed layout, little-endian, the same
+// on every x86-64 Linux.
+type State interface {
+	Regs | Sregs | XSave | XCRs | DebugRegs | VCPUEvents | MPState | LAPIC | IRQChip | CPUIDEntry | MSREntry
+}
+
+// Raw returns the bytes of v in place.
+func Raw[T State](v *T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
+}
+
+// SetRaw copies bytes that Raw returned into v.
+func SetRaw[T State](v *T, p []byte) error {
+	if len(p) != int(unsafe.Sizeof(*v)) {
+		return errors.New("KVM state record of the wrong length")
+	}
+	copy(Raw(v), p)
+	return nil
+}
+
+// RawSlice returns the bytes of all elements of v in place.
+func RawSlice[T State](v []T) []byte {
+	var zero T
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), uintptr(len(v))*unsafe.Sizeof(zero))
+}
+
+// SetRawSlice returns the elements whose bytes RawSlice returned.
+func SetRawSlice[T State](p []byte) ([]T, error) {
+	var zero T
+	size := int(unsafe.Sizeof(zero))
+	if len(p)%size != 0 {
+		return nil, errors.New("KVM state array of the wrong length")
+	}
+	v := make([]T, len(p)/size)
+	copy(RawSlice(v), p)
+	return v, nil
+}

@@ -1,0 +1,134 @@
+package vmmclient
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/console"
+)
+
+// process is a forkd-vmm, our child or not.
+type process struct {
+	pid   int
+	pidfd int
+	child *os.Process // nil if another daemon started it
+}
+
+// startProcess runs the VMM binary with listener as its control socket. It leads a session of its own: signals to the
+// daemon's terminal or process group do not reach it.
+func startProcess(cfg *Config, listener *os.File) (*process, error) {
+	log, err := os.OpenFile(filepath.Join(cfg.Dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("create VMM log: %w", err)
+	}
+	defer log.Close()
+	var pidfd int
+	attr := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	if cfg.CgroupFD >= 0 {
+		attr.UseCgroupFD, attr.CgroupFD = true, cfg.CgroupFD
+	}
+	p, err := os.StartProcess(cfg.Bin, []string{"forkd-vmm"}, &os.ProcAttr{
+		Dir:   "/",
+		Env:   vmmEnv,
+		Files: []*os.File{nil, nil, log, listener},
+		Sys:   attr,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start forkd-vmm: %w", err)
+	}
+	proc := &process{pid: p.Pid, pidfd: pidfd, child: p}
+	if err := proc.writePID(cfg.Dir); err != nil {
+		return nil, errors.Join(err, proc.kill(), proc.wait())
+	}
+	return proc, nil
+}
+
+// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so collecting it early
+// would only dirty pages, and more threads than a few would only cost memory.
+var vmmEnv = []string{"GOMAXPROCS=2", "GOGC=400", "GODEBUG=madvdontneed=1"}
+
+// startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22). Together with the
+// pid it identifies the process for good.
+func startTime(pid int) (string, error) {
+	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	_, rest, ok := strings.Cut(string(p), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return "", fmt.Errorf("/proc/%d/stat has an unknown form", pid)
+	}
+	return fields[19], nil
+}
+
+func (p *process) writePID(dir string) error {
+	start, err := startTime(p.pid)
+	if err != nil {
+		return fmt.Errorf("identify forkd-vmm: %w", err)
+	}
+	return os.WriteFile(filepath.Join(dir, pidFile), fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
+}
+
+// findProcess returns the process that startProcess recorded in dir, if it still lives.
+func findProcess(dir string) (*process, error) {
+	text, err := os.ReadFile(filepath.Join(dir, pidFile))
+	if err != nil {
+		return nil, fmt.Errorf("find forkd-vmm: %w", err)
+	}
+	pidText, start, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	pid, err := strconv.Atoi(pidText)
+	if err != nil {
+		return nil, fmt.Errorf("find forkd-vmm: %s: %w", pidFile, err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("find forkd-vmm: process %d: %w", pid, err)
+	}
+	// The pidfd is open, so the pid cannot be given to another process from here on.
+	if now, err := startTime(pid); err != nil || now != start {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("find forkd-vmm: process %d is another one now", pid)
+	}
+	return &process{pid: pid, pidfd: fd}, nil
+}
+
+func (p *process) kill() error {
+	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
+	if err == unix.ESRCH {
+		return nil
+	}
+	return err
+}
+
+// wait returns when the process has ended, and releases it. It is called once.
+func (p *process) wait() error {
+	defer unix.Close(p.pidfd)
+	if p.child != nil {
+		_, err := p.child.Wait()
+		return err
+	}
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, -1)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// Console returns the last console output of the guest whose VMM has the directory dir.
+func Console(dir string) ([]byte, error) {
+	f, err := os.Open(filepath.Join(dir, consoleFile))
+	if err != nil {
+		return nil, fmt.Errorf("read console: %w", err)
+	}
+	defer f.Close()
+	return console.Tail(f)
+}

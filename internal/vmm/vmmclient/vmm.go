@@ -1,0 +1,254 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/vmm/console"
+	"github.com/forkd/forkd/internal/vmm/ctlsock"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/wire"
+)
+
+// Config is what Spawn needs.
+type Config struct {
+	Bin      string // path of the forkd-vmm binary
+	Dir      string // directory of this VMM, made by Spawn; its path must leave room in a unix socket address
+	ID       string // for messages
+	Machine  vmmproto.Machine
+	CgroupFD int // cgroup to start in, -1 for the daemon's own
+}
+
+// Conn is a stream that the guest opened to the host.
+type Conn struct {
+	Port uint32
+	Conn net.Conn
+}
+
+// VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out one after another.
+type VMM struct {
+	id    string
+	dir   string
+	proc  *process
+	ctl   *ctlsock.Conn
+	conns chan Conn
+	done  chan struct{}
+	recv  sync.WaitGroup
+
+	request sync.Mutex // held from request to reply
+	replies chan reply
+
+	mu   sync.Mutex
+	exit vmmproto.Exit
+}
+
+type reply struct {
+	body []byte
+	err  error
+}
+
+// ErrGone is returned by requests to a VMM that has ended.
+var ErrGone = errors.New("the VMM has ended")
+
+// Spawn starts a VMM and makes its machine, empty and paused. On failure nothing is left behind.
+func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	if err := os.Mkdir(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create VMM directory: %w", err)
+	}
+	undo.Add(func() { _ = os.RemoveAll(cfg.Dir) })
+	listener, err := ctlsock.Listen(filepath.Join(cfg.Dir, ControlSocket))
+	if err != nil {
+		return nil, err
+	}
+	listenerFile := os.NewFile(uintptr(listener), "control listener")
+	defer listenerFile.Close()
+	proc, err := startProcess(&cfg, listenerFile)
+	if err != nil {
+		return nil, err
+	}
+	v, err := connect(cfg.ID, cfg.Dir, proc)
+	if err != nil {
+		return nil, errors.Join(err, proc.kill(), proc.wait())
+	}
+	undo.Add(func() { _ = v.Kill() })
+	if err := v.create(ctx, &cfg); err != nil {
+		return nil, fmt.Errorf("create machine: %w", err)
+	}
+	undo.Release()
+	return v, nil
+}
+
+// Attach finds the VMM that another daemon started in dir and left running.
+func Attach(id, dir string) (*VMM, error) {
+	proc, err := findProcess(dir)
+	if err != nil {
+		return nil, err
+	}
+	v, err := connect(id, dir, proc)
+	if err != nil {
+		_ = unix.Close(proc.pidfd)
+		return nil, err
+	}
+	return v, nil
+}
+
+func connect(id, dir string, proc *process) (*VMM, error) {
+	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
+	if err != nil {
+		return nil, err
+	}
+	v := &VMM{
+		id: id, dir: dir, proc: proc, ctl: ctl,
+		conns: make(chan Conn, 4), done: make(chan struct{}), replies: make(chan reply, 1),
+	}
+	v.recv.Go(v.receive)
+	go v.reap()
+	return v, nil
+}
+
+// receive sorts what the VMM sends until the connection ends.
+func (v *VMM) receive() {
+	defer close(v.conns)
+	for {
+		kind, body, fds, err := v.ctl.Receive()
+		if err != nil {
+			return
+		}
+		switch kind {
+		case vmmproto.KindOK:
+			v.replies <- reply{body: append([]byte(nil), body...)}
+		case vmmproto.KindError:
+			v.replies <- reply{err: errors.New(string(body))}
+		case vmmproto.KindExit:
+			v.mu.Lock()
+			_ = v.exit.Parse(wire.NewReader(body))
+			v.mu.Unlock()
+		case vmmproto.KindConn:
+			fds = v.guestConn(wire.NewReader(body).U32(), fds)
+		}
+		ctlsock.CloseAll(fds)
+	}
+}
+
+// guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that nobody is waiting for
+// is refused: the guest must not fill the daemon.
+func (v *VMM) guestConn(port uint32, fds []int) []int {
+	if len(fds) != 1 {
+		return fds
+	}
+	f := os.NewFile(uintptr(fds[0]), "guest stream")
+	conn, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return nil
+	}
+	select {
+	case v.conns <- Conn{Port: port, Conn: conn}:
+	default:
+		_ = conn.Close()
+	}
+	return nil
+}
+
+// reap waits for the end of the process and of its connection, then announces it.
+func (v *VMM) reap() {
+	_ = v.proc.wait()
+	v.recv.Wait() // the exit event may still be in the socket
+	v.mu.Lock()
+	if v.exit.Reason == 0 {
+		v.exit = vmmproto.Exit{Reason: vmmproto.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
+	}
+	v.mu.Unlock()
+	_ = v.ctl.Close()
+	close(v.done)
+}
+
+// lastWords returns the end of what the VMM wrote to its standard error, such as a panic.
+func (v *VMM) lastWords() string {
+	p, err := os.ReadFile(filepath.Join(v.dir, logFile))
+	text := strings.TrimSpace(string(p))
+	if err != nil || text == "" {
+		return ""
+	}
+	const most = 2000
+	return ": " + text[:min(len(text), most)]
+}
+
+// call sends a request and waits for its reply, which it parses into result if that is not nil.
+func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
+	var w wire.Writer
+	if body != nil {
+		body.Append(&w)
+	}
+	v.request.Lock()
+	defer v.request.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := v.ctl.Send(kind, w.Bytes(), fds...); err != nil {
+		return errors.Join(ErrGone, err)
+	}
+	select {
+	case r := <-v.replies:
+		if r.err != nil || result == nil {
+			return r.err
+		}
+		return result.Parse(wire.NewReader(r.body))
+	case <-v.done:
+		return fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
+	case <-ctx.Done():
+		// The reply to this request would be taken for the next one's: the VMM cannot be used any more.
+		v.ctl.Shutdown()
+		return fmt.Errorf("forkd-vmm %s did not answer: %w", v.id, ctx.Err())
+	}
+}
+
+type parser interface{ Parse(r *wire.Reader) error }
+
+func (v *VMM) create(ctx context.Context, cfg *Config) error {
+	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer kvm.Close()
+	vsock, err := listenVsock(filepath.Join(cfg.Dir, VsockSocket))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(vsock)
+	ring, err := os.OpenFile(filepath.Join(cfg.Dir, consoleFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer ring.Close()
+	if err := console.Format(ring); err != nil {
+		return err
+	}
+	req := &vmmproto.Create{Version: vmmproto.Version, ID: cfg.ID, Machine: cfg.Machine}
+	return v.call(ctx, vmmproto.KindCreate, req, []int{int(kvm.Fd()), vsock, int(ring.Fd())}, nil)
+}
+
+// vsockBacklog is the number of host connections that may wait for the VMM.
+const vsockBacklog = 64
+
+func listenVsock(path string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("create vsock socket: %w", err)
+	}
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, vsockBacklog)); err != nil {
+		return -1, errors.Join(fmt.Errorf("listen on vsock socket %s: %w", path, err), unix.Close(fd))
+	}
+	return fd, nil
+}
