@@ -1,0 +1,254 @@
+package eval
+
+import (
+	"bufio"
+	"bytes"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/agent/reap"
+	"github.com/forkd/forkd/internal/agent/userenv"
+)
+
+//go:embed kernel.py
+var pythonDriver string
+
+// bootstrap makes the driver the program without a file in the guest: fd 5 holds its text.
+const bootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
+
+// Bounds of the driver's answers.
+const (
+	maxMessage   = 64 << 20         // bytes of one message, such as an image
+	startTimeout = 60 * time.Second // from start to ready; software emulation of the CPU is slow
+	// controlTimeout bounds the wait for the control thread. It is late only while user code holds the interpreter
+	// lock in one long C call; a fork in such a moment fails, because its random numbers cannot be made its own.
+	controlTimeout = 5 * time.Second
+)
+
+var errDied = errors.New("the interpreter died")
+
+// interpreter is one Python process.
+type interpreter struct {
+	child   *reap.Child
+	code    *os.File // messages of running code; see kernel.py
+	replies *bufio.Reader
+	control *os.File
+	answers *bufio.Reader
+	output  *output
+}
+
+// startPython starts an interpreter as u in dir and waits until its driver is ready.
+func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
+	// Plots are rendered to images; "call" variables would override the sandbox's, hence not passed there.
+	environ := append([]string{"MPLBACKEND=Agg"}, env.Environ(u, nil)...)
+	path, err := findPython()
+	if err != nil {
+		return nil, err
+	}
+	i := &interpreter{}
+	var given []*os.File // the child's ends
+	defer func() {
+		for _, f := range given {
+			f.Close()
+		}
+	}()
+	codeEnd, err := i.channels(&given)
+	if err != nil {
+		i.close()
+		return nil, fmt.Errorf("start python: %w", err)
+	}
+	cmd := &exec.Cmd{
+		Path: path, Args: []string{"python3", "-c", bootstrap}, Env: environ, Dir: dir,
+		Stdout: given[0], Stderr: given[1], ExtraFiles: given[2:],
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: u.Credential()},
+	}
+	if i.child, err = r.Start(cmd); err != nil {
+		i.close()
+		return nil, fmt.Errorf("start python: %w", err)
+	}
+	codeEnd.Close() // so that the end of the process is seen as the end of the stream
+	go i.output.run()
+	i.code.SetReadDeadline(time.Now().Add(startTimeout))
+	first, err := i.receive()
+	i.code.SetReadDeadline(time.Time{})
+	if err != nil || !bytes.Contains(first, []byte(`"ready"`)) {
+		i.stop()
+		return nil, fmt.Errorf("start python: the driver did not become ready: %v", err)
+	}
+	return i, nil
+}
+
+// channels makes the pipes and sockets of an interpreter and appends the child's ends in the order of its descriptors:
+// stdout, stderr, code, control, driver text.
+func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) {
+	var outs [2]*os.File
+	for n := range outs {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		outs[n] = r
+		*given = append(*given, w)
+	}
+	i.output = newOutput(outs[0], outs[1])
+	for _, end := range []**os.File{&i.code, &i.control} {
+		ours, theirs, err := socketPair()
+		if err != nil {
+			return nil, err
+		}
+		*end = ours
+		*given = append(*given, theirs)
+	}
+	i.replies, i.answers = bufio.NewReader(i.code), bufio.NewReader(i.control)
+	text, err := driverFile()
+	if err != nil {
+		return nil, err
+	}
+	*given = append(*given, text)
+	return (*given)[2], nil
+}
+
+func socketPair() (ours, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	// Non-blocking before NewFile, so that Go's poller takes it and deadlines work; the child's end stays blocking.
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "agent"), os.NewFile(uintptr(fds[1]), "interpreter"), nil
+}
+
+func driverFile() (*os.File, error) {
+	fd, err := unix.MemfdCreate("forkd-driver", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "forkd-driver")
+	if _, err := f.WriteString(pythonDriver); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func findPython() (string, error) {
+	for _, dir := range []string{"/usr/local/bin", "/usr/bin", "/bin", "/opt/venv/bin"} {
+		path := dir + "/python3"
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	if path, err := exec.LookPath("python3"); err == nil {
+		return path, nil
+	}
+	return "", ErrNoPython
+}
+
+// dead reports whether the process has ended.
+func (i *interpreter) dead() bool {
+	select {
+	case <-i.child.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// receive returns the driver's next line of the code channel, without its newline.
+func (i *interpreter) receive() ([]byte, error) { return readLine(i.replies, maxMessage) }
+
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if err == nil && line == nil {
+			return part[:len(part)-1], nil
+		}
+		line = append(line, part...)
+		if err == nil {
+			return line[:len(line)-1], nil
+		}
+		if err != bufio.ErrBufferFull {
+			return nil, err
+		}
+		if len(line) > limit {
+			return nil, fmt.Errorf("a message of the interpreter exceeds %d bytes", limit)
+		}
+	}
+}
+
+// controlRequest is one line to the driver's control thread.
+type controlRequest struct {
+	Op  string            `json:"op"`
+	Env map[string]string `json:"env,omitempty"`
+}
+
+// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so that several
+// interpreters work at the same time.
+func (i *interpreter) sendControl(line []byte) error {
+	i.control.SetDeadline(time.Now().Add(controlTimeout))
+	if _, err := i.control.Write(line); err != nil {
+		return i.controlError(err)
+	}
+	return nil
+}
+
+func (i *interpreter) awaitControl() error {
+	line, err := readLine(i.answers, maxMessage)
+	i.control.SetDeadline(time.Time{})
+	if err != nil {
+		return i.controlError(err)
+	}
+	if string(line) == "{}" {
+		return nil
+	}
+	var reply struct{ Error string }
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return fmt.Errorf("interpreter: answer: %w", err)
+	}
+	return fmt.Errorf("interpreter: %s", reply.Error)
+}
+
+func (i *interpreter) controlError(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// The answer would be taken for the next one's.
+		i.stop()
+		return fmt.Errorf("interpreter: no answer within %v; is it in a long call that holds the interpreter lock?", controlTimeout)
+	}
+	return fmt.Errorf("interpreter: control: %w", err)
+}
+
+// stop kills the interpreter and everything it started, and waits for its end.
+func (i *interpreter) stop() {
+	_ = i.child.SignalGroup(syscall.SIGKILL) // gone already is as good
+	<-i.child.Done()
+	i.close()
+}
+
+func (i *interpreter) close() {
+	for _, f := range []*os.File{i.code, i.control} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if i.output != nil {
+		i.output.close()
+	}
+}

@@ -1,0 +1,307 @@
+# The driver of one warm Python interpreter. The agent starts it as "python3 -c <bootstrap>" with two stream sockets:
+#
+#   fd 3  code: the agent sends {"code", "env", "repr"}, one JSON object a line; the driver answers with lines "M<json>"
+#         to be passed to the client as they are, and one line "D" when the code has ended
+#   fd 4  control: {"op": "forked"|"env"|"prepare", "env": {...}}, each answered with {"error": "..."} or {}
+#
+# User code runs in the main thread, where signals arrive. Control runs in a thread of its own, so that a fork is
+# handled while user code runs: it needs only the interpreter lock, which running byte code gives up every few
+# milliseconds and most long C calls give up at once. What fork hooks touch must therefore be safe to touch between
+# two byte codes of user code. SIGINT interrupts user code and is ignored otherwise.
+import ast
+import asyncio
+import base64
+import builtins
+import gc
+import inspect
+import json
+import linecache
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+
+CODE, CONTROL = 3, 4
+DRIVER = "<forkd-driver>"
+for _fd in (CODE, CONTROL):
+    os.set_inheritable(_fd, False)
+
+_write_lock = threading.Lock()
+
+
+def _send(fd, line):
+    data = line.encode("utf-8", "surrogatepass" if fd == CONTROL else "replace") + b"\n"
+    while data:
+        data = data[os.write(fd, data):]
+
+
+def _emit(message):
+    with _write_lock:
+        _send(CODE, "M" + json.dumps(message))
+
+
+# ---- rich results -------------------------------------------------------------------------------------------------
+
+_METHODS = (
+    ("_repr_html_", "html", False),
+    ("_repr_markdown_", "markdown", False),
+    ("_repr_svg_", "svg", False),
+    ("_repr_png_", "png", True),
+    ("_repr_jpeg_", "jpeg", True),
+    ("_repr_pdf_", "pdf", True),
+    ("_repr_latex_", "latex", False),
+    ("_repr_json_", "json", False),
+    ("_repr_javascript_", "javascript", False),
+)
+_MIME = {
+    "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg", "image/png": "png",
+    "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex", "application/json": "json",
+    "application/javascript": "javascript", "text/plain": "text",
+}
+
+
+def _binary(value):
+    return base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray)) else value
+
+
+def _call(value, name):
+    # Classes have these methods too, unbound; they are for instances.
+    method = None if isinstance(value, type) else getattr(value, name, None)
+    if not callable(method):
+        return None
+    try:
+        got = method()
+    except NotImplementedError:
+        return None
+    return got[0] if isinstance(got, tuple) else got  # (data, metadata) is allowed
+
+
+def _rich(value):
+    out = {}
+    bundle = _call(value, "_repr_mimebundle_")
+    if isinstance(bundle, dict):
+        for mime, data in bundle.items():
+            key = _MIME.get(mime)
+            if key:
+                out[key] = _binary(data)
+            else:
+                out.setdefault("extra", {})[str(mime)] = _binary(data)
+    for name, key, binary in _METHODS:
+        if key not in out:
+            got = _call(value, name)
+            if got is not None:
+                out[key] = _binary(got) if binary else got
+    return out
+
+
+def _result(value, main, keep_quotes):
+    out = {"type": "result", "is_main_result": main, "text": repr(value)}
+    text = out["text"]
+    if not keep_quotes and len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        out["text"] = text[1:-1]
+    rich = _rich(value)
+    if keep_quotes:
+        rich.pop("text", None)
+    out.update(rich)
+    sys.stdout.flush()
+    try:
+        _emit(out)
+    except (TypeError, ValueError):  # a rich form that is not JSON; the plain one always is
+        _emit({k: v for k, v in out.items() if isinstance(v, (str, bool))})
+
+
+def display(*values, **_):
+    """Send values to the client as results of the running code, as notebooks do."""
+    for value in values:
+        _result(value, False, _current["repr"])
+
+
+def _show_figures():
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None or not hasattr(pyplot, "get_fignums"):
+        return
+    import io
+    for number in pyplot.get_fignums():
+        figure = pyplot.figure(number)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", bbox_inches="tight")
+        _emit({"type": "result", "is_main_result": False, "text": repr(figure), "png": _binary(png.getvalue())})
+    pyplot.close("all")
+
+
+# ---- running code -------------------------------------------------------------------------------------------------
+
+_main = types.ModuleType("__main__")
+_main.__dict__.update(__builtins__=builtins, display=display)
+sys.modules["__main__"] = _main
+_current = {"repr": False}
+_count = 0
+_running = False
+_loop = None
+
+
+def _on_sigint(signum, frame):
+    if _running:
+        raise KeyboardInterrupt
+
+
+def _execute(code, namespace):
+    """Run a code object; one that awaits at its top level runs in this interpreter's event loop."""
+    global _loop
+    if not code.co_flags & inspect.CO_COROUTINE:
+        return eval(code, namespace)
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(_loop)
+    return _loop.run_until_complete(eval(code, namespace))
+
+
+def _run_cell(source, name):
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = ast.Expression(tree.body.pop().value)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    namespace = _main.__dict__
+    if tree.body:
+        _execute(compile(tree, name, "exec", flags, True), namespace)
+    if last is not None:
+        value = _execute(compile(last, name, "eval", flags, True), namespace)
+        if value is not None:
+            namespace["_"] = value
+            _result(value, True, _current["repr"])
+    _show_figures()
+
+
+def _error(exc):
+    # The driver's own frames say nothing to the user.
+    tb = exc.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename == DRIVER:
+        tb = tb.tb_next
+    exc.__traceback__ = tb
+    try:
+        value = str(exc)
+    except Exception:
+        value = "<exception without a message>"
+    _emit({
+        "type": "error", "name": type(exc).__name__, "value": value,
+        "traceback": "".join(traceback.format_exception(type(exc), exc, tb)),
+    })
+
+
+def _run(request):
+    global _count, _running
+    _count += 1
+    _emit({"type": "number_of_executions", "execution_count": _count})
+    _current["repr"] = bool(request.get("repr"))
+    env = request.get("env") or {}
+    before = {k: os.environ.get(k) for k in env}
+    os.environ.update(env)
+    try:
+        _running = True
+        try:
+            _run_cell(request["code"], "<cell %d>" % _count)
+        finally:
+            _running = False
+    except BaseException as exc:  # SystemExit ends the cell, not the interpreter
+        _running = False  # again: an interrupt may have hit the line that does it
+        _error(exc)
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        with _write_lock:
+            _send(CODE, "D")
+
+
+# ---- control ------------------------------------------------------------------------------------------------------
+
+_fork_callbacks = []
+
+
+def on_fork(callback):
+    """Call callback() in every later fork of this guest, before the fork is handed to its user.
+
+    It runs in a thread of its own, also while code of this interpreter is running. An exception makes the fork fail.
+    Use it to reseed generators of your own, such as numpy.random.default_rng() objects, and to drop connections.
+    """
+    _fork_callbacks.append(callback)
+    return callback
+
+
+def _reseed():
+    """Give this copy random numbers of its own. What was not imported has no state to change.
+
+    The secret of str hashes is fixed for the life of an interpreter and stays shared.
+    """
+    modules = sys.modules
+    if "random" in modules:
+        modules["random"].seed(os.urandom(32))
+    if "numpy.random" in modules:
+        modules["numpy.random"].seed()
+    if "torch" in modules:
+        modules["torch"].seed()
+    if "_ssl" in modules:
+        modules["_ssl"].RAND_add(os.urandom(32), 32.0)
+    if "uuid" in modules:
+        # uuid1: a node of its own, and no generator of libuuid, whose clock sequence cannot be reset.
+        uuid = modules["uuid"]
+        uuid._node = int.from_bytes(os.urandom(6), "big") | 1 << 40
+        uuid._last_timestamp = None
+        uuid._generate_time_safe = None
+    if "tempfile" in modules:
+        modules["tempfile"]._name_sequence = None
+
+
+def _control(request):
+    op = request.get("op")
+    os.environ.update(request.get("env") or {})
+    if op == "forked":
+        _reseed()
+        for callback in _fork_callbacks:
+            callback()
+    elif op == "prepare":
+        # A collection in a child would write to the header of every object, and so copy every page. Frozen objects
+        # are left out of it. The reseed is a rehearsal: what it allocates and compiles, it does once, in the parent.
+        gc.unfreeze()
+        gc.collect()
+        _reseed()
+        gc.freeze()
+    elif op != "env":
+        raise ValueError("unknown op %r" % (op,))
+
+
+def _control_loop():
+    for line in os.fdopen(CONTROL, "rb", closefd=False):
+        try:
+            _control(json.loads(line))
+            reply = "{}"
+        except BaseException as exc:
+            reply = json.dumps({"error": "".join(traceback.format_exception_only(type(exc), exc)).strip()})
+        _send(CONTROL, reply)
+
+
+def _serve():
+    signal.signal(signal.SIGINT, _on_sigint)
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace", write_through=True)
+    module = types.ModuleType("forkd", "What code in a forkd sandbox can ask of its interpreter.")
+    module.on_fork, module.display = on_fork, display
+    sys.modules["forkd"] = module
+    threading.Thread(target=_control_loop, name="forkd-control", daemon=True).start()
+    _send(CODE, "M" + json.dumps({"type": "ready", "version": sys.version.split()[0]}))
+    for line in os.fdopen(CODE, "rb", closefd=False):
+        _run(json.loads(line))
+
+
+_serve()
