@@ -1,0 +1,200 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// refNameAnnotation names an image inside an OCI layout (OCI image spec, annotations.md).
+const refNameAnnotation = "org.opencontainers.image.ref.name"
+
+// maxIndexDepth bounds indexes of indexes in an OCI layout; one level is what exists.
+const maxIndexDepth = 3
+
+// resolveContainer finds a container image for linux/amd64. For a registry this asks for the manifest, so that a moved
+// tag gives another digest and with it another key; layers are read when the content is written. dir is where relative
+// paths start. Of the image's configuration only the environment is used: a sandbox starts the agent, not an entrypoint.
+func resolveContainer(ctx context.Context, b base, dir string) (*content, error) {
+	var img v1.Image
+	var err error
+	local := true
+	switch b.kind {
+	case baseOCI:
+		img, err = openLayout(b.arg, dir)
+	case baseDockerArchive:
+		img, err = tarball.ImageFromPath(absolute(dir, b.arg), nil)
+	case baseRegistry:
+		img, err = openRegistry(ctx, b.arg)
+		local = false
+	}
+	if err != nil {
+		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, fmt.Errorf("base %s:%s: read configuration: %w", b.kind, b.arg, err)
+	}
+	if config.OS != "" && config.OS != "linux" || config.Architecture != "" && config.Architecture != "amd64" {
+		return nil, fmt.Errorf("base %s:%s is for %s/%s, not linux/amd64", b.kind, b.arg, config.OS, config.Architecture)
+	}
+	// The digest of the configuration covers the layers' content, and an archive has it without compressing anything.
+	digest, err := img.ConfigName()
+	if err != nil {
+		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
+	}
+	env := make(map[string]string)
+	for _, kv := range config.Config.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok && envPattern.MatchString(k) {
+			env[k] = v
+		}
+	}
+	return &content{digest: digest.String(), env: env, write: func(ctx context.Context, w io.Writer) error {
+		return writeContainer(ctx, w, img, local)
+	}}, nil
+}
+
+// writeContainer writes the flattened image. Layers from a registry are checked against their digests as they arrive;
+// local files are not, so they are checked first.
+func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) error {
+	if local {
+		if err := verifyContainer(ctx, img); err != nil {
+			return err
+		}
+	}
+	flat := mutate.Extract(img)
+	stop := context.AfterFunc(ctx, func() { _ = flat.Close() })
+	defer stop()
+	_, err := io.Copy(w, flat)
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return errors.Join(err, flat.Close())
+}
+
+// verifyContainer compares the configuration with its digest, and each layer's content with the configuration.
+func verifyContainer(ctx context.Context, img v1.Image) error {
+	config, err := img.RawConfigFile()
+	if err != nil {
+		return err
+	}
+	want, err := img.ConfigName()
+	if err != nil {
+		return err
+	}
+	if sum, _, err := v1.SHA256(bytes.NewReader(config)); err != nil || sum != want {
+		return fmt.Errorf("the container image is damaged: its configuration has digest %v, not %v", sum, want)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		return err
+	}
+	parsed, err := img.ConfigFile()
+	if err != nil {
+		return err
+	}
+	if len(layers) != len(parsed.RootFS.DiffIDs) {
+		return fmt.Errorf("the container image is damaged: %d layers, its configuration names %d", len(layers), len(parsed.RootFS.DiffIDs))
+	}
+	for i, layer := range layers {
+		if err := verifyLayer(ctx, layer, parsed.RootFS.DiffIDs[i]); err != nil {
+			return fmt.Errorf("the container image is damaged: layer %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+func verifyLayer(ctx context.Context, layer v1.Layer, want v1.Hash) error {
+	r, err := layer.Uncompressed()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer stop()
+	sum, _, err := v1.SHA256(r)
+	if err != nil {
+		return err
+	}
+	if sum != want {
+		return fmt.Errorf("content has digest %v, not %v", sum, want)
+	}
+	return nil
+}
+
+func openRegistry(ctx context.Context, reference string) (v1.Image, error) {
+	ref, err := name.ParseReference(reference)
+	if err != nil {
+		return nil, err
+	}
+	return remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
+		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
+}
+
+// openLayout opens <directory>[:<tag>]. Without a tag the layout must have one image for linux/amd64.
+func openLayout(arg, dir string) (v1.Image, error) {
+	file, tag := absolute(dir, arg), ""
+	if _, err := os.Stat(file); err != nil {
+		if i := strings.LastIndexByte(arg, ':'); i > 0 {
+			file, tag = absolute(dir, arg[:i]), arg[i+1:]
+		}
+	}
+	index, err := layout.ImageIndexFromPath(file)
+	if err != nil {
+		return nil, fmt.Errorf("not an OCI layout: %w", err)
+	}
+	return fromIndex(index, tag, 0)
+}
+
+func fromIndex(index v1.ImageIndex, tag string, depth int) (v1.Image, error) {
+	if depth > maxIndexDepth {
+		return nil, fmt.Errorf("indexes are nested deeper than %d", maxIndexDepth)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, err
+	}
+	var found []v1.Descriptor
+	for _, d := range manifest.Manifests {
+		if tag != "" && d.Annotations[refNameAnnotation] != tag {
+			continue
+		}
+		if p := d.Platform; p != nil && (p.OS != "linux" || p.Architecture != "amd64") {
+			continue
+		}
+		if d.MediaType.IsImage() || d.MediaType.IsIndex() {
+			found = append(found, d)
+		}
+	}
+	if len(found) != 1 {
+		return nil, fmt.Errorf("%d images for linux/amd64 match (tag %q): name one by its tag, oci:<directory>:<tag>", len(found), tag)
+	}
+	if found[0].MediaType.IsImage() {
+		return index.Image(found[0].Digest)
+	}
+	inner, err := index.ImageIndex(found[0].Digest)
+	if err != nil {
+		return nil, err
+	}
+	return fromIndex(inner, "", depth+1)
+}
+
+func absolute(dir, name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(dir, name)
+}

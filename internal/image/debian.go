@@ -1,0 +1,140 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+)
+
+// dpkgExcludes keeps documentation and translations out of the image, now and when a guest installs packages.
+// Copyright files stay: licences require them.
+func dpkgExcludes() []string {
+	return []string{
+		"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
+		"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*", "path-exclude=/usr/share/groff/*",
+		"path-exclude=/usr/share/lintian/*", "path-exclude=/usr/share/locale/*",
+	}
+}
+
+// debianSource writes the archive of a minimal Debian of the suite with packages to w.
+func debianSource(ctx context.Context, w io.Writer, suite string, packages []string, line func(string)) error {
+	sources, err := debianSources(ctx, suite)
+	if err != nil {
+		return err
+	}
+	argv := []string{"mmdebstrap", "--variant=minbase", "--format=tar", "--mode=unshare"}
+	if os.Geteuid() == 0 {
+		argv[len(argv)-1] = "--mode=root"
+	}
+	for _, opt := range dpkgExcludes() {
+		argv = append(argv, "--dpkgopt="+opt)
+	}
+	opts, err := aptAcquireOptions(ctx)
+	if err != nil {
+		return err
+	}
+	for _, opt := range append(opts, `APT::Install-Recommends "false";`) {
+		argv = append(argv, "--aptopt="+opt)
+	}
+	if len(packages) > 0 {
+		argv = append(argv, "--include="+strings.Join(packages, ","))
+	}
+	argv = append(argv,
+		// The host's proxies, which may hold credentials, are for the build only; so are its name servers and its name.
+		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
+		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
+		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,
+		suite, "-")
+	return run(ctx, strings.NewReader(strings.Join(sources, "\n")+"\n"), w, line, append(argv, "-")...)
+}
+
+// debianSources returns the lines of a sources.list for suite, taken from what the host's apt uses: its mirrors,
+// components and keyrings, with the host's suite replaced where it is another one.
+func debianSources(ctx context.Context, suite string) ([]string, error) {
+	text, err := output(ctx, 16*mib, "apt-get", "indextargets", "--format",
+		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for its sources: %w", err)
+	}
+	lines, err := sourcesFor(suite, text)
+	if err != nil {
+		return nil, err
+	}
+	if len(lines) == 0 {
+		return nil, &MissingError{Problem: "apt on this host has no Debian repository in its sources: add one and run apt-get update, " +
+			"or use a container image as the base (docker://, oci:, docker-archive:)"}
+	}
+	return lines, nil
+}
+
+// sourcesFor makes deb lines from indextargets, see debianSources for its fields. A host has the suite itself ("trixie")
+// and its updates ("trixie-updates", "trixie-security"); of another suite of the host it takes the same three.
+func sourcesFor(suite string, indextargets []byte) ([]string, error) {
+	components := make(map[string][]string) // by "URI suite"
+	var order []string
+	exact := false
+	sc := bufio.NewScanner(bytes.NewReader(indextargets))
+	for sc.Scan() {
+		f := strings.Fields(sc.Text())
+		if len(f) != 6 || f[0] != "Packages" || f[1] != "Debian" {
+			continue
+		}
+		codename, release, component, uri := f[2], f[3], f[4], f[5]
+		if u, err := url.Parse(uri); err != nil || u.User != nil {
+			return nil, &MissingError{Problem: "a Debian repository in apt's sources has credentials in its address, and they would end up in the image: " +
+				"use a proxy or a mirror without credentials"}
+		}
+		host, pocket, _ := strings.Cut(codename, "-")
+		dist := suite
+		if pocket != "" {
+			dist += "-" + pocket
+		}
+		if pocket != "" && pocket != "updates" && pocket != "security" {
+			continue // backports and proposed updates are opt-in
+		}
+		if host == suite || strings.TrimSuffix(release, "-"+pocket) == suite {
+			if !exact {
+				exact, order = true, nil
+				clear(components)
+			}
+		} else if exact {
+			continue
+		}
+		key := uri + " " + dist
+		if !slices.Contains(order, key) {
+			order = append(order, key)
+		}
+		if !slices.Contains(components[key], component) {
+			components[key] = append(components[key], component)
+		}
+	}
+	var lines []string
+	for _, key := range order {
+		lines = append(lines, "deb "+key+" "+strings.Join(components[key], " "))
+	}
+	return lines, sc.Err()
+}
+
+// aptAcquireOptions returns the host's settings for downloading (proxies, timeouts, certificates, date checks) in the
+// syntax of apt.conf.
+func aptAcquireOptions(ctx context.Context) ([]string, error) {
+	text, err := output(ctx, mib, "apt-config", "dump", "--no-empty", "--format", `%F "%v";%n`,
+		"Acquire::http", "Acquire::https", "Acquire::Retries", "Acquire::ForceIPv4", "Acquire::ForceIPv6",
+		"Acquire::Check-Valid-Until", "Acquire::Check-Date")
+	if err != nil {
+		return nil, fmt.Errorf("ask apt for its download settings: %w", err)
+	}
+	var opts []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" {
+			opts = append(opts, line)
+		}
+	}
+	return opts, nil
+}
