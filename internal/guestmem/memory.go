@@ -42,7 +42,21 @@ func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // vCPUs are stopped and the devices quiesced. Access methods may be called by several goroutines at once; like real
 // RAM they do not order them.
 type Memory struct {
-	regions []Region
+	regions     []Region
+	beforeWrite func(gpa GPA, n int) error // nil until SetFreezer
+}
+
+// SetFreezer makes every WriteView, WriteAt and StoreUint16 call f first, so that it can save what they are about to
+// change. It must be called while no device runs, and once.
+func (m *Memory) SetFreezer(f func(gpa GPA, n int) error) { m.beforeWrite = f }
+
+// HVA returns the host virtual address of gpa.
+func (m *Memory) HVA(gpa GPA) (uintptr, error) {
+	v, err := m.view(gpa, 1)
+	if err != nil {
+		return 0, err
+	}
+	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
 }
 
 // New reserves size bytes of zeroed guest RAM, split around the device hole. Pages are allocated when first written.
@@ -122,7 +136,13 @@ func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n
 
 // WriteView returns the n bytes at gpa in place, to be written by a device (directly or by a system call).
 // The view must not be kept past the end of the request: a branch may freeze the memory when the device is quiescent.
-func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
+func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
+	v, err := m.view(gpa, n)
+	if err == nil && m.beforeWrite != nil && n > 0 {
+		err = m.beforeWrite(gpa, n)
+	}
+	return v, err
+}
 
 // ReadAt copies len(p) bytes from gpa.
 func (m *Memory) ReadAt(p []byte, gpa GPA) error {
