@@ -90,12 +90,24 @@ func sameXSAVE(saved, host []Entry) error {
 		if x.EAX>>i&1 == 0 {
 			continue
 		}
-		s, h := find(saved, leafXSAVE, i), find(host, leafXSAVE, i)
-		if s == nil || h == nil || s.EAX != h.EAX || s.EBX != h.EBX {
-			return &IncompatibleError{Feature: fmt.Sprintf("the saved layout of xsave component %d", i), Have: "another"}
+		size, off := component(saved, i)
+		hostSize, hostOff := component(host, i)
+		if size != hostSize || off != hostOff {
+			return &IncompatibleError{
+				Feature: fmt.Sprintf("xsave component %d in %d bytes at %d", i, size, off),
+				Have:    fmt.Sprintf("it in %d bytes at %d", hostSize, hostOff),
+			}
 		}
 	}
 	return nil
+}
+
+// component returns size and offset in bytes of an extended state component in the standard XSAVE format.
+func component(entries []Entry, i uint32) (size, off uint32) {
+	if e := find(entries, leafXSAVE, i); e != nil {
+		return e.EAX, e.EBX
+	}
+	return 0, 0
 }
 
 // register selects one of the four outputs.
