@@ -1,0 +1,98 @@
+package sandbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+)
+
+// attachTimeout bounds the first contact with one VMM of an earlier daemon.
+const attachTimeout = 5 * time.Second
+
+// Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs that were never
+// handed out, whose process has ended, or whose snapshot is gone. It is called once, before anything else, and returns
+// the number of sandboxes that live on.
+func (m *Manager) Recover(ctx context.Context) (int, error) {
+	dirs, err := os.ReadDir(m.cfg.RunDir)
+	if err != nil {
+		return 0, fmt.Errorf("recover sandboxes: %w", err)
+	}
+	n := 0
+	for _, d := range dirs {
+		if CheckID(d.Name()) != nil {
+			continue
+		}
+		if err := m.readopt(ctx, d.Name()); err != nil {
+			m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", d.Name(), "reason", err)
+			continue
+		}
+		n++
+	}
+	tops, err := os.ReadDir(m.cfg.DataDir)
+	if err != nil {
+		return n, fmt.Errorf("recover sandboxes: %w", err)
+	}
+	for _, d := range tops {
+		if _, err := m.Get(d.Name()); err == nil || CheckID(d.Name()) != nil {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(m.cfg.DataDir, d.Name())); err != nil {
+			return n, fmt.Errorf("recover sandboxes: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// readopt takes over one VM, or removes it and says why.
+func (m *Manager) readopt(ctx context.Context, id string) error {
+	var undo cleanup.Stack
+	defer undo.Run()
+	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
+	defer cancel()
+	dir := m.vmDir(id)
+	undo.Add(func() { os.RemoveAll(dir) })
+	vmm, err := m.cfg.VMMs.Attach(ctx, dir)
+	if err != nil {
+		return fmt.Errorf("its process has ended or does not answer: %w", err)
+	}
+	s := &Sandbox{dir: dir, data: filepath.Join(m.cfg.DataDir, id), vmm: vmm, guest: m.cfg.Guest(filepath.Join(dir, vsockName))}
+	s.record.ID = id
+	undo.Add(func() { m.killVMM(s) })
+	if s.record, err = readRecord(dir); err != nil {
+		return err
+	}
+	if s.record.ID != id {
+		return fmt.Errorf("%s names sandbox %q", recordName, s.record.ID)
+	}
+	if s.lease, err = m.cfg.Store.Acquire(s.record.SnapshotTag); err != nil {
+		return err
+	}
+	undo.Add(s.lease.Release)
+	if have := s.lease.Manifest().ID; have != s.record.SnapshotID {
+		return fmt.Errorf("snapshot %q was replaced by another", s.record.SnapshotTag)
+	}
+	s.record.PID = vmm.PID()
+	undo.Release()
+	m.adopt(s)
+	return nil
+}
+
+func readRecord(dir string) (record, error) {
+	var r record
+	p, err := os.ReadFile(filepath.Join(dir, recordName))
+	if os.IsNotExist(err) {
+		return r, fmt.Errorf("it was never handed out")
+	}
+	if err == nil {
+		err = json.Unmarshal(p, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("read sandbox record: %w", err)
+	}
+	return r, nil
+}
