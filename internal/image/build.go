@@ -146,7 +146,7 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, repor
 
 // requireFor returns a *MissingError if this host cannot build r.
 func requireFor(ctx context.Context, r *Recipe) error {
-	tools := []tool{toolMke2fs, toolTar}
+	tools := []tool{toolMke2fs, toolTar, toolFallocate}
 	if strings.HasPrefix(r.Base, baseDebian+":") {
 		tools = append(tools, toolAptGet, toolMmdebstrap)
 	}

@@ -21,6 +21,7 @@ var (
 	toolMmdebstrap = tool{"mmdebstrap", "mmdebstrap"}
 	toolMke2fs     = tool{"mke2fs", "e2fsprogs"}
 	toolTar        = tool{"tar", "tar"}
+	toolFallocate  = tool{"fallocate", "util-linux"}
 	toolUnshare    = tool{"unshare", "util-linux"}
 	toolNewuidmap  = tool{"newuidmap", "uidmap"}
 	toolAptGet     = tool{"apt-get", "apt"}

@@ -45,14 +45,18 @@ func writeExt4(ctx context.Context, name, work, uuid string, diskMiB int, overla
 		return err
 	}
 	size := int64(diskMiB) * mib
-	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-t", "ext4", "-O", ext4Features,
+	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U", uuid,
-		// The inode tables are zeroed now (holes in the file): the kernel would do it in every child, in its top.
+		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in its top.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name, strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
 		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, diskMiB, err)
 	}
 	if err != nil {
+		return err
+	}
+	// mke2fs has written the zeros of the inode tables; as holes they take no space.
+	if err := run(ctx, nil, io.Discard, nil, asRoot("fallocate", "--dig-holes", name)...); err != nil {
 		return err
 	}
 	return removeTree(root)
