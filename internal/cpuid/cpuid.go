@@ -46,6 +46,8 @@ const (
 	leafTSC         = 0x15
 	leafFrequency   = 0x16
 	leafLBR         = 0x1c
+	leafTiles       = 0x1d
+	leafTileMul     = 0x1e
 	leafTopologyV2  = 0x1f
 	leafKVM         = 0x40000000
 	leafKVMFeatures = 0x40000001

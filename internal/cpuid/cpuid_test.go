@@ -150,6 +150,9 @@ func TestHostTemplateHidesWhatIsNotSaved(t *testing.T) {
 	if find(e, leafExtended, 0).EBX&(1<<16) == 0 {
 		t.Error("avx512f is hidden by the host template")
 	}
+	if find(e, leafExtended, 0).EDX&(1<<24) != 0 || find(e, leafXSAVE, 0).EAX != 0x2e7 {
+		t.Error("amx is visible")
+	}
 	if x := find(e, leafXSAVE, 1).ECX; x&xssUnsaved != 0 {
 		t.Errorf("xss %#x", x)
 	}

@@ -7,6 +7,7 @@ package cpuid
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
 //   - memory encryption, of host or guest;
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
+//   - AMX, and XFD with it: its tiles do not fit the 4 KiB form of KVM_GET_XSAVE;
 //   - MONITOR/MWAIT: KVM makes them do nothing;
 //   - the invariant TSC: after a restore on another host the rate may be another one, and user programs take the bit as
 //     a promise. The kernel then prefers kvm-clock, which KVM corrects;
@@ -18,10 +19,14 @@ func maskUnsaved(e []Entry) []Entry {
 			c.ECX &^= bitDTES64 | bitMonitor | bitDSCPL | bitVMX | bitSMX | bitPDCM
 			c.EDX &^= bitDS
 		case leafExtended:
-			if c.Index == 0 {
-				c.EBX &^= 1<<2 | 1<<14 | 1<<25 // sgx mpx intel_pt
-				c.ECX &^= 1<<7 | 1<<30         // shstk sgx_lc
-				c.EDX &^= 1<<19 | 1<<20        // arch_lbr ibt
+			switch c.Index {
+			case 0:
+				c.EBX &^= 1<<2 | 1<<14 | 1<<25                  // sgx mpx intel_pt
+				c.ECX &^= 1<<7 | 1<<30                          // shstk sgx_lc
+				c.EDX &^= 1<<19 | 1<<20 | 1<<22 | 1<<24 | 1<<25 // arch_lbr ibt amx_bf16 amx_tile amx_int8
+			case 1:
+				c.EAX &^= 1 << 21 // amx_fp16
+				c.EDX &^= 1 << 8  // amx_complex
 			}
 		case leafXSAVE:
 			maskXSAVE(c)
@@ -33,13 +38,14 @@ func maskUnsaved(e []Entry) []Entry {
 			c.EAX &^= 1<<4 | 1<<10 | 1<<14 // async_pf async_pf_vmexit async_pf_int
 		}
 	}
-	return drop(e, leafMonitor, leafPMU, leafSGX, leafPT, leafLBR, leafSVM, leafIBS, leafSEV, leafPMUAMD)
+	return drop(e, leafMonitor, leafPMU, leafSGX, leafPT, leafLBR, leafTiles, leafTileMul, leafSVM, leafIBS, leafSEV, leafPMUAMD)
 }
 
 // Bits of XCR0 and IA32_XSS, Intel SDM vol. 1 §13.1.
 const (
-	xcrMPX = 1<<3 | 1<<4
 	xcrAVX = 1 << 2
+	// xcrUnsaved are the MPX bounds and the AMX tiles.
+	xcrUnsaved = 1<<3 | 1<<4 | 1<<17 | 1<<18
 	// xssUnsaved are processor trace, CET user and supervisor state, and last branch records.
 	xssUnsaved = 1<<8 | 1<<11 | 1<<12 | 1<<15
 )
@@ -48,10 +54,11 @@ const (
 func maskXSAVE(c *Entry) {
 	switch {
 	case c.Index == 0:
-		c.EAX &^= xcrMPX
+		c.EAX &^= xcrUnsaved
 	case c.Index == 1:
+		c.EAX &^= 1 << 4 // xfd
 		c.ECX &^= xssUnsaved
-	case c.Index < 32 && 1<<c.Index&uint32(xcrMPX|xssUnsaved) != 0:
+	case c.Index < 32 && 1<<c.Index&(xcrUnsaved|xssUnsaved) != 0:
 		c.EAX, c.EBX, c.ECX, c.EDX = 0, 0, 0, 0
 	}
 }

@@ -18,7 +18,7 @@ const (
 // Not in the list, and why:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest, in every child. A guest
 //     that wants the wall clock sets it first.
-//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace: their features are hidden by every template.
+//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are hidden by every template.
 //   - Machine check banks: the machine injects no machine checks.
 //   - SMBASE and the like: there is no system management mode without firmware.
 func SavedMSRs(supported []uint32) []uint32 {
@@ -54,8 +54,6 @@ func savedMSRs() []uint32 {
 		0x122,      // IA32_TSX_CTRL
 		0xe1,       // IA32_UMWAIT_CONTROL
 		0xda0,      // IA32_XSS
-		0x1c4,      // IA32_XFD
-		0x1c5,      // IA32_XFD_ERR
 		0x17a,      // IA32_MCG_STATUS
 		0x17b,      // IA32_MCG_CTL
 		0x4b564d03, // MSR_KVM_STEAL_TIME
