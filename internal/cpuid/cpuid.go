@@ -82,8 +82,10 @@ func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error)
 	case TemplateHost:
 	case TemplatePortable:
 		e = maskPortable(e)
+	case TemplateV2:
+		e = maskV2(e)
 	default:
-		return nil, fmt.Errorf("unknown cpu template %q: use %q or %q", template, TemplateHost, TemplatePortable)
+		return nil, fmt.Errorf("unknown cpu template %q: use %q, %q or %q", template, TemplateHost, TemplatePortable, TemplateV2)
 	}
 	e = maskUnsaved(e)
 	addEmulated(e)

@@ -74,7 +74,6 @@ const (
 	ioIOEventFD           = C.KVM_IOEVENTFD
 	ioGetClock            = C.KVM_GET_CLOCK
 	ioSetClock            = C.KVM_SET_CLOCK
-	ioEnableCap           = C.KVM_ENABLE_CAP
 	ioRun                 = C.KVM_RUN
 	ioGetRegs             = C.KVM_GET_REGS
 	ioSetRegs             = C.KVM_SET_REGS
@@ -97,29 +96,29 @@ const (
 	ioSetMPState          = C.KVM_SET_MP_STATE
 	ioGetTSCKHz           = C.KVM_GET_TSC_KHZ
 	ioSetTSCKHz           = C.KVM_SET_TSC_KHZ
-	ioKVMClockCtrl        = C.KVM_KVMCLOCK_CTRL
 )
 
 // Capabilities (KVM_CHECK_EXTENSION).
 const (
-	CapIRQChip       = C.KVM_CAP_IRQCHIP
-	CapUserMemory    = C.KVM_CAP_USER_MEMORY
-	CapIRQFD         = C.KVM_CAP_IRQFD
-	CapIOEventFD     = C.KVM_CAP_IOEVENTFD
-	CapXSave         = C.KVM_CAP_XSAVE
-	CapXCRs          = C.KVM_CAP_XCRS
-	CapAdjustClock   = C.KVM_CAP_ADJUST_CLOCK
-	CapTSCDeadline   = C.KVM_CAP_TSC_DEADLINE_TIMER
-	CapImmediateExit = C.KVM_CAP_IMMEDIATE_EXIT
-	CapMPState       = C.KVM_CAP_MP_STATE
-	CapVCPUEvents    = C.KVM_CAP_VCPU_EVENTS
-	CapDebugRegs     = C.KVM_CAP_DEBUGREGS
-	CapExtCPUID      = C.KVM_CAP_EXT_CPUID
-	CapTSCControl    = C.KVM_CAP_TSC_CONTROL
-	CapX2APICAPI     = C.KVM_CAP_X2APIC_API
-	CapNrVCPUs       = C.KVM_CAP_NR_VCPUS
-	CapMaxVCPUs      = C.KVM_CAP_MAX_VCPUS
-	CapNrMemslots    = C.KVM_CAP_NR_MEMSLOTS
+	CapIRQChip            = C.KVM_CAP_IRQCHIP
+	CapUserMemory         = C.KVM_CAP_USER_MEMORY
+	CapIRQFD              = C.KVM_CAP_IRQFD
+	CapIOEventFD          = C.KVM_CAP_IOEVENTFD
+	CapIOEventFDAnyLength = C.KVM_CAP_IOEVENTFD_ANY_LENGTH
+	CapXSave              = C.KVM_CAP_XSAVE
+	CapXCRs               = C.KVM_CAP_XCRS
+	CapAdjustClock        = C.KVM_CAP_ADJUST_CLOCK
+	CapTSCDeadline        = C.KVM_CAP_TSC_DEADLINE_TIMER
+	CapImmediateExit      = C.KVM_CAP_IMMEDIATE_EXIT
+	CapMPState            = C.KVM_CAP_MP_STATE
+	CapVCPUEvents         = C.KVM_CAP_VCPU_EVENTS
+	CapDebugRegs          = C.KVM_CAP_DEBUGREGS
+	CapExtCPUID           = C.KVM_CAP_EXT_CPUID
+	CapTSCControl         = C.KVM_CAP_TSC_CONTROL
+	CapX2APICAPI          = C.KVM_CAP_X2APIC_API
+	CapNrVCPUs            = C.KVM_CAP_NR_VCPUS
+	CapMaxVCPUs           = C.KVM_CAP_MAX_VCPUS
+	CapNrMemslots         = C.KVM_CAP_NR_MEMSLOTS
 )
 
 // Exit reasons.

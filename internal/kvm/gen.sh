@@ -8,4 +8,4 @@ cd "$(dirname "$0")"
 	GOARCH=amd64 GOOS=linux go tool cgo -godefs abi_linux.go | sed '/^\/\/ /d'
 } >zabi_linux_amd64.go
 gofmt -w zabi_linux_amd64.go
-rm -rf _obj
+rm -rf _obj _cgo_*

@@ -76,9 +76,13 @@ func (v *VM) AddIRQFD(eventfd int, gsi uint32) error {
 	return nil
 }
 
-// AddIOEventFD makes a 32-bit guest write of value to gpa signal eventfd without leaving the kernel.
-func (v *VM) AddIOEventFD(eventfd int, gpa uint64, value uint32) error {
-	f := ioeventfd{Datamatch: uint64(value), Addr: gpa, Len: 4, Fd: int32(eventfd), Flags: ioeventfdDatamatch}
+// AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With anyLength
+// (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit writes match.
+func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
+	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
+	if anyLength {
+		f.Len = 0
+	}
 	if _, err := ioctlPtr(v.fd, ioIOEventFD, unsafe.Pointer(&f)); err != nil {
 		return fmt.Errorf("add ioeventfd at %#x: %w", gpa, err)
 	}

@@ -200,7 +200,6 @@ const (
 	ioIOEventFD           = 0x4040ae79
 	ioGetClock            = 0x8030ae7c
 	ioSetClock            = 0x4030ae7b
-	ioEnableCap           = 0x4068aea3
 	ioRun                 = 0xae80
 	ioGetRegs             = 0x8090ae81
 	ioSetRegs             = 0x4090ae82
@@ -223,28 +222,28 @@ const (
 	ioSetMPState          = 0x4004ae99
 	ioGetTSCKHz           = 0xaea3
 	ioSetTSCKHz           = 0xaea2
-	ioKVMClockCtrl        = 0xaead
 )
 
 const (
-	CapIRQChip       = 0x0
-	CapUserMemory    = 0x3
-	CapIRQFD         = 0x20
-	CapIOEventFD     = 0x24
-	CapXSave         = 0x37
-	CapXCRs          = 0x38
-	CapAdjustClock   = 0x27
-	CapTSCDeadline   = 0x48
-	CapImmediateExit = 0x88
-	CapMPState       = 0xe
-	CapVCPUEvents    = 0x29
-	CapDebugRegs     = 0x32
-	CapExtCPUID      = 0x7
-	CapTSCControl    = 0x3c
-	CapX2APICAPI     = 0x81
-	CapNrVCPUs       = 0x9
-	CapMaxVCPUs      = 0x42
-	CapNrMemslots    = 0xa
+	CapIRQChip            = 0x0
+	CapUserMemory         = 0x3
+	CapIRQFD              = 0x20
+	CapIOEventFD          = 0x24
+	CapIOEventFDAnyLength = 0x7a
+	CapXSave              = 0x37
+	CapXCRs               = 0x38
+	CapAdjustClock        = 0x27
+	CapTSCDeadline        = 0x48
+	CapImmediateExit      = 0x88
+	CapMPState            = 0xe
+	CapVCPUEvents         = 0x29
+	CapDebugRegs          = 0x32
+	CapExtCPUID           = 0x7
+	CapTSCControl         = 0x3c
+	CapX2APICAPI          = 0x81
+	CapNrVCPUs            = 0x9
+	CapMaxVCPUs           = 0x42
+	CapNrMemslots         = 0xa
 )
 
 const (

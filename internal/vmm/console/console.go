@@ -5,12 +5,11 @@
 package console
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,7 +17,8 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the bytes written since the ring was made, little-endian, before the ring itself; it has a page of its own
+// header is the bytes written since the ring was made (little-endian, read without a lock: a reader may miss the
+// byte that is being written) before the ring itself; it has a page of its own
 // so that the data is page-aligned.
 const header = 4096
 
@@ -54,10 +54,9 @@ func (r *Ring) Close() error { return unix.Munmap(r.mem) }
 
 // WriteByte appends c. It never fails.
 func (r *Ring) WriteByte(c byte) error {
-	total := (*uint64)(unsafe.Pointer(unsafe.SliceData(r.mem)))
-	n := atomic.LoadUint64(total)
+	n := binary.LittleEndian.Uint64(r.mem)
 	r.mem[header+n%Size] = c
-	atomic.StoreUint64(total, n+1)
+	binary.LittleEndian.PutUint64(r.mem, n+1)
 	return nil
 }
 
@@ -74,7 +73,7 @@ func Tail(f io.ReaderAt) ([]byte, error) {
 	if n, err := f.ReadAt(buf[:], 0); n < len(buf) {
 		return nil, errors.Join(errors.New("read console ring: file is too short"), err)
 	}
-	total := *(*uint64)(unsafe.Pointer(&buf[0]))
+	total := binary.LittleEndian.Uint64(buf[:])
 	data := buf[header:]
 	if total <= Size {
 		return append([]byte(nil), data[:total]...), nil

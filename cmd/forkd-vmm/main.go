@@ -1,0 +1,11 @@
+// Command forkd-vmm runs one virtual machine. The daemon starts it with a listening control socket as descriptor 3; it
+// takes no arguments and is of no use by hand.
+package main
+
+import (
+	"os"
+
+	"github.com/forkd/forkd/internal/vmm"
+)
+
+func main() { os.Exit(vmm.Main()) }

@@ -1,0 +1,102 @@
+package machine
+
+import (
+	"fmt"
+
+	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// exitError ends a vCPU thread because the machine has stopped.
+type exitError struct{ vmmproto.Exit }
+
+func (e *exitError) Error() string { return e.Reason.String() + ": " + e.Detail }
+
+func stop(reason vmmproto.ExitReason, format string, args ...any) error {
+	return &exitError{vmmproto.Exit{Reason: reason, Detail: fmt.Sprintf(format, args...)}}
+}
+
+// handleExit carries out what made a vCPU leave the guest. It runs on the vCPU's thread.
+func (m *Machine) handleExit(c *kvm.VCPU) error {
+	switch reason := c.ExitReason(); reason {
+	case kvm.ExitMMIO:
+		gpa, data, write := c.MMIO()
+		return m.mmio(guestmem.GPA(gpa), data, write)
+	case kvm.ExitIO:
+		port, size, data, out := c.IO()
+		return m.io(port, size, data, out)
+	case kvm.ExitShutdown:
+		return stop(vmmproto.ExitFault, "triple fault")
+	case kvm.ExitFailEntry:
+		return stop(vmmproto.ExitFault, "the CPU refuses the guest's state (hardware reason %#x)", c.Suberror())
+	case kvm.ExitInternalError:
+		return stop(vmmproto.ExitFault, "KVM cannot run the guest on (internal error %d)", c.Suberror())
+	case kvm.ExitSystemEvent:
+		return stop(vmmproto.ExitReset, "system event %d", c.Suberror())
+	default:
+		return stop(vmmproto.ExitFault, "unexpected KVM exit %d", reason)
+	}
+}
+
+// mmio answers an access outside RAM: device registers, or nothing, which reads as zero.
+func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
+	if gpa >= boot.VirtioBase {
+		i := uint64(gpa-boot.VirtioBase) / boot.VirtioStep
+		if i < uint64(len(m.slots)) && m.slots[i] != nil {
+			off := uint64(gpa-boot.VirtioBase) % boot.VirtioStep
+			if write {
+				m.slots[i].transport.Write(off, data)
+			} else {
+				m.slots[i].transport.Read(off, data)
+			}
+			return nil
+		}
+	}
+	if !write {
+		clear(data)
+	}
+	return nil
+}
+
+// io answers a port access of one or more units of size bytes. Ports without a device read as all ones.
+func (m *Machine) io(port uint16, size int, data []byte, out bool) error {
+	for len(data) >= size && size > 0 {
+		unit := data[:size]
+		data = data[size:]
+		if !out {
+			m.in(port, unit)
+		} else if err := m.out(port, unit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) in(port uint16, p []byte) {
+	for i := range p {
+		p[i] = 0xff
+	}
+	switch {
+	case port >= boot.SerialPort && port < boot.SerialPort+boot.SerialPorts:
+		p[0] = m.serial.read(port - boot.SerialPort)
+	case port == boot.SleepControlPort, port == boot.SleepStatusPort, port == boot.I8042Port:
+		p[0] = 0
+	}
+}
+
+func (m *Machine) out(port uint16, p []byte) error {
+	v := p[0]
+	switch {
+	case port >= boot.SerialPort && port < boot.SerialPort+boot.SerialPorts:
+		return m.serial.write(port-boot.SerialPort, v)
+	case port == boot.SleepControlPort && v == boot.PowerOffValue:
+		return stop(vmmproto.ExitPowerOff, "")
+	case port == boot.ResetPort && v == boot.ResetValue,
+		port == boot.I8042Port && v == boot.I8042Reset,
+		port == boot.PCIResetPort && v&boot.PCIResetValue == boot.PCIResetValue:
+		return stop(vmmproto.ExitReset, "")
+	}
+	return nil
+}

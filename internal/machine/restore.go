@@ -1,0 +1,191 @@
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/cpuid"
+	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/wire"
+)
+
+// RestoreConfig is a snapshot and what differs in this copy of it.
+type RestoreConfig struct {
+	State   *os.File
+	Layers  []*os.File // memory layers, base first
+	Extents []snapshot.Extent
+	Disks   []Disk
+	VMGenID [16]byte
+	Resume  bool // let the vCPUs run
+}
+
+// maxState bounds a state file: 256 vCPUs take about 6 MiB.
+const maxState = 16 << 20
+
+// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. The machine must
+// be new; it is unusable after an error.
+func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
+	start := time.Now()
+	lap := func() uint64 {
+		now := time.Now()
+		defer func() { start = now }()
+		return uint64(now.Sub(start))
+	}
+	if err := m.mapMemory(cfg.Layers, cfg.Extents); err != nil {
+		return t, err
+	}
+	t.MapNanos = lap()
+	if err := m.addDisks(cfg.Disks); err != nil {
+		return t, err
+	}
+	state, err := readState(cfg.State)
+	if err != nil {
+		return t, err
+	}
+	if err := m.restoreState(state); err != nil {
+		return t, err
+	}
+	if err := m.announceFork(cfg.VMGenID); err != nil {
+		return t, err
+	}
+	t.StateNanos = lap()
+	if cfg.Resume {
+		if err := m.Resume(); err != nil {
+			return t, err
+		}
+		t.RunNanos = lap()
+	}
+	return t, nil
+}
+
+func readState(f *os.File) ([]byte, error) {
+	if f == nil {
+		return nil, errors.New("restore: no state file was donated")
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read machine state: %w", err)
+	}
+	if st.Size() > maxState {
+		return nil, fmt.Errorf("machine state has %d bytes, at most %d", st.Size(), maxState)
+	}
+	p := make([]byte, st.Size())
+	if _, err := f.ReadAt(p, 0); err != nil {
+		return nil, fmt.Errorf("read machine state: %w", err)
+	}
+	return p, nil
+}
+
+// mapMemory puts the layers behind the guest's memory.
+func (m *Machine) mapMemory(layers []*os.File, extents []snapshot.Extent) error {
+	sizes := make([]uint64, len(layers))
+	for i, f := range layers {
+		st, err := f.Stat()
+		if err != nil {
+			return fmt.Errorf("memory layer %d: %w", i, err)
+		}
+		sizes[i] = uint64(st.Size())
+	}
+	if err := snapshot.CheckExtents(extents, sizes); err != nil {
+		return fmt.Errorf("memory map: %w", err)
+	}
+	for _, e := range extents {
+		fd := int(layers[e.Layer].Fd())
+		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) restoreState(p []byte) error {
+	r, err := newStateReader(p)
+	if err != nil {
+		return err
+	}
+	if err := r.section("machine", m.checkShape); err != nil {
+		return err
+	}
+	var vm vmState
+	if err := r.section("vm", vm.Restore); err != nil {
+		return err
+	}
+	// The clock goes on from where it was: time stood still for the guest's timers, and the agent corrects the time of
+	// day. It comes before the vCPUs, whose kvm-clock pages are computed from it.
+	if err := m.vm.SetClock(vm.clock); err != nil {
+		return err
+	}
+	for i, c := range m.cpus.all {
+		s := &vcpuState{}
+		if err := r.section("vcpu", s.Restore); err != nil {
+			return err
+		}
+		if err := m.restoreCPU(i, c.kvm, s, vm.tscKHz); err != nil {
+			return err
+		}
+	}
+	if err := vm.restoreChips(m.vm); err != nil {
+		return err
+	}
+	if err := r.section("serial", m.serial.Restore); err != nil {
+		return err
+	}
+	for i, s := range m.slots {
+		if s != nil {
+			if err := r.section(slotName(i), s.transport.Restore); err != nil {
+				return err
+			}
+		}
+	}
+	return r.r.Done()
+}
+
+func (m *Machine) checkShape(r *wire.Reader) error {
+	var saved vmmproto.Machine
+	if err := saved.Parse(r); err != nil {
+		return err
+	}
+	if saved != m.cfg.Shape {
+		return fmt.Errorf("snapshot of a machine with %d bytes of memory, %d vCPUs, CPU template %q; this one has %d, %d, %q",
+			saved.MemoryBytes, saved.VCPUs, saved.Template,
+			m.cfg.Shape.MemoryBytes, m.cfg.Shape.VCPUs, m.cfg.Shape.Template)
+	}
+	return nil
+}
+
+func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) error {
+	if !bytes.Equal(kvm.RawSlice(s.cpuid), kvm.RawSlice(m.cpuid[i])) {
+		if err := cpuid.Compatible(toTemplate(s.cpuid), toTemplate(m.cpuid[i])); err != nil {
+			return err
+		}
+		m.cpuid[i] = s.cpuid
+	}
+	khz, err := c.TSCKHz()
+	if err != nil {
+		return err
+	}
+	if khz != tscKHz {
+		if err := c.SetTSCKHz(tscKHz); err != nil {
+			return err
+		}
+	}
+	if err := restoreVCPU(c, s); err != nil {
+		return fmt.Errorf("vCPU %d: %w", i, err)
+	}
+	return nil
+}
+
+// announceFork gives the guest a new generation id and raises the event that makes its kernel reseed.
+func (m *Machine) announceFork(id [16]byte) error {
+	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {
+		return fmt.Errorf("write VM generation id: %w", err)
+	}
+	return m.genIntr.Raise()
+}

@@ -1,0 +1,134 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// Save writes the state of the paused machine to state, and to layer the pages that were written over the layers it
+// runs on, at their linear offsets; layer must be empty. At most maxExtents extents describe them.
+//
+// Preconditions: the machine is paused.
+func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResult, error) {
+	var result vmmproto.SaveResult
+	if paused, _ := m.cpus.stats(); !paused {
+		return result, errors.New("save: the machine is running, pause it first")
+	}
+	p, err := m.saveState()
+	if err != nil {
+		return result, fmt.Errorf("save machine state: %w", err)
+	}
+	if _, err := state.WriteAt(p, 0); err != nil {
+		return result, fmt.Errorf("write machine state: %w", err)
+	}
+	result.StateBytes = uint64(len(p))
+	if err := m.saveMemory(layer, maxExtents, &result); err != nil {
+		return result, fmt.Errorf("save guest memory: %w", err)
+	}
+	return result, nil
+}
+
+func (m *Machine) saveState() ([]byte, error) {
+	w := newStateWriter()
+	w.section("machine", m.cfg.Shape.Append)
+	vm, err := saveVM(m.vm, m.cpus.all[0].kvm)
+	if err != nil {
+		return nil, err
+	}
+	w.section("vm", vm.Save)
+	for i, c := range m.cpus.all {
+		s, err := saveVCPU(c.kvm, m.cpuid[i], m.msrs)
+		if err != nil {
+			return nil, err
+		}
+		w.section("vcpu", s.Save)
+	}
+	w.section("serial", m.serial.Save)
+	for i, s := range m.slots {
+		if s != nil {
+			w.section(slotName(i), s.transport.Save)
+		}
+	}
+	return w.finish(), nil
+}
+
+// saveMemory writes the dirty pages. A page of zeros stays a hole in the file, which reads the same.
+func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return err
+	}
+	// The layer has the size of the memory, so that a truncated one shows.
+	result.LayerBytes = m.mem.Size()
+	if err := layer.Truncate(int64(result.LayerBytes)); err != nil {
+		return err
+	}
+	for _, r := range dirty {
+		result.DirtyBytes += r.Length
+	}
+	for _, r := range bound(m.mem, dirty, maxExtents) {
+		off := guestmem.Linear(r.GPA)
+		view, err := m.mem.ReadView(r.GPA, int(r.Length))
+		if err != nil {
+			return err
+		}
+		if err := writeSparse(layer, view, int64(off)); err != nil {
+			return err
+		}
+		result.Extents = append(result.Extents, snapshot.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: off})
+	}
+	return nil
+}
+
+// bound joins neighbouring ranges of one region until there are at most limit, or one per region.
+func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
+	var out []guestmem.Range
+	regions := mem.Regions()
+	for i := range regions {
+		region := &regions[i]
+		var spans []snapshot.Span
+		for _, r := range ranges {
+			if r.GPA >= region.GPA && r.GPA < region.GPA+guestmem.GPA(region.Size) {
+				spans = append(spans, snapshot.Span{Start: uint64(r.GPA), Length: r.Length})
+			}
+		}
+		share := max(1, limit*len(spans)/max(1, len(ranges)))
+		for _, s := range snapshot.Join(spans, share) {
+			out = append(out, guestmem.Range{GPA: guestmem.GPA(s.Start), Length: s.Length})
+		}
+	}
+	return out
+}
+
+// writeSparse writes p at off, leaving out pages of zeros.
+func writeSparse(f *os.File, p []byte, off int64) error {
+	for len(p) > 0 {
+		n := run(p, zero(p[:guestmem.PageSize]))
+		if !zero(p[:guestmem.PageSize]) {
+			if _, err := f.WriteAt(p[:n], off); err != nil {
+				return err
+			}
+		}
+		p = p[n:]
+		off += int64(n)
+	}
+	return nil
+}
+
+// run returns the length of the longest prefix of p whose pages are all zero, or all not.
+func run(p []byte, zeros bool) int {
+	n := guestmem.PageSize
+	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {
+		n += guestmem.PageSize
+	}
+	return n
+}
+
+var zeroPage [guestmem.PageSize]byte
+
+func zero(page []byte) bool { return [guestmem.PageSize]byte(page) == zeroPage }

@@ -1,0 +1,56 @@
+package vmm
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/internal/machine"
+	"github.com/forkd/forkd/internal/vmm/ctlsock"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// donated are the descriptors of one request, taken in order; those that are not taken are closed with the request.
+type donated struct{ fds []int }
+
+func donate(fds []int) *donated { return &donated{fds} }
+
+// take returns the next descriptor, which becomes the caller's, or nil if there are no more.
+func (d *donated) take() *os.File {
+	if len(d.fds) == 0 {
+		return nil
+	}
+	return os.NewFile(uintptr(d.takeFD()), "donated")
+}
+
+// takeFD is take for a descriptor that stays a number. There must be one.
+func (d *donated) takeFD() int {
+	fd := d.fds[0]
+	d.fds = d.fds[1:]
+	return fd
+}
+
+func (d *donated) takeN(n int) ([]*os.File, error) {
+	if n < 0 || n > len(d.fds) {
+		return nil, fmt.Errorf("request names %d files, %d descriptors came with it", n, len(d.fds))
+	}
+	files := make([]*os.File, n)
+	for i := range files {
+		files[i] = d.take()
+	}
+	return files, nil
+}
+
+// disks takes the layers of all disks.
+func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
+	disks := make([]machine.Disk, len(specs))
+	for i, spec := range specs {
+		layers, err := d.takeN(int(spec.Layers))
+		if err != nil {
+			return nil, fmt.Errorf("disk %d: %w", i, err)
+		}
+		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, ReadOnly: spec.ReadOnly, Layers: layers}
+	}
+	return disks, nil
+}
+
+func (d *donated) closeRest() { ctlsock.CloseAll(d.fds) }

@@ -1,0 +1,244 @@
+// Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
+//
+// It works on descriptors that the daemon donates and opens nothing by itself but its own page map in /proc. A VMM
+// without a running VM ends when the daemon hangs up; one with a VM keeps running it and waits for the daemon to come
+// back. When the guest stops, the process reports it and ends.
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/machine"
+	"github.com/forkd/forkd/internal/vmm/console"
+	"github.com/forkd/forkd/internal/vmm/ctlsock"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/wire"
+)
+
+// ListenerFD is the descriptor number at which the process finds its listening control socket.
+const ListenerFD = 3
+
+// Exit codes of the process.
+const (
+	exitClean    = 0 // the guest stopped or the daemon hung up before there was one
+	exitProtocol = 2 // the control socket is unusable
+)
+
+// Main serves the control socket until the machine ends and returns the process's exit code.
+func Main() int {
+	s := &server{listener: ListenerFD}
+	for {
+		conn, err := ctlsock.Accept(s.listener)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "forkd-vmm: %v\n", err)
+			return exitProtocol
+		}
+		s.attach(conn)
+		err = s.serve(conn)
+		s.attach(nil)
+		_ = conn.Close()
+		if !s.started {
+			return exitClean
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
+		}
+	}
+}
+
+type server struct {
+	listener int
+	machine  *machine.Machine
+	ring     *console.Ring
+	started  bool // the VM was booted or restored: it is worth keeping without a daemon
+
+	mu   sync.Mutex
+	conn *ctlsock.Conn // nil while no daemon is connected
+}
+
+func (s *server) attach(c *ctlsock.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn = c
+}
+
+// event sends an event if a daemon is there to hear it.
+func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		return errors.New("no daemon is connected")
+	}
+	return s.conn.Send(kind, body, fds...)
+}
+
+// exited reports the end of the machine and ends the process: KVM and the kernel clean up faster than we could.
+func (s *server) exited(e vmmproto.Exit) {
+	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
+	var w wire.Writer
+	e.Append(&w)
+	_ = s.event(vmmproto.KindExit, w.Bytes())
+	os.Exit(exitClean)
+}
+
+// guestConn hands a stream that the guest opened to the daemon.
+func (s *server) guestConn(port uint32, fd int) error {
+	var w wire.Writer
+	w.U32(port)
+	err := s.event(vmmproto.KindConn, w.Bytes(), fd)
+	_ = unix.Close(fd)
+	return err
+}
+
+func (s *server) serve(conn *ctlsock.Conn) error {
+	for {
+		kind, body, fds, err := conn.Receive()
+		if err != nil {
+			return err
+		}
+		var w wire.Writer
+		files := donate(fds)
+		err = s.handle(kind, wire.NewReader(body), files, &w)
+		files.closeRest()
+		if err != nil {
+			err = conn.Send(vmmproto.KindError, []byte(err.Error()))
+		} else {
+			err = conn.Send(vmmproto.KindOK, w.Bytes())
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// handle carries out one request and writes its result.
+func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *wire.Writer) error {
+	if s.machine == nil && kind != vmmproto.KindCreate {
+		return errors.New("no machine has been created")
+	}
+	switch kind {
+	case vmmproto.KindCreate:
+		return s.create(r, files)
+	case vmmproto.KindBoot:
+		return s.boot(r, files)
+	case vmmproto.KindRestore:
+		return s.restore(r, files, w)
+	case vmmproto.KindResume:
+		return s.machine.Resume()
+	case vmmproto.KindPause:
+		return s.machine.Pause()
+	case vmmproto.KindSave:
+		return s.save(r, files, w)
+	case vmmproto.KindStats:
+		stats, err := s.machine.Stats()
+		stats.Append(w)
+		return err
+	}
+	return fmt.Errorf("unknown request %d", kind)
+}
+
+func (s *server) create(r *wire.Reader, files *donated) error {
+	var req vmmproto.Create
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse create: %w", err)
+	}
+	if req.Version != vmmproto.Version {
+		return fmt.Errorf("daemon speaks control protocol %d, this forkd-vmm %d: use the two of one build",
+			req.Version, vmmproto.Version)
+	}
+	if s.machine != nil {
+		return errors.New("the machine exists already")
+	}
+	if len(files.fds) != 3 {
+		return errors.New("create wants three descriptors: kvm, vsock listener, console ring")
+	}
+	kvmFD, vsock, ringFile := files.takeFD(), files.takeFD(), files.take()
+	ring, err := console.Open(ringFile)
+	_ = ringFile.Close()
+	if err != nil {
+		return err
+	}
+	sys, err := kvm.NewSystem(kvmFD)
+	if err != nil {
+		return err
+	}
+	s.ring = ring
+	s.machine, err = machine.New(machine.Config{
+		KVM: sys, Shape: req.Machine, Console: ring, VsockListener: vsock,
+		GuestConn: s.guestConn, Exited: s.exited,
+	})
+	return err
+}
+
+func (s *server) boot(r *wire.Reader, files *donated) error {
+	var req vmmproto.Boot
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse boot: %w", err)
+	}
+	kernel := files.take()
+	var initrd *os.File
+	if req.Initrd {
+		initrd = files.take()
+	}
+	disks, err := files.disks(req.Disks)
+	if err != nil {
+		return err
+	}
+	err = s.machine.Boot(machine.BootConfig{
+		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID,
+	})
+	_ = kernel.Close()
+	if initrd != nil {
+		_ = initrd.Close()
+	}
+	s.started = err == nil
+	return err
+}
+
+func (s *server) restore(r *wire.Reader, files *donated, w *wire.Writer) error {
+	var req vmmproto.Restore
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse restore: %w", err)
+	}
+	state := files.take()
+	layers, err := files.takeN(int(req.Layers))
+	if err != nil {
+		return err
+	}
+	disks, err := files.disks(req.Disks)
+	if err != nil {
+		return err
+	}
+	times, err := s.machine.Restore(machine.RestoreConfig{
+		State: state, Layers: layers, Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
+	})
+	_ = state.Close()
+	for _, f := range layers {
+		_ = f.Close() // the mappings keep the files
+	}
+	s.started = s.started || err == nil
+	times.Append(w)
+	return err
+}
+
+func (s *server) save(r *wire.Reader, files *donated, w *wire.Writer) error {
+	var req vmmproto.Save
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse save: %w", err)
+	}
+	state, layer := files.take(), files.take()
+	if layer == nil {
+		return errors.New("save wants two descriptors: state and memory layer")
+	}
+	defer state.Close()
+	defer layer.Close()
+	result, err := s.machine.Save(state, layer, int(req.MaxExtents))
+	result.Append(w)
+	return err
+}
