@@ -93,8 +93,8 @@ func TestStatementsExpressionsAndState(t *testing.T) {
 
 func TestOutputOfEverySourceArrivesBeforeTheEnd(t *testing.T) {
 	_, h := newServer(t)
-	got := run(t, h, code("import os, sys\nprint('a', end='')\nsys.stderr.write('e')\nsys.stdout.flush()\nos.system('printf é; printf z >&2')\nNone"))
-	if out, errs := field(got, "stdout", "text"), field(got, "stderr", "text"); out != "aé" || errs != "ez" {
+	got := run(t, h, code("import os, sys\nprint('a', end='')\nsys.stderr.write('e\\n')\nsys.stdout.flush()\nos.system('printf é; printf z >&2')\nNone"))
+	if out, errs := field(got, "stdout", "text"), field(got, "stderr", "text"); out != "aé" || errs != "e\nz" {
 		t.Fatalf("stdout %q, stderr %q", out, errs)
 	}
 	big := run(t, h, code("print('é' * 500000)"))

@@ -294,7 +294,7 @@ def _control_loop():
 def _serve():
     signal.signal(signal.SIGINT, _on_sigint)
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace", write_through=True)
+    sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     module = types.ModuleType("forkd", "What code in a forkd sandbox can ask of its interpreter.")
     module.on_fork, module.display = on_fork, display
     sys.modules["forkd"] = module
