@@ -64,6 +64,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetOut(stdio.Out)
 	root.SetErr(stdio.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand()
+	root.AddCommand(newMachineCmd())
 	return root
 }

@@ -1,0 +1,10 @@
+// Command forkd-machined is PID 1 of the emulated host that `forkd machine` starts. Nobody runs it by hand.
+package main
+
+import (
+	"os"
+
+	"github.com/forkd/forkd/internal/tcghost/machined"
+)
+
+func main() { os.Exit(machined.Main(os.Args[1:])) }

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/tcghost"
+)
+
+// machineEnv names the machine where --name is not given.
+const machineEnv = "FORKD_MACHINE"
+
+// superviseVerb is the hidden command that `machine start` runs in the background.
+const superviseVerb = "supervise"
+
+func newMachineCmd() *cobra.Command {
+	name := os.Getenv(machineEnv)
+	if name == "" {
+		name = tcghost.DefaultName
+	}
+	cmd := &cobra.Command{
+		Use:   "machine",
+		Short: "Run an emulated Linux host with KVM, where this one has none",
+		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm is real. Slower than hardware,\n" +
+			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
+	}
+	cmd.PersistentFlags().StringVar(&name, "name", name, "which machine; default from $"+machineEnv)
+	open := func() (tcghost.Machine, error) {
+		cache, err := cachedir.Dir()
+		if err != nil {
+			return tcghost.Machine{}, err
+		}
+		m, err := tcghost.Open(cache, name)
+		if err != nil {
+			return m, usageError{err}
+		}
+		return m, nil
+	}
+	cmd.AddCommand(newMachineStart(open), newMachineStop(open), newMachineStatus(open), newMachineExec(open),
+		newMachineSupervise(open))
+	return cmd
+}
+
+type openMachine func() (tcghost.Machine, error)
+
+func newMachineStart(open openMachine) *cobra.Command {
+	o := tcghost.DefaultOptions()
+	var output string
+	cmd := &cobra.Command{
+		Use:   "start",
+		Short: "Start the machine and wait until it answers; a running one is left as it is",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			m, err := open()
+			if err != nil {
+				return err
+			}
+			began := time.Now()
+			s, err := startMachine(cmd.Context(), m, o, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return writeJSON(cmd.OutOrStdout(), s)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "machine %s is ready (%.1f s)\n", s.Name, time.Since(began).Seconds())
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the machine")
+	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size of the state disk (a sparse file) when it is first made")
+	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit, "silence after which the machine counts as hung and is restarted")
+	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program")
+	f.StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+// startMachine starts m with this program as its supervisor.
+func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, progress io.Writer) (tcghost.State, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return tcghost.State{}, fmt.Errorf("start machine: %w", err)
+	}
+	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	return m.Start(ctx, o, []string{self, "machine", "--name", m.Name, superviseVerb},
+		func(msg string) { fmt.Fprintf(progress, "forkd: %s\n", msg) })
+}
+
+func newMachineStop(open openMachine) *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop",
+		Short: "Sync the machine's disk and switch it off; its state disk is kept",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m, err := open()
+			if err != nil {
+				return err
+			}
+			ran, err := m.Stop(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if !ran {
+				fmt.Fprintf(cmd.OutOrStdout(), "machine %s was not running\n", m.Name)
+			}
+			return nil
+		},
+	}
+}
+
+func newMachineStatus(open openMachine) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say whether the machine runs, where it listens, and what went wrong last",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			m, err := open()
+			if err != nil {
+				return err
+			}
+			s, err := m.State()
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return writeJSON(cmd.OutOrStdout(), s)
+			}
+			printState(cmd.OutOrStdout(), s)
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func printState(w io.Writer, s tcghost.State) {
+	fmt.Fprintf(w, "machine   %s\nphase     %s\n", s.Name, s.Phase)
+	if s.Phase == tcghost.Ready {
+		fmt.Fprintf(w, "since     %s (ready after %d ms)\nmemory    %d MiB\ndaemon    %s\n",
+			s.StartedAt.Format(time.RFC3339), s.ReadyMS, s.Options.MemoryMiB, s.DaemonAddr)
+	}
+	if s.Restarts > 0 {
+		fmt.Fprintf(w, "restarts  %d\n", s.Restarts)
+	}
+	if s.LastFailure != "" {
+		fmt.Fprintf(w, "failure   %s\n", s.LastFailure)
+	}
+}
+
+func newMachineSupervise(open openMachine) *cobra.Command {
+	return &cobra.Command{
+		Use:    superviseVerb,
+		Hidden: true,
+		Short:  "Own the machine's QEMU; started by `machine start`",
+		Args:   usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m, err := open()
+			if err != nil {
+				return err
+			}
+			// The client's terminal may go away, the machine stays.
+			signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
+			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGTERM)
+			defer cancel()
+			return m.Supervise(ctx)
+		},
+	}
+}
+
+// usageArgs makes wrong arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+func checkOutput(format string) error {
+	if format != "text" && format != "json" {
+		return usageError{fmt.Errorf("output format %q: use text or json", format)}
+	}
+	return nil
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("write output: %w", err)
+	}
+	return nil
+}
+
+var errNoProgram = errors.New("name the program to run after --")

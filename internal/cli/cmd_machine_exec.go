@@ -1,0 +1,126 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/tcghost/machineapi"
+)
+
+// Exit codes of `machine exec` besides the program's own, as other tools that run commands elsewhere have them.
+const (
+	exitTimedOut   = 124
+	exitMachine    = 125 // no machine, or it went away
+	exitNotStarted = 126
+	exitNotFound   = 127
+	exitSignalBase = 128 // plus the signal's number
+)
+
+// execFlags are the flags of `machine exec`.
+type execFlags struct {
+	timeout time.Duration
+	cwd     string
+	env     []string
+	start   bool
+	copy    bool
+}
+
+func newMachineExec(open openMachine) *cobra.Command {
+	var f execFlags
+	cmd := &cobra.Command{
+		Use:   "exec [flags] -- program [argument ...]",
+		Short: "Run a program in the machine, with this terminal's input and output",
+		Long: fmt.Sprintf("The program ends with its exit code; it and everything it started are killed when it ends or when this\n"+
+			"command does. Further exit codes: %d timed out, %d no machine or it went away, %d not started, %d not found,\n"+
+			"%d+n killed by signal n.", exitTimedOut, exitMachine, exitNotStarted, exitNotFound, exitSignalBase),
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errNoProgram
+			}
+			return nil
+		}),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, err := open()
+			if err != nil {
+				return err
+			}
+			return machineExec(cmd, m, f, args)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SetInterspersed(false)
+	flags.DurationVar(&f.timeout, "timeout", 0, "kill the program after this time; 0 means never")
+	flags.StringVar(&f.cwd, "cwd", "", "working directory in the machine (default /, with --copy the program's)")
+	flags.StringArrayVar(&f.env, "env", nil, "KEY=VALUE to set in the program's environment; may be repeated")
+	flags.BoolVar(&f.start, "start", false, "start the machine first if it does not run")
+	flags.BoolVar(&f.copy, "copy", false, "the program is a file of this host: copy it, and ./testdata, into the machine")
+	return cmd
+}
+
+func machineExec(cmd *cobra.Command, m tcghost.Machine, f execFlags, args []string) error {
+	if f.timeout < 0 {
+		return usageError{fmt.Errorf("timeout %v is negative", f.timeout)}
+	}
+	if f.start {
+		if _, err := startMachine(cmd.Context(), m, tcghost.DefaultOptions(), cmd.ErrOrStderr()); err != nil {
+			return machineFailed(cmd, err)
+		}
+	}
+	start := machineapi.ExecStart{Argv: args, Env: f.env, Dir: f.cwd, TimeoutMS: f.timeout.Milliseconds()}
+	if f.copy {
+		dir, program, err := m.CopyIn(args[0], "testdata")
+		if err != nil {
+			return machineFailed(cmd, err)
+		}
+		defer os.RemoveAll(dir)
+		start.Argv = append([]string{program}, args[1:]...)
+		if start.Dir == "" {
+			start.Dir = dir
+		}
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	exit, err := m.Exec(context.WithoutCancel(cmd.Context()), start,
+		tcghost.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Signals: signals})
+	if err != nil {
+		return machineFailed(cmd, err)
+	}
+	return execResult(cmd, f, exit)
+}
+
+// machineFailed reports a failure that is not the program's.
+func machineFailed(cmd *cobra.Command, err error) error {
+	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err)
+	return exitCode(exitMachine)
+}
+
+// execResult translates the program's end to an exit code, with a word where the code alone is ambiguous.
+func execResult(cmd *cobra.Command, f execFlags, exit machineapi.ExecExit) error {
+	say := func(err error) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err) }
+	switch {
+	case exit.Error != "":
+		say(errors.New(exit.Error))
+		if exit.NotFound {
+			return exitCode(exitNotFound)
+		}
+		return exitCode(exitNotStarted)
+	case exit.TimedOut:
+		say(fmt.Errorf("timed out after %v, killed", f.timeout))
+		return exitCode(exitTimedOut)
+	case exit.Signal != 0:
+		say(fmt.Errorf("killed by signal %d (%v)", exit.Signal, syscall.Signal(exit.Signal)))
+		return exitCode(exitSignalBase + exit.Signal)
+	case exit.Code != 0:
+		return exitCode(exit.Code)
+	}
+	return nil
+}

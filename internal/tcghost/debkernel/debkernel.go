@@ -1,0 +1,196 @@
+// Package debkernel gets files out of Debian packages without installing them: a distribution kernel (vmlinux and its
+// modules directory) and busybox. Packages come through apt-get, with the host's own sources, keys and proxies.
+//
+// It needs no root. It does not compile, configure or boot anything.
+package debkernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/internal/kernelimage"
+)
+
+// metaPackages depend on the newest kernel of the 6.12 series, first found first: bookworm-security has it under its
+// own name, in trixie it is the default.
+var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
+
+// imagePackage matches the package a meta package depends on, for example linux-image-6.12.117+deb12-amd64.
+var imagePackage = regexp.MustCompile(`^linux-image-(\d[^\s/]*-amd64)$`)
+
+// Kernel is an unpacked kernel package.
+type Kernel struct {
+	VMLinux    string // path of the uncompressed ELF kernel
+	ModulesDir string // path of lib/modules/<version>
+}
+
+// Find returns the newest kernel that Fetch has put below dir; the error wraps fs.ErrNotExist if there is none.
+func Find(dir string) (Kernel, error) {
+	found, err := filepath.Glob(filepath.Join(dir, "*-amd64", "vmlinux"))
+	if err != nil {
+		return Kernel{}, fmt.Errorf("find kernel in %s: %w", dir, err)
+	}
+	if len(found) == 0 {
+		return Kernel{}, fmt.Errorf("find kernel in %s: %w", dir, fs.ErrNotExist)
+	}
+	slices.SortFunc(found, func(a, b string) int { return compareVersions(filepath.Dir(a), filepath.Dir(b)) })
+	root := filepath.Dir(found[len(found)-1])
+	return Kernel{VMLinux: filepath.Join(root, "vmlinux"), ModulesDir: filepath.Join(root, "modules")}, nil
+}
+
+// Fetch downloads the newest 6.12 kernel package of the host's apt sources, about 100 MB, and unpacks it below dir.
+// A complete copy appears under its final name at once or not at all.
+func Fetch(ctx context.Context, dir string) (Kernel, error) {
+	pkg, err := newestImage(ctx)
+	if err != nil {
+		return Kernel{}, err
+	}
+	version := imagePackage.FindStringSubmatch(pkg)[1]
+	final := filepath.Join(dir, version)
+	k := Kernel{VMLinux: filepath.Join(final, "vmlinux"), ModulesDir: filepath.Join(final, "modules")}
+	if _, err := os.Stat(k.VMLinux); err == nil {
+		return k, nil
+	}
+	staging, err := unpack(ctx, dir, pkg)
+	if err != nil {
+		return Kernel{}, err
+	}
+	defer os.RemoveAll(staging)
+	if err := arrange(staging, version); err != nil {
+		return Kernel{}, fmt.Errorf("unpack %s: %w", pkg, err)
+	}
+	err = os.Rename(filepath.Join(staging, "out"), final)
+	if err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
+		return Kernel{}, fmt.Errorf("publish kernel: %w", err)
+	}
+	return k, nil
+}
+
+// arrange makes staging/out from the unpacked package: vmlinux and modules.
+func arrange(staging, version string) error {
+	out := filepath.Join(staging, "out")
+	if err := os.Mkdir(out, 0o755); err != nil {
+		return err
+	}
+	image, err := os.ReadFile(filepath.Join(staging, "boot", "vmlinuz-"+version))
+	if err != nil {
+		return err
+	}
+	vmlinux, err := kernelimage.ExtractVMLinux(image)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(out, "vmlinux"), vmlinux, 0o644); err != nil {
+		return err
+	}
+	// Merged-/usr packages ship usr/lib/modules.
+	for _, lib := range []string{"lib", "usr/lib"} {
+		err = os.Rename(filepath.Join(staging, lib, "modules", version), filepath.Join(out, "modules"))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return err
+}
+
+// Busybox returns the path of a static busybox: the host's if it has one, else one fetched into dir.
+func Busybox(ctx context.Context, dir string) (string, error) {
+	fetched := filepath.Join(dir, "busybox")
+	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", fetched} {
+		if static(path) {
+			return path, nil
+		}
+	}
+	staging, err := unpack(ctx, dir, "busybox-static")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(staging)
+	for _, path := range []string{"bin/busybox", "usr/bin/busybox"} {
+		if from := filepath.Join(staging, path); static(from) {
+			if err := os.Rename(from, fetched); err != nil {
+				return "", fmt.Errorf("publish busybox: %w", err)
+			}
+			return fetched, nil
+		}
+	}
+	return "", errors.New("unpack busybox-static: no static busybox in it")
+}
+
+// unpack downloads pkg and unpacks it into a new staging directory in dir, which the caller removes.
+func unpack(ctx context.Context, dir, pkg string) (staging string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("unpack %s: %w", pkg, err)
+	}
+	staging, err = os.MkdirTemp(dir, ".staging-*")
+	if err != nil {
+		return "", fmt.Errorf("unpack %s: %w", pkg, err)
+	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(staging)
+		}
+	}()
+	// apt-get drops to user _apt, which cannot write to a 0700 directory.
+	if err := os.Chmod(staging, 0o755); err != nil {
+		return "", fmt.Errorf("unpack %s: %w", pkg, err)
+	}
+	if _, err := run(ctx, staging, "apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", pkg); err != nil {
+		return "", fmt.Errorf("download %s (run `apt-get update` if the package lists are old): %w", pkg, err)
+	}
+	debs, err := filepath.Glob(filepath.Join(staging, "*.deb"))
+	if err != nil || len(debs) != 1 {
+		return "", fmt.Errorf("download %s: got %d files, want one package", pkg, len(debs))
+	}
+	if _, err := run(ctx, staging, "dpkg-deb", "-x", debs[0], "."); err != nil {
+		return "", fmt.Errorf("unpack %s: %w", pkg, err)
+	}
+	return staging, nil
+}
+
+// newestImage asks apt for the package that the meta package depends on.
+func newestImage(ctx context.Context) (string, error) {
+	for _, meta := range metaPackages {
+		out, err := run(ctx, "", "apt-cache", "depends", "--important", meta)
+		if err != nil {
+			continue // not in this release
+		}
+		if pkg, ok := imageDependency(out); ok {
+			return pkg, nil
+		}
+	}
+	return "", fmt.Errorf("find kernel package: apt knows none of %s: run `apt-get update`, or add the release's "+
+		"security archive to the apt sources", strings.Join(metaPackages, ", "))
+}
+
+// imageDependency finds the kernel package in the output of `apt-cache depends`.
+func imageDependency(out string) (string, bool) {
+	for line := range strings.Lines(out) {
+		name, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: ")
+		if ok && imagePackage.MatchString(name) {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+func run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
+}

@@ -1,0 +1,92 @@
+package machined
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// groups starts processes such that their whole tree can be killed: each in a process group and, where root is set, in
+// a cgroup of its own, which children cannot leave by setsid.
+type groups struct {
+	root string // a cgroup v2 directory; empty: process groups only
+	next *atomic.Uint64
+}
+
+// group is one process tree.
+type group struct {
+	pgid   int
+	cgroup string // directory, empty without cgroups
+}
+
+// removeTries × removePause bounds the wait for a killed cgroup to become empty.
+const (
+	removeTries = 100
+	removePause = 20 * time.Millisecond
+)
+
+// start starts cmd as the leader of a new group.
+func (g groups) start(cmd *exec.Cmd) (group, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if g.root == "" {
+		if err := cmd.Start(); err != nil {
+			return group{}, err
+		}
+		return group{pgid: cmd.Process.Pid}, nil
+	}
+	dir := filepath.Join(g.root, strconv.FormatUint(g.next.Add(1), 10))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return group{}, fmt.Errorf("make cgroup: %w", err)
+	}
+	fd, err := os.Open(dir)
+	if err != nil {
+		return group{}, fmt.Errorf("open cgroup: %w", err)
+	}
+	defer fd.Close()
+	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(fd.Fd())
+	if err := cmd.Start(); err != nil {
+		os.Remove(dir)
+		return group{}, err
+	}
+	return group{pgid: cmd.Process.Pid, cgroup: dir}, nil
+}
+
+// signal sends sig to the process group.
+func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
+
+// kill kills the tree. With cgroups it may be called at any time: a cgroup directory is never reused. Without, only
+// before the leader has been waited for and everything it started has ended, because process ids are.
+func (g group) kill() {
+	if g.cgroup == "" {
+		g.signal(syscall.SIGKILL)
+		return
+	}
+	err := os.WriteFile(filepath.Join(g.cgroup, "cgroup.kill"), []byte("1"), 0)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.Printf("kill %s: %v", g.cgroup, err)
+	}
+}
+
+// end kills what is left after the leader has ended and removes the cgroup.
+func (g group) end() {
+	g.kill()
+	if g.cgroup == "" {
+		return
+	}
+	var err error
+	for range removeTries {
+		if err = os.Remove(g.cgroup); err == nil || errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		time.Sleep(removePause)
+	}
+	log.Printf("remove cgroup: %v", err)
+}
