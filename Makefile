@@ -1,0 +1,40 @@
+# The commands of this project. `make help` lists them.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-host test-vm fuzz lint bench torture clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: ## Install missing Debian packages
+	@scripts/setup
+
+build: ## Build bin/forkd with everything it carries
+	@scripts/build
+
+demo: setup build ## Set up, bake a parent, fork 100 children, print a report
+	@scripts/demo
+
+test: setup build ## Run every test: on the host, then in VMs
+	@scripts/test
+
+test-host: build ## Run the tests that need no KVM
+	@scripts/test host
+
+test-vm: setup build ## Run the tests that boot VMs (in the machine where KVM is not usable)
+	@scripts/test vm
+
+fuzz: ## Fuzz every target for FUZZTIME (default 10s) each
+	@scripts/fuzz $(or $(FUZZTIME),10s)
+
+lint: ## Check formatting, vet and the import rules
+	@scripts/lint
+
+bench: setup build ## Run the benchmarks; tables here, figures in out/
+	@scripts/bench
+
+torture: setup build ## Branch sandboxes under fire N times (default 300)
+	@scripts/torture $(or $(N),300)
+
+clean: ## Remove what was built here (not the cache)
+	rm -rf bin out internal/embedded/bin/forkd-*
