@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
@@ -158,7 +159,7 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.vmm, b.dir = sh.vmm, b.m.vmDir(sh.id)
 	b.undo.Add(func() { b.kill() })
-	b.guest = b.m.cfg.Guest(filepath.Join(b.dir, vsockName))
+	b.guest = b.m.cfg.Guest(filepath.Join(b.dir, vmmclient.VsockSocket))
 	ctx, stop := whileAlive(ctx, b.vmm)
 	defer stop()
 	if err := b.toWarm(ctx); err != nil {
@@ -238,10 +239,10 @@ func (b *bake) boot(ctx context.Context) error {
 	}
 	defer top.Close()
 	req := vmmproto.Boot{
-		Cmdline: b.m.cfg.Cmdline, Initrd: true, VMGenID: newGenID(),
-		Disks: []vmmproto.Disk{{SizeBytes: size, Layers: 2}},
+		Cmdline: b.m.cfg.Cmdline, VMGenID: newGenID(),
+		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
-	err = b.vmm.Boot(ctx, req, BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}}})
+	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}}})
 	if err != nil {
 		return err
 	}
@@ -254,16 +255,20 @@ func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
 		fmt.Errorf("no announcement within %v: look at the console, or raise ready_timeout_secs", b.req.Ready))
 	defer cancel()
 	for {
-		port, conn, err := b.vmm.Accept(ctx)
-		if err != nil {
-			return agentproto.Ready{}, because(ctx, err)
+		select {
+		case <-ctx.Done():
+			return agentproto.Ready{}, context.Cause(ctx)
+		case c, ok := <-b.vmm.Conns():
+			switch {
+			case !ok:
+				<-ctx.Done() // the VM is ending; its end is the cause
+			case c.Port != agentproto.ReadyPort:
+				c.Conn.Close() // nothing else listens on the host
+			default:
+				ready, err := readReady(ctx, c.Conn)
+				return ready, because(ctx, err)
+			}
 		}
-		if port != agentproto.ReadyPort {
-			conn.Close() // nothing else listens on the host
-			continue
-		}
-		ready, err := readReady(ctx, conn)
-		return ready, because(ctx, err)
 	}
 }
 
@@ -343,7 +348,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []snapshot.Extent,
 		return nil, nil, err
 	}
 	defer layer.Close()
-	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, SaveFiles{State: state, Layer: layer})
+	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
 	if err != nil {
 		return nil, nil, err
 	}

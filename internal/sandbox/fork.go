@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
@@ -224,13 +226,11 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, s *Sandbox,
 	}
 	s.record.ID, s.vmm, s.dir = sh.id, sh.vmm, m.vmDir(sh.id)
 	undo.Add(func() { m.killVMM(s) })
-	s.guest = m.cfg.Guest(filepath.Join(s.dir, vsockName))
+	s.guest = m.cfg.Guest(filepath.Join(s.dir, vmmclient.VsockSocket))
 	s.data = filepath.Join(m.cfg.DataDir, sh.id)
 	undo.Add(func() { os.RemoveAll(s.data) })
-	files := RestoreFiles{State: s.lease.State(), Layers: s.lease.Layers()}
-	req := vmmproto.Restore{
-		Layers: uint32(len(files.Layers)), Extents: s.lease.Extents(), VMGenID: newGenID(), Resume: true,
-	}
+	files := vmmclient.RestoreFiles{State: s.lease.State(), Layers: s.lease.Layers()}
+	req := vmmproto.Restore{Extents: s.lease.Extents(), VMGenID: newGenID(), Resume: true}
 	if d := manifest.Disk; d != nil {
 		if err := os.Mkdir(s.data, 0o700); err != nil {
 			return err
@@ -240,9 +240,8 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, s *Sandbox,
 			return err
 		}
 		defer top.Close()
-		stack := append(append([]*os.File(nil), s.lease.Disk()...), top)
-		files.Disks = [][]*os.File{stack}
-		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes, Layers: uint32(len(stack))}}
+		files.Disks = [][]*os.File{append(slices.Clone(s.lease.Disk()), top)}
+		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes}}
 	}
 	if s.timing.Restore, err = s.vmm.Restore(ctx, req, files); err != nil {
 		return fmt.Errorf("restore child %s: %w", sh.id, err)

@@ -35,10 +35,20 @@ func (m *Manager) adopt(s *Sandbox) {
 
 // watch notices the end of a VM that nobody asked for.
 func (m *Manager) watch(s *Sandbox) {
-	select {
-	case <-m.quit:
-		return
-	case <-s.vmm.Done():
+	for conns := s.vmm.Conns(); ; {
+		select {
+		case <-m.quit:
+			return
+		case c, ok := <-conns:
+			if ok {
+				c.Conn.Close() // nothing of a sandbox listens on the host
+			} else {
+				conns = nil // closed by the end of the VM, which Done reports
+			}
+			continue
+		case <-s.vmm.Done():
+		}
+		break
 	}
 	exit := s.vmm.Exit()
 	console, err := m.cfg.VMMs.Console(s.dir)

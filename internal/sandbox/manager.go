@@ -106,9 +106,6 @@ func newID() string { return idPrefix + snapshot.NewID() }
 
 func (m *Manager) vmDir(id string) string { return filepath.Join(m.cfg.RunDir, id) }
 
-// vsockName is the socket that a VMM makes in its directory.
-const vsockName = "vsock.sock"
-
 // Get returns the sandbox with an id.
 func (m *Manager) Get(id string) (*Sandbox, error) {
 	m.mu.Lock()

@@ -1,23 +1,19 @@
 package sandbox
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
 )
-
-// attachTimeout bounds the first contact with one VMM of an earlier daemon.
-const attachTimeout = 5 * time.Second
 
 // Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs that were never
 // handed out, whose process has ended, or whose snapshot is gone. It is called once, before anything else, and returns
 // the number of sandboxes that live on.
-func (m *Manager) Recover(ctx context.Context) (int, error) {
+func (m *Manager) Recover() (int, error) {
 	dirs, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
@@ -27,7 +23,7 @@ func (m *Manager) Recover(ctx context.Context) (int, error) {
 		if CheckID(d.Name()) != nil {
 			continue
 		}
-		if err := m.readopt(ctx, d.Name()); err != nil {
+		if err := m.readopt(d.Name()); err != nil {
 			m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", d.Name(), "reason", err)
 			continue
 		}
@@ -49,18 +45,16 @@ func (m *Manager) Recover(ctx context.Context) (int, error) {
 }
 
 // readopt takes over one VM, or removes it and says why.
-func (m *Manager) readopt(ctx context.Context, id string) error {
+func (m *Manager) readopt(id string) error {
 	var undo cleanup.Stack
 	defer undo.Run()
-	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
-	defer cancel()
 	dir := m.vmDir(id)
 	undo.Add(func() { os.RemoveAll(dir) })
-	vmm, err := m.cfg.VMMs.Attach(ctx, dir)
+	vmm, err := m.cfg.VMMs.Attach(id, dir)
 	if err != nil {
 		return fmt.Errorf("its process has ended or does not answer: %w", err)
 	}
-	s := &Sandbox{dir: dir, data: filepath.Join(m.cfg.DataDir, id), vmm: vmm, guest: m.cfg.Guest(filepath.Join(dir, vsockName))}
+	s := &Sandbox{dir: dir, data: filepath.Join(m.cfg.DataDir, id), vmm: vmm, guest: m.cfg.Guest(filepath.Join(dir, vmmclient.VsockSocket))}
 	s.record.ID = id
 	undo.Add(func() { m.killVMM(s) })
 	if s.record, err = readRecord(dir); err != nil {

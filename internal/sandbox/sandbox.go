@@ -16,51 +16,30 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
-// VMM is one VM process. Its methods may be called from several goroutines; requests are served one at a time.
+// VMM is one VM process, as *vmmclient.VMM describes it.
 type VMM interface {
 	PID() int
-	Boot(context.Context, vmmproto.Boot, BootFiles) error
-	Restore(context.Context, vmmproto.Restore, RestoreFiles) (vmmproto.RestoreResult, error)
+	Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error
+	Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (vmmproto.RestoreResult, error)
 	Resume(context.Context) error
 	Pause(context.Context) error
-	// Save writes the state of a paused VM.
-	Save(context.Context, vmmproto.Save, SaveFiles) (vmmproto.SaveResult, error)
+	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
 	Stats(context.Context) (vmmproto.Stats, error)
-	// Accept waits for the next stream that the guest opens to the host.
-	Accept(context.Context) (port uint32, conn net.Conn, err error)
-	// Done is closed when the process has ended; Exit then says why.
+	Conns() <-chan vmmclient.Conn
 	Done() <-chan struct{}
 	Exit() vmmproto.Exit
-	// Kill ends the process if it has not ended, reaps it and removes its directory.
 	Kill() error
 }
-
-// BootFiles are the descriptors of a cold boot; Initrd may be nil.
-type BootFiles struct {
-	Kernel, Initrd *os.File
-	Disks          [][]*os.File // of each disk, base first
-}
-
-// RestoreFiles are the descriptors of a fork.
-type RestoreFiles struct {
-	State  *os.File
-	Layers []*os.File
-	Disks  [][]*os.File
-}
-
-// SaveFiles are the descriptors that Save writes.
-type SaveFiles struct{ State, Layer *os.File }
 
 // ShellConfig names a VM process to start.
 type ShellConfig struct {
@@ -74,7 +53,7 @@ type VMMs interface {
 	// Spawn starts a process and creates its VM, with nothing running: a shell.
 	Spawn(context.Context, ShellConfig) (VMM, error)
 	// Attach finds the process of dir again after a restart of the daemon.
-	Attach(ctx context.Context, dir string) (VMM, error)
+	Attach(id, dir string) (VMM, error)
 	// Console returns the last output of the VM of dir, also after its process has ended.
 	Console(dir string) ([]byte, error)
 }
