@@ -165,19 +165,21 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 }
 
 // Verify reads every file of the snapshot and of its chain and compares the digests. The error is a *DamagedError that
-// names the first file that differs, or says that digests are still being computed.
+// names the first file that differs. Digests that are not recorded yet are computed and recorded first.
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	lease, err := s.Acquire(tag)
 	if err != nil {
 		return err
 	}
 	defer lease.Release()
+	if !sealed(s.manifestOf(tag)) {
+		if err := s.seal(ctx, tag); err != nil {
+			return fmt.Errorf("verify snapshot %q: %w", tag, err)
+		}
+	}
 	m, err := readManifest(s.file(tag, snapshot.ManifestFile))
 	if err != nil {
 		return &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
-	}
-	if !sealed(m) {
-		return fmt.Errorf("verify snapshot %q: its digests are still being computed; try again in a moment", tag)
 	}
 	files, err := s.files(m)
 	if err != nil {
@@ -193,6 +195,13 @@ func (s *Store) Verify(ctx context.Context, tag string) error {
 		}
 	}
 	return nil
+}
+
+// manifestOf returns the manifest of a leased snapshot.
+func (s *Store) manifestOf(tag string) *snapshot.Manifest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byTag[tag].manifest
 }
 
 // digest returns the SHA-256 of a file in hex.

@@ -1,0 +1,192 @@
+// Package daemon is the process behind `forkd daemon`: it owns a store and the sandboxes of one host and serves the
+// REST API until it is told to stop.
+//
+// It runs no guest itself: every VM is a forkd-vmm process that lives on when the daemon ends, and the next daemon
+// takes it over. Constructors meet in wire.go and nowhere else.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/internal/auth"
+)
+
+// Config is what a daemon is started with.
+type Config struct {
+	Socket      string // unix socket; empty: none
+	Bind        string // TCP address; empty: none
+	TokenFile   string // demands its token on both; empty: no token
+	StateDir    string // snapshots and private disks
+	RAMDir      string // tmpfs for hot memory layers
+	RunDir      string // sockets and records of running sandboxes
+	AuditLog    string // empty: none
+	PoolSize    int
+	CmdlineArgs []string // added to the kernel command line of parents
+	CPUTemplate string   // of parents
+	Accel       string   // "kvm" or "tcg", for reports
+	KillOnExit  bool     // end all sandboxes when the daemon stops
+	Version     string
+	Log         *slog.Logger
+}
+
+// Defaults fills in the directories and the socket for the calling user: system directories for root, those of the XDG
+// Base Directory specification for everybody else.
+func (c *Config) Defaults(uid int, getenv func(string) string) error {
+	state, run := "/var/lib/forkd", "/run/forkd"
+	if uid != 0 {
+		home := getenv("HOME")
+		if state = getenv("XDG_STATE_HOME"); !filepath.IsAbs(state) {
+			state = filepath.Join(home, ".local", "state")
+		}
+		if run = getenv("XDG_RUNTIME_DIR"); !filepath.IsAbs(run) {
+			run = filepath.Join(os.TempDir(), fmt.Sprintf("forkd-run-%d", uid))
+		}
+		if !filepath.IsAbs(state) {
+			return errors.New("no place for the daemon's state: set HOME, or give --state-dir")
+		}
+		state, run = filepath.Join(state, "forkd"), filepath.Join(run, "forkd")
+	}
+	for _, d := range []struct {
+		field *string
+		def   string
+	}{
+		{&c.StateDir, state}, {&c.RunDir, run}, {&c.RAMDir, fmt.Sprintf("/dev/shm/forkd-%d", uid)},
+	} {
+		if *d.field == "" {
+			*d.field = d.def
+		}
+	}
+	if c.Socket == "" && c.Bind == "" {
+		c.Socket = filepath.Join(c.RunDir, "forkd.sock")
+	}
+	return nil
+}
+
+// check reports what is wrong with a configuration.
+func (c *Config) check() error {
+	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("%s %q: want an absolute path", flag, dir)
+		}
+	}
+	if c.PoolSize < 0 || c.PoolSize > maxPool {
+		return fmt.Errorf("--pool %d: want 0 to %d", c.PoolSize, maxPool)
+	}
+	return nil
+}
+
+const maxPool = 1000
+
+// Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take long.
+const (
+	headerTimeout   = 10 * time.Second
+	shutdownTimeout = 30 * time.Second
+)
+
+// Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly stop.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.check(); err != nil {
+		return err
+	}
+	var token auth.Token
+	if cfg.TokenFile != "" {
+		var err error
+		if token, err = auth.Load(cfg.TokenFile); err != nil {
+			return err
+		}
+	}
+	listeners, err := listen(&cfg, token)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+	}()
+	w, err := wire(cfg, token)
+	if err != nil {
+		return err
+	}
+	defer w.close(cfg.KillOnExit)
+	return serve(ctx, cfg.Log, w.handler, listeners)
+}
+
+func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout}
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
+		go func() { failed <- server.Serve(l) }()
+	}
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("stopping")
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+	defer cancel()
+	if err := server.Shutdown(stop); err != nil {
+		log.Warn("requests were cut off", "error", err)
+		server.Close()
+	}
+	return nil
+}
+
+// listen opens the daemon's sockets.
+func listen(cfg *Config, token auth.Token) (listeners []net.Listener, err error) {
+	if cfg.Bind != "" {
+		if err := auth.CheckBind(cfg.Bind, token); err != nil {
+			return nil, err
+		}
+		l, err := net.Listen("tcp", cfg.Bind)
+		if err != nil {
+			return nil, fmt.Errorf("--bind: %w", err)
+		}
+		listeners = append(listeners, l)
+	}
+	if cfg.Socket != "" {
+		l, err := listenUnix(cfg.Socket)
+		if err != nil {
+			for _, l := range listeners {
+				l.Close()
+			}
+			return nil, fmt.Errorf("--socket: %w", err)
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners, nil
+}
+
+// listenUnix makes a socket that only its owner can use. One left behind by a dead daemon is replaced; one that
+// answers is not.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, err
+	}
+	if conn, err := net.Dial("unix", path); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("%s: another daemon answers there", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}

@@ -1,0 +1,53 @@
+package v1
+
+import (
+	"net/http"
+)
+
+// fileQuery returns the path and user that a files request names.
+func fileQuery(r *http.Request) (path, user string, err error) {
+	q := r.URL.Query()
+	if path = q.Get("path"); path == "" {
+		return "", "", badRequest("path: the query parameter is missing")
+	}
+	return path, q.Get("username"), nil
+}
+
+// started notes whether a response has begun: after that an error can only cut it off.
+type started struct {
+	http.ResponseWriter
+	begun bool
+}
+
+func (s *started) Write(p []byte) (int, error) {
+	s.begun = true
+	return s.ResponseWriter.Write(p)
+}
+
+func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	out := &started{ResponseWriter: w}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	err = a.Manager.ReadFile(r.Context(), r.PathValue("id"), path, user, out)
+	if err != nil && out.begun {
+		a.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
+		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+	}
+	return err
+}
+
+func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	body := http.MaxBytesReader(w, r.Body, maxUpload)
+	if err := a.Manager.WriteFile(r.Context(), r.PathValue("id"), path, user, body); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

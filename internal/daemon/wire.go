@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/audit"
+	"github.com/forkd/forkd/internal/auth"
+	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/cleanup"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/metrics"
+	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+)
+
+// wired is a complete daemon without its sockets.
+type wired struct {
+	handler http.Handler
+	manager *sandbox.Manager
+	store   *store.Store
+	audit   *audit.Log
+}
+
+// wire puts the daemon together and takes over what an earlier one left running.
+func wire(cfg Config, token auth.Token) (*wired, error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	w := &wired{}
+	var err error
+	if cfg.AuditLog != "" {
+		if w.audit, err = audit.Open(cfg.AuditLog); err != nil {
+			return nil, err
+		}
+		undo.Add(func() { w.audit.Close() })
+	}
+	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
+		return nil, err
+	}
+	bin, err := installVMM(cfg.RunDir)
+	if err != nil {
+		return nil, err
+	}
+	if w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir}); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { w.store.Close() })
+	counts := metrics.New(cfg.Version)
+	w.manager, err = sandbox.New(sandbox.Config{
+		Store:    w.store,
+		VMMs:     processes{bin: bin},
+		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
+		NewTop:   disklayer.Format,
+		RunDir:   filepath.Join(cfg.RunDir, "vm"),
+		DataDir:  filepath.Join(cfg.StateDir, "sandboxes"),
+		Template: cfg.CPUTemplate,
+		Accel:    cfg.Accel,
+		Cmdline:  boot.Cmdline(cfg.CmdlineArgs...),
+		PoolSize: cfg.PoolSize,
+		Observer: counts,
+		Log:      cfg.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	n, err := w.manager.Recover()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
+	counts.SetSource(metrics.Source{
+		Snapshots: func() int { return len(w.store.List()) },
+		Pool:      w.manager.PoolSize,
+		Sandboxes: func() map[string]int {
+			states := make(map[string]int)
+			for _, s := range w.manager.List() {
+				states[s.State.String()]++
+			}
+			return states
+		},
+	})
+	w.handler = v1.New(v1.Config{
+		Manager: w.manager, Metrics: counts.Handler(), Token: token, Audit: w.audit,
+		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
+	})
+	undo.Release()
+	return w, nil
+}
+
+func (w *wired) close(kill bool) {
+	w.manager.Close(kill)
+	w.store.Close()
+	w.audit.Close()
+}
+
+// installVMM writes the embedded VMM to the run directory. The name carries no version: VMMs that run keep the old file
+// open, new ones use the new file.
+func installVMM(dir string) (string, error) {
+	p, err := embedded.Open(embedded.VMM)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "forkd-vmm")
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("install forkd-vmm: %w", err)
+	}
+	if err := os.WriteFile(tmp, p, 0o500); err != nil {
+		return "", fmt.Errorf("install forkd-vmm: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return "", fmt.Errorf("install forkd-vmm: %w", err)
+	}
+	return path, nil
+}
+
+// processes implements sandbox.VMMs with forkd-vmm processes.
+type processes struct{ bin string }
+
+func (p processes) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
+	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.bin, Dir: c.Dir, ID: c.ID, Machine: c.Machine, CgroupFD: -1})
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (p processes) Attach(id, dir string) (sandbox.VMM, error) {
+	v, err := vmmclient.Attach(id, dir)
+	if err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+func (p processes) Console(dir string) ([]byte, error) { return vmmclient.Console(dir) }
