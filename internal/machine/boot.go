@@ -18,7 +18,7 @@ type BootConfig struct {
 
 // Boot loads a kernel into an empty machine and leaves it paused at the first instruction.
 func (m *Machine) Boot(cfg BootConfig) error {
-	if err := m.addDisks(cfg.Disks); err != nil {
+	if err := m.setDisks(cfg.Disks); err != nil {
 		return err
 	}
 	entry, err := boot.Load(m.mem, boot.Params{

@@ -4,10 +4,14 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/boot"
 	"github.com/forkd/forkd/internal/kvm"
 	"github.com/forkd/forkd/internal/virtio"
+	"github.com/forkd/forkd/internal/virtio/blk"
 	"github.com/forkd/forkd/internal/virtio/mmio"
+	"github.com/forkd/forkd/internal/virtio/rng"
+	"github.com/forkd/forkd/internal/virtio/vsock"
 )
 
 // Slots of the virtio devices. A slot gives a device its register window and its interrupt, which are part of every
@@ -100,6 +104,7 @@ func (m *Machine) unquiesce() error {
 	return nil
 }
 
+// addFixedDevices makes what every machine has, whatever it boots.
 func (m *Machine) addFixedDevices() (err error) {
 	if m.genIntr, err = m.newIRQ(boot.VMGenIDGSI); err != nil {
 		return err
@@ -109,7 +114,39 @@ func (m *Machine) addFixedDevices() (err error) {
 		return err
 	}
 	m.serial = newSerial(m.cfg.Console, irq)
-	return nil
+	socket, err := vsock.New(vsock.Config{
+		GuestCID: agentproto.GuestCID, Listener: m.cfg.VsockListener, Dial: m.cfg.GuestConn,
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.addDevice(slotVsock, socket); err != nil {
+		return err
+	}
+	return m.addDevice(slotRNG, rng.New())
 }
 
-func (m *Machine) addDisks(disks []Disk) error { return nil }
+// setDisks makes the disks, or replaces those of a machine that is restored again. Their files become the machine's.
+func (m *Machine) setDisks(disks []Disk) error {
+	again := len(m.disks) > 0
+	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {
+		return fmt.Errorf("%d disks: at most %d, and always as many as before", len(disks), maxDisks)
+	}
+	for i, d := range disks {
+		// No sync: a sandbox's top is scratch until a branch makes it a layer, and the store syncs layers.
+		overlay, err := blk.NewOverlay(d.Layers, d.SizeBytes, d.ReadOnly, true)
+		if err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+		if again {
+			err = m.disks[i].SetDisk(overlay)
+		} else {
+			m.disks = append(m.disks, blk.New(overlay, slotName(slotFirstDisk+i)))
+			err = m.addDevice(slotFirstDisk+i, m.disks[i])
+		}
+		if err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+	}
+	return nil
+}

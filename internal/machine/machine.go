@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/guestmem"
 	"github.com/forkd/forkd/internal/kvm"
 	"github.com/forkd/forkd/internal/virtio"
+	"github.com/forkd/forkd/internal/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
@@ -26,8 +27,8 @@ type Config struct {
 	KVM           *kvm.System
 	Shape         vmmproto.Machine
 	Console       io.ByteWriter                   // gets the serial output
-	VsockListener int                             // listening unix socket, taken over
-	GuestConn     func(port uint32, fd int) error // gets the streams that the guest opens, and their descriptor
+	VsockListener *os.File                        // listening unix socket, taken over
+	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; owns fd if it returns nil
 	Exited        func(vmmproto.Exit)             // called once, when the guest has stopped by itself
 }
 
@@ -50,6 +51,7 @@ type Machine struct {
 	serial  *serial
 	genIntr *virtio.EventFD // raises the event that announces a new generation id
 	slots   []*slot         // by slot number; nil where no device is
+	disks   []*blk.Device
 	ended   sync.Once
 }
 

@@ -42,7 +42,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 		return t, err
 	}
 	t.MapNanos = lap()
-	if err := m.addDisks(cfg.Disks); err != nil {
+	if err := m.setDisks(cfg.Disks); err != nil {
 		return t, err
 	}
 	state, err := readState(cfg.State)

@@ -91,9 +91,10 @@ func (s *server) exited(e vmmproto.Exit) {
 func (s *server) guestConn(port uint32, fd int) error {
 	var w wire.Writer
 	w.U32(port)
-	err := s.event(vmmproto.KindConn, w.Bytes(), fd)
-	_ = unix.Close(fd)
-	return err
+	if err := s.event(vmmproto.KindConn, w.Bytes(), fd); err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
@@ -158,7 +159,7 @@ func (s *server) create(r *wire.Reader, files *donated) error {
 	if len(files.fds) != 3 {
 		return errors.New("create wants three descriptors: kvm, vsock listener, console ring")
 	}
-	kvmFD, vsock, ringFile := files.takeFD(), files.takeFD(), files.take()
+	kvmFD, vsock, ringFile := files.takeFD(), files.take(), files.take()
 	ring, err := console.Open(ringFile)
 	_ = ringFile.Close()
 	if err != nil {
