@@ -42,10 +42,7 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		}
 		undo.Add(func() { w.audit.Close() })
 	}
-	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
-		return nil, err
-	}
-	bin, err := installVMM(cfg.RunDir)
+	bin, err := installVMM(filepath.Join(cfg.StateDir, "bin"))
 	if err != nil {
 		return nil, err
 	}
@@ -101,12 +98,15 @@ func (w *wired) close(kill bool) {
 	w.audit.Close()
 }
 
-// installVMM writes the embedded VMM to the run directory. The name carries no version: VMMs that run keep the old file
+// installVMM writes the embedded VMM into dir: not the run directory, which many hosts mount noexec. The name carries no version: VMMs that run keep the old file
 // open, new ones use the new file.
 func installVMM(dir string) (string, error) {
 	p, err := embedded.Open(embedded.VMM)
 	if err != nil {
 		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("install forkd-vmm: %w", err)
 	}
 	path := filepath.Join(dir, "forkd-vmm")
 	tmp := path + ".new"

@@ -1,0 +1,126 @@
+// Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd command line is built on
+// it and uses nothing else.
+//
+// It keeps no state and does not retry: a fork that was cut off may have happened.
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+)
+
+// Client calls one daemon. Its methods may be called concurrently; their time limit is that of their context.
+type Client struct {
+	http  *http.Client
+	base  string
+	token string
+}
+
+// Bounds on what a daemon may answer, in bytes.
+const (
+	maxAnswer = 256 << 20
+	maxError  = 1 << 20
+)
+
+// New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port or
+// https://host:port. token may be empty.
+func New(address, token string) (*Client, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, fmt.Errorf("daemon address: %w", err)
+	}
+	transport := &http.Transport{DisableCompression: true}
+	c := &Client{http: &http.Client{Transport: transport}, token: token}
+	switch {
+	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
+		c.base = "http://forkd"
+		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", u.Path)
+		}
+	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
+		c.base = u.Scheme + "://" + u.Host + strings.TrimSuffix(u.Path, "/")
+	default:
+		return nil, fmt.Errorf("daemon address %q: want unix:///path, http://host:port or https://host:port", u.Redacted())
+	}
+	return c, nil
+}
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// request sends a request. The caller closes the body of a response, which has a status below 300.
+func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	req.Header.Set("User-Agent", "forkd-client-go")
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	return nil, apiError(resp)
+}
+
+// call sends in as JSON, if it is not nil, and decodes the answer into out, if it is not nil.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
+	var body io.Reader
+	contentType := ""
+	if in != nil {
+		p, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body, contentType = bytes.NewReader(p), "application/json"
+	}
+	resp, err := c.request(ctx, method, path, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return resp.Header, nil
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
+		return nil, fmt.Errorf("%s %s: answer: %w", method, path, err)
+	}
+	return resp.Header, nil
+}
+
+// Healthy returns nil if the daemon answers. It needs no token.
+func (c *Client) Healthy(ctx context.Context) error {
+	_, err := c.call(ctx, http.MethodGet, "/healthz", nil, nil)
+	return err
+}
+
+// Version describes a daemon.
+type Version struct {
+	Version string `json:"version"`
+	API     string `json:"api"`
+	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
+}
+
+// Version returns the daemon's version.
+func (c *Client) Version(ctx context.Context) (v Version, err error) {
+	_, err = c.call(ctx, http.MethodGet, "/version", nil, &v)
+	return v, err
+}
