@@ -114,7 +114,7 @@ func serve() error {
 	}
 	s := &http.Server{
 		Addr:              fmt.Sprintf(":%d", machineapi.InitPort),
-		Handler:           newServer(config, cgroupRoot, powerOff).handler(),
+		Handler:           NewHandler(config, cgroupRoot, powerOff),
 		ReadHeaderTimeout: requestTimeout,
 	}
 	return s.ListenAndServe()

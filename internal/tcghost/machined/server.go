@@ -26,17 +26,14 @@ type server struct {
 	powerOff func() // called once the answer is on its way
 }
 
-// newServer returns the API. cgroups is the cgroup v2 root below which "exec" and "daemon" exist; empty: no cgroups.
-func newServer(config machineapi.Config, cgroups string, powerOff func()) *server {
+// NewHandler returns the API. cgroups is the cgroup v2 root below which "exec" and "daemon" exist; if it is empty, only
+// process groups hold a program's children together, as on a host where tests run. powerOff is called after the answer.
+func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.Handler {
 	s := &server{config: config, powerOff: powerOff, groups: groups{next: new(atomic.Uint64)}}
 	if cgroups != "" {
 		s.groups.root = cgroups + "/exec"
 		s.daemon.cgroup = cgroups + "/daemon"
 	}
-	return s
-}
-
-func (s *server) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+machineapi.PathPing, s.ping)
 	mux.HandleFunc("POST "+machineapi.PathExec, s.exec)

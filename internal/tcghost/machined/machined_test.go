@@ -1,0 +1,148 @@
+package machined
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/tcghost/machineapi"
+)
+
+const token = "secret"
+
+func serverFor(t *testing.T, powerOff func()) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(NewHandler(machineapi.Config{Token: token, BootID: "b1"}, "", powerOff))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// call sends one request and returns the status and the body.
+func call(t *testing.T, s *httptest.Server, method, path, auth string, body any) (int, []byte) {
+	t.Helper()
+	b, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequest(method, s.URL+path, bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if auth != "" {
+		req.Header.Set("Authorization", auth)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, answer
+}
+
+func TestEveryPathNeedsTheToken(t *testing.T) {
+	s := serverFor(t, func() { t.Error("powered off without the token") })
+	for _, auth := range []string{"", "Bearer ", "Bearer wrong", "secret", "Basic secret"} {
+		for _, c := range [][2]string{
+			{"GET", machineapi.PathPing}, {"POST", machineapi.PathExec}, {"POST", machineapi.PathPowerOff},
+			{"GET", machineapi.PathDaemon}, {"PUT", machineapi.PathDaemon}, {"DELETE", machineapi.PathDaemon},
+			{"GET", "/nothing"},
+		} {
+			if status, _ := call(t, s, c[0], c[1], auth, nil); status != http.StatusUnauthorized {
+				t.Errorf("%s %s with %q: status %d, want 401", c[0], c[1], auth, status)
+			}
+		}
+	}
+}
+
+func TestPingAndPowerOff(t *testing.T) {
+	off := make(chan struct{})
+	s := serverFor(t, func() { close(off) })
+	status, body := call(t, s, "GET", machineapi.PathPing, "Bearer "+token, nil)
+	var p machineapi.Ping
+	if err := json.Unmarshal(body, &p); err != nil || status != 200 || p.BootID != "b1" || p.UptimeSeconds <= 0 {
+		t.Errorf("ping: %d %s (%v)", status, body, err)
+	}
+	if status, _ := call(t, s, "POST", machineapi.PathExec, "Bearer "+token, nil); status != http.StatusUpgradeRequired {
+		t.Errorf("exec without upgrade: status %d", status)
+	}
+	if status, _ := call(t, s, "POST", machineapi.PathPowerOff, "Bearer "+token, nil); status != http.StatusAccepted {
+		t.Errorf("power off: status %d", status)
+	}
+	<-off
+}
+
+func TestDaemonLife(t *testing.T) {
+	s := serverFor(t, func() {})
+	request := func(method string, body any) (int, machineapi.DaemonStatus) {
+		status, answer := call(t, s, method, machineapi.PathDaemon, "Bearer "+token, body)
+		var d machineapi.DaemonStatus
+		if status == 200 {
+			if err := json.Unmarshal(answer, &d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return status, d
+	}
+	if status, _ := request("DELETE", nil); status != http.StatusConflict {
+		t.Errorf("stop of nothing: status %d", status)
+	}
+	if status, _ := request("PUT", machineapi.DaemonStart{}); status != http.StatusBadRequest {
+		t.Errorf("start without argv: status %d", status)
+	}
+	if status, _ := request("PUT", machineapi.DaemonStart{Argv: []string{"/no/such/program"}}); status != http.StatusBadRequest {
+		t.Errorf("start of nothing: status %d", status)
+	}
+	marker := filepath.Join(t.TempDir(), "up")
+	script := `trap 'echo bye; exit 3' TERM; echo "hello $WHO"; touch "$MARKER"; while :; do sleep 0.05; done`
+	start := machineapi.DaemonStart{Argv: []string{"sh", "-c", script}, Env: []string{"WHO=you", "MARKER=" + marker}}
+	status, d := request("PUT", start)
+	if status != 200 || !d.Running || d.PID == 0 {
+		t.Fatalf("start: %d %+v", status, d)
+	}
+	if status, _ := request("PUT", start); status != http.StatusConflict {
+		t.Errorf("second start: status %d", status)
+	}
+	for {
+		if _, err := os.Stat(marker); err == nil {
+			break
+		}
+	}
+	status, d = request("DELETE", nil)
+	if status != 200 || d.Running || d.Exit == nil || d.Exit.Code != 3 || d.Log != "hello you\nbye\n" {
+		t.Errorf("stop: %d %+v %+v", status, d, d.Exit)
+	}
+	if _, d = request("GET", nil); d.Running || d.Exit == nil {
+		t.Errorf("status after the end: %+v", d)
+	}
+}
+
+func TestTailKeepsTheEnd(t *testing.T) {
+	var l tail
+	for range 10 {
+		if _, err := io.WriteString(&l, strings.Repeat("a", daemonLogBytes/4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.WriteString(&l, "end"); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.String(); len(got) != daemonLogBytes || !strings.HasSuffix(got, "aend") {
+		t.Errorf("kept %d bytes", len(got))
+	}
+}
+
+func TestMainOutsideTheMachineRefuses(t *testing.T) {
+	if code := Main(nil); code != 2 {
+		t.Errorf("exit code %d, want 2", code)
+	}
+}
