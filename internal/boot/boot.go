@@ -67,6 +67,9 @@ func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if err := mem.WriteAt(p.VMGenID[:], VMGenIDAddr); err != nil {
 		return State{}, fmt.Errorf("write vm generation id: %w", err)
 	}
+	if err := mem.WriteAt(resetVector(), ResetVectorAddr); err != nil {
+		return State{}, fmt.Errorf("write reset vector: %w", err)
+	}
 	if err := zp.setE820(e820(mem)); err != nil {
 		return State{}, err
 	}

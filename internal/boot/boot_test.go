@@ -130,6 +130,9 @@ func TestLoad(t *testing.T) {
 			if b := readGuest(t, mem, VMGenIDAddr, 16); !bytes.Equal(b, id[:]) {
 				t.Errorf("vm generation id % x", b)
 			}
+			if b := readGuest(t, mem, 0xf0000+0xfff0, 6); !bytes.Equal(b, []byte{0xba, 0x02, 0x06, 0xb0, 0x01, 0xee}) {
+				t.Errorf("reset vector % x", b) // mov dx, 0x602; mov al, 1; out dx, al
+			}
 			walk(t, readGuest(t, mem, ACPIStart, int(ACPIEnd-ACPIStart)))
 		})
 	}

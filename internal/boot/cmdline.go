@@ -8,9 +8,8 @@ import (
 // Cmdline returns the kernel command line for a machine as this package describes it, followed by extra parameters
 // (the kernel takes the last one of a kind). Load checks the result.
 //
-// Left out on purpose: no_timer_check, i8042.*, noapic and reboot=, because the ACPI tables already say that there is no
-// timer to check, no keyboard controller and no legacy interrupt controller, and where the reset register is; and
-// mitigations=, nokaslr and the like, because what a guest protects against inside itself is the image's decision.
+// Left out on purpose: no_timer_check, i8042.* and noapic, because the ACPI tables already say that there is no timer
+// to check, no keyboard controller and no legacy interrupt controller; and mitigations=, nokaslr and the like, because what a guest protects against inside itself is the image's decision.
 func Cmdline(extra ...string) string {
 	params := []string{
 		// The serial port is the only console; the VMM keeps the last of it for the sandbox's log.
@@ -19,6 +18,9 @@ func Cmdline(extra ...string) string {
 		"quiet",
 		// A kernel panic resets at once, and the VMM reports it, where the default would hang.
 		"panic=-1",
+		// Use the ACPI reset register. By default Linux leaves the reset of a hardware-reduced platform to EFI, and when
+		// there is none, jumps to the BIOS.
+		"reboot=acpi",
 		// The only clock that KVM carries over a save and restore, on any host; the kernel would prefer the TSC where
 		// it is invariant.
 		"clocksource=kvm-clock",

@@ -13,7 +13,7 @@ import "github.com/forkd/forkd/internal/guestmem"
 //	0x000a_0000 ├────────────────────────────┤
 //	            │ nothing                    │ where a PC has its VGA memory and ROMs
 //	0x000e_0000 ├────────────────────────────┤
-//	            │ ACPI tables                │ RAM, "ACPI data" in e820
+//	            │ ACPI tables, reset vector  │ RAM, "ACPI data" in e820
 //	0x0010_0000 ├────────────────────────────┤
 //	            │ RAM: kernel … initrd       │
 //	0xc000_0000 ├────────────────────────────┤ guestmem.HoleStart
@@ -51,7 +51,10 @@ const (
 	// address in its boot parameters.
 	ACPIStart guestmem.GPA = 0xe0000
 	// ACPIEnd ends the area of the ACPI tables.
-	ACPIEnd guestmem.GPA = 0x100000
+	ACPIEnd = ResetVectorAddr
+	// ResetVectorAddr is where a PC's BIOS begins (F000:FFF0). Kernels that were told to reset through the BIOS jump
+	// there in real mode; what they find is a write to ResetPort.
+	ResetVectorAddr guestmem.GPA = 0xffff0
 
 	// HighRAMStart is the 1 MiB boundary, where RAM continues.
 	HighRAMStart guestmem.GPA = 0x100000

@@ -117,6 +117,17 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 	return s, nil
 }
 
+// resetVector is 16-bit code that resets the machine.
+func resetVector() []byte {
+	return []byte{
+		0xba, ResetPort & 0xff, ResetPort >> 8, // mov dx, ResetPort
+		0xb0, ResetValue, // mov al, ResetValue
+		0xee,       // out dx, al
+		0xf4,       // hlt
+		0xeb, 0xfd, // jmp to the hlt, should an interrupt end it
+	}
+}
+
 // descriptor encodes a segment whose base is zero, Intel SDM vol. 3 §3.4.5.
 func descriptor(s Segment) uint64 {
 	limit := uint64(s.Limit)

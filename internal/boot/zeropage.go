@@ -85,7 +85,7 @@ func e820(mem *guestmem.Memory) []e820Entry {
 	m := []e820Entry{
 		{0, uint64(LowRAMEnd), e820RAM},
 		{VMGenIDPage, guestmem.PageSize, e820Reserved},
-		{ACPIStart, uint64(ACPIEnd - ACPIStart), e820ACPI},
+		{ACPIStart, uint64(HighRAMStart - ACPIStart), e820ACPI},
 		{HighRAMStart, uint64(low - HighRAMStart), e820RAM},
 	}
 	for _, r := range mem.Regions() {
