@@ -241,3 +241,10 @@ func (c *session) kill(last bool) {
 		c.interp = nil
 	}
 }
+
+// Close ends every context and its process.
+func (s *Server) Close() {
+	for _, c := range s.list() {
+		s.remove(c.ID)
+	}
+}

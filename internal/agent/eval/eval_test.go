@@ -25,9 +25,7 @@ func newServer(t *testing.T) (*Server, *httptest.Server) {
 	h := httptest.NewServer(s.Handler())
 	t.Cleanup(func() {
 		h.Close()
-		for _, c := range s.list() {
-			s.remove(c.ID)
-		}
+		s.Close()
 	})
 	return s, h
 }
@@ -241,15 +239,16 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 		t.Fatalf("after fork: %s", got)
 	}
 	// Busy: the code waits for the callback that the fork runs, so it can only end if control works beside it.
-	done := make(chan string, 1)
+	done := make(chan []map[string]any, 1)
 	go func() {
-		done <- field(run(t, h, code("print('busy')\nwhile len(seen) < 2: pass\nlen(seen) >= 2")), "result", "text")
+		defer close(done) // run ends this goroutine when it fails
+		done <- run(t, h, code("print('busy')\nwhile len(seen) < 2: pass\nlen(seen) >= 2"))
 	}()
 	for {
 		select {
 		case got := <-done:
-			if got != "True" {
-				t.Fatalf("busy: %s", got)
+			if text := field(got, "result", "text"); text != "True" {
+				t.Fatalf("busy: %v", got)
 			}
 			return
 		default:

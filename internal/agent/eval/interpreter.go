@@ -44,6 +44,8 @@ type interpreter struct {
 	control *os.File
 	answers *bufio.Reader
 	output  *output
+
+	executions int // written by the one call whose turn it is
 }
 
 // startPython starts an interpreter as u in dir and waits until its driver is ready.

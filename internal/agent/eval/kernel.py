@@ -195,7 +195,6 @@ def _error(exc):
 def _run(request):
     global _count, _running
     _count += 1
-    _emit({"type": "number_of_executions", "execution_count": _count})
     _current["repr"] = bool(request.get("repr"))
     env = request.get("env") or {}
     before = {k: os.environ.get(k) for k in env}

@@ -22,6 +22,7 @@ type runRequest struct {
 // message is a line of the /execute stream that the agent itself makes; the others come from the driver as they are.
 type message struct {
 	Type      string `json:"type"`
+	Count     int    `json:"execution_count,omitempty"`
 	Text      string `json:"text,omitempty"`
 	Timestamp int64  `json:"timestamp,omitempty"` // ns since 1970
 	Name      string `json:"name,omitempty"`
@@ -118,6 +119,9 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 // runCode sends one request and relays its messages until the code has ended or the interpreter has died; either way
 // the stream gets its end.
 func (i *interpreter) runCode(line []byte, out *stream) {
+	// Not the driver's message: the code's output, which comes another way, could overtake it.
+	i.executions++
+	out.send(message{Type: "number_of_executions", Count: i.executions})
 	i.output.attach(out.output)
 	defer i.output.attach(nil)
 	_, err := i.code.Write(line)
