@@ -99,7 +99,7 @@ type Transport interface {
 	// The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
-	// Fail stops the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for failures found
-	// outside Notify. The run lock must be held.
+	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for failures found
+	// outside Notify. The run lock must be held; after it the device must only Leave.
 	Fail(err error)
 }

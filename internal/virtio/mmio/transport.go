@@ -147,8 +147,8 @@ func (t *Transport) raise(reason uint32) error {
 
 // Fail implements virtio.Transport.
 func (t *Transport) Fail(err error) {
-	t.running = false
-	t.failure = err
+	t.dev.Reset() // it lets go of its descriptors: nothing would serve them
+	t.running, t.failure = false, err
 	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
 		return // virtio 1.2 §2.1.2: a driver that is not up gets no notification
 	}

@@ -43,7 +43,6 @@ type Queue struct {
 	lastAvail uint16 // next entry of the available ring to take
 	usedIdx   uint16 // next entry of the used ring to fill
 	signalled uint16 // usedIdx when the driver was last told
-	told      bool   // signalled is meaningful
 
 	chain Chain // what Pop returned last, with storage that is reused
 }
@@ -140,9 +139,8 @@ func (q *Queue) Push(head uint16, written uint32) error {
 // NeedsInterrupt reports whether the driver wants to be told of what was pushed since it last was told, and counts it
 // as told (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
 func (q *Queue) NeedsInterrupt() (bool, error) {
-	old, told := q.signalled, q.told
-	q.signalled, q.told = q.usedIdx, true
-	if told && old == q.usedIdx {
+	old := q.signalled
+	if q.signalled = q.usedIdx; old == q.usedIdx {
 		return false, nil
 	}
 	if !q.cfg.EventIdx {
@@ -150,7 +148,7 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 		return flags&availNoInterrupt == 0, err
 	}
 	event, err := q.mem.LoadUint16(q.usedEvent())
-	return !told || q.usedIdx-event-1 < q.usedIdx-old, err
+	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
 // EnableNotify asks the driver to kick for the next chain that Pop has not seen, and reports whether such a chain is
@@ -195,10 +193,11 @@ func (q *Queue) Save(w *wire.Writer) {
 	w.U16(q.usedIdx)
 }
 
-// Restore takes what Save wrote into a queue that was made with the same Config. The next NeedsInterrupt says yes, for
-// what the driver was told before is not known.
+// Restore takes what Save wrote into a queue that was made with the same Config. The driver has been told of everything
+// that was pushed before: devices ask NeedsInterrupt before they give up the run lock.
 func (q *Queue) Restore(r *wire.Reader) error {
-	q.lastAvail, q.usedIdx, q.told = r.U16(), r.U16(), false
+	q.lastAvail, q.usedIdx = r.U16(), r.U16()
+	q.signalled = q.usedIdx
 	if err := r.Err(); err != nil {
 		return fmt.Errorf("restore virtqueue: %w", err)
 	}

@@ -1,0 +1,390 @@
+package blk
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/virtio"
+	"github.com/forkd/forkd/internal/virtio/mmio"
+	"github.com/forkd/forkd/internal/virtio/virtiotest"
+	"github.com/forkd/forkd/internal/wire"
+)
+
+func newTop(t testing.TB, dir string, size uint64) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(dir, "top")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disklayer.Format(f, size); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// newDisk returns a disk of size bytes over a base with that content.
+func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
+	t.Helper()
+	dir := t.TempDir()
+	name := filepath.Join(dir, "base")
+	if err := os.WriteFile(name, base, 0o444); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := NewOverlay([]*os.File{f, newTop(t, dir, size)}, size, false, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { o.Close() })
+	return o
+}
+
+// TestOverlayAgreesWithModel runs random operations on an overlay, freezing its top now and then, and on a byte slice.
+func TestOverlayAgreesWithModel(t *testing.T) {
+	const size = 40*cluster + 3*sectorSize
+	rng := rand.New(rand.NewPCG(7, 7))
+	base := make([]byte, 20*cluster+700)
+	for i := range base {
+		base[i] = byte(rng.Uint32())
+	}
+	pristine := bytes.Clone(base)
+	o := newDisk(t, size, base)
+	baseName := o.base.Name()
+	model := make([]byte, size)
+	copy(model, base)
+	for step := range 3000 {
+		off := rng.Uint64N(size/sectorSize) * sectorSize
+		n := min(size-off, (1+rng.Uint64N(60))*sectorSize)
+		switch rng.IntN(8) {
+		case 0:
+			if err := o.Zero(off, n); err != nil {
+				t.Fatal(err)
+			}
+			clear(model[off : off+n])
+		case 1:
+			if err := o.Discard(off, n); err != nil {
+				t.Fatal(err)
+			}
+			first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster
+			if first < last {
+				clear(model[first:last])
+			}
+		case 2, 3, 4:
+			p := make([]byte, n)
+			for i := range p {
+				p[i] = byte(rng.Uint32())
+			}
+			cut := 1 + rng.Uint64N(n-1)
+			if err := o.WriteV([][]byte{p[:cut], p[cut:]}, off); err != nil {
+				t.Fatal(err)
+			}
+			copy(model[off:], p)
+		default:
+			p := make([]byte, n)
+			cut := 1 + rng.Uint64N(n-1)
+			if err := o.ReadV([][]byte{p[:cut], p[cut:]}, off); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(p, model[off:off+n]) {
+				t.Fatalf("step %d: %d bytes at %d differ", step, n, off)
+			}
+		}
+		if step%500 == 499 {
+			if err := o.SwapTop(newTop(t, t.TempDir(), size)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if now, err := os.ReadFile(baseName); err != nil || !bytes.Equal(now, pristine) {
+		t.Fatalf("the base has changed (%v)", err)
+	}
+}
+
+func TestSwapTopFreezesTheOldOne(t *testing.T) {
+	o := newDisk(t, 8*cluster, nil)
+	if err := o.WriteV([][]byte{bytes.Repeat([]byte{1}, cluster)}, 0); err != nil {
+		t.Fatal(err)
+	}
+	frozen := o.top.File().Name()
+	before, err := os.ReadFile(frozen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.SwapTop(newTop(t, t.TempDir(), 8*cluster)); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.WriteV([][]byte{bytes.Repeat([]byte{2}, 100)}, 50); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := os.ReadFile(frozen); err != nil || !bytes.Equal(before, after) {
+		t.Fatalf("the frozen layer has changed (%v)", err)
+	}
+	if err := o.SwapTop(newTop(t, t.TempDir(), 9*cluster)); err == nil {
+		t.Fatal("a top of another size was accepted")
+	}
+}
+
+// guest is a started block device and its driver.
+type guest struct {
+	t    testing.TB
+	mem  *guestmem.Memory
+	tr   *mmio.Transport
+	irq  *virtiotest.IRQ
+	ring *virtiotest.Ring
+}
+
+const (
+	ringBase = 0x10000
+	bufBase  = 0x20000
+)
+
+func start(t testing.TB, o *Overlay) *guest {
+	t.Helper()
+	mem, err := guestmem.New(4 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{t: t, mem: mem, irq: &virtiotest.IRQ{}}
+	g.tr, err = mmio.New(mem, New(o, "disk0"), g.irq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.tr.Close(); mem.Close() })
+	g.ring = virtiotest.Start(t, mem, g.tr, virtio.FVersion1|FFlush, ringBase, 64)[0]
+	return g
+}
+
+// request runs one request with that data and returns its status, and what was read.
+func (g *guest) request(kind uint32, sector uint64, out []byte, in uint32) (status byte, data []byte) {
+	g.t.Helper()
+	g.submit(kind, sector, out, in)
+	g.ring.Kick()
+	return g.complete(out, in)
+}
+
+func (g *guest) submit(kind uint32, sector uint64, out []byte, in uint32) {
+	g.t.Helper()
+	var header [headerSize]byte
+	binary.LittleEndian.PutUint32(header[0:], kind)
+	binary.LittleEndian.PutUint64(header[8:], sector)
+	if err := g.mem.WriteAt(append(header[:], out...), bufBase); err != nil {
+		g.t.Fatal(err)
+	}
+	dataAt := guestmem.GPA(bufBase + headerSize + len(out))
+	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // headers may be split anywhere
+		virtiotest.Buf{GPA: bufBase + 7, Len: headerSize - 7 + uint32(len(out))},
+		virtiotest.Buf{GPA: dataAt, Len: in, Write: true}, virtiotest.Buf{GPA: dataAt + guestmem.GPA(in), Len: 1, Write: true})
+}
+
+func (g *guest) complete(out []byte, in uint32) (status byte, data []byte) {
+	g.t.Helper()
+	_, written := g.ring.Wait()
+	data = make([]byte, in+1)
+	if err := g.mem.ReadAt(data, guestmem.GPA(bufBase+headerSize+len(out))); err != nil {
+		g.t.Fatal(err)
+	}
+	if data[in] == statusOK && in > 0 && written < in {
+		data = data[:written-1]
+		return statusOK, data
+	}
+	return data[in], data[:in]
+}
+
+func TestRequests(t *testing.T) {
+	base := bytes.Repeat([]byte("base"), 3*1024)
+	g := start(t, newDisk(t, 64*cluster, base))
+	if s, data := g.request(typeIn, 1, nil, 1024); s != statusOK || !bytes.Equal(data, base[512:512+1024]) {
+		t.Fatalf("read: status %d", s)
+	}
+	payload := bytes.Repeat([]byte{0xa5}, 3*512)
+	if s, _ := g.request(typeOut, 7, payload, 0); s != statusOK {
+		t.Fatalf("write: status %d", s)
+	}
+	if s, data := g.request(typeIn, 6, nil, 5*512); s != statusOK || !bytes.Equal(data[512:4*512], payload) ||
+		!bytes.Equal(data[:512], base[6*512:7*512]) || !bytes.Equal(data[4*512:], base[10*512:11*512]) {
+		t.Fatalf("read back: status %d", s)
+	}
+	if s, _ := g.request(typeFlush, 0, nil, 0); s != statusOK {
+		t.Fatalf("flush: status %d", s)
+	}
+	if s, data := g.request(typeGetID, 0, nil, 20); s != statusOK || string(bytes.TrimRight(data, "\x00")) != "disk0" {
+		t.Fatalf("get id: status %d, %q", s, data)
+	}
+	segment := make([]byte, 16)
+	binary.LittleEndian.PutUint32(segment[8:], 16)
+	if s, _ := g.request(typeWriteZeroes, 0, segment, 0); s != statusOK {
+		t.Fatalf("write zeroes: status %d", s)
+	}
+	if _, data := g.request(typeIn, 0, nil, 8192); !bytes.Equal(data, make([]byte, 8192)) {
+		t.Fatal("zeroed sectors are not zero")
+	}
+	if g.irq.Count() == 0 {
+		t.Fatal("no interrupt")
+	}
+}
+
+func TestBadRequestsGetAStatus(t *testing.T) {
+	g := start(t, newDisk(t, 4*cluster, nil))
+	segment := make([]byte, 16)
+	binary.LittleEndian.PutUint64(segment, ^uint64(0))
+	binary.LittleEndian.PutUint32(segment[8:], 8)
+	flags := make([]byte, 16)
+	flags[12] = 2
+	cases := []struct {
+		kind   uint32
+		sector uint64
+		out    []byte
+		in     uint32
+		want   byte
+	}{
+		{typeIn, 32, nil, 512, statusIOErr},
+		{typeIn, 31, nil, 1024, statusIOErr},
+		{typeIn, ^uint64(0), nil, 512, statusIOErr},
+		{typeIn, 0, nil, 100, statusIOErr},
+		{typeOut, 1 << 55, make([]byte, 512), 0, statusIOErr},
+		{typeDiscard, 0, segment, 0, statusIOErr},
+		{typeDiscard, 0, segment[:15], 0, statusIOErr},
+		{typeWriteZeroes, 0, flags, 0, statusUnsupported},
+		{77, 0, nil, 0, statusUnsupported},
+	}
+	for _, c := range cases {
+		if s, _ := g.request(c.kind, c.sector, c.out, c.in); s != c.want {
+			t.Errorf("type %d sector %d: status %d, want %d", c.kind, c.sector, s, c.want)
+		}
+	}
+	if g.tr.Err() != nil {
+		t.Fatal(g.tr.Err())
+	}
+}
+
+func TestReadOnlyDiskRefusesWrites(t *testing.T) {
+	f, err := os.CreateTemp(t.TempDir(), "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := NewOverlay([]*os.File{f}, 4*cluster, true, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := start(t, o)
+	if s, _ := g.request(typeOut, 0, make([]byte, 512), 0); s != statusIOErr {
+		t.Fatalf("write: status %d", s)
+	}
+	if s, _ := g.request(typeDiscard, 0, make([]byte, 16), 0); s != statusIOErr {
+		t.Fatalf("discard: status %d", s)
+	}
+}
+
+// TestFailedWriteLeavesOldData makes every write fail with a top that is open for reading only, as a full file system
+// would.
+func TestFailedWriteLeavesOldData(t *testing.T) {
+	o := newDisk(t, 4*cluster, bytes.Repeat([]byte{7}, 4*cluster))
+	g := start(t, o)
+	name := o.top.File().Name()
+	readOnly, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := disklayer.Open(readOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.tr.Quiesce()
+	o.layers[0], o.top = l, l
+	if err := g.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	if s, _ := g.request(typeOut, 0, make([]byte, cluster), 0); s != statusIOErr {
+		t.Fatalf("write: status %d", s)
+	}
+	if s, data := g.request(typeIn, 0, nil, cluster); s != statusOK || !bytes.Equal(data, bytes.Repeat([]byte{7}, cluster)) {
+		t.Fatalf("read: status %d, first byte %d", s, data[0])
+	}
+}
+
+// TestRestoreServesLostKicks saves a device whose request has not been kicked, and restores it into another over the
+// same memory.
+func TestRestoreServesLostKicks(t *testing.T) {
+	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
+	g := start(t, o)
+	if s, _ := g.request(typeIn, 0, nil, 512); s != statusOK {
+		t.Fatal(s)
+	}
+	g.tr.Quiesce()
+	g.submit(typeIn, 8, nil, 512)
+	var w wire.Writer
+	g.tr.Save(&w)
+
+	irq := &virtiotest.IRQ{}
+	tr, err := mmio.New(g.mem, New(newDisk(t, 16*cluster, bytes.Repeat([]byte{4}, 16*cluster)), "disk0"), irq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	tr.Quiesce()
+	if err := tr.Restore(wire.NewReader(w.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	var again wire.Writer
+	tr.Save(&again)
+	if !bytes.Equal(w.Bytes(), again.Bytes()) {
+		t.Fatal("saving the restored device gives other bytes")
+	}
+	if err := tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	if s, data := g.complete(nil, 512); s != statusOK || data[0] != 4 {
+		t.Fatalf("status %d, data %d", s, data[0])
+	}
+	for n := range w.Bytes() {
+		tr.Quiesce()
+		if tr.Restore(wire.NewReader(w.Bytes()[:n])) == nil {
+			t.Fatalf("%d of %d bytes were accepted", n, len(w.Bytes()))
+		}
+		if err := tr.Unquiesce(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestNewOverlayRefusesBadFiles(t *testing.T) {
+	dir := t.TempDir()
+	open := func(i int) *os.File {
+		f, err := os.Create(filepath.Join(dir, strconv.Itoa(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	for i, c := range []struct {
+		files    []*os.File
+		size     uint64
+		readOnly bool
+	}{
+		{nil, cluster, true},
+		{[]*os.File{open(0)}, cluster, false},
+		{[]*os.File{open(1), open(2)}, cluster, false},
+		{[]*os.File{open(3), newTop(t, dir, 2*cluster)}, cluster, false},
+		{[]*os.File{open(4)}, 100, true},
+	} {
+		if o, err := NewOverlay(c.files, c.size, c.readOnly, false); err == nil {
+			o.Close()
+			t.Errorf("case %d was accepted", i)
+		}
+		for _, f := range c.files {
+			if f.Close() == nil {
+				t.Errorf("case %d: %s was left open", i, f.Name())
+			}
+		}
+	}
+}
