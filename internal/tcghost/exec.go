@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/forkd/forkd/internal/tcghost/machineapi"
 )
@@ -52,11 +53,21 @@ func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Std
 	return exit, m.lost(s.BootID, err)
 }
 
+// lostPatience is how long the supervisor may take to notice and publish that a machine is gone.
+const lostPatience = 3 * time.Second
+
 // lost says why a connection to the machine broke.
 func (m Machine) lost(bootID string, cause error) error {
-	s, err := m.State()
-	if err == nil && s.BootID != bootID && s.LastFailure != "" {
-		return fmt.Errorf("%w and was restarted: %s", ErrLost, s.LastFailure)
+	for deadline := time.Now().Add(lostPatience); time.Now().Before(deadline); time.Sleep(statePause) {
+		s, err := m.State()
+		switch {
+		case err != nil:
+			return fmt.Errorf("%w: %w", ErrLost, errors.Join(cause, err))
+		case s.Phase == Stopping || s.Phase == Stopped:
+			return fmt.Errorf("%w: it was stopped", ErrLost)
+		case s.BootID != bootID || s.Phase != Ready:
+			return fmt.Errorf("%w and is now %s: %s", ErrLost, s.Phase, s.LastFailure)
+		}
 	}
 	return fmt.Errorf("%w: %w", ErrLost, cause)
 }

@@ -41,7 +41,10 @@ func (m Machine) Start(ctx context.Context, o Options, supervisor []string, prog
 		return State{}, err
 	}
 	if supervised {
-		return m.awaitReady(ctx, nil)
+		s, err := m.awaitReady(ctx, nil)
+		if !errors.Is(err, errEnded) {
+			return s, err
+		}
 	}
 	if err := m.killStray(); err != nil {
 		return State{}, err
@@ -102,8 +105,11 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	return exited, nil
 }
 
+// errEnded means that a supervisor which another process had started was about to end.
+var errEnded = errors.New("the supervisor has ended")
+
 // awaitReady waits until the machine answers, fails for good, or ctx ends. exited is nil for a supervisor that another
-// process started.
+// process started; its end is errEnded.
 func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {
 	ticker := time.NewTicker(statePause)
 	defer ticker.Stop()
@@ -127,7 +133,7 @@ func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, er
 		case s.Phase == Ready:
 			return s, nil
 		case exited == nil && (s.Phase == Failed || s.Phase == Stopped):
-			return s, fmt.Errorf("start machine %s: it is %s: %s", m.Name, s.Phase, s.LastFailure)
+			return s, errEnded
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,9 +42,8 @@ type supervisor struct {
 	state   State
 }
 
-// Supervise runs the machine until ctx ends, and then stops it. It is the main function of the supervisor process and
-// must be called from a locked main goroutine's process that does nothing else. It returns an error if it never could
-// start the machine, gave up, or another supervisor is there.
+// Supervise runs the machine until ctx ends, and then stops it. It is all that the supervisor process does. It returns
+// an error if it never could start the machine, gave up, or another supervisor is there.
 func (m Machine) Supervise(ctx context.Context) error {
 	lock, err := tryLock(m.path(fileSuperLock))
 	if errors.Is(err, errLocked) {
@@ -103,7 +103,11 @@ func (s *supervisor) run(ctx context.Context) error {
 			return nil
 		}
 		log.Printf("machine failed: %v", failure)
-		s.state.LastFailure = failure.Error()
+		s.state.Phase, s.state.LastFailure = Starting, failure.Error()
+		s.state.Restarts++
+		if err := s.m.writeState(s.state); err != nil {
+			return err
+		}
 		failed++
 		if answered {
 			failed = 0
@@ -111,7 +115,6 @@ func (s *supervisor) run(ctx context.Context) error {
 		if failed == maxFailedBoots {
 			return fmt.Errorf("%d starts in a row without an answer, the last: %w", failed, failure)
 		}
-		s.state.Restarts++
 	}
 }
 
@@ -200,13 +203,21 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 	}
 }
 
-// lastWords is what is known about the end of a machine.
+// lastWords is what is known about the end of a machine: QEMU's own errors, else the end of the console.
 func (s *supervisor) lastWords() string {
 	const keep = 500
-	for _, name := range []string{fileQEMULog, fileConsole} {
-		if text := s.m.logTail(name, keep); text != "" {
-			return text
+	var errs []string
+	for line := range strings.Lines(s.m.logTail(fileQEMULog, 8*keep)) {
+		// Each start warns about the CPU features that emulation lacks; the machine does not need them.
+		if !strings.Contains(line, "TCG doesn't support requested feature") {
+			errs = append(errs, strings.TrimSpace(line))
 		}
+	}
+	if len(errs) > 0 {
+		return strings.Join(errs, "; ")
+	}
+	if text := s.m.logTail(fileConsole, keep); text != "" {
+		return "the console ends with: " + text
 	}
 	return "nothing on the console"
 }
