@@ -20,7 +20,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/envdproto/filesystem/filesystemconnect"
 	"github.com/forkd/forkd/internal/envdproto/process/processconnect"
 )
 
@@ -43,7 +42,6 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 	procs processconnect.ProcessClient
-	files filesystemconnect.FilesystemClient
 }
 
 // Hosts of the URLs that the client requests; the dial function ignores them.
@@ -59,7 +57,6 @@ func New(dial DialFunc) *Client {
 	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
 	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage)}
 	c.procs = processconnect.NewProcessClient(c.envd, envdURL, opts...)
-	c.files = filesystemconnect.NewFilesystemClient(c.envd, envdURL, opts...)
 	return c
 }
 
