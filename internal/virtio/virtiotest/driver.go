@@ -130,6 +130,9 @@ func (r *Ring) Wait() (head uint16, written uint32) {
 	return head, written
 }
 
+// SetKick changes how the ring tells its device.
+func (r *Ring) SetKick(kick func()) { r.kick = kick }
+
 // SetUsedEvent asks for an interrupt when the used index passes v.
 func (r *Ring) SetUsedEvent(v uint16) {
 	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.Size), v))
