@@ -86,7 +86,11 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 	}
 	if b.kind == baseDebian {
 		return &content{write: func(ctx context.Context, w io.Writer) error {
-			return debianSource(ctx, w, b.arg, r.Packages, func(line string) { report.step(StageContent, strings.TrimPrefix(line, "I: ")) })
+			return debianSource(ctx, w, b.arg, r.Packages, func(line string) {
+				if detail, ok := strings.CutPrefix(line, "I: "); ok && !strings.HasPrefix(detail, "running --") {
+					report.step(StageContent, detail)
+				}
+			})
 		}}, nil
 	}
 	report.step(StageResolve, r.Base)

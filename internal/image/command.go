@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -122,15 +123,19 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second // for mmdebstrap to unmount and remove its temporary directory
 	err := cmd.Run()
+	name := argv[0]
+	if i := slices.Index(argv, "--"); name == toolUnshare.name && i > 0 {
+		name = argv[i+1]
+	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", argv[0], context.Cause(ctx))
+		return fmt.Errorf("%s: %w", name, context.Cause(ctx))
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		return fmt.Errorf("%s: %w:\n\t%s", argv[0], err, strings.Join(tail.last, "\n\t"))
+		return fmt.Errorf("%s: %w:\n\t%s", name, err, strings.Join(tail.last, "\n\t"))
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", argv[0], err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
@@ -151,7 +156,11 @@ func toolEnv(environ []string) []string {
 	keep := map[string]bool{"PATH": true, "HOME": true, "USER": true, "TMPDIR": true, "SOURCE_DATE_EPOCH": true,
 		"http_proxy": true, "https_proxy": true, "no_proxy": true, "HTTPS_PROXY": true, "NO_PROXY": true}
 	for _, kv := range environ {
-		if name, _, _ := strings.Cut(kv, "="); keep[name] {
+		name, _, _ := strings.Cut(kv, "=")
+		if name == "PATH" {
+			kv += ":/usr/sbin:/sbin" // not in every user's PATH, and the tools look for more tools
+		}
+		if keep[name] {
 			env = append(env, kv)
 		}
 	}
