@@ -65,13 +65,11 @@ const (
 
 // MADT, §5.2.12.
 const (
-	madtRevision    = 5
-	madtLAPIC       = 0
-	madtIOAPIC      = 1
-	madtX2APIC      = 9
-	madtCPUEnabled  = 1
-	madtIOAPICID    = 0
-	firstX2APICOnly = 255 // APIC identifier 255 means "all" to an xAPIC
+	madtRevision   = 5
+	madtLAPIC      = 0
+	madtIOAPIC     = 1
+	madtCPUEnabled = 1
+	madtIOAPICID   = 0
 )
 
 const (
@@ -200,16 +198,9 @@ func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
 	b = le.AppendUint32(b, 0)
-	for id := range uint32(vcpus) {
-		if id < firstX2APICOnly {
-			b = append(b, madtLAPIC, 8, uint8(id), uint8(id))
-			b = le.AppendUint32(b, madtCPUEnabled)
-			continue
-		}
-		b = append(b, madtX2APIC, 16, 0, 0)
-		b = le.AppendUint32(b, id)
+	for id := range vcpus {
+		b = append(b, madtLAPIC, 8, uint8(id), uint8(id)) // ACPI processor UID, APIC identifier
 		b = le.AppendUint32(b, madtCPUEnabled)
-		b = le.AppendUint32(b, id) // ACPI processor UID
 	}
 	b = append(b, madtIOAPIC, 12, madtIOAPICID, 0)
 	b = le.AppendUint32(b, uint32(IOAPICAddr))

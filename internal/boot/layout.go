@@ -97,9 +97,9 @@ const (
 	MaxVirtioDevices = VMGenIDGSI - FirstVirtioGSI
 )
 
-// MaxVCPUs bounds the processors of a VM. ACPI space is no limit (a MADT of 1024 entries fits); KVM's default
-// recommended maximum is.
-const MaxVCPUs = 256
+// MaxVCPUs is how many processors have an 8-bit APIC identifier; 255 is the broadcast. More would need interrupt
+// remapping, or KVM's extended destination identifiers, for the I/O APIC to reach them.
+const MaxVCPUs = 255
 
 // I/O ports.
 const (
