@@ -295,3 +295,26 @@ func TestSavedMSRs(t *testing.T) {
 		t.Error("a register that KVM does not support is in the list")
 	}
 }
+
+func TestShownMSRs(t *testing.T) {
+	all := SavedMSRs(append(savedMSRs(), timeMSRs()...))
+	host := ShownMSRs(all, apply(t, TemplateHost, intel(), 0, 1))
+	if !slices.Equal(host, all) {
+		t.Errorf("a guest that sees everything saves %d of %d registers", len(host), len(all))
+	}
+	portable := ShownMSRs(all, apply(t, TemplatePortable, intel(), 0, 1))
+	for _, m := range []uint32{msrXSS, msrArchCaps, msrTSXCtrl, msrUMWAITControl, msrVirtSpecCtrl} {
+		if slices.Contains(portable, m) {
+			t.Errorf("register %#x of a hidden feature is saved", m)
+		}
+	}
+	for _, m := range []uint32{MSRTSC, MSRTSCDeadline, msrPAT, msrMTRRLast, msrSpecCtrl, msrKVMClock, msrTSCAux, 0xc0000082} {
+		if !slices.Contains(portable, m) {
+			t.Errorf("register %#x is not saved", m)
+		}
+	}
+	bare := ShownMSRs(all, []Entry{{Function: leafVendor}, {Function: leafFeatures}})
+	if slices.Contains(bare, msrKVMClock) || slices.Contains(bare, msrMTRRLast) || !slices.Contains(bare, MSRTSC) {
+		t.Errorf("a guest that sees nothing saves %#x", bare)
+	}
+}

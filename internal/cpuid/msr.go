@@ -9,7 +9,7 @@ const (
 )
 
 // SavedMSRs returns the model-specific registers of a vCPU's saved state, in the order in which a restore must set
-// them. supported is what KVM_GET_MSR_INDEX_LIST returned.
+// them. supported is what KVM_GET_MSR_INDEX_LIST returned. ShownMSRs then reduces the list to what a vCPU can have used.
 //
 // Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the APIC base), XCRS and
 // XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local APIC's timer is not in deadline mode, and
@@ -38,36 +38,67 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// savedMSRs may be set in any order. Intel SDM vol. 4, AMD APM vol. 2 appendix A, Documentation/virt/kvm/x86/msr.rst.
+// ShownMSRs returns those of msrs that a vCPU with these entries can have used, in the same order. Without it a
+// snapshot would carry registers of features that its template hides, and a host without them would refuse it.
+func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
+	var list []uint32
+	for _, m := range msrs {
+		if needs := msrFeatures(m); needs == nil || slices.ContainsFunc(needs, func(f feature) bool { return f.in(entries) }) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// Model-specific registers: Intel SDM vol. 4, AMD APM vol. 2 appendix A, Documentation/virt/kvm/x86/msr.rst.
+const (
+	msrTSCAdjust     = 0x3b
+	msrSpecCtrl      = 0x48
+	msrUMWAITControl = 0xe1
+	msrArchCaps      = 0x10a
+	msrTSXCtrl       = 0x122
+	msrXSS           = 0xda0
+	msrTSCAux        = 0xc0000103
+	msrVirtSpecCtrl  = 0xc001011f
+	msrKVMClock      = 0x4b564d01 // MSR_KVM_SYSTEM_TIME_NEW
+	msrKVMStealTime  = 0x4b564d03
+	msrKVMEOI        = 0x4b564d04
+	msrKVMPoll       = 0x4b564d05
+	msrMTRRFirst     = 0x200
+	msrMTRRLast      = 0x2ff
+	msrPAT           = 0x277 // among the MTRRs by number only
+)
+
+// savedMSRs may be set in any order.
 func savedMSRs() []uint32 {
 	return []uint32{
 		0x174, 0x175, 0x176, // IA32_SYSENTER_CS, ESP, EIP
 		0xc0000081, 0xc0000082, 0xc0000083, 0xc0000084, // STAR, LSTAR, CSTAR, SFMASK
 		0xc0000102, // KERNEL_GS_BASE
-		0xc0000103, // TSC_AUX: the CPU number that RDPID and RDTSCP return
+		msrTSCAux,  // the CPU number that RDPID and RDTSCP return
 		0x1a0,      // IA32_MISC_ENABLE
 		0x140,      // MISC_FEATURES_ENABLES: CPUID faulting
-		0x277,      // IA32_PAT
-		0x48,       // IA32_SPEC_CTRL
-		0xc001011f, // VIRT_SPEC_CTRL
-		0x10a,      // IA32_ARCH_CAPABILITIES: read-only to the guest, which has chosen its mitigations by it
-		0x122,      // IA32_TSX_CTRL
-		0xe1,       // IA32_UMWAIT_CONTROL
-		0xda0,      // IA32_XSS
-		0x17a,      // IA32_MCG_STATUS
-		0x17b,      // IA32_MCG_CTL
-		0x4b564d03, // MSR_KVM_STEAL_TIME
-		0x4b564d04, // MSR_KVM_PV_EOI_EN
-		0x4b564d05, // MSR_KVM_POLL_CONTROL
+		msrPAT,
+		msrSpecCtrl,
+		msrVirtSpecCtrl,
+		msrArchCaps, // read-only to the guest, which has chosen its mitigations by it
+		msrTSXCtrl,
+		msrUMWAITControl,
+		msrXSS,
+		0x17a, // IA32_MCG_STATUS
+		0x17b, // IA32_MCG_CTL
+		msrKVMStealTime,
+		msrKVMEOI,
+		msrKVMPoll,
 	}
 }
 
 // timeMSRs are set last, in this order.
 func timeMSRs() []uint32 {
 	return []uint32{
-		0x3b,           // IA32_TSC_ADJUST: what the guest has added, for it to read; the next one includes it
+		msrTSCAdjust,   // what the guest has added, for it to read; the next one includes it
 		MSRTSC,         // restored as it was: KVM keeps the TSCs of vCPUs that are set to the same value in step
-		0x4b564d01,     // MSR_KVM_SYSTEM_TIME_NEW: kvm-clock
+		msrKVMClock,    // computed from the TSC
 		MSRTSCDeadline, // the next timer interrupt
 	}
 }
@@ -81,7 +112,54 @@ func mtrrs() []uint32 {
 		0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f, // 4 KiB ranges
 	}
 	for i := range uint32(varRanges) {
-		list = append(list, 0x200+2*i, 0x201+2*i)
+		list = append(list, msrMTRRFirst+2*i, msrMTRRFirst+1+2*i)
 	}
-	return append(list, 0x2ff) // IA32_MTRR_DEF_TYPE, which enables the others
+	return append(list, msrMTRRLast) // IA32_MTRR_DEF_TYPE, which enables the others
+}
+
+// feature is one bit of CPUID.
+type feature struct {
+	function, index uint32
+	reg             register
+	bit             uint8
+}
+
+// in reports whether the entries show the feature.
+func (f feature) in(entries []Entry) bool {
+	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
+}
+
+// msrFeatures returns the features of which any gives a guest the register; nil if every guest has it.
+func msrFeatures(m uint32) []feature {
+	switch m {
+	case msrTSCAdjust:
+		return []feature{{leafExtended, 0, regEBX, 1}}
+	case msrSpecCtrl: // spec_ctrl, stibp, ssbd of Intel; ibrs, stibp, ssbd of AMD
+		return []feature{
+			{leafExtended, 0, regEDX, 26}, {leafExtended, 0, regEDX, 27}, {leafExtended, 0, regEDX, 31},
+			{leafAddress, 0, regEBX, 14}, {leafAddress, 0, regEBX, 15}, {leafAddress, 0, regEBX, 24},
+		}
+	case msrVirtSpecCtrl:
+		return []feature{{leafAddress, 0, regEBX, 25}}
+	case msrArchCaps, msrTSXCtrl: // the second is announced in the first
+		return []feature{{leafExtended, 0, regEDX, 29}}
+	case msrUMWAITControl:
+		return []feature{{leafExtended, 0, regECX, 5}}
+	case msrXSS:
+		return []feature{{leafXSAVE, 1, regEAX, 3}}
+	case msrTSCAux: // rdtscp, rdpid
+		return []feature{{leafExtFeatures, 0, regEDX, 27}, {leafExtended, 0, regECX, 22}}
+	case msrKVMClock:
+		return []feature{{leafKVMFeatures, 0, regEAX, 3}}
+	case msrKVMStealTime:
+		return []feature{{leafKVMFeatures, 0, regEAX, 5}}
+	case msrKVMEOI:
+		return []feature{{leafKVMFeatures, 0, regEAX, 6}}
+	case msrKVMPoll:
+		return []feature{{leafKVMFeatures, 0, regEAX, 12}}
+	}
+	if m >= msrMTRRFirst && m <= msrMTRRLast && m != msrPAT {
+		return []feature{{leafFeatures, 0, regEDX, 12}}
+	}
+	return nil
 }
