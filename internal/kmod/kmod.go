@@ -5,6 +5,9 @@
 // "depends" field of .modinfo), because modules.dep is made by depmod only when a package is installed. It does not
 // follow aliases and soft dependencies, which name what a module may ask for later: name such modules explicitly (ext4,
 // for example, wants crc32c_generic). It loads nothing.
+//
+// Signatures are cut off: the caller chose the files, no kernel of ours demands signatures, and checking them costs an
+// emulated machine a second. The kernel notes the taint "unsigned module" and nothing else.
 package kmod
 
 import (
@@ -12,6 +15,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -33,7 +37,7 @@ const maxModuleBytes = 128 << 20
 // Module is one module, ready for finit_module or init_module.
 type Module struct {
 	Name string // as lsmod prints it: with underscores, without ".ko"
-	Data []byte // the decompressed ELF object
+	Data []byte // the decompressed ELF object, without a signature
 }
 
 // Collect returns the modules called names and everything they depend on, each once, dependencies first. Names may be
@@ -100,7 +104,7 @@ func (c *collector) add(name string) error {
 		}
 	}
 	c.state[name] = done
-	c.out = append(c.out, Module{Name: name, Data: data})
+	c.out = append(c.out, Module{Name: name, Data: unsigned(data)})
 	return nil
 }
 
@@ -184,6 +188,26 @@ func read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: larger than %d bytes", path, maxModuleBytes)
 	}
 	return data, nil
+}
+
+// signatureMagic ends a signed module; before it come the signature and, in 12 bytes, its description, of which the last
+// 4 are the signature's length, big endian (Linux include/linux/module_signature.h).
+const (
+	signatureMagic   = "~Module signature appended~\n"
+	signatureTrailer = 12
+)
+
+// unsigned returns the module without its signature. One that has none, or a damaged one, is returned as it is.
+func unsigned(module []byte) []byte {
+	body, ok := bytes.CutSuffix(module, []byte(signatureMagic))
+	if !ok || len(body) < signatureTrailer {
+		return module
+	}
+	length := int64(binary.BigEndian.Uint32(body[len(body)-4:])) + signatureTrailer
+	if length > int64(len(body)) {
+		return module
+	}
+	return body[:int64(len(body))-length]
 }
 
 // depends reads the "depends" field of the module's .modinfo section: NUL-separated key=value strings.

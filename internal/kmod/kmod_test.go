@@ -124,6 +124,24 @@ func TestCollectRefuses(t *testing.T) {
 	}
 }
 
+func TestUnsigned(t *testing.T) {
+	signed := func(body, signature string, length uint32) []byte {
+		b := append([]byte(body+signature), make([]byte, 8)...)
+		return append(binary.BigEndian.AppendUint32(b, length), signatureMagic...)
+	}
+	if got := unsigned(signed("module", "sig", 3)); string(got) != "module" {
+		t.Errorf("signed: got %q", got)
+	}
+	for name, in := range map[string][]byte{
+		"not signed": []byte("module"), "empty": nil, "length too large": signed("module", "sig", 1<<32-1),
+		"only the magic": []byte(signatureMagic),
+	} {
+		if got := unsigned(in); !bytes.Equal(got, in) {
+			t.Errorf("%s: got %q, want it unchanged", name, got)
+		}
+	}
+}
+
 // TestCollectRealModules runs where FORKD_TEST_MODULES names a lib/modules/<version> directory.
 func TestCollectRealModules(t *testing.T) {
 	dir := os.Getenv("FORKD_TEST_MODULES")
