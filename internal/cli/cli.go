@@ -59,11 +59,20 @@ func newRoot(stdio Stdio) *cobra.Command {
 		Short:         "Fork warm microVMs in milliseconds",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unknown command %q", args[0])
+			}
+			return nil
+		}),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetIn(stdio.In)
 	root.SetOut(stdio.Out)
 	root.SetErr(stdio.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newMachineCmd())
+	root.AddCommand(newBuildCmd(), newForkCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
+		newConsoleCmd(), newPingCmd(), newCpCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
+		newDoctorCmd(), newDaemonCmd(), newMachineCmd(), newVersionCmd())
 	return root
 }

@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/image"
+	"github.com/forkd/forkd/recipes"
+)
+
+type buildOptions struct {
+	tag    string
+	kernel string
+	reuse  bool
+	ready  float64
+}
+
+// built is the output of `forkd build`. Times are in milliseconds.
+type built struct {
+	client.Baked
+	Reused  bool    `json:"reused"` // the snapshot was there
+	Image   string  `json:"image,omitempty"`
+	ImageMS float64 `json:"image_ms"` // root file system, kernel and initramfs; next to nothing from the cache
+	BakeMS  float64 `json:"bake_ms"`
+}
+
+func newBuildCmd() *cobra.Command {
+	var c common
+	var o buildOptions
+	cmd := &cobra.Command{
+		Use:   "build RECIPE|DIR",
+		Short: "Build an image from a recipe, boot it, warm it up and make it a snapshot",
+		Long: "RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one. The image and\n" +
+			"the guest kernel are made here and kept in the cache; the daemon boots them.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			recipe, err := loadRecipe(args[0])
+			if err != nil {
+				return err
+			}
+			if o.tag == "" {
+				o.tag = recipe.Name
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				st := newStatus(cmd.ErrOrStderr())
+				b, err := build(ctx, cl, recipe, o, st)
+				st.end()
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), b)
+				}
+				printBuilt(cmd, b)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.tag, "tag", "", "tag of the snapshot (default the recipe's name)")
+	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
+	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
+	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 120)")
+	c.register(cmd)
+	return cmd
+}
+
+// loadRecipe reads a recipe by path, or by the name of a built-in one.
+func loadRecipe(name string) (*image.Recipe, error) {
+	if _, err := os.Stat(name); err == nil {
+		return image.LoadRecipe(name)
+	}
+	if _, err := fs.Stat(recipes.FS, name); err == nil {
+		return image.LoadRecipeFS(recipes.FS, name)
+	}
+	entries, err := fs.ReadDir(recipes.FS, ".")
+	if err != nil {
+		return nil, err
+	}
+	names := ""
+	for _, e := range entries {
+		names += " " + e.Name()
+	}
+	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s", name, names)}
+}
+
+func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, st *status) (built, error) {
+	if o.reuse {
+		s, err := cl.Snapshot(ctx, o.tag)
+		if err == nil && s.Bootable {
+			return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
+		}
+		if err != nil && !client.IsNotFound(err) {
+			return built{}, err
+		}
+	}
+	start := time.Now()
+	img, kernel, err := buildFiles(ctx, recipe, o.kernel, st)
+	if err != nil {
+		return built{}, err
+	}
+	b := built{Image: img.Dir, ImageMS: msSince(start)}
+	start = time.Now()
+	st.step("boot and warm up the parent", "")
+	b.Baked, err = cl.Bake(ctx, client.BakeRequest{
+		Tag: o.tag, Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(),
+		MemSizeMiB: uint64(img.MemoryMiB), VCPUs: uint32(img.VCPUs), Env: img.Env,
+		Warmup:           client.Warmup{Commands: img.Warmup.Commands, Python: img.Warmup.Python},
+		ReadyTimeoutSecs: o.ready,
+	})
+	b.BakeMS = msSince(start)
+	return b, err
+}
+
+// buildFiles makes what a parent boots from, or takes it from the cache.
+func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image, *image.KernelFiles, error) {
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return nil, nil, err
+	}
+	agent, err := embedded.Open(embedded.Agent)
+	if err != nil {
+		return nil, nil, err
+	}
+	progress := func(s image.Step) { st.step(s.Stage, s.Detail) }
+	img, err := image.Build(ctx, cache, recipe, progress)
+	if err != nil {
+		return nil, nil, err
+	}
+	var kernel *image.KernelFiles
+	if userKernel != "" {
+		kernel, err = image.UserKernel(ctx, cache, userKernel, agent)
+	} else {
+		kernel, err = image.Kernel(ctx, cache, agent, progress)
+	}
+	return img, kernel, err
+}
+
+func msSince(start time.Time) float64 { return float64(time.Since(start).Microseconds()) / 1000 }
+
+func printBuilt(cmd *cobra.Command, b built) {
+	out := cmd.OutOrStdout()
+	if b.Reused {
+		fmt.Fprintf(out, "%s is there already\n", b.Tag)
+		return
+	}
+	fmt.Fprintf(out, "%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s, %d MiB of memory saved\n",
+		b.Tag, b.ImageMS/1000, b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000, b.MemoryLayerBytes>>20)
+	for _, e := range b.GuestErrors {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
+	}
+}

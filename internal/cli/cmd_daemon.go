@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/internal/daemon"
+)
+
+func newDaemonCmd() *cobra.Command {
+	cfg := daemon.Config{CPUTemplate: "host", Accel: "kvm", PoolSize: 8, Version: version}
+	cmd := &cobra.Command{
+		Use:   "daemon",
+		Short: "Serve the REST API and own the sandboxes of this host",
+		Long: "Serves until SIGTERM or an interrupt. Sandboxes keep running then, and the next daemon takes them over,\n" +
+			"unless --kill-on-exit is given.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Accel != "kvm" && cfg.Accel != "tcg" {
+				return usageError{errAccel}
+			}
+			if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
+				return err
+			}
+			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer cancel()
+			return daemon.Run(ctx, cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
+	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file")
+	f.StringVar(&cfg.TokenFile, "token-file", "", "file with the bearer token that clients must send (16 bytes or more)")
+	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
+	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
+	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
+	f.StringVar(&cfg.AuditLog, "audit-log", "", "append one JSON line per request to this file")
+	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
+	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
+	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host or portable")
+	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
+	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
+	return cmd
+}

@@ -1,0 +1,245 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/kvm"
+)
+
+// verdict of one check.
+type verdict string
+
+const (
+	pass verdict = "pass"
+	warn verdict = "warn"
+	fail verdict = "fail"
+	skip verdict = "skip"
+)
+
+// finding is one line of doctor's report.
+type finding struct {
+	Check   string  `json:"check"`
+	Verdict verdict `json:"verdict"`
+	Detail  string  `json:"detail"`
+}
+
+func newDoctorCmd() *cobra.Command {
+	var output, url string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check whether this host can run forkd, and say what to do if not",
+		Long:  "Exits with 1 if a check fails.",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			findings := diagnose(cmd.Context(), url)
+			failed := false
+			for _, f := range findings {
+				failed = failed || f.Verdict == fail
+			}
+			var err error
+			if output == "json" {
+				err = writeJSON(cmd.OutOrStdout(), findings)
+			} else {
+				err = table(cmd.OutOrStdout(), "CHECK\tRESULT\tDETAIL", func(row func(...any)) {
+					for _, f := range findings {
+						row(f.Check, f.Verdict, f.Detail)
+					}
+				})
+			}
+			if err == nil && failed {
+				return exitCode(exitError)
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&url, "daemon-url", "", "daemon to look for; default as in the other commands")
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func diagnose(ctx context.Context, url string) []finding {
+	machine := checkMachine()
+	cfg := daemon.Config{}
+	dirErr := cfg.Defaults(os.Getuid(), os.Getenv)
+	findings := []finding{checkPlatform(), checkHWVirt(), checkKVM(machine.Verdict == pass), machine, checkCgroup(),
+		checkMemfd(), checkUffd(), checkEmbedded()}
+	if dirErr == nil {
+		findings = append(findings,
+			checkSpace("tmpfs for hot memory", cfg.RAMDir, 1<<30, 256<<20),
+			checkSpace("disk space", cfg.StateDir, 5<<30, 1<<30))
+	}
+	return append(findings, checkCache(), checkDaemon(ctx, url))
+}
+
+func checkPlatform() finding {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return finding{"platform", fail, err.Error()}
+	}
+	detail := fmt.Sprintf("%s/%s, kernel %s", runtime.GOOS, runtime.GOARCH, unix.ByteSliceToString(u.Release[:]))
+	if runtime.GOARCH != "amd64" {
+		return finding{"platform", fail, detail + ": linux/amd64 is needed"}
+	}
+	return finding{"platform", pass, detail}
+}
+
+func checkHWVirt() finding {
+	p, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return finding{"hardware virtualization", skip, err.Error()}
+	}
+	for _, flag := range []string{"vmx", "svm"} {
+		if strings.Contains(string(p), " "+flag+" ") {
+			return finding{"hardware virtualization", pass, flag}
+		}
+	}
+	return finding{"hardware virtualization", warn, "the CPU shows neither vmx nor svm: 'forkd machine start' emulates a host that has it"}
+}
+
+func checkKVM(machineRuns bool) finding {
+	err := kvm.Probe()
+	var unfit *kvm.UnfitError
+	switch {
+	case err == nil:
+		return finding{"/dev/kvm", pass, "runs guest instructions as it should"}
+	case machineRuns:
+		return finding{"/dev/kvm", warn, err.Error() + ": the machine is used instead"}
+	case errors.As(err, &unfit), errors.Is(err, os.ErrNotExist):
+		return finding{"/dev/kvm", fail, err.Error() + ": run 'forkd machine start'"}
+	case errors.Is(err, os.ErrPermission):
+		return finding{"/dev/kvm", fail, err.Error() + ": add the user to the group of /dev/kvm"}
+	}
+	return finding{"/dev/kvm", fail, err.Error()}
+}
+
+func checkMachine() finding {
+	m, ready, err := runningMachine()
+	switch {
+	case err != nil:
+		return finding{"machine", warn, err.Error()}
+	case ready:
+		return finding{"machine", pass, m.Name + " runs"}
+	}
+	return finding{"machine", skip, "none is running"}
+}
+
+func checkCgroup() finding {
+	var st unix.Statfs_t
+	if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup: sandboxes run without limits of their own"}
+	}
+	p, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
+	if err != nil {
+		return finding{"cgroup v2", warn, err.Error()}
+	}
+	return finding{"cgroup v2", pass, strings.TrimSpace(string(p))}
+}
+
+func checkMemfd() finding {
+	fd, err := unix.MemfdCreate("forkd-doctor", unix.MFD_CLOEXEC)
+	if err != nil {
+		return finding{"memfd", fail, err.Error()}
+	}
+	unix.Close(fd)
+	return finding{"memfd", pass, ""}
+}
+
+// checkUffd asks for a userfaultfd that takes faults of the kernel, which is what live branches need.
+func checkUffd() finding {
+	if f, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
+		f.Close()
+		return finding{"userfaultfd", pass, "/dev/userfaultfd"}
+	}
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	if errno != 0 {
+		return finding{"userfaultfd", warn, errno.Error() + ": branches copy memory while the sandbox is stopped"}
+	}
+	unix.Close(int(fd))
+	return finding{"userfaultfd", pass, "system call"}
+}
+
+func checkEmbedded() finding {
+	for _, name := range []string{embedded.VMM, embedded.Agent} {
+		if _, err := embedded.Open(name); err != nil {
+			return finding{"program", fail, err.Error()}
+		}
+	}
+	return finding{"program", pass, "forkd " + version + ", complete"}
+}
+
+// checkSpace looks at the file system of dir, or of the nearest directory above that exists. Limits are in bytes.
+func checkSpace(name, dir string, good, enough uint64) finding {
+	at := dir
+	for {
+		if _, err := os.Stat(at); err == nil || at == "/" {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		return finding{name, warn, fmt.Sprintf("%s: %v", at, err)}
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	detail := fmt.Sprintf("%s: %d MiB free", dir, free>>20)
+	switch {
+	case free >= good:
+		return finding{name, pass, detail}
+	case free >= enough:
+		return finding{name, warn, detail}
+	}
+	return finding{name, fail, detail + fmt.Sprintf(": %d MiB are needed", enough>>20)}
+}
+
+func checkCache() finding {
+	dir, err := cachedir.Dir()
+	if err != nil {
+		return finding{"cache", fail, err.Error()}
+	}
+	var have []string
+	for _, sub := range []string{"kernel", "images"} {
+		entries, err := os.ReadDir(filepath.Join(dir, sub))
+		n := 0
+		for _, e := range entries {
+			n += btoi(!strings.HasPrefix(e.Name(), "."))
+		}
+		if err == nil && n > 0 {
+			have = append(have, fmt.Sprintf("%d %s", n, sub))
+		}
+	}
+	if len(have) < 2 {
+		return finding{"cache", warn, dir + ": no kernel or no image yet: 'forkd build' makes them"}
+	}
+	return finding{"cache", pass, dir + ": " + strings.Join(have, ", ")}
+}
+
+func checkDaemon(ctx context.Context, url string) finding {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	c, where, err := connect(ctx, url, nil)
+	if err != nil {
+		return finding{"daemon", warn, err.Error()}
+	}
+	defer c.Close()
+	v, err := c.Version(ctx)
+	if err != nil {
+		return finding{"daemon", warn, fmt.Sprintf("%s: %v (start it with 'forkd daemon')", where, err)}
+	}
+	return finding{"daemon", pass, fmt.Sprintf("%s: forkd %s, %s", where, v.Version, v.Accel)}
+}

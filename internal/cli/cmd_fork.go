@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// parseEnv turns NAME=VALUE arguments into a map.
+func parseEnv(pairs []string) (map[string]string, error) {
+	env := make(map[string]string, len(pairs))
+	for _, p := range pairs {
+		name, value, ok := strings.Cut(p, "=")
+		if !ok || name == "" {
+			return nil, usageError{fmt.Errorf("--env %q: want NAME=VALUE", p)}
+		}
+		env[name] = value
+	}
+	return env, nil
+}
+
+func newForkCmd() *cobra.Command {
+	var c common
+	req := client.ForkRequest{N: 1}
+	var env []string
+	cmd := &cobra.Command{
+		Use:   "fork TAG",
+		Short: "Start sandboxes from a snapshot",
+		Long: "Starts n sandboxes from the snapshot TAG and prints their ids. All of them start or none is left, unless\n" +
+			"--allow-partial is given.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if req.Env, err = parseEnv(env); err != nil {
+				return err
+			}
+			req.SnapshotTag = args[0]
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				f, err := cl.Fork(ctx, req)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), f)
+				}
+				for _, s := range f.Sandboxes {
+					fmt.Fprintln(cmd.OutOrStdout(), s.ID)
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d sandboxes, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+					len(f.Sandboxes), f.ForkWallMS, f.VMMWallMS)
+				if f.Failed > 0 {
+					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
+				}
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.IntVarP(&req.N, "count", "n", 1, "how many, 1 to 1000")
+	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
+	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
+	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
+	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "memory limit recorded for each sandbox")
+	f.Float64Var(&req.TTLSecs, "ttl-secs", 0, "delete the sandboxes after so many seconds; 0: never")
+	c.register(cmd)
+	return cmd
+}

@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newImagesCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "images",
+		Short: "List snapshots",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list, err := cl.Snapshots(ctx)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), list)
+				}
+				err = table(cmd.OutOrStdout(), "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
+					for _, s := range list {
+						parent := s.BranchedFrom
+						if parent == "" {
+							parent = "-"
+						}
+						row(s.Tag, s.Status, fmt.Sprintf("%d MiB", s.MemSizeMiB), s.VCPUs, age(s.CreatedAt), parent, s.Sandboxes)
+					}
+				})
+				for _, s := range list {
+					if s.Warning != "" {
+						fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", s.Warning)
+					}
+				}
+				return err
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newRmiCmd() *cobra.Command {
+	var c common
+	var opts client.DeleteOptions
+	cmd := &cobra.Command{
+		Use:   "rmi TAG…",
+		Short: "Remove snapshots",
+		Long:  "A snapshot that sandboxes run from is not removed; one that others build on only with a flag.",
+		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, tags []string) error {
+			if opts.Cascade && opts.Force {
+				return usageError{errors.New("--cascade and --force exclude each other")}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				removed := []string{}
+				var errs []error
+				for _, tag := range tags {
+					if err := cl.DeleteSnapshot(ctx, tag, opts); err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					removed = append(removed, tag)
+				}
+				if c.json() {
+					errs = append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed}))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
+	cmd.Flags().BoolVar(&opts.Force, "force", false, "leave the snapshots that build on it behind, unusable")
+	c.register(cmd)
+	return cmd
+}
+
+func newSnapshotInfoCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "snapshot-info TAG",
+		Short: "Describe a snapshot",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				d, err := cl.Snapshot(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), d)
+				}
+				return table(cmd.OutOrStdout(), "FIELD\tVALUE", func(row func(...any)) {
+					row("tag", d.Tag)
+					row("id", d.ID)
+					row("status", d.Status)
+					row("directory", d.Dir)
+					row("machine", fmt.Sprintf("%d MiB, %d vCPUs, CPU template %s", d.MemSizeMiB, d.VCPUs, d.CPUTemplate))
+					row("guest", fmt.Sprintf("kernel %s, warm %s", d.Kernel, strings.Join(d.Warm, " ")))
+					row("memory", fmt.Sprintf("%d MiB on disk", d.MemoryPhysical>>20))
+					row("disk", fmt.Sprintf("%d MiB on disk", d.DiskPhysical>>20))
+					row("ancestors", strings.Join(d.Ancestors, " → "))
+					row("dependents", strings.Join(d.Dependents, " "))
+				})
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newVerifyCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "verify TAG…",
+		Short: "Compare every file of snapshots with its digest",
+		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, tags []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				verified := []string{}
+				var errs []error
+				for _, tag := range tags {
+					if err := cl.VerifySnapshot(ctx, tag); err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					verified = append(verified, tag)
+					if !c.json() {
+						fmt.Fprintf(cmd.OutOrStdout(), "%s: intact\n", tag)
+					}
+				}
+				if c.json() {
+					errs = append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"intact": verified}))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}

@@ -1,0 +1,85 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// parallelKills is how many sandboxes are ended at once.
+const parallelKills = 16
+
+func newKillCmd() *cobra.Command {
+	var c common
+	var all bool
+	var tag string
+	cmd := &cobra.Command{
+		Use:   "kill ID… | --all | --tag TAG",
+		Short: "End sandboxes and remove everything of them",
+		Args: func(_ *cobra.Command, args []string) error {
+			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != ""); ways != 1 {
+				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, ids []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				if len(ids) == 0 {
+					list, err := cl.Sandboxes(ctx)
+					if err != nil {
+						return err
+					}
+					for _, s := range list {
+						if all || s.SnapshotTag == tag {
+							ids = append(ids, s.ID)
+						}
+					}
+				}
+				killed, err := killAll(ctx, cl, ids)
+				if c.json() {
+					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"killed": killed}))
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d killed\n", len(killed))
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes")
+	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot")
+	c.register(cmd)
+	return cmd
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// killAll ends sandboxes and returns the ids that went. One failure does not keep the others.
+func killAll(ctx context.Context, cl *client.Client, ids []string) ([]string, error) {
+	errs := make([]error, len(ids))
+	slots := make(chan struct{}, parallelKills)
+	var group sync.WaitGroup
+	for i, id := range ids {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			errs[i] = cl.Kill(ctx, id)
+		})
+	}
+	group.Wait()
+	killed := []string{}
+	for i, id := range ids {
+		if errs[i] == nil {
+			killed = append(killed, id)
+		}
+	}
+	return killed, errors.Join(errs...)
+}

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// version of this forkd; REST clients of forkd 0.5 work against it.
+const version = "0.6.0"
+
+var errAccel = errors.New("--accel: use kvm or tcg")
+
+func newVersionCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of this program and of the daemon",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var remote *client.Version
+			err := c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				v, err := cl.Version(ctx)
+				remote = &v
+				return err
+			})
+			if _, usage := errors.AsType[usageError](err); usage {
+				return err
+			}
+			if err != nil {
+				remote = nil
+			}
+			if c.json() {
+				return writeJSON(cmd.OutOrStdout(), struct {
+					Version string          `json:"version"`
+					Daemon  *client.Version `json:"daemon"`
+				}{version, remote})
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "forkd %s\n", version)
+			if remote == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "daemon: not reachable (%v)\n", err)
+			} else {
+				fmt.Fprintf(cmd.OutOrStdout(), "daemon %s, API %s, accel %s\n", remote.Version, remote.API, remote.Accel)
+			}
+			return nil
+		},
+	}
+	c.register(cmd)
+	return cmd
+}

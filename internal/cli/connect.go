@@ -1,0 +1,229 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/tcghost/machineapi"
+)
+
+// Environment variables that say where the daemon is. The token is never a flag: command lines are public.
+const (
+	urlEnv   = "FORKD_URL"
+	tokenEnv = "FORKD_TOKEN"
+)
+
+// common are the flags that all commands with a daemon have.
+type common struct {
+	url    string
+	output string
+}
+
+func (c *common) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.url, "daemon-url", "",
+		"daemon to talk to, unix:///path or http://host:port; default $"+urlEnv+", the running machine's, or the local socket")
+	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text or json")
+}
+
+func (c *common) json() bool { return c.output == "json" }
+
+// run connects to the daemon and calls f, whose context ends with an interrupt.
+func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
+	if err := checkOutput(c.output); err != nil {
+		return err
+	}
+	ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	cl, where, err := connect(ctx, c.url, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	err = f(ctx, cl)
+	var answered *client.Error
+	if err != nil && ctx.Err() == nil && !errors.As(err, &answered) && cl.Healthy(ctx) != nil {
+		return fmt.Errorf("no forkd daemon answers at %s (start one with 'forkd daemon', or see 'forkd doctor'): %w", where, err)
+	}
+	return err
+}
+
+// connect finds the daemon: the one that was named, else the one in a running machine, else the local socket. The one in
+// the machine is started if it does not run, and progress told so, unless progress is nil.
+func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
+	if address == "" {
+		address = os.Getenv(urlEnv)
+	}
+	token := os.Getenv(tokenEnv)
+	if address == "" {
+		m, ready, err := runningMachine()
+		if err != nil {
+			return nil, "", err
+		}
+		if ready {
+			if address, token, err = machineDaemon(ctx, m, progress); err != nil {
+				return nil, "", err
+			}
+		}
+	}
+	if address == "" {
+		cfg := daemon.Config{}
+		if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
+			return nil, "", err
+		}
+		address = "unix://" + cfg.Socket
+	}
+	c, err := client.New(address, token)
+	return c, address, err
+}
+
+// runningMachine returns the machine that commands use, and whether it answers.
+func runningMachine() (tcghost.Machine, bool, error) {
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return tcghost.Machine{}, false, nil // no cache, no machine
+	}
+	name := os.Getenv(machineEnv)
+	if name == "" {
+		name = tcghost.DefaultName
+	}
+	m, err := tcghost.Open(cache, name)
+	if err != nil {
+		return m, false, err
+	}
+	s, err := m.State()
+	return m, err == nil && s.Phase == tcghost.Ready, err
+}
+
+// daemonDir holds what the daemon in a machine is started from. The machine sees it under the same path.
+func daemonDir(m tcghost.Machine) string {
+	return filepath.Join(m.SharedDir(), "machine", m.Name, "daemon")
+}
+
+// machineDaemon returns the address and token of the daemon in a machine; see connect.
+func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (address, token string, err error) {
+	s, err := m.State()
+	if err != nil {
+		return "", "", err
+	}
+	dir := daemonDir(m)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", "", err
+	}
+	if token, err = daemonToken(filepath.Join(dir, "token")); err != nil {
+		return "", "", err
+	}
+	address = "http://" + s.DaemonAddr
+	if progress == nil {
+		return address, token, nil
+	}
+	status, err := m.DaemonStatus(ctx)
+	if err != nil || status.Running {
+		return address, token, err
+	}
+	fmt.Fprintf(progress, "forkd: starting the daemon in machine %s\n", m.Name)
+	if err := startMachineDaemon(ctx, m, dir); err != nil {
+		return "", "", err
+	}
+	return address, token, waitDaemon(ctx, m, address)
+}
+
+// startMachineDaemon runs this very program as the daemon of a machine.
+func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("start the daemon in the machine: %w", err)
+	}
+	program := filepath.Join(dir, "forkd")
+	if err := installProgram(program, self); err != nil {
+		return fmt.Errorf("start the daemon in the machine: %w", err)
+	}
+	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: []string{
+		program, "daemon", "--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort), "--token-file", filepath.Join(dir, "token"),
+		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", "/dev/shm/forkd",
+		// Emulated address translation suffers from randomised addresses: every program start translates its code anew.
+		"--accel", "tcg", "--cmdline-extra", "norandmaps",
+	}})
+	if err != nil {
+		return fmt.Errorf("start the daemon in the machine: %w", err)
+	}
+	return nil
+}
+
+// installProgram copies this program for the machine, unless the same bytes are there.
+func installProgram(to, from string) error {
+	p, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(to); err == nil && bytes.Equal(old, p) {
+		return nil
+	}
+	if err := os.WriteFile(to+".new", p, 0o700); err != nil {
+		return err
+	}
+	return os.Rename(to+".new", to)
+}
+
+// daemonStart bounds the start of a daemon on an emulated CPU.
+const daemonStart = 60 * time.Second
+
+// waitDaemon waits until a daemon answers or has ended.
+func waitDaemon(ctx context.Context, m tcghost.Machine, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, daemonStart)
+	defer cancel()
+	c, err := client.New(address, "")
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for {
+		if c.Healthy(ctx) == nil {
+			return nil
+		}
+		status, err := m.DaemonStatus(ctx)
+		if err == nil && !status.Running {
+			return fmt.Errorf("the daemon in the machine ended at once:\n%s", strings.TrimSpace(status.Log))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the daemon in the machine does not answer: %w", ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// daemonToken returns the token in a file, which is made with a random one if it is not there.
+func daemonToken(path string) (string, error) {
+	p, err := os.ReadFile(path)
+	if err == nil {
+		return strings.TrimSpace(string(p)), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read the daemon's token: %w", err)
+	}
+	var secret [32]byte
+	rand.Read(secret[:])
+	token := hex.EncodeToString(secret[:])
+	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("write the daemon's token: %w", err)
+	}
+	return token, nil
+}
