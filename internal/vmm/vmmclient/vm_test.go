@@ -1,0 +1,230 @@
+package vmmclient_test
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+const mib = 1 << 20
+
+// vm is a VM under test with its private disk top.
+type vm struct {
+	*vmmclient.VMM
+	dir   string
+	disk  vmmproto.Disk
+	files []*os.File // base image, layers, top
+	agent *agentclient.Client
+}
+
+func spawn(t *testing.T, a *vmtest.Assets, shape vmmproto.Machine) *vmmclient.VMM {
+	t.Helper()
+	v, err := vmmclient.Spawn(context.Background(), vmmclient.Config{
+		Bin: a.VMM, Dir: filepath.Join(vmtest.ShortDir(t), "vm"), ID: t.Name(), Machine: shape, CgroupFD: -1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			console, _ := vmmclient.Console(v.Dir())
+			t.Logf("console of %s:\n%s", v.Dir(), vmtest.LastLines(console, 40))
+		}
+		if err := v.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v
+}
+
+func newTop(t *testing.T, size uint64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), fmt.Sprintf("top%d", time.Now().UnixNano())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := disklayer.Format(f, size); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func genID() (id [16]byte) {
+	_, _ = rand.Read(id[:])
+	return id
+}
+
+// boot starts a VM and waits for its agent.
+func boot(t *testing.T, a *vmtest.Assets, kernelPath, initrdPath, image string, shape vmmproto.Machine) *vm {
+	t.Helper()
+	v := &vm{VMM: spawn(t, a, shape)}
+	base, err := os.Open(filepath.Join(a.Images[image], "rootfs.ext4"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := base.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { base.Close() })
+	v.disk = vmmproto.Disk{SizeBytes: uint64(st.Size())}
+	v.files = []*os.File{base, newTop(t, v.disk.SizeBytes)}
+	kernel, err := os.Open(kernelPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kernel.Close()
+	initrd, err := os.Open(initrdPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer initrd.Close()
+	start := time.Now()
+	err = v.Boot(t.Context(), vmmproto.Boot{
+		Cmdline: vmtest.Cmdline(), Disks: []vmmproto.Disk{v.disk}, VMGenID: genID(),
+	}, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd, Disks: [][]*os.File{v.files}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	waitReady(t, v)
+	t.Logf("ready after %v", time.Since(start).Round(time.Millisecond))
+	return v
+}
+
+func waitReady(t *testing.T, v *vm) {
+	t.Helper()
+	select {
+	case c, ok := <-v.Conns():
+		if !ok {
+			<-v.Done()
+			t.Fatalf("the VM ended: %+v", v.Exit())
+		}
+		defer c.Conn.Close()
+		var ready agentproto.Ready
+		if err := json.NewDecoder(c.Conn).Decode(&ready); err != nil || c.Port != agentproto.ReadyPort {
+			t.Fatalf("port %d: %v", c.Port, err)
+		}
+		t.Logf("agent: %+v", ready)
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the agent did not become ready")
+	}
+	v.agent = agentclient.New(agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket)))
+}
+
+func (v *vm) sh(t *testing.T, script string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	r, err := v.agent.Exec(ctx, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}, Timeout: 30 * time.Second})
+	if err == nil {
+		err = r.Err()
+	}
+	if err != nil {
+		t.Fatalf("%s: %v (stderr %q)", script, err, r.Stderr)
+	}
+	return strings.TrimSpace(string(r.Stdout))
+}
+
+// saved is a snapshot on tmpfs.
+type saved struct {
+	shape  vmmproto.Machine
+	result vmmproto.SaveResult
+	state  *os.File
+	layer  *os.File
+	disk   vmmproto.Disk
+	disks  []*os.File // the frozen disk: base and layers
+}
+
+// save pauses v for good and makes a snapshot of it.
+func save(t *testing.T, v *vm, shape vmmproto.Machine) *saved {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fkt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &saved{shape: shape, disk: v.disk, disks: v.files}
+	for name, f := range map[string]**os.File{"state": &s.state, "layer": &s.layer} {
+		if *f, err = os.Create(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { (*f).Close() })
+	}
+	if err := v.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.result, err = v.Save(t.Context(), vmmproto.Save{MaxExtents: 64}, vmmclient.SaveFiles{State: s.state, Layer: s.layer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("saved %d MiB in %d extents, state %d bytes", s.result.DirtyBytes/mib, len(s.result.Extents), s.result.StateBytes)
+	return s
+}
+
+// fork starts a child of s and waits until its agent has confirmed.
+func fork(t *testing.T, a *vmtest.Assets, s *saved, hostname string) *vm {
+	t.Helper()
+	v := &vm{VMM: spawn(t, a, s.shape), disk: s.disk}
+	v.files = append(append([]*os.File(nil), s.disks...), newTop(t, s.disk.SizeBytes))
+	start := time.Now()
+	times, err := v.Restore(t.Context(), vmmproto.Restore{
+		Extents: s.result.Extents, Disks: []vmmproto.Disk{s.disk}, VMGenID: genID(), Resume: true,
+	}, vmmclient.RestoreFiles{State: s.state, Layers: []*os.File{s.layer}, Disks: [][]*os.File{v.files}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered := time.Since(start)
+	v.agent = agentclient.New(agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket)))
+	entropy := make([]byte, 32)
+	_, _ = rand.Read(entropy)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := v.agent.Forked(ctx, agentproto.Forked{
+		Entropy: entropy, RealtimeNanos: time.Now().UnixNano(), Hostname: hostname,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	stats, err := v.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s: entered %v, confirmed %v, map %v state %v run %v, %d KiB dirty", hostname, entered, time.Since(start),
+		time.Duration(times.MapNanos), time.Duration(times.StateNanos), time.Duration(times.RunNanos), stats.GuestDirtyBytes>>10)
+	return v
+}
+
+func TestBootForkExec(t *testing.T) {
+	a := vmtest.Load(t)
+	shape := vmmproto.Machine{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
+	parent := boot(t, a, a.Cloud.VMLinux, a.Cloud.Initrd, "base", shape)
+	if got := parent.sh(t, "echo hello > /root/file; cat /root/file; uname -r"); !strings.Contains(got, "hello") {
+		t.Fatalf("parent: %q", got)
+	}
+	s := save(t, parent, shape)
+	hosts := map[string]bool{}
+	for i := range 4 {
+		child := fork(t, a, s, fmt.Sprintf("child-%d", i))
+		hosts[child.sh(t, "cat /root/file; hostname; head -c 8 /dev/urandom | od -An -tx1; date +%s")] = true
+	}
+	t.Log(hosts)
+	if len(hosts) != 4 {
+		t.Fatalf("children are not distinct: %v", hosts)
+	}
+}

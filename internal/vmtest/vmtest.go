@@ -1,0 +1,109 @@
+// Package vmtest gives tests that boot real VMs what they need: usable KVM, a kernel, root file systems, the VMM binary.
+//
+// Where KVM is not usable such tests skip, and say why; in the test machine (FORKD_TEST_MACHINE=1) and where
+// FORKD_TEST_KVM=1 says that KVM must work they fail instead. The files are made on the host by the command in prepare,
+// because the machine has no package manager. Nothing here is compiled into a product binary.
+package vmtest
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/cpuid"
+	"github.com/forkd/forkd/internal/kvm"
+)
+
+// Kernel is a guest kernel with its initramfs. All paths are absolute.
+type Kernel struct {
+	Name    string `json:"name"`
+	VMLinux string `json:"vmlinux"`
+	BzImage string `json:"bzimage"`
+	Initrd  string `json:"initrd"`
+}
+
+// Assets are the files that prepare made.
+type Assets struct {
+	VMM     string            `json:"vmm"` // forkd-vmm
+	Forkd   string            `json:"forkd"`
+	Cloud   Kernel            `json:"cloud"`   // the distribution's
+	Minimal Kernel            `json:"minimal"` // guest/kernel
+	Images  map[string]string `json:"images"`  // recipe → directory of the image
+}
+
+// AssetsFile is where prepare describes them, in the cache directory.
+const AssetsFile = "vmtest.json"
+
+// Load returns the assets, or skips or fails the test.
+func Load(t testing.TB) *Assets {
+	t.Helper()
+	if err := kvm.Probe(); err != nil {
+		missing(t, "KVM is not usable: %v", err)
+	}
+	dir, err := cachedir.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := os.ReadFile(filepath.Join(dir, AssetsFile))
+	if err != nil {
+		missing(t, "run scripts/test, which makes the files that VM tests need: %v", err)
+	}
+	a := &Assets{}
+	if err := json.Unmarshal(p, a); err != nil {
+		t.Fatalf("parse %s: %v", AssetsFile, err)
+	}
+	return a
+}
+
+// missing skips the test, or fails it where VM tests must run.
+func missing(t testing.TB, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("FORKD_TEST_MACHINE") != "" || os.Getenv("FORKD_TEST_KVM") != "" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
+}
+
+// Emulated reports whether the tests run inside forkd's own TCG machine.
+func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
+
+// Template is the CPU template for this host's guests: an emulated host does not keep XCR0 of nested guests.
+func Template() string {
+	if Emulated() {
+		return cpuid.TemplateV2
+	}
+	return cpuid.TemplateHost
+}
+
+// Cmdline is the kernel command line for this host's guests.
+func Cmdline(extra ...string) string {
+	if Emulated() {
+		extra = append(extra, "norandmaps")
+	}
+	return boot.Cmdline(extra...)
+}
+
+// ShortDir returns a directory whose path leaves room for unix socket names.
+func ShortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fkt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// LastLines returns the end of a console log for a failure message.
+func LastLines(console []byte, n int) string {
+	lines := strings.Split(strings.TrimRight(string(console), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
