@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -84,6 +85,9 @@ func serveDir(dir string, stderr io.Writer) error {
 
 // serveGuest boots the guest, starts the services, announces them and serves until one fails.
 func serveGuest(log *kmsg.Log) error {
+	// The kernel shields init only from signals without a handler, and Go has handlers that exit. These go unread;
+	// ignoring them instead would pass the ignorance on to every process of the guest.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err
 	}

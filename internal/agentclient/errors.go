@@ -31,6 +31,8 @@ const (
 	CodeExists          Code = "already_exists"     // directory
 	CodeNoSpace         Code = "resource_exhausted" // the guest's disk is full
 	CodeInternal        Code = "internal"           // the agent failed
+
+	codeDeadline Code = "deadline_exceeded" // callers see Outcome TimedOut instead
 )
 
 // Error is a refusal by the agent, as opposed to a failure to reach it.

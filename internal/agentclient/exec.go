@@ -114,7 +114,9 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	if err == nil {
 		return result, nil
 	}
-	deadline := callCtx.Err() != nil || connect.CodeOf(err) == connect.CodeDeadlineExceeded
+	// The guest's clock may reach the deadline a moment before ours.
+	var refused *Error
+	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == codeDeadline
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
 		// The guest has the same deadline and kills the process by itself.
 		return ExecResult{Outcome: TimedOut, ExitCode: -1, Status: "timed out"}, nil

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/forkd/forkd/internal/agent/kmsg"
 	"github.com/forkd/forkd/internal/agent/reap"
@@ -75,21 +76,21 @@ func (s *Server) Warm() ([]string, error) {
 
 // Forked makes every live interpreter take up the identity of a new copy, adding env to its environment. It returns
 // after all have confirmed, and fails if one cannot: because it is broken, because a callback of user code failed, or
-// because it is in a call that keeps the interpreter lock for longer than controlTimeout.
+// because it is in a call that keeps the interpreter lock for longer than forkTimeout.
 func (s *Server) Forked(env map[string]string) error {
-	return s.control(controlRequest{Op: "forked", Env: env})
+	return s.control(controlRequest{Op: "forked", Env: env}, forkTimeout)
 }
 
 // SetEnv adds variables to the environment of live interpreters.
 func (s *Server) SetEnv(env map[string]string) error {
-	return s.control(controlRequest{Op: "env", Env: env})
+	return s.control(controlRequest{Op: "env", Env: env}, forkTimeout)
 }
 
 // Prepare makes live interpreters cheap to fork: see "prepare" in kernel.py.
-func (s *Server) Prepare() error { return s.control(controlRequest{Op: "prepare"}) }
+func (s *Server) Prepare() error { return s.control(controlRequest{Op: "prepare"}, prepareTimeout) }
 
 // control sends a request to every live interpreter, then collects the answers.
-func (s *Server) control(req controlRequest) error {
+func (s *Server) control(req controlRequest, timeout time.Duration) error {
 	line, err := json.Marshal(req)
 	if err != nil {
 		return err
@@ -106,7 +107,7 @@ func (s *Server) control(req controlRequest) error {
 			c.mu.Unlock()
 			continue
 		}
-		if err := c.interp.sendControl(line); err != nil {
+		if err := c.interp.sendControl(line, timeout); err != nil {
 			errs = append(errs, fmt.Errorf("context %s: %w", id, err))
 			c.mu.Unlock()
 			continue

@@ -166,9 +166,22 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 
 func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	_, h := newServer(t)
-	run(t, h, code("import time\nstate = 'kept'"))
+	run(t, h, code("import os, time\nstate = 'kept'"))
+	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')"} {
+		disconnect(t, h, endless)
+		// The endless code holds the context: this returns only if it was interrupted.
+		if got := field(run(t, h, code("state")), "result", "text"); got != "'kept'" {
+			t.Fatalf("%s: state = %q", endless, got)
+		}
+	}
+}
+
+// disconnect starts code and leaves when it is running.
+func disconnect(t *testing.T, h *httptest.Server, endless string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	body := `{"code": "print('running', flush=True)\nwhile True: time.sleep(0.01)"}`
+	defer cancel()
+	body := `{"code": "print('running', flush=True)\n` + endless + `"}`
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, h.URL+"/execute", strings.NewReader(body))
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -178,10 +191,6 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	}
 	cancel()
 	resp.Body.Close()
-	// The endless loop holds the context: this returns only if it was interrupted.
-	if got := field(run(t, h, code("state")), "result", "text"); got != "'kept'" {
-		t.Fatalf("state = %q", got)
-	}
 }
 
 func TestContexts(t *testing.T) {

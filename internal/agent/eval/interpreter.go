@@ -29,9 +29,12 @@ const bootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<fo
 const (
 	maxMessage   = 64 << 20         // bytes of one message, such as an image
 	startTimeout = 60 * time.Second // from start to ready; software emulation of the CPU is slow
-	// controlTimeout bounds the wait for the control thread. It is late only while user code holds the interpreter
-	// lock in one long C call; a fork in such a moment fails, because its random numbers cannot be made its own.
-	controlTimeout = 5 * time.Second
+	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the interpreter lock
+	// in one long C call, and where a hundred guests share an emulated CPU. A fork fails then: its random numbers
+	// cannot be made its own.
+	forkTimeout = 30 * time.Second
+	// prepareTimeout bounds a full garbage collection.
+	prepareTimeout = 2 * time.Minute
 )
 
 var errDied = errors.New("the interpreter died")
@@ -204,8 +207,8 @@ type controlRequest struct {
 
 // sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so that several
 // interpreters work at the same time.
-func (i *interpreter) sendControl(line []byte) error {
-	i.control.SetDeadline(time.Now().Add(controlTimeout))
+func (i *interpreter) sendControl(line []byte, timeout time.Duration) error {
+	i.control.SetDeadline(time.Now().Add(timeout))
 	if _, err := i.control.Write(line); err != nil {
 		return i.controlError(err)
 	}
@@ -232,7 +235,7 @@ func (i *interpreter) controlError(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// The answer would be taken for the next one's.
 		i.stop()
-		return fmt.Errorf("interpreter: no answer within %v; is it in a long call that holds the interpreter lock?", controlTimeout)
+		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
 	}
 	return fmt.Errorf("interpreter: control: %w", err)
 }

@@ -109,8 +109,9 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 			out.keepalive()
 		case <-ctx.Done():
 			out.detach()
-			// The code may have ended meanwhile; the driver ignores the signal then.
-			_ = interp.child.Signal(syscall.SIGINT)
+			// To the group, as a terminal does: while os.system waits for a command, only the command ends it. The
+			// code may have ended meanwhile; the driver ignores the signal then.
+			_ = interp.child.SignalGroup(syscall.SIGINT)
 			return nil
 		}
 	}
