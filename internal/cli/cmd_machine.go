@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -211,5 +210,3 @@ func writeJSON(w io.Writer, v any) error {
 	}
 	return nil
 }
-
-var errNoProgram = errors.New("name the program to run after --")

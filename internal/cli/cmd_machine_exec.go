@@ -43,7 +43,7 @@ func newMachineExec(open openMachine) *cobra.Command {
 			"%d+n killed by signal n.", exitTimedOut, exitMachine, exitNotStarted, exitNotFound, exitSignalBase),
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errNoProgram
+				return errors.New("name the program to run after --")
 			}
 			return nil
 		}),
