@@ -203,14 +203,19 @@ func TestBuildRefusesBadContainers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	many := make([]tar.Header, 9000) // a file system of 64 MiB has 8192 inodes
+	for i := range many {
+		many[i] = reg(fmt.Sprintf("f%d", i))
+	}
 	for what, c := range map[string]struct{ base, want string }{
-		"parent":       {"oci:" + writeLayout(t, containerOf(t, archive(t, reg("../../evil")))), "unsafe"},
-		"too large":    {"oci:" + writeLayout(t, containerOf(t, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Size: 70 << 20}))), "raise disk_mib"},
-		"damaged":      {"oci:" + damaged, "damaged: layer"},
-		"wrong tag":    {"oci:" + writeLayout(t, testImage(t)) + ":v2", "0 images"},
-		"not a layout": {"oci:" + t.TempDir(), "not an OCI layout"},
-		"no archive":   {"docker-archive:/nonexistent", "no such file"},
-		"wrong CPU":    {"docker-archive:" + writeDockerArchive(t, arm), "arm64"},
+		"too many files": {"oci:" + writeLayout(t, containerOf(t, archive(t, many...))), "raise disk_mib"},
+		"parent":         {"oci:" + writeLayout(t, containerOf(t, archive(t, reg("../../evil")))), "unsafe"},
+		"too large":      {"oci:" + writeLayout(t, containerOf(t, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Size: 70 << 20}))), "raise disk_mib"},
+		"damaged":        {"oci:" + damaged, "damaged: layer"},
+		"wrong tag":      {"oci:" + writeLayout(t, testImage(t)) + ":v2", "0 images"},
+		"not a layout":   {"oci:" + t.TempDir(), "not an OCI layout"},
+		"no archive":     {"docker-archive:/nonexistent", "no such file"},
+		"wrong CPU":      {"docker-archive:" + writeDockerArchive(t, arm), "arm64"},
 	} {
 		cache := t.TempDir()
 		r := &Recipe{Name: "x", Base: c.base, DiskMiB: 64, MemoryMiB: 128, VCPUs: 1}

@@ -167,11 +167,12 @@ func writeVMLinux(dir string, kernel []byte) error {
 }
 
 func readKernel(name string) ([]byte, error) {
-	abs, err := filepath.Abs(name)
+	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	return readBounded(os.DirFS(filepath.Dir(abs)), filepath.Base(abs), maxKernelBytes)
+	defer f.Close()
+	return readLimited(f, name, maxKernelBytes)
 }
 
 // openKernel returns what is in a kernel's directory, without an initramfs.

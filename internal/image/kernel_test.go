@@ -130,7 +130,7 @@ func TestKernelErrors(t *testing.T) {
 		agent  []byte
 		want   string
 	}{
-		"missing":     {filepath.Join(dir, "none"), []byte(fakeELF), "no such file"},
+		"missing":     {filepath.Join(dir, "none"), []byte(fakeELF), filepath.Join(dir, "none") + ": no such file"},
 		"not kernel":  {write("text", bytes.Repeat([]byte("text"), 1000)), []byte(fakeELF), "not an x86 bzImage"},
 		"no version":  {write("elf", []byte(fakeELF)), []byte(fakeELF), "no version"},
 		"empty agent": {good, nil, "agent is not an ELF"},

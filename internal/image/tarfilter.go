@@ -161,6 +161,9 @@ func (f *tarFilter) claim(name string, typ byte) error {
 	if len(f.seen) >= maxEntries {
 		return fmt.Errorf("more than %d entries", maxEntries)
 	}
+	if name == "." && typ != tar.TypeDir {
+		return errors.New("the root is not a directory")
+	}
 	if old, ok := f.seen[name]; ok && old == tar.TypeDir && typ != tar.TypeDir {
 		return errors.New("the name appears twice, once as a directory; an image that adds files through a symbolic link must use the real path")
 	} else if ok && (old != tar.TypeDir || typ != tar.TypeDir) {

@@ -84,6 +84,8 @@ func TestTarFilterRefusesHostileArchives(t *testing.T) {
 		"hard link to host file":    {[]tar.Header{hard("a", "/etc/shadow")}, "no file of the archive"},
 		"hard link through symlink": {[]tar.Header{sym("e", "/etc"), hard("a", "e/shadow")}, "no file of the archive"},
 		"hard link to directory":    {[]tar.Header{dir("d"), hard("a", "d")}, "no file of the archive"},
+		"symlink as root":           {[]tar.Header{sym("./", "/tmp")}, "root is not a directory"},
+		"hard link as root":         {[]tar.Header{reg("a"), hard("/", "a")}, "root is not a directory"},
 		"file larger than disk":     {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", Size: 2 << 20}}, errTooLarge.Error()},
 		"sum larger than disk":      {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", Size: 700 << 10}, {Typeflag: tar.TypeReg, Name: "b", Size: 700 << 10}}, errTooLarge.Error()},
 		"unknown type":              {[]tar.Header{{Typeflag: 'Q', Name: "a"}}, "unsupported type"},
