@@ -1,0 +1,380 @@
+package sandbox
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+func mustBake(t *testing.T, w *world) {
+	t.Helper()
+	if _, err := w.Bake(context.Background(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBakeForkKill(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	w.checkClean(t)
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 20, Env: map[string]string{"A": "b"}})
+	if err != nil || len(r.Sandboxes) != 20 {
+		t.Fatalf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
+	}
+	seen := map[string]bool{}
+	for _, f := range w.vmms.forked[1:] { // the first was the parent
+		for _, secret := range []string{string(f.Entropy), f.Hostname} {
+			if seen[secret] || secret == "" {
+				t.Errorf("two children were given the same identity %q", secret)
+			}
+			seen[secret] = true
+		}
+		if len(f.Entropy) < 32 || f.Env["A"] != "b" || f.RealtimeNanos == 0 {
+			t.Errorf("identity %+v", f)
+		}
+	}
+	for _, s := range r.Sandboxes {
+		if CheckID(s.ID) != nil || s.State != Running {
+			t.Errorf("sandbox %+v", s)
+		}
+	}
+	var inUse *store.InUseError
+	if err := w.DeleteSnapshot("p", store.DeleteSingle); !errors.As(err, &inUse) {
+		t.Errorf("delete of a snapshot in use: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+	if err := w.DeleteSnapshot("p", store.DeleteSingle); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestForkIsAllOrNothing(t *testing.T) {
+	for name, breakIt := range map[string]func(*fakeVMMs){
+		"restore": func(f *fakeVMMs) {
+			f.restoreErr = func(n int) error {
+				if n == 3 {
+					return errors.New("wrong CPU template")
+				}
+				return nil
+			}
+		},
+		"confirm": func(f *fakeVMMs) {
+			f.forkedErr = func(n int) error {
+				if n == 3 {
+					return errors.New("wrong CPU template")
+				}
+				return nil
+			}
+		},
+		"spawn": func(f *fakeVMMs) { f.spawnErr = errors.New("wrong CPU template") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			mustBake(t, w)
+			breakIt(w.vmms)
+			_, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 5})
+			var failed *ForkError
+			if !errors.As(err, &failed) || !strings.Contains(err.Error(), "wrong CPU template") {
+				t.Fatalf("fork: %v", err)
+			}
+			if name == "confirm" && (failed.Unconfirmed == 0 || w.count.unconfirmed == 0) {
+				t.Error("the unconfirmed child was not counted")
+			}
+			if len(w.List()) != 0 {
+				t.Error("children were kept")
+			}
+			w.checkClean(t)
+		})
+	}
+}
+
+func TestPartialForkKeepsTheRest(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	w.vmms.forkedErr = func(n int) error {
+		if n%2 == 0 {
+			return errors.New("no")
+		}
+		return nil
+	}
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 10, AllowPartial: true})
+	if err != nil || len(r.Sandboxes)+r.Failed != 10 || r.Failed != r.Unconfirmed || r.Failed != 5 {
+		t.Fatalf("%d started, %d failed, %d unconfirmed, %v", len(r.Sandboxes), r.Failed, r.Unconfirmed, err)
+	}
+	if n := w.vmms.count(); n != 5 {
+		t.Errorf("%d VMs live, want 5", n)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+func TestBadRequestsNameTheField(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	for field, req := range map[string]ForkRequest{
+		"snapshot_tag": {Tag: "../p", N: 1}, "n": {Tag: "p"}, "env": {Tag: "p", N: 1, Env: map[string]string{"": "x"}},
+		"hostname_prefix": {Tag: "p", N: 1, HostnamePrefix: "A b"},
+	} {
+		var invalid *InvalidError
+		if _, err := w.Fork(context.Background(), req); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	var missing *store.NotFoundError
+	if _, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 1}); !errors.As(err, &missing) {
+		t.Errorf("unknown tag: %v", err)
+	}
+	for field, change := range map[string]func(*BakeRequest){
+		"tag": func(r *BakeRequest) { r.Tag = "" }, "kernel": func(r *BakeRequest) { r.Kernel = "/nonexistent" },
+		"initrd": func(r *BakeRequest) { r.Initrd = "relative" }, "rootfs": func(r *BakeRequest) { r.Rootfs = w.dir },
+		"mem_size_mib": func(r *BakeRequest) { r.MemoryMiB = 1 }, "vcpus": func(r *BakeRequest) { r.VCPUs = 9999 },
+	} {
+		req := w.bake
+		change(&req)
+		var invalid *InvalidError
+		if _, err := w.Bake(context.Background(), req); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	w.checkClean(t)
+}
+
+func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
+	for want, breakIt := range map[string]func(*world){
+		"reset":         func(w *world) { w.vmms.bootExit = &vmmproto.Exit{Reason: vmmproto.ExitReset} },
+		"NameError":     func(w *world) { w.bake.Python = "x"; w.vmms.evalErr = &agentclient.EvalError{Name: "NameError"} },
+		"no space left": func(w *world) { w.vmms.saveErr = errors.New("no space left") },
+	} {
+		t.Run(want, func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			breakIt(w)
+			_, err := w.Bake(context.Background(), w.bake)
+			var failed *BakeError
+			if !errors.As(err, &failed) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Kernel panic") {
+				t.Fatalf("bake: %v", err)
+			}
+			w.checkClean(t)
+			if entries, _ := os.ReadDir(filepath.Join(w.dir, "ram")); len(entries) != 0 {
+				t.Errorf("RAM layers are left: %v", entries)
+			}
+			w.vmms.bootExit, w.vmms.evalErr, w.vmms.saveErr = nil, nil, nil
+			mustBake(t, w) // the tag is free again
+		})
+	}
+}
+
+func waitState(t *testing.T, w *world, id string, want State) Info {
+	t.Helper()
+	for range 1000 {
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i := s.Info(); i.State == want {
+			return i
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("sandbox did not become %v", want)
+	return Info{}
+}
+
+func TestADyingVMIsNoticed(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Sandboxes[0].ID
+	blocked := make(chan error)
+	go func() {
+		_, err := w.Exec(context.Background(), id, agentclient.ExecRequest{Args: []string{"block"}})
+		blocked <- err
+	}()
+	w.vmms.mu.Lock()
+	v := w.vmms.live[w.vmDir(id)]
+	w.vmms.mu.Unlock()
+	v.end(vmmproto.Exit{Reason: vmmproto.ExitReset, Detail: "guest"})
+	if err := <-blocked; err == nil || !strings.Contains(err.Error(), "reset") {
+		t.Errorf("exec in a dying VM: %v", err)
+	}
+	info := waitState(t, w, id, Exited)
+	if info.ExitReason != "reset" || info.PID != 0 {
+		t.Errorf("info %+v", info)
+	}
+	if console, err := w.Console(id); err != nil || !bytes.Contains(console, []byte("Kernel panic")) {
+		t.Errorf("console of an exited sandbox: %q, %v", console, err)
+	}
+	var state *StateError
+	if _, err := w.Ping(context.Background(), id); !errors.As(err, &state) {
+		t.Errorf("ping: %v", err)
+	}
+	if i := waitState(t, w, r.Sandboxes[1].ID, Running); i.ExitReason != "" {
+		t.Error("the sibling was touched")
+	}
+	w.KillAll()
+	w.checkClean(t)
+	var missing *NotFoundError
+	if err := w.Kill(id); !errors.As(err, &missing) {
+		t.Errorf("kill twice: %v", err)
+	}
+}
+
+func TestRestartTakesOverWhatLives(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	dead := r.Sandboxes[0].ID
+	w.vmms.mu.Lock()
+	v := w.vmms.live[w.vmDir(dead)]
+	w.vmms.mu.Unlock()
+	v.end(vmmproto.Exit{Reason: vmmproto.ExitPowerOff})
+	if _, err := w.spawnShell(context.Background(), vmmproto.Machine{}); err != nil { // a fork that was cut off
+		t.Fatal(err)
+	}
+	w.start(t, 0)
+	defer w.stop()
+	n, err := w.Recover()
+	if err != nil || n != 2 || len(w.List()) != 2 {
+		t.Fatalf("recovered %d, list %d, %v", n, len(w.List()), err)
+	}
+	if _, err := w.Get(dead); err == nil {
+		t.Error("a dead sandbox was recovered")
+	}
+	if n := w.vmms.count(); n != 2 {
+		t.Errorf("%d VMs live, want 2", n)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+func TestPoolFeedsForksAndIsDrained(t *testing.T) {
+	w := newWorld(t, 3)
+	defer w.stop()
+	mustBake(t, w)
+	if _, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		if w.PoolSize() == 3 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: 5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pooled := 0
+	for _, s := range r.Sandboxes {
+		if s.Timing.Pooled {
+			pooled++
+		}
+	}
+	if pooled != 3 {
+		t.Errorf("%d of 5 came from a pool of 3", pooled)
+	}
+	w.KillAll()
+	if err := w.DeleteSnapshot("p", store.DeleteSingle); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 { // a shell that was being started is ended too
+		if w.vmms.count() == 0 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.checkClean(t)
+}
+
+func TestTransitions(t *testing.T) {
+	all := []State{Starting, Running, Exited, Stopping}
+	allowed := map[[2]State]bool{
+		{Starting, Running}: true, {Running, Exited}: true,
+		{Starting, Stopping}: true, {Running, Stopping}: true, {Exited, Stopping}: true,
+	}
+	for _, from := range all {
+		for _, to := range all {
+			s := &Sandbox{state: from}
+			if s.transition(to) != allowed[[2]State{from, to}] {
+				t.Errorf("%v to %v: allowed is %v", from, to, !allowed[[2]State{from, to}])
+			}
+		}
+	}
+}
+
+func TestConfirmTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &Manager{cfg: Config{Confirm: time.Second}, confirms: make(chan struct{}, 1)}
+		v := &fakeVMM{done: make(chan struct{})}
+		s := &Sandbox{vmm: v, guest: hangingGuest{}}
+		if err := m.confirm(context.Background(), s, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("confirm: %v", err)
+		}
+	})
+}
+
+// hangingGuest never answers.
+type hangingGuest struct{ fakeGuest }
+
+func (hangingGuest) Forked(ctx context.Context, _ agentproto.Forked) error {
+	<-ctx.Done()
+	return errors.New("broken pipe")
+}
+
+func TestConsoleTailIsSafeAndKeepsThePanic(t *testing.T) {
+	console := []byte("Kernel panic - not syncing: \x1b[31mx\n" + strings.Repeat("noise\n", 50) + "\x00last" + strings.Repeat("y", 500))
+	tail := consoleTail(console, 3)
+	if !strings.HasPrefix(tail, "Kernel panic") || strings.ContainsAny(tail, "\x1b\x00") || len(tail) > 1000 {
+		t.Errorf("tail %q", tail)
+	}
+	if got := consoleTail(nil, 3); got != "" {
+		t.Errorf("empty console: %q", got)
+	}
+}
+
+func TestSmaps(t *testing.T) {
+	const smaps = `00400000-00600000 r-xp 00000000 08:01 1 /x/forkd-vmm
+Pss:                 100 kB
+Private_Clean:         0 kB
+Private_Dirty:         8 kB
+VmFlags: rd ex mr
+7f0000000000-7f0010000000 rw-p 00000000 00:01 2 /dev/shm/forkd/a/memory.layer
+Pss:                  50 kB
+Private_Clean:         4 kB
+Private_Dirty:        40 kB
+7f0010000000-7f0030000000 rw-p 00000000 00:00 0 
+Pss:                   7 kB
+Private_Dirty:         7 kB
+c000000000-c004000000 rw-p 00000000 00:00 0 
+Pss:                   5 kB
+Private_Dirty:         5 kB
+`
+	got, err := parseSmaps(strings.NewReader(smaps))
+	want := ProcessMemory{PSS: 162, Private: 64, GuestPSS: 57, GuestPrivate: 51}
+	if err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+}
