@@ -228,3 +228,39 @@ func TestBootForkExec(t *testing.T) {
 		t.Fatalf("children are not distinct: %v", hosts)
 	}
 }
+
+// Every kernel form boots, with several vCPUs and with memory on both sides of the device hole.
+func TestBootMatrix(t *testing.T) {
+	a := vmtest.Load(t)
+	for _, c := range []struct {
+		name           string
+		kernel, initrd string
+		shape          vmmproto.Machine
+	}{
+		{"minimal ELF", a.Minimal.VMLinux, a.Minimal.Initrd, vmmproto.Machine{MemoryBytes: 128 * mib, VCPUs: 1}},
+		{"minimal bzImage, 2 vCPUs", a.Minimal.BzImage, a.Minimal.Initrd, vmmproto.Machine{MemoryBytes: 256 * mib, VCPUs: 2}},
+		{"cloud bzImage, 3.5 GiB", a.Cloud.BzImage, a.Cloud.Initrd, vmmproto.Machine{MemoryBytes: 3584 * mib, VCPUs: 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.shape.Template = vmtest.Template()
+			parent := boot(t, a, c.kernel, c.initrd, "base", c.shape)
+			if got, want := parent.sh(t, "nproc"), fmt.Sprint(c.shape.VCPUs); got != want {
+				t.Errorf("nproc = %s, want %s", got, want)
+			}
+			var memKiB uint64
+			if _, err := fmt.Sscan(parent.sh(t, "sed -n 's/MemTotal: *//p' /proc/meminfo"), &memKiB); err != nil ||
+				memKiB < c.shape.MemoryBytes>>10*8/10 {
+				t.Errorf("the guest sees %d KiB of %d MiB, %v", memKiB, c.shape.MemoryBytes/mib, err)
+			}
+			if got := parent.sh(t, "cat /sys/devices/system/clocksource/clocksource0/current_clocksource"); got != "kvm-clock" {
+				t.Errorf("clocksource %s", got)
+			}
+			parent.sh(t, "i=0; while [ $i -lt 50 ]; do i=$((i+1)); (echo $i > /tmp/f$i) & done; wait")
+			s := save(t, parent, c.shape)
+			child := fork(t, a, s, "child")
+			if got := child.sh(t, "ls /tmp/f* | wc -l; nproc"); got != fmt.Sprintf("50\n%d", c.shape.VCPUs) {
+				t.Errorf("child: %q", got)
+			}
+		})
+	}
+}
