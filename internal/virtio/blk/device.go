@@ -157,5 +157,8 @@ func (d *Device) SetDisk(disk *Overlay) error {
 	return nil
 }
 
+// ReadOnly reports whether the disk has no writable top.
+func (d *Device) ReadOnly() bool { return d.disk.ReadOnly() }
+
 // Close closes the disk's files. Preconditions: the transport is closed.
 func (d *Device) Close() error { return d.disk.Close() }
