@@ -18,7 +18,7 @@ import (
 
 func newServer(t *testing.T) (*Server, *httptest.Server) {
 	t.Helper()
-	if _, err := findPython(); err != nil {
+	if _, err := findPython([]string{"PATH=" + userenv.DefaultPath}); err != nil {
 		t.Skip(err)
 	}
 	s := New(Config{Reaper: reap.New(), Env: userenv.New(), Log: kmsg.NewPlain(io.Discard)})

@@ -10,6 +10,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,7 +57,7 @@ type interpreter struct {
 func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
 	// Plots are rendered to images; "call" variables would override the sandbox's, hence not passed there.
 	environ := append([]string{"MPLBACKEND=Agg"}, env.Environ(u, nil)...)
-	path, err := findPython()
+	path, err := findPython(environ)
 	if err != nil {
 		return nil, err
 	}
@@ -153,15 +155,19 @@ func driverFile() (*os.File, error) {
 	return f, nil
 }
 
-func findPython() (string, error) {
-	for _, dir := range []string{"/usr/local/bin", "/usr/bin", "/bin", "/opt/venv/bin"} {
-		path := dir + "/python3"
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return path, nil
+// findPython looks for python3 in the PATH of the environment it will run with.
+func findPython(environ []string) (string, error) {
+	for _, kv := range environ {
+		path, ok := strings.CutPrefix(kv, "PATH=")
+		if !ok {
+			continue
 		}
-	}
-	if path, err := exec.LookPath("python3"); err == nil {
-		return path, nil
+		for _, dir := range filepath.SplitList(path) {
+			file := filepath.Join(dir, "python3")
+			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+				return file, nil
+			}
+		}
 	}
 	return "", ErrNoPython
 }
