@@ -47,6 +47,7 @@ type Config struct {
 type Server struct {
 	cfg   Config
 	procs *table
+	cpu   cpuMeter
 
 	mu    sync.Mutex
 	token string // required of requests unless empty
@@ -70,6 +71,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /files", s.handleRead)
 	mux.HandleFunc("POST /files", s.handleWrite)
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.cfg.Env.Vars()) })
+	mux.HandleFunc("GET /metrics", s.handleMetrics)
 	mux.HandleFunc("POST /init", s.handleInit)
 	return s.authenticate(mux)
 }
