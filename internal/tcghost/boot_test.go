@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -36,6 +37,13 @@ func testSupervisor(cache, name string) int {
 	signal.Ignore(syscall.SIGHUP)
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer cancel()
+	// Unlike the real one, this supervisor must not outlive a test that was killed.
+	go func() {
+		for parent := os.Getppid(); os.Getppid() == parent; {
+			time.Sleep(time.Second)
+		}
+		cancel()
+	}()
 	m, err := Open(cache, name)
 	if err == nil {
 		err = m.Supervise(ctx)
@@ -63,7 +71,7 @@ func bootMachine(t *testing.T) Machine {
 	if err != nil {
 		t.Skip(err)
 	}
-	m, err := Open(cache, "boot-test")
+	m, err := Open(cache, fmt.Sprintf("boot-test-%d", os.Getpid()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,12 +73,23 @@ func (c *client) request(ctx context.Context, method, path string, body io.Reade
 	return req, nil
 }
 
+// refusedError is an answer of a live machine that is not a success.
+type refusedError struct {
+	what   string // the request
+	status int
+	text   string
+}
+
+func (e refusedError) Error() string {
+	return fmt.Sprintf("%s: status %d: %s", e.what, e.status, e.text)
+}
+
 func refused(method, path string, status int, answer io.Reader) error {
 	text, err := io.ReadAll(answer)
 	if err != nil {
 		return fmt.Errorf("%s %s: status %d, and %w", method, path, status, err)
 	}
-	return fmt.Errorf("%s %s: status %d: %s", method, path, status, strings.TrimSpace(string(text)))
+	return refusedError{method + " " + path, status, strings.TrimSpace(string(text))}
 }
 
 // ping asks the machine for a sign of life, for at most limit.

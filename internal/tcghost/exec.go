@@ -33,24 +33,31 @@ func (m Machine) Exec(ctx context.Context, start machineapi.ExecStart, stdio Std
 	defer c.close()
 	conn, err := c.upgrade(ctx)
 	if err != nil {
-		return machineapi.ExecExit{}, fmt.Errorf("exec in machine %s: %w", m.Name, err)
+		return machineapi.ExecExit{}, m.broken(ctx, s.BootID, err)
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
 
 	exit, err := stream(conn, start, stdio)
-	switch {
-	case err == nil:
-		return exit, nil
-	case ctx.Err() != nil:
-		return exit, fmt.Errorf("exec in machine %s: %w", m.Name, ctx.Err())
+	if err != nil {
+		return exit, m.broken(ctx, s.BootID, err)
 	}
+	return exit, nil
+}
+
+// broken tells apart why an exec stream ended early: the caller gave up, its output failed, the machine refused, or the
+// machine is gone.
+func (m Machine) broken(ctx context.Context, bootID string, err error) error {
 	var output outputError
-	if errors.As(err, &output) {
-		return exit, fmt.Errorf("exec in machine %s: %w", m.Name, err)
+	var status refusedError
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("exec in machine %s: %w", m.Name, ctx.Err())
+	case errors.As(err, &output), errors.As(err, &status):
+		return fmt.Errorf("exec in machine %s: %w", m.Name, err)
 	}
-	return exit, m.lost(s.BootID, err)
+	return m.lost(bootID, err)
 }
 
 // lostPatience is how long the supervisor may take to notice and publish that a machine is gone.

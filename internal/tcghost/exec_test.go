@@ -224,6 +224,17 @@ func TestExecLostMachineSaysWhy(t *testing.T) {
 	}
 }
 
+func TestExecRefusedIsNotLost(t *testing.T) {
+	m, _ := fakeMachine(t)
+	if err := os.WriteFile(m.path(fileToken), []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := m.Exec(t.Context(), shell("true"), Stdio{})
+	if err == nil || errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "token") {
+		t.Errorf("got %v, want the machine's refusal", err)
+	}
+}
+
 func TestExecOutputErrorIsNotTheMachines(t *testing.T) {
 	m, _ := fakeMachine(t)
 	_, err := m.Exec(t.Context(), shell("echo x; sleep 600"), Stdio{Out: brokenWriter{}})

@@ -84,6 +84,10 @@ func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if err := m.replace(fileOptions, b); err != nil {
 		return nil, err
 	}
+	// Copies whose clients were killed: nothing runs in a machine that is off.
+	if err := os.RemoveAll(m.path(dirRun)); err != nil {
+		return nil, fmt.Errorf("remove old copies: %w", err)
+	}
 	// What the last run left behind must not be taken for this one's.
 	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
 		return nil, err
