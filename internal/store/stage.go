@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"time"
@@ -178,26 +177,4 @@ func syncDir(path string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
-}
-
-// copyFile copies from to the new file to. An error leaves no file behind.
-func copyFile(to, from string) (err error) {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err = errors.Join(err, dst.Close()); err != nil {
-			os.Remove(to)
-		}
-	}()
-	if _, err = io.Copy(dst, src); err != nil {
-		return fmt.Errorf("copy %s to %s: %w", from, to, err)
-	}
-	return nil
 }
