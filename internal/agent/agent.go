@@ -96,6 +96,7 @@ func serveGuest(log *kmsg.Log) error {
 		return err
 	}
 	a := newAgent(log, reap.NewInit(), id)
+	a.control.flush = unix.Sync
 	failed, err := a.start(func(port uint32) (net.Listener, error) {
 		// Any CID: a listener must outlive a fork, whatever address the host gives the copy.
 		return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)

@@ -87,8 +87,13 @@ func TestForkedAppliesEverythingInOrder(t *testing.T) {
 	if err != nil || string(r.Stdout) != "9\n" {
 		t.Fatalf("env of a later process: %q, %v", r.Stdout, err)
 	}
-	if err := c.Sync(t.Context()); err != nil {
-		t.Fatal(err)
+}
+
+func TestSyncPreparesThenFlushes(t *testing.T) {
+	flushed := 0
+	c := &control{interps: discard{}, flush: func() { flushed++ }}
+	if _, err := c.handle([]byte(`{"op":"sync"}`)); err != nil || flushed != 1 {
+		t.Fatalf("flushed %d times, %v", flushed, err)
 	}
 }
 

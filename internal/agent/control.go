@@ -9,8 +9,6 @@ import (
 	"net"
 	"runtime/debug"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/agentproto"
 )
 
@@ -36,6 +34,7 @@ type control struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
+	flush    func() // writes the guest's page cache to its disk; nil if the agent is not its machine's init
 }
 
 // serve accepts connections until the listener is closed.
@@ -137,6 +136,8 @@ func (c *control) prepare() error {
 		return err
 	}
 	debug.FreeOSMemory()
-	unix.Sync()
+	if c.flush != nil {
+		c.flush()
+	}
 	return nil
 }
