@@ -77,7 +77,6 @@ func setEnv() error {
 	for _, kv := range [][2]string{
 		{"PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		{"HOME", "/root"}, {"USER", "root"}, {"TMPDIR", "/tmp"}, {"LANG", "C.UTF-8"},
-		{"FORKD_IN_MACHINE", "1"},
 	} {
 		if err := os.Setenv(kv[0], kv[1]); err != nil {
 			return fmt.Errorf("set environment: %w", err)
