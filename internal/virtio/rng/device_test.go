@@ -28,7 +28,7 @@ func TestFillsBuffersAndSurvivesRestore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer mem.Close()
+	t.Cleanup(func() { mem.Close() }) // after the transports
 	tr := newTransport(t, mem)
 	ring := virtiotest.Start(t, mem, tr, virtio.FVersion1, 0x10000, 8)[0]
 	ask := func(want uint32, bufs ...virtiotest.Buf) []byte {
