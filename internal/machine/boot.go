@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"errors"
 	"os"
 
 	"github.com/forkd/forkd/internal/boot"
@@ -18,6 +19,12 @@ type BootConfig struct {
 
 // Boot loads a kernel into an empty machine and leaves it paused at the first instruction.
 func (m *Machine) Boot(cfg BootConfig) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.used {
+		return errors.New("boot: the machine has a guest already")
+	}
+	m.used = true
 	if err := m.setDisks(cfg.Disks); err != nil {
 		return err
 	}

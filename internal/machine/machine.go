@@ -2,7 +2,7 @@
 // vCPUs, and saves and restores all of it.
 //
 // It opens no files and talks to no daemon: everything comes as descriptors and callbacks in Config. Methods of Machine
-// must not be called concurrently, and not from the callbacks.
+// may be called concurrently, but not from the callbacks.
 package machine
 
 import (
@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/guestmem"
 	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/uffd"
 	"github.com/forkd/forkd/internal/virtio"
 	"github.com/forkd/forkd/internal/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
@@ -53,6 +54,11 @@ type Machine struct {
 	slots   []*slot         // by slot number; nil where no device is
 	disks   []*blk.Device
 	ended   sync.Once
+
+	mu      sync.Mutex    // one request at a time, and the end of a live branch
+	used    bool          // Boot or Restore has been called
+	freezer *uffd.Freezer // nil before the first live branch
+	copying chan struct{} // closed when the live branch under way is copied; nil if there is none
 }
 
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt controllers exist
@@ -120,6 +126,7 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) error {
 		if err := c.SetCPUID(m.cpuid[i]); err != nil {
 			return err
 		}
+		m.msrs = cpuid.ShownMSRs(m.msrs, entries)
 		cpus = append(cpus, c)
 	}
 	m.cpus = newVCPUs(cpus, m.handleExit, m.stopped)
@@ -137,6 +144,15 @@ func (m *Machine) stopped(err error) {
 
 // Resume lets the guest run. It returns when every vCPU is about to enter the guest.
 func (m *Machine) Resume() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.resume()
+}
+
+func (m *Machine) resume() error {
+	if paused, _ := m.cpus.stats(); !paused {
+		return nil
+	}
 	if err := m.unquiesce(); err != nil {
 		return err
 	}
@@ -146,13 +162,24 @@ func (m *Machine) Resume() error {
 
 // Pause stops the vCPUs and quiesces the devices: afterwards nothing changes guest memory or device state.
 func (m *Machine) Pause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pause()
+	return nil
+}
+
+func (m *Machine) pause() {
+	if paused, _ := m.cpus.stats(); paused {
+		return
+	}
 	m.cpus.pause()
 	m.quiesce()
-	return nil
 }
 
 // Stats returns figures that only the VMM has.
 func (m *Machine) Stats() (vmmproto.Stats, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	dirty, err := m.tracker.DirtyBytes(m.mem)
 	paused, exits := m.cpus.stats()
 	return vmmproto.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits}, err

@@ -29,15 +29,24 @@ type RestoreConfig struct {
 // maxState bounds a state file: 256 vCPUs take about 6 MiB.
 const maxState = 16 << 20
 
-// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. The machine must
-// be new; it is unusable after an error.
+// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. A machine that
+// has a guest already is rolled back: its private pages are dropped and its disks replaced. After an error the machine
+// is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	start := time.Now()
 	lap := func() uint64 {
 		now := time.Now()
 		defer func() { start = now }()
 		return uint64(now.Sub(start))
 	}
+	if m.used {
+		if err := m.forget(); err != nil {
+			return t, err
+		}
+	}
+	m.used = true
 	if err := m.mapMemory(cfg.Layers, cfg.Extents); err != nil {
 		return t, err
 	}
@@ -57,12 +66,25 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	}
 	t.StateNanos = lap()
 	if cfg.Resume {
-		if err := m.Resume(); err != nil {
+		if err := m.resume(); err != nil {
 			return t, err
 		}
 		t.RunNanos = lap()
 	}
 	return t, nil
+}
+
+// forget stops the guest and drops its memory.
+func (m *Machine) forget() error {
+	m.waitCopied() // a page that is write-protected must not be replaced
+	m.pause()
+	regions := m.mem.Regions()
+	for i := range regions {
+		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func readState(f *os.File) ([]byte, error) {
@@ -101,6 +123,9 @@ func (m *Machine) mapMemory(layers []*os.File, extents []snapshot.Extent) error 
 		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
 			return err
 		}
+	}
+	if m.freezer != nil {
+		return m.freezer.Register() // the mappings are new
 	}
 	return nil
 }
@@ -163,6 +188,9 @@ func (m *Machine) checkShape(r *wire.Reader) error {
 func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) error {
 	if !bytes.Equal(kvm.RawSlice(s.cpuid), kvm.RawSlice(m.cpuid[i])) {
 		if err := cpuid.Compatible(toTemplate(s.cpuid), toTemplate(m.cpuid[i])); err != nil {
+			return err
+		}
+		if err := c.SetCPUID(s.cpuid); err != nil {
 			return err
 		}
 		m.cpuid[i] = s.cpuid

@@ -15,6 +15,8 @@ import (
 //
 // Preconditions: the machine is paused.
 func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResult, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	var result vmmproto.SaveResult
 	if paused, _ := m.cpus.stats(); !paused {
 		return result, errors.New("save: the machine is running, pause it first")
@@ -27,6 +29,11 @@ func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResu
 		return result, fmt.Errorf("write machine state: %w", err)
 	}
 	result.StateBytes = uint64(len(p))
+	// The layer has the size of the memory, so that a truncated one shows.
+	result.LayerBytes = m.mem.Size()
+	if err := layer.Truncate(int64(result.LayerBytes)); err != nil {
+		return result, fmt.Errorf("size memory layer: %w", err)
+	}
 	if err := m.saveMemory(layer, maxExtents, &result); err != nil {
 		return result, fmt.Errorf("save guest memory: %w", err)
 	}
@@ -57,32 +64,67 @@ func (m *Machine) saveState() ([]byte, error) {
 	return w.finish(), nil
 }
 
-// saveMemory writes the dirty pages. A page of zeros stays a hole in the file, which reads the same.
+// saveMemory writes the dirty pages.
 func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
 		return err
 	}
-	// The layer has the size of the memory, so that a truncated one shows.
-	result.LayerBytes = m.mem.Size()
-	if err := layer.Truncate(int64(result.LayerBytes)); err != nil {
-		return err
-	}
-	for _, r := range dirty {
-		result.DirtyBytes += r.Length
-	}
-	for _, r := range bound(m.mem, dirty, maxExtents) {
-		off := guestmem.Linear(r.GPA)
-		view, err := m.mem.ReadView(r.GPA, int(r.Length))
+	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
+}
+
+// saveAllMemory writes everything that is not zero, whichever layer it comes from.
+func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
+	var filled []guestmem.Range
+	regions := m.mem.Regions()
+	for i := range regions {
+		r := &regions[i]
+		view, err := m.mem.ReadView(r.GPA, int(r.Size))
 		if err != nil {
 			return err
 		}
-		if err := writeSparse(layer, view, int64(off)); err != nil {
+		for at := uint64(0); at < r.Size; {
+			zeros := zero(view[at : at+guestmem.PageSize])
+			n := uint64(run(view[at:], zeros))
+			if !zeros {
+				filled = append(filled, guestmem.Range{GPA: r.GPA + guestmem.GPA(at), Length: n})
+			}
+			at += n
+		}
+	}
+	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
+}
+
+// describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges that these cover.
+func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
+	for _, r := range ranges {
+		result.DirtyBytes += r.Length
+	}
+	joined := bound(m.mem, ranges, maxExtents)
+	for _, r := range joined {
+		result.Extents = append(result.Extents,
+			snapshot.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: guestmem.Linear(r.GPA)})
+	}
+	return joined
+}
+
+func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
+	for _, r := range ranges {
+		if err := m.writeRange(layer, r); err != nil {
 			return err
 		}
-		result.Extents = append(result.Extents, snapshot.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: off})
 	}
 	return nil
+}
+
+// writeRange writes guest memory to its place in a layer. A page of zeros stays a hole in the file, which reads the
+// same.
+func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
+	view, err := m.mem.ReadView(r.GPA, int(r.Length))
+	if err != nil {
+		return err
+	}
+	return writeSparse(layer, view, int64(guestmem.Linear(r.GPA)))
 }
 
 // bound joins neighbouring ranges of one region until there are at most limit, or one per region.

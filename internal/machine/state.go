@@ -47,11 +47,10 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 	return s, err
 }
 
-// restoreVCPU sets the state of a vCPU that is not running. CPUID comes first because the other state is checked
-// against it; the special registers hold the APIC base, so the LAPIC follows them; the TSC-deadline MSR arms a timer of
+// restoreVCPU sets the state of a vCPU that is not running and has its CPUID, against which KVM checks it. The special registers hold the APIC base, so the LAPIC follows them; the TSC-deadline MSR arms a timer of
 // the LAPIC, so MSRs follow that; pending events come last because setting registers drops them.
 func restoreVCPU(c *kvm.VCPU, s *vcpuState) error {
-	if err := errors.Join(c.SetCPUID(s.cpuid), c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
+	if err := errors.Join(c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
 		c.SetXSave(&s.xsave), c.SetXCRs(&s.xcrs), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
 		return err
 	}

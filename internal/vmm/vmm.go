@@ -136,6 +136,8 @@ func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *w
 		return s.machine.Pause()
 	case vmmproto.KindSave:
 		return s.save(r, files, w)
+	case vmmproto.KindBranch:
+		return s.branch(r, files, w)
 	case vmmproto.KindStats:
 		stats, err := s.machine.Stats()
 		stats.Append(w)
@@ -242,4 +244,36 @@ func (s *server) save(r *wire.Reader, files *donated, w *wire.Writer) error {
 	result, err := s.machine.Save(state, layer, int(req.MaxExtents))
 	result.Append(w)
 	return err
+}
+
+func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
+	var req vmmproto.Branch
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse branch: %w", err)
+	}
+	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Device: -1, Copied: s.branched}
+	device := len(files.fds) - 2 - int(req.Tops)
+	if device != 0 && device != 1 {
+		return fmt.Errorf("branch with %d tops came with %d descriptors", req.Tops, len(files.fds))
+	}
+	cfg.State, cfg.Layer = files.take(), files.take()
+	defer cfg.State.Close()
+	if device == 1 {
+		cfg.Device = files.takeFD()
+		defer unix.Close(cfg.Device)
+	}
+	var err error
+	if cfg.Tops, err = files.takeN(int(req.Tops)); err != nil {
+		return err
+	}
+	result, err := s.machine.Branch(cfg)
+	result.Append(w)
+	return err
+}
+
+// branched reports the end of a live branch. Without a daemon nobody waits for it.
+func (s *server) branched(b vmmproto.Branched) {
+	var w wire.Writer
+	b.Append(&w)
+	_ = s.event(vmmproto.KindBranched, w.Bytes())
 }

@@ -47,6 +47,8 @@ type VMM struct {
 	request sync.Mutex // held from request to reply
 	replies chan reply
 
+	branched chan vmmproto.Branched // at most one live branch is under way
+
 	mu   sync.Mutex
 	exit vmmproto.Exit
 }
@@ -111,6 +113,7 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 	v := &VMM{
 		id: id, dir: dir, proc: proc, ctl: ctl,
 		conns: make(chan Conn, 4), done: make(chan struct{}), replies: make(chan reply, 1),
+		branched: make(chan vmmproto.Branched, 1),
 	}
 	v.recv.Go(v.receive)
 	go v.reap()
@@ -134,6 +137,11 @@ func (v *VMM) receive() {
 			v.mu.Lock()
 			_ = v.exit.Parse(wire.NewReader(body))
 			v.mu.Unlock()
+		case vmmproto.KindBranched:
+			var b vmmproto.Branched
+			if b.Parse(wire.NewReader(body)) == nil {
+				v.branched <- b
+			}
 		case vmmproto.KindConn:
 			fds = v.guestConn(wire.NewReader(body).U32(), fds)
 		}

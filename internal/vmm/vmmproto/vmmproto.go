@@ -11,7 +11,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 1
+const Version = 2
 
 // MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
 const MaxMessage = 1 << 20
@@ -21,17 +21,19 @@ type Kind uint8
 
 // Requests, replies and events. The comment names the body and the donated descriptors in their order.
 const (
-	KindCreate  Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
-	KindBoot                    // Boot; kernel, initrd (if any), disk layers of every disk
-	KindRestore                 // Restore; vmstate, memory layers, disk layers of every disk
-	KindResume                  // no body
-	KindPause                   // no body
-	KindSave                    // Save; vmstate (to write), memory layer (to write)
-	KindStats                   // no body
-	KindOK                      // reply; body as the request's result type
-	KindError                   // reply; the error's text
-	KindExit                    // event; Exit
-	KindConn                    // event; port uint32; one end of a stream the guest opened
+	KindCreate   Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
+	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk
+	KindRestore                  // Restore; vmstate, memory layers, disk layers of every disk
+	KindResume                   // no body
+	KindPause                    // no body
+	KindSave                     // Save; vmstate (to write), memory layer (to write)
+	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new disk tops
+	KindStats                    // no body
+	KindOK                       // reply; body as the request's result type
+	KindError                    // reply; the error's text
+	KindExit                     // event; Exit
+	KindConn                     // event; port uint32; one end of a stream the guest opened
+	KindBranched                 // event; Branched, once after every successful live Branch
 )
 
 // Machine is the shape of a VM, fixed when it is created and recorded in its snapshots.
