@@ -197,6 +197,9 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		s.record.Expires = start.Add(req.TTL).UTC()
 	}
 	if err := m.confirm(ctx, s, req.Env); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err() // called off: the guest is not to blame
+		}
 		m.cfg.Observer.ConfirmFailed()
 		console, _ := m.cfg.VMMs.Console(s.dir)
 		return nil, &unconfirmedError{id: id, err: err, console: consoleTail(console, 5)}
