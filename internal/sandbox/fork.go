@@ -172,6 +172,11 @@ func isUnconfirmed(err error) bool {
 
 // startChild takes one child from nothing to confirmed. An error leaves nothing behind.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest) (*Sandbox, error) {
+	release, err := acquire(ctx, m.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	var undo cleanup.Stack
 	defer undo.Run()
 	lease, err := m.cfg.Store.Acquire(req.Tag)
@@ -274,18 +279,13 @@ const entropyBytes = 32
 
 // confirm tells a child who it is and waits for its agent's answer.
 func (m *Manager) confirm(ctx context.Context, s *Sandbox, env map[string]string) error {
-	release, err := acquire(ctx, m.confirms)
-	if err != nil {
-		return err
-	}
-	defer release()
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
 	ctx, stop := whileAlive(ctx, s.vmm)
 	defer stop()
 	entropy := make([]byte, entropyBytes)
 	rand.Read(entropy)
-	err = s.guest.Forked(ctx, agentproto.Forked{
+	err := s.guest.Forked(ctx, agentproto.Forked{
 		Entropy: entropy, RealtimeNanos: time.Now().UnixNano(), Hostname: s.record.Hostname, Env: env,
 	})
 	if cause := context.Cause(ctx); err != nil && cause != nil {

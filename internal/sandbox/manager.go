@@ -44,11 +44,12 @@ type Config struct {
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
 const defaultConfirm = 30 * time.Second
 
-// Children of one daemon that are restored, and that are waited for, at the same time, per CPU. Restoring is CPU-bound;
-// a child that is waited for mostly waits itself.
+// Children of one daemon that are restored at the same time, and that are on their way from nothing to confirmed, per
+// CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits itself, but every guest that was resumed
+// wants a CPU: with a hundred of them on one, none would answer in time.
 const (
 	restoresPerCPU = 2
-	confirmsPerCPU = 4
+	startsPerCPU   = 4
 )
 
 // Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
@@ -56,7 +57,7 @@ type Manager struct {
 	cfg      Config
 	pool     *pool
 	restores chan struct{} // semaphores
-	confirms chan struct{}
+	starts   chan struct{}
 	bakes    chan struct{}
 
 	mu        sync.Mutex
@@ -79,7 +80,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg:       cfg,
 		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
-		confirms:  make(chan struct{}, confirmsPerCPU*runtime.NumCPU()),
+		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
 		bakes:     make(chan struct{}, 1),
 		sandboxes: make(map[string]*Sandbox),
 		quit:      make(chan struct{}),

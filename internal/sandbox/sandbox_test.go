@@ -327,7 +327,7 @@ func TestTransitions(t *testing.T) {
 
 func TestConfirmTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &Manager{cfg: Config{Confirm: time.Second}, confirms: make(chan struct{}, 1)}
+		m := &Manager{cfg: Config{Confirm: time.Second}}
 		v := &fakeVMM{done: make(chan struct{})}
 		s := &Sandbox{vmm: v, guest: hangingGuest{}}
 		if err := m.confirm(context.Background(), s, nil); !errors.Is(err, context.DeadlineExceeded) {
