@@ -11,7 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/guestmem"
 	"github.com/forkd/forkd/internal/kvm"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 	"github.com/forkd/forkd/internal/wire"
 )
@@ -20,7 +20,7 @@ import (
 type RestoreConfig struct {
 	State   *os.File
 	Layers  []*os.File // memory layers, base first
-	Extents []snapshot.Extent
+	Extents []memlayer.Extent
 	Disks   []Disk
 	VMGenID [16]byte
 	Resume  bool // let the vCPUs run
@@ -106,7 +106,7 @@ func readState(f *os.File) ([]byte, error) {
 }
 
 // mapMemory puts the layers behind the guest's memory.
-func (m *Machine) mapMemory(layers []*os.File, extents []snapshot.Extent) error {
+func (m *Machine) mapMemory(layers []*os.File, extents []memlayer.Extent) error {
 	sizes := make([]uint64, len(layers))
 	for i, f := range layers {
 		st, err := f.Stat()
@@ -115,7 +115,7 @@ func (m *Machine) mapMemory(layers []*os.File, extents []snapshot.Extent) error 
 		}
 		sizes[i] = uint64(st.Size())
 	}
-	if err := snapshot.CheckExtents(extents, sizes); err != nil {
+	if err := memlayer.CheckExtents(extents, sizes); err != nil {
 		return fmt.Errorf("memory map: %w", err)
 	}
 	for _, e := range extents {

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/forkd/forkd/internal/guestmem"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
@@ -103,7 +103,7 @@ func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmp
 	joined := bound(m.mem, ranges, maxExtents)
 	for _, r := range joined {
 		result.Extents = append(result.Extents,
-			snapshot.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: guestmem.Linear(r.GPA)})
+			memlayer.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: guestmem.Linear(r.GPA)})
 	}
 	return joined
 }
@@ -133,14 +133,14 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 	regions := mem.Regions()
 	for i := range regions {
 		region := &regions[i]
-		var spans []snapshot.Span
+		var spans []memlayer.Span
 		for _, r := range ranges {
 			if r.GPA >= region.GPA && r.GPA < region.GPA+guestmem.GPA(region.Size) {
-				spans = append(spans, snapshot.Span{Start: uint64(r.GPA), Length: r.Length})
+				spans = append(spans, memlayer.Span{Start: uint64(r.GPA), Length: r.Length})
 			}
 		}
 		share := max(1, limit*len(spans)/max(1, len(ranges)))
-		for _, s := range snapshot.Join(spans, share) {
+		for _, s := range memlayer.Join(spans, share) {
 			out = append(out, guestmem.Range{GPA: guestmem.GPA(s.Start), Length: s.Length})
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -332,7 +333,7 @@ func (b *bake) warm(ctx context.Context) error {
 }
 
 // save stops the parent and writes its state and memory.
-func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []snapshot.Extent, error) {
+func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []memlayer.Extent, error) {
 	b.step = "save"
 	start := time.Now()
 	if err := b.vmm.Pause(ctx); err != nil {

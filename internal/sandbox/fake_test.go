@@ -15,7 +15,7 @@ import (
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
@@ -125,8 +125,8 @@ func (v *fakeVMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles
 		return vmmproto.SaveResult{}, v.all.saveErr
 	}
 	f.State.WriteString("state")
-	f.Layer.Write(make([]byte, snapshot.PageSize))
-	return vmmproto.SaveResult{Extents: []snapshot.Extent{{Length: snapshot.PageSize}}, LayerBytes: snapshot.PageSize}, nil
+	f.Layer.Write(make([]byte, memlayer.PageSize))
+	return vmmproto.SaveResult{Extents: []memlayer.Extent{{Length: memlayer.PageSize}}, LayerBytes: memlayer.PageSize}, nil
 }
 func (v *fakeVMM) Stats(context.Context) (vmmproto.Stats, error) { return vmmproto.Stats{}, nil }
 func (v *fakeVMM) Conns() <-chan vmmclient.Conn                  { return v.conns }

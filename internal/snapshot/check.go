@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/forkd/forkd/internal/memlayer"
 )
 
 // idBytes is the entropy of an ID: 128 bits cannot be guessed and do not collide.
@@ -74,7 +76,7 @@ func (m *Manifest) check() error {
 
 func (m *Machine) check() error {
 	switch {
-	case m.MemoryBytes == 0 || m.MemoryBytes%PageSize != 0 || m.MemoryBytes > maxMemory:
+	case m.MemoryBytes == 0 || m.MemoryBytes%memlayer.PageSize != 0 || m.MemoryBytes > maxMemory:
 		return fmt.Errorf("memory_bytes %d: want whole pages, at most %d", m.MemoryBytes, uint64(maxMemory))
 	case m.VCPUs == 0 || m.VCPUs > MaxVCPUs:
 		return fmt.Errorf("vcpus %d: want 1 to %d", m.VCPUs, MaxVCPUs)

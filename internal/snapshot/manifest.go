@@ -1,3 +1,8 @@
+// Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules that tie a snapshot
+// to its parents.
+//
+// It encodes, decodes and checks. It has no I/O policy: where files live, when they are flushed and which of them stay
+// in RAM is the store's business.
 package snapshot
 
 import (

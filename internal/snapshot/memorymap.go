@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/crc32"
 
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/wire"
 )
 
@@ -25,24 +26,24 @@ const (
 const MaxExtents = 32768
 
 // MaxMemoryMap is the largest memory.map, in bytes.
-const MaxMemoryMap = len(mapMagic) + 4 + 4 + MaxExtents*extentSize + mapCRCSize
+const MaxMemoryMap = len(mapMagic) + 4 + 4 + MaxExtents*memlayer.EncodedSize + mapCRCSize
 
 // EncodeMemoryMap returns the bytes of memory.map.
-func EncodeMemoryMap(extents []Extent) ([]byte, error) {
+func EncodeMemoryMap(extents []memlayer.Extent) ([]byte, error) {
 	if len(extents) > MaxExtents {
 		return nil, fmt.Errorf("encode memory map: %d extents: more than %d", len(extents), MaxExtents)
 	}
 	var w wire.Writer
 	w.Raw([]byte(mapMagic))
 	w.U32(mapVersion)
-	AppendExtents(&w, extents)
+	memlayer.AppendExtents(&w, extents)
 	w.U32(crc(w.Bytes()))
 	return w.Bytes(), nil
 }
 
 // ParseMemoryMap decodes the bytes of memory.map and checks the extents against the sizes of the memory layers and of
 // guest memory, in bytes. ramEnd is the guest physical address behind the last byte of RAM.
-func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]Extent, error) {
+func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]memlayer.Extent, error) {
 	if len(p) > MaxMemoryMap {
 		return nil, fmt.Errorf("memory map of %d bytes: more than %d", len(p), MaxMemoryMap)
 	}
@@ -53,7 +54,7 @@ func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]Extent, err
 	if v := r.U32(); r.Err() == nil && v != mapVersion {
 		return nil, fmt.Errorf("memory map version %d: this forkd reads version %d", v, mapVersion)
 	}
-	extents := ReadExtents(r)
+	extents := memlayer.ReadExtents(r)
 	body := len(p) - r.Len()
 	sum := r.U32()
 	if err := r.Done(); err != nil {
@@ -62,7 +63,7 @@ func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]Extent, err
 	if sum != crc(p[:body]) {
 		return nil, errors.New("memory map: wrong checksum: the file is damaged")
 	}
-	if err := CheckExtents(extents, layerSizes); err != nil {
+	if err := memlayer.CheckExtents(extents, layerSizes); err != nil {
 		return nil, fmt.Errorf("memory map: %w", err)
 	}
 	if n := len(extents); n > 0 && extents[n-1].GPA+extents[n-1].Length > ramEnd {

@@ -3,13 +3,15 @@ package snapshot
 import (
 	"slices"
 	"testing"
+
+	"github.com/forkd/forkd/internal/memlayer"
 )
 
-func sampleMap() ([]Extent, []uint64, uint64) {
-	return []Extent{
-		{GPA: 0, Length: 2 * PageSize, Layer: 0, Offset: 0},
-		{GPA: 4 * PageSize, Length: PageSize, Layer: 1, Offset: PageSize},
-	}, []uint64{2 * PageSize, 2 * PageSize}, 8 * PageSize
+func sampleMap() ([]memlayer.Extent, []uint64, uint64) {
+	return []memlayer.Extent{
+		{GPA: 0, Length: 2 * memlayer.PageSize, Layer: 0, Offset: 0},
+		{GPA: 4 * memlayer.PageSize, Length: memlayer.PageSize, Layer: 1, Offset: memlayer.PageSize},
+	}, []uint64{2 * memlayer.PageSize, 2 * memlayer.PageSize}, 8 * memlayer.PageSize
 }
 
 func TestMemoryMapRoundTrip(t *testing.T) {
@@ -58,13 +60,13 @@ func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	if _, err := ParseMemoryMap(p, sizes[:1], end); err == nil {
 		t.Error("a layer too few: accepted")
 	}
-	if _, err := ParseMemoryMap(p, []uint64{2 * PageSize, PageSize}, end); err == nil {
+	if _, err := ParseMemoryMap(p, []uint64{2 * memlayer.PageSize, memlayer.PageSize}, end); err == nil {
 		t.Error("a layer too short: accepted")
 	}
-	if _, err := ParseMemoryMap(p, sizes, 4*PageSize); err == nil {
+	if _, err := ParseMemoryMap(p, sizes, 4*memlayer.PageSize); err == nil {
 		t.Error("RAM too small: accepted")
 	}
-	if _, err := EncodeMemoryMap(make([]Extent, MaxExtents+1)); err == nil {
+	if _, err := EncodeMemoryMap(make([]memlayer.Extent, MaxExtents+1)); err == nil {
 		t.Error("too many extents: encoded")
 	}
 }
@@ -78,7 +80,7 @@ func FuzzParseMemoryMap(f *testing.F) {
 	f.Add(p)
 	f.Fuzz(func(t *testing.T, p []byte) {
 		got, err := ParseMemoryMap(p, sizes, end)
-		if err == nil && CheckExtents(got, sizes) != nil {
+		if err == nil && memlayer.CheckExtents(got, sizes) != nil {
 			t.Errorf("accepted an invalid map %v", got)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/snapshot"
 )
 
@@ -16,7 +17,7 @@ import (
 // mmap, never through the file offset.
 type hotFiles struct {
 	manifest *snapshot.Manifest
-	extents  []snapshot.Extent
+	extents  []memlayer.Extent
 	state    *os.File
 	layers   []*os.File
 	disk     []*os.File // base image, then layers; empty without a disk
@@ -33,7 +34,7 @@ type Lease struct {
 func (l *Lease) Manifest() *snapshot.Manifest { return l.manifest }
 
 // Extents returns the memory map over Layers; it must not be changed.
-func (l *Lease) Extents() []snapshot.Extent { return l.extents }
+func (l *Lease) Extents() []memlayer.Extent { return l.extents }
 
 // State returns the vmstate file.
 func (l *Lease) State() *os.File { return l.state }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/snapshot"
 )
 
@@ -68,7 +69,7 @@ func (g *Staging) Create(name string) (*os.File, error) {
 // Publish completes the snapshot: it fills in m's identity, own files and their lengths, flushes everything to disk,
 // and makes the snapshot visible under its tag in one step. m must have the machine, the guest, the parent with its
 // layers (for a branch), and the disk's base if there is a disk.Layer file. Digests follow in the background.
-func (g *Staging) Publish(m *snapshot.Manifest, extents []snapshot.Extent) (Info, error) {
+func (g *Staging) Publish(m *snapshot.Manifest, extents []memlayer.Extent) (Info, error) {
 	if err := g.publish(m, extents); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 	}
@@ -84,7 +85,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []snapshot.Extent) (Info
 	return info, nil
 }
 
-func (g *Staging) publish(m *snapshot.Manifest, extents []snapshot.Extent) error {
+func (g *Staging) publish(m *snapshot.Manifest, extents []memlayer.Extent) error {
 	if err := copyFile(g.Path(snapshot.MemoryLayerFile), g.store.ramLayer(g.id)); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/snapshot"
 )
 
@@ -42,7 +43,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	}
 	defer g.Discard()
 	for name, content := range map[string][]byte{
-		snapshot.MemoryLayerFile: bytes.Repeat([]byte{1}, 2*snapshot.PageSize),
+		snapshot.MemoryLayerFile: bytes.Repeat([]byte{1}, 2*memlayer.PageSize),
 		snapshot.StateFile:       []byte("state of " + tag),
 		snapshot.DiskLayerFile:   []byte("disk of " + tag),
 	} {
@@ -70,7 +71,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 		m.Memory = append(m.Memory, pm.Memory...)
 		m.Disk.Layers = append(m.Disk.Layers, pm.Disk.Layers...)
 	}
-	extents := []snapshot.Extent{{Length: 2 * snapshot.PageSize, Layer: uint32(len(m.Memory))}}
+	extents := []memlayer.Extent{{Length: 2 * memlayer.PageSize, Layer: uint32(len(m.Memory))}}
 	if _, err := g.Publish(m, extents); err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/audit"
 	"github.com/forkd/forkd/internal/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/metrics"
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/snapshot"
@@ -60,8 +61,8 @@ func (v *vm) Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) 
 func (v *vm) Resume(context.Context) error { return nil }
 func (v *vm) Pause(context.Context) error  { return nil }
 func (v *vm) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (vmmproto.SaveResult, error) {
-	_, err := f.Layer.Write(make([]byte, snapshot.PageSize))
-	return vmmproto.SaveResult{Extents: []snapshot.Extent{{Length: snapshot.PageSize}}}, err
+	_, err := f.Layer.Write(make([]byte, memlayer.PageSize))
+	return vmmproto.SaveResult{Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}, err
 }
 func (v *vm) Stats(context.Context) (vmmproto.Stats, error) {
 	return vmmproto.Stats{GuestDirtyBytes: 8192}, nil

@@ -14,7 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/disklayer"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
@@ -342,7 +342,7 @@ func branch(t *testing.T, v *vm, base *saved, mode vmmproto.BranchMode) *saved {
 		for i := range s.result.Extents {
 			s.result.Extents[i].Layer = uint32(len(base.layers))
 		}
-		s.result.Extents = snapshot.Overlay(base.result.Extents, s.result.Extents)
+		s.result.Extents = memlayer.Overlay(base.result.Extents, s.result.Extents)
 	}
 	return s
 }

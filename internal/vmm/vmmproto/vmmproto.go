@@ -6,7 +6,7 @@
 package vmmproto
 
 import (
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/wire"
 )
 
@@ -69,7 +69,7 @@ type Boot struct {
 // Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves it paused.
 type Restore struct {
 	Layers  uint32 // donated memory layers, base first
-	Extents []snapshot.Extent
+	Extents []memlayer.Extent
 	Disks   []Disk
 	VMGenID [16]byte // a value never used before
 	Resume  bool     // enter all vCPUs before answering
@@ -89,7 +89,7 @@ type Save struct {
 
 // SaveResult describes the files that Save wrote.
 type SaveResult struct {
-	Extents    []snapshot.Extent // of the new layer only; Layer is 0
+	Extents    []memlayer.Extent // of the new layer only; Layer is 0
 	LayerBytes uint64
 	DirtyBytes uint64 // pages that differ from the layers below
 	StateBytes uint64
@@ -204,7 +204,7 @@ func (m *Boot) Parse(r *wire.Reader) error {
 // Append encodes m.
 func (m *Restore) Append(w *wire.Writer) {
 	w.U32(m.Layers)
-	snapshot.AppendExtents(w, m.Extents)
+	memlayer.AppendExtents(w, m.Extents)
 	appendDisks(w, m.Disks)
 	w.Raw(m.VMGenID[:])
 	w.Bool(m.Resume)
@@ -213,7 +213,7 @@ func (m *Restore) Append(w *wire.Writer) {
 // Parse decodes m.
 func (m *Restore) Parse(r *wire.Reader) error {
 	m.Layers = r.U32()
-	m.Extents = snapshot.ReadExtents(r)
+	m.Extents = memlayer.ReadExtents(r)
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
 	m.Resume = r.Bool()
@@ -244,7 +244,7 @@ func (m *Save) Parse(r *wire.Reader) error {
 
 // Append encodes m.
 func (m *SaveResult) Append(w *wire.Writer) {
-	snapshot.AppendExtents(w, m.Extents)
+	memlayer.AppendExtents(w, m.Extents)
 	w.U64(m.LayerBytes)
 	w.U64(m.DirtyBytes)
 	w.U64(m.StateBytes)
@@ -252,7 +252,7 @@ func (m *SaveResult) Append(w *wire.Writer) {
 
 // Parse decodes m.
 func (m *SaveResult) Parse(r *wire.Reader) error {
-	m.Extents = snapshot.ReadExtents(r)
+	m.Extents = memlayer.ReadExtents(r)
 	m.LayerBytes, m.DirtyBytes, m.StateBytes = r.U64(), r.U64(), r.U64()
 	return r.Err()
 }

@@ -1,9 +1,9 @@
-// Package snapshot is the format of snapshots: manifests, memory layers and extents, disk layers, digests and the rules
-// that tie a snapshot to its parents.
+// Package memlayer maps guest memory to layer files: extents, how those of a branch lie over those of its parent, and how
+// their number is bounded.
 //
-// It reads and writes bytes and checks them. It has no I/O policy: where files live, when they are flushed and which
-// of them stay in RAM is the store's business, and mapping them into a VM is the VMM's.
-package snapshot
+// It computes with offsets only. It opens, maps and copies nothing, and it knows no manifest: package snapshot has the
+// file formats, and the VMM, which links this package, the mappings.
+package memlayer
 
 import (
 	"fmt"
@@ -23,7 +23,8 @@ type Extent struct {
 	Offset uint64
 }
 
-const extentSize = 8 + 8 + 4 + 8
+// EncodedSize is the length of one encoded extent in bytes.
+const EncodedSize = 8 + 8 + 4 + 8
 
 // AppendExtents encodes extents into w.
 func AppendExtents(w *wire.Writer, extents []Extent) {
@@ -38,7 +39,7 @@ func AppendExtents(w *wire.Writer, extents []Extent) {
 
 // ReadExtents decodes what AppendExtents wrote. Failures are reported by r.Err.
 func ReadExtents(r *wire.Reader) []Extent {
-	n := r.Count(extentSize)
+	n := r.Count(EncodedSize)
 	extents := make([]Extent, n)
 	for i := range extents {
 		extents[i] = Extent{GPA: r.U64(), Length: r.U64(), Layer: r.U32(), Offset: r.U64()}

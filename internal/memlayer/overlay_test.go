@@ -1,4 +1,4 @@
-package snapshot
+package memlayer
 
 import (
 	"math/rand/v2"
