@@ -95,6 +95,7 @@ const (
 	ioGetMPState          = C.KVM_GET_MP_STATE
 	ioSetMPState          = C.KVM_SET_MP_STATE
 	ioGetTSCKHz           = C.KVM_GET_TSC_KHZ
+	ioKVMClockCtrl        = C.KVM_KVMCLOCK_CTRL
 	ioSetTSCKHz           = C.KVM_SET_TSC_KHZ
 )
 

@@ -1,6 +1,7 @@
 package kvm
 
 import (
+	"encoding/binary"
 	"errors"
 	"unsafe"
 )
@@ -42,3 +43,6 @@ func SetRawSlice[T State](p []byte) ([]T, error) {
 	copy(RawSlice(v), p)
 	return v, nil
 }
+
+// Count returns how many registers x has (struct kvm_xcrs, nr_xcrs).
+func (x *XCRs) Count() uint32 { return binary.LittleEndian.Uint32(x.Raw[:]) }

@@ -221,6 +221,7 @@ const (
 	ioGetMPState          = 0x8004ae98
 	ioSetMPState          = 0x4004ae99
 	ioGetTSCKHz           = 0xaea3
+	ioKVMClockCtrl        = 0xaead
 	ioSetTSCKHz           = 0xaea2
 )
 

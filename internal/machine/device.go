@@ -139,7 +139,9 @@ func (m *Machine) setDisks(disks []Disk) error {
 			return fmt.Errorf("disk %d: %w", i, err)
 		}
 		if again {
-			err = m.disks[i].SetDisk(overlay)
+			if err = m.disks[i].SetDisk(overlay); err != nil {
+				_ = overlay.Close()
+			}
 		} else {
 			m.disks = append(m.disks, blk.New(overlay, slotName(slotFirstDisk+i)))
 			err = m.addDevice(slotFirstDisk+i, m.disks[i])

@@ -156,6 +156,9 @@ func (m *Machine) resume() error {
 	if err := m.unquiesce(); err != nil {
 		return err
 	}
+	if err := m.cpus.markPaused(); err != nil {
+		return err
+	}
 	m.cpus.resume()
 	return nil
 }

@@ -51,8 +51,13 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 // the LAPIC, so MSRs follow that; pending events come last because setting registers drops them.
 func restoreVCPU(c *kvm.VCPU, s *vcpuState) error {
 	if err := errors.Join(c.SetMPState(&s.mp), c.SetRegs(&s.regs), c.SetSregs(&s.sregs),
-		c.SetXSave(&s.xsave), c.SetXCRs(&s.xcrs), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
+		c.SetXSave(&s.xsave), c.SetDebugRegs(&s.debug), c.SetLAPIC(&s.lapic)); err != nil {
 		return err
+	}
+	if s.xcrs.Count() > 0 { // none on a host without XSAVE, which then refuses the call
+		if err := c.SetXCRs(&s.xcrs); err != nil {
+			return err
+		}
 	}
 	if err := writeMSRs(c, s.msrs); err != nil {
 		return err

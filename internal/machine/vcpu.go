@@ -162,6 +162,18 @@ func (v *vcpus) resume() {
 	}
 }
 
+// markPaused tells the guest that time has passed without it.
+//
+// Preconditions: the vCPUs are paused.
+func (v *vcpus) markPaused() error {
+	for _, u := range v.all {
+		if err := u.kvm.MarkPaused(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // stats reports whether the vCPUs are paused, and their exits to user space so far.
 func (v *vcpus) stats() (paused bool, exits uint64) {
 	v.mu.Lock()

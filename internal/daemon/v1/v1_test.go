@@ -24,7 +24,6 @@ import (
 	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/metrics"
 	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
