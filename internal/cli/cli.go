@@ -73,6 +73,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newBuildCmd(), newForkCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
-		newDoctorCmd(), newDaemonCmd(), newMachineCmd(), newVersionCmd())
+		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newMachineCmd(), newVersionCmd())
 	return root
 }

@@ -108,8 +108,14 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{}, err
 	}
 	b := built{Image: img.Dir, ImageMS: msSince(start)}
-	start = time.Now()
 	st.step("boot and warm up the parent", "")
+	err = b.bake(ctx, cl, o, img, kernel)
+	return b, err
+}
+
+// bake boots, warms up and saves a parent.
+func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, img *image.Image, kernel *image.KernelFiles) (err error) {
+	start := time.Now()
 	b.Baked, err = cl.Bake(ctx, client.BakeRequest{
 		Tag: o.tag, Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(),
 		MemSizeMiB: uint64(img.MemoryMiB), VCPUs: uint32(img.VCPUs), Env: img.Env,
@@ -117,7 +123,7 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		ReadyTimeoutSecs: o.ready,
 	})
 	b.BakeMS = msSince(start)
-	return b, err
+	return err
 }
 
 // buildFiles makes what a parent boots from, or takes it from the cache.

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/client"
+)
+
+// figures are what the demo measures. Times are in milliseconds, memory in KiB: the mean over the children, idle after
+// their fork.
+type figures struct {
+	Children   int     `json:"children"`
+	Confirmed  int     `json:"confirmed"`
+	Correct    int     `json:"correct"`
+	Accel      string  `json:"accel"`        // what ran the VMs: "kvm", or "tcg" for software emulation
+	VMMWallMS  float64 `json:"vmm_wall_ms"`  // request to the last child's vCPUs entered
+	ForkWallMS float64 `json:"fork_wall_ms"` // request to the last child confirmed by its agent
+	ChildP50MS float64 `json:"child_p50_ms"` // request to a child confirmed
+	ChildP99MS float64 `json:"child_p99_ms"` //
+	PSSKiB     uint64  `json:"pss_kib_per_child"`
+	PrivateKiB uint64  `json:"private_kib_per_child"`
+	EvalWarmMS float64 `json:"eval_warm_ms"`
+	ExecColdMS float64 `json:"exec_cold_ms"`
+
+	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the above, for the report
+}
+
+func (f *figures) setMemory(stats []client.Stats) {
+	mean := func(field func(client.Stats) uint64) uint64 {
+		total := uint64(0)
+		for _, s := range stats {
+			total += field(s)
+		}
+		return total / uint64(max(1, len(stats)))
+	}
+	f.PSSKiB = mean(func(s client.Stats) uint64 { return s.PSS })
+	f.PrivateKiB = mean(func(s client.Stats) uint64 { return s.Private })
+	f.vmmPrivateKiB = mean(func(s client.Stats) uint64 { return s.VMMPrivate })
+	f.guestDirtyKiB = mean(func(s client.Stats) uint64 { return s.GuestDirty })
+}
+
+// percentile returns the smallest value that at least p percent of values do not exceed, 0 of none.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[max(0, int(math.Ceil(p/100*float64(len(sorted))))-1)]
+}
+
+// report prints what was measured.
+func (d *demo) report(w io.Writer) error {
+	f := d.figures
+	host := "hardware KVM"
+	if f.Accel != "kvm" {
+		host = "software emulation (" + f.Accel + "): times say nothing about a host with hardware KVM, which is far faster"
+	}
+	var b strings.Builder
+	section := func(name string) { fmt.Fprintf(&b, "\n%s\n", name) }
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "  %-35s"+format+"\n", append([]any{name}, args...)...)
+	}
+	fmt.Fprintf(&b, "\nforkd demo: %d children of one warm parent, %s\n", f.Children, d.where.name)
+	line("VMs ran on", "%s", host)
+	section("Stages")
+	for _, s := range d.stages {
+		fmt.Fprintf(&b, "  %8.1f s  %s: %s\n", s.took.Seconds(), s.name, s.detail)
+	}
+	section("Fork, from the request")
+	line("all vCPUs entered", "%.1f ms", f.VMMWallMS)
+	line("last child confirmed by its agent", "%.1f ms", f.ForkWallMS)
+	line("a child confirmed", "%.1f ms p50, %.1f ms p99", f.ChildP50MS, f.ChildP99MS)
+	section("Memory per idle child, mean, sampled while all were alive")
+	line("Pss of its VMM process", "%d KiB", f.PSSKiB)
+	line("private", "%d KiB, of which the VMM itself %d KiB", f.PrivateKiB, f.vmmPrivateKiB)
+	line("guest pages written since the fork", "%d KiB", f.guestDirtyKiB)
+	section("numpy expression in a child, median")
+	line("eval in the warm interpreter", "%.1f ms", f.EvalWarmMS)
+	line("exec of a new python3", "%.1f ms", f.ExecColdMS)
+	section("Answers")
+	line("confirmed children", "%d of %d", f.Confirmed, f.Children)
+	line("right", "%d of %d", f.Correct, f.Children)
+	for _, s := range d.wrong[:min(len(d.wrong), 5)] {
+		line("wrong", "%s", s)
+	}
+	section("What runs now")
+	line("children", "none, they were removed")
+	line(d.where.name, "still up; try: %s fork %s -n 3", os.Args[0], d.tag)
+	if d.where.stop != "" {
+		line("to stop it", "%s", d.where.stop)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
