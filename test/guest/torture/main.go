@@ -1,0 +1,163 @@
+// Command torture runs in a guest that is branched, forked and rolled back, and finds out whether the copies are whole.
+//
+//	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever
+//	torture ask SOCKET [mark N] [hot N] [verify]   set things and verify; prints a JSON report
+//
+// One thread per vCPU writes pages, one more writes disk blocks. Every word of a page tells which write it comes from;
+// tables, records, hash chains and a common counter, on other pages, say which write it must be. So a page that is lost,
+// stale, early, late or half-written contradicts the rest, as do registers, memory, and disk of different instants.
+// Writers also check every page that they overwrite. A verification stops the writers between two writes, compares
+// everything, and lets them go on. What it cannot see is a copy that is whole but of the wrong instant: for that the
+// driver sets a mark.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "torture:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 5 && args[0] == "serve":
+		mem, err := strconv.Atoi(args[3])
+		blocks, err2 := strconv.Atoi(args[4])
+		if err := errors.Join(err, err2); err != nil {
+			return err
+		}
+		return serve(args[1], args[2], shape{pages: mem << 20 / pageSize, blocks: blocks << 20 / pageSize,
+			writers: runtime.NumCPU()})
+	case len(args) >= 3 && args[0] == "ask":
+		return ask(args[1], strings.Join(args[2:], " "))
+	}
+	return errors.New("usage: torture serve SOCKET DIR MEMORY_MIB DISK_MIB | torture ask SOCKET [mark N] [hot N] [verify]")
+}
+
+func ask(socket, line string) error {
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := fmt.Fprintln(c, line); err != nil {
+		return err
+	}
+	_, err = io.Copy(os.Stdout, c)
+	return err
+}
+
+// server answers questions about the writers.
+type server struct {
+	a       *arena
+	disk    *disk
+	writers []*writer
+}
+
+func serve(socket, dir string, s shape) error {
+	// The collector has nothing to collect here, and the guest's agent must get the CPU when it wants it. The threads
+	// that answer compete with the writers in the kernel, not in Go's scheduler, which would keep them waiting.
+	debug.SetGCPercent(-1)
+	runtime.GOMAXPROCS(s.writers + 2)
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {
+		return fmt.Errorf("lower priority: %w", err)
+	}
+	a, err := newArena(s)
+	if err != nil {
+		return err
+	}
+	d, err := openDisk(dir, s)
+	if err != nil {
+		return err
+	}
+	srv := &server{a: a, disk: d}
+	failed := make(chan error)
+	for id := range s.writers + 1 {
+		w := &writer{a: a, id: id, cpu: id, rng: uint64(id) + 1}
+		if id == s.writers {
+			w.cpu, w.disk = -1, d
+		}
+		srv.writers = append(srv.writers, w)
+		go func() { failed <- w.run() }()
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	go func() { failed <- srv.accept(l) }()
+	return <-failed
+}
+
+func (s *server) accept(l net.Listener) error {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		line, err := bufio.NewReader(c).ReadString('\n')
+		if err == nil {
+			err = json.NewEncoder(c).Encode(s.answer(strings.Fields(line)))
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "torture: answer:", err) // who asked was killed, as happens in a fork
+		}
+		_ = c.Close()
+	}
+}
+
+// answer carries out the words of a question while no write is under way.
+func (s *server) answer(words []string) Report {
+	for _, w := range s.writers {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+	}
+	verify := false
+	for len(words) > 0 {
+		word := words[0]
+		words = words[1:]
+		if word == "verify" {
+			verify = true
+			continue
+		}
+		if len(words) == 0 || word != "mark" && word != "hot" {
+			return Report{Mismatches: []string{"unknown question " + word}}
+		}
+		n, err := strconv.ParseUint(words[0], 10, 64)
+		if err != nil {
+			return Report{Mismatches: []string{err.Error()}}
+		}
+		words = words[1:]
+		at := wordMark
+		if word == "hot" {
+			at = wordHot
+		}
+		atomic.StoreUint64(&s.a.words[at], n)
+	}
+	r := Report{OK: true, Seq: *s.a.ticket(), Mark: s.a.words[wordMark]}
+	if verify {
+		r = check(s.a, s.disk.read)
+	}
+	r.CPUs = s.a.writers
+	for _, w := range s.writers {
+		r.Mismatches = append(r.Mismatches, w.faults...)
+	}
+	r.OK = len(r.Mismatches) == 0
+	return r
+}

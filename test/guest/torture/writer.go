@@ -1,0 +1,79 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// writer is one thread that writes its units as fast as it can.
+type writer struct {
+	a    *arena
+	id   int
+	cpu  int   // to stay on; -1: any
+	disk *disk // nil for a memory writer
+	rng  uint64
+
+	mu     sync.Mutex // held during one write
+	faults []string   // damage that was found while overwriting it
+}
+
+// run writes for ever. What it writes next depends on the time, so that a fork does not repeat what its source did and
+// so hide that a page is of a later instant.
+func (w *writer) run() error {
+	runtime.LockOSThread()
+	if w.cpu >= 0 {
+		var set unix.CPUSet
+		set.Set(w.cpu)
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			return fmt.Errorf("keep writer %d on CPU %d: %w", w.id, w.cpu, err)
+		}
+	}
+	for {
+		w.mu.Lock()
+		w.write(w.pick())
+		w.mu.Unlock()
+	}
+}
+
+func (w *writer) pick() int {
+	w.rng ^= uint64(time.Now().UnixNano())
+	w.rng ^= w.rng << 13
+	w.rng ^= w.rng >> 7
+	w.rng ^= w.rng << 17
+	first, step, count := w.a.owned(w.id)
+	if hot := int(atomic.LoadUint64(&w.a.words[wordHot])); hot > 0 {
+		count = min(count, hot)
+	}
+	return first + step*int(w.rng>>11%uint64(count))
+}
+
+// write writes unit u once. A page is checked while it is overwritten, word by word: a fork that was taken in the
+// middle goes on checking and writing at the word where it was.
+func (w *writer) write(u int) {
+	old, seq := w.a.begin(w.id, u)
+	var bad int
+	var found uint64
+	if w.disk == nil {
+		bad, found = overwrite(w.a.page(u), u, old, seq)
+	} else {
+		var err error
+		if bad, found, err = w.disk.overwrite(u, old, seq); err != nil {
+			w.fault("%s: write %d: %v", w.a.name(u), seq, err)
+		}
+	}
+	if bad >= 0 {
+		w.fault("%s: write %d found word %d of write %d, not %d", w.a.name(u), seq, bad, seqOf(found, u, bad), old)
+	}
+	w.a.end(w.id, u, old, seq)
+}
+
+func (w *writer) fault(format string, args ...any) {
+	if len(w.faults) < maxMismatches {
+		w.faults = append(w.faults, fmt.Sprintf("writer %d: ", w.id)+fmt.Sprintf(format, args...))
+	}
+}
