@@ -15,6 +15,7 @@ import (
 type BranchConfig struct {
 	Mode       vmmproto.BranchMode
 	MaxExtents int
+	Serial     uint64 // of the request, for Copied
 	State      *os.File
 	Layer      *os.File   // empty; taken over
 	Tops       []*os.File // a new top for every writable disk; taken over if the branch succeeds
@@ -178,6 +179,7 @@ func (m *Machine) swapTops(tops []*os.File) error {
 		}
 		tops = tops[1:]
 	}
+	m.topSwaps++
 	return nil
 }
 
@@ -185,7 +187,7 @@ func (m *Machine) swapTops(tops []*os.File) error {
 // until the rest is copied: it would hardly get on anyway, and the time is bounded so.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
-	var done vmmproto.Branched
+	done := vmmproto.Branched{Serial: cfg.Serial}
 	complete, err := capture.Copy(func() bool { return storm(capture) })
 	if !complete {
 		m.mu.Lock()

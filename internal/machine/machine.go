@@ -55,10 +55,11 @@ type Machine struct {
 	disks   []*blk.Device
 	ended   sync.Once
 
-	mu      sync.Mutex    // one request at a time, and the end of a live branch
-	used    bool          // Boot or Restore has been called
-	freezer *uffd.Freezer // nil before the first live branch
-	copying chan struct{} // closed when the live branch under way is copied; nil if there is none
+	mu       sync.Mutex    // one request at a time, and the end of a live branch
+	used     bool          // Boot or Restore has been called
+	freezer  *uffd.Freezer // nil before the first live branch
+	topSwaps uint64        // see vmmproto.Stats
+	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
 }
 
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt controllers exist
@@ -185,5 +186,5 @@ func (m *Machine) Stats() (vmmproto.Stats, error) {
 	defer m.mu.Unlock()
 	dirty, err := m.tracker.DirtyBytes(m.mem)
 	paused, exits := m.cpus.stats()
-	return vmmproto.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits}, err
+	return vmmproto.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits, TopSwaps: m.topSwaps}, err
 }

@@ -251,7 +251,8 @@ func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse branch: %w", err)
 	}
-	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Device: -1, Copied: s.branched}
+	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
+		Device: -1, Copied: s.branched}
 	device := len(files.fds) - 2 - int(req.Tops)
 	if device != 0 && device != 1 {
 		return fmt.Errorf("branch with %d tops came with %d descriptors", req.Tops, len(files.fds))

@@ -27,7 +27,11 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 			fds = append(fds, int(device.Fd()))
 		}
 	}
-	req.Tops = uint32(len(files.Tops))
+	req.Tops, req.Serial = uint32(len(files.Tops)), v.serial.Add(1)
+	select {
+	case <-v.branched: // of a branch that nobody waited for
+	default:
+	}
 	err = v.call(ctx, vmmproto.KindBranch, &req, append(fds, descriptors(files.Tops...)...), &result)
 	return result, err
 }

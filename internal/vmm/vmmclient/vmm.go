@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +49,8 @@ type VMM struct {
 	request sync.Mutex // held from request to reply
 	replies chan reply
 
-	branched chan vmmproto.Branched // at most one live branch is under way
+	branched chan vmmproto.Branched // of the branch serial; has room for one
+	serial   atomic.Uint64          // of the latest branch, of this client only: it begins at a random number
 
 	mu   sync.Mutex
 	exit vmmproto.Exit
@@ -115,6 +118,7 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 		conns: make(chan Conn, 4), done: make(chan struct{}), replies: make(chan reply, 1),
 		branched: make(chan vmmproto.Branched, 1),
 	}
+	v.serial.Store(rand.Uint64())
 	v.recv.Go(v.receive)
 	go v.reap()
 	return v, nil
@@ -139,7 +143,7 @@ func (v *VMM) receive() {
 			v.mu.Unlock()
 		case vmmproto.KindBranched:
 			var b vmmproto.Branched
-			if b.Parse(wire.NewReader(body)) == nil {
+			if b.Parse(wire.NewReader(body)) == nil && b.Serial == v.serial.Load() {
 				v.branched <- b
 			}
 		case vmmproto.KindConn:

@@ -36,6 +36,7 @@ type Branch struct {
 	Mode       BranchMode
 	MaxExtents uint32 // as in Save
 	Tops       uint32 // donated new tops, one for every writable disk
+	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
 }
 
 // BranchResult describes a branch when the guest runs again. The layer of a live branch is complete only when
@@ -50,6 +51,7 @@ type BranchResult struct {
 
 // Branched says that the layer of a live branch is complete, or never will be.
 type Branched struct {
+	Serial    uint64 // of the Branch
 	Error     string // empty: the layer is complete
 	CopyNanos uint64 // from the guest's resumption
 	Faults    uint64 // pages that were copied because a vCPU wrote them
@@ -61,11 +63,12 @@ func (m *Branch) Append(w *wire.Writer) {
 	w.U8(uint8(m.Mode))
 	w.U32(m.MaxExtents)
 	w.U32(m.Tops)
+	w.U64(m.Serial)
 }
 
 // Parse decodes m.
 func (m *Branch) Parse(r *wire.Reader) error {
-	*m = Branch{Mode: BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32()}
+	*m = Branch{Mode: BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32(), Serial: r.U64()}
 	if m.Mode < BranchLive || m.Mode > BranchFull {
 		return errors.Join(fmt.Errorf("unknown branch mode %d", uint8(m.Mode)), r.Err())
 	}
@@ -93,6 +96,7 @@ func (m *BranchResult) Parse(r *wire.Reader) error {
 
 // Append encodes m.
 func (m *Branched) Append(w *wire.Writer) {
+	w.U64(m.Serial)
 	w.String(m.Error)
 	w.U64(m.CopyNanos)
 	w.U64(m.Faults)
@@ -101,6 +105,6 @@ func (m *Branched) Append(w *wire.Writer) {
 
 // Parse decodes m.
 func (m *Branched) Parse(r *wire.Reader) error {
-	*m = Branched{Error: r.String(), CopyNanos: r.U64(), Faults: r.U64(), StopNanos: r.U64()}
+	*m = Branched{Serial: r.U64(), Error: r.String(), CopyNanos: r.U64(), Faults: r.U64(), StopNanos: r.U64()}
 	return r.Err()
 }

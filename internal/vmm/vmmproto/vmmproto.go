@@ -11,7 +11,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 2
+const Version = 3
 
 // MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
 const MaxMessage = 1 << 20
@@ -100,6 +100,7 @@ type Stats struct {
 	GuestDirtyBytes uint64 // private pages: written since the VM was booted or restored
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
+	TopSwaps        uint64 // branches that have put new tops on the disks, since the process started
 }
 
 // ExitReason says why a VM stopped by itself.
@@ -262,11 +263,12 @@ func (m *Stats) Append(w *wire.Writer) {
 	w.U64(m.GuestDirtyBytes)
 	w.Bool(m.Paused)
 	w.U64(m.Exits)
+	w.U64(m.TopSwaps)
 }
 
 // Parse decodes m.
 func (m *Stats) Parse(r *wire.Reader) error {
-	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64()}
+	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64(), TopSwaps: r.U64()}
 	return r.Err()
 }
 
