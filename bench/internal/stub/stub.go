@@ -1,0 +1,176 @@
+// Package stub is a guest without an operating system: an ELF file that the product's loader boots like a kernel, with
+// about a hundred bytes of code. It lets the fork path be measured where KVM cannot run Linux, such as kvm-pvm.
+//
+// The code sets up tables, drops to user mode (CPL 3) and reads a virtio-mmio register again and again until the VM
+// generation identifier changes, which is what a restore does. The copy then answers: it traps to kernel mode, which
+// writes what was read from the register to the serial port, once, and halts. The parent never answers.
+//
+// It has no agent, no interrupts and no devices of its own: what its forks cost in the guest says nothing about Linux.
+package stub
+
+import (
+	"encoding/binary"
+
+	"github.com/forkd/forkd/internal/boot"
+)
+
+// Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that every virtio-mmio
+// window begins with (virtio 1.2 §4.2.2).
+const Answer = 'v'
+
+// Guest physical layout, from loadAddr on. Every table has a page of its own.
+const (
+	loadAddr = uint32(boot.MinKernelAddr)
+
+	userCode   = 0x100 // behind the entry code
+	trapCode   = 0x200 // the handler of invalid instructions
+	pml4       = 0x1000
+	pdpt       = 0x2000
+	dirRAM     = 0x3000 // addresses from 0
+	dirDevices = 0x4000 // addresses from 3 GiB
+	gdt        = 0x5000
+	gdtPointer = 0x5800
+	idtPointer = 0x5810
+	idt        = 0x6000
+	tss        = 0x7000
+	stackTop   = 0x9000
+	imageSize  = 0x9000
+)
+
+// Selectors in the GDT, with the requested privilege level of the user's.
+const (
+	selKernelCode = 0x08
+	selUserData   = 0x10 | 3
+	selUserCode   = 0x18 | 3
+	selTSS        = 0x20
+	gdtLimit      = 0x2f
+)
+
+// Page table bits, Intel SDM vol. 3 §4.5. Device pages are uncached like those of a kernel.
+const (
+	pagePresent  = 1 << 0
+	pageWrite    = 1 << 1
+	pageUser     = 1 << 2
+	pageUncached = 1 << 4
+	pageLarge    = 1 << 7
+
+	dirBits = pagePresent | pageWrite | pageUser
+)
+
+const (
+	// The user code leaves through an invalid instruction: the one trap, of those that need no set-up, that kvm-pvm
+	// delivers. It turns software interrupts, and port output with IOPL 3, into a triple fault, and SYSCALL returns to
+	// it at the wrong privilege level.
+	trapVector = 6
+	// userFlags keeps interrupts off. Bit 1 is always one.
+	userFlags = 1 << 1
+)
+
+// Kernel returns the ELF file.
+func Kernel() []byte {
+	return wrap(image())
+}
+
+// image returns what lies at loadAddr.
+func image() []byte {
+	m := make([]byte, imageSize)
+	copy(m, entryCode())
+	copy(m[userCode:], userLoop())
+	copy(m[trapCode:], []byte{
+		0x66, 0xba, boot.SerialPort & 0xff, boot.SerialPort >> 8, // mov $SerialPort,%dx
+		0xee,       // out %al,(%dx)
+		0xf4,       // hlt
+		0xeb, 0xfd, // jmp to the hlt
+	})
+	putTables(m)
+	return m
+}
+
+// abs32 appends a 32-bit number to code.
+func abs32(code []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(code, v) }
+
+// entryCode runs in 64-bit mode at CPL 0 and leaves to user mode for good.
+func entryCode() []byte {
+	c := abs32([]byte{0x0f, 0x01, 0x14, 0x25}, loadAddr+gdtPointer)   // lgdt gdtPointer
+	c = abs32(append(c, 0x0f, 0x01, 0x1c, 0x25), loadAddr+idtPointer) // lidt idtPointer
+	c = abs32(append(c, 0xb8), loadAddr+pml4)                         // mov $pml4,%eax
+	c = append(c, 0x0f, 0x22, 0xd8)                                   // mov %rax,%cr3
+	c = append(abs32(append(c, 0xb8), selTSS), 0x0f, 0x00, 0xd8)      // mov $selTSS,%eax; ltr %ax
+	c = abs32(append(c, 0xbc), loadAddr+stackTop)                     // mov $stackTop,%esp
+	for _, v := range []uint32{selUserData, 0, userFlags, selUserCode, loadAddr + userCode} {
+		c = abs32(append(c, 0x68), v) // push: ss, rsp, rflags, cs, rip
+	}
+	return append(c, 0x48, 0xcf) // iretq
+}
+
+// userLoop runs at CPL 3.
+func userLoop() []byte {
+	c := abs32([]byte{0xbe}, uint32(boot.VirtioBase))                      // mov $VirtioBase,%esi
+	c = abs32(append(c, 0x48, 0x8b, 0x1c, 0x25), uint32(boot.VMGenIDAddr)) // mov VMGenIDAddr,%rbx
+	loop := len(c)
+	c = append(c, 0x8b, 0x06)                                              // mov (%rsi),%eax
+	c = abs32(append(c, 0x48, 0x3b, 0x1c, 0x25), uint32(boot.VMGenIDAddr)) // cmp VMGenIDAddr,%rbx
+	c = append(c, 0x74, byte(loop-len(c)-2))                               // je loop
+	return append(c, 0x0f, 0x0b)                                           // ud2
+}
+
+func putTables(m []byte) {
+	le := binary.LittleEndian
+	link := func(at int, table uint32) { le.PutUint64(m[at:], uint64(loadAddr+table)|dirBits) }
+	link(pml4, pdpt)
+	link(pdpt, dirRAM)
+	link(pdpt+3*8, dirDevices)
+	const large = 2 << 20
+	le.PutUint64(m[dirRAM:], dirBits|pageLarge)
+	window := uint64(boot.VirtioBase)
+	le.PutUint64(m[dirDevices+window>>21%512*8:], window|dirBits|pageLarge|pageUncached)
+
+	// Descriptors: Intel SDM vol. 3 §3.4.5; present, accessed, 4 KiB granularity, no base.
+	le.PutUint64(m[gdt+selKernelCode:], 0x00af9b000000ffff)
+	le.PutUint64(m[gdt+selUserData&^3:], 0x00cff3000000ffff)
+	le.PutUint64(m[gdt+selUserCode&^3:], 0x00affb000000ffff)
+	// A 64-bit TSS, §7.2.3: it only names the stack for the trap.
+	const limit = 0x67
+	base := uint64(loadAddr + tss)
+	le.PutUint64(m[gdt+selTSS:], limit|base&0xffffff<<16|0x89<<40|base>>24&0xff<<56)
+	le.PutUint64(m[tss+4:], uint64(loadAddr+stackTop)) // RSP0
+	le.PutUint16(m[tss+0x66:], limit+1)                // no I/O bitmap
+
+	// An interrupt gate, §6.14.1.
+	handler := uint64(loadAddr + trapCode)
+	le.PutUint64(m[idt+trapVector*16:], handler&0xffff|selKernelCode<<16|0x8e00<<32|handler>>16<<48)
+
+	pointer := func(at int, table uint32, limit uint16) {
+		le.PutUint16(m[at:], limit)
+		le.PutUint64(m[at+2:], uint64(loadAddr+table))
+	}
+	pointer(gdtPointer, gdt, gdtLimit)
+	pointer(idtPointer, idt, (trapVector+1)*16-1)
+}
+
+// wrap puts an image into an ELF-64 executable with one segment (gABI 4.1, chapters 4 and 5). It starts on a page of its
+// own, as segments do.
+func wrap(image []byte) []byte {
+	const headerSize, progSize, segment = 64, 56, 0x1000
+	le := binary.LittleEndian
+	f := make([]byte, segment)
+	copy(f, "\x7fELF\x02\x01\x01") // 64-bit, little-endian, version 1
+	le.PutUint16(f[16:], 2)        // an executable
+	le.PutUint16(f[18:], 62)       // x86-64
+	le.PutUint32(f[20:], 1)
+	le.PutUint64(f[24:], uint64(loadAddr))
+	le.PutUint64(f[32:], headerSize) // program headers follow this one
+	le.PutUint16(f[52:], headerSize)
+	le.PutUint16(f[54:], progSize)
+	le.PutUint16(f[56:], 1)
+	p := f[headerSize:]
+	le.PutUint32(p, 1)     // to be loaded
+	le.PutUint32(p[4:], 7) // readable, writable, executable
+	le.PutUint64(p[8:], segment)
+	le.PutUint64(p[16:], uint64(loadAddr))
+	le.PutUint64(p[24:], uint64(loadAddr))
+	le.PutUint64(p[32:], uint64(len(image)))
+	le.PutUint64(p[40:], uint64(len(image)))
+	le.PutUint64(p[48:], segment)
+	return append(f, image...)
+}

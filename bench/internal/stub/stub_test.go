@@ -1,0 +1,68 @@
+package stub
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/guestmem"
+)
+
+func TestELFReadersAgree(t *testing.T) {
+	f, err := elf.NewFile(bytes.NewReader(Kernel()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Machine != elf.EM_X86_64 || f.Type != elf.ET_EXEC || f.Entry != uint64(loadAddr) || len(f.Progs) != 1 {
+		t.Fatalf("%+v", f.FileHeader)
+	}
+	got, err := io.ReadAll(f.Progs[0].Open())
+	if err != nil || !bytes.Equal(got, image()) {
+		t.Fatalf("segment has %d bytes, want the image's %d (%v)", len(got), imageSize, err)
+	}
+}
+
+func TestLoaderAccepts(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "stub")
+	if err := os.WriteFile(path, Kernel(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mem, err := guestmem.New(64 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	state, err := boot.Load(mem, boot.Params{Kernel: f, VCPUs: 1})
+	if err != nil || state.RIP != uint64(loadAddr) {
+		t.Fatalf("entry %#x, want %#x: %v", state.RIP, loadAddr, err)
+	}
+}
+
+// The code parts do not run into each other, and the page tables map what the code touches.
+func TestLayout(t *testing.T) {
+	if n := len(entryCode()); n > userCode {
+		t.Errorf("the entry code has %d bytes, %d are free", n, userCode)
+	}
+	if n := len(userLoop()); n > trapCode-userCode {
+		t.Errorf("the user code has %d bytes, %d are free", n, trapCode-userCode)
+	}
+	m := image()
+	entry := func(at int) uint64 { return binary.LittleEndian.Uint64(m[at:]) }
+	window := uint64(boot.VirtioBase)
+	if got := entry(dirDevices+int(window>>21%512)*8) &^ 0xfff; got != window&^(2<<20-1) {
+		t.Errorf("the device page maps %#x, the window is at %#x", got, window)
+	}
+	if uint64(boot.VMGenIDAddr) >= 2<<20 || uint64(loadAddr)+imageSize > 2<<20 {
+		t.Error("the RAM page of 2 MiB does not reach the generation identifier and the image")
+	}
+}
