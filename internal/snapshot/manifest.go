@@ -30,6 +30,15 @@ const (
 	DiskLayerFile   = "disk.layer"   // the blocks this snapshot adds
 )
 
+// LayerFile returns the name that a layer has in the directory of snapshot id: name if it is the snapshot's own, else one
+// with its owner's id in it.
+func LayerFile(name, id, owner string) string {
+	if owner == id {
+		return name
+	}
+	return name + "." + owner
+}
+
 // Bounds on what a manifest may claim. They keep a hostile manifest from making its reader allocate or loop.
 const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
@@ -57,6 +66,9 @@ type Manifest struct {
 	Memory []File `json:"memory_layers"` // base first; the last is this snapshot's own
 	Disk   *Disk  `json:"disk,omitempty"`
 
+	Branch    *Branch `json:"branch,omitempty"`    // how it was branched from a running sandbox
+	Transient bool    `json:"transient,omitempty"` // removed with the last sandbox that needs it
+
 	// Checksum is the SHA-256 in hex of this manifest's encoding with an empty checksum.
 	Checksum string `json:"checksum"`
 }
@@ -83,9 +95,21 @@ type Guest struct {
 	Env      map[string]string `json:"env,omitempty"`
 }
 
+// Branch is how a snapshot was taken from a running sandbox. Times are in microseconds.
+type Branch struct {
+	SandboxID  string `json:"sandbox_id"`
+	Mode       string `json:"mode"`
+	Fallback   string `json:"fallback,omitempty"` // why another mode than the one asked for
+	PauseUS    uint64 `json:"pause_us"`           // the sandbox stood still
+	StopUS     uint64 `json:"stop_us,omitempty"`  // and again, because it wrote faster than could be copied
+	ReadyUS    uint64 `json:"ready_us"`           // from the request until children could start
+	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
+	Faults     uint64 `json:"faults,omitempty"`   // of these, copied because it wrote them again
+}
+
 // File is one file of a snapshot.
 type File struct {
-	Owner  string `json:"owner"` // ID of the snapshot in whose directory the file lies
+	Owner  string `json:"owner"` // ID of the snapshot that the file was made for
 	Bytes  uint64 `json:"bytes"`
 	SHA256 string `json:"sha256,omitempty"` // hex; absent until computed in the background
 }

@@ -15,7 +15,7 @@ type DeleteMode int
 const (
 	DeleteSingle  DeleteMode = iota // refuse if there are any
 	DeleteCascade                   // delete them first
-	DeleteForce                     // leave them behind, damaged
+	DeleteForce                     // leave them behind: they have links of their own to all their layers
 )
 
 // deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
@@ -51,6 +51,9 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
+	if e == nil && s.reserved[tag] != nil {
+		return nil, &ExistsError{Tag: tag, InFlight: true}
+	}
 	if e == nil || e.deleting {
 		return nil, &NotFoundError{Tag: tag}
 	}
@@ -63,8 +66,8 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		victims = s.familyLocked(e, map[*entry]bool{})
 	}
 	for _, v := range victims {
-		if v.leases > 0 {
-			return nil, &InUseError{Tag: v.tag, Leases: v.leases}
+		if v.leases+v.pins > 0 {
+			return nil, &InUseError{Tag: v.tag, Leases: v.leases + v.pins}
 		}
 	}
 	for _, v := range victims {
@@ -89,16 +92,26 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 // remove deletes a condemned snapshot. The rename makes it vanish at once; a crash after it leaves only a directory
 // that the next start removes.
 func (s *Store) remove(e *entry) error {
+	e.flushMu.Lock()
+	defer e.flushMu.Unlock()
 	e.cool()
 	grave := filepath.Join(s.snapshots(), deletedPrefix+snapshot.NewID())
-	if err := os.Rename(s.dir(e.tag), grave); err != nil && !os.IsNotExist(err) {
+	if err := os.Rename(e.dir, grave); err != nil && !os.IsNotExist(err) {
 		return err
 	}
 	s.mu.Lock()
 	delete(s.byTag, e.tag)
-	s.mu.Unlock()
+	var cold []string
 	if e.manifest != nil {
-		os.RemoveAll(s.ramDir(e.manifest.ID))
+		for _, l := range e.manifest.Memory {
+			if !s.ownsMemoryLocked(l.Owner) {
+				cold = append(cold, l.Owner)
+			}
+		}
+	}
+	s.mu.Unlock()
+	for _, owner := range cold {
+		os.RemoveAll(s.ramDir(owner))
 	}
 	return os.RemoveAll(grave)
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -19,6 +20,13 @@ type Info struct {
 	Machine snapshot.Machine
 	Guest   snapshot.Guest
 	Leases  int
+
+	Writing   bool // being made: it cannot be used yet
+	Branch    *snapshot.Branch
+	Transient bool
+	FlushedIn time.Duration // how long the flush to disk took, of a branch made by this daemon
+	InRAM     bool          // not on disk yet
+	FlushErr  string        // why it will not be: it lives as long as its layer in RAM
 }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.
@@ -36,12 +44,16 @@ type Detail struct {
 }
 
 func (s *Store) infoLocked(e *entry) Info {
-	info := Info{Tag: e.tag, Dir: s.dir(e.tag), Created: e.created, Leases: e.leases}
+	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.leases + e.pins,
+		InRAM: e.unflushed, FlushedIn: e.flushTime}
+	if e.flushErr != nil {
+		info.FlushErr = e.flushErr.Error()
+	}
 	if e.damage != nil {
 		info.Damage = e.damage.Error()
 	}
 	if m := e.manifest; m != nil {
-		info.Machine, info.Guest = m.Machine, m.Guest
+		info.Machine, info.Guest, info.Branch, info.Transient = m.Machine, m.Guest, m.Branch, m.Transient
 		if m.Parent != nil {
 			info.Parent = m.Parent.Tag
 		}
@@ -49,7 +61,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	return info
 }
 
-// List returns all published snapshots, sorted by tag.
+// List returns all snapshots, those being made too, sorted by tag.
 func (s *Store) List() []Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,6 +70,9 @@ func (s *Store) List() []Info {
 		if !e.deleting {
 			list = append(list, s.infoLocked(e))
 		}
+	}
+	for _, g := range s.reserved {
+		list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true})
 	}
 	slices.SortFunc(list, func(a, b Info) int {
 		if a.Tag < b.Tag {
@@ -76,6 +91,9 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
+	if g := s.reserved[tag]; e == nil && g != nil {
+		return Detail{Info: Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true}}, nil
+	}
 	if e == nil || e.deleting {
 		return Detail{}, &NotFoundError{Tag: tag}
 	}
@@ -85,8 +103,11 @@ func (s *Store) Detail(tag string) (Detail, error) {
 		return d, nil
 	}
 	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
-	d.MemoryPhysical = blocks(s.file(tag, snapshot.MemoryLayerFile))
-	d.DiskPhysical = blocks(s.file(tag, snapshot.DiskLayerFile))
+	d.MemoryPhysical = blocks(filepath.Join(e.dir, snapshot.MemoryLayerFile))
+	d.DiskPhysical = blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
+	if e.unflushed {
+		d.MemoryPhysical = blocks(s.ramLayer(m.ID))
+	}
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].SHA256
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,9 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	s.mu.Lock()
 	e := s.byTag[tag]
 	switch {
+	case e == nil && s.reserved[tag] != nil:
+		s.mu.Unlock()
+		return nil, &ExistsError{Tag: tag, InFlight: true}
 	case e == nil || e.deleting:
 		s.mu.Unlock()
 		return nil, &NotFoundError{Tag: tag}
@@ -69,6 +73,7 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	release := sync.OnceFunc(func() {
 		s.mu.Lock()
 		e.leases--
+		s.dropTransientLocked(e)
 		s.mu.Unlock()
 	})
 	hot, err := s.heat(e)
@@ -87,10 +92,10 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		return e.hot, nil
 	}
 	s.mu.Lock()
-	m := e.manifest
+	m, dir := e.manifest, e.dir
 	s.mu.Unlock()
 	h := &hotFiles{manifest: m}
-	if err := s.openFiles(h); err != nil {
+	if err := s.openFiles(h, dir); err != nil {
 		h.close()
 		return nil, err
 	}
@@ -116,23 +121,23 @@ func (h *hotFiles) close() {
 	}
 }
 
-func (s *Store) openFiles(h *hotFiles) error {
+func (s *Store) openFiles(h *hotFiles, dir string) error {
 	m := h.manifest
 	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }
 	var err error
-	if h.state, err = openSized(s.file(m.Tag, snapshot.StateFile), m.State.Bytes); err != nil {
+	if h.state, err = openSized(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
 		return damaged(snapshot.StateFile, err)
 	}
 	sizes := make([]uint64, len(m.Memory))
 	for i, l := range m.Memory {
-		f, err := s.openLayer(m, l)
+		f, err := s.openLayer(dir, m, l)
 		if err != nil {
 			return damaged(snapshot.MemoryLayerFile, err)
 		}
 		h.layers = append(h.layers, f)
 		sizes[i] = l.Bytes
 	}
-	p, err := readBounded(s.file(m.Tag, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
+	p, err := readBounded(filepath.Join(dir, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
 	if err == nil && uint64(len(p)) != m.Map.Bytes {
 		err = fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
 	}
@@ -151,13 +156,10 @@ func (s *Store) openFiles(h *hotFiles) error {
 	}
 	h.disk = append(h.disk, base)
 	for _, l := range m.Disk.Layers {
-		dir, err := s.ownerDir(m, l.Owner)
+		name := snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner)
+		f, err := openSized(filepath.Join(dir, name), l.Bytes)
 		if err != nil {
-			return damaged(snapshot.DiskLayerFile, err)
-		}
-		f, err := openSized(dir+"/"+snapshot.DiskLayerFile, l.Bytes)
-		if err != nil {
-			return damaged(snapshot.DiskLayerFile, err)
+			return damaged(name, err)
 		}
 		h.disk = append(h.disk, f)
 	}
@@ -172,31 +174,18 @@ func ramEnd(size uint64) uint64 {
 	return size
 }
 
-// ownerDir returns the directory of the snapshot that owns a file of m.
-func (s *Store) ownerDir(m *snapshot.Manifest, owner string) (string, error) {
-	if owner == m.ID {
-		return s.dir(m.Tag), nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	e := s.byIDLocked(owner)
-	if e == nil {
-		return "", fmt.Errorf("the snapshot %s that it builds on is missing", owner)
-	}
-	return s.dir(e.tag), nil
-}
-
 // openLayer opens a memory layer in RAM, reading it back from disk if it is not there. Where the RAM file system has
 // no room it opens the file on disk instead: slower for the first touch of a page, otherwise the same.
-func (s *Store) openLayer(m *snapshot.Manifest, l snapshot.File) (*os.File, error) {
+func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File) (*os.File, error) {
 	if f, err := openSized(s.ramLayer(l.Owner), l.Bytes); err == nil {
 		return f, nil
 	}
-	dir, err := s.ownerDir(m, l.Owner)
-	if err != nil {
-		return nil, err
+	disk := filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, l.Owner))
+	if _, err := os.Stat(disk); err != nil { // not flushed yet: another snapshot may have it
+		if other := s.findLayer(l.Owner); other != "" {
+			disk = other
+		}
 	}
-	disk := dir + "/" + snapshot.MemoryLayerFile
 	f, err := openSized(disk, l.Bytes)
 	if err != nil || !s.hasRoom(l.Bytes) {
 		return f, err

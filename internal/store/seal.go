@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sync"
 
@@ -101,29 +100,24 @@ type digested struct {
 }
 
 // files lists the files of m and of its chain. The digests point into m.
-func (s *Store) files(m *snapshot.Manifest) ([]digested, error) {
+func (s *Store) files(m *snapshot.Manifest) []digested {
 	list := []digested{
 		{snapshot.StateFile, s.file(m.Tag, snapshot.StateFile), &m.State.SHA256},
 		{snapshot.MemoryMapFile, s.file(m.Tag, snapshot.MemoryMapFile), &m.Map.SHA256},
 	}
-	add := func(name string, layers []snapshot.File) error {
+	add := func(base string, layers []snapshot.File) {
 		for i := range layers {
-			dir, err := s.ownerDir(m, layers[i].Owner)
-			if err != nil {
-				return &DamagedError{Tag: m.Tag, File: name, Err: err}
-			}
-			list = append(list, digested{name, filepath.Join(dir, name), &layers[i].SHA256})
+			name := snapshot.LayerFile(base, m.ID, layers[i].Owner)
+			list = append(list, digested{name, s.file(m.Tag, name), &layers[i].SHA256})
 		}
-		return nil
 	}
-	if err := add(snapshot.MemoryLayerFile, m.Memory); err != nil {
-		return nil, err
-	}
+	add(snapshot.MemoryLayerFile, m.Memory)
 	if m.Disk == nil {
-		return list, nil
+		return list
 	}
 	list = append(list, digested{"base image " + m.Disk.Base.Path, m.Disk.Base.Path, &m.Disk.Base.SHA256})
-	return list, add(snapshot.DiskLayerFile, m.Disk.Layers)
+	add(snapshot.DiskLayerFile, m.Disk.Layers)
+	return list
 }
 
 // seal fills in the missing digests of one snapshot.
@@ -132,11 +126,8 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	if err != nil {
 		return err
 	}
-	files, err := s.files(m)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
+	s.inheritDigests(m)
+	for _, f := range s.files(m) {
 		if *f.want == "" {
 			if *f.want, err = digest(ctx, f.path); err != nil {
 				return err
@@ -164,6 +155,43 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	return syncDir(s.dir(tag))
 }
 
+// inheritDigests takes the digests of files that other snapshots share from their manifests.
+func (s *Store) inheritDigests(m *snapshot.Manifest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := make(map[[2]string]string)
+	learn := func(kind string, layers []snapshot.File) {
+		for _, l := range layers {
+			if l.SHA256 != "" {
+				known[[2]string{kind, l.Owner}] = l.SHA256
+			}
+		}
+	}
+	for _, e := range s.byTag {
+		if e.manifest == nil {
+			continue
+		}
+		learn(snapshot.MemoryLayerFile, e.manifest.Memory)
+		if d := e.manifest.Disk; d != nil {
+			learn(snapshot.DiskLayerFile, d.Layers)
+			if m.Disk != nil && m.Disk.Base.SHA256 == "" && d.Base.Path == m.Disk.Base.Path && d.Base.Bytes == m.Disk.Base.Bytes {
+				m.Disk.Base.SHA256 = d.Base.SHA256
+			}
+		}
+	}
+	teach := func(kind string, layers []snapshot.File) {
+		for i := range layers {
+			if layers[i].SHA256 == "" {
+				layers[i].SHA256 = known[[2]string{kind, layers[i].Owner}]
+			}
+		}
+	}
+	teach(snapshot.MemoryLayerFile, m.Memory)
+	if m.Disk != nil {
+		teach(snapshot.DiskLayerFile, m.Disk.Layers)
+	}
+}
+
 // Verify reads every file of the snapshot and of its chain and compares the digests. The error is a *DamagedError that
 // names the first file that differs. Digests that are not recorded yet are computed and recorded first.
 func (s *Store) Verify(ctx context.Context, tag string) error {
@@ -172,6 +200,9 @@ func (s *Store) Verify(ctx context.Context, tag string) error {
 		return err
 	}
 	defer lease.Release()
+	if err := s.WaitFlushed(ctx, tag); err != nil {
+		return err
+	}
 	if !sealed(s.manifestOf(tag)) {
 		if err := s.seal(ctx, tag); err != nil {
 			return fmt.Errorf("verify snapshot %q: %w", tag, err)
@@ -181,11 +212,7 @@ func (s *Store) Verify(ctx context.Context, tag string) error {
 	if err != nil {
 		return &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
 	}
-	files, err := s.files(m)
-	if err != nil {
-		return err
-	}
-	for _, f := range files {
+	for _, f := range s.files(m) {
 		got, err := digest(ctx, f.path)
 		if err == nil && got != *f.want {
 			err = fmt.Errorf("sha256 is %.16s…, the manifest says %.16s…: the content was changed", got, *f.want)

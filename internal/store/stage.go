@@ -18,6 +18,7 @@ type Staging struct {
 	tag   string
 	id    string
 	dir   string
+	since time.Time
 	done  bool
 }
 
@@ -28,13 +29,13 @@ func (s *Store) Stage(tag string) (*Staging, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reserved[tag] {
+	if s.reserved[tag] != nil {
 		return nil, &ExistsError{Tag: tag, InFlight: true}
 	}
-	if s.byTag[tag] != nil {
+	if e := s.byTag[tag]; e != nil {
 		return nil, &ExistsError{Tag: tag}
 	}
-	g := &Staging{store: s, tag: tag, id: snapshot.NewID()}
+	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC()}
 	g.dir = filepath.Join(s.staging(), g.id)
 	for _, dir := range []string{g.dir, s.ramDir(g.id)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -42,7 +43,7 @@ func (s *Store) Stage(tag string) (*Staging, error) {
 			return nil, fmt.Errorf("stage snapshot %q: %w", tag, err)
 		}
 	}
-	s.reserved[tag] = true
+	s.reserved[tag] = g
 	return g, nil
 }
 
@@ -67,8 +68,8 @@ func (g *Staging) Create(name string) (*os.File, error) {
 }
 
 // Publish completes the snapshot: it fills in m's identity, own files and their lengths, flushes everything to disk,
-// and makes the snapshot visible under its tag in one step. m must have the machine, the guest, the parent with its
-// layers (for a branch), and the disk's base if there is a disk.Layer file. Digests follow in the background.
+// and makes the snapshot visible under its tag in one step. m must have the machine, the guest, and the disk's base if
+// there is a disk layer. Digests follow in the background.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []memlayer.Extent) (Info, error) {
 	if err := g.publish(m, extents); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
@@ -76,7 +77,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []memlayer.Extent) (Info
 	s := g.store
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
-	e := &entry{tag: g.tag, manifest: m, created: m.Created}
+	e := &entry{tag: g.tag, dir: s.dir(g.tag), manifest: m, created: m.Created}
 	s.byTag[g.tag] = e
 	info := s.infoLocked(e)
 	s.mu.Unlock()
@@ -86,6 +87,9 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []memlayer.Extent) (Info
 }
 
 func (g *Staging) publish(m *snapshot.Manifest, extents []memlayer.Extent) error {
+	if len(m.Memory) > 0 {
+		return errors.New("a snapshot with inherited layers is published hot")
+	}
 	if err := copyFile(g.Path(snapshot.MemoryLayerFile), g.store.ramLayer(g.id)); err != nil {
 		return err
 	}

@@ -9,7 +9,8 @@
 //
 //	<root>/lock                        held by the daemon that owns the store
 //	<root>/snapshots/<tag>/            a published snapshot, see package snapshot for its files
-//	<root>/staging/<id>/               a snapshot being made; removed at the next start if a crash left it behind
+//	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start goes
+//	                                   on with the latter if its memory layer is still in RAM, and removes the rest
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 package store
 
@@ -40,20 +41,30 @@ type Store struct {
 	root, ram string
 	lock      *os.File
 	sealer    *sealer
+	flusher   *flusher
+	drops     sync.WaitGroup // removals of transient snapshots
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
-	reserved map[string]bool // tags of stagings in flight
+	reserved map[string]*Staging // by tag, in flight
 }
 
 // entry is one published snapshot.
 type entry struct {
 	tag      string
+	dir      string             // in snapshots, or in staging while unflushed
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
 	created  time.Time
 	leases   int
+	pins     int // by suspended sandboxes: as a lease, but no file is open
 	deleting bool
+
+	unflushed bool          // its memory layer, at least, is in RAM only
+	flushed   chan struct{} // closed when the flush has ended, well or not; nil if there was none
+	flushErr  error
+	flushTime time.Duration
+	flushMu   sync.Mutex // held while flushing
 
 	hotMu sync.Mutex // serializes the first use
 	hot   *hotFiles  // nil until first used; guarded by hotMu
@@ -62,7 +73,7 @@ type entry struct {
 // Open takes over the store at cfg.Root: it removes what a crash left behind and reads every manifest. Damaged
 // snapshots stay listed, with the reason, and cannot be used. It fails if another process owns the store.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{root: cfg.Root, ram: cfg.RAM, byTag: make(map[string]*entry), reserved: make(map[string]bool)}
+	s := &Store{root: cfg.Root, ram: cfg.RAM, byTag: make(map[string]*entry), reserved: make(map[string]*Staging)}
 	for _, dir := range []string{s.root, s.snapshots(), s.staging(), s.ram} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
@@ -81,18 +92,28 @@ func Open(cfg Config) (*Store, error) {
 		lock.Close()
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	s.sealer = newSealer(s)
+	s.sealer, s.flusher = newSealer(s), newFlusher(s)
+	var unflushed []*entry
 	for _, e := range s.byTag {
-		if e.manifest != nil && !sealed(e.manifest) {
+		switch {
+		case e.unflushed:
+			unflushed = append(unflushed, e)
+		case e.manifest != nil && !sealed(e.manifest):
 			s.sealer.add(e.tag)
 		}
+	}
+	slices.SortFunc(unflushed, func(a, b *entry) int { return a.created.Compare(b.created) })
+	for _, e := range unflushed {
+		s.flusher.add(e)
 	}
 	return s, nil
 }
 
-// Close stops background work, closes the files of hot snapshots and gives the store up. Snapshots stay hot in RAM for
+// Close flushes what is in RAM only, stops background work, closes the files of hot snapshots and gives the store up. Snapshots stay hot in RAM for
 // the next owner.
 func (s *Store) Close() error {
+	s.flusher.close()
+	s.drops.Wait()
 	s.sealer.close()
 	s.mu.Lock()
 	entries := slices.Collect(maps.Values(s.byTag))
@@ -114,14 +135,10 @@ func (s *Store) file(tag, name string) string { return filepath.Join(s.dir(tag),
 
 // scan reads the snapshots and removes leftovers.
 func (s *Store) scan() error {
-	if err := emptyDir(s.staging(), func(string) bool { return false }); err != nil {
-		return err
-	}
 	dirs, err := os.ReadDir(s.snapshots())
 	if err != nil {
 		return err
 	}
-	ids := make(map[string]bool)
 	for _, d := range dirs {
 		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash cut short
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
@@ -134,16 +151,16 @@ func (s *Store) scan() error {
 		}
 		e := s.load(d.Name())
 		s.byTag[e.tag] = e
-		if e.manifest != nil {
-			ids[e.manifest.ID] = true
-		}
 	}
-	return emptyDir(s.ram, func(name string) bool { return ids[name] })
+	if err := emptyDir(s.staging(), s.reload); err != nil {
+		return err
+	}
+	return emptyDir(s.ram, s.ownsMemoryLocked)
 }
 
 // load reads one snapshot directory.
 func (s *Store) load(tag string) *entry {
-	e := &entry{tag: tag}
+	e := &entry{tag: tag, dir: s.dir(tag)}
 	path := s.file(tag, snapshot.ManifestFile)
 	if st, err := os.Stat(s.dir(tag)); err == nil {
 		e.created = st.ModTime()
@@ -209,7 +226,22 @@ func (s *Store) byIDLocked(id string) *entry {
 	return nil
 }
 
-// dependentsLocked returns the tags whose snapshots need e directly, sorted.
+// ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
+func (s *Store) ownsMemoryLocked(owner string) bool {
+	for _, e := range s.byTag {
+		if e.manifest == nil {
+			continue
+		}
+		for _, l := range e.manifest.Memory {
+			if l.Owner == owner {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// dependentsLocked returns the tags whose snapshots were branched from e's sandboxes, sorted.
 func (s *Store) dependentsLocked(e *entry) []string {
 	var tags []string
 	if e.manifest == nil {

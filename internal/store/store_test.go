@@ -45,7 +45,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	for name, content := range map[string][]byte{
 		snapshot.MemoryLayerFile: bytes.Repeat([]byte{1}, 2*memlayer.PageSize),
 		snapshot.StateFile:       []byte("state of " + tag),
-		snapshot.DiskLayerFile:   []byte("disk of " + tag),
+		"top":                    []byte("disk of " + tag),
 	} {
 		f, err := g.Create(name)
 		if err != nil {
@@ -57,9 +57,11 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 		f.Close()
 	}
 	m := &snapshot.Manifest{
-		Machine: snapshot.Machine{MemoryBytes: 1 << 20, VCPUs: 1, Template: "t"},
-		Disk:    &snapshot.Disk{SizeBytes: 8192, Base: snapshot.Base{Path: d.base, Bytes: 8192}},
+		Transient: tag == "transient",
+		Machine:   snapshot.Machine{MemoryBytes: 1 << 20, VCPUs: 1, Template: "t"},
+		Disk:      &snapshot.Disk{SizeBytes: 8192, Base: snapshot.Base{Path: d.base, Bytes: 8192}},
 	}
+	var lower []*os.File
 	if parent != "" {
 		lease, err := s.Acquire(parent)
 		if err != nil {
@@ -70,9 +72,23 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 		m.Parent = &snapshot.Ref{ID: pm.ID, Tag: pm.Tag}
 		m.Memory = append(m.Memory, pm.Memory...)
 		m.Disk.Layers = append(m.Disk.Layers, pm.Disk.Layers...)
+		lower = append(lower, lease.Disk()[1:]...)
 	}
 	extents := []memlayer.Extent{{Length: 2 * memlayer.PageSize, Layer: uint32(len(m.Memory))}}
-	if _, err := g.Publish(m, extents); err != nil {
+	if parent == "" {
+		if err := os.Rename(g.Path("top"), g.Path(snapshot.DiskLayerFile)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = g.Publish(m, extents)
+	} else {
+		var top *os.File
+		if top, err = os.Open(g.Path("top")); err != nil {
+			t.Fatal(err)
+		}
+		defer top.Close()
+		_, err = g.PublishHot(m, extents, append(lower, top))
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -195,19 +211,40 @@ func TestDeleteRules(t *testing.T) {
 	}
 }
 
-func TestForceLeavesADamagedChild(t *testing.T) {
+// Every snapshot has links of its own to all its layers.
+func TestForceLeavesAUsableChild(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
 	publish(t, s, d, "base", "")
 	publish(t, s, d, "child", "base")
-	s.Close()
-	s = d.open(t)
-	if _, err := s.Delete("base", DeleteForce); err != nil {
+	publish(t, s, d, "grandchild", "child")
+	if err := s.WaitFlushed(t.Context(), "grandchild"); err != nil {
 		t.Fatal(err)
 	}
-	var damaged *DamagedError
-	if _, err := s.Acquire("child"); !errors.As(err, &damaged) {
-		t.Errorf("acquire without the base: %v", err)
+	for _, tag := range []string{"base", "child"} {
+		if _, err := s.Delete(tag, DeleteForce); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	if err := os.RemoveAll(d.ram); err != nil {
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	lease, err := s.Acquire("grandchild")
+	if err != nil {
+		t.Fatalf("acquire without the base: %v", err)
+	}
+	defer lease.Release()
+	for i, want := range []string{"base", "child", "grandchild"} {
+		p := make([]byte, 32)
+		n, _ := lease.Disk()[i+1].ReadAt(p, 0)
+		if string(p[:n]) != "disk of "+want {
+			t.Errorf("disk layer %d is %q", i, p[:n])
+		}
+	}
+	if err := s.Verify(t.Context(), "grandchild"); err != nil {
+		t.Error(err)
 	}
 }
 

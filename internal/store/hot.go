@@ -1,0 +1,215 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/memlayer"
+	"github.com/forkd/forkd/internal/snapshot"
+)
+
+// PublishHot completes a branch and makes it visible: sandboxes can be forked from it as soon as PublishHot returns,
+// while the flusher writes it to disk. m must have the machine, the guest, the parent, the inherited memory layers, and
+// the disk with all its layers but the last; disk are the files of all of them, the last being the new one. They must
+// lie on the store's file system: the snapshot links them, so it needs no other snapshot to stay.
+func (g *Staging) PublishHot(m *snapshot.Manifest, extents []memlayer.Extent, disk []*os.File) (Info, error) {
+	if err := g.prepareHot(m, extents, disk); err != nil {
+		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
+	}
+	s := g.store
+	s.mu.Lock()
+	delete(s.reserved, g.tag)
+	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
+	s.byTag[g.tag] = e
+	info := s.infoLocked(e)
+	s.mu.Unlock()
+	g.done = true
+	s.flusher.add(e)
+	return info, nil
+}
+
+func (g *Staging) prepareHot(m *snapshot.Manifest, extents []memlayer.Extent, disk []*os.File) error {
+	st, err := os.Stat(g.store.ramLayer(g.id))
+	if err != nil {
+		return err
+	}
+	p, err := snapshot.EncodeMemoryMap(extents)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600); err != nil {
+		return err
+	}
+	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
+	if m.State, err = g.describe(snapshot.StateFile); err != nil {
+		return err
+	}
+	if m.Map, err = g.describe(snapshot.MemoryMapFile); err != nil {
+		return err
+	}
+	m.Memory = append(m.Memory, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
+	if m.Disk != nil {
+		if err := g.linkDisk(m.Disk, disk); err != nil {
+			return err
+		}
+	}
+	if p, err = m.Encode(); err != nil {
+		return err
+	}
+	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon that finds both goes on.
+	return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600)
+}
+
+// describe is own without flushing.
+func (g *Staging) describe(name string) (snapshot.File, error) {
+	st, err := os.Stat(g.Path(name))
+	if err != nil {
+		return snapshot.File{}, err
+	}
+	return snapshot.File{Owner: g.id, Bytes: uint64(st.Size())}, nil
+}
+
+// linkDisk gives the snapshot its own links to all disk layers.
+func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
+	if len(files) != len(d.Layers)+1 {
+		return fmt.Errorf("%d disk layers described, %d files", len(d.Layers)+1, len(files))
+	}
+	st, err := files[len(files)-1].Stat()
+	if err != nil {
+		return err
+	}
+	d.Layers = append(d.Layers, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
+	for i, l := range d.Layers {
+		if err := linkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// linkFile gives an open file another name. The name that it was opened by may be gone, but not its last one.
+func linkFile(f *os.File, to string) error {
+	from := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	if err := unix.Linkat(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return fmt.Errorf("link disk layer %s to %s: %w", f.Name(), to, err)
+	}
+	return nil
+}
+
+// flush makes a hot snapshot durable and gives it its directory.
+func (s *Store) flush(e *entry) error {
+	e.flushMu.Lock() // a deletion waits
+	defer e.flushMu.Unlock()
+	s.mu.Lock()
+	gone, m, dir := e.deleting, e.manifest, e.dir
+	s.mu.Unlock()
+	if gone {
+		return nil
+	}
+	for _, l := range m.Memory {
+		if err := s.flushLayer(dir, m, l); err != nil {
+			return err
+		}
+	}
+	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
+	if m.Disk != nil {
+		for _, l := range m.Disk.Layers {
+			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
+		}
+	}
+	for _, name := range names {
+		if err := syncFile(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	if err := syncDir(dir); err != nil {
+		return err
+	}
+	e.hotMu.Lock() // opening its files waits
+	defer e.hotMu.Unlock()
+	if err := os.Rename(dir, s.dir(e.tag)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e.dir = s.dir(e.tag)
+	s.mu.Unlock()
+	return syncDir(s.snapshots())
+}
+
+// flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk, else from RAM.
+func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
+	to := filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, l.Owner))
+	if _, err := os.Stat(to); err == nil {
+		return nil
+	}
+	if l.Owner != m.ID {
+		if from := s.findLayer(l.Owner); from != "" && os.Link(from, to) == nil {
+			return nil
+		}
+	}
+	tmp := to + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := copyFile(tmp, s.ramLayer(l.Owner)); err != nil {
+		return err
+	}
+	if err := syncFile(tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, to)
+}
+
+// findLayer returns where a memory layer lies on disk, or nothing.
+func (s *Store) findLayer(owner string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.byTag {
+		if e.manifest == nil || e.unflushed {
+			continue
+		}
+		for _, l := range e.manifest.Memory {
+			if l.Owner == owner {
+				return filepath.Join(e.dir, snapshot.LayerFile(snapshot.MemoryLayerFile, e.manifest.ID, owner))
+			}
+		}
+	}
+	return ""
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layer is still in RAM.
+func (s *Store) reload(name string) bool {
+	dir := filepath.Join(s.staging(), name)
+	m, err := readManifest(filepath.Join(dir, snapshot.ManifestFile))
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
+		return false
+	}
+	for _, l := range m.Memory {
+		st, err := os.Stat(s.ramLayer(l.Owner))
+		if l.Owner != m.ID && (err != nil || uint64(st.Size()) != l.Bytes) {
+			_, err = os.Stat(s.findLayer(l.Owner))
+			if err != nil {
+				return false
+			}
+			continue
+		}
+		if err != nil || uint64(st.Size()) != l.Bytes {
+			return false
+		}
+	}
+	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
+	return true
+}
