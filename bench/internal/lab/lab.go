@@ -1,0 +1,112 @@
+// Package lab gives benchmarks the ground they stand on: what host this is, the files they run, and what processes cost
+// in memory and CPU time, read from /proc.
+//
+// It starts no VM. Nothing here is compiled into a product binary.
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// Kinds of hosts, as report.Host.Accel has them.
+const (
+	AccelKVM = "kvm"
+	AccelTCG = "tcg" // forkd's own machine: an emulated CPU with nested virtualization
+	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
+)
+
+// Host describes this host.
+func Host() (report.Host, error) {
+	h := report.Host{Accel: AccelKVM, CPUs: runtime.NumCPU()}
+	var unfit *kvm.UnfitError
+	switch err := kvm.Probe(); {
+	case errors.As(err, &unfit):
+		h.Accel = AccelPVM
+	case err != nil:
+		return h, fmt.Errorf("this host has no KVM: run the benchmark in the machine (scripts/bench does): %w", err)
+	case vmtest.Emulated():
+		h.Accel = AccelTCG
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return h, fmt.Errorf("read kernel version: %w", err)
+	}
+	h.Kernel = unix.ByteSliceToString(name.Release[:])
+	mem, err := meminfo("MemTotal")
+	h.RAMMiB = mem >> 10
+	return h, err
+}
+
+// Assets returns the guest kernels, images and binaries that internal/vmtest/prepare made.
+func Assets() (*vmtest.Assets, error) {
+	dir, err := cachedir.Dir()
+	if err != nil {
+		return nil, err
+	}
+	p, err := os.ReadFile(filepath.Join(dir, vmtest.AssetsFile))
+	if err != nil {
+		return nil, fmt.Errorf("no guests to run: run scripts/bench, which makes them: %w", err)
+	}
+	a := &vmtest.Assets{}
+	if err := json.Unmarshal(p, a); err != nil {
+		return nil, fmt.Errorf("parse %s: %w", vmtest.AssetsFile, err)
+	}
+	return a, nil
+}
+
+// DropCaches empties the page cache of the whole host. It needs root.
+func DropCaches() error {
+	unix.Sync() // only clean pages can be dropped
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("3\n"), 0); err != nil {
+		return fmt.Errorf("empty the page cache: %w", err)
+	}
+	return nil
+}
+
+// AvailableKiB returns the host's MemAvailable (proc_meminfo(5)).
+func AvailableKiB() (uint64, error) { return meminfo("MemAvailable") }
+
+func meminfo(key string) (uint64, error) {
+	p, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	return statusField(string(p), key)
+}
+
+// statusField returns the number of a "Key:  123 kB" line.
+func statusField(text, key string) (uint64, error) {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, key+":"); ok {
+			fields := strings.Fields(rest)
+			if len(fields) == 0 {
+				break
+			}
+			return strconv.ParseUint(fields[0], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("no field %s in /proc", key)
+}
+
+// Now returns CLOCK_MONOTONIC in nanoseconds, which all processes share.
+func Now() (int64, error) {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return t.Nano(), nil
+}
