@@ -1,4 +1,5 @@
-// Command forkd is the command line of the forkd sandbox runtime and, as `forkd daemon`, its daemon.
+// Command forkd is the command line of the forkd sandbox runtime and, as `forkd daemon`, its daemon. What it does is in
+// package cli, one file per verb.
 package main
 
 import (
