@@ -1,7 +1,7 @@
 // Package vmtest gives tests that boot real VMs what they need: usable KVM, a kernel, root file systems, the VMM binary.
 //
-// Where KVM is not usable such tests skip, and say why; in the test machine (FORKD_TEST_MACHINE=1) and where
-// FORKD_TEST_KVM=1 says that KVM must work they fail instead. The files are made on the host by the command in prepare,
+// Where KVM is not usable, and with FORKD_TEST_HOST=1, such tests skip and say why; in the test machine
+// (FORKD_TEST_MACHINE=1) and where FORKD_TEST_KVM=1 says that KVM must work they fail instead. The files are made on the host by the command in prepare,
 // because the machine has no package manager. Nothing here is compiled into a product binary.
 package vmtest
 
@@ -30,6 +30,7 @@ type Kernel struct {
 type Assets struct {
 	VMM     string            `json:"vmm"` // forkd-vmm
 	Forkd   string            `json:"forkd"`
+	Torture string            `json:"torture"` // test/guest/torture
 	Cloud   Kernel            `json:"cloud"`   // the distribution's
 	Minimal Kernel            `json:"minimal"` // guest/kernel
 	Images  map[string]string `json:"images"`  // recipe → directory of the image
@@ -38,12 +39,22 @@ type Assets struct {
 // AssetsFile is where prepare describes them, in the cache directory.
 const AssetsFile = "vmtest.json"
 
-// Load returns the assets, or skips or fails the test.
-func Load(t testing.TB) *Assets {
+// NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files, call it; Load does.
+// Command testrun finds VM tests by their calls of these two functions.
+func NeedKVM(t testing.TB) {
 	t.Helper()
+	if os.Getenv("FORKD_TEST_HOST") != "" {
+		t.Skip("a VM test: 'scripts/test vm' runs it")
+	}
 	if err := kvm.Probe(); err != nil {
 		missing(t, "KVM is not usable: %v", err)
 	}
+}
+
+// Load returns the assets, or skips or fails the test.
+func Load(t testing.TB) *Assets {
+	t.Helper()
+	NeedKVM(t)
 	dir, err := cachedir.Dir()
 	if err != nil {
 		t.Fatal(err)

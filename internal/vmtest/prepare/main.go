@@ -1,6 +1,6 @@
 // Command prepare makes the files that VM tests need and describes them in <cache>/vmtest.json: guest kernels with the
-// current agent, root file systems, and a copy of the current forkd-vmm. Everything but the last is taken from the cache
-// if it is there. Run it after scripts/build.
+// current agent, root file systems, and copies of the current forkd-vmm and bin/forkd. Everything but these is taken
+// from the cache if it is there. Run it after scripts/build.
 package main
 
 import (
@@ -31,7 +31,21 @@ func run(ctx context.Context) error {
 		return err
 	}
 	a := vmtest.Assets{Images: map[string]string{}}
-	if a.VMM, err = install(cache, embedded.VMM); err != nil {
+	vmm, err := embedded.Open(embedded.VMM)
+	if err != nil {
+		return err
+	}
+	if a.VMM, err = install(cache, embedded.VMM, vmm); err != nil {
+		return err
+	}
+	forkd, err := os.ReadFile("bin/forkd")
+	if err != nil {
+		return err
+	}
+	if a.Forkd, err = install(cache, "forkd", forkd); err != nil {
+		return err
+	}
+	if a.Torture, err = buildGuest(ctx, cache, "torture"); err != nil {
 		return err
 	}
 	agent, err := embedded.Open(embedded.Agent)
@@ -77,19 +91,26 @@ func kernel(k *image.KernelFiles, err error) (vmtest.Kernel, error) {
 
 func progress(s image.Step) { fmt.Printf("prepare: %v\n", s) }
 
-// install writes an embedded binary where the machine sees it too.
-func install(cache, name string) (string, error) {
-	data, err := embedded.Open(name)
-	if err != nil {
-		return "", err
+// buildGuest builds a program of test/guest, static, where the machine sees it too.
+func buildGuest(ctx context.Context, cache, name string) (string, error) {
+	path := filepath.Join(cache, "vmtest", name)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/guest/"+name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build test/guest/%s: %w\n%s", name, err, out)
 	}
+	return path, nil
+}
+
+// install writes a program where the machine sees it too.
+func install(cache, name string, program []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, data, 0o755); err != nil {
+	if err := os.WriteFile(tmp, program, 0o755); err != nil {
 		return "", err
 	}
 	return path, os.Rename(tmp, path)

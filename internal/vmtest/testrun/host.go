@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
+
+// host is where VM tests run.
+type host interface {
+	env() []string
+	args() []string // of go test
+	start(context.Context) error
+	restart(context.Context) bool // whether that makes sense and worked
+	stop()
+}
+
+// thisHost has usable KVM.
+type thisHost struct{}
+
+func (thisHost) env() []string                { return []string{"FORKD_TEST_KVM=1"} }
+func (thisHost) args() []string               { return nil }
+func (thisHost) start(context.Context) error  { return nil }
+func (thisHost) restart(context.Context) bool { return false }
+func (thisHost) stop()                        {}
+
+// machine is a forkd machine. Its name is $FORKD_MACHINE, by default one that users' sandboxes are not in.
+type machine struct{ name string }
+
+const defaultMachine = "test"
+
+// Time limits of the forkd machine commands; a hung machine is killed by its supervisor, not waited for.
+const (
+	startLimit = 2 * time.Minute
+	stopLimit  = time.Minute
+)
+
+func newMachine() machine {
+	name := os.Getenv("FORKD_MACHINE")
+	if name == "" {
+		name = defaultMachine
+	}
+	return machine{name}
+}
+
+func (m machine) env() []string {
+	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // what runs in the machine finds no libc there
+}
+
+func (m machine) args() []string {
+	program, err := filepath.Abs("scripts/machine-exec")
+	if err != nil {
+		program = "scripts/machine-exec" // go test runs it in the package's directory and says that it is not there
+	}
+	return []string{"-exec", program}
+}
+
+func (m machine) forkd(ctx context.Context, limit time.Duration, args ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bin/forkd", append([]string{"machine", "--name", m.name}, args...)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", cmd.Args, err, out)
+	}
+	return nil
+}
+
+func (m machine) start(ctx context.Context) error { return m.forkd(ctx, startLimit, "start") }
+
+func (m machine) restart(ctx context.Context) bool {
+	m.stop()
+	err := m.start(ctx)
+	if err != nil {
+		fmt.Println(err)
+	}
+	return err == nil
+}
+
+func (m machine) stop() {
+	if err := m.forkd(context.Background(), stopLimit, "stop"); err != nil {
+		fmt.Println(err)
+	}
+}

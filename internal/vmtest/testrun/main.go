@@ -1,0 +1,123 @@
+// Command testrun runs the project's tests and says what really ran: `testrun host` all tests of this host, `testrun vm`
+// those that boot VMs, in the forkd machine where KVM is not usable here. scripts/test calls it after scripts/build.
+//
+// It watches over `go test`; it adds no test of its own and knows nothing of what tests do. VM tests are found in the
+// source: see discover.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/kvm"
+)
+
+// Time limits of one package. VM tests run on an emulated CPU.
+const (
+	hostLimit = 5 * time.Minute
+	vmLimit   = 12 * time.Minute
+)
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	err := errors.New("usage: testrun host|vm [package ...]")
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "host":
+			err = hostTests(ctx)
+		case "vm":
+			err = vmTests(ctx, os.Args[2:])
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "testrun: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// hostTests runs everything with VM tests skipped.
+func hostTests(ctx context.Context) error {
+	start := time.Now()
+	r := &run{out: os.Stdout, args: []string{"-timeout", hostLimit.String(), "./..."}, env: []string{"FORKD_TEST_HOST=1"}}
+	outcome, err := r.do(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("host tests: %v in %.0f s\n", r.total, time.Since(start).Seconds())
+	if outcome != passed {
+		return errors.New("host tests failed")
+	}
+	return nil
+}
+
+// vmTests runs the tests that boot VMs, of all packages or of those named as go list names them. A test that skips has
+// failed: here everything is there that it can need.
+func vmTests(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		names = []string{"./..."}
+	}
+	packages, err := discover(ctx, names)
+	if err != nil {
+		return err
+	}
+	var h host = thisHost{}
+	if err := kvm.Probe(); err != nil {
+		fmt.Printf("VM tests run in the forkd machine: %v\n", err)
+		h = newMachine()
+	}
+	defer h.stop()
+	start := time.Now()
+	var total counts
+	var failed []string
+	for i, p := range packages {
+		fmt.Printf("[%d/%d] %s: %d VM tests\n", i+1, len(packages), p.path, len(p.tests))
+		c, err := vmPackage(ctx, h, p)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		total.add(c)
+		if err != nil {
+			fmt.Printf("FAIL  %s: %v\n", p.path, err)
+			failed = append(failed, p.path)
+		}
+	}
+	fmt.Printf("VM tests: %v in %.0f s\n", total, time.Since(start).Seconds())
+	if len(failed) > 0 {
+		return fmt.Errorf("VM tests failed: %v", failed)
+	}
+	return nil
+}
+
+// vmPackage runs the VM tests of one package, once more if the host they ran on was lost or hung.
+func vmPackage(ctx context.Context, h host, p vmPkg) (counts, error) {
+	for try := 1; ; try++ {
+		if err := h.start(ctx); err != nil {
+			return counts{}, err
+		}
+		r := &run{
+			out: os.Stdout, each: true, env: h.env(), limit: vmLimit + time.Minute,
+			args: append(h.args(), "-count=1", "-timeout", vmLimit.String(), "-run", p.pattern(), p.path),
+		}
+		outcome, err := r.do(ctx)
+		switch {
+		case err != nil:
+			return r.total, err
+		case outcome == lost && try == 1 && h.restart(ctx):
+			fmt.Printf("RETRY %s: the machine was lost or hung and has been restarted\n", p.path)
+		case outcome != passed:
+			return r.total, errors.New("see above")
+		case r.total.skipped > 0:
+			return r.total, fmt.Errorf("%d tests skipped, where none may", r.total.skipped)
+		case r.total.top < len(p.tests):
+			return r.total, fmt.Errorf("%d tests ran of %d", r.total.top, len(p.tests))
+		default:
+			return r.total, nil
+		}
+	}
+}

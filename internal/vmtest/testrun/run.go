@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// outcome is how a run of go test ended.
+type outcome int
+
+const (
+	passed outcome = iota
+	failed
+	lost // the machine went away, or a test or everything hung
+)
+
+// counts are tests, subtests too.
+type counts struct {
+	passed, failed, skipped int
+	top                     int // that are no subtests, however they ended
+}
+
+func (c *counts) add(d counts) {
+	c.passed, c.failed, c.skipped, c.top = c.passed+d.passed, c.failed+d.failed, c.skipped+d.skipped, c.top+d.top
+}
+
+func (c counts) String() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.passed, c.failed, c.skipped)
+}
+
+// run is one go test.
+type run struct {
+	out   io.Writer
+	args  []string
+	env   []string
+	each  bool          // report every test, and not only every package
+	limit time.Duration // after which everything is killed; 0: go test's own -timeout suffices
+
+	total    counts
+	packages map[string]*counts
+	output   map[string][]string // by package and test: its lines
+	lost     bool
+}
+
+// event is a line of go test -json, see go doc test2json.
+type event struct {
+	Action, Package, Test, Output, ImportPath string
+	Elapsed                                   float64 // seconds
+}
+
+// do runs go test to its end. The error says that it could not be run.
+func (r *run) do(ctx context.Context) (outcome, error) {
+	r.packages, r.output = make(map[string]*counts), make(map[string][]string)
+	if r.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.limit)
+		defer cancel()
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, r.args...)...)
+	cmd.Env = append(os.Environ(), r.env...)
+	// go test, the -exec program and the test are one group; without it they would hold the output open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return failed, err
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return failed, fmt.Errorf("run go test: %w", err)
+	}
+	if err := r.read(pipe); err != nil {
+		return failed, fmt.Errorf("read go test -json: %w", err)
+	}
+	err = cmd.Wait()
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintf(r.out, "KILLED after %v\n", r.limit)
+		return lost, nil
+	case r.lost:
+		return lost, nil
+	case err != nil:
+		return failed, nil
+	}
+	return passed, nil
+}
+
+func (r *run) read(from io.Reader) error {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			fmt.Fprintf(r.out, "%s\n", lines.Bytes()) // go itself has something to say
+			continue
+		}
+		r.handle(e)
+	}
+	return lines.Err()
+}
+
+// maxLines is how many lines of a test are kept for its failure.
+const maxLines = 80
+
+func (r *run) handle(e event) {
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case "output":
+		r.lost = r.lost || isLost(e.Output)
+		lines := append(r.output[key], e.Output)
+		r.output[key] = lines[max(0, len(lines)-maxLines):]
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			r.packageEnd(e)
+		} else {
+			r.testEnd(e)
+		}
+		delete(r.output, key)
+	}
+}
+
+// isLost recognizes what forkd machine exec and package testing say when no test can be blamed alone.
+func isLost(line string) bool {
+	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
+}
+
+func (r *run) testEnd(e event) {
+	c := r.packages[e.Package]
+	if c == nil {
+		c = &counts{}
+		r.packages[e.Package] = c
+	}
+	if !strings.Contains(e.Test, "/") {
+		c.top++
+	}
+	switch e.Action {
+	case "pass":
+		c.passed++
+	case "skip":
+		c.skipped++
+	case "fail":
+		c.failed++
+		fmt.Fprintf(r.out, "---- %s %s failed:\n%s", e.Package, e.Test, strings.Join(r.output[e.Package+" "+e.Test], ""))
+	}
+	if r.each {
+		fmt.Fprintf(r.out, "  %-4s  %7.1f s  %s\n", e.Action, e.Elapsed, e.Test)
+		if e.Action == "skip" {
+			fmt.Fprint(r.out, strings.Join(r.output[e.Package+" "+e.Test], ""))
+		}
+	}
+}
+
+func (r *run) packageEnd(e event) {
+	c := r.packages[e.Package]
+	if c == nil {
+		c = &counts{}
+	}
+	r.total.add(*c)
+	word := map[string]string{"pass": "ok", "skip": "-", "fail": "FAIL"}[e.Action]
+	if e.Action == "fail" {
+		r.hung(e.Package)
+		fmt.Fprint(r.out, strings.Join(r.output[e.Package+" "], ""))
+	}
+	if e.Action != "skip" { // a package without tests
+		fmt.Fprintf(r.out, "%-5s %-55s %s (%.1f s)\n", word, e.Package, c, e.Elapsed)
+	}
+}
+
+// hung prints what tests had said that did not end.
+func (r *run) hung(pkg string) {
+	for key, lines := range r.output {
+		if p, test, _ := strings.Cut(key, " "); p == pkg && test != "" {
+			fmt.Fprintf(r.out, "---- %s did not end:\n%s", key, strings.Join(lines, ""))
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestVMTestsOf(t *testing.T) {
+	const src = `package p
+func TestMain(m *testing.M) { vmtest.Load(nil) }
+func TestDirect(t *testing.T) { a := vmtest.Load(t); _ = a }
+func TestProbe(t *testing.T) { t.Run("x", func(t *testing.T) { vmtest.NeedKVM(t) }) }
+func TestThroughHelpers(t *testing.T) { outer(t) }
+func TestMethod(t *testing.T) { h{}.boot(t) }
+func TestHost(t *testing.T) { other(t); vmtest.Cmdline() }
+func outer(t *testing.T) { inner(t) }
+func inner(t *testing.T) { vmtest.Load(t) }
+func other(t *testing.T) {}
+type h struct{}
+func (h) boot(t *testing.T) { outer(t) }
+`
+	f, err := parser.ParseFile(token.NewFileSet(), "p.go", src, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"TestDirect", "TestMethod", "TestProbe", "TestThroughHelpers"}
+	if got := vmTestsOf([]*ast.File{f}); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestRun runs go test on a module of its own.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, content string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module m\n\ngo 1.24\n")
+	cases := []struct {
+		name, body string
+		outcome    outcome
+		total      counts
+		prints     string
+	}{
+		{"pass", `t.Run("sub", func(t *testing.T) {})`, passed, counts{passed: 2, top: 1}, "ok "},
+		{"skip", `t.Skip("why not")`, passed, counts{skipped: 1, top: 1}, "why not"},
+		{"fail", `t.Error("because")`, failed, counts{failed: 1, top: 1}, "because"},
+		{"build", `nonsense`, failed, counts{}, "undefined: nonsense"},
+		{"hang", `println("last words"); select {}`, lost, counts{failed: 1, top: 1}, "test timed out"},
+		{"machine", `println("exit status 125"); t.Fail()`, lost, counts{failed: 1, top: 1}, "exit status 125"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			write("m_test.go", "package m\nimport \"testing\"\nfunc TestIt(t *testing.T) {\n"+c.body+"\n}\n")
+			var out bytes.Buffer
+			r := &run{out: &out, each: true, args: []string{"-timeout", "2s", "."}}
+			t.Chdir(dir)
+			got, err := r.do(context.Background())
+			if err != nil || got != c.outcome || r.total != c.total {
+				t.Errorf("outcome %v, %+v, %v: want %v, %+v", got, r.total, err, c.outcome, c.total)
+			}
+			if !strings.Contains(out.String(), c.prints) {
+				t.Errorf("printed %q: want %q in it", out.String(), c.prints)
+			}
+		})
+	}
+}
