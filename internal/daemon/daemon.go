@@ -29,6 +29,7 @@ type Config struct {
 	RunDir      string // sockets and records of running sandboxes
 	AuditLog    string // empty: none
 	PoolSize    int
+	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents
 	CPUTemplate string   // of parents
 	Accel       string   // "kvm" or "tcg", for reports
@@ -80,8 +81,13 @@ func (c *Config) check() error {
 	if c.PoolSize < 0 || c.PoolSize > maxPool {
 		return fmt.Errorf("--pool %d: want 0 to %d", c.PoolSize, maxPool)
 	}
+	if c.Branches < 0 || c.Branches > maxBranches {
+		return fmt.Errorf("--branch-concurrency %d: want 1 to %d", c.Branches, maxBranches)
+	}
 	return nil
 }
+
+const maxBranches = 64
 
 const maxPool = 1000
 

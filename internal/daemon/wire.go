@@ -56,6 +56,8 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		VMMs:     processes{bin: bin},
 		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
 		NewTop:   disklayer.Format,
+		Merge:    disklayer.Merge,
+		Branches: cfg.Branches,
 		RunDir:   filepath.Join(cfg.RunDir, "vm"),
 		DataDir:  filepath.Join(cfg.StateDir, "sandboxes"),
 		Template: cfg.CPUTemplate,

@@ -70,6 +70,44 @@ func (e *ForkError) Error() string {
 
 func (e *ForkError) Unwrap() error { return e.First }
 
+// BusyError reports that the host does enough of something already.
+type BusyError struct {
+	What  string
+	Limit int
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("%d %s are under way, the most at once; try again", e.Limit, e.What)
+}
+
+// LineError reports a snapshot that a sandbox cannot be rolled back to.
+type LineError struct {
+	ID, Tag string
+	Line    []string // root first; branches made of the sandbox count too
+}
+
+func (e *LineError) Error() string {
+	return fmt.Sprintf("roll back sandbox %q to %q: not in its line: it can go back to %s, or a branch made of it",
+		e.ID, e.Tag, strings.Join(e.Line, ", "))
+}
+
+// RollbackError reports a rollback that failed after its point of no return: the sandbox has been killed.
+type RollbackError struct {
+	ID, Tag string
+	Err     error
+	Console string
+}
+
+func (e *RollbackError) Error() string {
+	msg := fmt.Sprintf("roll back sandbox %q to %q: %v; the sandbox was killed", e.ID, e.Tag, e.Err)
+	if e.Console != "" {
+		msg += "; its console ends with:\n" + e.Console
+	}
+	return msg
+}
+
+func (e *RollbackError) Unwrap() error { return e.Err }
+
 // exitError says that a VM ended while it was needed.
 type exitError struct{ exit vmmproto.Exit }
 

@@ -35,6 +35,10 @@ type fakeVMMs struct {
 	forked     []agentproto.Forked
 	evalErr    *agentclient.EvalError
 	saveErr    error
+	branchErr  error         // before the disk tops are swapped
+	lateErr    error         // after that
+	copyErr    error         // of a live branch
+	copying    chan struct{} // closed when a live branch is copied; nil: at once
 }
 
 type fakeVMM struct {
@@ -44,6 +48,7 @@ type fakeVMM struct {
 	done  chan struct{}
 	once  sync.Once
 	exit  vmmproto.Exit
+	swaps uint64
 }
 
 func (f *fakeVMMs) Spawn(_ context.Context, c ShellConfig) (VMM, error) {
@@ -128,10 +133,28 @@ func (v *fakeVMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles
 	f.Layer.Write(make([]byte, memlayer.PageSize))
 	return vmmproto.SaveResult{Extents: []memlayer.Extent{{Length: memlayer.PageSize}}, LayerBytes: memlayer.PageSize}, nil
 }
-func (v *fakeVMM) Stats(context.Context) (vmmproto.Stats, error) { return vmmproto.Stats{}, nil }
-func (v *fakeVMM) Conns() <-chan vmmclient.Conn                  { return v.conns }
-func (v *fakeVMM) Done() <-chan struct{}                         { return v.done }
-func (v *fakeVMM) Exit() vmmproto.Exit                           { return v.exit }
+func (v *fakeVMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult, err error) {
+	if v.all.branchErr != nil {
+		return r, v.all.branchErr
+	}
+	f.State.WriteString("state")
+	f.Layer.Write(make([]byte, memlayer.PageSize))
+	v.swaps += uint64(len(f.Tops))
+	r.Mode, r.Save.Extents = req.Mode, []memlayer.Extent{{Length: memlayer.PageSize}}
+	return r, v.all.lateErr
+}
+func (v *fakeVMM) WaitCopied(context.Context) (b vmmproto.Branched, err error) {
+	if v.all.copying != nil {
+		<-v.all.copying
+	}
+	return b, v.all.copyErr
+}
+func (v *fakeVMM) Stats(context.Context) (vmmproto.Stats, error) {
+	return vmmproto.Stats{TopSwaps: v.swaps}, nil
+}
+func (v *fakeVMM) Conns() <-chan vmmclient.Conn { return v.conns }
+func (v *fakeVMM) Done() <-chan struct{}        { return v.done }
+func (v *fakeVMM) Exit() vmmproto.Exit          { return v.exit }
 func (v *fakeVMM) Kill() error {
 	v.end(vmmproto.Exit{Reason: vmmproto.ExitInternal, Detail: "killed"})
 	return os.RemoveAll(v.dir)
@@ -171,13 +194,16 @@ type counter struct {
 	mu                        sync.Mutex
 	forks, ready, unconfirmed int
 	exits                     []string
+	branches, rollbacks       int
 }
 
-func (c *counter) lock() func()               { c.mu.Lock(); return c.mu.Unlock }
-func (c *counter) ForkDone(ForkResult, error) { defer c.lock()(); c.forks++ }
-func (c *counter) ChildReady(Timing)          { defer c.lock()(); c.ready++ }
-func (c *counter) ConfirmFailed()             { defer c.lock()(); c.unconfirmed++ }
-func (c *counter) SandboxExited(r string)     { defer c.lock()(); c.exits = append(c.exits, r) }
+func (c *counter) lock() func()                   { c.mu.Lock(); return c.mu.Unlock }
+func (c *counter) ForkDone(ForkResult, error)     { defer c.lock()(); c.forks++ }
+func (c *counter) ChildReady(Timing)              { defer c.lock()(); c.ready++ }
+func (c *counter) ConfirmFailed()                 { defer c.lock()(); c.unconfirmed++ }
+func (c *counter) BranchDone(BranchResult, error) { defer c.lock()(); c.branches++ }
+func (c *counter) RollbackDone(error)             { defer c.lock()(); c.rollbacks++ }
+func (c *counter) SandboxExited(r string)         { defer c.lock()(); c.exits = append(c.exits, r) }
 
 // world is a manager over fakes, and the directories it must leave clean.
 type world struct {

@@ -33,6 +33,7 @@ type ForkRequest struct {
 	AllowPartial   bool              // keep the children that started although others failed
 	MemoryLimitMiB uint64            // recorded; 0: none
 	TTL            time.Duration     // children are deleted when it has passed; 0: never
+	IdleTimeout    time.Duration     // children are suspended after so long without a request; 0: never
 }
 
 // ForkResult is what a fork made and how long it took.
@@ -63,6 +64,9 @@ func (r *ForkRequest) check() error {
 	}
 	if r.TTL < 0 {
 		return &InvalidError{"ttl_secs", "negative"}
+	}
+	if r.IdleTimeout != 0 && r.IdleTimeout < minIdle {
+		return &InvalidError{"idle_timeout_secs", fmt.Sprintf("%g: want 0, or at least %g", r.IdleTimeout.Seconds(), minIdle.Seconds())}
 	}
 	return nil
 }
@@ -184,7 +188,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		return nil, err
 	}
 	undo.Add(lease.Release)
-	s := &Sandbox{lease: lease}
+	s := &Sandbox{lease: lease, ops: make(chan struct{}, 1)}
 	if err := m.restoreChild(ctx, start, s, &undo); err != nil {
 		return nil, err
 	}
@@ -193,8 +197,9 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if prefix == "" {
 		prefix = "sb"
 	}
-	id := s.record.ID
+	id, top := s.record.ID, s.record.Top
 	s.record = record{
+		Env: req.Env, IdleTimeout: req.IdleTimeout, Top: top,
 		ID: id, SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, PID: s.vmm.PID(), Created: start.UTC(),
 		Hostname: prefix + "-" + strings.TrimPrefix(id, idPrefix)[:6], MemoryLimitMiB: req.MemoryLimitMiB,
 	}
@@ -243,6 +248,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, s *Sandbox,
 		if err := os.Mkdir(s.data, 0o700); err != nil {
 			return err
 		}
+		s.record.Top = topName
 		top, err := m.newTop(filepath.Join(s.data, topName), d.SizeBytes)
 		if err != nil {
 			return err
@@ -258,7 +264,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, s *Sandbox,
 	return nil
 }
 
-// topName is the private disk top in a sandbox's data directory.
+// topName is the first private disk top in a sandbox's data directory.
 const topName = "disk.top"
 
 // newTop makes an empty private disk top.

@@ -10,17 +10,26 @@ import (
 
 // guestOf returns the agent of a running sandbox and a context that ends with the VM.
 func (m *Manager) guestOf(ctx context.Context, id, op string) (Guest, context.Context, func(), error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, nil, nil, err
+	for try := 0; ; try++ {
+		s, err := m.awake(ctx, id)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		end := s.usage.begin()
+		guest, err := s.running(op)
+		if err == nil {
+			ctx, stop := whileAlive(ctx, s.vmm)
+			return guest, ctx, func() { stop(); end() }, nil
+		}
+		end()
+		if s.Info().IdleTimeout == 0 || try == wakeTries {
+			return nil, nil, nil, err
+		}
 	}
-	guest, err := s.running(op)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	ctx, stop := whileAlive(ctx, s.vmm)
-	return guest, ctx, stop, nil
 }
+
+// wakeTries is how often a request is made to a sandbox that is suspended between its waking and the request.
+const wakeTries = 3
 
 // because prefers the end of the VM to the broken connection that followed from it.
 func because(ctx context.Context, err error) error {

@@ -19,18 +19,31 @@ func (m *Manager) adopt(s *Sandbox) {
 				m.cfg.Log.Warn("remove a disk top", "sandbox", s.record.ID, "error", err)
 			}
 		}
-		s.lease.Release()
+		s.mu.Lock()
+		lease, unpin := s.lease, s.unpin
+		s.unpin = nil
+		s.mu.Unlock()
+		lease.Release()
+		if unpin != nil {
+			unpin()
+		}
 	})
 	s.transition(Running)
 	m.mu.Lock()
 	m.sandboxes[s.record.ID] = s
 	m.mu.Unlock()
+	s.usage = m.watchUsage(s)
+	m.expire(s)
+	m.watchers.Go(func() { m.watch(s) })
+}
+
+// expire deletes s when its time has come.
+func (m *Manager) expire(s *Sandbox) {
 	if !s.record.Expires.IsZero() {
 		s.mu.Lock()
 		s.expiry = time.AfterFunc(time.Until(s.record.Expires), func() { _ = m.Kill(s.record.ID) })
 		s.mu.Unlock()
 	}
-	m.watchers.Go(func() { m.watch(s) })
 }
 
 // watch notices the end of a VM that nobody asked for.
@@ -81,7 +94,10 @@ func (m *Manager) Kill(id string) error {
 		s.expiry.Stop()
 	}
 	s.mu.Unlock()
-	m.killVMM(s)
+	if s.vmm != nil {
+		s.usage.stop()
+		m.killVMM(s)
+	}
 	s.free()
 	m.mu.Lock()
 	delete(m.sandboxes, id)
@@ -140,6 +156,7 @@ func (m *Manager) Close(kill bool) {
 		m.KillAll()
 	}
 	close(m.quit)
+	m.background.Wait()
 	m.watchers.Wait()
 	m.pool.close()
 }
@@ -180,7 +197,7 @@ func (m *Manager) Console(id string) ([]byte, error) {
 	s.mu.Lock()
 	state, console := s.state, s.console
 	s.mu.Unlock()
-	if state == Exited {
+	if state == Exited || s.vmm == nil {
 		return console, nil
 	}
 	return m.cfg.VMMs.Console(s.dir)

@@ -22,21 +22,25 @@ type Observer interface {
 	ChildReady(t Timing)
 	ConfirmFailed()
 	SandboxExited(reason string)
+	BranchDone(r BranchResult, err error)
+	RollbackDone(err error)
 }
 
 // Config is what a Manager works with. All fields are required unless they say otherwise.
 type Config struct {
 	Store    *store.Store
 	VMMs     VMMs
-	Guest    func(vsockPath string) Guest             // agent behind the vsock socket of a VM
-	NewTop   func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
-	RunDir   string                                   // sockets and records of sandboxes; of this manager alone
-	DataDir  string                                   // private disk tops; of this manager alone
-	Template string                                   // CPU template of new parents
-	Accel    string                                   // "kvm", or "tcg" on an emulated host
-	Cmdline  string                                   // kernel command line of parents
-	PoolSize int                                      // ready shells per hot snapshot; 0: none
-	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
+	Guest    func(vsockPath string) Guest                // agent behind the vsock socket of a VM
+	NewTop   func(f *os.File, sizeBytes uint64) error    // makes f an empty private disk top
+	Merge    func(dst *os.File, layers []*os.File) error // fills the empty disk layer dst with layers, base first
+	RunDir   string                                      // sockets and records of sandboxes; of this manager alone
+	DataDir  string                                      // private disk tops; of this manager alone
+	Template string                                      // CPU template of new parents
+	Accel    string                                      // "kvm", or "tcg" on an emulated host
+	Cmdline  string                                      // kernel command line of parents
+	Branches int                                         // branches at once; 0: 4
+	PoolSize int                                         // ready shells per hot snapshot; 0: none
+	Confirm  time.Duration                               // how long a child may take to confirm; 0: 30 s
 	Observer Observer
 	Log      *slog.Logger
 }
@@ -59,12 +63,15 @@ type Manager struct {
 	restores chan struct{} // semaphores
 	starts   chan struct{}
 	bakes    chan struct{}
+	branches chan struct{}
 
-	mu        sync.Mutex
-	sandboxes map[string]*Sandbox
-	watchers  sync.WaitGroup
-	quit      chan struct{} // closed by Close: watchers leave their sandboxes alone
-	closed    bool
+	mu         sync.Mutex
+	sandboxes  map[string]*Sandbox
+	workspaces map[string]*Workspace // by name; without a sandbox while they are being created
+	watchers   sync.WaitGroup
+	background sync.WaitGroup // branches that nobody waits for
+	quit       chan struct{}  // closed by Close: watchers leave their sandboxes alone
+	closed     bool
 }
 
 // New returns a Manager without sandboxes; see Recover for those of an earlier daemon.
@@ -74,16 +81,21 @@ func New(cfg Config) (*Manager, error) {
 			return nil, err
 		}
 	}
+	if cfg.Branches == 0 {
+		cfg.Branches = defaultBranches
+	}
 	if cfg.Confirm == 0 {
 		cfg.Confirm = defaultConfirm
 	}
 	m := &Manager{
-		cfg:       cfg,
-		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
-		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
-		bakes:     make(chan struct{}, 1),
-		sandboxes: make(map[string]*Sandbox),
-		quit:      make(chan struct{}),
+		cfg:        cfg,
+		restores:   make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
+		starts:     make(chan struct{}, startsPerCPU*runtime.NumCPU()),
+		bakes:      make(chan struct{}, 1),
+		branches:   make(chan struct{}, cfg.Branches),
+		sandboxes:  make(map[string]*Sandbox),
+		workspaces: make(map[string]*Workspace),
+		quit:       make(chan struct{}),
 	}
 	m.pool = newPool(cfg.PoolSize, m.spawnShell, cfg.Log)
 	return m, nil

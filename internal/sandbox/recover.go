@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,6 +35,15 @@ func (m *Manager) Recover() (int, error) {
 		return n, fmt.Errorf("recover sandboxes: %w", err)
 	}
 	for _, d := range tops {
+		if _, err := os.Stat(filepath.Join(m.cfg.DataDir, d.Name(), suspendedName)); err == nil && !m.has(d.Name()) {
+			if err := m.recoverSuspended(d.Name()); err != nil {
+				// Its files stay: what is wrong with its snapshot may be put right.
+				m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", d.Name(), "reason", err)
+				continue
+			}
+			n++
+			continue
+		}
 		if _, err := m.Get(d.Name()); err == nil || CheckID(d.Name()) != nil {
 			continue
 		}
@@ -41,7 +51,8 @@ func (m *Manager) Recover() (int, error) {
 			return n, fmt.Errorf("recover sandboxes: %w", err)
 		}
 	}
-	return n, nil
+	m.cfg.Store.DropUnused()
+	return n, m.loadWorkspaces()
 }
 
 // readopt takes over one VM, or removes it and says why.
@@ -54,7 +65,7 @@ func (m *Manager) readopt(id string) error {
 	if err != nil {
 		return fmt.Errorf("its process has ended or does not answer: %w", err)
 	}
-	s := &Sandbox{dir: dir, data: filepath.Join(m.cfg.DataDir, id), vmm: vmm, guest: m.cfg.Guest(filepath.Join(dir, vmmclient.VsockSocket))}
+	s := &Sandbox{ops: make(chan struct{}, 1), dir: dir, data: filepath.Join(m.cfg.DataDir, id), vmm: vmm, guest: m.cfg.Guest(filepath.Join(dir, vmmclient.VsockSocket))}
 	s.record.ID = id
 	undo.Add(func() { m.killVMM(s) })
 	if s.record, err = readRecord(dir); err != nil {
@@ -70,10 +81,38 @@ func (m *Manager) readopt(id string) error {
 	if have := s.lease.Manifest().ID; have != s.record.SnapshotID {
 		return fmt.Errorf("snapshot %q was replaced by another", s.record.SnapshotTag)
 	}
+	last, err := readSuspension(s.data)
+	switch {
+	case err == nil && last.Suspends != s.record.Suspends:
+		return errors.New("it had been suspended")
+	case err == nil:
+		if s.unpin, err = m.cfg.Store.Pin(last.SnapshotTag); err != nil {
+			return err
+		}
+		undo.Add(s.unpin)
+	case !errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("read %s: %w", suspendedName, err)
+	}
+	if s.record.Restoring {
+		return errors.New("it was being rolled back when its daemon ended, and may not have confirmed")
+	}
 	s.record.PID = vmm.PID()
+	paused, err := m.settle(s)
+	if err != nil {
+		return err
+	}
 	undo.Release()
 	m.adopt(s)
+	if paused {
+		s.transition(Paused)
+	}
 	return nil
+}
+
+// has reports whether a sandbox is known.
+func (m *Manager) has(id string) bool {
+	_, err := m.Get(id)
+	return err == nil
 }
 
 func readRecord(dir string) (record, error) {

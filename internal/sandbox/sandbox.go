@@ -6,10 +6,13 @@
 //
 // The life of a sandbox, written only by Sandbox.transition:
 //
-//	starting ──▶ running ──▶ stopping ──▶ (gone)
-//	    │           │            ▲
-//	    │           └──▶ exited ─┤      exited: the VM ended by itself; listed until it is deleted
-//	    └────────────────────────┘      never handed out: its agent did not confirm, or the fork failed
+//	starting ──▶ running ◀──▶ paused ──▶ suspended      suspended: saved to a snapshot, without a VM
+//	               │ ▲           │           │
+//	               ▼ │           │           │
+//	             restoring ◀─────┴───────────┘          restoring: being rolled back or brought back
+//
+// Each of them may become exited (the VM ended by itself; listed until it is deleted) and stopping, after which it is
+// gone. A sandbox whose agent did not confirm its new identity is never running.
 package sandbox
 
 import (
@@ -34,6 +37,8 @@ type VMM interface {
 	Resume(context.Context) error
 	Pause(context.Context) error
 	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
+	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
+	WaitCopied(context.Context) (vmmproto.Branched, error)
 	Stats(context.Context) (vmmproto.Stats, error)
 	Conns() <-chan vmmclient.Conn
 	Done() <-chan struct{}
@@ -76,6 +81,9 @@ type State int
 const (
 	Starting State = iota
 	Running
+	Paused
+	Suspended
+	Restoring
 	Exited
 	Stopping
 )
@@ -87,6 +95,12 @@ func (s State) String() string {
 		return "starting"
 	case Running:
 		return "running"
+	case Paused:
+		return "paused"
+	case Suspended:
+		return "suspended"
+	case Restoring:
+		return "restoring"
 	case Exited:
 		return "exited"
 	case Stopping:
@@ -99,31 +113,41 @@ func (s State) String() string {
 func (s State) mayFollow(next State) bool {
 	switch next {
 	case Running:
-		return s == Starting
+		return s == Starting || s == Paused || s == Restoring
+	case Paused:
+		return s == Running || s == Restoring
+	case Restoring:
+		return s == Running || s == Paused || s == Suspended
+	case Suspended:
+		return s == Starting || s == Restoring
 	case Exited:
-		return s == Running
+		return s == Running || s == Paused || s == Restoring
 	case Stopping:
 		return s != Stopping
 	}
 	return false
 }
 
-// Sandbox is one VM forked from a snapshot.
+// Sandbox is one VM forked from a snapshot, or a suspended one. Suspending and bringing back replace the Sandbox of an
+// id by another one.
 type Sandbox struct {
-	record record // what survives a restart of the daemon; immutable
 	dir    string // run directory of the VM
-	data   string // directory of its private disk top
-	vmm    VMM
+	data   string // directory of its private disk tops
+	vmm    VMM    // nil if suspended
 	guest  Guest
-	lease  *store.Lease
 	timing Timing
-	free   func() // gives back everything but the VMM process; called once
+	free   func()        // gives back everything but the VMM process; called once
+	ops    chan struct{} // held by a branch, a rollback, a pause…; shared by all Sandboxes of an id
+	usage  *usage
 
 	mu      sync.Mutex
+	record  record // what survives a restart of the daemon; its ID never changes
+	lease   *store.Lease
 	state   State
 	exit    vmmproto.Exit
 	console []byte // of an exited sandbox
 	expiry  *time.Timer
+	unpin   func() // gives up its latest suspended state; nil if there is none
 }
 
 // record is the content of sandbox.json.
@@ -136,6 +160,35 @@ type record struct {
 	Created        time.Time `json:"created"`
 	MemoryLimitMiB uint64    `json:"memory_limit_mib,omitempty"`
 	Expires        time.Time `json:"expires,omitzero"`
+
+	Env         map[string]string `json:"env,omitempty"`          // given to it at its fork
+	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
+	AutoResume  bool              `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
+
+	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no list: what it has
+	// written since the snapshot is cumulative.
+	Frozen   []frozenTop `json:"frozen,omitempty"`
+	Top      string      `json:"top,omitempty"` // file in its data directory
+	Tops     int         `json:"tops,omitempty"`
+	Branches []string    `json:"branches,omitempty"` // IDs of the snapshots branched from it since its snapshot
+	Count    int         `json:"branch_count,omitempty"`
+	Suspends int         `json:"suspends,omitempty"` // tells a VM from the suspended state that followed it
+
+	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way
+	Restoring bool        `json:"restoring,omitempty"` // a rollback is under way: it may not have confirmed
+}
+
+// frozenTop is a former disk top, below the present one.
+type frozenTop struct {
+	Name  string `json:"name"`  // file in the data directory
+	Owner string `json:"owner"` // the ID that the layer has in snapshots
+}
+
+// pendingTop is a top that a VMM may have put onto the disk by now: it has if it has counted more swaps than Swaps.
+type pendingTop struct {
+	Name  string `json:"name"`
+	Owner string `json:"owner"` // of the layer that the present top becomes
+	Swaps uint64 `json:"swaps"`
 }
 
 // Timing is how long a sandbox took to start, measured from the request that asked for it.
@@ -159,6 +212,8 @@ type Info struct {
 	Timing         Timing
 	ExitReason     string // of an exited sandbox
 	ExitDetail     string
+	BranchCount    int
+	IdleTimeout    time.Duration
 }
 
 // Info returns the sandbox's description.
@@ -167,10 +222,11 @@ func (s *Sandbox) Info() Info {
 	defer s.mu.Unlock()
 	r := s.record
 	info := Info{ID: r.ID, SnapshotTag: r.SnapshotTag, Hostname: r.Hostname, State: s.state, Created: r.Created,
-		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing}
+		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing,
+		BranchCount: r.Count, IdleTimeout: r.IdleTimeout}
 	if s.state == Exited {
 		info.ExitReason, info.ExitDetail = s.exit.Reason.String(), s.exit.Detail
-	} else {
+	} else if s.vmm != nil {
 		info.PID = r.PID
 	}
 	return info

@@ -39,6 +39,7 @@ type Detail struct {
 	StateBytes     uint64
 	ParentDigest   string   // SHA-256 of the parent's memory layer; empty until computed
 	Ancestors      []string // root first
+	AncestorIDs    []string // the same
 	Dependents     []string // snapshots that build on it directly
 	Sealed         bool     // digests are recorded
 }
@@ -112,7 +113,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 		d.ParentDigest = m.Memory[n-2].SHA256
 	}
 	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
-		d.Ancestors = append(d.Ancestors, p.Tag)
+		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)
 		above := s.byIDLocked(p.ID)
 		if above == nil {
 			break
@@ -120,6 +121,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 		p = above.manifest.Parent
 	}
 	slices.Reverse(d.Ancestors)
+	slices.Reverse(d.AncestorIDs)
 	return d, nil
 }
 

@@ -32,7 +32,7 @@ func (s *Store) Stage(tag string) (*Staging, error) {
 	if s.reserved[tag] != nil {
 		return nil, &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e := s.byTag[tag]; e != nil {
+	if e := s.byTag[tag]; e != nil && !e.phantom {
 		return nil, &ExistsError{Tag: tag}
 	}
 	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC()}

@@ -55,6 +55,7 @@ type entry struct {
 	dir      string             // in snapshots, or in staging while unflushed
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
+	phantom  bool               // see Failed
 	created  time.Time
 	leases   int
 	pins     int // by suspended sandboxes: as a lease, but no file is open

@@ -1,0 +1,45 @@
+package sandbox
+
+import "github.com/forkd/forkd/internal/store"
+
+// update changes a sandbox's record, on disk first.
+func (s *Sandbox) update(change func(*record)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.record
+	change(&r)
+	if s.state == Exited || s.state == Stopping {
+		s.record = r // its directory is going
+		return nil
+	}
+	if err := writeRecord(s.dir, &r); err != nil {
+		return err
+	}
+	s.record = r
+	return nil
+}
+
+// branchable returns the record and the lease of a sandbox with a VM, or a *StateError.
+func (s *Sandbox) branchable() (record, *store.Lease, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != Running && s.state != Paused {
+		return record{}, nil, s.stateErrorLocked("branch")
+	}
+	return s.record, s.lease, nil
+}
+
+func (s *Sandbox) stateErrorLocked(op string) error {
+	return &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: lastLines(s.console, 5)}
+}
+
+// enter is transition with a *StateError where it is not allowed.
+func (s *Sandbox) enter(op string, next State) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.state.mayFollow(next) {
+		return s.stateErrorLocked(op)
+	}
+	s.state = next
+	return nil
+}
