@@ -1,0 +1,358 @@
+// Package integration_test drives a real daemon with real VMs through its REST API, with the Go client.
+//
+// A run bakes one parent and starts a daemon of its own for every test, which must leave nothing behind: that is checked
+// after each. It says nothing about speed, and nothing about daemons it did not start.
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// tag is the snapshot that all tests fork from.
+const tag = "parent"
+
+// Time limits that only a hung host exceeds.
+const (
+	startLimit = time.Minute
+	bakeLimit  = 5 * time.Minute
+	quietLimit = time.Minute // for what ends in the background
+)
+
+// fixture is what the tests of a run share.
+type fixture struct {
+	assets  *vmtest.Assets
+	root    string // holds everything of the run
+	program string // a copy: the one in the cache may be replaced while the tests run
+	state   string // state directory with the snapshot
+	err     error
+}
+
+var shared = struct {
+	once sync.Once
+	fixture
+}{}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.root != "" {
+		if err := os.RemoveAll(shared.root); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// load returns the fixture, and bakes the snapshot when it is called first.
+func load(t *testing.T) *fixture {
+	t.Helper()
+	a := vmtest.Load(t)
+	f := &shared.fixture
+	shared.once.Do(func() {
+		f.assets = a
+		f.err = errors.New("see the first test")
+		if f.root, f.err = os.MkdirTemp("/tmp", "fki"); f.err != nil { // short: unix sockets are in it
+			return
+		}
+		f.program, f.state = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s")
+		if f.err = copyFile(f.program, a.Forkd, 0o700); f.err != nil {
+			return
+		}
+		d := f.start(t)
+		_, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag))
+		d.stop(t)
+	})
+	if f.err != nil {
+		t.Fatalf("bake the parent: %v", f.err)
+	}
+	return f
+}
+
+func (f *fixture) bakeRequest(tag string) client.BakeRequest {
+	return client.BakeRequest{
+		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
+		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
+		MemSizeMiB: 256, Env: map[string]string{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+		Warmup: client.Warmup{Python: "import numpy as np\nfloat(np.eye(4).sum())"},
+	}
+}
+
+// daemon is a running forkd daemon and its client.
+type daemon struct {
+	*client.Client
+	f               *fixture
+	run, state, ram string
+	pool            string
+	log             *os.File
+	cmd             *exec.Cmd
+}
+
+// option changes a daemon before it starts.
+type option func(*daemon)
+
+func withState(dir string) option { return func(d *daemon) { d.state = dir } }
+func withRAM(dir string) option   { return func(d *daemon) { d.ram = dir } }
+func withPool(n int) option       { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
+
+// start runs a daemon on the fixture's state. When the test ends it is stopped and must leave nothing behind.
+func (f *fixture) start(t *testing.T, opts ...option) *daemon {
+	t.Helper()
+	d := &daemon{f: f, run: filepath.Join(f.root, "r"), state: f.state, ram: filepath.Join(f.root, "m"), pool: "1"}
+	for _, o := range opts {
+		o(d)
+	}
+	var err error
+	if d.log, err = os.CreateTemp(t.TempDir(), "daemon"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		d.stop(t)
+		if t.Failed() {
+			p, _ := os.ReadFile(d.log.Name())
+			t.Logf("the daemon's log ends with:\n%s", vmtest.LastLines(p, 30))
+		}
+		d.log.Close()
+	})
+	if d.Client, err = client.New("unix://"+filepath.Join(d.run, "forkd.sock"), ""); err != nil {
+		t.Fatal(err)
+	}
+	d.launch(t)
+	return d
+}
+
+// launch starts the process and waits until it answers.
+func (d *daemon) launch(t *testing.T) {
+	t.Helper()
+	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
+	if vmtest.Emulated() {
+		args = append(args, "--accel", "tcg", "--cmdline-extra", "norandmaps") // as the machine's own daemon
+	}
+	d.cmd = exec.Command(d.f.program, args...)
+	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, startLimit, func() error {
+		if err := d.cmd.Process.Signal(syscall.Signal(0)); err != nil {
+			return fmt.Errorf("the daemon has ended: %w", err)
+		}
+		return d.Healthy(d.ctx(t, time.Second))
+	})
+}
+
+// stop ends the daemon in order, with its sandboxes, and checks that nothing is left. It may be called again.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	if d.cmd == nil {
+		return
+	}
+	d.Close()
+	cmd := d.cmd
+	d.cmd = nil
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Errorf("stop the daemon: %v", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the daemon ended with %v", err)
+	}
+	if pids := d.vmms(t); len(pids) > 0 {
+		t.Errorf("VMM processes that the daemon left behind: %v", pids)
+	}
+	for _, dir := range []string{filepath.Join(d.run, "vm"), filepath.Join(d.state, "sandboxes"), filepath.Join(d.state, "staging")} {
+		if left := tree(t, dir); len(left) > 0 {
+			t.Errorf("left behind in %s: %q", dir, left)
+		}
+	}
+}
+
+// crash kills the daemon as a bug or the kernel would.
+func (d *daemon) crash(t *testing.T) {
+	t.Helper()
+	if err := d.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.cmd.Wait() // it says that it was killed
+	d.Close()
+}
+
+// ctx returns a context with a time limit that ends with the test.
+func (d *daemon) ctx(t *testing.T, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// fork starts n sandboxes that must all come up.
+func (d *daemon) fork(t *testing.T, n int) []client.Sandbox {
+	t.Helper()
+	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n})
+	if err != nil {
+		t.Fatalf("fork %d: %v", n, err)
+	}
+	if len(r.Sandboxes) != n {
+		t.Fatalf("fork %d: %d sandboxes", n, len(r.Sandboxes))
+	}
+	return r.Sandboxes
+}
+
+func (d *daemon) kill(t *testing.T, list ...client.Sandbox) {
+	t.Helper()
+	for _, s := range list {
+		if err := d.Kill(d.ctx(t, quietLimit), s.ID); err != nil {
+			t.Errorf("kill %s: %v", s.ID, err)
+		}
+	}
+}
+
+// value evaluates an expression that must have a value.
+func (d *daemon) value(t *testing.T, id, code string) string {
+	t.Helper()
+	r, err := d.Eval(d.ctx(t, quietLimit), id, client.EvalRequest{Code: code})
+	if err != nil {
+		t.Fatalf("eval %q: %v", code, err)
+	}
+	if r.Error != "" || r.Result == nil {
+		t.Fatalf("eval %q: %+v", code, r)
+	}
+	return *r.Result
+}
+
+// run runs a shell command that must succeed, and returns its output.
+func (d *daemon) sh(t *testing.T, id, script string) string {
+	t.Helper()
+	r, err := d.Exec(d.ctx(t, 2*time.Minute), id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}, TimeoutSecs: 90})
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	if r.ExitCode != 0 {
+		t.Fatalf("%s: %+v", script, r)
+	}
+	return r.Stdout
+}
+
+// alive checks that a sandbox still does its work.
+func (d *daemon) alive(t *testing.T, id string) {
+	t.Helper()
+	if got := d.value(t, id, "int(np.arange(10).sum())"); got != "45" {
+		t.Errorf("sandbox %s: 0 + … + 9 = %s", id, got)
+	}
+}
+
+// only checks that exactly these sandboxes exist.
+func (d *daemon) only(t *testing.T, want ...client.Sandbox) {
+	t.Helper()
+	list, err := d.Sandboxes(d.ctx(t, quietLimit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := make(map[string]bool)
+	for _, s := range list {
+		have[s.ID] = true
+	}
+	for _, s := range want {
+		if !have[s.ID] {
+			t.Errorf("sandbox %s is gone", s.ID)
+		}
+	}
+	if len(list) != len(want) {
+		t.Errorf("%d sandboxes, want %d", len(list), len(want))
+	}
+}
+
+// vmms returns the VMM processes of the daemon's state directory.
+func (d *daemon) vmms(t *testing.T) []string {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pids []string
+	for _, l := range links {
+		exe, err := os.Readlink(l)
+		if err == nil && strings.HasPrefix(exe, filepath.Join(d.state, "bin")+"/") {
+			pids = append(pids, strings.Split(l, "/")[2])
+		}
+	}
+	return pids
+}
+
+// eventually repeats f until it returns nil.
+func eventually(t *testing.T, limit time.Duration, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", limit, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// tree lists all files below dir, relative to it.
+func tree(t *testing.T, dir string) []string {
+	t.Helper()
+	var names []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it went while we looked
+		}
+		if rel, e := filepath.Rel(dir, path); e == nil && rel != "." {
+			names = append(names, rel)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func copyFile(to, from string, mode fs.FileMode) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
+}
+
+// wantError checks that an error has a status and names things.
+func wantError(t *testing.T, what string, err error, status int, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: no error", what)
+		return
+	}
+	if status != 0 && !client.IsStatus(err, status) {
+		t.Errorf("%s: want status %d: %v", what, status, err)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("%s: want %q in the error: %v", what, w, err)
+		}
+	}
+}
