@@ -43,7 +43,7 @@ func newDaemonCmd() *cobra.Command {
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
-	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host or portable")
+	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd

@@ -78,7 +78,7 @@ func newRmiCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
-	cmd.Flags().BoolVar(&opts.Force, "force", false, "leave the snapshots that build on it behind, unusable")
+	cmd.Flags().BoolVar(&opts.Force, "force", false, "leave the snapshots that build on it behind: they have links of their own to its files")
 	c.register(cmd)
 	return cmd
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/tcghost"
 	"github.com/forkd/forkd/internal/tcghost/machineapi"
@@ -158,6 +159,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: []string{
 		program, "daemon", "--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort), "--token-file", filepath.Join(dir, "token"),
 		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", "/dev/shm/forkd",
+		// The emulator lets guests set XCR0 without KVM's knowledge, so they must not see XSAVE (docs/architecture.md).
+		"--cpu-template", cpuid.TemplateV2,
 		// Emulated address translation suffers from randomised addresses: every program start translates its code anew.
 		"--accel", "tcg", "--cmdline-extra", "norandmaps",
 	}})
