@@ -11,26 +11,54 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUTime returns the CPU time used so far by this process and by its children that live; a vCPU's time in the guest is
-// part of it. The difference of two calls is the cost of what happened between them, as long as no child ended.
-func CPUTime() (time.Duration, error) {
-	var self unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &self); err != nil {
-		return 0, fmt.Errorf("read own CPU time: %w", err)
+// CPU is the CPU time used so far by this process and by each of its children that live. A vCPU's time in the guest is
+// part of it.
+type CPU struct {
+	begin, end time.Duration         // this process, before and after it read the others
+	children   map[int]time.Duration // by process id
+}
+
+// ReadCPU reads the CPU times.
+func ReadCPU() (CPU, error) {
+	c := CPU{children: make(map[int]time.Duration)}
+	var err error
+	if c.begin, err = ownCPU(); err != nil {
+		return c, err
 	}
-	total := time.Duration(self.Utime.Nano() + self.Stime.Nano())
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
-		return 0, err
+		return c, err
 	}
 	for _, path := range stats {
 		p, err := os.ReadFile(path)
 		if err != nil || parent(string(p)) != os.Getpid() {
 			continue // gone, or not ours
 		}
-		total += threadsTime(filepath.Dir(path))
+		dir := filepath.Dir(path)
+		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
+			c.children[pid] = threadsTime(dir)
+		}
 	}
-	return total, nil
+	c.end, err = ownCPU()
+	return c, err
+}
+
+func ownCPU() (time.Duration, error) {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0, fmt.Errorf("read own CPU time: %w", err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
+}
+
+// Since returns what this process and the children pids have used since before; a child that did not live then counts
+// from its start. The cost of the two readings is not in it.
+func (c CPU) Since(before CPU, pids []int) time.Duration {
+	used := c.begin - before.end
+	for _, pid := range pids {
+		used += c.children[pid] - before.children[pid]
+	}
+	return used
 }
 
 // parent returns the parent's process id from /proc/<pid>/stat (proc_pid_stat(5)), 0 if it has an unknown form.

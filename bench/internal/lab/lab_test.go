@@ -1,20 +1,25 @@
 package lab
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 )
 
-// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside heap, binary and a thread's stack.
+// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside the binary with its .bss, the heap,
+// a reservation and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /run/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB
-c000000000-c000400000 rw-p 00000000 00:00 0
+00500000-00510000 rw-p 00000000 00:00 0
+Pss:                   6 kB
+Private_Dirty:         6 kB
+3a9ad8000000-3a9ad8400000 rw-p 00000000 00:00 0
 Pss:                 100 kB
 Private_Dirty:       100 kB
+7e8000000000-7ea000000000 ---p 00000000 00:00 0
+Pss:                   0 kB
 7f0000000000-7f0000100000 rw-p 00000000 00:00 0
 Pss:                   8 kB
 Private_Dirty:         8 kB
@@ -36,8 +41,8 @@ func TestSmapsParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantPSS := [Parts]uint64{PartGuest: 18, PartBinary: 10, PartHeap: 100, PartRest: 12}
-	wantPrivate := [Parts]uint64{PartGuest: 16, PartBinary: 4, PartHeap: 100, PartRest: 12}
+	wantPSS := [Parts]uint64{PartGuest: 18, PartBinary: 16, PartHeap: 100, PartRest: 12}
+	wantPrivate := [Parts]uint64{PartGuest: 16, PartBinary: 10, PartHeap: 100, PartRest: 12}
 	if m.PSS != wantPSS || m.Private != wantPrivate {
 		t.Errorf("got %+v, want PSS %v, private %v", m, wantPSS, wantPrivate)
 	}
@@ -56,9 +61,9 @@ func TestStatusField(t *testing.T) {
 	}
 }
 
-// CPU time of a child counts while it lives.
-func TestCPUTimeSeesChildren(t *testing.T) {
-	before, err := CPUTime()
+// A child's CPU time counts while it lives.
+func TestCPUSeesChildren(t *testing.T) {
+	before, err := ReadCPU()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,13 +84,14 @@ func TestCPUTimeSeesChildren(t *testing.T) {
 	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	after, err := CPUTime()
+	after, err := ReadCPU()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The loop takes milliseconds on any host; reading /proc takes this process a part of that.
-	if used := threadsTime(fmt.Sprintf("/proc/%d", child.Process.Pid)); used == 0 || after-before < used {
-		t.Errorf("the child used %v, the difference is %v", used, after-before)
+	pid := child.Process.Pid
+	with, without := after.Since(before, []int{pid}), after.Since(before, nil)
+	if with <= without || with-without != after.children[pid] {
+		t.Errorf("%v with the child, %v without; it used %v", with, without, after.children[pid])
 	}
 	if parent("12 (a) b) S 34 1 1") != 34 || parent("nonsense") != 0 {
 		t.Error("the parent is not the field after the state")

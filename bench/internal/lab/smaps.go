@@ -52,13 +52,15 @@ func MemoryOf(pid int, guestBytes uint64) (Memory, error) {
 	return m, err
 }
 
-// goHeap is where the Go runtime puts its heap on linux/amd64.
-const goHeap = 0xc000000000
+// mmapFloor is below everything that Linux places by itself on x86-64 (mm/util.c, mmap_base: at most 1 TiB of
+// randomisation and the stack's limit below 128 TiB). The Go runtime asks for addresses far below it for its heap and for
+// nothing else.
+const mmapFloor = 0x7e0000000000
 
 // mapping is one entry of smaps.
 type mapping struct {
 	start, end   uint64
-	name         string
+	mode, name   string
 	pss, private uint64
 }
 
@@ -79,9 +81,9 @@ func parseSmaps(r io.Reader, guestBytes uint64) (Memory, error) {
 		switch {
 		case i >= first && i < last:
 			part = PartGuest
-		case strings.Contains(v.name, "forkd-vmm"):
+		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start: // the second is .bss
 			part = PartBinary
-		case v.start >= goHeap && v.start < goHeap+1<<32:
+		case v.name == "" && v.start < mmapFloor:
 			part = PartHeap
 		}
 		m.PSS[part] += v.pss
@@ -89,6 +91,8 @@ func parseSmaps(r io.Reader, guestBytes uint64) (Memory, error) {
 	}
 	return m, nil
 }
+
+func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
 // guestRange returns the indices of the longest chain of mappings that may be guest RAM, in bytes.
 func guestRange(maps []mapping) (first, last int) {
@@ -106,9 +110,9 @@ func guestRange(maps []mapping) (first, last int) {
 	return first, last
 }
 
+// mayBeGuest tells writable private memory from what the Go runtime has only reserved, which is longer.
 func (v *mapping) mayBeGuest() bool {
-	anonymous := v.name == "" && (v.start < goHeap || v.start >= goHeap+1<<32)
-	return anonymous || strings.Contains(v.name, "layer")
+	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
 func readSmaps(r io.Reader) ([]mapping, error) {
@@ -147,6 +151,7 @@ func parseHead(fields []string) (v mapping, err error) {
 	if _, err = fmt.Sscanf(fields[0], "%x-%x", &v.start, &v.end); err != nil {
 		return v, fmt.Errorf("smaps line %q: %w", strings.Join(fields, " "), err)
 	}
+	v.mode = fields[1]
 	if len(fields) > 5 {
 		v.name = fields[5]
 	}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/internal/sandbox"
+)
+
+// cell is one combination of the matrix and what its forks took.
+type cell struct {
+	n                  int
+	poolWarm, coldPage bool
+
+	runs                    int
+	vmm, ready              []time.Duration // per child, from the request
+	vmmWall, readyWall      []time.Duration // per fork: of its last child
+	mapped, restored, enter []time.Duration // per child: parts of the VMM's work
+	pooled                  int             // children whose VMM was waiting
+	cpu                     []time.Duration // per fork: this process and all VMMs
+	memory                  *memory         // of the last fork's children while they lived
+}
+
+func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }
+func (c *cell) page() string { return word(c.coldPage, "cold", "warm") }
+
+func word(b bool, yes, no string) string {
+	if b {
+		return yes
+	}
+	return no
+}
+
+// run forks until the cell has enough children. The first fork is not counted: it makes the page cache warm and the
+// pool fill itself.
+func (c *cell) run(ctx context.Context, m *sandbox.Manager, samples int, measureMemory bool) error {
+	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
+		return err
+	}
+	m.KillAll()
+	for len(c.vmm) < samples {
+		last := len(c.vmm)+c.n >= samples
+		if err := c.fork(ctx, m, last && measureMemory); err != nil {
+			return err
+		}
+		m.KillAll()
+	}
+	return nil
+}
+
+// fork forks once and measures the children, which it leaves alive.
+func (c *cell) fork(ctx context.Context, m *sandbox.Manager, measureMemory bool) error {
+	if c.poolWarm {
+		if err := poolFilled(ctx, m, c.n); err != nil {
+			return err
+		}
+	}
+	if c.coldPage {
+		if err := lab.DropCaches(); err != nil {
+			return err
+		}
+	}
+	available, err := lab.AvailableKiB()
+	if err != nil {
+		return err
+	}
+	before, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	result, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: c.n})
+	if err != nil {
+		return err
+	}
+	after, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	var pids []int
+	for _, s := range result.Sandboxes {
+		pids = append(pids, s.PID)
+	}
+	c.add(result, after.Since(before, pids))
+	if measureMemory {
+		c.memory, err = memoryOf(ctx, m, result.Sandboxes, available)
+	}
+	return err
+}
+
+func (c *cell) add(r sandbox.ForkResult, cpu time.Duration) {
+	c.runs++
+	c.vmmWall, c.readyWall = append(c.vmmWall, r.VMMWall), append(c.readyWall, r.ForkWall)
+	c.cpu = append(c.cpu, cpu)
+	for _, s := range r.Sandboxes {
+		t := s.Timing
+		c.vmm, c.ready = append(c.vmm, t.VMM), append(c.ready, t.Ready)
+		c.mapped = append(c.mapped, time.Duration(t.Restore.MapNanos))
+		c.restored = append(c.restored, time.Duration(t.Restore.StateNanos))
+		c.enter = append(c.enter, time.Duration(t.Restore.RunNanos))
+		if t.Pooled {
+			c.pooled++
+		}
+	}
+}
+
+// poolLimit is how long n shells may take to start: about 0.1 s each on an emulated host.
+const poolLimit = 2 * time.Minute
+
+// poolFilled waits until n shells are ready.
+func poolFilled(ctx context.Context, m *sandbox.Manager, n int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, poolLimit, errors.New("the pool does not fill"))
+	defer cancel()
+	for m.PoolSize() < n {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %d ready shells: %w", n, context.Cause(ctx))
+		}
+	}
+	return nil
+}

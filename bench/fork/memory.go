@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/sandbox"
+)
+
+// memory is the mean per child of a fork, in KiB, taken while all of its children live and idle.
+type memory struct {
+	children   int // how many were read
+	alive      int
+	pss        [lab.Parts]float64
+	private    [lab.Parts]float64
+	pageTables float64
+	dirtied    float64 // guest pages written between restore and sampling
+	host       float64 // of all children: what the whole host has less than before the fork
+}
+
+// maxSampled bounds the children of one fork that are read: reading one takes milliseconds on an emulated host.
+const maxSampled = 20
+
+// memoryOf reads the children's memory. available is the host's before the fork, in KiB.
+func memoryOf(ctx context.Context, m *sandbox.Manager, children []sandbox.Info, available uint64) (*memory, error) {
+	now, err := lab.AvailableKiB()
+	if err != nil {
+		return nil, err
+	}
+	out := &memory{alive: len(children), host: (float64(available) - float64(now)) / float64(len(children))}
+	info, err := m.Snapshots().Detail(tag)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range children[:min(len(children), maxSampled)] {
+		p, err := lab.MemoryOf(c.PID, info.Machine.MemoryBytes)
+		if err != nil {
+			return nil, err
+		}
+		stats, err := m.Stats(ctx, c.ID)
+		if err != nil {
+			return nil, err
+		}
+		out.children++
+		for i := range lab.Parts {
+			out.pss[i] += float64(p.PSS[i])
+			out.private[i] += float64(p.Private[i])
+		}
+		out.pageTables += float64(p.PageTables)
+		out.dirtied += float64(stats.VMM.GuestDirtyBytes) / 1024
+	}
+	out.divide(float64(out.children))
+	return out, nil
+}
+
+func (m *memory) divide(n float64) {
+	for i := range lab.Parts {
+		m.pss[i] /= n
+		m.private[i] /= n
+	}
+	m.pageTables /= n
+	m.dirtied /= n
+}
+
+func sum(parts [lab.Parts]float64) (total float64) {
+	for _, v := range parts {
+		total += v
+	}
+	return total
+}
+
+func (m *memory) table() *report.Table {
+	t := &report.Table{Title: "Memory of an idle, confirmed child, sampled alive (KiB, mean)", Columns: []report.Column{
+		{Name: "part"}, {Name: "private KiB"}, {Name: "Pss KiB"}}}
+	for i := range lab.Parts {
+		t.Add(i.String(), m.private[i], m.pss[i])
+	}
+	own := sum(m.private) - m.private[lab.PartGuest]
+	t.Add("VMM besides guest RAM", own, sum(m.pss)-m.pss[lab.PartGuest])
+	t.Add("whole process", sum(m.private), sum(m.pss))
+	t.Add("page tables (kernel)", m.pageTables, nil)
+	t.Notef("%d of %d living children read; guest pages dirtied between restore and sampling: %.0f KiB per child",
+		m.children, m.alive, m.dirtied)
+	t.Notef("the host's MemAvailable fell by %.0f KiB per child, kernel side included; other processes move it too", m.host)
+	const target, targetPSS = 1024, 2048
+	t.Notef("targets: VMM besides guest RAM ≤ 1 MiB private: %s; dirtied ≤ 1 MiB: %s; together ≤ 2 MiB Pss: %s",
+		met(own <= target), met(m.dirtied <= target), met(sum(m.pss) <= targetPSS))
+	return t
+}
+
+func met(ok bool) string { return word(ok, "met", "not met") }

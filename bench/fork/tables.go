@@ -1,0 +1,106 @@
+package main
+
+import (
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+)
+
+func largest(ns []int) int { return slices.Max(ns) }
+
+// matrix lists the cells. The largest n with a cold page cache takes long and tells little that the others do not.
+func matrix(o *options) []*cell {
+	var cells []*cell
+	for _, n := range o.ns {
+		for _, warm := range []bool{true, false} {
+			cells = append(cells, &cell{n: n, poolWarm: warm})
+			if o.coldAll || n < largest(o.ns) || len(o.ns) == 1 {
+				cells = append(cells, &cell{n: n, poolWarm: warm, coldPage: true})
+			}
+		}
+	}
+	return cells
+}
+
+func quantile(ds []time.Duration, q float64) any {
+	return report.Cell(report.Quantile(report.Millis(ds...), q))
+}
+
+// tables describes the cells; f is nil if there is no floor.
+func (b *bench) tables(cells []*cell, f *floor) []*report.Table {
+	tables := []*report.Table{b.clockOne(cells, f), b.clockTwo(cells), b.parts(cells)}
+	for _, c := range cells {
+		if c.memory != nil {
+			tables = append(tables, c.memory.table())
+		}
+	}
+	return tables
+}
+
+// clockOne is the VMM's work, beside the floor.
+func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
+	t := &report.Table{Title: "Clock (i): request → vCPUs entered; guest " + b.guest.name, Columns: []report.Column{
+		{Name: "n"}, {Name: "pool"}, {Name: "page cache"}, {Name: "forks"},
+		{Name: "child min ms", Digits: 2}, {Name: "child p50 ms", Digits: 2}, {Name: "child p99 ms", Digits: 2},
+		{Name: "all n p50 ms", Digits: 2}, {Name: "floor ms", Digits: 2}, {Name: "× floor", Digits: 2}, {Name: "× floor's work", Digits: 2}}}
+	for _, c := range cells {
+		wall := report.Quantile(report.Millis(c.vmmWall...), 0.5)
+		var low, ratio, work any
+		if f != nil {
+			low, ratio = f.burst[c.n], wall/f.burst[c.n]
+			if c.n == 1 {
+				work = wall / report.Quantile(f.work, 0.5)
+			}
+		}
+		t.Add(c.n, c.pool(), c.page(), c.runs, quantile(c.vmm, 0), quantile(c.vmm, 0.5), quantile(c.vmm, 0.99),
+			report.Cell(wall), low, ratio, work)
+		if f != nil && !c.coldPage {
+			target, name := 1.0, "below the floor"
+			if !c.poolWarm {
+				target, name = 2.0, "within 2 × the floor"
+			}
+			t.Notef("target n=%d, pool %s: %s: %s (%.2f ×)", c.n, c.pool(), name, met(wall/f.burst[c.n] < target), wall/f.burst[c.n])
+		}
+		if c.poolWarm && c.pooled < len(c.vmm) {
+			t.Notef("n=%d, pool warm: %d of %d children found no ready VMM", c.n, len(c.vmm)-c.pooled, len(c.vmm))
+		}
+	}
+	t.Notef("a child's time counts from the request for all n; floor: n processes of bench/floor, as many at a time as " +
+		"forks restore, from the first one's start to the last one's first exit")
+	if b.host.Accel != lab.AccelKVM {
+		t.Notef("accel=%s: not what hardware virtualization gives; compare within the table only", b.host.Accel)
+	}
+	return t
+}
+
+// clockTwo is the time until the guest is ready for use.
+func (b *bench) clockTwo(cells []*cell) *report.Table {
+	title := "Clock (ii): request → agent confirmed; guest " + b.guest.name
+	if b.opt.guest == "stub" {
+		title = "Clock (ii): request → the stub's answer seen (polled every 0.2 ms)"
+	}
+	t := &report.Table{Title: title, Columns: []report.Column{
+		{Name: "n"}, {Name: "pool"}, {Name: "page cache"}, {Name: "forks"},
+		{Name: "child p50 ms", Digits: 2}, {Name: "child p99 ms", Digits: 2}, {Name: "all n p50 ms", Digits: 2},
+		{Name: "CPU s per fork", Digits: 3}, {Name: "CPU ms per child", Digits: 2}}}
+	for _, c := range cells {
+		cpu := report.Quantile(report.Millis(c.cpu...), 0.5)
+		t.Add(c.n, c.pool(), c.page(), c.runs, quantile(c.ready, 0.5), quantile(c.ready, 0.99), quantile(c.readyWall, 0.5),
+			cpu/1e3, cpu/float64(c.n))
+	}
+	t.Notef("CPU: the forking process and all VMMs, guests included, from the request until all have confirmed; p50 of the forks")
+	return t
+}
+
+// parts says where the VMM's time goes.
+func (b *bench) parts(cells []*cell) *report.Table {
+	t := &report.Table{Title: "Inside the VMM (p50 per child)", Columns: []report.Column{
+		{Name: "n"}, {Name: "pool"}, {Name: "page cache"},
+		{Name: "map memory ms", Digits: 3}, {Name: "set state ms", Digits: 3}, {Name: "enter ms", Digits: 3}}}
+	for _, c := range cells {
+		t.Add(c.n, c.pool(), c.page(), quantile(c.mapped, 0.5), quantile(c.restored, 0.5), quantile(c.enter, 0.5))
+	}
+	return t
+}
