@@ -13,7 +13,7 @@ type Snapshot struct {
 	CreatedAt    int64    `json:"created_at_unix"`
 	BranchedFrom string   `json:"branched_from,omitempty"`
 	Warning      string   `json:"warning,omitempty"`
-	Status       string   `json:"status"` // "ready" or "failed"
+	Status       string   `json:"status"` // "writing", "ready" or "failed"
 	Bootable     bool     `json:"bootable"`
 	MemSizeMiB   uint64   `json:"mem_size_mib,omitempty"`
 	VCPUs        uint32   `json:"vcpus,omitempty"`
@@ -21,7 +21,22 @@ type Snapshot struct {
 	Accel        string   `json:"accel,omitempty"`
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
-	Sandboxes    int      `json:"sandboxes"` // running from it
+	Sandboxes    int      `json:"sandboxes"`           // running from it
+	Transient    bool     `json:"transient,omitempty"` // removed with the last of them
+
+	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the request.
+	SandboxID   string   `json:"sandbox_id,omitempty"`
+	Mode        string   `json:"mode,omitempty"`
+	Fallback    string   `json:"fallback_reason,omitempty"` // why another mode than the one asked for
+	PauseMS     *float64 `json:"pause_ms,omitempty"`        // the sandbox stood still
+	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // and again, because it wrote faster than could be copied
+	ReadyMS     *float64 `json:"ready_ms,omitempty"`        // sandboxes can be forked from it
+	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`     // memory that the sandbox had written
+	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"`
+	Faults      *uint64  `json:"faults,omitempty"` // pages copied because the sandbox wrote them meanwhile
+
+	Persist     string   `json:"persist_status"` // "pending", "done", or "failed": it lives as long as its layer in RAM
+	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 }
 
 // SnapshotDetail is everything the daemon knows about a snapshot. Sizes are in bytes.
@@ -35,6 +50,8 @@ type SnapshotDetail struct {
 	ParentTag      string   `json:"parent_tag,omitempty"`
 	ParentHash     string   `json:"parent_content_hash,omitempty"`
 	ChainDepth     int      `json:"chain_depth"`
+	MemoryLayers   int      `json:"memory_layers"`
+	DiskLayers     int      `json:"disk_layers"`
 	Dependents     []string `json:"dependents"`
 	Ancestors      []string `json:"ancestors"` // root first
 	Sealed         bool     `json:"sealed"`    // digests are recorded
@@ -76,7 +93,7 @@ type Baked struct {
 // DeleteOptions say what happens to snapshots that build on a deleted one; by default the deletion is refused.
 type DeleteOptions struct {
 	Cascade bool // delete them too
-	Force   bool // leave them behind, unusable
+	Force   bool // leave them behind: they need nothing of it
 }
 
 func snapshotPath(tag, suffix string) string { return "/v1/snapshots/" + url.PathEscape(tag) + suffix }

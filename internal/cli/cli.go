@@ -71,7 +71,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetOut(stdio.Out)
 	root.SetErr(stdio.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newBuildCmd(), newForkCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
+	root.AddCommand(newBuildCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
+		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newMachineCmd(), newVersionCmd())
 	return root

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -28,17 +29,24 @@ func newForkCmd() *cobra.Command {
 	req := client.ForkRequest{N: 1}
 	var env []string
 	cmd := &cobra.Command{
-		Use:   "fork TAG",
-		Short: "Start sandboxes from a snapshot",
-		Long: "Starts n sandboxes from the snapshot TAG and prints their ids. All of them start or none is left, unless\n" +
-			"--allow-partial is given.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Use:   "fork TAG | --from-sandbox ID",
+		Short: "Start sandboxes from a snapshot, or from a running sandbox",
+		Long: "Starts n sandboxes from the snapshot TAG, or from the state that the sandbox ID is in, and prints their ids.\n" +
+			"All of them start or none is left, unless --allow-partial is given.",
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if (len(args) == 1) == (req.SourceID != "") || len(args) > 1 {
+				return errors.New("accepts 1 arg, a snapshot's tag, or --from-sandbox")
+			}
+			return nil
+		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if req.Env, err = parseEnv(env); err != nil {
 				return err
 			}
-			req.SnapshotTag = args[0]
+			if len(args) == 1 {
+				req.SnapshotTag = args[0]
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				f, err := cl.Fork(ctx, req)
 				if err != nil {
@@ -61,6 +69,10 @@ func newForkCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.IntVarP(&req.N, "count", "n", 1, "how many, 1 to 1000")
+	f.StringVar(&req.SourceID, "from-sandbox", "", "a running sandbox, which is branched")
+	f.StringVar(&req.Mode, "mode", "", "with --from-sandbox: live (default), diff or full")
+	f.Float64Var(&req.IdleTimeoutSecs, "idle-timeout-secs", 0,
+		"suspend a sandbox after so many seconds without a request, until the next one; 0: never")
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")

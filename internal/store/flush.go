@@ -70,11 +70,13 @@ func (f *flusher) run() {
 }
 
 func (f *flusher) flush(e *entry) {
-	start := time.Now()
 	err := f.store.flush(e)
 	s := f.store
 	s.mu.Lock()
-	e.flushErr, e.flushTime = err, time.Since(start)
+	e.flushErr = err
+	if err == nil && !e.published.IsZero() {
+		e.flushTime = time.Since(e.published)
+	}
 	e.unflushed = err != nil
 	tag, gone := e.tag, e.deleting
 	s.mu.Unlock()

@@ -24,7 +24,8 @@ func (g *Staging) PublishHot(m *snapshot.Manifest, extents []memlayer.Extent, di
 	s := g.store
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
-	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
+	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{}),
+		published: time.Now()}
 	s.byTag[g.tag] = e
 	info := s.infoLocked(e)
 	s.mu.Unlock()

@@ -24,7 +24,7 @@ type Info struct {
 	Writing   bool // being made: it cannot be used yet
 	Branch    *snapshot.Branch
 	Transient bool
-	FlushedIn time.Duration // how long the flush to disk took, of a branch made by this daemon
+	FlushedIn time.Duration // from its being usable until it was on disk, of a branch made by this daemon
 	InRAM     bool          // not on disk yet
 	FlushErr  string        // why it will not be: it lives as long as its layer in RAM
 }
@@ -40,6 +40,8 @@ type Detail struct {
 	ParentDigest   string   // SHA-256 of the parent's memory layer; empty until computed
 	Ancestors      []string // root first
 	AncestorIDs    []string // the same
+	MemoryLayers   int
+	DiskLayers     int
 	Dependents     []string // snapshots that build on it directly
 	Sealed         bool     // digests are recorded
 }
@@ -106,6 +108,10 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
 	d.MemoryPhysical = blocks(filepath.Join(e.dir, snapshot.MemoryLayerFile))
 	d.DiskPhysical = blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
+	d.MemoryLayers = len(m.Memory)
+	if m.Disk != nil {
+		d.DiskLayers = len(m.Disk.Layers)
+	}
 	if e.unflushed {
 		d.MemoryPhysical = blocks(s.ramLayer(m.ID))
 	}

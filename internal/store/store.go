@@ -64,6 +64,7 @@ type entry struct {
 	unflushed bool          // its memory layer, at least, is in RAM only
 	flushed   chan struct{} // closed when the flush has ended, well or not; nil if there was none
 	flushErr  error
+	published time.Time // by this daemon
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
 

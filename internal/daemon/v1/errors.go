@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"syscall"
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/sandbox"
@@ -34,6 +35,9 @@ func statusOf(err error) int {
 		exists    *store.ExistsError
 		inUse     *store.InUseError
 		damaged   *store.DamagedError
+		busy      *sandbox.BusyError
+		line      *sandbox.LineError
+		workspace *sandbox.WorkspaceError
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
 	)
@@ -46,6 +50,17 @@ func statusOf(err error) int {
 		return http.StatusNotFound
 	case errors.As(err, &state), errors.As(err, &exists), errors.As(err, &inUse), errors.As(err, &damaged):
 		return http.StatusConflict
+	case errors.As(err, &busy):
+		return http.StatusServiceUnavailable
+	case errors.As(err, &line):
+		return http.StatusConflict
+	case errors.As(err, &workspace):
+		if workspace.Exists {
+			return http.StatusConflict
+		}
+		return http.StatusNotFound
+	case errors.Is(err, syscall.ENOSPC):
+		return http.StatusInsufficientStorage
 	case errors.As(err, &tooLarge):
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &guest):

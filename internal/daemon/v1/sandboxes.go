@@ -33,12 +33,14 @@ type sandboxInfo struct {
 	VMMMS          *float64 `json:"vmm_ms,omitempty"`
 	ReadyMS        *float64 `json:"ready_ms,omitempty"`
 	Pooled         bool     `json:"pooled,omitempty"`
+	IdleTimeout    float64  `json:"idle_timeout_secs,omitempty"`
 }
 
 func sandboxOf(i sandbox.Info) sandboxInfo {
 	s := sandboxInfo{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, Pooled: i.Timing.Pooled,
+		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(),
 	}
 	if i.PID != 0 {
 		s.PID = &i.PID
@@ -71,6 +73,9 @@ type createSandboxesRequest struct {
 	HostnamePrefix string            `json:"hostname_prefix"`
 	AllowPartial   bool              `json:"allow_partial"`
 	TTL            float64           `json:"ttl_secs"`
+	IdleTimeout    float64           `json:"idle_timeout_secs"`
+	SourceID       string            `json:"source_id"` // a running sandbox, instead of snapshot_tag
+	Mode           string            `json:"mode"`      // how that is branched
 }
 
 // Times of a whole fork, in milliseconds, and the number of children that did not start, as response headers: the body
@@ -80,6 +85,7 @@ const (
 	headerForkWall    = "Forkd-Fork-Wall-Ms"
 	headerFailed      = "Forkd-Failed"
 	headerUnconfirmed = "Forkd-Unconfirmed"
+	headerPause       = "Forkd-Pause-Ms" // of the source sandbox
 )
 
 // maxTTL bounds ttl_secs: a year.
@@ -94,14 +100,31 @@ func (a *api) createSandboxes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	idle, err := seconds("idle_timeout_secs", req.IdleTimeout, 0, maxTTL)
+	if err != nil {
+		return err
+	}
+	if (req.SnapshotTag == "") == (req.SourceID == "") {
+		return badRequest("snapshot_tag, source_id: want one of the two")
+	}
+	if req.Mode != "" && req.SourceID == "" {
+		return badRequest("mode: only with source_id")
+	}
 	fork := sandbox.ForkRequest{
-		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix,
+		IdleTimeout: idle,
+		Tag:         req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix,
 		AllowPartial: req.AllowPartial, TTL: ttl,
 	}
 	if req.MemoryLimitMiB != nil {
 		fork.MemoryLimitMiB = *req.MemoryLimitMiB
 	}
-	res, err := a.Manager.Fork(r.Context(), fork)
+	var res sandbox.ForkResult
+	var pause time.Duration
+	if req.SourceID != "" {
+		res, pause, err = a.forkSource(r, req.SourceID, req.Mode, fork)
+	} else {
+		res, err = a.Manager.Fork(r.Context(), fork)
+	}
 	if err != nil {
 		return err
 	}
@@ -113,6 +136,9 @@ func (a *api) createSandboxes(w http.ResponseWriter, r *http.Request) error {
 	h.Set(headerVMMWall, strconv.FormatFloat(millis(res.VMMWall), 'f', 3, 64))
 	h.Set(headerForkWall, strconv.FormatFloat(millis(res.ForkWall), 'f', 3, 64))
 	h.Set(headerFailed, strconv.Itoa(res.Failed))
+	if req.SourceID != "" {
+		h.Set(headerPause, strconv.FormatFloat(millis(pause), 'f', 3, 64))
+	}
 	h.Set(headerUnconfirmed, strconv.Itoa(res.Unconfirmed))
 	return writeJSON(w, http.StatusCreated, list)
 }

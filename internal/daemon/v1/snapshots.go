@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
 )
 
@@ -24,18 +25,62 @@ type snapshotInfo struct {
 	Kernel       string   `json:"kernel,omitempty"`
 	Warm         []string `json:"warm,omitempty"`
 	Sandboxes    int      `json:"sandboxes"`
+	Transient    bool     `json:"transient,omitempty"` // goes with its last sandbox
+
+	// How it was branched.
+	SandboxID  string   `json:"sandbox_id,omitempty"`
+	Mode       string   `json:"mode,omitempty"`
+	Fallback   string   `json:"fallback_reason,omitempty"`
+	PauseMS    *float64 `json:"pause_ms,omitempty"`
+	StopMS     *float64 `json:"storm_stop_ms,omitempty"`
+	ReadyMS    *float64 `json:"ready_ms,omitempty"`
+	DirtyBytes *uint64  `json:"dirty_bytes,omitempty"`
+	DiffBytes  *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
+	Faults     *uint64  `json:"faults,omitempty"`
+
+	Persist     string   `json:"persist_status"`         // pending, done, or failed: it lives as long as its layer in RAM
+	PersistedMS *float64 `json:"persisted_ms,omitempty"` // from the request, as ready_ms
 }
 
 func snapshotOf(i store.Info) snapshotInfo {
 	s := snapshotInfo{
-		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true,
+		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true, Persist: "done",
 		MemSizeMiB: i.Machine.MemoryBytes >> 20, VCPUs: i.Machine.VCPUs, CPUTemplate: i.Machine.Template,
 		Accel: i.Machine.Accel, Kernel: i.Guest.Kernel, Warm: i.Guest.Warm, Sandboxes: i.Leases,
 	}
-	if i.Damage != "" {
-		s.Status, s.Bootable, s.Warning = "failed", false, i.Damage
+	switch {
+	case i.Writing:
+		s.Status, s.Bootable, s.Persist = "writing", false, "pending"
+	case i.Damage != "":
+		s.Status, s.Bootable, s.Warning, s.Persist = "failed", false, i.Damage, "failed"
+	case i.FlushErr != "":
+		s.Persist, s.Warning = "failed", "not on disk, usable until the host restarts: "+i.FlushErr
+	case i.InRAM:
+		s.Persist = "pending"
+	case i.FlushedIn > 0:
+		ms := millis(i.FlushedIn)
+		if i.Branch != nil {
+			ms += float64(i.Branch.ReadyUS) / 1000
+		}
+		s.PersistedMS = &ms
 	}
+	s.Transient = i.Transient
+	s.setBranch(i.Branch)
 	return s
+}
+
+// setBranch adds how the snapshot was branched.
+func (s *snapshotInfo) setBranch(b *snapshot.Branch) {
+	if b == nil {
+		return
+	}
+	pause, ready := float64(b.PauseUS)/1000, float64(b.ReadyUS)/1000
+	s.SandboxID, s.Mode, s.Fallback, s.PauseMS, s.ReadyMS = b.SandboxID, b.Mode, b.Fallback, &pause, &ready
+	s.DirtyBytes, s.DiffBytes, s.Faults = &b.DirtyBytes, &b.DirtyBytes, &b.Faults
+	if b.StopUS > 0 {
+		stop := float64(b.StopUS) / 1000
+		s.StopMS = &stop
+	}
 }
 
 func (a *api) listSnapshots(w http.ResponseWriter, _ *http.Request) error {
@@ -164,6 +209,8 @@ type snapshotDetail struct {
 	ParentTag      string   `json:"parent_tag,omitempty"`
 	ParentHash     string   `json:"parent_content_hash,omitempty"`
 	ChainDepth     int      `json:"chain_depth"`
+	MemoryLayers   int      `json:"memory_layers"`
+	DiskLayers     int      `json:"disk_layers"`
 	Dependents     []string `json:"dependents"`
 	Ancestors      []string `json:"ancestors"`
 	Sealed         bool     `json:"sealed"`
@@ -180,7 +227,7 @@ func (a *api) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, snapshotDetail{
 		snapshotInfo: snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
 		DiskPhysical: d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
-		ChainDepth: len(d.Ancestors), Dependents: append([]string{}, d.Dependents...),
+		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers, Dependents: append([]string{}, d.Dependents...),
 		Ancestors: append([]string{}, d.Ancestors...), Sealed: d.Sealed,
 	})
 }

@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newBranchCmd() *cobra.Command {
+	var c common
+	var req client.BranchRequest
+	cmd := &cobra.Command{
+		Use:   "branch ID",
+		Short: "Make a snapshot of a running sandbox",
+		Long: "Memory, disk and processes of the sandbox ID become a snapshot, of one instant; the sandbox goes on running.\n" +
+			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				return branch(ctx, cmd, &c, cl, args[0], req)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag (default: branch-<id>-<time>-<random>)")
+	f.StringVar(&req.Mode, "mode", "live", "live, diff (copy what it has written while it stands still) or full (copy all)")
+	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
+	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
+	c.register(cmd)
+	return cmd
+}
+
+// branch makes a branch and prints it.
+func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, id string, req client.BranchRequest) error {
+	s, err := cl.Branch(ctx, id, req)
+	if err != nil {
+		return err
+	}
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), s)
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
+	describeBranch(cmd.ErrOrStderr(), s)
+	return nil
+}
+
+func describeBranch(w io.Writer, s client.Snapshot) {
+	fmt.Fprintf(w, "forkd: %s branch, the sandbox stood still for %.1f ms", s.Mode, value(s.PauseMS))
+	if s.StormStopMS != nil {
+		fmt.Fprintf(w, " and %.1f ms", *s.StormStopMS)
+	}
+	if s.ReadyMS != nil {
+		fmt.Fprintf(w, ", usable after %.1f ms", *s.ReadyMS)
+	} else {
+		fmt.Fprint(w, ", still being written")
+	}
+	fmt.Fprintf(w, "; %.1f MiB dirty\n", float64(value(s.DirtyBytes))/(1<<20))
+	if s.Fallback != "" {
+		fmt.Fprintf(w, "forkd: not live: %s\n", s.Fallback)
+	}
+}
+
+// value is what p points to, or zero.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+func newRollbackCmd() *cobra.Command {
+	var c common
+	var to string
+	cmd := &cobra.Command{
+		Use:   "rollback ID",
+		Short: "Put a sandbox back to a snapshot of its line",
+		Long: "Memory, disk and processes of the sandbox ID are again what they were at the snapshot; the id stays. It can go\n" +
+			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				r, err := cl.Rollback(ctx, args[0], to)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), r)
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
+				return nil
+			})
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from)")
+	c.register(cmd)
+	return cmd
+}
+
+// newSnapshotCmd is the name that forkd 0.5 has for it.
+func newSnapshotCmd() *cobra.Command {
+	var c common
+	var req client.BranchRequest
+	var from string
+	var live, diff bool
+	cmd := &cobra.Command{
+		Use:   "snapshot --from-sandbox ID",
+		Short: "Make a snapshot of a running sandbox; see branch",
+		Long:  "The same as 'forkd branch ID'. Snapshots of a freshly booted machine are made by 'forkd build'.",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case from == "":
+				return usageError{errors.New("--from-sandbox is missing; 'forkd build' makes snapshots of recipes")}
+			case live && diff:
+				return usageError{errors.New("--live and --diff exclude each other")}
+			case live:
+				req.Mode = "live"
+			case diff:
+				req.Mode = "diff"
+			default:
+				req.Mode = "full"
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				return branch(ctx, cmd, &c, cl, from, req)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&from, "from-sandbox", "", "the sandbox")
+	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag")
+	f.BoolVar(&live, "live", false, "copy while it runs")
+	f.BoolVar(&diff, "diff", false, "copy only what it has written")
+	f.BoolVar(&req.NoWait, "no-wait", false, "with --live: return when the sandbox runs again")
+	c.register(cmd)
+	return cmd
+}

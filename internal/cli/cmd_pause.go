@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newPauseCmd() *cobra.Command {
+	return newStateCmd("pause", "Stop sandboxes where they are", "They keep their memory; 'forkd resume' lets them run on.",
+		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
+			return cl.Pause(ctx, id)
+		})
+}
+
+func newResumeCmd() *cobra.Command {
+	return newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
+		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
+			return cl.Resume(ctx, id)
+		})
+}
+
+func newSuspendCmd() *cobra.Command {
+	return newStateCmd("suspend", "Save sandboxes to disk and free their memory",
+		"'forkd resume' brings them back under the same ids, also after a restart of the host.",
+		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
+			return cl.Suspend(ctx, id)
+		})
+}
+
+// newStateCmd makes a command that puts each of the named sandboxes into another state.
+func newStateCmd(verb, short, long string, op func(context.Context, *client.Client, string) (client.Sandbox, error)) *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use: verb + " ID…", Short: short, Long: long, Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, ids []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list := []client.Sandbox{}
+				var errs []error
+				for _, id := range ids {
+					s, err := op(ctx, cl, id)
+					if err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					list = append(list, s)
+					if !c.json() {
+						fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", s.ID, s.State)
+					}
+				}
+				if c.json() {
+					errs = append(errs, writeJSON(cmd.OutOrStdout(), list))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}

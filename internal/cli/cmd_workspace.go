@@ -1,0 +1,134 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newWorkspaceCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "workspace",
+		Short: "Named sandboxes that are suspended and brought back",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newWorkspaceCreateCmd(), newWorkspaceListCmd(), newWorkspaceDeleteCmd(),
+		newWorkspaceOpCmd("suspend", "Save a workspace to disk and free its memory", (*client.Client).SuspendWorkspace),
+		newWorkspaceOpCmd("resume", "Bring a workspace back", (*client.Client).ResumeWorkspace))
+	return cmd
+}
+
+func printWorkspaces(cmd *cobra.Command, list ...client.Workspace) error {
+	return table(cmd.OutOrStdout(), "NAME\tSTATUS\tSANDBOX\tSNAPSHOT\tACTIVE", func(row func(...any)) {
+		for _, w := range list {
+			id := w.LiveSandboxID
+			if id == "" {
+				id = "-"
+			}
+			row(w.Name, w.Status, id, w.SourceTag, age(w.LastActive))
+		}
+	})
+}
+
+func newWorkspaceCreateCmd() *cobra.Command {
+	var c common
+	var req client.WorkspaceRequest
+	cmd := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Start a sandbox under a name",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req.Name = args[0]
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				w, err := cl.CreateWorkspace(ctx, req)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), w)
+				}
+				return printWorkspaces(cmd, w)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
+	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "memory limit recorded for the sandbox")
+	f.Float64Var(&req.IdleTimeoutSecs, "idle-timeout-secs", 0, "suspend after so many seconds without a request; 0: never")
+	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
+	c.register(cmd)
+	return cmd
+}
+
+func newWorkspaceListCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List workspaces",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list, err := cl.Workspaces(ctx)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), list)
+				}
+				return printWorkspaces(cmd, list...)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Context, string) (client.Workspace, error)) *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   verb + " NAME",
+		Short: short,
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				w, err := op(cl, ctx, args[0])
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), w)
+				}
+				return printWorkspaces(cmd, w)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newWorkspaceDeleteCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Remove a workspace and its sandbox",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				if err := cl.DeleteWorkspace(ctx, args[0]); err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), map[string]string{"deleted": args[0]})
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s deleted\n", args[0])
+				return nil
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}

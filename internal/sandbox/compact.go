@@ -1,0 +1,93 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/store"
+)
+
+// Compact makes to a snapshot with the content of from and no layers of others: one memory layer, one disk layer.
+func (m *Manager) Compact(ctx context.Context, from, to string) (store.Info, error) {
+	if from == to {
+		return store.Info{}, &InvalidError{"to", "the snapshot itself; choose another tag"}
+	}
+	lease, err := m.cfg.Store.Acquire(from)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer lease.Release()
+	staging, err := m.cfg.Store.Stage(to)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer staging.Discard()
+	old := lease.Manifest()
+	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest}
+	if old.Disk != nil {
+		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
+		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error { return m.cfg.Merge(f, lease.Disk()[1:]) })
+		if err != nil {
+			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+		}
+	}
+	err = stageFile(staging, snapshot.StateFile, func(f *os.File) error {
+		_, err := io.Copy(f, io.NewSectionReader(lease.State(), 0, int64(old.State.Bytes)))
+		return err
+	})
+	if err != nil {
+		return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+	}
+	extents := lease.Extents()
+	err = stageFile(staging, snapshot.MemoryLayerFile, func(f *os.File) error {
+		if err := f.Truncate(int64(old.Memory[len(old.Memory)-1].Bytes)); err != nil {
+			return err
+		}
+		extents, err = flatten(f, uint32(len(old.Memory)), extents, lease.Layers())
+		return err
+	})
+	if err != nil {
+		return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return store.Info{}, err
+	}
+	return staging.Publish(fresh, extents)
+}
+
+// stageFile makes one file of a snapshot.
+func stageFile(g *store.Staging, name string, fill func(*os.File) error) error {
+	f, err := g.Create(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return fill(f)
+}
+
+// ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between goes with the last
+// of them.
+func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest, req ForkRequest) (ForkResult, BranchResult, error) {
+	probe := req
+	probe.Tag = "checked-later"
+	if err := probe.check(); err != nil {
+		return ForkResult{}, BranchResult{}, err
+	}
+	mode.Transient, mode.NoWait = true, false
+	b, err := m.Branch(ctx, source, mode)
+	if err != nil {
+		return ForkResult{}, b, err
+	}
+	// Held until the children have leases of their own.
+	unpin, err := m.cfg.Store.Pin(b.Info.Tag)
+	if err != nil {
+		return ForkResult{}, b, err
+	}
+	defer unpin()
+	req.Tag = b.Info.Tag
+	forked, err := m.Fork(ctx, req)
+	return forked, b, err
+}
