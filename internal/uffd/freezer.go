@@ -144,7 +144,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, c.unprotect(ranges[:i]))
+			return nil, errors.Join(err, c.unprotect(ranges[:i+1])) // the last one may be protected in part
 		}
 	}
 	f.current.Store(c)
