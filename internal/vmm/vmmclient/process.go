@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,9 @@ type process struct {
 	pid   int
 	pidfd int
 	child *os.Process // nil if another daemon started it
+
+	mu    sync.Mutex
+	ended bool // pidfd is closed: its number may be another process's by now
 }
 
 // startProcess runs the VMM binary with listener as its control socket. It leads a session of its own: signals to the
@@ -100,7 +104,13 @@ func findProcess(dir string) (*process, error) {
 	return &process{pid: pid, pidfd: fd}, nil
 }
 
+// kill ends the process, if it has not ended yet.
 func (p *process) kill() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return nil
+	}
 	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	if err == unix.ESRCH {
 		return nil
@@ -110,7 +120,7 @@ func (p *process) kill() error {
 
 // wait returns when the process has ended, and releases it. It is called once.
 func (p *process) wait() error {
-	defer unix.Close(p.pidfd)
+	defer p.release()
 	if p.child != nil {
 		_, err := p.child.Wait()
 		return err
@@ -121,6 +131,13 @@ func (p *process) wait() error {
 			return err
 		}
 	}
+}
+
+func (p *process) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+	_ = unix.Close(p.pidfd)
 }
 
 // Console returns the last console output of the guest whose VMM has the directory dir.
