@@ -67,6 +67,9 @@ func runDemo(ctx context.Context, cmd *cobra.Command, o demoOptions) error {
 	if err == nil && d.figures.Correct != o.n {
 		return fmt.Errorf("%d of %d answers are right", d.figures.Correct, o.n)
 	}
+	if err == nil && !d.figures.Branch.complete() {
+		return errors.New("not all children of the branch are right")
+	}
 	return err
 }
 
@@ -76,15 +79,17 @@ type demo struct {
 	n        int
 	progress io.Writer
 
-	client  *client.Client
-	where   demoHost
-	image   *image.Image
-	kernel  *image.KernelFiles
-	tag     string
-	forked  client.Forked
-	figures figures
-	wrong   []string // the first answers that were not right
-	stages  []stage
+	client    *client.Client
+	where     demoHost
+	image     *image.Image
+	kernel    *image.KernelFiles
+	tag       string
+	forked    client.Forked
+	branched  []client.Sandbox // children of the branch
+	branchTag string           // its snapshot
+	figures   figures
+	wrong     []string // the first answers that were not right
+	stages    []stage
 }
 
 // stage is a step of the demo that is done.
@@ -121,6 +126,7 @@ func (d *demo) run(url string) error {
 		{"measure their memory", d.measureMemory},
 		{"evaluate a different numpy expression in each", d.evaluate},
 		{"compare warm eval and cold exec", d.compare},
+		{"branch a child while it computes", d.branch},
 	}
 	for _, s := range steps {
 		if err := d.step(s.name, s.f); err != nil {
@@ -251,10 +257,16 @@ func (d *demo) cleanUp() {
 	defer d.client.Close()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTime)
 	defer cancel()
-	for _, s := range d.forked.Sandboxes {
+	for _, s := range append(d.branched, d.forked.Sandboxes...) {
 		if err := d.client.Kill(ctx, s.ID); err != nil && !client.IsNotFound(err) {
 			fmt.Fprintf(d.progress, "forkd: remove %s: %v\n", s.ID, err)
 		}
+	}
+	if d.branchTag == "" {
+		return
+	}
+	if err := d.client.DeleteSnapshot(ctx, d.branchTag, client.DeleteOptions{}); err != nil {
+		fmt.Fprintf(d.progress, "forkd: remove snapshot %s: %v\n", d.branchTag, err)
 	}
 }
 

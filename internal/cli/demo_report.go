@@ -27,6 +27,8 @@ type figures struct {
 	EvalWarmMS float64 `json:"eval_warm_ms"`
 	ExecColdMS float64 `json:"exec_cold_ms"`
 
+	Branch *branchFigures `json:"branch"`
+
 	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the above, for the report
 }
 
@@ -82,6 +84,12 @@ func (d *demo) report(w io.Writer) error {
 	section("numpy expression in a child, median")
 	line("eval in the warm interpreter", "%.1f ms", f.EvalWarmMS)
 	line("exec of a new python3", "%.1f ms", f.ExecColdMS)
+	br := f.Branch
+	section(fmt.Sprintf("Branch (%s) of a computing child, and %d children of the branch", br.Mode, branchChildren))
+	line("the source stood still", "%.1f ms; it had written %d KiB", br.PauseMS, br.DirtyBytes>>10)
+	line("children could start", "%.1f ms after the request; all confirmed %.1f ms after theirs", br.ReadyMS, br.ForkWallMS)
+	line("inherited", "memory %d, files %d, running process %d of %d", br.Memory, br.Files, br.Process, branchChildren)
+	line("went three different ways", "%d of %d answers are right", br.Paths, branchChildren)
 	section("Answers")
 	line("confirmed children", "%d of %d", f.Confirmed, f.Children)
 	line("right", "%d of %d", f.Correct, f.Children)

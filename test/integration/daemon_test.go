@@ -74,7 +74,9 @@ func load(t *testing.T) *fixture {
 			return
 		}
 		d := f.start(t)
-		_, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag))
+		if _, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag)); f.err == nil {
+			d.sealed(t)
+		}
 		d.stop(t)
 	})
 	if f.err != nil {
@@ -87,7 +89,7 @@ func (f *fixture) bakeRequest(tag string) client.BakeRequest {
 	return client.BakeRequest{
 		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
 		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
-		MemSizeMiB: 256, Env: map[string]string{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+		MemSizeMiB: 192, Env: map[string]string{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
 		Warmup: client.Warmup{Python: "import numpy as np\nfloat(np.eye(4).sum())"},
 	}
 }
@@ -102,10 +104,23 @@ type daemon struct {
 	cmd             *exec.Cmd
 }
 
+// sealed waits until the digests of the snapshot are known: every later daemon would begin to compute them anew.
+func (d *daemon) sealed(t *testing.T) {
+	t.Helper()
+	eventually(t, bakeLimit, func() error {
+		s, err := d.Snapshot(d.ctx(t, quietLimit), tag)
+		if err == nil && !s.Sealed {
+			err = errors.New("the snapshot has no digests yet")
+		}
+		return err
+	})
+}
+
 // option changes a daemon before it starts.
 type option func(*daemon)
 
 func withState(dir string) option { return func(d *daemon) { d.state = dir } }
+func withRun(dir string) option   { return func(d *daemon) { d.run = dir } }
 func withRAM(dir string) option   { return func(d *daemon) { d.ram = dir } }
 func withPool(n int) option       { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
 
@@ -140,7 +155,7 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
 	if vmtest.Emulated() {
-		args = append(args, "--accel", "tcg", "--cmdline-extra", "norandmaps") // as the machine's own daemon
+		args = append(args, "--accel", "tcg", "--cmdline-extra", "norandmaps", "--cpu-template", vmtest.Template()) // as the machine's own daemon
 	}
 	d.cmd = exec.Command(d.f.program, args...)
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log

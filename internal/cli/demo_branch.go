@@ -1,0 +1,176 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// branchFigures are what the demo measures of a branch. The last four count children: 3 if all is well.
+type branchFigures struct {
+	Mode       string  `json:"mode"`
+	PauseMS    float64 `json:"pause_ms"` // the source stood still
+	ReadyMS    float64 `json:"ready_ms"` // request to children can be forked
+	DirtyBytes uint64  `json:"dirty_bytes"`
+	ForkWallMS float64 `json:"fork_wall_ms"` // of the three children
+	Memory     int     `json:"memory_inherited"`
+	Files      int     `json:"files_inherited"`
+	Process    int     `json:"process_inherited"`
+	Paths      int     `json:"paths_right"` // answers of their different paths
+}
+
+// branchChildren is how many children are forked from the branch; branchPaths has a path for each.
+const branchChildren = 3
+
+func (b *branchFigures) complete() bool {
+	return b.Memory == branchChildren && b.Files == branchChildren && b.Process == branchChildren && b.Paths == branchChildren
+}
+
+// The source is branched while a thread of its warm interpreter adds up 1 + 2 + 3 + …, so that in every copy of its
+// memory total must be n(n+1)/2, and while a process counts in a file.
+const (
+	branchStart = `
+import threading, time
+n, total, lock = 0, 0, threading.Lock()
+def add_up():
+    global n, total
+    while True:
+        with lock:
+            n += 1
+            total += n
+        time.sleep(0.001)
+threading.Thread(target=add_up, daemon=True).start()
+`
+	branchProcess = `i=0; while :; do i=$((i+1)); echo $i >/root/steps.new; mv /root/steps.new /root/steps; sleep 0.1; done`
+	branchPlan    = "three ways on from here\n"
+	branchFile    = "/root/plan.txt"
+)
+
+// branchPaths are what the children go on to do, as Python and as the answer for given n and total.
+var branchPaths = [branchChildren]struct {
+	code string
+	want func(n, total int64) int64
+}{
+	{"total + sum(range(n + 1, n + 101))", func(n, _ int64) int64 { return (n + 100) * (n + 101) / 2 }},
+	{"total - sum(range(1, n + 1))", func(int64, int64) int64 { return 0 }},
+	{"n * total", func(n, total int64) int64 { return n * total }},
+}
+
+// branch branches the last child while it computes and forks children from it.
+func (d *demo) branch(st *status) (string, error) {
+	if len(d.forked.Sandboxes) == 0 {
+		return "", fmt.Errorf("no child to branch")
+	}
+	source := d.forked.Sandboxes[len(d.forked.Sandboxes)-1].ID
+	if err := d.startComputing(source); err != nil {
+		return "", err
+	}
+	at, err := d.computed(source, "0")
+	if err != nil {
+		return "", err
+	}
+	snap, err := d.client.Branch(d.ctx, source, client.BranchRequest{})
+	if err != nil {
+		return "", err
+	}
+	d.branchTag = snap.Tag
+	b := &branchFigures{Mode: snap.Mode}
+	d.figures.Branch = b
+	if snap.PauseMS != nil && snap.ReadyMS != nil && snap.DirtyBytes != nil {
+		b.PauseMS, b.ReadyMS, b.DirtyBytes = *snap.PauseMS, *snap.ReadyMS, *snap.DirtyBytes
+	}
+	forked, err := d.client.Fork(d.ctx, client.ForkRequest{
+		SnapshotTag: snap.Tag, N: branchChildren, HostnamePrefix: "demo", TTLSecs: demoTTL.Seconds(),
+	})
+	if err != nil {
+		return "", err
+	}
+	d.branched, b.ForkWallMS = forked.Sandboxes, forked.ForkWallMS
+	for i, s := range forked.Sandboxes {
+		st.step("branch a child while it computes", fmt.Sprintf("child %d of %d", i+1, branchChildren))
+		if err := d.follow(i, s.ID, at.N); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("paused for %.1f ms, %d of %d children are right", b.PauseMS, min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
+}
+
+// startComputing gives a sandbox what a branch is to keep: computing memory, a file, and a process.
+func (d *demo) startComputing(id string) error {
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart})
+	if err == nil && r.Error != "" {
+		err = fmt.Errorf("%s", r.Error)
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.client.WriteFile(d.ctx, id, branchFile, strings.NewReader(branchPlan)); err != nil {
+		return err
+	}
+	_, err = d.shell(id, "("+branchProcess+") >/dev/null 2>&1 & echo $! >/root/worker.pid; while ! [ -e /root/steps ]; do sleep 0.1; done")
+	return err
+}
+
+// computation is the state of the computing thread, and the answer to an expression of it.
+type computation struct{ N, Total, Answer int64 }
+
+// computed takes a consistent look at the computation.
+func (d *demo) computed(id, expression string) (c computation, err error) {
+	code := `import json
+with lock:
+    found = json.dumps({"N": n, "Total": total, "Answer": ` + expression + `})
+print(found)`
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code})
+	if err == nil && r.Error != "" {
+		err = fmt.Errorf("%s", r.Error)
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(r.Stdout), &c)
+	}
+	return c, err
+}
+
+// follow lets one child of the branch go its way and counts what it has inherited. atLeast is how far the source was
+// before the branch.
+func (d *demo) follow(i int, id string, atLeast int64) error {
+	b, path := d.figures.Branch, branchPaths[i]
+	c, err := d.computed(id, path.code)
+	if err != nil {
+		return err
+	}
+	b.Memory += btoi(c.N >= atLeast && c.Total == c.N*(c.N+1)/2)
+	b.Paths += btoi(c.Answer == path.want(c.N, c.Total))
+	file, err := d.client.ReadFile(d.ctx, id, branchFile)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	content, err := io.ReadAll(file)
+	if err != nil {
+		return err
+	}
+	b.Files += btoi(bytes.Equal(content, []byte(branchPlan)))
+	var steps [2]string
+	for j := range steps {
+		if steps[j], err = d.shell(id, "kill -0 $(cat /root/worker.pid) && cat /root/steps"); err != nil {
+			return err
+		}
+		time.Sleep(time.Second)
+	}
+	b.Process += btoi(steps[0] != steps[1])
+	return nil
+}
+
+// shell runs a script that must succeed.
+func (d *demo) shell(id, script string) (string, error) {
+	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}})
+	if err == nil && r.ExitCode != 0 {
+		err = fmt.Errorf("%s: %s %s", script, r.Error, r.Stderr)
+	}
+	return r.Stdout, err
+}
