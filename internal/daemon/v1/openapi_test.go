@@ -34,6 +34,8 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"CreateSnapshot": createSnapshotRequest{}, "SnapshotInfo": snapshotInfo{}, "Baked": bakeTimes{},
 		"SnapshotInfoDetail": snapshotDetail{}, "CreateSandboxes": createSandboxesRequest{}, "SandboxInfo": sandboxInfo{},
 		"Exec": execRequest{}, "ExecResult": execAnswer{}, "Eval": evalRequest{}, "EvalResult": evalAnswer{}, "Stats": statsInfo{},
+		"Branch": branchRequest{}, "Rollback": rollbackRequest{}, "RolledBack": rollbackAnswer{}, "Compact": compactRequest{},
+		"CreateWorkspace": createWorkspaceRequest{}, "SuspendWorkspace": suspendWorkspaceRequest{}, "WorkspaceInfo": workspaceInfo{},
 	} {
 		var documented []string
 		s := doc.Components.Schemas[name]
