@@ -1,0 +1,109 @@
+package torture
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// Report counts what was done. It is written as out/torture.json.
+type Report struct {
+	Branches         int            `json:"branches"` // whole ones
+	ByMode           map[string]int `json:"by_mode"`
+	ChildrenVerified int            `json:"children_verified"`
+	SourcesVerified  int            `json:"sources_verified"`
+	Refused          int            `json:"refused"` // branches begun while another was copied
+	Failed           int            `json:"failed"`  // branches that had no room, as they should
+	Kills            int            `json:"kills"`   // VMMs killed in the middle of a branch
+	Rollbacks        int            `json:"rollbacks"`
+	DeepestChain     int            `json:"deepest_chain"` // memory layers over the base
+	Faults           uint64         `json:"write_faults"`  // pages that a live branch captured because a vCPU wrote them
+	Storms           int            `json:"storms"`        // live branches that ended by stopping the guest
+	Mismatches       int            `json:"mismatches"`
+	Errors           []string       `json:"errors,omitempty"`
+	Seconds          float64        `json:"duration_s"`
+	Seed             uint64         `json:"seed"`
+
+	mu    sync.Mutex
+	start time.Time
+}
+
+// NewReport starts the clock.
+func NewReport(seed uint64) *Report {
+	return &Report{Seed: seed, ByMode: map[string]int{}, start: time.Now()}
+}
+
+func (r *Report) branched(b vmmproto.BranchResult, c vmmproto.Branched) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Branches++
+	r.ByMode[b.Mode.String()]++
+	r.Faults += c.Faults
+	if c.StopNanos > 0 {
+		r.Storms++
+	}
+}
+
+func (r *Report) verified() { r.count(&r.ChildrenVerified) }
+
+func (r *Report) count(n *int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*n++
+}
+
+// done returns the number of whole branches.
+func (r *Report) done() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Branches
+}
+
+// reached notes the depth of a snapshot.
+func (r *Report) reached(depth int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.DeepestChain = max(r.DeepestChain, depth)
+}
+
+// Fail records the error that ended the run.
+func (r *Report) Fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var m *mismatchError
+	if errors.As(err, &m) {
+		r.Mismatches += len(m.found)
+	}
+	r.Errors = append(r.Errors, err.Error())
+}
+
+// Line returns the counts in one line.
+func (r *Report) Line() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, %d kills, "+
+		"%d rollbacks, %d refused, %d without room, %d write faults, %d storms, %d mismatches, %.0f s", r.Branches,
+		r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified, r.DeepestChain,
+		r.Kills, r.Rollbacks, r.Refused, r.Failed, r.Faults, r.Storms, r.Mismatches, time.Since(r.start).Seconds())
+}
+
+// Write writes the report to path.
+func (r *Report) Write(path string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Seconds = time.Since(r.start).Seconds()
+	p, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(p, '\n'), 0o644)
+}

@@ -1,0 +1,242 @@
+// Package torture branches, forks, kills and rolls back VMs whose guest knows whether it is whole (test/guest/torture),
+// and verifies every copy.
+//
+// It works on VMMs directly, without a daemon: it is the test of the machine and of what a branch's files must be, not
+// of the store. Everything it does follows from a seed, but the instants at which the guest is caught do not.
+package torture
+
+import (
+	"bytes"
+	"context"
+	crand "crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+const mib = 1 << 20
+
+// Limits on one step. They are long because an emulated host may be busy; reaching one is a failure, never a wait.
+const (
+	bootLimit = 4 * time.Minute
+	stepLimit = 2 * time.Minute
+)
+
+// Config is the size of the guests.
+type Config struct {
+	Assets    *vmtest.Assets
+	VCPUs     uint32
+	MemoryMiB uint64 // of the VM
+	DataMiB   int    // that the guest program writes
+	DiskMiB   int    // that it writes on disk
+}
+
+// Rig makes the VMs of one shape and counts what happens to them.
+type Rig struct {
+	cfg   Config
+	shape vmmproto.Machine
+	dir   string // sockets of the VMs
+	ram   string // tmpfs, for layers and disk tops
+	names atomic.Uint64
+	rng   *rand.Rand
+	rep   *Report
+	logf  func(format string, args ...any)
+}
+
+// NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on tmpfs.
+func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
+	shape := vmmproto.Machine{MemoryBytes: cfg.MemoryMiB * mib, VCPUs: cfg.VCPUs, Template: vmtest.Template()}
+	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
+}
+
+// file returns a new file on tmpfs that has no name: its memory is given back when the last mapping and the last
+// descriptor are gone.
+func (r *Rig) file() (*os.File, error) {
+	f, err := os.CreateTemp(r.ram, "")
+	if err != nil {
+		return nil, err
+	}
+	return f, os.Remove(f.Name())
+}
+
+// newTop returns an empty disk top.
+func (r *Rig) newTop(size uint64) (*os.File, error) {
+	f, err := r.file()
+	if err != nil {
+		return nil, err
+	}
+	return f, disklayer.Format(f, size)
+}
+
+// vm is a running VM.
+type vm struct {
+	*vmmclient.VMM
+	rig   *Rig
+	name  string
+	base  *Snapshot // whose memory it lies on; nil after a boot
+	files []*os.File
+	size  uint64 // of the disk in bytes
+	agent *agentclient.Client
+}
+
+func (r *Rig) spawn(ctx context.Context, kind string) (*vm, error) {
+	name := fmt.Sprintf("%s%d", kind, r.names.Add(1))
+	v, err := vmmclient.Spawn(ctx, vmmclient.Config{
+		Bin: r.cfg.Assets.VMM, Dir: filepath.Join(r.dir, name), ID: name, Machine: r.shape, CgroupFD: -1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: spawn: %w", name, err)
+	}
+	agent := agentclient.New(agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket)))
+	return &vm{VMM: v, rig: r, name: name, agent: agent}, nil
+}
+
+func newID() (id [16]byte) {
+	_, _ = crand.Read(id[:])
+	return id
+}
+
+// Boot starts a guest with the program running in it and saves it as the first snapshot.
+func (r *Rig) Boot(ctx context.Context) (*Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, bootLimit)
+	defer cancel()
+	v, err := r.spawn(ctx, "boot")
+	if err != nil {
+		return nil, err
+	}
+	defer v.Kill()
+	s, err := r.boot(ctx, v)
+	return s, v.explain(err)
+}
+
+func (r *Rig) boot(ctx context.Context, v *vm) (*Snapshot, error) {
+	base, err := os.Open(filepath.Join(r.cfg.Assets.Images["base"], "rootfs.ext4"))
+	if err != nil {
+		return nil, err
+	}
+	st, err := base.Stat()
+	if err != nil {
+		return nil, err
+	}
+	v.size = uint64(st.Size())
+	top, err := r.newTop(v.size)
+	if err != nil {
+		return nil, err
+	}
+	v.files = []*os.File{base, top}
+	kernel, err := os.Open(r.cfg.Assets.Minimal.VMLinux)
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.Close()
+	initrd, err := os.Open(r.cfg.Assets.Minimal.Initrd)
+	if err != nil {
+		return nil, err
+	}
+	defer initrd.Close()
+	err = v.Boot(ctx, vmmproto.Boot{
+		Cmdline: vmtest.Cmdline(), Disks: []vmmproto.Disk{{SizeBytes: v.size}}, VMGenID: newID(),
+	}, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd, Disks: [][]*os.File{v.files}})
+	if err == nil {
+		err = v.Resume(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := v.waitReady(ctx); err != nil {
+		return nil, err
+	}
+	if err := v.startProgram(ctx); err != nil {
+		return nil, err
+	}
+	return v.save(ctx)
+}
+
+func (v *vm) waitReady(ctx context.Context) error {
+	select {
+	case c, ok := <-v.Conns():
+		if !ok {
+			return vmmclient.ErrGone
+		}
+		defer c.Conn.Close()
+		var ready agentproto.Ready
+		return json.NewDecoder(c.Conn).Decode(&ready)
+	case <-ctx.Done():
+		return fmt.Errorf("the agent did not become ready: %w", ctx.Err())
+	}
+}
+
+// Paths in the guest.
+const (
+	guestProgram = "/usr/local/bin/torture"
+	guestSocket  = "/run/torture.sock"
+	guestFiles   = "/var/lib/torture" // on the root disk
+	guestLog     = "/run/torture.log"
+)
+
+func (v *vm) startProgram(ctx context.Context) error {
+	program, err := os.ReadFile(v.rig.cfg.Assets.Torture)
+	if err != nil {
+		return err
+	}
+	if err := v.agent.WriteFile(ctx, guestProgram, "", bytes.NewReader(program)); err != nil {
+		return err
+	}
+	script := fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
+		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
+		guestProgram, guestSocket, guestFiles, v.rig.cfg.DataMiB, v.rig.cfg.DiskMiB, guestLog)
+	out, err := v.exec(ctx, "/bin/sh", "-c", script)
+	if err != nil {
+		return fmt.Errorf("start the guest program: %w: %s", err, out)
+	}
+	_, err = v.ask(ctx, "verify")
+	return err
+}
+
+// exec runs a command to its end and returns its output.
+func (v *vm) exec(ctx context.Context, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	res, err := v.agent.Exec(ctx, agentclient.ExecRequest{Args: args, Timeout: stepLimit})
+	if err == nil {
+		err = res.Err()
+	}
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%s: %s", res.Status, res.Stderr)
+	}
+	return res.Stdout, err
+}
+
+// explain adds to an error what the VM's console says.
+func (v *vm) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	console, cerr := vmmclient.Console(v.Dir())
+	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console, 30))
+}
+
+// tinyTmpfs mounts a tmpfs that has room for size bytes, and unmounts it with undo.
+func (r *Rig) tinyTmpfs(size int) (dir string, undo func() error, err error) {
+	if dir, err = os.MkdirTemp(r.dir, "full"); err != nil {
+		return "", nil, err
+	}
+	if err := unix.Mount("torture", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
+		return "", nil, fmt.Errorf("mount a small tmpfs: %w", err)
+	}
+	return dir, func() error { return errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(dir)) }, nil
+}

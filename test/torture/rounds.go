@@ -1,0 +1,405 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// maxDepth is how many memory layers a line of descent gets over its base.
+const maxDepth = 10
+
+// maxDiskLayers bounds the disk layers of a line: every branch adds one, and a restore donates them all in one message.
+const maxDiskLayers = 100
+
+// line is a source and the snapshots it descends from. Its source is replaced by a child of its latest snapshot again
+// and again, so that chains grow.
+type line struct {
+	rig    *Rig
+	source *vm
+	last   *Snapshot   // the latest in the source's line: it can be rolled back there
+	snaps  []*Snapshot // to be verified again at the end
+}
+
+// round is one thing done to a line. It may branch several times.
+type round struct {
+	name   string
+	weight int
+	run    func(*line, context.Context) error
+}
+
+// rounds lists what a line goes through, in the order of the draw.
+func rounds() []round {
+	return []round{
+		{"plain", 10, (*line).plain},
+		{"overlap", 3, (*line).overlap},
+		{"crowd", 2, (*line).crowd},
+		{"stream", 2, (*line).stream},
+		{"layer without room", 1, (*line).layerWithoutRoom},
+		{"state without room", 1, (*line).stateWithoutRoom},
+		{"kill", 2, (*line).kill},
+		{"rollback", 2, (*line).rollback},
+	}
+}
+
+// Run lets lines descend from base until the report has n branches.
+func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
+	for r.rep.done() < n {
+		if err := r.descend(ctx, base, n); err != nil {
+			return err
+		}
+		r.logf("%s", r.rep.Line())
+	}
+	return nil
+}
+
+// descend takes one line from base to its full depth and verifies all its snapshots.
+func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
+	l := &line{rig: r, last: base, snaps: []*Snapshot{base}}
+	if l.source, err = r.fork(ctx, base, "src"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.source.Kill()) }()
+	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.done() < n {
+		for range 1 + r.rng.IntN(3) {
+			if err := l.step(ctx, l.draw()); err != nil {
+				return err
+			}
+		}
+		if err := l.step(ctx, round{name: "replace", run: (*line).replace}); err != nil {
+			return err
+		}
+	}
+	for _, s := range l.snaps {
+		r.rep.reached(s.depth)
+		if err := r.check(ctx, s, "anc"); err != nil {
+			return fmt.Errorf("ancestor %s at the end: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+func (l *line) draw() round {
+	all := rounds()
+	total := 0
+	for _, x := range all {
+		total += x.weight
+	}
+	at := l.rig.rng.IntN(total)
+	for _, x := range all {
+		if at -= x.weight; at < 0 {
+			return x
+		}
+	}
+	panic("unreachable: the weights add up to the total")
+}
+
+func (l *line) step(ctx context.Context, x round) error {
+	start := time.Now()
+	if err := x.run(l, ctx); err != nil {
+		return fmt.Errorf("%s: %w", x.name, l.source.explain(err))
+	}
+	l.rig.logf("%s %s: %s, depth %d, %d disk layers, %v", time.Now().Format("15:04:05"), l.source.name, x.name,
+		l.last.depth, len(l.source.files), time.Since(start).Round(time.Millisecond))
+	runtime.GC() // closes the files of forgotten snapshots
+	return nil
+}
+
+// mode draws a mode, live most of the time.
+func (l *line) mode() vmmproto.BranchMode {
+	switch n := l.rig.rng.IntN(20); {
+	case n < 12:
+		return vmmproto.BranchLive
+	case n < 17:
+		return vmmproto.BranchDiff
+	}
+	return vmmproto.BranchFull
+}
+
+// setHot draws how much the guest writes: everything, some pages of each writer, or one.
+func (l *line) setHot(ctx context.Context) error {
+	_, err := l.source.ask(ctx, "hot", []string{"0", "0", "1", "64"}[l.rig.rng.IntN(4)])
+	return err
+}
+
+// took notes a snapshot of the source and verifies a child of it.
+func (l *line) took(ctx context.Context, s *Snapshot) error {
+	l.last = s
+	return l.rig.check(ctx, s, "child")
+}
+
+func (l *line) verifySource(ctx context.Context) error {
+	if _, err := l.source.ask(ctx, "verify"); err != nil {
+		return fmt.Errorf("source: %w", err)
+	}
+	l.rig.rep.count(&l.rig.rep.SourcesVerified)
+	return nil
+}
+
+// plain: one branch, its source and a child of it verified.
+func (l *line) plain(ctx context.Context) error {
+	if err := l.setHot(ctx); err != nil {
+		return err
+	}
+	s, err := l.source.branch(ctx, l.mode())
+	if err != nil {
+		return err
+	}
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.took(ctx, s)
+}
+
+// replace: a child becomes the source, and is verified before the next round.
+func (l *line) replace(ctx context.Context) error {
+	mode := vmmproto.BranchLive
+	if l.rig.rng.IntN(3) == 0 {
+		mode = vmmproto.BranchDiff
+	}
+	s, err := l.source.branch(ctx, mode)
+	if err != nil {
+		return err
+	}
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	l.last, l.snaps = s, append(l.snaps, s)
+	return l.restart(ctx)
+}
+
+// restart replaces the source by a child of the latest snapshot.
+func (l *line) restart(ctx context.Context) error {
+	child, err := l.rig.fork(ctx, l.last, "src")
+	if err != nil {
+		return err
+	}
+	old := l.source
+	l.source = child
+	if err := errors.Join(old.Kill(), child.verifyCopy(ctx, l.last)); err != nil {
+		return err
+	}
+	l.rig.rep.verified()
+	return nil
+}
+
+// overlap: a second branch is asked for as soon as the guest runs again after a live one. It is refused, or both are
+// whole.
+func (l *line) overlap(ctx context.Context) error {
+	v := l.source
+	first, err := v.begin(ctx, vmmproto.BranchLive)
+	if err != nil {
+		return err
+	}
+	s, layer, err := v.newSnapshot("second")
+	if err != nil {
+		return err
+	}
+	s.mark, s.seq = first.snap.mark, first.snap.seq
+	second, err := v.branchTo(ctx, l.mode(), s, layer)
+	refused := err != nil && strings.Contains(err.Error(), "still being copied")
+	if err != nil && !refused {
+		return err
+	}
+	if refused {
+		l.rig.rep.count(&l.rig.rep.Refused)
+		if l.last, err = l.finish(ctx, first); err != nil {
+			return err
+		}
+	} else {
+		// The first one's completion may be lost if nobody waited for it before the second, but it is complete: the
+		// second would have been refused otherwise.
+		v.settle(first)
+		if l.last, err = l.finish(ctx, second); err != nil {
+			return err
+		}
+		if err := l.rig.check(ctx, first.snap, "child"); err != nil {
+			return err
+		}
+	}
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.rig.check(ctx, l.last, "child")
+}
+
+// settle makes the snapshot of a live branch whose layer is known to be complete.
+func (v *vm) settle(p *pending) {
+	p.snap.put(v.base, p.layer, p.result.Save.Extents)
+	v.rig.rep.branched(p.result, vmmproto.Branched{})
+}
+
+// finish is vm.finish for the source, bounded in time.
+func (l *line) finish(ctx context.Context, p *pending) (*Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	return l.source.finish(ctx, p)
+}
+
+// crowd: children fork from the source's own snapshot while it is branched.
+func (l *line) crowd(ctx context.Context) error {
+	var wg sync.WaitGroup
+	errs := make([]error, 2)
+	for i := range errs {
+		wg.Go(func() { errs[i] = l.rig.check(ctx, l.source.base, "crowd") })
+	}
+	s, err := l.source.branch(ctx, l.mode())
+	wg.Wait()
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	return l.took(ctx, s)
+}
+
+// stream: a verification, and the stream that carries it, are under way while the guest is branched.
+func (l *line) stream(ctx context.Context) error {
+	v := l.source
+	delay := time.Duration(l.rig.rng.IntN(60)) * time.Millisecond
+	mode := l.mode()
+	s, layer, err := v.newSnapshot("stream")
+	if err != nil {
+		return err
+	}
+	var r guestReport
+	if s.mark, r, err = v.setMark(ctx); err != nil {
+		return err
+	}
+	s.seq = r.Seq
+	verified := make(chan error, 1)
+	go func() {
+		_, err := v.ask(ctx, "verify")
+		verified <- err
+	}()
+	time.Sleep(delay)
+	p, err := v.branchTo(ctx, mode, s, layer)
+	if err := errors.Join(err, <-verified); err != nil {
+		return err
+	}
+	if s, err = l.finish(ctx, p); err != nil {
+		return err
+	}
+	return l.took(ctx, s)
+}
+
+// layerWithoutRoom: the layer does not fit into its file system. The branch fails; the source goes on.
+func (l *line) layerWithoutRoom(ctx context.Context) error {
+	return l.withoutRoom(ctx, func(dir string) (s *Snapshot, layer *os.File, err error) {
+		if s, layer, err = l.source.newSnapshot("full"); err != nil {
+			return nil, nil, err
+		}
+		layer, err = os.Create(filepath.Join(dir, "layer"))
+		return s, layer, err
+	})
+}
+
+// stateWithoutRoom: there is no room for the vCPU and device state.
+func (l *line) stateWithoutRoom(ctx context.Context) error {
+	return l.withoutRoom(ctx, func(dir string) (s *Snapshot, layer *os.File, err error) {
+		if s, layer, err = l.source.newSnapshot("full"); err != nil {
+			return nil, nil, err
+		}
+		if s.state, err = os.Create(filepath.Join(dir, "state")); err != nil {
+			return nil, nil, err
+		}
+		// A file that takes all the room there is.
+		filler, err := os.Create(filepath.Join(dir, "filler"))
+		if err != nil {
+			return nil, nil, err
+		}
+		_, full := filler.Write(make([]byte, tinyBytes+1))
+		if full == nil {
+			return nil, nil, errors.New("the small tmpfs is not full")
+		}
+		return s, layer, filler.Close()
+	})
+}
+
+// tinyBytes is the size of a file system that has no room for a branch.
+const tinyBytes = 64 << 10
+
+func (l *line) withoutRoom(ctx context.Context, files func(dir string) (*Snapshot, *os.File, error)) (err error) {
+	dir, undo, err := l.rig.tinyTmpfs(tinyBytes)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	s, layer, err := files(dir)
+	if err != nil {
+		return err
+	}
+	if _, _, err := l.source.setMark(ctx, "hot", "0"); err != nil {
+		return err
+	}
+	p, err := l.source.branchTo(ctx, l.mode(), s, layer)
+	if err == nil {
+		_, err = l.finish(ctx, p)
+	}
+	_ = layer.Close()
+	_ = s.state.Close()
+	if err == nil {
+		return errors.New("a branch without room for its files succeeded")
+	}
+	if errors.Is(err, vmmclient.ErrGone) {
+		return fmt.Errorf("the source did not survive: %w", err)
+	}
+	l.rig.rep.count(&l.rig.rep.Failed)
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.plain(ctx)
+}
+
+// kill: the VMM dies in the middle of a branch. What was taken from it before is whole.
+func (l *line) kill(ctx context.Context) error {
+	v := l.source
+	mode := l.mode()
+	delay := time.Duration(l.rig.rng.IntN(80)) * time.Millisecond
+	s, layer, err := v.newSnapshot("killed")
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		p, err := v.branchTo(ctx, mode, s, layer)
+		if err == nil && mode == vmmproto.BranchLive {
+			_, err = v.WaitCopied(ctx)
+			_ = p
+		}
+		ended <- err
+	}()
+	time.Sleep(delay)
+	if err := v.Kill(); err != nil {
+		return err
+	}
+	if err := <-ended; err != nil && !errors.Is(err, vmmclient.ErrGone) {
+		return fmt.Errorf("branch of a killed VMM: %w", err)
+	}
+	l.rig.rep.count(&l.rig.rep.Kills)
+	return l.restart(ctx)
+}
+
+// rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can be branched.
+func (l *line) rollback(ctx context.Context) error {
+	for range 2 {
+		if _, _, err := l.source.setMark(ctx, "hot", "0"); err != nil {
+			return err
+		}
+		if err := l.source.restore(ctx, l.last); err != nil {
+			return err
+		}
+		l.rig.rep.count(&l.rig.rep.Rollbacks)
+		if err := l.source.verifyCopy(ctx, l.last); err != nil {
+			return fmt.Errorf("rolled back: %w", err)
+		}
+	}
+	return l.plain(ctx)
+}

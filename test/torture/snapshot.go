@@ -1,0 +1,267 @@
+package torture
+
+import (
+	"context"
+	crand "crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/memlayer"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// Snapshot is the files of a branch and what its children must find. The files have no names; those that only
+// forgotten snapshots refer to are closed by the garbage collector.
+type Snapshot struct {
+	name    string
+	depth   int // memory layers below its own
+	extents []memlayer.Extent
+	layers  []*os.File // base first
+	state   *os.File
+	disks   []*os.File
+	size    uint64 // of the disk in bytes
+	mark    uint64 // in the guest at the instant of the snapshot
+	seq     uint64 // writes that had been done some time before
+}
+
+// guestReport is the guest's answer, see test/guest/torture.
+type guestReport struct {
+	OK         bool     `json:"ok"`
+	Pages      int      `json:"pages"`
+	Blocks     int      `json:"blocks"`
+	Seq        uint64   `json:"seq"`
+	Mark       uint64   `json:"mark"`
+	CPUs       int      `json:"cpus"`
+	Mismatches []string `json:"mismatches"`
+}
+
+// mismatchError is damage in a guest, as opposed to a step that failed.
+type mismatchError struct{ found []string }
+
+func (e *mismatchError) Error() string { return "MISMATCH:\n\t" + strings.Join(e.found, "\n\t") }
+
+// ask sends words to the guest program. Damage that it reports is an error.
+func (v *vm) ask(ctx context.Context, words ...string) (guestReport, error) {
+	var r guestReport
+	out, err := v.exec(ctx, append([]string{guestProgram, "ask", guestSocket}, words...)...)
+	if err == nil {
+		err = json.Unmarshal(out, &r)
+	}
+	if err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		log, _ := v.exec(ctx, "/bin/sh", "-c", "cat "+guestLog+"; dmesg | tail -n 20")
+		return r, fmt.Errorf("%s: ask the guest program: %w; in the guest: %s", v.name, err, log)
+	}
+	if !r.OK {
+		return r, fmt.Errorf("%s: %w", v.name, &mismatchError{r.Mismatches})
+	}
+	return r, nil
+}
+
+// setMark gives the guest a number that nothing had before and returns it.
+func (v *vm) setMark(ctx context.Context, words ...string) (mark uint64, r guestReport, err error) {
+	mark = v.rig.names.Add(1)
+	r, err = v.ask(ctx, append([]string{"mark", fmt.Sprint(mark)}, words...)...)
+	return mark, r, err
+}
+
+// newSnapshot makes the files of a snapshot of v.
+func (v *vm) newSnapshot(kind string) (s *Snapshot, layer *os.File, err error) {
+	s = &Snapshot{name: fmt.Sprintf("%s%d", kind, v.rig.names.Add(1)), size: v.size, disks: slices.Clone(v.files)}
+	if s.state, err = v.rig.file(); err != nil {
+		return nil, nil, err
+	}
+	layer, err = v.rig.file()
+	return s, layer, err
+}
+
+// put lays the snapshot's own layer over those of base, or alone if base is nil.
+func (s *Snapshot) put(base *Snapshot, layer *os.File, own []memlayer.Extent) {
+	s.extents, s.layers = own, []*os.File{layer}
+	if base == nil {
+		return
+	}
+	for i := range own {
+		own[i].Layer = uint32(len(base.layers))
+	}
+	s.depth = base.depth + 1
+	s.extents = memlayer.Overlay(base.extents, own)
+	s.layers = append(slices.Clone(base.layers), layer)
+}
+
+// save pauses v for good and makes a snapshot of it.
+func (v *vm) save(ctx context.Context) (*Snapshot, error) {
+	s, layer, err := v.newSnapshot("base")
+	if err != nil {
+		return nil, err
+	}
+	var r guestReport
+	if s.mark, r, err = v.setMark(ctx); err != nil {
+		return nil, err
+	}
+	s.seq = r.Seq
+	if err := v.Pause(ctx); err != nil {
+		return nil, err
+	}
+	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: s.state, Layer: layer})
+	if err != nil {
+		return nil, err
+	}
+	s.put(nil, layer, saved.Extents)
+	return s, nil
+}
+
+const maxExtents = 2048
+
+// pending is a branch whose layer may still be being copied.
+type pending struct {
+	snap   *Snapshot
+	layer  *os.File
+	result vmmproto.BranchResult
+}
+
+// begin branches v and returns when the guest runs again.
+func (v *vm) begin(ctx context.Context, mode vmmproto.BranchMode) (*pending, error) {
+	s, layer, err := v.newSnapshot(mode.String())
+	if err != nil {
+		return nil, err
+	}
+	var r guestReport
+	if s.mark, r, err = v.setMark(ctx); err != nil {
+		return nil, err
+	}
+	s.seq = r.Seq
+	return v.branchTo(ctx, mode, s, layer)
+}
+
+// branchTo branches v into files that the caller made.
+func (v *vm) branchTo(ctx context.Context, mode vmmproto.BranchMode, s *Snapshot, layer *os.File) (*pending, error) {
+	top, err := v.rig.newTop(v.size)
+	if err != nil {
+		return nil, err
+	}
+	res, err := v.Branch(ctx, vmmproto.Branch{Mode: mode, MaxExtents: maxExtents},
+		vmmclient.BranchFiles{State: s.state, Layer: layer, Tops: []*os.File{top}})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %v branch: %w", v.name, mode, err)
+	}
+	v.files = append(slices.Clone(v.files), top)
+	if res.Mode != mode {
+		return nil, fmt.Errorf("%s: %v branch fell back to %v: %s", v.name, mode, res.Mode, res.Fallback)
+	}
+	return &pending{snap: s, layer: layer, result: res}, nil
+}
+
+// finish waits until the layer is complete and returns the snapshot.
+func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
+	var copied vmmproto.Branched
+	if p.result.Mode == vmmproto.BranchLive {
+		var err error
+		if copied, err = v.WaitCopied(ctx); err != nil {
+			return nil, fmt.Errorf("%s: copy live branch: %w", v.name, err)
+		}
+	}
+	base := v.base
+	if p.result.Mode == vmmproto.BranchFull {
+		base = nil
+	}
+	p.snap.put(base, p.layer, p.result.Save.Extents)
+	v.rig.rep.branched(p.result, copied)
+	return p.snap, nil
+}
+
+// branch branches v and sets a new mark in it, so that children that have a later instant show.
+func (v *vm) branch(ctx context.Context, mode vmmproto.BranchMode) (*Snapshot, error) {
+	p, err := v.begin(ctx, mode)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
+		return nil, err
+	}
+	return v.finish(ctx, p)
+}
+
+// fork starts a child of s that writes from its first instant on.
+func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*vm, error) {
+	v, err := r.spawn(ctx, kind)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.restore(ctx, s); err != nil {
+		return nil, errors.Join(v.explain(err), v.Kill())
+	}
+	return v, nil
+}
+
+// restore makes v a copy of s: a new VM a child, a running one a rolled-back one.
+func (v *vm) restore(ctx context.Context, s *Snapshot) error {
+	top, err := v.rig.newTop(s.size)
+	if err != nil {
+		return err
+	}
+	v.base, v.size, v.files = s, s.size, append(slices.Clone(s.disks), top)
+	_, err = v.Restore(ctx, vmmproto.Restore{
+		Extents: s.extents, Disks: []vmmproto.Disk{{SizeBytes: s.size}}, VMGenID: newID(), Resume: true,
+	}, vmmclient.RestoreFiles{State: s.state, Layers: s.layers, Disks: [][]*os.File{v.files}})
+	if err != nil {
+		return fmt.Errorf("restore %s: %w", s.name, err)
+	}
+	entropy := make([]byte, 32)
+	_, _ = crand.Read(entropy)
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	err = v.agent.Forked(ctx, agentproto.Forked{
+		Entropy: entropy, RealtimeNanos: time.Now().UnixNano(), Hostname: v.name,
+	})
+	if err != nil {
+		return fmt.Errorf("restore %s: confirm: %w", s.name, err)
+	}
+	return nil
+}
+
+// verifyCopy checks that v, of which nothing else was asked since, is s gone on.
+func (v *vm) verifyCopy(ctx context.Context, s *Snapshot) error {
+	r, err := v.ask(ctx, "verify")
+	if err != nil {
+		return fmt.Errorf("copy of %s (depth %d): %w", s.name, s.depth, err)
+	}
+	return v.checkReport(r, s)
+}
+
+func (v *vm) checkReport(r guestReport, s *Snapshot) error {
+	pages, blocks := v.rig.cfg.DataMiB*mib/memlayer.PageSize, v.rig.cfg.DiskMiB*mib/memlayer.PageSize
+	switch {
+	case r.Mark != s.mark:
+		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name,
+			&mismatchError{[]string{fmt.Sprintf("mark %d, want %d: another instant", r.Mark, s.mark)}})
+	case r.Seq < s.seq:
+		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name,
+			&mismatchError{[]string{fmt.Sprintf("%d writes, at least %d were done before", r.Seq, s.seq)}})
+	case r.Pages != pages || r.Blocks != blocks || r.CPUs != int(v.rig.cfg.VCPUs):
+		return fmt.Errorf("%s: verified %d pages, %d blocks on %d CPUs, want %d, %d, %d", v.name,
+			r.Pages, r.Blocks, r.CPUs, pages, blocks, v.rig.cfg.VCPUs)
+	}
+	return nil
+}
+
+// check forks a child of s, verifies it and ends it.
+func (r *Rig) check(ctx context.Context, s *Snapshot, kind string) error {
+	v, err := r.fork(ctx, s, kind)
+	if err != nil {
+		return err
+	}
+	err = v.explain(v.verifyCopy(ctx, s))
+	if err == nil {
+		r.rep.verified()
+	}
+	return errors.Join(err, v.Kill())
+}
