@@ -368,5 +368,6 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []memlayer.Extent,
 	}, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of one memory layer: each costs every fork one mmap, about a microsecond.
-const maxLayerExtents = 512
+// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, and what fills the gaps is mostly zeros,
+// which take no room. It leaves branches something of maxExtents.
+const maxLayerExtents = 128

@@ -15,6 +15,7 @@ import (
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/disklayer"
 	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -238,7 +239,8 @@ func (w *world) start(t *testing.T, poolSize int) {
 	w.count = &counter{}
 	w.Manager, err = New(Config{
 		Store: st, VMMs: w.vmms, Guest: func(string) Guest { return fakeGuest{w.vmms} },
-		NewTop:   func(f *os.File, _ uint64) error { _, err := f.WriteString("top"); return err },
+		NewTop:   disklayer.Format,
+		Merge:    disklayer.Merge,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
 		Template: "host", Accel: "kvm", PoolSize: poolSize,
@@ -257,6 +259,7 @@ func (w *world) stop() {
 // checkClean fails if anything of a sandbox is left.
 func (w *world) checkClean(t *testing.T) {
 	t.Helper()
+	w.Snapshots().Quiesce()
 	if n := w.vmms.count(); n != 0 {
 		t.Errorf("%d VMs are left", n)
 	}

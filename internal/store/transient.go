@@ -103,3 +103,19 @@ func (s *Store) memoryUsersLocked(owner string) int {
 	}
 	return n
 }
+
+// Quiesce waits until what has been published is flushed and what nobody needs is gone.
+func (s *Store) Quiesce() {
+	s.mu.Lock()
+	var pending []chan struct{}
+	for _, e := range s.byTag {
+		if e.flushed != nil {
+			pending = append(pending, e.flushed)
+		}
+	}
+	s.mu.Unlock()
+	for _, done := range pending {
+		<-done
+	}
+	s.drops.Wait()
+}
