@@ -23,7 +23,7 @@ func TestVMEnds(t *testing.T) {
 		return func(t *testing.T, s client.Sandbox) {
 			t.Helper()
 			_, err := d.Exec(d.ctx(t, quietLimit), s.ID, client.ExecRequest{Args: []string{"/bin/sh", "-c", "echo " + c + " >/proc/sysrq-trigger; sleep 60"}})
-			wantError(t, "the exec that ends the VM", err, 0, s.ID)
+			wantError(t, "the exec that ends the VM", err, http.StatusConflict, s.ID, "exited")
 		}
 	}
 	cases := []struct {
@@ -36,9 +36,9 @@ func TestVMEnds(t *testing.T) {
 			if err := syscall.Kill(s.PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-		}, "killed", nil},
-		{"guest panics", trigger("c"), "", []string{"Kernel panic"}},
-		{"guest powers off", trigger("o"), "shutdown", nil},
+		}, "internal", []string{"forkd-vmm was killed"}},
+		{"guest panics", trigger("c"), "reset", []string{"Kernel panic"}}, // its kernel resets after a panic
+		{"guest powers off", trigger("o"), "poweroff", nil},
 		{"guest resets", trigger("b"), "reset", nil},
 	}
 	boxes := d.fork(t, len(cases)+1)
@@ -55,9 +55,8 @@ func TestVMEnds(t *testing.T) {
 				}
 				return err
 			})
-			t.Logf("reason %q, detail %q", now.ExitReason, now.ExitDetail)
-			if c.reason != "" && now.ExitReason != c.reason {
-				t.Errorf("reason %q, want %q", now.ExitReason, c.reason)
+			if now.ExitReason != c.reason {
+				t.Errorf("reason %q (%s), want %q", now.ExitReason, now.ExitDetail, c.reason)
 			}
 			_, err := d.Eval(d.ctx(t, quietLimit), s.ID, client.EvalRequest{Code: "1"})
 			wantError(t, "eval", err, http.StatusConflict, append(c.words, s.ID, "exited", now.ExitReason)...)
