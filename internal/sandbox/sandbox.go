@@ -248,7 +248,7 @@ func (s *Sandbox) running(op string) (Guest, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state != Running {
-		return nil, &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: lastLines(s.console, 5)}
+		return nil, &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: consoleTail(s.console, 5)}
 	}
 	return s.guest, nil
 }

@@ -30,7 +30,7 @@ func (s *Sandbox) branchable() (record, *store.Lease, error) {
 }
 
 func (s *Sandbox) stateErrorLocked(op string) error {
-	return &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: lastLines(s.console, 5)}
+	return &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: consoleTail(s.console, 5)}
 }
 
 // enter is transition with a *StateError where it is not allowed.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"syscall"
-	"syscall"
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/sandbox"
@@ -66,8 +65,6 @@ func statusOf(err error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &guest):
 		return statusOfGuest(guest.Code)
-	case errors.Is(err, syscall.ENOSPC):
-		return http.StatusInsufficientStorage
 	case errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout
 	}
