@@ -104,6 +104,10 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if !req.NoWait || b.done.Mode != vmmproto.BranchLive {
 		return b.finish(ctx)
 	}
+	parent := b.lease.Manifest()
+	result := BranchResult{Figure: b.figure, Info: store.Info{
+		Tag: req.Tag, Created: start, Writing: true, Parent: parent.Tag, Machine: parent.Machine, Guest: parent.Guest,
+	}}
 	rest := free // the places are held until the layer is complete
 	free = cleanup.Stack{}
 	m.background.Go(func() {
@@ -113,8 +117,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 			m.cfg.Store.Failed(req.Tag, err)
 		}
 	})
-	return BranchResult{Info: store.Info{Tag: req.Tag, Created: start, Writing: true, Parent: b.lease.Manifest().Tag,
-		Machine: b.lease.Manifest().Machine, Guest: b.lease.Manifest().Guest}, Figure: b.figure}, nil
+	return result, nil
 }
 
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.
@@ -184,7 +187,7 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 		b.undo.Add(func() { file.Close() })
 		b.lower, b.owners = append(b.lower, file), append(b.owners, f.Owner)
 	}
-	stats, err := s.vmm.Stats(ctx)
+	stats, err := s.vmm.Stats(context.WithoutCancel(ctx)) // an unanswered request ends a VMM
 	if err != nil {
 		return nil, err
 	}
