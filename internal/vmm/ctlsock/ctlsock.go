@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,12 +18,16 @@ import (
 // MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send.
+// Conn is one end of a control connection. One goroutine may receive while others send; it must have ended before
+// Close. Sends and Shutdown after Close go nowhere, though the number of the descriptor may be another's by then.
 type Conn struct {
 	fd   int
-	send sync.Mutex
+	send sync.Mutex // one packet at a time, and Close
 	buf  []byte
 	oob  []byte
+
+	mu     sync.Mutex // taken after send: Shutdown must not wait for a Send that it is to end
+	closed bool
 }
 
 // New takes over fd, a connected SOCK_SEQPACKET socket in blocking mode.
@@ -71,10 +76,27 @@ func Accept(listener int) (*Conn, error) {
 }
 
 // Shutdown ends Receive calls on both ends; Close follows when nobody uses the connection any more.
-func (c *Conn) Shutdown() { _ = unix.Shutdown(c.fd, unix.SHUT_RDWR) }
+func (c *Conn) Shutdown() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
+	}
+}
 
-// Close closes the connection.
-func (c *Conn) Close() error { return unix.Close(c.fd) }
+// Close closes the connection, once.
+func (c *Conn) Close() error {
+	c.Shutdown()
+	c.send.Lock()
+	defer c.send.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return os.ErrClosed
+	}
+	c.closed = true
+	return unix.Close(c.fd)
+}
 
 // Send sends one message and copies of fds.
 func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
@@ -83,6 +105,9 @@ func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
 	}
 	c.send.Lock()
 	defer c.send.Unlock()
+	if c.closed { // set by a holder of send
+		return fmt.Errorf("send control message: %w", os.ErrClosed)
+	}
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)

@@ -3,7 +3,6 @@ package vmmclient
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
@@ -41,13 +40,22 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 func (v *VMM) WaitCopied(ctx context.Context) (vmmproto.Branched, error) {
 	select {
 	case b := <-v.branched:
-		if b.Error != "" {
-			return b, errors.New(b.Error)
+		return copied(b)
+	case <-v.lost:
+		select {
+		case b := <-v.branched: // the last that the VMM said
+			return copied(b)
+		default:
+			return vmmproto.Branched{}, v.gone()
 		}
-		return b, nil
-	case <-v.done:
-		return vmmproto.Branched{}, fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
 	case <-ctx.Done():
 		return vmmproto.Branched{}, ctx.Err()
 	}
+}
+
+func copied(b vmmproto.Branched) (vmmproto.Branched, error) {
+	if b.Error != "" {
+		return b, errors.New(b.Error)
+	}
+	return b, nil
 }

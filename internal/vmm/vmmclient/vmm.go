@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,8 +44,8 @@ type VMM struct {
 	proc  *process
 	ctl   *ctlsock.Conn
 	conns chan Conn
-	done  chan struct{}
-	recv  sync.WaitGroup
+	lost  chan struct{} // closed when nothing more comes from the VMM: it hung up, or broke the protocol
+	done  chan struct{} // closed when the process has ended too
 
 	request sync.Mutex // held from request to reply
 	replies chan reply
@@ -102,7 +103,7 @@ func Attach(id, dir string) (*VMM, error) {
 	}
 	v, err := connect(id, dir, proc)
 	if err != nil {
-		_ = unix.Close(proc.pidfd)
+		proc.release()
 		return nil, err
 	}
 	return v, nil
@@ -115,17 +116,19 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 	}
 	v := &VMM{
 		id: id, dir: dir, proc: proc, ctl: ctl,
-		conns: make(chan Conn, 4), done: make(chan struct{}), replies: make(chan reply, 1),
-		branched: make(chan vmmproto.Branched, 1),
+		conns: make(chan Conn, 4), lost: make(chan struct{}), done: make(chan struct{}),
+		replies: make(chan reply, 1), branched: make(chan vmmproto.Branched, 1),
 	}
 	v.serial.Store(rand.Uint64())
-	v.recv.Go(v.receive)
+	go v.receive()
 	go v.reap()
 	return v, nil
 }
 
-// receive sorts what the VMM sends until the connection ends.
+// receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a VMM that its guest
+// has taken over may send anything, and must still be reaped.
 func (v *VMM) receive() {
+	defer close(v.lost)
 	defer close(v.conns)
 	for {
 		kind, body, fds, err := v.ctl.Receive()
@@ -133,10 +136,18 @@ func (v *VMM) receive() {
 			return
 		}
 		switch kind {
-		case vmmproto.KindOK:
-			v.replies <- reply{body: append([]byte(nil), body...)}
-		case vmmproto.KindError:
-			v.replies <- reply{err: errors.New(string(body))}
+		case vmmproto.KindOK, vmmproto.KindError:
+			r := reply{body: append([]byte(nil), body...)}
+			if kind == vmmproto.KindError {
+				r = reply{err: errors.New(string(body))}
+			}
+			select {
+			case v.replies <- r:
+			default: // two replies to one request
+				ctlsock.CloseAll(fds)
+				v.ctl.Shutdown()
+				return
+			}
 		case vmmproto.KindExit:
 			v.mu.Lock()
 			_ = v.exit.Parse(wire.NewReader(body))
@@ -144,7 +155,10 @@ func (v *VMM) receive() {
 		case vmmproto.KindBranched:
 			var b vmmproto.Branched
 			if b.Parse(wire.NewReader(body)) == nil && b.Serial == v.serial.Load() {
-				v.branched <- b
+				select {
+				case v.branched <- b:
+				default: // said before
+				}
 			}
 		case vmmproto.KindConn:
 			fds = v.guestConn(wire.NewReader(body).U32(), fds)
@@ -176,7 +190,7 @@ func (v *VMM) guestConn(port uint32, fds []int) []int {
 // reap waits for the end of the process and of its connection, then announces it.
 func (v *VMM) reap() {
 	_ = v.proc.wait()
-	v.recv.Wait() // the exit event may still be in the socket
+	<-v.lost // the exit event may still be in the socket
 	v.mu.Lock()
 	if v.exit.Reason == 0 {
 		v.exit = vmmproto.Exit{Reason: vmmproto.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
@@ -217,12 +231,25 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 			return r.err
 		}
 		return result.Parse(wire.NewReader(r.body))
-	case <-v.done:
-		return fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
+	case <-v.lost:
+		return v.gone()
 	case <-ctx.Done():
 		// The reply to this request would be taken for the next one's: the VMM cannot be used any more.
 		v.ctl.Shutdown()
 		return fmt.Errorf("forkd-vmm %s did not answer: %w", v.id, ctx.Err())
+	}
+}
+
+// hangUpTime is how long a VMM that has hung up may take to end, which tells why.
+const hangUpTime = 5 * time.Second
+
+// gone returns the error of what waits for a VMM that has hung up.
+func (v *VMM) gone() error {
+	select {
+	case <-v.done:
+		return fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
+	case <-time.After(hangUpTime):
+		return fmt.Errorf("%w: forkd-vmm %s has hung up, kill it", ErrGone, v.id)
 	}
 }
 
