@@ -21,7 +21,7 @@ type cell struct {
 	mapped, restored, enter []time.Duration // per child: parts of the VMM's work
 	pooled                  int             // children whose VMM was waiting
 	cpu                     []time.Duration // per fork: this process and all VMMs
-	memory                  *memory         // of the last fork's children while they lived
+	memory                  *memory         // of the first fork's children while they lived
 }
 
 func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }
@@ -34,16 +34,15 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children. The first fork is not counted: it makes the page cache warm and the
+// run forks until the cell has enough children, or it has some and the time is up. The first fork is not counted: it makes the page cache warm and the
 // pool fill itself.
-func (c *cell) run(ctx context.Context, m *sandbox.Manager, samples int, measureMemory bool) error {
+func (c *cell) run(ctx context.Context, m *sandbox.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err
 	}
 	m.KillAll()
-	for len(c.vmm) < samples {
-		last := len(c.vmm)+c.n >= samples
-		if err := c.fork(ctx, m, last && measureMemory); err != nil {
+	for len(c.vmm) == 0 || len(c.vmm) < samples && time.Now().Before(until) {
+		if err := c.fork(ctx, m, measureMemory && c.memory == nil); err != nil {
 			return err
 		}
 		m.KillAll()

@@ -25,7 +25,6 @@ import (
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/disklayer"
 	"github.com/forkd/forkd/internal/metrics"
 	"github.com/forkd/forkd/internal/sandbox"
@@ -42,6 +41,7 @@ type options struct {
 	coldAll       bool
 	floorBin      string
 	floorRuns     int
+	budget        time.Duration
 	out           string
 }
 
@@ -69,6 +69,7 @@ func parseFlags() (*options, error) {
 	flag.BoolVar(&o.coldAll, "cold-all", false, "cold page caches also for the largest n")
 	flag.StringVar(&o.floorBin, "floor", "", "path of bench/floor; empty: no floor")
 	flag.IntVar(&o.floorRuns, "floor-runs", 100, "runs of the floor")
+	flag.DurationVar(&o.budget, "budget", 6*time.Minute, "begin no new fork after this time; rows without one stay blank")
 	flag.StringVar(&o.out, "o", "", "file for the figures as JSON; empty: none")
 	flag.Parse()
 	for _, text := range strings.Split(*n, ",") {
@@ -102,6 +103,7 @@ type bench struct {
 }
 
 func run(ctx context.Context, o *options) error {
+	begin := time.Now()
 	var undo cleanup.Stack
 	defer undo.Run()
 	b, err := newBench(o, &undo)
@@ -112,7 +114,11 @@ func run(ctx context.Context, o *options) error {
 	var f *floor
 	if o.floorBin != "" {
 		progress("floor: %d runs, then bursts", o.floorRuns)
-		if f, err = measureFloor(ctx, o.floorBin, o.memoryMiB<<20, o.floorRuns, o.ns); err != nil {
+		bin, err := lab.CopyBinary(b.dir, o.floorBin)
+		if err != nil {
+			return err
+		}
+		if f, err = measureFloor(ctx, bin, o.memoryMiB<<20, o.floorRuns, o.ns); err != nil {
 			return err
 		}
 		r.Tables = append(r.Tables, f.table())
@@ -123,13 +129,17 @@ func run(ctx context.Context, o *options) error {
 	}
 	cells := matrix(o)
 	for i, c := range cells {
+		if time.Since(begin) > o.budget {
+			progress("the time of -budget is up: %d rows stay blank", len(cells)-i)
+			break
+		}
 		progress("%d/%d: n=%d, pool %s, page cache %s", i+1, len(cells), c.n, c.pool(), c.page())
 		size := 0
 		if c.poolWarm {
 			size = c.n
 		}
 		if err := b.withManager(size, func(m *sandbox.Manager) error {
-			return c.run(ctx, m, o.samples, !c.poolWarm && !c.coldPage && c.n == largest(o.ns))
+			return c.run(ctx, m, o.samples, begin.Add(o.budget), !c.poolWarm && !c.coldPage && c.n == largest(o.ns))
 		}); err != nil {
 			return err
 		}
@@ -160,11 +170,13 @@ func newBench(o *options, undo *cleanup.Stack) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.vmms = processes{bin: assets.VMM}
-	if b.dir, err = tempDir("/tmp", undo); err != nil {
+	if b.dir, err = lab.TempDir("/tmp", undo); err != nil {
 		return nil, err
 	}
-	ram, err := tempDir("/dev/shm", undo)
+	if b.vmms.bin, err = lab.CopyBinary(b.dir, assets.VMM); err != nil {
+		return nil, err
+	}
+	ram, err := lab.TempDir("/dev/shm", undo)
 	if err != nil {
 		return nil, err
 	}
@@ -173,28 +185,11 @@ func newBench(o *options, undo *cleanup.Stack) (*bench, error) {
 	}
 	undo.Add(func() { b.store.Close() })
 	if o.guest == "stub" {
-		b.guest = stubGuest(b.vmms, b.dir, template(b.host), b.host.Accel, o.memoryMiB)
+		b.guest = stubGuest(b.vmms, b.dir, lab.Template(b.host), b.host.Accel, o.memoryMiB)
 		return b, nil
 	}
 	b.guest, err = linuxGuest(assets, o.recipe, o.memoryMiB)
 	return b, err
-}
-
-// tempDir makes a directory with a name short enough for unix sockets below it.
-func tempDir(parent string, undo *cleanup.Stack) (string, error) {
-	dir, err := os.MkdirTemp(parent, "fkb")
-	if err == nil {
-		undo.Add(func() { os.RemoveAll(dir) })
-	}
-	return dir, err
-}
-
-// template is the CPU template of guests: an emulated host does not keep the extended control register of guests.
-func template(h report.Host) string {
-	if h.Accel == lab.AccelTCG {
-		return cpuid.TemplateV2
-	}
-	return cpuid.TemplateHost
 }
 
 // withManager calls f with a sandbox manager as the daemon has it, and ends its sandboxes and pool.
@@ -204,7 +199,7 @@ func (b *bench) withManager(pool int, f func(*sandbox.Manager) error) error {
 	m, err := sandbox.New(sandbox.Config{
 		Store: b.store, VMMs: b.vmms, Guest: b.guest.client, NewTop: disklayer.Format, Merge: disklayer.Merge,
 		RunDir: filepath.Join(dir, "run"), DataDir: filepath.Join(dir, "data"),
-		Template: template(b.host), Accel: b.host.Accel, Cmdline: vmtest.Cmdline(), PoolSize: pool,
+		Template: lab.Template(b.host), Accel: b.host.Accel, Cmdline: vmtest.Cmdline(), PoolSize: pool,
 		Observer: metrics.New("bench"), Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {

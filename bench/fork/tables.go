@@ -49,14 +49,14 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 		wall := report.Quantile(report.Millis(c.vmmWall...), 0.5)
 		var low, ratio, work any
 		if f != nil {
-			low, ratio = f.burst[c.n], wall/f.burst[c.n]
+			low, ratio = f.burst[c.n], report.Cell(wall/f.burst[c.n])
 			if c.n == 1 {
-				work = wall / report.Quantile(f.work, 0.5)
+				work = report.Cell(wall / report.Quantile(f.work, 0.5))
 			}
 		}
 		t.Add(c.n, c.pool(), c.page(), c.runs, quantile(c.vmm, 0), quantile(c.vmm, 0.5), quantile(c.vmm, 0.99),
 			report.Cell(wall), low, ratio, work)
-		if f != nil && !c.coldPage {
+		if f != nil && !c.coldPage && c.runs > 0 {
 			target, name := 1.0, "below the floor"
 			if !c.poolWarm {
 				target, name = 2.0, "within 2 × the floor"
@@ -88,7 +88,7 @@ func (b *bench) clockTwo(cells []*cell) *report.Table {
 	for _, c := range cells {
 		cpu := report.Quantile(report.Millis(c.cpu...), 0.5)
 		t.Add(c.n, c.pool(), c.page(), c.runs, quantile(c.ready, 0.5), quantile(c.ready, 0.99), quantile(c.readyWall, 0.5),
-			cpu/1e3, cpu/float64(c.n))
+			report.Cell(cpu/1e3), report.Cell(cpu/float64(c.n)))
 	}
 	t.Notef("CPU: the forking process and all VMMs, guests included, from the request until all have confirmed; p50 of the forks")
 	return t

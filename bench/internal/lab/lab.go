@@ -18,6 +18,8 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/kvm"
 	"github.com/forkd/forkd/internal/vmtest"
 )
@@ -66,6 +68,34 @@ func Assets() (*vmtest.Assets, error) {
 		return nil, fmt.Errorf("parse %s: %w", vmtest.AssetsFile, err)
 	}
 	return a, nil
+}
+
+// CopyBinary copies a program into dir and returns its new path: in the machine, what is built lies on a slow shared
+// directory, while a daemon installs its VMM on a disk.
+func CopyBinary(dir, path string) (string, error) {
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("copy %s: %w", path, err)
+	}
+	to := filepath.Join(dir, filepath.Base(path))
+	return to, os.WriteFile(to, p, 0o700)
+}
+
+// TempDir makes a directory with a name short enough for unix sockets below it; undo removes it.
+func TempDir(parent string, undo *cleanup.Stack) (string, error) {
+	dir, err := os.MkdirTemp(parent, "fkb")
+	if err == nil {
+		undo.Add(func() { os.RemoveAll(dir) })
+	}
+	return dir, err
+}
+
+// Template is the CPU template of guests: an emulated host does not keep the extended control register of guests.
+func Template(h report.Host) string {
+	if h.Accel == AccelTCG {
+		return cpuid.TemplateV2
+	}
+	return cpuid.TemplateHost
 }
 
 // DropCaches empties the page cache of the whole host. It needs root.
