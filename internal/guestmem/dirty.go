@@ -18,9 +18,11 @@ type Range struct {
 
 // Tracker finds the pages of this process's mappings that were written since they were mapped: the anonymous pages,
 // copy-on-write copies included. Writes by the guest and by devices look the same to it.
+// It is not safe for concurrent use.
 type Tracker struct {
 	pagemap *os.File
-	noScan  bool // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
+	noScan  bool            // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
+	vec     [128]pageRegion // filled in by the kernel: on the heap, for a stack may move while only a number points to it
 }
 
 // NewTracker opens /proc/self/pagemap.
@@ -100,25 +102,24 @@ type pmScanArg struct {
 type pageRegion struct{ start, end, categories uint64 }
 
 func (t *Tracker) scan(ranges []Range, r *Region) ([]Range, error) {
-	var vec [128]pageRegion
-	base := uint64(r.HVA())
+	base, pagemap := uint64(r.HVA()), t.pagemap.Fd()
 	for at := base; at < base+r.Size; {
 		arg := pmScanArg{
 			start: at, end: base + r.Size,
-			vec: uint64(uintptr(unsafe.Pointer(&vec[0]))), vecLen: uint64(len(vec)),
+			vec: uint64(uintptr(unsafe.Pointer(&t.vec[0]))), vecLen: uint64(len(t.vec)),
 			// In memory or swapped out, and neither a page of the file nor the shared page of zeros.
 			categoryInverted: pageIsFile | pageIsPFNZero, categoryMask: pageIsFile | pageIsPFNZero,
 			categoryAnyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
 		}
 		arg.size = uint64(unsafe.Sizeof(arg))
-		n, _, errno := unix.Syscall(unix.SYS_IOCTL, t.pagemap.Fd(), ioPagemapScan, uintptr(unsafe.Pointer(&arg)))
+		n, _, errno := unix.Syscall(unix.SYS_IOCTL, pagemap, ioPagemapScan, uintptr(unsafe.Pointer(&arg)))
 		if errno == unix.EINTR {
 			continue
 		}
 		if errno != 0 {
 			return ranges, errno
 		}
-		for _, p := range vec[:n] {
+		for _, p := range t.vec[:n] {
 			ranges = appendRange(ranges, r.GPA+GPA(p.start-base), p.end-p.start)
 		}
 		at = arg.walkEnd

@@ -8,6 +8,7 @@ package guestmem
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,12 +44,12 @@ func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 // RAM they do not order them.
 type Memory struct {
 	regions     []Region
-	beforeWrite func(gpa GPA, n int) error // nil until SetFreezer
+	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
-// SetFreezer makes every WriteView, WriteAt and StoreUint16 call f first, so that it can save what they are about to
-// change. It must be called while no device runs, and once.
-func (m *Memory) SetFreezer(f func(gpa GPA, n int) error) { m.beforeWrite = f }
+// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that it can save what they are about
+// to change. Devices may be running: nothing is frozen before they have been quiesced and have no views.
+func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
 func (m *Memory) HVA(gpa GPA) (uintptr, error) {
@@ -138,8 +139,8 @@ func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n
 // The view must not be kept past the end of the request: a branch may freeze the memory when the device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)
-	if err == nil && m.beforeWrite != nil && n > 0 {
-		err = m.beforeWrite(gpa, n)
+	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {
+		(*f)(gpa, n)
 	}
 	return v, err
 }

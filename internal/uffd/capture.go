@@ -63,7 +63,7 @@ func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) 
 // not be dropped before the bytes are in the layer, or the guest overwrites them first; and a page may not count as
 // captured while it is protected, or a device that waited for the mark faults. After an error the pages are writable all
 // the same, and the capture has failed.
-func (c *Capture) capture(gpa guestmem.GPA, pages int) error {
+func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	err := c.write(gpa, pages)
 	hva, herr := c.f.mem.HVA(gpa)
 	if herr == nil {
@@ -77,7 +77,6 @@ func (c *Capture) capture(gpa guestmem.GPA, pages int) error {
 		c.captured.set(first + i)
 	}
 	c.capturedCount.Add(uint64(pages))
-	return err
 }
 
 func (c *Capture) write(gpa guestmem.GPA, pages int) error {
@@ -138,7 +137,7 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 		}
 		pages++
 	}
-	_ = c.capture(at, pages) // recorded in c.failed
+	c.capture(at, pages)
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 

@@ -24,9 +24,9 @@ type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
-	mu      sync.Mutex // held to change current
-	current atomic.Pointer[Capture]
-	failed  atomic.Pointer[error]
+	mu      sync.Mutex              // held to set current, and while nothing may begin to be frozen
+	current atomic.Pointer[Capture] // a Capture clears it when it is complete
+	failed  atomic.Pointer[error]   // of the fault handler; nothing can be frozen any more
 }
 
 // NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's. The mappings behind
@@ -66,27 +66,47 @@ func (f *Freezer) serveFaults() {
 			f.failed.Store(&err)
 			return
 		}
-		if err := f.serveFault(addr &^ (guestmem.PageSize - 1)); err != nil {
-			f.failed.Store(&err) // the layer is bad, but the guest runs on
-			_ = f.uffd.writeProtect(addr&^(guestmem.PageSize-1), guestmem.PageSize, false)
+		page := addr &^ (guestmem.PageSize - 1)
+		gpa, ok := f.gpa(page)
+		if !ok {
+			continue // the kernel reports what is registered only
+		}
+		if err := f.serveFault(page, gpa); err != nil {
+			f.failed.Store(&err)
 		}
 	}
 }
 
-func (f *Freezer) serveFault(page uintptr) error {
+// serveFault makes a page writable whose writer waits. The fault may be of an earlier freeze, which has ended since it
+// was read.
+func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
-	gpa, ok := f.gpa(page)
-	if c == nil || !ok {
-		return f.uffd.writeProtect(page, guestmem.PageSize, false)
+	if c == nil {
+		return f.thaw(page)
 	}
 	i := guestmem.Linear(gpa) / guestmem.PageSize
 	if c.claim(i) {
 		c.faults.Add(1)
-		return c.capture(gpa, 1)
+		c.capture(gpa, 1)
+		return nil
 	}
-	// Somebody else has the page; dropping its protection wakes whoever waits for it, also a writer whose fault was
-	// queued but not read yet.
-	return nil
+	// Somebody else has the page, or had it before this writer began to wait: the wake-up that came with dropping the
+	// protection may have been too early for it.
+	for c.frozen(i) && !c.done(i) {
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 20_000}, nil)
+	}
+	return f.uffd.wake(page)
+}
+
+// thaw drops the protection of a page that no freeze needs. mu keeps a freeze from beginning meanwhile, which would lose
+// the page.
+func (f *Freezer) thaw(page uintptr) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.current.Load() != nil {
+		return f.uffd.wake(page) // the writer faults again, if the page is frozen now
+	}
+	return f.uffd.writeProtect(page, guestmem.PageSize, false)
 }
 
 // gpa translates a host address.
@@ -102,26 +122,25 @@ func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 
 // beforeWrite captures what is frozen of the n bytes at gpa, because a device is about to write them. Devices must not
 // fault: a Go thread that does holds its scheduler slot while the handler may need one.
-func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) error {
+//
+// A capture that fails is the branch's misfortune and not the device's: the page is writable all the same.
+func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	c := f.current.Load()
 	if c == nil {
-		return nil
+		return
 	}
 	first := guestmem.Linear(gpa) / guestmem.PageSize
 	last := (guestmem.Linear(gpa) + uint64(n) - 1) / guestmem.PageSize
 	for i := first; i <= last; i++ {
 		if c.claim(i) {
 			page := gpa&^(guestmem.PageSize-1) + guestmem.GPA(i-first)*guestmem.PageSize
-			if err := c.capture(page, 1); err != nil {
-				return err
-			}
+			c.capture(page, 1)
 			continue
 		}
 		for c.frozen(i) && !c.done(i) {
 			runtime.Gosched() // another goroutine is inside pwrite with this page
 		}
 	}
-	return nil
 }
 
 // Freeze protects ranges, whole pages in ascending order, so that they keep their bytes for the layer file: page i of

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guestmem"
 )
 
 // ioctl requests of <linux/userfaultfd.h>.
@@ -18,6 +20,7 @@ const (
 	ioNew          = 0xaa00     // USERFAULTFD_IOC_NEW, of /dev/userfaultfd
 	ioAPI          = 0xc018aa3f // UFFDIO_API
 	ioRegister     = 0xc020aa00 // UFFDIO_REGISTER
+	ioWake         = 0x8010aa02 // UFFDIO_WAKE
 	ioWriteProtect = 0xc018aa06 // UFFDIO_WRITEPROTECT
 )
 
@@ -64,6 +67,15 @@ func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	}
 	if err := u.call(ioWriteProtect, unsafe.Pointer(&r)); err != nil {
 		return fmt.Errorf("write-protect %d bytes (%v): %w", length, on, err)
+	}
+	return nil
+}
+
+// wake lets those who wait for the page try again.
+func (u fd) wake(page uintptr) error {
+	r := struct{ start, length uint64 }{uint64(page), guestmem.PageSize}
+	if err := u.call(ioWake, unsafe.Pointer(&r)); err != nil {
+		return fmt.Errorf("wake the writers of a page: %w", err)
 	}
 	return nil
 }

@@ -212,3 +212,40 @@ func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	}
 	_, _ = c.Copy(func() bool { return false })
 }
+
+// A device that writes while the layer's disk is full must not see that: the branch has failed, the source has not.
+func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
+	m, f, _ := newFrozenMemory(t, 2*mib)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	if err := m.WriteAt(make([]byte, 2*mib/2), 0); err != nil {
+		t.Fatal(err)
+	}
+	c, err := f.Freeze([]guestmem.Range{{GPA: 0, Length: mib}}, int(full.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.WriteAt([]byte("device"), 5000); err != nil {
+		t.Errorf("write by a device: %v", err)
+	}
+	// A vCPU's write, captured by the fault handler.
+	src, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	view, _ := m.ReadView(0, guestmem.PageSize)
+	if _, err := unix.Read(int(src.Fd()), view); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Copy(func() bool { return false }); err == nil {
+		t.Error("a capture to a full disk succeeded")
+	}
+	if c, err = f.Freeze([]guestmem.Range{{GPA: 0, Length: guestmem.PageSize}}, int(full.Fd())); err != nil {
+		t.Fatalf("no further freeze: %v", err)
+	}
+	_, _ = c.Copy(func() bool { return false })
+}
