@@ -6,11 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -47,15 +50,26 @@ type mismatchError struct{ found []string }
 
 func (e *mismatchError) Error() string { return "MISMATCH:\n\t" + strings.Join(e.found, "\n\t") }
 
+// askPort is the vsock port of the guest program.
+const askPort = 7777
+
 // ask sends words to the guest program. Damage that it reports is an error.
 func (v *vm) ask(ctx context.Context, words ...string) (guestReport, error) {
 	var r guestReport
-	out, err := v.exec(ctx, append([]string{guestProgram, "ask", guestSocket}, words...)...)
-	if err == nil {
-		err = json.Unmarshal(out, &r)
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	conn, err := agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket))(ctx, askPort)
+	if err != nil {
+		return r, fmt.Errorf("%s: ask the guest program: %w", v.name, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err = fmt.Fprintln(conn, strings.Join(words, " ")); err == nil {
+		err = json.NewDecoder(io.LimitReader(conn, 1<<20)).Decode(&r)
 	}
 	if err != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
 		log, _ := v.exec(ctx, "/bin/sh", "-c", "cat "+guestLog+"; dmesg | tail -n 20")
 		return r, fmt.Errorf("%s: ask the guest program: %w; in the guest: %s", v.name, err, log)

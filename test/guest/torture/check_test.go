@@ -61,6 +61,7 @@ func (r *rig) write(n int) {
 
 func (r *rig) save() instant {
 	r.t.Helper()
+	r.d.forget()
 	s := instant{words: slices.Clone(r.a.words)}
 	for b := range small.blocks {
 		p := make([]uint64, pageWords)
@@ -238,7 +239,8 @@ func TestReadSeesPageCacheAndDisk(t *testing.T) {
 	r := newRig(t)
 	r.write(100)
 	for b := range small.blocks {
-		if err := r.d.read(b, make([]uint64, pageWords)); err != nil {
+		p := make([]uint64, pageWords)
+		if err := r.d.read(b, p); err != nil || p[0] != first(small.pages+b, r.a.table()[small.pages+b]) {
 			t.Errorf("block %d: %v", b, err)
 		}
 	}

@@ -1,6 +1,7 @@
 // Command torture runs in a guest that is branched, forked and rolled back, and finds out whether the copies are whole.
 //
-//	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever
+//	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever; answer on SOCKET and on
+//	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [verify]   set things and verify; prints a JSON report
 //
 // One thread per vCPU writes pages, one more writes disk blocks. Every word of a page tells which write it comes from;
@@ -102,7 +103,30 @@ func serve(socket, dir string, s shape) error {
 		return err
 	}
 	go func() { failed <- srv.accept(l) }()
+	go func() { failed <- srv.acceptVsock() }()
 	return <-failed
+}
+
+// vsockPort is where a driver on the host asks without having to start a process in the guest.
+const vsockPort = 7777
+
+func (s *server) acceptVsock() error {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: vsockPort})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 8)
+	}
+	for err == nil {
+		var c int
+		if c, _, err = unix.Accept4(fd, unix.SOCK_CLOEXEC); err == nil {
+			s.serve(os.NewFile(uintptr(c), "vsock"))
+		} else if err == unix.EINTR {
+			err = nil
+		}
+	}
+	return fmt.Errorf("vsock: %w", err)
 }
 
 func (s *server) accept(l net.Listener) error {
@@ -111,15 +135,20 @@ func (s *server) accept(l net.Listener) error {
 		if err != nil {
 			return err
 		}
-		line, err := bufio.NewReader(c).ReadString('\n')
-		if err == nil {
-			err = json.NewEncoder(c).Encode(s.answer(strings.Fields(line)))
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "torture: answer:", err) // who asked was killed, as happens in a fork
-		}
-		_ = c.Close()
+		s.serve(c)
 	}
+}
+
+// serve answers one question.
+func (s *server) serve(c io.ReadWriteCloser) {
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil {
+		err = json.NewEncoder(c).Encode(s.answer(strings.Fields(line)))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "torture: answer:", err) // who asked was killed, as happens in a fork
+	}
+	_ = c.Close()
 }
 
 // answer carries out the words of a question while no write is under way.
@@ -152,6 +181,7 @@ func (s *server) answer(words []string) Report {
 	}
 	r := Report{OK: true, Seq: *s.a.ticket(), Mark: s.a.words[wordMark]}
 	if verify {
+		s.disk.forget()
 		r = check(s.a, s.disk.read)
 	}
 	r.CPUs = s.a.writers
