@@ -218,9 +218,6 @@ func TestWorkspace(t *testing.T) {
 	if _, err := w.Workspace("ws"); !errors.As(err, &werr) {
 		t.Errorf("after deleting: %v", err)
 	}
-	if err := os.Remove(w.workspaceDir()); err != nil {
-		t.Errorf("something of it is left: %v", err)
-	}
 	w.checkClean(t)
 }
 

@@ -213,9 +213,9 @@ func (m *Manager) DeleteWorkspace(name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.workspaces, name)
-	err = os.Remove(filepath.Join(m.workspaceDir(), name+".json"))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+	if err := os.Remove(filepath.Join(m.workspaceDir(), name+".json")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	return err
+	_ = os.Remove(m.workspaceDir()) // if it was the last one
+	return nil
 }
