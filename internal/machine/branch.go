@@ -18,7 +18,7 @@ type BranchConfig struct {
 	Serial     uint64 // of the request, for Copied
 	State      *os.File
 	Layer      *os.File   // empty; taken over
-	Tops       []*os.File // a new top for every writable disk; taken over if the branch succeeds
+	Tops       []*os.File // a new top for every writable disk; taken over
 	Device     int        // open /dev/userfaultfd for a live branch, -1 if the host has none
 
 	// Copied is called once after a live branch has succeeded, when its layer is complete or will never be.
@@ -45,6 +45,9 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
+		for _, top := range cfg.Tops { // those that no disk took
+			_ = top.Close()
+		}
 		if capture == nil {
 			err = errors.Join(err, cfg.Layer.Close())
 			return
@@ -71,15 +74,11 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if !wasPaused {
 		m.pause()
 	}
-	var state []byte
-	state, capture, err = m.branchPaused(&cfg, &result)
+	capture, err = m.branchPaused(&cfg, &result)
 	if !wasPaused {
 		err = errors.Join(err, m.resume())
 	}
 	result.PauseNanos = uint64(time.Since(start))
-	if err == nil {
-		_, err = cfg.State.WriteAt(state, 0)
-	}
 	if err != nil {
 		return result, fmt.Errorf("branch: %w", err)
 	}
@@ -88,10 +87,14 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 
 // branchPaused does what needs the machine to stand still. A capture that it returns must be copied, also after an
 // error, for its pages are write-protected.
-func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) ([]byte, *uffd.Capture, error) {
+func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
 	state, err := m.saveState()
 	if err != nil {
-		return nil, nil, fmt.Errorf("save machine state: %w", err)
+		return nil, fmt.Errorf("save machine state: %w", err)
+	}
+	// A few KiB. Everything that can fail comes before the disks change.
+	if _, err := cfg.State.WriteAt(state, 0); err != nil {
+		return nil, fmt.Errorf("write machine state: %w", err)
 	}
 	result.Save.StateBytes = uint64(len(state))
 	arm := time.Now()
@@ -106,9 +109,9 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	}
 	result.ArmNanos = uint64(time.Since(arm))
 	if err != nil {
-		return nil, capture, fmt.Errorf("save guest memory: %w", err)
+		return capture, fmt.Errorf("save guest memory: %w", err)
 	}
-	return state, capture, m.swapTops(cfg.Tops)
+	return capture, m.swapTops(&cfg.Tops)
 }
 
 // prepareFreezer makes write protection ready before the first live branch.
@@ -159,25 +162,25 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops freezes the disks' tops below new ones.
-func (m *Machine) swapTops(tops []*os.File) error {
+// swapTops freezes the disks' tops below new ones and takes those it has used off the list.
+func (m *Machine) swapTops(tops *[]*os.File) error {
 	writable := 0
 	for _, d := range m.disks {
 		if !d.ReadOnly() {
 			writable++
 		}
 	}
-	if len(tops) != writable {
-		return fmt.Errorf("%d new disk tops for %d writable disks", len(tops), writable)
+	if len(*tops) != writable {
+		return fmt.Errorf("%d new disk tops for %d writable disks", len(*tops), writable)
 	}
 	for i, d := range m.disks {
 		if d.ReadOnly() {
 			continue
 		}
-		if err := d.SwapTop(tops[0]); err != nil {
+		if err := d.SwapTop((*tops)[0]); err != nil {
 			return fmt.Errorf("disk %d: %w", i, err)
 		}
-		tops = tops[1:]
+		*tops = (*tops)[1:]
 	}
 	m.topSwaps++
 	return nil
