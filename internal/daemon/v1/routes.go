@@ -89,7 +89,17 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/workspaces/{name}/suspend", a.suspendWorkspace)
 	handle("POST /v1/workspaces/{name}/resume", a.resumeWorkspace)
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.limited(a.authorized(mux)))
+	return a.audited(a.limited(a.sameOrigin(a.authorized(mux))))
+}
+
+// sameOrigin refuses what a web page of another origin makes a browser on this host send: a daemon on loopback without
+// a token would obey it. Programs send no Origin and are not concerned; a token protects against the rest.
+func (a *api) sameOrigin(next http.Handler) http.Handler {
+	p := http.NewCrossOriginProtection()
+	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		writeError(w, http.StatusForbidden, "cross-origin request from a browser refused")
+	}))
+	return p.Handler(next)
 }
 
 // authorized demands the token of everything but the health check.

@@ -319,9 +319,3 @@ func TestTokenAndAudit(t *testing.T) {
 	}
 	t.Error("the audit log does not have a line per request")
 }
-
-func (v *vm) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
-	_, err := f.Layer.Write(make([]byte, memlayer.PageSize))
-	return vmmproto.BranchResult{Mode: req.Mode, Save: vmmproto.SaveResult{Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}}, err
-}
-func (v *vm) WaitCopied(context.Context) (b vmmproto.Branched, err error) { return b, nil }

@@ -1,0 +1,180 @@
+package v1_test
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/memlayer"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+func (v *vm) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	_, err := f.Layer.Write(make([]byte, memlayer.PageSize))
+	if err == nil {
+		_, err = f.State.WriteString("state")
+	}
+	return vmmproto.BranchResult{Mode: req.Mode, PauseNanos: 3_000_000,
+		Save: vmmproto.SaveResult{DirtyBytes: memlayer.PageSize, Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}}, err
+}
+func (v *vm) WaitCopied(context.Context) (b vmmproto.Branched, err error) { return b, nil }
+
+// forked bakes the snapshot a.b and forks one sandbox of it.
+func forked(t *testing.T) (cl *client.Client, url, id string) {
+	t.Helper()
+	cl, url, _, bake := serve(t)
+	if _, err := cl.Bake(t.Context(), bake); err != nil {
+		t.Fatal(err)
+	}
+	f, err := cl.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cl, url, f.Sandboxes[0].ID
+}
+
+// post sends a raw body and returns the status and the answer.
+func post(t *testing.T, url, body string) (int, map[string]any) {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var answer map[string]any
+	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, answer
+}
+
+// Requests of forkd 0.5 mean what they meant.
+func TestBranchRequests(t *testing.T) {
+	_, url, id := forked(t)
+	path := url + "/v1/sandboxes/" + id + "/branch"
+	for _, c := range []struct {
+		body   string
+		status int
+		mode   string // of a success
+	}{
+		{"", 201, "live"},
+		{`{"mode":"diff"}`, 201, "diff"},
+		{`{"mode":"full","tag":"f"}`, 201, "full"},
+		{`{"mode":"full","tag":"f"}`, 409, ""},
+		{`{"diff":true}`, 201, "diff"},
+		{`{"measure_diff":true}`, 201, "diff"},
+		{`{"live":true}`, 201, "live"},
+		{`{"live":true,"wait":false,"tag":"bg"}`, 202, "live"},
+		{`{"mode":"live","wait":false,"tag":"bg2"}`, 202, "live"},
+		{`{"mode":"diff","parent_tag":"a.b"}`, 201, "diff"},
+		{`{"mode":"diff","parent_tag":"other"}`, 400, ""},
+		{`{"mode":"full","parent_tag":"a.b"}`, 400, ""},
+		{`{"mode":"diff","wait":false}`, 400, ""},
+		{`{"wait":false}`, 400, ""},
+		{`{"mode":"diff","diff":true}`, 400, ""},
+		{`{"live":true,"diff":true}`, 400, ""},
+		{`{"mode":"warm"}`, 400, ""},
+		{`{"tag":"../x"}`, 400, ""},
+		{`{"tags":"x"}`, 400, ""},
+	} {
+		status, answer := post(t, path, c.body)
+		if status != c.status || c.mode != "" && answer["mode"] != c.mode || c.mode == "" && answer["error"] == "" {
+			t.Errorf("%s: %d %v, want %d", c.body, status, answer, c.status)
+		}
+		if want := map[int]string{201: "ready", 202: "writing"}[status]; want != "" &&
+			(answer["status"] != want || answer["pause_ms"] != 3.0 || answer["dirty_bytes"] != 4096.0 || answer["branched_from"] != "a.b") {
+			t.Errorf("%s: %v", c.body, answer)
+		}
+	}
+	if status, _ := post(t, url+"/v1/sandboxes/sb-none/branch", ""); status != 404 {
+		t.Errorf("an unknown sandbox: %d", status)
+	}
+}
+
+func TestForkSourceRequests(t *testing.T) {
+	cl, url, id := forked(t)
+	for body, want := range map[string]int{
+		`{"source_id":"` + id + `","snapshot_tag":"a.b"}`: 400,
+		`{"n":2}`:                               400,
+		`{"snapshot_tag":"a.b","mode":"live"}`:  400,
+		`{"source_id":"` + id + `","mode":"x"}`: 400,
+		`{"source_id":"` + id + `","n":0}`:      400,
+		`{"source_id":"sb-none"}`:               404,
+	} {
+		if status, answer := post(t, url+"/v1/sandboxes", body); status != want {
+			t.Errorf("%s: %d %v, want %d", body, status, answer, want)
+		}
+	}
+	f, err := cl.Fork(t.Context(), client.ForkRequest{SourceID: id, N: 2, Mode: "diff"})
+	if err != nil || len(f.Sandboxes) != 2 || f.PauseMS != 3 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+}
+
+// The client and the API agree about everything that changes a sandbox's state.
+func TestStatesThroughTheClient(t *testing.T) {
+	cl, _, id := forked(t)
+	ctx := t.Context()
+	b, err := cl.Branch(ctx, id, client.BranchRequest{Tag: "b", NoWait: false})
+	if err != nil || b.Tag != "b" || b.BranchedFrom != "a.b" {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	r, err := cl.Rollback(ctx, id, "b")
+	if err != nil || r.RolledBackTo != "b" || r.ID != id || r.SnapshotTag != "b" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if s, err := cl.Pause(ctx, id); err != nil || s.State != "paused" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"true"}}); !client.IsStatus(err, 409) {
+		t.Errorf("exec in a paused sandbox: %v", err)
+	}
+	if s, err := cl.Suspend(ctx, id); err != nil || s.State != "suspended" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if s, err := cl.Resume(ctx, id); err != nil || s.State != "running" || s.ID != id {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := cl.Rollback(ctx, id, "none"); !client.IsStatus(err, 404) {
+		t.Errorf("rollback to nothing: %v", err)
+	}
+	if s, err := cl.CompactSnapshot(ctx, "a.b", "b"); !client.IsStatus(err, 409) {
+		t.Errorf("compact onto a taken tag: %+v, %v", s, err)
+	}
+}
+
+func TestWorkspaces(t *testing.T) {
+	cl, url, _ := forked(t)
+	ctx := t.Context()
+	w, err := cl.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "w", SnapshotTag: "a.b"})
+	if err != nil || w.Status != "running" || w.LiveSandboxID == "" || w.SourceTag != "a.b" {
+		t.Fatalf("%+v, %v", w, err)
+	}
+	if _, err := cl.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "w", SnapshotTag: "a.b"}); !client.IsStatus(err, 409) {
+		t.Errorf("twice: %v", err)
+	}
+	if status, answer := post(t, url+"/v1/workspaces/w/suspend", `{"diff":true}`); status != 200 || answer["status"] != "suspended" || answer["current_state_tag"] == nil {
+		t.Errorf("%d %v", status, answer)
+	}
+	if w, err = cl.ResumeWorkspace(ctx, "w"); err != nil || w.Status != "running" {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if list, err := cl.Workspaces(ctx); err != nil || len(list) != 1 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := cl.DeleteWorkspace(ctx, "w"); err != nil {
+		t.Error(err)
+	}
+	if _, err := cl.Workspace(ctx, "w"); !client.IsNotFound(err) {
+		t.Errorf("deleted: %v", err)
+	}
+}
