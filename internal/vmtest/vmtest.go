@@ -39,12 +39,15 @@ type Assets struct {
 // AssetsFile is where prepare describes them, in the cache directory.
 const AssetsFile = "vmtest.json"
 
+// LeftOut is why VM tests skip with FORKD_TEST_HOST=1; command testrun counts them by it.
+const LeftOut = "a VM test: 'scripts/test vm' runs it"
+
 // NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files, call it; Load does.
 // Command testrun finds VM tests by their calls of these two functions.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
-		t.Skip("a VM test: 'scripts/test vm' runs it")
+		t.Skip(LeftOut)
 	}
 	if err := kvm.Probe(); err != nil {
 		missing(t, "KVM is not usable: %v", err)

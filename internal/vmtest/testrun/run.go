@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // outcome is how a run of go test ended.
@@ -26,14 +28,20 @@ const (
 type counts struct {
 	passed, failed, skipped int
 	top                     int // that are no subtests, however they ended
+	vm                      int // of skipped: because they boot VMs and this is not the run for them
 }
 
 func (c *counts) add(d counts) {
-	c.passed, c.failed, c.skipped, c.top = c.passed+d.passed, c.failed+d.failed, c.skipped+d.skipped, c.top+d.top
+	c.passed, c.failed, c.skipped = c.passed+d.passed, c.failed+d.failed, c.skipped+d.skipped
+	c.top, c.vm = c.top+d.top, c.vm+d.vm
 }
 
 func (c counts) String() string {
-	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.passed, c.failed, c.skipped)
+	s := fmt.Sprintf("%d passed, %d failed, %d skipped", c.passed, c.failed, c.skipped)
+	if c.vm > 0 {
+		s += fmt.Sprintf(" (%d of them VM tests)", c.vm)
+	}
+	return s
 }
 
 // run is one go test.
@@ -148,15 +156,18 @@ func (r *run) testEnd(e event) {
 		c.passed++
 	case "skip":
 		c.skipped++
+		why := strings.Join(r.output[e.Package+" "+e.Test], "")
+		if strings.Contains(why, vmtest.LeftOut) {
+			c.vm++
+		} else {
+			fmt.Fprintf(r.out, "---- %s %s skipped:\n%s", e.Package, e.Test, why)
+		}
 	case "fail":
 		c.failed++
 		fmt.Fprintf(r.out, "---- %s %s failed:\n%s", e.Package, e.Test, strings.Join(r.output[e.Package+" "+e.Test], ""))
 	}
 	if r.each {
 		fmt.Fprintf(r.out, "  %-4s  %7.1f s  %s\n", e.Action, e.Elapsed, e.Test)
-		if e.Action == "skip" {
-			fmt.Fprint(r.out, strings.Join(r.output[e.Package+" "+e.Test], ""))
-		}
 	}
 }
 
