@@ -29,10 +29,10 @@ func (m *Manager) adopt(s *Sandbox) {
 		}
 	})
 	s.transition(Running)
+	s.usage = m.watchUsage(s)
 	m.mu.Lock()
 	m.sandboxes[s.record.ID] = s
 	m.mu.Unlock()
-	s.usage = m.watchUsage(s)
 	m.expire(s)
 	m.watchers.Go(func() { m.watch(s) })
 }

@@ -98,7 +98,8 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 }
 
 // rollBack restores and waits for the agent. The request's end does not stop it half-way.
-func (m *Manager) rollBack(ctx context.Context, s *Sandbox, lease *store.Lease, name string, r *RollbackResult, start time.Time) error {
+func (m *Manager) rollBack(ctx context.Context, s *Sandbox, lease *store.Lease, name string, r *RollbackResult,
+	start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	if err := m.restoreVM(ctx, s, lease, name); err != nil {

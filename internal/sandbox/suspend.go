@@ -99,6 +99,10 @@ func (m *Manager) commitSuspension(s *Sandbox, snapshotID, tag string, auto bool
 	if err := writeSuspension(s.data, &r); err != nil {
 		return Info{}, err
 	}
+	if !s.transition(Stopping) { // killed meanwhile
+		os.RemoveAll(s.data)
+		return Info{}, &NotFoundError{ID: r.ID}
+	}
 	undo.Release()
 	next := m.suspended(s.data, r, unpin, s.ops)
 	s.mu.Lock()
@@ -110,7 +114,6 @@ func (m *Manager) commitSuspension(s *Sandbox, snapshotID, tag string, auto bool
 	m.sandboxes[r.ID] = next
 	m.mu.Unlock()
 	s.usage.stop()
-	s.transition(Stopping)
 	m.killVMM(s)
 	clearTops(s.data)
 	s.mu.Lock()

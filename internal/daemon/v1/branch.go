@@ -2,6 +2,7 @@ package v1
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
@@ -168,4 +169,18 @@ func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
 	info := snapshotOf(res)
 	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
 	return writeJSON(w, http.StatusOK, info)
+}
+
+// forkSource forks from a running sandbox instead of a snapshot.
+func (a *api) forkSource(r *http.Request, source, mode string,
+	fork sandbox.ForkRequest) (sandbox.ForkResult, time.Duration, error) {
+	req := sandbox.BranchRequest{Mode: vmmproto.BranchLive}
+	if mode != "" {
+		var err error
+		if req.Mode, err = parseMode(mode); err != nil {
+			return sandbox.ForkResult{}, 0, err
+		}
+	}
+	res, b, err := a.Manager.ForkSandbox(r.Context(), source, req, fork)
+	return res, time.Duration(b.Figure.PauseUS) * time.Microsecond, err
 }

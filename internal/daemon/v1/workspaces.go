@@ -3,10 +3,8 @@ package v1
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
 type workspaceInfo struct {
@@ -108,17 +106,4 @@ func (a *api) onWorkspace(w http.ResponseWriter, r *http.Request, op func(contex
 		return err
 	}
 	return writeJSON(w, http.StatusOK, workspaceOf(info))
-}
-
-// forkSource forks from a running sandbox instead of a snapshot.
-func (a *api) forkSource(r *http.Request, source, mode string, fork sandbox.ForkRequest) (sandbox.ForkResult, time.Duration, error) {
-	req := sandbox.BranchRequest{Mode: vmmproto.BranchLive}
-	if mode != "" {
-		var err error
-		if req.Mode, err = parseMode(mode); err != nil {
-			return sandbox.ForkResult{}, 0, err
-		}
-	}
-	res, b, err := a.Manager.ForkSandbox(r.Context(), source, req, fork)
-	return res, time.Duration(b.Figure.PauseUS) * time.Microsecond, err
 }
