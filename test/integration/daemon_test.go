@@ -74,9 +74,7 @@ func load(t *testing.T) *fixture {
 			return
 		}
 		d := f.start(t)
-		if _, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag)); f.err == nil {
-			d.sealed(t)
-		}
+		_, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag))
 		d.stop(t)
 	})
 	if f.err != nil {
@@ -102,18 +100,6 @@ type daemon struct {
 	pool            string
 	log             *os.File
 	cmd             *exec.Cmd
-}
-
-// sealed waits until the digests of the snapshot are known: every later daemon would begin to compute them anew.
-func (d *daemon) sealed(t *testing.T) {
-	t.Helper()
-	eventually(t, bakeLimit, func() error {
-		s, err := d.Snapshot(d.ctx(t, quietLimit), tag)
-		if err == nil && !s.Sealed {
-			err = errors.New("the snapshot has no digests yet")
-		}
-		return err
-	})
 }
 
 // option changes a daemon before it starts.
