@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -59,16 +60,44 @@ func parseMarks(p []byte) ([]mark, error) {
 	return marks, nil
 }
 
-// minWindow is the shortest time for which a rate is computed: the guest's clock follows the host's to some milliseconds.
-const minWindow = 200 * time.Millisecond
+// clock is how the guest's time of day relates to the host's.
+type clock struct {
+	ahead float64 // seconds
+	grain float64 // the error of ahead is at most half of it
+}
 
-// rate returns the pages per second written between two times, NaN if the window is too short or not covered.
-func rate(marks []mark, from, to time.Time) float64 {
-	if to.Sub(from) < minWindow {
+// readClock compares the clocks by the fastest of a few commands.
+func (v *vm) readClock(ctx context.Context) (clock, error) {
+	best := clock{grain: math.Inf(1)}
+	for range 5 {
+		before := time.Now()
+		text, err := v.sh(ctx, "date +%s.%N")
+		if err != nil {
+			return best, err
+		}
+		after := time.Now()
+		guest, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return best, fmt.Errorf("the guest's time: %w", err)
+		}
+		if took := after.Sub(before).Seconds(); took < best.grain {
+			best = clock{ahead: guest - (seconds(before)+seconds(after))/2, grain: took}
+		}
+	}
+	return best, nil
+}
+
+// minGrains is how many times the clocks' grain a window must last for its rate to mean something.
+const minGrains = 5
+
+// rate returns the pages per second written between two times of the host's clock, NaN if the window is too short for
+// the clocks or not covered by marks.
+func rate(marks []mark, c clock, from, to time.Time) float64 {
+	if to.Sub(from).Seconds() < minGrains*c.grain {
 		return math.NaN()
 	}
-	a, ok1 := progressAt(marks, seconds(from))
-	b, ok2 := progressAt(marks, seconds(to))
+	a, ok1 := progressAt(marks, seconds(from)+c.ahead)
+	b, ok2 := progressAt(marks, seconds(to)+c.ahead)
 	if !ok1 || !ok2 {
 		return math.NaN()
 	}

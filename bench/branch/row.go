@@ -67,12 +67,16 @@ func (w *row) measure(ctx context.Context, l *vmLab, base *snap, samples int) er
 			}
 		}
 	}
+	guest, err := source.readClock(ctx)
+	if err != nil {
+		return err
+	}
 	marks, err := source.stopLoad(ctx)
 	if err != nil {
 		return err
 	}
 	for _, x := range windows {
-		x.figures.loss = append(x.figures.loss, 1-rate(marks, x.begin, x.done)/rate(marks, x.calm, x.begin))
+		x.figures.loss = append(x.figures.loss, 1-rate(marks, guest, x.begin, x.done)/rate(marks, guest, x.calm, x.begin))
 	}
 	for range samples {
 		r, err := source.restore(ctx, last.snap)
@@ -108,7 +112,7 @@ func tables(rows []*row, skipped int) []*report.Table {
 		{Name: "stopped again p50 ms", Digits: 1}, {Name: "source slower by %", Digits: 0}}}
 	times.Notef("arm: write-protecting (live) or copying (diff, full), part of the pause; ready: request → layer complete in RAM")
 	times.Notef("source slower by: pages written from the request to ready, against the second before; "+
-		"blank if that took less than %v, where the guest's clock is too coarse", minWindow)
+		"blank if one of them is shorter than %d times what reading the guest's clock takes", minGrains)
 	ratios := &report.Table{Title: "Pause, live : diff : full (p50, live = 1)", Columns: []report.Column{
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "live", Digits: 1}, {Name: "diff", Digits: 1}, {Name: "full", Digits: 1}}}
 	back := &report.Table{Title: "Rollback to the last branch", Columns: []report.Column{

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
 	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/guestmem"
 	"github.com/forkd/forkd/internal/image"
 	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -115,13 +116,18 @@ func (l *vmLab) bake(ctx context.Context) (*snap, error) {
 	if err != nil {
 		return nil, err
 	}
-	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: s.state, Layer: layer})
+	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: parentExtents}, vmmclient.SaveFiles{State: s.state, Layer: layer})
 	s.layers, s.extents = []*os.File{layer}, saved.Extents
 	return s, err
 }
 
-// maxExtents bounds the extents of a parent as the sandbox manager does.
-const maxExtents = 128
+// Bounds that the sandbox manager has: extents of a parent, extents that a VMM may describe a branch with, and extents
+// of a branch's whole map, within which the manager brings it by copying what lies between.
+const (
+	parentExtents = 128
+	vmmExtents    = 16384
+	mapExtents    = 256
+)
 
 // Bounds for a guest on a busy emulated host.
 const (
@@ -205,9 +211,21 @@ func (l *vmLab) fork(ctx context.Context, s *snap) (*vm, restored, error) {
 	}
 	r, err := v.restore(ctx, s)
 	if err != nil {
-		return nil, r, errors.Join(err, v.Kill())
+		return nil, r, errors.Join(fmt.Errorf("%w; %s", err, v.lastWords()), v.Kill())
 	}
 	return v, r, nil
+}
+
+// lastWords says how v ended, if it did, and the end of its console.
+func (v *vm) lastWords() string {
+	console, _ := vmmclient.Console(v.Dir()) // without it the message says less
+	text := "the VM runs"
+	select {
+	case <-v.Done():
+		text = "the VM ended: " + v.Exit().Reason.String() + " " + v.Exit().Detail
+	default:
+	}
+	return text + "; its console ends with:\n" + vmtest.LastLines(console, 5)
 }
 
 func (v *vm) confirm(ctx context.Context) error {
@@ -243,7 +261,7 @@ func (v *vm) branch(ctx context.Context, base *snap, mode vmmproto.BranchMode) (
 		return nil, err
 	}
 	b.begin = time.Now()
-	b.result, err = v.Branch(ctx, vmmproto.Branch{Mode: mode, MaxExtents: maxExtents},
+	b.result, err = v.Branch(ctx, vmmproto.Branch{Mode: mode, MaxExtents: vmmExtents},
 		vmmclient.BranchFiles{State: b.snap.state, Layer: layer, Tops: []*os.File{top}})
 	if err != nil {
 		return nil, err
@@ -260,13 +278,31 @@ func (v *vm) branch(ctx context.Context, base *snap, mode vmmproto.BranchMode) (
 	v.disk = append(append([]*os.File(nil), v.disk...), top)
 	b.snap.layers, b.snap.extents = []*os.File{layer}, b.result.Save.Extents
 	if mode != vmmproto.BranchFull {
-		for i := range b.snap.extents {
-			b.snap.extents[i].Layer = uint32(len(base.layers))
-		}
-		b.snap.layers = append(append([]*os.File(nil), base.layers...), layer)
-		b.snap.extents = memlayer.Overlay(base.extents, b.snap.extents)
+		err = b.snap.overlay(base)
 	}
-	return b, nil
+	return b, err
+}
+
+// overlay puts s, which has only its own layer, on base.
+func (s *snap) overlay(base *snap) error {
+	for i := range s.extents {
+		s.extents[i].Layer = uint32(len(base.layers))
+	}
+	fill := memlayer.Coalesce(base.extents, s.extents, mapExtents)
+	for _, span := range fill {
+		for _, e := range memlayer.Slice(base.extents, span) {
+			p := make([]byte, e.Length)
+			if _, err := base.layers[e.Layer].ReadAt(p, int64(e.Offset)); err != nil {
+				return fmt.Errorf("fill a gap: %w", err)
+			}
+			if _, err := s.layers[0].WriteAt(p, int64(guestmem.Linear(guestmem.GPA(e.GPA)))); err != nil {
+				return fmt.Errorf("fill a gap: %w", err)
+			}
+		}
+	}
+	s.extents = memlayer.Overlay(base.extents, memlayer.Fill(s.extents, fill))
+	s.layers = append(append([]*os.File(nil), base.layers...), s.layers[0])
+	return nil
 }
 
 // close gives back the files that only this branch has.
