@@ -45,7 +45,7 @@ func main() {
 	defer stop()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintf(os.Stderr, "branch: %v\n", err)
-		os.Exit(1)
+		os.Exit(lab.ExitCode(err))
 	}
 }
 
@@ -101,7 +101,7 @@ func run(ctx context.Context, o *options) error {
 		return err
 	}
 	if host.Accel == lab.AccelPVM {
-		return errors.New("KVM of this host runs no Linux guest: run in the machine (scripts/bench)")
+		return lab.ErrUnfit
 	}
 	l, err := newLab(&undo)
 	if err != nil {

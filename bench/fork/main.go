@@ -55,7 +55,7 @@ func main() {
 	defer stop()
 	if err := run(ctx, o); err != nil {
 		fmt.Fprintf(os.Stderr, "fork: %v\n", err)
-		os.Exit(1)
+		os.Exit(lab.ExitCode(err))
 	}
 }
 
@@ -164,7 +164,7 @@ func newBench(o *options, undo *cleanup.Stack) (*bench, error) {
 		return nil, err
 	}
 	if o.guest == "linux" && b.host.Accel == lab.AccelPVM {
-		return nil, errors.New("KVM of this host runs no Linux guest: use -guest=stub, or run in the machine (scripts/bench)")
+		return nil, lab.ErrUnfit
 	}
 	assets, err := lab.Assets()
 	if err != nil {

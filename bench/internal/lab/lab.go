@@ -31,7 +31,21 @@ const (
 	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
 )
 
-// Host describes this host.
+// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code ExitUnfit.
+var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the machine (scripts/bench does)")
+
+// ExitUnfit is the exit code of a benchmark whose guests this host cannot run.
+const ExitUnfit = 3
+
+// ExitCode is the exit code of a benchmark that ended with err.
+func ExitCode(err error) int {
+	if errors.Is(err, ErrUnfit) {
+		return ExitUnfit
+	}
+	return 1
+}
+
+// Host describes this host. The error is ErrUnfit if it has no KVM at all.
 func Host() (report.Host, error) {
 	h := report.Host{Accel: AccelKVM, CPUs: runtime.NumCPU()}
 	var unfit *kvm.UnfitError
@@ -39,7 +53,7 @@ func Host() (report.Host, error) {
 	case errors.As(err, &unfit):
 		h.Accel = AccelPVM
 	case err != nil:
-		return h, fmt.Errorf("this host has no KVM: run the benchmark in the machine (scripts/bench does): %w", err)
+		return h, errors.Join(ErrUnfit, err)
 	case vmtest.Emulated():
 		h.Accel = AccelTCG
 	}
