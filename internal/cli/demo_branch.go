@@ -102,7 +102,7 @@ func (d *demo) branch(st *status) (string, error) {
 
 // startComputing gives a sandbox what a branch is to keep: computing memory, a file, and a process.
 func (d *demo) startComputing(id string) error {
-	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart})
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: demoTimeout})
 	if err == nil && r.Error != "" {
 		err = fmt.Errorf("%s", r.Error)
 	}
@@ -125,7 +125,7 @@ func (d *demo) computed(id, expression string) (c computation, err error) {
 with lock:
     found = json.dumps({"N": n, "Total": total, "Answer": ` + expression + `})
 print(found)`
-	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code})
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code, TimeoutSecs: demoTimeout})
 	if err == nil && r.Error != "" {
 		err = fmt.Errorf("%s", r.Error)
 	}
@@ -168,7 +168,7 @@ func (d *demo) follow(i int, id string, atLeast int64) error {
 
 // shell runs a script that must succeed.
 func (d *demo) shell(id, script string) (string, error) {
-	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}})
+	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}, TimeoutSecs: demoTimeout})
 	if err == nil && r.ExitCode != 0 {
 		err = fmt.Errorf("%s: %s %s", script, r.Error, r.Stderr)
 	}
