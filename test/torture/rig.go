@@ -53,6 +53,8 @@ type Rig struct {
 	ram   string // tmpfs, for layers and disk tops
 	names atomic.Uint64
 	rng   *rand.Rand
+	deck  []round // to be drawn
+	dealt bool    // every round has been in the deck
 	rep   *Report
 	logf  func(format string, args ...any)
 }

@@ -71,13 +71,16 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	defer func() { err = errors.Join(err, l.source.Kill()) }()
 	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.done() < n {
 		for range 1 + r.rng.IntN(3) {
-			if err := l.step(ctx, l.draw()); err != nil {
+			if err := l.step(ctx, r.draw()); err != nil {
 				return err
 			}
 		}
 		if err := l.step(ctx, round{name: "replace", run: (*line).replace}); err != nil {
 			return err
 		}
+	}
+	if err := l.source.Pause(ctx); err != nil {
+		return err
 	}
 	for _, s := range l.snaps {
 		r.rep.reached(s.depth)
@@ -88,19 +91,24 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	return nil
 }
 
-func (l *line) draw() round {
-	all := rounds()
-	total := 0
-	for _, x := range all {
-		total += x.weight
-	}
-	at := l.rig.rng.IntN(total)
-	for _, x := range all {
-		if at -= x.weight; at < 0 {
-			return x
+// draw takes the next round from a shuffled deck: first each round once, then as often as it weighs.
+func (r *Rig) draw() round {
+	if len(r.deck) == 0 {
+		for _, x := range rounds() {
+			n := 1
+			if r.dealt {
+				n = x.weight
+			}
+			for range n {
+				r.deck = append(r.deck, x)
+			}
 		}
+		r.rng.Shuffle(len(r.deck), func(i, j int) { r.deck[i], r.deck[j] = r.deck[j], r.deck[i] })
+		r.dealt = true
 	}
-	panic("unreachable: the weights add up to the total")
+	x := r.deck[0]
+	r.deck = r.deck[1:]
+	return x
 }
 
 func (l *line) step(ctx context.Context, x round) error {
@@ -134,7 +142,16 @@ func (l *line) setHot(ctx context.Context) error {
 // took notes a snapshot of the source and verifies a child of it.
 func (l *line) took(ctx context.Context, s *Snapshot) error {
 	l.last = s
-	return l.rig.check(ctx, s, "child")
+	return l.check(ctx, s)
+}
+
+// check verifies a child of s while the source stands still, so that on an emulated host the child gets the CPU.
+// Children that run beside their source are crowd's business.
+func (l *line) check(ctx context.Context, s *Snapshot) error {
+	if err := l.source.Pause(ctx); err != nil {
+		return err
+	}
+	return errors.Join(l.rig.check(ctx, s, "child"), l.source.Resume(ctx))
 }
 
 func (l *line) verifySource(ctx context.Context) error {
@@ -179,13 +196,15 @@ func (l *line) replace(ctx context.Context) error {
 
 // restart replaces the source by a child of the latest snapshot.
 func (l *line) restart(ctx context.Context) error {
+	if err := l.source.Kill(); err != nil {
+		return err
+	}
 	child, err := l.rig.fork(ctx, l.last, "src")
 	if err != nil {
 		return err
 	}
-	old := l.source
 	l.source = child
-	if err := errors.Join(old.Kill(), child.verifyCopy(ctx, l.last)); err != nil {
+	if err := child.verifyCopy(ctx, l.last); err != nil {
 		return err
 	}
 	l.rig.rep.verified()
@@ -222,14 +241,14 @@ func (l *line) overlap(ctx context.Context) error {
 		if l.last, err = l.finish(ctx, second); err != nil {
 			return err
 		}
-		if err := l.rig.check(ctx, first.snap, "child"); err != nil {
+		if err := l.check(ctx, first.snap); err != nil {
 			return err
 		}
 	}
 	if err := l.verifySource(ctx); err != nil {
 		return err
 	}
-	return l.rig.check(ctx, l.last, "child")
+	return l.check(ctx, l.last)
 }
 
 // settle makes the snapshot of a live branch whose layer is known to be complete.

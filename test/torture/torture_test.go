@@ -14,6 +14,7 @@ import (
 var (
 	branches = flag.Int("torture.n", 240, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
+	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON")
 )
 
@@ -42,7 +43,7 @@ func TestTorture(t *testing.T) {
 	for i, vcpus := range []uint32{1, 2} {
 		rng := rand.New(rand.NewPCG(*seed, uint64(vcpus)))
 		rig := NewRig(Config{
-			Assets: assets, VCPUs: vcpus, MemoryMiB: 128, DataMiB: 16, DiskMiB: 4,
+			Assets: assets, VCPUs: vcpus, MemoryMiB: 128, DataMiB: *dataMiB, DiskMiB: 2,
 		}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
