@@ -289,9 +289,10 @@ func (b *branch) memory() ([]memlayer.Extent, []snapshot.File, error) {
 		return extents, nil, err
 	}
 	fill := memlayer.Coalesce(lower, own, maxExtents)
+	buf := make([]byte, copyBuffer)
 	for _, span := range fill {
 		for _, e := range memlayer.Slice(lower, span) {
-			if err := copyExtent(b.layer, b.lease.Layers()[e.Layer], e); err != nil {
+			if err := copyExtent(b.layer, b.lease.Layers()[e.Layer], e, buf); err != nil {
 				return nil, nil, err
 			}
 		}

@@ -1,11 +1,7 @@
 package sandbox
 
 import (
-	"errors"
-	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/memlayer"
 )
@@ -14,9 +10,10 @@ import (
 // over dst alone. All layers have guest memory at the same offsets.
 func flatten(dst *os.File, own uint32, extents []memlayer.Extent, layers []*os.File) ([]memlayer.Extent, error) {
 	flat := make([]memlayer.Extent, len(extents))
+	buf := make([]byte, copyBuffer)
 	for i, e := range extents {
 		if e.Layer != own {
-			if err := copyExtent(dst, layers[e.Layer], e); err != nil {
+			if err := copyExtent(dst, layers[e.Layer], e, buf); err != nil {
 				return nil, err
 			}
 		}
@@ -26,27 +23,39 @@ func flatten(dst *os.File, own uint32, extents []memlayer.Extent, layers []*os.F
 	return memlayer.Overlay(nil, flat), nil
 }
 
-// copyExtent copies one extent of src to the same place in dst. Holes stay holes: dst has none of its pages there yet.
-func copyExtent(dst, src *os.File, e memlayer.Extent) error {
-	end := int64(e.Offset + e.Length)
-	for at := int64(e.Offset); at < end; {
-		// The file offset that this moves is used by nobody.
-		data, err := unix.Seek(int(src.Fd()), at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && data >= end {
-			return nil
-		}
-		if err != nil {
+// copyBuffer is how much of a layer is copied at a time, in bytes; a multiple of the page size.
+const copyBuffer = 1 << 20
+
+// copyExtent copies one extent of src to the same place in dst, which has none of its pages yet: pages of zeros are left
+// out, because on a RAM file system every page written is a page of the host's memory.
+func copyExtent(dst, src *os.File, e memlayer.Extent, buf []byte) error {
+	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
+		p := buf[:min(int64(len(buf)), end-at)]
+		if _, err := src.ReadAt(p, at); err != nil {
 			return err
 		}
-		hole, err := unix.Seek(int(src.Fd()), data, unix.SEEK_HOLE)
-		if err != nil {
-			return err
+		for len(p) > 0 {
+			zeros := isZero(p[:memlayer.PageSize])
+			n := memlayer.PageSize
+			for n < len(p) && isZero(p[n:n+memlayer.PageSize]) == zeros {
+				n += memlayer.PageSize
+			}
+			if !zeros {
+				if _, err := dst.WriteAt(p[:n], at); err != nil {
+					return err
+				}
+			}
+			p, at = p[n:], at+int64(n)
 		}
-		hole = min(hole, end)
-		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data, hole-data)); err != nil {
-			return err
-		}
-		at = hole
 	}
 	return nil
+}
+
+func isZero(p []byte) bool {
+	for _, b := range p {
+		if b != 0 {
+			return false
+		}
+	}
+	return true
 }

@@ -1,0 +1,67 @@
+package sandbox
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/memlayer"
+)
+
+// A flattened layer reads like the map over all layers, and has no pages for zeros.
+func TestFlatten(t *testing.T) {
+	const pages = 600
+	r := rand.New(rand.NewPCG(7, 8))
+	size := int64(pages * memlayer.PageSize)
+	var files []*os.File
+	for range 3 {
+		f, err := os.Create(filepath.Join(t.TempDir(), "layer"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := f.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, f)
+	}
+	own := uint32(len(files) - 1)
+	var extents []memlayer.Extent
+	want := make([]byte, size)
+	for page := uint64(0); page < pages; {
+		n := min(1+r.Uint64N(300), pages-page)
+		e := memlayer.Extent{GPA: page * memlayer.PageSize, Length: n * memlayer.PageSize, Layer: uint32(r.IntN(3)), Offset: page * memlayer.PageSize}
+		for i := range n {
+			if r.IntN(2) == 0 { // else it is a page of zeros
+				p := bytes.Repeat([]byte{byte(1 + e.Layer)}, memlayer.PageSize)
+				if _, err := files[e.Layer].WriteAt(p, int64(e.Offset+i*memlayer.PageSize)); err != nil {
+					t.Fatal(err)
+				}
+				copy(want[e.GPA+i*memlayer.PageSize:], p)
+			}
+		}
+		extents = append(extents, e)
+		page += n
+	}
+	flat, err := flatten(files[own], own, extents, files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(flat) != 1 || flat[0] != (memlayer.Extent{Length: uint64(size)}) {
+		t.Errorf("the map is %+v", flat)
+	}
+	got, err := os.ReadFile(files[own].Name())
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the flattened layer differs (%v)", err)
+	}
+	st, err := files[own].Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if blocks := st.Sys().(*syscall.Stat_t).Blocks * 512; blocks > size*3/4 {
+		t.Errorf("%d bytes on disk of %d: zeros were written", blocks, size)
+	}
+}
