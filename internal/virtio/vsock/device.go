@@ -19,6 +19,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -80,11 +81,11 @@ type Device struct {
 
 	conns    map[connKey]*conn
 	byFD     map[int32]*conn // connections with a host socket
-	nextPort uint32
-	owing    []*conn  // connections with control packets due, in order
-	orphans  []header // RSTs due that belong to no connection
-	stalled  []*conn  // connections with host data that found no receive buffer
-	views    [][]byte // scratch
+	nextPort uint32          // begins anywhere, see New
+	owing    []*conn         // connections with control packets due, in order
+	orphans  []header        // RSTs due that belong to no connection
+	stalled  []*conn         // connections with host data that found no receive buffer
+	views    [][]byte        // scratch
 }
 
 // New returns a device for cfg.
@@ -100,7 +101,10 @@ func New(cfg Config) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{cfg: cfg, lfd: lfd, poll: p, nextPort: firstHostPort}
+	d := &Device{cfg: cfg, lfd: lfd, poll: p}
+	// A restored guest may still hold sockets of connections that an earlier device gave the first ports: Linux keeps one
+	// for seconds after its end, and refuses another connection between the same ports.
+	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
 	return d, nil
 }
