@@ -37,7 +37,7 @@ var tiers = [][]string{
 		"internal/tcghost", "internal/tcghost/machined", "internal/vmtest",
 	},
 	// 5: the VMM process; what users hold.
-	{"internal/vmm", "internal/sandbox", "internal/vmtest/prepare", "internal/vmtest/testrun"},
+	{"internal/vmm", "internal/sandbox", "internal/vmtest/prepare", "internal/vmtest/testrun", "internal/vmtest/usable"},
 	// 6: faces of the sandboxes.
 	{"internal/daemon/v1", "internal/metrics"},
 	// 7: the one place where the daemon's constructors meet.

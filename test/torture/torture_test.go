@@ -12,7 +12,7 @@ import (
 )
 
 var (
-	branches = flag.Int("torture.n", 240, "how many branches")
+	branches = flag.Int("torture.n", 100, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
 	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON")
