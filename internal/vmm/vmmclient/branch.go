@@ -16,7 +16,7 @@ type BranchFiles struct {
 }
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is complete when WaitCopied
-// returns, which must be called before the next branch.
+// returns. Until then the VMM refuses further branches, and a refused one changes nothing for the one under way.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vmmproto.BranchLive {
@@ -26,30 +26,35 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 			fds = append(fds, int(device.Fd()))
 		}
 	}
-	req.Tops, req.Serial = uint32(len(files.Tops)), v.serial.Add(1)
-	select {
-	case <-v.branched: // of a branch that nobody waited for
-	default:
-	}
+	req.Tops, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
 	err = v.call(ctx, vmmproto.KindBranch, &req, append(fds, descriptors(files.Tops...)...), &result)
+	if err == nil && result.Mode == vmmproto.BranchLive {
+		v.live.Store(req.Serial)
+	}
 	return result, err
 }
 
-// WaitCopied waits for the end of the live branch that Branch began. An error in Branched means that the layer is
-// incomplete and of no use; the machine runs on.
+// WaitCopied waits for the end of the latest live branch that succeeded; it is called once for each. An error in
+// Branched means that the layer is incomplete and of no use; the machine runs on.
 func (v *VMM) WaitCopied(ctx context.Context) (vmmproto.Branched, error) {
-	select {
-	case b := <-v.branched:
-		return copied(b)
-	case <-v.lost:
+	for {
 		select {
-		case b := <-v.branched: // the last that the VMM said
-			return copied(b)
-		default:
-			return vmmproto.Branched{}, v.gone()
+		case b := <-v.branched:
+			if b.Serial == v.live.Load() {
+				return copied(b)
+			}
+		case <-v.lost:
+			select {
+			case b := <-v.branched: // the last that the VMM said
+				if b.Serial == v.live.Load() {
+					return copied(b)
+				}
+			default:
+				return vmmproto.Branched{}, v.gone()
+			}
+		case <-ctx.Done():
+			return vmmproto.Branched{}, ctx.Err()
 		}
-	case <-ctx.Done():
-		return vmmproto.Branched{}, ctx.Err()
 	}
 }
 

@@ -50,8 +50,10 @@ type VMM struct {
 	request sync.Mutex // held from request to reply
 	replies chan reply
 
-	branched chan vmmproto.Branched // of the branch serial; has room for one
-	serial   atomic.Uint64          // of the latest branch, of this client only: it begins at a random number
+	branched chan vmmproto.Branched // ends of live branches that this client began; has room for one
+	first    uint64                 // before the serials of this client: a random number
+	asked    atomic.Uint64          // branches that this client asked for; first+asked is the serial of the latest
+	live     atomic.Uint64          // serial of the latest live branch that succeeded
 
 	mu   sync.Mutex
 	exit vmmproto.Exit
@@ -119,7 +121,7 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 		conns: make(chan Conn, 4), lost: make(chan struct{}), done: make(chan struct{}),
 		replies: make(chan reply, 1), branched: make(chan vmmproto.Branched, 1),
 	}
-	v.serial.Store(rand.Uint64())
+	v.first = rand.Uint64()
 	go v.receive()
 	go v.reap()
 	return v, nil
@@ -154,17 +156,23 @@ func (v *VMM) receive() {
 			v.mu.Unlock()
 		case vmmproto.KindBranched:
 			var b vmmproto.Branched
-			if b.Parse(wire.NewReader(body)) == nil && b.Serial == v.serial.Load() {
-				select {
-				case v.branched <- b:
-				default: // said before
-				}
+			if b.Parse(wire.NewReader(body)) == nil && b.Serial-v.first-1 < v.asked.Load() {
+				v.announce(b)
 			}
 		case vmmproto.KindConn:
 			fds = v.guestConn(wire.NewReader(body).U32(), fds)
 		}
 		ctlsock.CloseAll(fds)
 	}
+}
+
+// announce puts b where WaitCopied looks. What nobody has taken is of an older branch, or said before.
+func (v *VMM) announce(b vmmproto.Branched) {
+	select {
+	case <-v.branched:
+	default:
+	}
+	v.branched <- b // there is room: nobody else sends
 }
 
 // guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that nobody is waiting for
