@@ -162,7 +162,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		return errors.Join(err, settled)
 	}
 	if err != nil {
-		return fmt.Errorf("branch sandbox %q: %w", b.s.record.ID, err)
+		return fmt.Errorf("branch sandbox %q: %w", b.s.record.ID, fromVMM(err))
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		copied, err := b.s.vmm.WaitCopied(wait)
 		b.figure.Faults, b.figure.StopUS = copied.Faults, copied.StopNanos/1000
 		if err != nil {
-			return result, fmt.Errorf("branch sandbox %q: copy its memory: %w", b.s.record.ID, err)
+			return result, fmt.Errorf("branch sandbox %q: copy its memory: %w", b.s.record.ID, fromVMM(err))
 		}
 	}
 	extents, memory, err := b.memory()

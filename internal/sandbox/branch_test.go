@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -123,7 +124,8 @@ func TestFailedBranch(t *testing.T) {
 			defer w.stop()
 			id := w.source(t)
 			c.set(w.vmms, full)
-			if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vmmproto.BranchLive}); !errors.Is(err, full) {
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vmmproto.BranchLive})
+			if !errors.Is(err, full) || !errors.Is(err, syscall.ENOSPC) {
 				t.Fatalf("branch: %v", err)
 			}
 			c.set(w.vmms, nil)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
@@ -78,6 +79,20 @@ type BusyError struct {
 
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("%d %s are under way, the most at once; try again", e.Limit, e.What)
+}
+
+// noSpaceError marks an error as syscall.ENOSPC: what a VMM reports has crossed a socket as text.
+type noSpaceError struct{ error }
+
+func (e *noSpaceError) Is(target error) bool { return target == syscall.ENOSPC }
+func (e *noSpaceError) Unwrap() error        { return e.error }
+
+// fromVMM restores what callers branch on of an error that a VMM has reported.
+func fromVMM(err error) error {
+	if err != nil && strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
+		return &noSpaceError{err}
+	}
+	return err
 }
 
 // LineError reports a snapshot that a sandbox cannot be rolled back to.

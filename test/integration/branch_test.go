@@ -280,7 +280,7 @@ func TestBranchWithoutRAM(t *testing.T) {
 	fill(t, ram, filler)
 	for _, mode := range []string{"live", "diff", "full"} {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b", Mode: mode})
-		wantError(t, mode+" without room", err, 0, "no space left")
+		wantError(t, mode+" without room", err, 507, "no space left")
 		d.alive(t, box.ID)
 	}
 	if err := os.Remove(filler); err != nil {
