@@ -98,35 +98,45 @@ func serve(socket, dir string, s shape) error {
 		srv.writers = append(srv.writers, w)
 		go func() { failed <- w.run() }()
 	}
-	l, err := net.Listen("unix", socket)
+	vsock, err := listenVsock()
+	if err != nil {
+		return err
+	}
+	go func() { failed <- srv.acceptVsock(vsock) }()
+	l, err := net.Listen("unix", socket) // last: a driver waits for this file
 	if err != nil {
 		return err
 	}
 	go func() { failed <- srv.accept(l) }()
-	go func() { failed <- srv.acceptVsock() }()
 	return <-failed
 }
 
 // vsockPort is where a driver on the host asks without having to start a process in the guest.
 const vsockPort = 7777
 
-func (s *server) acceptVsock() error {
-	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+func listenVsock() (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: vsockPort})
 	}
 	if err == nil {
 		err = unix.Listen(fd, 8)
 	}
-	for err == nil {
-		var c int
-		if c, _, err = unix.Accept4(fd, unix.SOCK_CLOEXEC); err == nil {
+	if err != nil {
+		return -1, fmt.Errorf("listen on vsock port %d: %w", vsockPort, err)
+	}
+	return fd, nil
+}
+
+func (s *server) acceptVsock(fd int) error {
+	for {
+		c, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+		if err == nil {
 			s.serve(os.NewFile(uintptr(c), "vsock"))
-		} else if err == unix.EINTR {
-			err = nil
+		} else if err != unix.EINTR {
+			return fmt.Errorf("accept on vsock: %w", err)
 		}
 	}
-	return fmt.Errorf("vsock: %w", err)
 }
 
 func (s *server) accept(l net.Listener) error {
