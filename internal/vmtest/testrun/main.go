@@ -20,7 +20,7 @@ import (
 // Time limits of one package. VM tests run on an emulated CPU.
 const (
 	hostLimit = 5 * time.Minute
-	vmLimit   = 12 * time.Minute
+	vmLimit   = 20 * time.Minute
 )
 
 func main() {
