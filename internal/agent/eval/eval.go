@@ -9,12 +9,10 @@ package eval
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/forkd/forkd/internal/agent/kmsg"
 	"github.com/forkd/forkd/internal/agent/reap"
@@ -77,25 +75,23 @@ func (s *Server) Warm() ([]string, error) {
 // Forked makes every live interpreter take up the identity of a new copy, adding env to its environment. It returns
 // after all have confirmed, and fails if one cannot: because it is broken, because a callback of user code failed, or
 // because it is in a call that keeps the interpreter lock for longer than forkTimeout.
+//
+// An interpreter in which no code can run before the next call is left asleep: that call does it first. Waking it
+// would copy half a megabyte of its memory in every child, also in those that never use it.
 func (s *Server) Forked(env map[string]string) error {
-	return s.control(controlRequest{Op: "forked", Env: env}, forkTimeout)
+	return s.control(controlRequest{Op: opForked, Env: env})
 }
 
 // SetEnv adds variables to the environment of live interpreters.
 func (s *Server) SetEnv(env map[string]string) error {
-	return s.control(controlRequest{Op: "env", Env: env}, forkTimeout)
+	return s.control(controlRequest{Op: opEnv, Env: env})
 }
 
 // Prepare makes live interpreters cheap to fork: see "prepare" in kernel.py.
-func (s *Server) Prepare() error { return s.control(controlRequest{Op: "prepare"}, prepareTimeout) }
+func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// control sends a request to every live interpreter, then collects the answers.
-func (s *Server) control(req controlRequest, timeout time.Duration) error {
-	line, err := json.Marshal(req)
-	if err != nil {
-		return err
-	}
-	line = append(line, '\n')
+// control sends a request to every live interpreter that must not sleep on, then collects the answers.
+func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
@@ -103,11 +99,15 @@ func (s *Server) control(req controlRequest, timeout time.Duration) error {
 	for _, id := range s.order {
 		c := s.contexts[id]
 		c.mu.Lock() // until its answer: nobody may stop the process or ask it something else
-		if c.interp == nil || c.interp.dead() {
+		if c.interp == nil || c.interp.dead() || c.interp.putOff(req) {
 			c.mu.Unlock()
 			continue
 		}
-		if err := c.interp.sendControl(line, timeout); err != nil {
+		err := c.interp.catchUp()
+		if err == nil {
+			err = c.interp.sendControl(req)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("context %s: %w", id, err))
 			c.mu.Unlock()
 			continue
@@ -230,6 +230,23 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	}
 	c.interp, err = startPython(cfg.Reaper, cfg.Env, u, c.Cwd)
 	return c.interp, err
+}
+
+// awake is live for a caller that is about to run code: the interpreter has caught up with what was put off.
+func (c *session) awake(cfg Config) (*interpreter, error) {
+	interp, err := c.live(cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	interp.idle = false
+	if err := interp.catchUp(); err != nil {
+		// It may still have the random numbers of its siblings; the next call starts another.
+		interp.stop()
+		return nil, fmt.Errorf("context %s: %w", c.ID, err)
+	}
+	return interp, nil
 }
 
 // kill ends the context's process. The next call starts a new one unless last is set.

@@ -270,6 +270,45 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	}
 }
 
+// Nothing can run in an idle interpreter, so a fork does not wake it; its next call must find it reseeded all the same.
+func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
+	s, h := newServer(t)
+	run(t, h, code("import os, random"))
+	if err := s.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	id := s.order[0]
+	run(t, h, code("random.seed(1)"))
+	if s.contexts[id].interp.idle {
+		t.Fatal("an interpreter that ran code still counts as idle")
+	}
+	if err := s.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	if !s.contexts[id].interp.idle {
+		t.Fatal("an interpreter without threads, timers and callbacks is not idle after prepare")
+	}
+	for _, env := range []map[string]string{{"A": "1", "B": "1"}, {"B": "2"}} {
+		if err := s.Forked(env); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.contexts[id].interp.late == nil {
+		t.Fatal("the fork woke an idle interpreter")
+	}
+	got := field(run(t, h, code("(os.environ['A'], os.environ['B'], random.random() != random.Random(1).random())")), "result", "text")
+	if got != "('1', '2', True)" {
+		t.Fatalf("after fork: %s", got)
+	}
+	run(t, h, code("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"))
+	if err := s.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	if s.contexts[id].interp.idle {
+		t.Fatal("an interpreter with a thread of the user's counts as idle")
+	}
+}
+
 func TestForkFailsIfACallbackDoes(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("import forkd\n@forkd.on_fork\ndef cb(): raise ValueError('not me')"))

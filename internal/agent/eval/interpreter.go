@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -49,6 +48,10 @@ type interpreter struct {
 	control *os.File
 	answers *bufio.Reader
 	output  *output
+
+	// Guarded by the session's lock.
+	idle bool            // no code runs or can run before the next call, as of the last "prepare"
+	late *controlRequest // what the next call must do first; nil if nothing
 
 	executions int // written by the one call whose turn it is
 }
@@ -203,47 +206,6 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 			return nil, fmt.Errorf("a message of the interpreter exceeds %d bytes", limit)
 		}
 	}
-}
-
-// controlRequest is one line to the driver's control thread.
-type controlRequest struct {
-	Op  string            `json:"op"`
-	Env map[string]string `json:"env,omitempty"`
-}
-
-// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so that several
-// interpreters work at the same time.
-func (i *interpreter) sendControl(line []byte, timeout time.Duration) error {
-	i.control.SetDeadline(time.Now().Add(timeout))
-	if _, err := i.control.Write(line); err != nil {
-		return i.controlError(err)
-	}
-	return nil
-}
-
-func (i *interpreter) awaitControl() error {
-	line, err := readLine(i.answers, maxMessage)
-	i.control.SetDeadline(time.Time{})
-	if err != nil {
-		return i.controlError(err)
-	}
-	if string(line) == "{}" {
-		return nil
-	}
-	var reply struct{ Error string }
-	if err := json.Unmarshal(line, &reply); err != nil {
-		return fmt.Errorf("interpreter: answer: %w", err)
-	}
-	return fmt.Errorf("interpreter: %s", reply.Error)
-}
-
-func (i *interpreter) controlError(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// The answer would be taken for the next one's.
-		i.stop()
-		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
-	}
-	return fmt.Errorf("interpreter: control: %w", err)
 }
 
 // stop kills the interpreter and everything it started, and waits for its end.

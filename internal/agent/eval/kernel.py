@@ -2,7 +2,8 @@
 #
 #   fd 3  code: the agent sends {"code", "env", "repr"}, one JSON object a line; the driver answers with lines "M<json>"
 #         to be passed to the client as they are, and one line "D" when the code has ended
-#   fd 4  control: {"op": "forked"|"env"|"prepare", "env": {...}}, each answered with {"error": "..."} or {}
+#   fd 4  control: {"op": "forked"|"env"|"prepare", "env": {...}}, each answered with {"error": "..."} or {}, "prepare"
+#         with {"idle": true} if no user code can run before the next line on fd 3: the agent puts off a fork until then
 #
 # User code runs in the main thread, where signals arrive. Control runs in a thread of its own, so that a fork is
 # handled while user code runs: it needs only the interpreter lock, which running byte code gives up every few
@@ -262,7 +263,21 @@ def _reseed():
         modules["tempfile"]._name_sequence = None
 
 
+def _idle():
+    """Whether no code of the user's runs, waits in a thread, a timer or a signal handler, or wants to know of forks.
+
+    What is between cells is told by the agent, which asks for nothing while code runs and believes the answer only
+    until the next cell.
+    """
+    if _running or _fork_callbacks or len(sys._current_frames()) > 2:
+        return False
+    if any(signal.getitimer(which)[0] for which in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+        return False
+    return not any(callable(signal.getsignal(n)) for n in signal.valid_signals() if n != signal.SIGINT)
+
+
 def _control(request):
+    """Carry out a request and return the answer."""
     op = request.get("op")
     os.environ.update(request.get("env") or {})
     if op == "forked":
@@ -276,18 +291,19 @@ def _control(request):
         gc.collect()
         _reseed()
         gc.freeze()
+        return {"idle": _idle()}
     elif op != "env":
         raise ValueError("unknown op %r" % (op,))
+    return {}
 
 
 def _control_loop():
     for line in os.fdopen(CONTROL, "rb", closefd=False):
         try:
-            _control(json.loads(line))
-            reply = "{}"
+            reply = _control(json.loads(line))
         except BaseException as exc:
-            reply = json.dumps({"error": "".join(traceback.format_exception_only(type(exc), exc)).strip()})
-        _send(CONTROL, reply)
+            reply = {"error": "".join(traceback.format_exception_only(type(exc), exc)).strip()}
+        _send(CONTROL, json.dumps(reply))
 
 
 def _serve():

@@ -83,7 +83,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	interp, err := c.live(s.cfg)
+	interp, err := c.awake(s.cfg)
 	var line []byte
 	if err == nil {
 		line, err = json.Marshal(req)
