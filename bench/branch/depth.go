@@ -40,7 +40,7 @@ func (l *vmLab) depthTable(ctx context.Context, base *snap, o *options) (*report
 		t.Add(d.n, len(d.snap.layers), len(d.snap.extents), len(d.total), quantile(d.mapped, 0.5), quantile(d.entered, 0.5),
 			quantile(d.entered, 0.99), all, quantile(d.confirmed, 0.5), all/first)
 	}
-	t.Notef("restore: request → vCPUs entered; × compares it with its process; maps are bounded as the daemon bounds them; " +
+	t.Notef("restore: request → vCPUs entered; × compares it with its process; maps are bounded as the daemon bounds them; "+
 		"the chain keeps all its layers, the daemon flattens the 32nd; %d MiB of guest RAM", l.shape.MemoryBytes>>20)
 	return t, nil
 }
