@@ -81,9 +81,9 @@ func (i *interpreter) sendControl(req controlRequest) error {
 	return nil
 }
 
-// awaitControl reads the answer to a request. Any answer but one to "prepare" leaves the interpreter awake: it may be
-// one that came while code ran.
+// awaitControl reads the answer to a request.
 func (i *interpreter) awaitControl() error {
+	i.idle = false
 	line, err := readLine(i.answers, maxMessage)
 	i.control.SetDeadline(time.Time{})
 	if err != nil {

@@ -118,6 +118,8 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
+		// A line of code may be on its way that the driver has not seen; whoever sends one takes the turn first.
+		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
 	return errors.Join(errs...)

@@ -309,6 +309,39 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	}
 }
 
+// A call takes its turn before its code reaches the driver, which in between takes itself for idle.
+func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
+	s, h := newServer(t)
+	run(t, h, code("None"))
+	c := s.get(python)
+	<-c.turn
+	err := s.Prepare()
+	c.turn <- struct{}{}
+	if err != nil || c.interp.idle {
+		t.Fatalf("idle %v, %v", c.interp.idle, err)
+	}
+}
+
+func TestAForkThatWasPutOffAndFailsEndsTheInterpreter(t *testing.T) {
+	s, h := newServer(t)
+	run(t, h, code("import random; random.seed(1)"))
+	if err := s.Prepare(); err != nil {
+		t.Fatal(err)
+	}
+	s.get(python).interp.late = &controlRequest{Op: "nonsense"}
+	resp, err := http.Post(h.URL+"/execute", "application/json", strings.NewReader(`{"code":"1"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode == http.StatusOK {
+		t.Error("code ran in an interpreter that could not take up its identity")
+	}
+	if got := field(run(t, h, code("'random' in globals()")), "result", "text"); got != "False" {
+		t.Errorf("the next call found the old state: %s", got)
+	}
+}
+
 func TestForkFailsIfACallbackDoes(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("import forkd\n@forkd.on_fork\ndef cb(): raise ValueError('not me')"))
