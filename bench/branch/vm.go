@@ -125,7 +125,7 @@ func (l *vmLab) bake(ctx context.Context) (*snap, error) {
 // of a branch's whole map, within which the manager brings it by copying what lies between.
 const (
 	parentExtents = 128
-	vmmExtents    = 16384
+	vmmExtents    = 8192
 	mapExtents    = 256
 )
 

@@ -117,7 +117,7 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 // prepareFreezer makes write protection ready before the first live branch.
 func (m *Machine) prepareFreezer(device int) error {
 	if m.freezer != nil {
-		return nil
+		return m.noFreeze
 	}
 	if device < 0 {
 		return errors.New("the host has no usable /dev/userfaultfd")

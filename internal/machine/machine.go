@@ -58,6 +58,7 @@ type Machine struct {
 	mu       sync.Mutex    // one request at a time, and the end of a live branch
 	used     bool          // Boot or Restore has been called
 	freezer  *uffd.Freezer // nil before the first live branch
+	noFreeze error         // why live branches are impossible since a rollback
 	topSwaps uint64        // see vmmproto.Stats
 	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
 }
@@ -154,10 +155,10 @@ func (m *Machine) resume() error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
 	}
-	if err := m.unquiesce(); err != nil {
+	if err := m.cpus.markPaused(); err != nil {
 		return err
 	}
-	if err := m.cpus.markPaused(); err != nil {
+	if err := m.unquiesce(); err != nil {
 		return err
 	}
 	m.cpus.resume()

@@ -125,7 +125,7 @@ func (m *Machine) mapMemory(layers []*os.File, extents []memlayer.Extent) error 
 		}
 	}
 	if m.freezer != nil {
-		return m.freezer.Register() // the mappings are new
+		m.noFreeze = m.freezer.Register() // the mappings are new; on other files than tmpfs ones it may be impossible
 	}
 	return nil
 }

@@ -94,7 +94,8 @@ func (s *server) guestConn(port uint32, fd int) error {
 	if err := s.event(vmmproto.KindConn, w.Bytes(), fd); err != nil {
 		return err
 	}
-	return unix.Close(fd)
+	_ = unix.Close(fd) // ours now: an error must not make the device close it again
+	return nil
 }
 
 func (s *server) serve(conn *ctlsock.Conn) error {

@@ -32,8 +32,12 @@ type Conn struct {
 
 // New takes over fd, a connected SOCK_SEQPACKET socket in blocking mode.
 func New(fd int) *Conn {
-	// Room for the largest message; the kernel doubles the figure for its own bookkeeping.
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, vmmproto.MaxMessage)
+	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without CAP_NET_ADMIN it
+	// caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to about 400 KiB pass, and larger ones
+	// fail to be sent.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, vmmproto.MaxMessage) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, vmmproto.MaxMessage)
+	}
 	return &Conn{fd: fd}
 }
 
