@@ -67,6 +67,7 @@ type event struct {
 // do runs go test to its end. The error says that it could not be run.
 func (r *run) do(ctx context.Context) (outcome, error) {
 	r.packages, r.output = make(map[string]*counts), make(map[string][]string)
+	caller := ctx
 	if r.limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, r.limit)
@@ -90,6 +91,8 @@ func (r *run) do(ctx context.Context) (outcome, error) {
 	}
 	err = cmd.Wait()
 	switch {
+	case caller.Err() != nil:
+		return failed, caller.Err()
 	case ctx.Err() != nil:
 		fmt.Fprintf(r.out, "KILLED after %v\n", r.limit)
 		return lost, nil
