@@ -22,9 +22,9 @@ const defaultBranches = 4
 
 // Bounds on what a branch makes others pay for.
 const (
-	vmmExtents    = 8192  // that the VMM may describe the dirty pages with: so many that it seldom fills gaps itself
-	maxExtents    = 256   // of a snapshot's whole map: each costs every fork one mmap
-	maxDepth      = 32    // layers of a snapshot; the next one is made self-contained while the sandbox runs
+	vmmExtents    = 8192 // that the VMM may describe the dirty pages with: so many that it seldom fills gaps itself
+	maxExtents    = 256  // of a snapshot's whole map: each costs every fork one mmap
+	maxDepth      = 32   // layers of a snapshot; the next one is made self-contained while the sandbox runs
 	branchTimeout = 10 * time.Minute
 )
 
