@@ -109,7 +109,7 @@ func install(cache, name string, program []byte) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	tmp := path + ".new"
+	tmp := fmt.Sprintf("%s.%d", path, os.Getpid()) // two prepares may run at once
 	if err := os.WriteFile(tmp, program, 0o755); err != nil {
 		return "", err
 	}
