@@ -156,14 +156,16 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	if err := installProgram(program, self); err != nil {
 		return fmt.Errorf("start the daemon in the machine: %w", err)
 	}
-	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: []string{
+	argv := []string{
 		program, "daemon", "--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort), "--token-file", filepath.Join(dir, "token"),
 		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", "/dev/shm/forkd",
 		// The emulator lets guests set XCR0 without KVM's knowledge, so they must not see XSAVE (docs/architecture.md).
-		"--cpu-template", cpuid.TemplateV2,
-		// Emulated address translation suffers from randomised addresses: every program start translates its code anew.
-		"--accel", "tcg", "--cmdline-extra", "norandmaps",
-	}})
+		"--cpu-template", cpuid.TemplateV2, "--accel", "tcg",
+	}
+	for _, param := range tcghost.GuestCmdline() {
+		argv = append(argv, "--cmdline-extra", param)
+	}
+	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the machine: %w", err)
 	}

@@ -34,15 +34,17 @@ var tiers = [][]string{
 	// 4: whole machines, seen from inside (machine, agent) and from outside (vmmclient, tcghost).
 	{
 		"internal/machine", "internal/virtio/virtiotest", "internal/agent", "internal/vmm/vmmclient",
-		"internal/tcghost", "internal/tcghost/machined", "internal/vmtest",
+		"internal/tcghost", "internal/tcghost/machined",
 	},
 	// 5: the VMM process; what users hold.
-	{"internal/vmm", "internal/sandbox", "internal/vmtest/prepare", "internal/vmtest/testrun", "internal/vmtest/usable"},
-	// 6: faces of the sandboxes.
+	{"internal/vmm", "internal/sandbox", "internal/vmtest"},
+	// 6: programs that make and run VM tests.
+	{"internal/vmtest/prepare", "internal/vmtest/testrun", "internal/vmtest/usable"},
+	// 7: faces of the sandboxes.
 	{"internal/daemon/v1", "internal/metrics"},
-	// 7: the one place where the daemon's constructors meet.
+	// 8: the one place where the daemon's constructors meet.
 	{"internal/daemon"},
-	// 8: the command line.
+	// 9: the command line.
 	{"internal/cli"},
 }
 

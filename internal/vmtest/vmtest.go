@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/tcghost"
 )
 
 // Kernel is a guest kernel with its initramfs. All paths are absolute.
@@ -96,7 +97,7 @@ func Template() string {
 // Cmdline is the kernel command line for this host's guests.
 func Cmdline(extra ...string) string {
 	if Emulated() {
-		extra = append(extra, "norandmaps")
+		extra = append(extra, tcghost.GuestCmdline()...)
 	}
 	return boot.Cmdline(extra...)
 }

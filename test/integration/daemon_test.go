@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/tcghost"
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
@@ -141,7 +142,10 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
 	if vmtest.Emulated() {
-		args = append(args, "--accel", "tcg", "--cmdline-extra", "norandmaps", "--cpu-template", vmtest.Template()) // as the machine's own daemon
+		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the machine's own daemon
+		for _, param := range tcghost.GuestCmdline() {
+			args = append(args, "--cmdline-extra", param)
+		}
 	}
 	d.cmd = exec.Command(d.f.program, args...)
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
