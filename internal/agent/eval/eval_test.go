@@ -193,6 +193,27 @@ func disconnect(t *testing.T, h *httptest.Server, endless string) {
 	resp.Body.Close()
 }
 
+// A client may hang up as soon as it has read the end, and call again at once: the interrupt of the old call must not
+// hit the new one.
+func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
+	_, h := newServer(t)
+	for i := range 150 {
+		resp, err := http.Post(h.URL+"/execute", "application/json", strings.NewReader(`{"code": "sum(range(20000))"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(resp.Body)
+		text := ""
+		for !strings.Contains(text, "end_of_execution") && lines.Scan() {
+			text += lines.Text()
+		}
+		resp.Body.Close() // before the server has ended the stream
+		if !strings.Contains(text, "199990000") {
+			t.Fatalf("call %d: %s", i, text)
+		}
+	}
+}
+
 func TestContexts(t *testing.T) {
 	s, h := newServer(t)
 	resp, err := http.Post(h.URL+"/contexts", "application/json", strings.NewReader(`{"cwd": "/etc"}`))

@@ -94,8 +94,13 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 	}
 	out := &stream{write: write}
 	ended := make(chan struct{})
+	var mu sync.Mutex // guards over, and makes an interrupt come before the context is free again
+	over := false
 	go func() {
 		interp.runCode(append(line, '\n'), out)
+		mu.Lock()
+		over = true
+		mu.Unlock()
 		c.turn <- struct{}{}
 		close(ended)
 	}()
@@ -109,9 +114,14 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 			out.keepalive()
 		case <-ctx.Done():
 			out.detach()
-			// To the group, as a terminal does: while os.system waits for a command, only the command ends it. The
-			// code may have ended meanwhile; the driver ignores the signal then.
-			_ = interp.child.SignalGroup(syscall.SIGINT)
+			// To the group, as a terminal does: while os.system waits for a command, only the command ends it. A client
+			// that has read the end hangs up too: the signal must not hit the next call. Code that ends just now is no
+			// matter, for the driver ignores the signal between calls.
+			mu.Lock()
+			defer mu.Unlock()
+			if !over {
+				_ = interp.child.SignalGroup(syscall.SIGINT)
+			}
 			return nil
 		}
 	}
