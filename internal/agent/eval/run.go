@@ -12,6 +12,10 @@ import (
 // keepaliveInterval is how long a stream may be silent, as the protocol's clients expect it.
 const keepaliveInterval = 5 * time.Second
 
+// interruptInterval is how soon code that goes on is interrupted again. One signal may be lost: os.system ignores it
+// before its command is there to receive it, and code may catch it.
+const interruptInterval = time.Second
+
 // runRequest is one line to the driver's code channel.
 type runRequest struct {
 	Code string            `json:"code"`
@@ -93,36 +97,60 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, write 
 		return err
 	}
 	out := &stream{write: write}
-	ended := make(chan struct{})
-	var mu sync.Mutex // guards over, and makes an interrupt come before the context is free again
-	over := false
+	code := &running{ended: make(chan struct{})}
 	go func() {
 		interp.runCode(append(line, '\n'), out)
-		mu.Lock()
-		over = true
-		mu.Unlock()
-		c.turn <- struct{}{}
-		close(ended)
+		code.end(c)
 	}()
 	tick := time.NewTicker(keepaliveInterval)
 	defer tick.Stop()
 	for {
 		select {
-		case <-ended:
+		case <-code.ended:
 			return nil
 		case <-tick.C:
 			out.keepalive()
 		case <-ctx.Done():
 			out.detach()
-			// To the group, as a terminal does: while os.system waits for a command, only the command ends it. A client
-			// that has read the end hangs up too: the signal must not hit the next call. Code that ends just now is no
-			// matter, for the driver ignores the signal between calls.
-			mu.Lock()
-			defer mu.Unlock()
-			if !over {
-				_ = interp.child.SignalGroup(syscall.SIGINT)
-			}
+			go code.interrupt(interp)
 			return nil
+		}
+	}
+}
+
+// running is code that has not given back its turn.
+type running struct {
+	mu    sync.Mutex
+	ended chan struct{} // closed under mu together with giving back the turn: no interrupt can hit the next call
+}
+
+func (r *running) end(c *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.turn <- struct{}{}
+	close(r.ended)
+}
+
+// interrupt signals the interpreter's group, as a terminal does, until the code ends: while os.system waits for a
+// command, only the command ends it. Code that ends just now is no matter, for the driver ignores the signal between
+// calls.
+func (r *running) interrupt(interp *interpreter) {
+	again := time.NewTicker(interruptInterval)
+	defer again.Stop()
+	for {
+		r.mu.Lock()
+		select {
+		case <-r.ended:
+			r.mu.Unlock()
+			return
+		default:
+			_ = interp.child.SignalGroup(syscall.SIGINT)
+		}
+		r.mu.Unlock()
+		select {
+		case <-r.ended:
+			return
+		case <-again.C:
 		}
 	}
 }
