@@ -40,11 +40,12 @@ type fixture struct {
 	root    string // holds everything of the run
 	program string // a copy: the one in the cache may be replaced while the tests run
 	state   string // state directory with the snapshot
-	err     error
+	openErr error
+	bakeErr error
 }
 
 var shared = struct {
-	once sync.Once
+	once, baked sync.Once
 	fixture
 }{}
 
@@ -59,27 +60,38 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// load returns the fixture, and bakes the snapshot when it is called first.
-func load(t *testing.T) *fixture {
+// open returns the fixture without its snapshot.
+func open(t *testing.T) *fixture {
 	t.Helper()
 	a := vmtest.Load(t)
 	f := &shared.fixture
 	shared.once.Do(func() {
 		f.assets = a
-		f.err = errors.New("see the first test")
-		if f.root, f.err = os.MkdirTemp("/tmp", "fki"); f.err != nil { // short: unix sockets are in it
+		f.openErr = errors.New("see the first test")
+		if f.root, f.openErr = os.MkdirTemp("/tmp", "fki"); f.openErr != nil { // short: unix sockets are in it
 			return
 		}
 		f.program, f.state = filepath.Join(f.root, "forkd"), filepath.Join(f.root, "s")
-		if f.err = copyFile(f.program, a.Forkd, 0o700); f.err != nil {
-			return
-		}
+		f.openErr = copyFile(f.program, a.Forkd, 0o700)
+	})
+	if f.openErr != nil {
+		t.Fatalf("prepare the tests: %v", f.openErr)
+	}
+	return f
+}
+
+// load returns the fixture, and bakes the snapshot when it is called first.
+func load(t *testing.T) *fixture {
+	t.Helper()
+	f := open(t)
+	shared.baked.Do(func() {
+		f.bakeErr = errors.New("see the first test")
 		d := f.start(t)
-		_, f.err = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag))
+		_, f.bakeErr = d.Bake(d.ctx(t, bakeLimit), f.bakeRequest(tag))
 		d.stop(t)
 	})
-	if f.err != nil {
-		t.Fatalf("bake the parent: %v", f.err)
+	if f.bakeErr != nil {
+		t.Fatalf("bake the parent: %v", f.bakeErr)
 	}
 	return f
 }
