@@ -43,6 +43,7 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
 		}
 		gone = append(gone, e.tag)
 	}
+	s.flusher.retry() // there is room now
 	return gone, nil
 }
 

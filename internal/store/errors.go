@@ -29,13 +29,18 @@ func (e *ExistsError) Error() string {
 type InUseError struct {
 	Tag        string
 	Dependents []string // tags of snapshots that build on it
-	Leases     int      // sandboxes running from it
+	Leases     int      // sandboxes running from it, or suspended to it
 }
 
 func (e *InUseError) Error() string {
-	if len(e.Dependents) > 0 {
+	switch {
+	case len(e.Dependents) == 1:
+		return fmt.Sprintf("snapshot %q: %s builds on it: remove that first, or both together with cascade", e.Tag, e.Dependents[0])
+	case len(e.Dependents) > 1:
 		return fmt.Sprintf("snapshot %q: %s build on it: remove them first, or all together with cascade",
 			e.Tag, strings.Join(e.Dependents, ", "))
+	case e.Leases == 1:
+		return fmt.Sprintf("snapshot %q: in use by 1 sandbox; kill it first", e.Tag)
 	}
 	return fmt.Sprintf("snapshot %q: in use by %d sandboxes; kill them first", e.Tag, e.Leases)
 }

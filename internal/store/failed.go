@@ -2,8 +2,8 @@ package store
 
 import "time"
 
-// Failed lists tag, which nobody waited for, as failed with the reason, until it is deleted, made again, or the daemon
-// ends.
+// Failed lists tag, a branch that nobody waited for or that is lost, as failed with the reason, until it is deleted, made
+// again, or the daemon ends.
 func (s *Store) Failed(tag string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,16 +7,20 @@ import (
 	"time"
 )
 
+// flushRetry is how long a flush that failed waits for its next attempt. A deletion, which makes room, comes before that.
+const flushRetry = 30 * time.Second
+
 // flusher writes hot snapshots to disk, one after another and in the order of their making, so that a parent is on disk
-// before what was branched from its children.
+// before what was branched from its children. One that cannot be written is tried again and again; the store says so.
 type flusher struct {
 	store *Store
 	done  chan struct{}
 
-	mu    sync.Mutex
-	queue []*entry
-	ended bool
-	wake  chan struct{} // has room for one
+	mu     sync.Mutex
+	queue  []*entry
+	failed []*entry // to be tried again
+	ended  bool
+	wake   chan struct{} // has room for one
 }
 
 func newFlusher(s *Store) *flusher {
@@ -39,12 +43,30 @@ func (f *flusher) kick() {
 	}
 }
 
-// close returns when everything is flushed.
+// retry tries what has failed again.
+func (f *flusher) retry() {
+	f.mu.Lock()
+	f.queue, f.failed = append(f.queue, f.failed...), nil
+	f.mu.Unlock()
+	f.kick()
+}
+
+// later remembers a snapshot that could not be flushed.
+func (f *flusher) later(e *entry) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failed = append(f.failed, e)
+	if len(f.failed) == 1 && !f.ended {
+		time.AfterFunc(flushRetry, f.retry)
+	}
+}
+
+// close returns when everything is flushed that can be.
 func (f *flusher) close() {
 	f.mu.Lock()
 	f.ended = true
 	f.mu.Unlock()
-	f.kick()
+	f.retry()
 	<-f.done
 }
 
@@ -80,13 +102,20 @@ func (f *flusher) flush(e *entry) {
 	e.unflushed = err != nil
 	tag, gone := e.tag, e.deleting
 	s.mu.Unlock()
-	close(e.flushed)
-	if err == nil && !gone {
+	select {
+	case <-e.flushed: // by an earlier attempt
+	default:
+		close(e.flushed)
+	}
+	switch {
+	case err != nil:
+		f.later(e)
+	case !gone:
 		s.sealer.add(tag)
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. The error says why it will not be.
+// WaitFlushed waits until the snapshot tag is on disk. The error says why it is not; it may be later.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()
 	e := s.byTag[tag]

@@ -191,7 +191,8 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layer is still in RAM.
+// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are still in RAM. One that
+// is lost with them is listed as failed, unless nobody but a sandbox knew of it.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := readManifest(filepath.Join(dir, snapshot.ManifestFile))
@@ -199,17 +200,18 @@ func (s *Store) reload(name string) bool {
 		return false
 	}
 	for _, l := range m.Memory {
-		st, err := os.Stat(s.ramLayer(l.Owner))
-		if l.Owner != m.ID && (err != nil || uint64(st.Size()) != l.Bytes) {
-			_, err = os.Stat(s.findLayer(l.Owner))
-			if err != nil {
-				return false
-			}
+		f, err := openSized(s.ramLayer(l.Owner), l.Bytes)
+		if err == nil {
+			f.Close()
 			continue
 		}
-		if err != nil || uint64(st.Size()) != l.Bytes {
-			return false
+		if l.Owner != m.ID && s.findLayer(l.Owner) != "" {
+			continue
 		}
+		if !m.Transient {
+			s.Failed(m.Tag, errors.New("was in RAM only when the host or its daemon went down, and is lost"))
+		}
+		return false
 	}
 	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
 	return true

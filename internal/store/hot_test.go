@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/snapshot"
 )
@@ -44,7 +45,49 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// Without its layer in RAM an unflushed snapshot is gone.
+// A flush that failed is tried again when a snapshot was deleted and when the store is closed.
+func TestFlushIsTriedAgain(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "other", "base")
+	for _, tag := range []string{"first", "second"} {
+		obstacle := filepath.Join(s.dir(tag), "x")
+		if err := os.MkdirAll(obstacle, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		publish(t, s, d, tag, "base")
+		if err := s.WaitFlushed(t.Context(), tag); err == nil {
+			t.Fatal("flushed over an obstacle")
+		}
+		if tag == "second" {
+			break
+		}
+		if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Delete("other", DeleteSingle); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(time.Minute); s.WaitFlushed(t.Context(), tag) != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("it was not tried again")
+			}
+		}
+		if detail, err := s.Detail(tag); err != nil || detail.InRAM || detail.FlushErr != "" {
+			t.Errorf("%+v, %v", detail.Info, err)
+		}
+	}
+	if err := os.RemoveAll(s.dir("second")); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := os.Stat(s.file("second", snapshot.ManifestFile)); err != nil {
+		t.Errorf("closed without another attempt: %v", err)
+	}
+}
+
+// Without its layer in RAM an unflushed snapshot is lost, which the next store says.
 func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -59,8 +102,16 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = d.open(t)
-	if list := s.List(); len(list) != 1 || list[0].Tag != "base" {
+	list := s.List()
+	if len(list) != 2 || list[0].Tag != "base" || list[0].Damage != "" || list[1].Tag != "child" || list[1].Damage == "" {
 		t.Errorf("%+v", list)
+	}
+	var damaged *DamagedError
+	if _, err := s.Acquire("child"); !errors.As(err, &damaged) {
+		t.Errorf("acquire: %v", err)
+	}
+	if _, err := s.Delete("child", DeleteSingle); err != nil {
+		t.Errorf("delete what is lost: %v", err)
 	}
 	if left, _ := os.ReadDir(s.staging()); len(left) != 0 {
 		t.Errorf("staging: %v left", left)

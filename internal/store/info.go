@@ -26,7 +26,7 @@ type Info struct {
 	Transient bool
 	FlushedIn time.Duration // from its being usable until it was on disk, of a branch made by this daemon
 	InRAM     bool          // not on disk yet
-	FlushErr  string        // why it will not be: it lives as long as its layer in RAM
+	FlushErr  string        // why it is not, though that was tried: it lives as long as its layer in RAM
 }
 
 // Detail is everything the store knows about one snapshot. Sizes are in bytes.

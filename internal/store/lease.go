@@ -220,6 +220,15 @@ func (s *Store) hasRoom(n uint64) bool {
 	return st.Bavail*uint64(st.Bsize) > n+ramReserve
 }
 
+// Room returns how many bytes the disk under the store has left.
+func (s *Store) Room() (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.root, &st); err != nil {
+		return 0, fmt.Errorf("ask for the room in %s: %w", s.root, err)
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
 // openSized opens a regular file for reading and checks its length in bytes.
 func openSized(path string, size uint64) (*os.File, error) {
 	f, err := os.Open(path)

@@ -62,9 +62,9 @@ type entry struct {
 	deleting bool
 
 	unflushed bool          // its memory layer, at least, is in RAM only
-	flushed   chan struct{} // closed when the flush has ended, well or not; nil if there was none
-	flushErr  error
-	published time.Time // by this daemon
+	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
+	flushErr  error         // of the latest one
+	published time.Time     // by this daemon
 	flushTime time.Duration
 	flushMu   sync.Mutex // held while flushing
 
