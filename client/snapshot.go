@@ -35,7 +35,8 @@ type Snapshot struct {
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"`
 	Faults      *uint64  `json:"faults,omitempty"` // pages copied because the sandbox wrote them meanwhile
 
-	Persist     string   `json:"persist_status"` // "pending", "done", or "failed": it lives as long as its layer in RAM
+	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing it is tried again.
+	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 }
 

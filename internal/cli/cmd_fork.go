@@ -58,8 +58,8 @@ func newForkCmd() *cobra.Command {
 				for _, s := range f.Sandboxes {
 					fmt.Fprintln(cmd.OutOrStdout(), s.ID)
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d sandboxes, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
-					len(f.Sandboxes), f.ForkWallMS, f.VMMWallMS)
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
+					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
 				if f.Failed > 0 {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 				}

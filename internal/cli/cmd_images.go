@@ -98,10 +98,14 @@ func newSnapshotInfoCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), d)
 				}
+				if d.Warning != "" {
+					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
+				}
 				return table(cmd.OutOrStdout(), "FIELD\tVALUE", func(row func(...any)) {
 					row("tag", d.Tag)
 					row("id", d.ID)
 					row("status", d.Status)
+					row("persisted", d.Persist)
 					row("directory", d.Dir)
 					row("machine", fmt.Sprintf("%d MiB, %d vCPUs, CPU template %s", d.MemSizeMiB, d.VCPUs, d.CPUTemplate))
 					row("guest", fmt.Sprintf("kernel %s, warm %s", d.Kernel, strings.Join(d.Warm, " ")))

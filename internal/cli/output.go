@@ -29,6 +29,14 @@ func table(w io.Writer, heading string, rows func(row func(cells ...any))) error
 	return nil
 }
 
+// count is n of something, in words.
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
 // age is the time since a Unix time, in its largest unit.
 func age(unix int64) string {
 	d := time.Since(time.Unix(unix, 0))

@@ -50,6 +50,11 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
+	for _, s := range w.store.List() {
+		if s.Damage != "" {
+			cfg.Log.Error("a snapshot cannot be used", "reason", s.Damage)
+		}
+	}
 	counts := metrics.New(cfg.Version)
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,

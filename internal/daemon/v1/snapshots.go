@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -38,7 +39,7 @@ type snapshotInfo struct {
 	DiffBytes  *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
 	Faults     *uint64  `json:"faults,omitempty"`
 
-	Persist     string   `json:"persist_status"`         // pending, done, or failed: it lives as long as its layer in RAM
+	Persist     string   `json:"persist_status"`         // pending, done, or failed (and tried again): it lives as long as its layer in RAM
 	PersistedMS *float64 `json:"persisted_ms,omitempty"` // from the request, as ready_ms
 }
 
@@ -54,7 +55,8 @@ func snapshotOf(i store.Info) snapshotInfo {
 	case i.Damage != "":
 		s.Status, s.Bootable, s.Warning, s.Persist = "failed", false, i.Damage, "failed"
 	case i.FlushErr != "":
-		s.Persist, s.Warning = "failed", "not on disk, usable until the host restarts: "+i.FlushErr
+		s.Persist = "failed"
+		s.Warning = fmt.Sprintf("snapshot %q: not on disk, usable until the host restarts, tried again: %s", i.Tag, i.FlushErr)
 	case i.InRAM:
 		s.Persist = "pending"
 	case i.FlushedIn > 0:
