@@ -13,7 +13,7 @@ var tiers = [][]string{
 	{
 		"internal/agentproto", "internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/disklayer",
 		"internal/embedded", "internal/guestmem", "internal/initramfs", "internal/kernelimage", "internal/kmod",
-		"internal/kvm", "internal/wire", "internal/envdproto", "internal/envdproto/filesystem",
+		"internal/kvm", "internal/procmem", "internal/wire", "internal/envdproto", "internal/envdproto/filesystem",
 		"internal/envdproto/process", "internal/agent/kmsg", "internal/agent/reap", "internal/agent/userenv",
 		"internal/tcghost/machineapi", "internal/vmm/console", "internal/audit", "internal/auth", "internal/lint",
 		"recipes", "client",

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/procmem"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
@@ -161,11 +162,11 @@ func (m *Manager) Close(kill bool) {
 	m.pool.close()
 }
 
-// Stats is what a sandbox costs. See ReadStats for the memory figures.
+// Stats is what a sandbox costs.
 type Stats struct {
 	PID    int
 	VMM    vmmproto.Stats
-	Memory ProcessMemory
+	Memory procmem.Memory
 }
 
 // Stats measures a running sandbox.
@@ -184,7 +185,10 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	if st.VMM, err = s.vmm.Stats(ctx); err != nil {
 		return Stats{}, err
 	}
-	st.Memory, err = readProcessMemory(st.PID)
+	s.mu.Lock()
+	ram := s.lease.Manifest().Machine.MemoryBytes
+	s.mu.Unlock()
+	st.Memory, err = procmem.Of(st.PID, ram)
 	return st, err
 }
 

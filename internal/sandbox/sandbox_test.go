@@ -354,27 +354,3 @@ func TestConsoleTailIsSafeAndKeepsThePanic(t *testing.T) {
 		t.Errorf("empty console: %q", got)
 	}
 }
-
-func TestSmaps(t *testing.T) {
-	const smaps = `00400000-00600000 r-xp 00000000 08:01 1 /x/forkd-vmm
-Pss:                 100 kB
-Private_Clean:         0 kB
-Private_Dirty:         8 kB
-VmFlags: rd ex mr
-7f0000000000-7f0010000000 rw-p 00000000 00:01 2 /dev/shm/forkd/a/memory.layer
-Pss:                  50 kB
-Private_Clean:         4 kB
-Private_Dirty:        40 kB
-7f0010000000-7f0030000000 rw-p 00000000 00:00 0 
-Pss:                   7 kB
-Private_Dirty:         7 kB
-c000000000-c004000000 rw-p 00000000 00:00 0 
-Pss:                   5 kB
-Private_Dirty:         5 kB
-`
-	got, err := parseSmaps(strings.NewReader(smaps))
-	want := ProcessMemory{PSS: 162, Private: 64, GuestPSS: 57, GuestPrivate: 51}
-	if err != nil || got != want {
-		t.Errorf("got %+v, %v, want %+v", got, err, want)
-	}
-}

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/forkd/forkd/internal/procmem"
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/snapshot"
 )
@@ -185,8 +186,8 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 	}
 	m := st.Memory
 	return writeJSON(w, http.StatusOK, statsInfo{
-		PID: st.PID, PSS: m.PSS, Private: m.Private, GuestDirty: st.VMM.GuestDirtyBytes >> 10, GuestPSS: m.GuestPSS,
-		VMMPrivate: m.Private - m.GuestPrivate, KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
+		PID: st.PID, PSS: m.TotalPSS(), Private: m.TotalPrivate(), GuestDirty: st.VMM.GuestDirtyBytes >> 10,
+		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
 	})
 }
 

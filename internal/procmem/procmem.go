@@ -1,0 +1,157 @@
+// Package procmem tells what a VMM process occupies, from /proc/<pid>/smaps (proc_pid_smaps(5)): guest RAM apart from
+// the program itself.
+//
+// It knows forkd-vmm processes only, by how they map their memory. It asks no process anything, and what the kernel
+// holds for a VM besides page tables is not in its figures.
+package procmem
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Part is a kind of memory of a VMM process.
+type Part int
+
+// The parts.
+const (
+	PartGuest  Part = iota // guest RAM
+	PartBinary             // code and data of forkd-vmm
+	PartHeap               // the Go heap
+	PartRest               // stacks, the Go runtime's own tables, KVM's run areas, the console ring
+	Parts                  // how many there are
+)
+
+// String names the part.
+func (p Part) String() string {
+	return [...]string{"guest RAM", "binary", "Go heap", "stacks, runtime, KVM areas"}[p]
+}
+
+// Memory is what a VMM process occupies, in KiB.
+type Memory struct {
+	PSS        [Parts]uint64 // shared pages divided by the number of their users
+	Private    [Parts]uint64 // pages that only this process has
+	PageTables uint64        // in the kernel, not part of the above
+}
+
+// TotalPSS is the PSS of all parts, in KiB.
+func (m *Memory) TotalPSS() uint64 { return sum(m.PSS) }
+
+// TotalPrivate is the private memory of all parts, in KiB.
+func (m *Memory) TotalPrivate() uint64 { return sum(m.Private) }
+
+func sum(parts [Parts]uint64) (total uint64) {
+	for _, v := range parts {
+		total += v
+	}
+	return total
+}
+
+// Of reads the memory of the VMM process pid whose guest has guestBytes of RAM. It costs about as much as the kernel
+// needs to walk the process's page tables: milliseconds for a large guest.
+func Of(pid int, guestBytes uint64) (Memory, error) {
+	m, err := read(pid, guestBytes)
+	if err != nil {
+		return m, fmt.Errorf("measure process %d: %w", pid, err)
+	}
+	return m, nil
+}
+
+func read(pid int, guestBytes uint64) (Memory, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		return Memory{}, err
+	}
+	defer f.Close()
+	m, err := parse(f, guestBytes)
+	if err != nil {
+		return m, err
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return m, err
+	}
+	m.PageTables, err = pageTables(string(status))
+	return m, err
+}
+
+// pageTables returns the KiB of the line "VmPTE:  123 kB" of proc_pid_status(5).
+func pageTables(status string) (uint64, error) {
+	for line := range strings.Lines(status) {
+		if rest, ok := strings.CutPrefix(line, "VmPTE:"); ok {
+			number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			return strconv.ParseUint(number, 10, 64)
+		}
+	}
+	return 0, errors.New("no field VmPTE in its status")
+}
+
+// parse sorts the mappings of a VMM into parts.
+func parse(r io.Reader, guestBytes uint64) (Memory, error) {
+	maps, err := readMappings(r)
+	if err != nil {
+		return Memory{}, err
+	}
+	guest := guestRAM(maps, guestBytes)
+	if guest == nil {
+		return Memory{}, fmt.Errorf("no range of %d bytes that could be guest RAM", guestBytes)
+	}
+	var m Memory
+	for i, v := range maps {
+		part := PartRest
+		switch {
+		case slices.ContainsFunc(guest, func(c chain) bool { return i >= c.first && i < c.end }):
+			part = PartGuest
+		case v.binary(), v.name == "" && i > 0 && maps[i-1].binary() && maps[i-1].end == v.start: // the second is .bss
+			part = PartBinary
+		case v.name == "" && v.start < mmapFloor:
+			part = PartHeap
+		}
+		m.PSS[part] += v.pss
+		m.Private[part] += v.private
+	}
+	return m, nil
+}
+
+// chain is a range of addresses without a gap: the mappings from first to before end.
+type chain struct {
+	first, end int
+	bytes      uint64
+}
+
+// guestRegions is how many ranges guest RAM may consist of: one below and one above the 32-bit device hole.
+const guestRegions = 2
+
+// guestRAM returns the ranges that hold guest RAM, nil if there are none. Each region of guest RAM is one range of
+// addresses, cut into mappings of layer files and of anonymous memory; nothing else that a VMM has is as long.
+func guestRAM(maps []mapping, guestBytes uint64) []chain {
+	var chains []chain
+	for i := 0; i < len(maps); {
+		j := i
+		for j < len(maps) && maps[j].mayBeGuest() && (j == i || maps[j].start == maps[j-1].end) {
+			j++
+		}
+		if j > i {
+			chains = append(chains, chain{i, j, maps[j-1].end - maps[i].start})
+		}
+		i = max(j, i+1)
+	}
+	slices.SortStableFunc(chains, func(a, b chain) int {
+		if a.bytes > b.bytes {
+			return -1
+		}
+		return 1
+	})
+	var total uint64
+	for n, c := range chains[:min(len(chains), guestRegions)] {
+		if total += c.bytes; total >= guestBytes {
+			return chains[:n+1]
+		}
+	}
+	return nil
+}
