@@ -53,13 +53,13 @@ func Listen(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// Dial connects to the socket at path.
+// Dial connects to the socket at path. It does not wait: a listener that has taken none of many connections is an error.
 func Dial(path string) (*Conn, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("create control socket: %w", err)
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+	if err := errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: path}), unix.SetNonblock(fd, false)); err != nil {
 		return nil, errors.Join(fmt.Errorf("connect to control socket %s: %w", path, err), unix.Close(fd))
 	}
 	return New(fd), nil

@@ -64,3 +64,24 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 		t.Fatalf("after shutdown: %v", err)
 	}
 }
+
+// A process that takes no connections any more must not hang who wants to talk to it.
+func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	for range 100 {
+		c, err := Dial(path)
+		if errors.Is(err, unix.EAGAIN) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	t.Error("100 connections wait for a listener that takes none")
+}
