@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -19,7 +18,6 @@ import (
 	"github.com/forkd/forkd/internal/metrics"
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/store"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
 )
 
 // wired is a complete daemon without its sockets.
@@ -58,7 +56,7 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 	counts := metrics.New(cfg.Version)
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
-		VMMs:     processes{bin: bin},
+		VMMs:     sandbox.Processes{Bin: bin},
 		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
 		NewTop:   disklayer.Format,
 		Merge:    disklayer.Merge,
@@ -128,24 +126,3 @@ func installVMM(dir string) (string, error) {
 	}
 	return path, nil
 }
-
-// processes implements sandbox.VMMs with forkd-vmm processes.
-type processes struct{ bin string }
-
-func (p processes) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
-	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.bin, Dir: c.Dir, ID: c.ID, Machine: c.Machine, CgroupFD: -1})
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-func (p processes) Attach(id, dir string) (sandbox.VMM, error) {
-	v, err := vmmclient.Attach(id, dir)
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-func (p processes) Console(dir string) ([]byte, error) { return vmmclient.Console(dir) }
