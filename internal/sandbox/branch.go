@@ -66,8 +66,7 @@ type branch struct {
 // on in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
-	s, err := m.Get(id)
-	if err != nil {
+	if _, err := m.Get(id); err != nil {
 		return BranchResult{}, err
 	}
 	if req.Tag == "" {
@@ -87,14 +86,11 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	var free cleanup.Stack
 	defer free.Run()
 	free.Add(func() { <-m.branches })
-	unlock, err := acquire(ctx, s.ops)
+	s, unlock, err := m.lockAwake(ctx, id)
 	if err != nil {
 		return BranchResult{}, err
 	}
 	free.Add(unlock)
-	if s, err = m.Get(id); err != nil {
-		return BranchResult{}, err
-	}
 	b := &branch{m: m, s: s, req: req, start: start, figure: snapshot.Branch{Mode: req.Mode.String()}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()

@@ -15,13 +15,14 @@ type usage struct {
 	timeout time.Duration
 
 	mu    sync.Mutex
-	busy  int // requests
+	busy  int       // requests
+	used  time.Time // when the last one ended
 	timer *time.Timer
 }
 
 // watchUsage suspends s when it has been idle for its timeout.
 func (m *Manager) watchUsage(s *Sandbox) *usage {
-	u := &usage{timeout: s.record.IdleTimeout}
+	u := &usage{timeout: s.record.IdleTimeout, used: time.Now()}
 	if u.timeout > 0 {
 		u.timer = time.AfterFunc(u.timeout, func() { m.suspendIdle(s) })
 	}
@@ -41,17 +42,18 @@ func (u *usage) begin() (end func()) {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		u.busy--
+		u.used = time.Now()
 		if u.busy == 0 {
 			u.timer.Reset(u.timeout)
 		}
 	}
 }
 
-// idle reports whether no request is being served.
+// idle reports whether no request is or has been served for the timeout.
 func (u *usage) idle() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.busy == 0
+	return u.busy == 0 && time.Since(u.used) >= u.timeout
 }
 
 // stop ends the watch.
@@ -92,13 +94,27 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if info.State == Running || info.State == Exited || info.IdleTimeout == 0 {
 		return s, nil
 	}
-	s, unlock, err := m.lockSandbox(ctx, id) // it may be on its way to being suspended
+	s, unlock, err := m.lockAwake(ctx, id) // it may be on its way to being suspended
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
-	if s.Info().State != Suspended || !s.record.AutoResume {
-		return s, nil
+	unlock()
+	return s, nil
+}
+
+// lockAwake is lockSandbox of a sandbox that is brought back first if it was suspended for being idle. The operation
+// counts as a request.
+func (m *Manager) lockAwake(ctx context.Context, id string) (*Sandbox, func(), error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return nil, nil, err
 	}
-	return m.bringBack(ctx, s)
+	if s.Info().State == Suspended && s.record.AutoResume {
+		if s, err = m.bringBack(ctx, s); err != nil {
+			unlock()
+			return nil, nil, err
+		}
+	}
+	end := s.usage.begin()
+	return s, func() { end(); unlock() }, nil
 }

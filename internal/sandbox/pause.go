@@ -1,6 +1,9 @@
 package sandbox
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
 func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
@@ -15,24 +18,47 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	return s.Info(), nil
 }
 
-// pause stops the VM of s. After an error it runs.
+// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it runs.
 func (m *Manager) pause(ctx context.Context, s *Sandbox) error {
 	if err := s.enter("pause", Paused); err != nil {
 		return err
 	}
-	if err := s.vmm.Pause(context.WithoutCancel(ctx)); err != nil {
-		s.transition(Running)
-		return err
+	err := s.update(func(r *record) { r.Paused = true })
+	if err == nil {
+		err = s.vmm.Pause(context.WithoutCancel(ctx))
 	}
-	return nil
+	if err != nil {
+		err = errors.Join(err, s.update(func(r *record) { r.Paused = false }))
+		s.transition(Running)
+	}
+	return err
 }
 
 // unpause lets the VM of a paused s run again.
 func (m *Manager) unpause(ctx context.Context, s *Sandbox) error {
+	if err := s.update(func(r *record) { r.Paused = false }); err != nil {
+		return err
+	}
 	if err := s.vmm.Resume(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
-	return s.enter("resume", Running)
+	if err := s.enter("resume", Running); err != nil {
+		return err
+	}
+	s.usage.begin()() // its idleness begins now
+	return nil
+}
+
+// settlePause puts a VM that an earlier daemon left into the state that it was meant to be in: one that stands still
+// without having been paused on request was about to be suspended, and runs on.
+func (s *Sandbox) settlePause(paused bool) error {
+	switch {
+	case paused && !s.record.Paused:
+		return s.vmm.Resume(context.Background())
+	case !paused && s.record.Paused:
+		return s.update(func(r *record) { r.Paused = false })
+	}
+	return nil
 }
 
 // Resume lets a paused sandbox run on, or brings a suspended one back under its id.

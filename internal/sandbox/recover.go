@@ -101,9 +101,12 @@ func (m *Manager) readopt(id string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.settlePause(paused); err != nil {
+		return err
+	}
 	undo.Release()
 	m.adopt(s)
-	if paused {
+	if s.record.Paused {
 		s.transition(Paused)
 	}
 	return nil

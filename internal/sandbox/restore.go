@@ -49,7 +49,7 @@ type RollbackResult struct {
 // nothing to go back to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
-	s, unlock, err := m.lockSandbox(ctx, id)
+	s, unlock, err := m.lockAwake(ctx, id)
 	if err != nil {
 		return r, err
 	}
@@ -118,7 +118,7 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, lease *store.Lease, 
 func (m *Manager) commitRollback(s *Sandbox, was record, lease *store.Lease, name string) error {
 	target := lease.Manifest()
 	err := s.update(func(r *record) {
-		r.Restoring, r.Frozen, r.Top = false, nil, name
+		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
 			r.SnapshotTag, r.SnapshotID, r.Branches = target.Tag, target.ID, nil
 		}

@@ -174,6 +174,7 @@ type record struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"` // tells a VM from the suspended state that followed it
 
+	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
 	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way
 	Restoring bool        `json:"restoring,omitempty"` // a rollback is under way: it may not have confirmed
 }

@@ -44,22 +44,8 @@ var errBusy = errors.New("a request came in")
 func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) (Info, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
-	if s.Info().State != Paused {
-		if err := s.enter("suspend", Paused); err != nil {
-			return Info{}, err
-		}
-		undo.Add(func() { s.transition(Running) })
-		if auto && !s.usage.idle() {
-			return Info{}, errBusy
-		}
-		if err := s.vmm.Pause(context.WithoutCancel(ctx)); err != nil {
-			return Info{}, err
-		}
-		undo.Add(func() {
-			if err := s.vmm.Resume(context.Background()); err != nil {
-				m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.record.ID, "error", err)
-			}
-		})
+	if err := m.standStill(ctx, s, auto, &undo); err != nil {
+		return Info{}, err
 	}
 	rec, _, err := s.branchable()
 	if err != nil {
@@ -87,6 +73,45 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) (Info, err
 	return m.commitSuspension(s, b.staging.ID(), result.Info.Tag, auto, unpin, &undo)
 }
 
+// standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run again. One that is
+// paused stays so. Where the disk has no room for what it has written it is not stopped at all.
+func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
+	paused := s.Info().State == Paused
+	if !paused {
+		if err := s.enter("suspend", Paused); err != nil {
+			return err
+		}
+		undo.Add(func() { s.transition(Running) })
+		if auto && !s.usage.idle() {
+			return errBusy
+		}
+	}
+	stats, err := s.vmm.Stats(context.WithoutCancel(ctx)) // an unanswered request ends a VMM
+	if err != nil {
+		return err
+	}
+	room, err := m.cfg.Store.Room()
+	if err != nil {
+		return err
+	}
+	if room < stats.GuestDirtyBytes {
+		return &noSpaceError{fmt.Errorf("suspend sandbox %q: no space left on disk: it has written %d MiB of memory, there is room for %d MiB",
+			s.record.ID, stats.GuestDirtyBytes>>20, room>>20)}
+	}
+	if paused {
+		return nil
+	}
+	if err := s.vmm.Pause(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	undo.Add(func() {
+		if err := s.vmm.Resume(context.Background()); err != nil {
+			m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.record.ID, "error", err)
+		}
+	})
+	return nil
+}
+
 // commitSuspension puts a suspended sandbox into the place of s. What undo holds is undone up to the point where the
 // suspended state counts.
 func (m *Manager) commitSuspension(s *Sandbox, snapshotID, tag string, auto bool, unpin func(), undo *cleanup.Stack) (Info, error) {
@@ -94,7 +119,7 @@ func (m *Manager) commitSuspension(s *Sandbox, snapshotID, tag string, auto bool
 	r := s.record
 	s.mu.Unlock()
 	r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = tag, snapshotID, 0, auto
-	r.Frozen, r.Top, r.Pending, r.Branches = nil, "", nil, nil
+	r.Frozen, r.Top, r.Pending, r.Branches, r.Paused = nil, "", nil, nil, false
 	r.Suspends++
 	if err := writeSuspension(s.data, &r); err != nil {
 		return Info{}, err
