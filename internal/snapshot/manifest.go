@@ -18,7 +18,7 @@ import (
 // refuses versions that it does not know.
 const (
 	Format  = "forkd-snapshot"
-	Version = 1
+	Version = 2
 )
 
 // The files of a snapshot directory.
@@ -111,7 +111,7 @@ type Branch struct {
 type File struct {
 	Owner  string `json:"owner"` // ID of the snapshot that the file was made for
 	Bytes  uint64 `json:"bytes"`
-	SHA256 string `json:"sha256,omitempty"` // hex; absent until computed in the background
+	Digest string `json:"digest,omitempty"` // see Digester; absent until computed in the background
 }
 
 // Disk is the root disk: an immutable base image and the layers over it.
@@ -125,7 +125,7 @@ type Disk struct {
 type Base struct {
 	Path   string `json:"path"` // absolute, on the host that made the snapshot
 	Bytes  uint64 `json:"bytes"`
-	SHA256 string `json:"sha256,omitempty"` // hex; absent until computed in the background
+	Digest string `json:"digest,omitempty"` // see Digester; absent until computed in the background
 }
 
 // Encode returns the bytes of manifest.json and sets m.Checksum. It refuses a manifest that Parse would refuse.

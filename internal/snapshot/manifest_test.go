@@ -16,7 +16,7 @@ func sample(t *testing.T) *Manifest {
 		Guest:   Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd", Env: map[string]string{"A": "<b>"}},
 		State:   File{Owner: id, Bytes: 100},
 		Map:     File{Owner: id, Bytes: 40},
-		Memory:  []File{{Owner: base, Bytes: 4096, SHA256: strings.Repeat("0a", 32)}, {Owner: id, Bytes: 8192}},
+		Memory:  []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)}, {Owner: id, Bytes: 8192}},
 		Disk: &Disk{SizeBytes: 1 << 30, Base: Base{Path: "/images/a.ext4", Bytes: 1 << 30},
 			Layers: []File{{Owner: base, Bytes: 1}, {Owner: id, Bytes: 2}}},
 	}
@@ -65,9 +65,9 @@ func TestManifestDamageIsRefused(t *testing.T) {
 
 func TestManifestOtherFormatsAreNamed(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"format":"other","version":1}`:                   "not a forkd snapshot",
+		`{"format":"other","version":2}`:                   "not a forkd snapshot",
 		`{"format":"forkd-snapshot","version":9}`:          "version 9",
-		`{"format":"forkd-snapshot","version":1,"x":true}`: "unknown field",
+		`{"format":"forkd-snapshot","version":2,"x":true}`: "unknown field",
 		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
 	} {
 		if _, err := ParseManifest([]byte(in)); err == nil || !strings.Contains(err.Error(), want) {
@@ -90,7 +90,8 @@ func TestManifestRules(t *testing.T) {
 		"chain without a parent": func(m *Manifest) { m.Parent = nil },
 		"same owner twice":       func(m *Manifest) { m.Memory[0].Owner = m.ID },
 		"foreign top layer":      func(m *Manifest) { m.Memory[1].Owner = NewID() },
-		"bad digest":             func(m *Manifest) { m.Memory[0].SHA256 = "AB" },
+		"bad digest":             func(m *Manifest) { m.Memory[0].Digest = digestPrefix + "AB" },
+		"unknown digest":         func(m *Manifest) { m.Memory[0].Digest = strings.Repeat("0a", 32) },
 		"disk below its base":    func(m *Manifest) { m.Disk.SizeBytes = 1 },
 		"relative base":          func(m *Manifest) { m.Disk.Base.Path = "a" },
 		"traversing base":        func(m *Manifest) { m.Disk.Base.Path = "/a/../b" },

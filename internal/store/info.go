@@ -37,7 +37,7 @@ type Detail struct {
 	MemoryPhysical uint64 // blocks that the snapshot's own memory layer takes on disk
 	DiskPhysical   uint64 // blocks of its own disk layer
 	StateBytes     uint64
-	ParentDigest   string   // SHA-256 of the parent's memory layer; empty until computed
+	ParentDigest   string   // digest of the parent's memory layer; empty until computed
 	Ancestors      []string // root first
 	AncestorIDs    []string // the same
 	MemoryLayers   int
@@ -116,7 +116,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 		d.MemoryPhysical = blocks(s.ramLayer(m.ID))
 	}
 	if n := len(m.Memory); n > 1 {
-		d.ParentDigest = m.Memory[n-2].SHA256
+		d.ParentDigest = m.Memory[n-2].Digest
 	}
 	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
 		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)

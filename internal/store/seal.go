@@ -2,10 +2,7 @@ package store
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"runtime"
 	"sync"
@@ -79,14 +76,14 @@ func (q *sealer) run(ctx context.Context) {
 
 // sealed reports whether m has all its digests.
 func sealed(m *snapshot.Manifest) bool {
-	missing := m.State.SHA256 == "" || m.Map.SHA256 == ""
+	missing := m.State.Digest == "" || m.Map.Digest == ""
 	for _, l := range m.Memory {
-		missing = missing || l.SHA256 == ""
+		missing = missing || l.Digest == ""
 	}
 	if m.Disk != nil {
-		missing = missing || m.Disk.Base.SHA256 == ""
+		missing = missing || m.Disk.Base.Digest == ""
 		for _, l := range m.Disk.Layers {
-			missing = missing || l.SHA256 == ""
+			missing = missing || l.Digest == ""
 		}
 	}
 	return !missing
@@ -102,20 +99,20 @@ type digested struct {
 // files lists the files of m and of its chain. The digests point into m.
 func (s *Store) files(m *snapshot.Manifest) []digested {
 	list := []digested{
-		{snapshot.StateFile, s.file(m.Tag, snapshot.StateFile), &m.State.SHA256},
-		{snapshot.MemoryMapFile, s.file(m.Tag, snapshot.MemoryMapFile), &m.Map.SHA256},
+		{snapshot.StateFile, s.file(m.Tag, snapshot.StateFile), &m.State.Digest},
+		{snapshot.MemoryMapFile, s.file(m.Tag, snapshot.MemoryMapFile), &m.Map.Digest},
 	}
 	add := func(base string, layers []snapshot.File) {
 		for i := range layers {
 			name := snapshot.LayerFile(base, m.ID, layers[i].Owner)
-			list = append(list, digested{name, s.file(m.Tag, name), &layers[i].SHA256})
+			list = append(list, digested{name, s.file(m.Tag, name), &layers[i].Digest})
 		}
 	}
 	add(snapshot.MemoryLayerFile, m.Memory)
 	if m.Disk == nil {
 		return list
 	}
-	list = append(list, digested{"base image " + m.Disk.Base.Path, m.Disk.Base.Path, &m.Disk.Base.SHA256})
+	list = append(list, digested{"base image " + m.Disk.Base.Path, m.Disk.Base.Path, &m.Disk.Base.Digest})
 	add(snapshot.DiskLayerFile, m.Disk.Layers)
 	return list
 }
@@ -162,8 +159,8 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	known := make(map[[2]string]string)
 	learn := func(kind string, layers []snapshot.File) {
 		for _, l := range layers {
-			if l.SHA256 != "" {
-				known[[2]string{kind, l.Owner}] = l.SHA256
+			if l.Digest != "" {
+				known[[2]string{kind, l.Owner}] = l.Digest
 			}
 		}
 	}
@@ -174,15 +171,15 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 		learn(snapshot.MemoryLayerFile, e.manifest.Memory)
 		if d := e.manifest.Disk; d != nil {
 			learn(snapshot.DiskLayerFile, d.Layers)
-			if m.Disk != nil && m.Disk.Base.SHA256 == "" && d.Base.Path == m.Disk.Base.Path && d.Base.Bytes == m.Disk.Base.Bytes {
-				m.Disk.Base.SHA256 = d.Base.SHA256
+			if m.Disk != nil && m.Disk.Base.Digest == "" && d.Base.Path == m.Disk.Base.Path && d.Base.Bytes == m.Disk.Base.Bytes {
+				m.Disk.Base.Digest = d.Base.Digest
 			}
 		}
 	}
 	teach := func(kind string, layers []snapshot.File) {
 		for i := range layers {
-			if layers[i].SHA256 == "" {
-				layers[i].SHA256 = known[[2]string{kind, layers[i].Owner}]
+			if layers[i].Digest == "" {
+				layers[i].Digest = known[[2]string{kind, layers[i].Owner}]
 			}
 		}
 	}
@@ -215,7 +212,7 @@ func (s *Store) Verify(ctx context.Context, tag string) error {
 	for _, f := range s.files(m) {
 		got, err := digest(ctx, f.path)
 		if err == nil && got != *f.want {
-			err = fmt.Errorf("sha256 is %.16s…, the manifest says %.16s…: the content was changed", got, *f.want)
+			err = fmt.Errorf("digest is %.20s…, the manifest says %.20s…: the content was changed", got, *f.want)
 		}
 		if err != nil {
 			return &DamagedError{Tag: tag, File: f.name, Err: err}
@@ -229,24 +226,4 @@ func (s *Store) manifestOf(tag string) *snapshot.Manifest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byTag[tag].manifest
-}
-
-// digest returns the SHA-256 of a file in hex.
-func digest(ctx context.Context, path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	for {
-		if err := ctx.Err(); err != nil {
-			return "", err
-		}
-		if _, err := io.CopyN(h, f, 4<<20); err == io.EOF {
-			return hex.EncodeToString(h.Sum(nil)), nil
-		} else if err != nil {
-			return "", err
-		}
-	}
 }

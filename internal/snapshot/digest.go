@@ -1,0 +1,77 @@
+package snapshot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"strings"
+)
+
+// DigestChunk is the unit of digests, in bytes: the page of memory layers and the cluster of disk layers.
+const DigestChunk = 4096
+
+// digestPrefix names the algorithm in front of every digest, so that another one can follow.
+const digestPrefix = "sha256-4k:"
+
+// zeroChunk is what is left out of digests.
+var zeroChunk [DigestChunk]byte
+
+// Digester computes the digest of a file's content: SHA-256 over
+//
+//	length   u64, little-endian
+//	chunks   for every chunk that is not all zeros, in ascending order: its number u64, then its SHA-256
+//
+// in hex behind the algorithm's name. A chunk is DigestChunk bytes, the last one of a file perhaps shorter. Zeros and
+// holes are the same content and cost nothing: a sparse file of a terabyte is digested as fast as the data in it.
+type Digester struct {
+	all  hash.Hash
+	next uint64 // number of the chunk behind the latest
+	buf  []byte // number and digest of one chunk
+}
+
+// NewDigester begins the digest of a file of length bytes, none of which are other than zero until Write says so.
+func NewDigester(length uint64) *Digester {
+	d := &Digester{all: sha256.New(), buf: make([]byte, 8, 8+sha256.Size)}
+	binary.LittleEndian.PutUint64(d.buf, length)
+	d.all.Write(d.buf)
+	return d
+}
+
+// Write adds the content p at offset. Offsets are multiples of DigestChunk and ascend, and so are lengths but the last.
+func (d *Digester) Write(offset uint64, p []byte) error {
+	n := offset / DigestChunk
+	if offset%DigestChunk != 0 || n < d.next {
+		return fmt.Errorf("digest of bytes at %d: want a multiple of %d, at least %d", offset, DigestChunk, d.next*DigestChunk)
+	}
+	for ; len(p) > 0; n++ {
+		chunk := p[:min(len(p), DigestChunk)]
+		p = p[len(chunk):]
+		if bytes.Equal(chunk, zeroChunk[:len(chunk)]) {
+			continue
+		}
+		sum := sha256.Sum256(chunk)
+		binary.LittleEndian.PutUint64(d.buf[:8], n)
+		d.all.Write(append(d.buf[:8], sum[:]...))
+	}
+	d.next = n
+	return nil
+}
+
+// Sum returns the digest.
+func (d *Digester) Sum() string { return digestPrefix + hex.EncodeToString(d.all.Sum(nil)) }
+
+// checkDigest accepts no digest (not computed yet), or one that Sum can have returned.
+func checkDigest(s string) error {
+	if s == "" {
+		return nil
+	}
+	sum, ok := strings.CutPrefix(s, digestPrefix)
+	p, err := hex.DecodeString(sum)
+	if !ok || err != nil || len(p) != sha256.Size || hex.EncodeToString(p) != sum {
+		return fmt.Errorf("digest %q: want %q and %d lower-case hex digits", s, digestPrefix, 2*sha256.Size)
+	}
+	return nil
+}
