@@ -94,6 +94,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	b := &branch{m: m, s: s, req: req, start: start, figure: snapshot.Branch{Mode: req.Mode.String()}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()
+		err = s.ended("branch", err)
 		m.cfg.Observer.BranchDone(BranchResult{Figure: b.figure}, err)
 		return BranchResult{}, err
 	}
@@ -119,11 +120,16 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, lease, err := b.s.branchable()
+	if err == nil && rec.Pending != nil { // an earlier branch could not write down what became of its top
+		if _, err = b.m.settle(b.s); err == nil {
+			rec, lease, err = b.s.branchable()
+		}
+	}
 	if err != nil {
 		return err
 	}
-	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag {
-		return &InvalidError{"parent_tag", fmt.Sprintf("%q: the sandbox runs from %q", b.req.ParentTag, rec.SnapshotTag)}
+	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.tag() {
+		return &InvalidError{"parent_tag", fmt.Sprintf("%q: the sandbox runs from %q", b.req.ParentTag, rec.tag())}
 	}
 	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
 		return err
@@ -151,7 +157,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // an unanswered request ends a VMM
 	defer cancel()
-	b.done, err = b.s.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents}, files)
+	b.done, err = b.ask(ctx, files)
 	b.figure = snapshot.Branch{SandboxID: b.s.record.ID, Mode: b.done.Mode.String(), Fallback: b.done.Fallback,
 		PauseUS: b.done.PauseNanos / 1000, DirtyBytes: b.done.Save.DirtyBytes}
 	if _, settled := b.m.settle(b.s); settled != nil {
@@ -161,6 +167,25 @@ func (b *branch) freeze(ctx context.Context) error {
 		return fmt.Errorf("branch sandbox %q: %w", b.s.record.ID, fromVMM(err))
 	}
 	return nil
+}
+
+// copyPoll is how often a VMM is asked again that still copies for a daemon that has died.
+const copyPoll = 50 * time.Millisecond
+
+// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which changes nothing; the
+// copying is bounded by what the guest had written.
+func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	for {
+		done, err := b.s.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents}, files)
+		if !stillCopying(err) {
+			return done, err
+		}
+		select {
+		case <-time.After(copyPoll):
+		case <-ctx.Done():
+			return done, err
+		}
+	}
 }
 
 // create makes a file of the snapshot that is closed with the branch.
@@ -224,7 +249,7 @@ func (m *Manager) settle(s *Sandbox) (paused bool, err error) {
 		}
 	})
 	if err == nil && !swapped {
-		err = os.Remove(filepath.Join(s.data, pending.Name))
+		os.Remove(filepath.Join(s.data, pending.Name)) // an empty file that nobody uses
 	}
 	return stats.Paused, err
 }
@@ -233,6 +258,7 @@ func (m *Manager) settle(s *Sandbox) (paused bool, err error) {
 func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	defer b.undo.Run()
 	defer func() {
+		err = b.s.ended("branch", err)
 		b.figure.ReadyUS = uint64(time.Since(b.start).Microseconds())
 		result.Figure = b.figure
 		b.m.cfg.Observer.BranchDone(result, err)
@@ -260,13 +286,22 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("branch sandbox %q: complete the disk: %w", b.s.record.ID, err)
 	}
-	if result.Info, err = b.staging.PublishHot(m, extents, disk); err != nil {
-		return result, err
-	}
-	return result, b.s.update(func(r *record) {
+	// Before it is published: a snapshot that exists must not be answered with an error, nor be missing in the line of
+	// its sandbox because the daemon died. An ID that no snapshot gets names nothing.
+	err = b.s.update(func(r *record) {
 		r.Count++
 		r.Branches = append(slices.Clone(r.Branches), b.staging.ID())
 	})
+	if err != nil {
+		return result, err
+	}
+	if result.Info, err = b.staging.PublishHot(m, extents, disk); err != nil {
+		err = errors.Join(err, b.s.update(func(r *record) {
+			r.Count--
+			r.Branches = r.Branches[:len(r.Branches)-1]
+		}))
+	}
+	return result, err
 }
 
 // memory bounds the snapshot's map and returns it with the layers that it inherits.

@@ -95,6 +95,11 @@ func fromVMM(err error) error {
 	return err
 }
 
+// stillCopying reports whether a VMM has refused a branch because it copies an earlier one.
+func stillCopying(err error) bool {
+	return err != nil && strings.Contains(err.Error(), vmmproto.StillCopying)
+}
+
 // LineError reports a snapshot that a sandbox cannot be rolled back to.
 type LineError struct {
 	ID, Tag string

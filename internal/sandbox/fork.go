@@ -275,6 +275,7 @@ func (m *Manager) newTop(path string, size uint64) (*os.File, error) {
 	}
 	if err := m.cfg.NewTop(f, size); err != nil {
 		f.Close()
+		os.Remove(path) // its name is needed again
 		return nil, fmt.Errorf("create disk top: %w", err)
 	}
 	return f, nil

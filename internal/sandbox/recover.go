@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -104,12 +105,28 @@ func (m *Manager) readopt(id string) error {
 	if err := s.settlePause(paused); err != nil {
 		return err
 	}
+	s.clearOrphans()
 	undo.Release()
 	m.adopt(s)
 	if s.record.Paused {
 		s.transition(Paused)
 	}
 	return nil
+}
+
+// clearOrphans removes disk tops that a daemon made or replaced and did not live to write down: they take space, and the
+// name of a new one is that of the next.
+func (s *Sandbox) clearOrphans() {
+	keep := []string{s.record.Top, suspendedName}
+	for _, f := range s.record.Frozen {
+		keep = append(keep, f.Name)
+	}
+	entries, _ := os.ReadDir(s.data) // a sandbox without a disk has none
+	for _, e := range entries {
+		if !slices.Contains(keep, e.Name()) {
+			os.Remove(filepath.Join(s.data, e.Name()))
+		}
+	}
 }
 
 // has reports whether a sandbox is known.

@@ -8,13 +8,23 @@ import (
 	"slices"
 	"time"
 
+	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
-// restoreVM puts the snapshot of lease into a VMM, with an empty top called name in the data directory of s.
-func (m *Manager) restoreVM(ctx context.Context, s *Sandbox, lease *store.Lease, name string) error {
+// newTopOver makes an empty top called name in the data directory of s for the disk of lease; nil if that has none.
+func (m *Manager) newTopOver(s *Sandbox, lease *store.Lease, name string) (*os.File, error) {
+	d := lease.Manifest().Disk
+	if d == nil {
+		return nil, nil
+	}
+	return m.newTop(filepath.Join(s.data, name), d.SizeBytes)
+}
+
+// restoreVM puts the snapshot of lease into a VMM, with top, from newTopOver, on its disk.
+func (m *Manager) restoreVM(ctx context.Context, s *Sandbox, lease *store.Lease, top *os.File) error {
 	release, err := acquire(ctx, m.restores)
 	if err != nil {
 		return err
@@ -23,11 +33,6 @@ func (m *Manager) restoreVM(ctx context.Context, s *Sandbox, lease *store.Lease,
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers()}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: newGenID(), Resume: true}
 	if d := lease.Manifest().Disk; d != nil {
-		top, err := m.newTop(filepath.Join(s.data, name), d.SizeBytes)
-		if err != nil {
-			return err
-		}
-		defer top.Close()
 		files.Disks = [][]*os.File{append(slices.Clone(lease.Disk()), top)}
 		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes}}
 	}
@@ -62,47 +67,54 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	if to == "" {
 		to = rec.SnapshotTag
 	}
+	var undo cleanup.Stack
+	defer undo.Run()
 	lease, err := m.cfg.Store.Acquire(to)
 	if err != nil {
 		return r, err
 	}
+	undo.Add(lease.Release)
 	if err := m.inLine(rec, old, lease); err != nil {
-		lease.Release()
 		return r, err
 	}
 	name := fmt.Sprintf("%s.%d", topName, rec.Tops+1)
+	top, err := m.newTopOver(s, lease, name)
+	if err != nil {
+		return r, err
+	}
+	if top != nil {
+		defer top.Close()
+		undo.Add(func() { os.Remove(top.Name()) })
+	}
 	if err := s.update(func(r *record) { r.Restoring, r.Tops = true, r.Tops+1 }); err != nil {
-		lease.Release()
 		return r, err
 	}
 	if err := s.enter("roll back", Restoring); err != nil {
-		lease.Release()
 		return r, err
 	}
-	if err := m.rollBack(ctx, s, lease, name, &r, start); err != nil {
-		lease.Release()
+	err = m.rollBack(ctx, s, lease, top, &r, start)
+	if err == nil {
+		err = m.commitRollback(s, rec, lease, name)
+	}
+	if err != nil {
 		failed := &RollbackError{ID: id, Tag: to, Err: err}
 		console, _ := m.cfg.VMMs.Console(s.dir)
 		failed.Console = consoleTail(console, 5)
 		_ = m.Kill(id) // it fails only if the sandbox is gone
 		return r, failed
 	}
-	if err := m.commitRollback(s, rec, lease, name); err != nil {
-		lease.Release()
-		_ = m.Kill(id)
-		return r, &RollbackError{ID: id, Tag: to, Err: err}
-	}
+	undo.Release()
 	old.Release()
 	r.Info, r.Tag = s.Info(), to
 	return r, nil
 }
 
 // rollBack restores and waits for the agent. The request's end does not stop it half-way.
-func (m *Manager) rollBack(ctx context.Context, s *Sandbox, lease *store.Lease, name string, r *RollbackResult,
+func (m *Manager) rollBack(ctx context.Context, s *Sandbox, lease *store.Lease, top *os.File, r *RollbackResult,
 	start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	if err := m.restoreVM(ctx, s, lease, name); err != nil {
+	if err := m.restoreVM(ctx, s, lease, top); err != nil {
 		return err
 	}
 	r.VMM = time.Since(start)
@@ -120,7 +132,7 @@ func (m *Manager) commitRollback(s *Sandbox, was record, lease *store.Lease, nam
 	err := s.update(func(r *record) {
 		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
-			r.SnapshotTag, r.SnapshotID, r.Branches = target.Tag, target.ID, nil
+			r.Origin, r.SnapshotTag, r.SnapshotID, r.Branches = "", target.Tag, target.ID, nil
 		}
 	})
 	if err != nil {

@@ -155,6 +155,7 @@ type record struct {
 	ID             string    `json:"id"`
 	SnapshotTag    string    `json:"snapshot_tag"`
 	SnapshotID     string    `json:"snapshot_id"`
+	Origin         string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
 	Hostname       string    `json:"hostname"`
 	PID            int       `json:"pid"`
 	Created        time.Time `json:"created"`
@@ -177,6 +178,14 @@ type record struct {
 	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
 	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way
 	Restoring bool        `json:"restoring,omitempty"` // a rollback is under way: it may not have confirmed
+}
+
+// tag is the snapshot that users know the sandbox to run from.
+func (r *record) tag() string {
+	if r.Origin != "" {
+		return r.Origin
+	}
+	return r.SnapshotTag
 }
 
 // frozenTop is a former disk top, below the present one.
@@ -222,7 +231,7 @@ func (s *Sandbox) Info() Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.record
-	info := Info{ID: r.ID, SnapshotTag: r.SnapshotTag, Hostname: r.Hostname, State: s.state, Created: r.Created,
+	info := Info{ID: r.ID, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
 		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout}
 	if s.state == Exited {

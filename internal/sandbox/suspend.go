@@ -118,8 +118,8 @@ func (m *Manager) commitSuspension(s *Sandbox, snapshotID, tag string, auto bool
 	s.mu.Lock()
 	r := s.record
 	s.mu.Unlock()
-	r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = tag, snapshotID, 0, auto
-	r.Frozen, r.Top, r.Pending, r.Branches, r.Paused = nil, "", nil, nil, false
+	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.tag(), tag, snapshotID, 0, auto
+	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them
 	r.Suspends++
 	if err := writeSuspension(s.data, &r); err != nil {
 		return Info{}, err
@@ -232,7 +232,14 @@ func (m *Manager) bringBack(ctx context.Context, old *Sandbox) (*Sandbox, error)
 	}
 	undo.Add(func() { m.killVMM(s); clearTops(s.data) })
 	s.record.PID, s.record.Tops, s.record.Top = s.vmm.PID(), rec.Tops+1, fmt.Sprintf("%s.%d", topName, rec.Tops+1)
-	if err := m.restoreVM(ctx, s, lease, s.record.Top); err != nil {
+	top, err := m.newTopOver(s, lease, s.record.Top)
+	if err == nil {
+		err = m.restoreVM(ctx, s, lease, top)
+	}
+	if top != nil {
+		top.Close()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("resume sandbox %q: %w", rec.ID, err)
 	}
 	s.timing.VMM = time.Since(start)

@@ -29,6 +29,19 @@ func (s *Sandbox) branchable() (record, *store.Lease, error) {
 	return s.record, s.lease, nil
 }
 
+// ended prefers the end of the VM to the error that came of it.
+func (s *Sandbox) ended(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-s.vmm.Done():
+		return &StateError{ID: s.record.ID, Op: op, State: Exited, Exit: s.vmm.Exit()}
+	default:
+		return err
+	}
+}
+
 func (s *Sandbox) stateErrorLocked(op string) error {
 	return &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: consoleTail(s.console, 5)}
 }
