@@ -8,16 +8,16 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
-// tornVMM is a VM in which something happens in the middle of a branch.
+// tornVMM is a VM in which something happens when it is to branch.
 type tornVMM struct {
 	*fakeVMM
-	branch func() error // before the VM carries it out
-	copied func()       // before a live one is complete
+	branch func() error // before the VM carries it out; may be nil
 }
 
 func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
@@ -29,11 +29,29 @@ func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.fakeVMM.Branch(ctx, req, f)
 }
 
-func (v *tornVMM) WaitCopied(ctx context.Context) (vmmproto.Branched, error) {
-	if v.copied != nil {
-		v.copied()
+// whileCopying begins a live branch, runs f while its pages are being copied, and returns how it is answered.
+func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) error {
+	t.Helper()
+	w.vmms.copying = make(chan struct{})
+	answered := make(chan error, 1)
+	before := s.top()
+	go func() {
+		_, err := w.Branch(context.Background(), s.record.ID, BranchRequest{Tag: tag, Mode: vmmproto.BranchLive})
+		answered <- err
+	}()
+	for s.top() == before {
+		time.Sleep(time.Millisecond)
 	}
-	return v.fakeVMM.WaitCopied(ctx)
+	f()
+	close(w.vmms.copying)
+	return <-answered
+}
+
+// top returns the disk top that the sandbox is known to write to.
+func (s *Sandbox) top() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Top
 }
 
 // torn returns a sandbox whose VM a test can interfere with.
@@ -89,17 +107,15 @@ func TestBranchThatCannotBeSettled(t *testing.T) {
 func TestBranchThatCannotBeNoted(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
-	s, v := w.torn(t)
+	s, _ := w.torn(t)
 	var clear func()
-	v.copied = func() { clear = obstruct(t, s) }
-	if _, err := w.Branch(t.Context(), s.record.ID, BranchRequest{Tag: "a", Mode: vmmproto.BranchLive}); err == nil {
+	if err := w.whileCopying(t, s, "a", func() { clear = obstruct(t, s) }); err == nil {
 		t.Fatal("a branch whose record cannot be written succeeded")
 	}
 	if list := w.Snapshots().List(); len(list) != 1 {
 		t.Errorf("published: %+v", list)
 	}
 	clear()
-	v.copied = nil
 	w.branch(t, s.record.ID, "a", vmmproto.BranchLive)
 	if n := s.Info().BranchCount; n != 1 {
 		t.Errorf("branch count %d", n)
@@ -176,13 +192,14 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 		w := newWorld(t, 0)
 		s, v := w.torn(t)
 		end := func() { v.end(vmmproto.Exit{Reason: vmmproto.ExitInternal, Detail: "killed"}) }
+		var err error
 		if late {
-			v.copied = end
 			w.vmms.copyErr = vmmclient.ErrGone
+			err = w.whileCopying(t, s, "a", end)
 		} else {
 			v.branch = func() error { end(); return vmmclient.ErrGone }
+			_, err = w.Branch(t.Context(), s.record.ID, BranchRequest{Tag: "a", Mode: vmmproto.BranchLive})
 		}
-		_, err := w.Branch(t.Context(), s.record.ID, BranchRequest{Tag: "a", Mode: vmmproto.BranchLive})
 		var state *StateError
 		if !errors.As(err, &state) || state.State != Exited || state.Exit.Detail != "killed" {
 			t.Errorf("late %v: %v", late, err)
