@@ -2,92 +2,145 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
 // depth is a snapshot that lies on as many others, and the spawns from it.
 type depth struct {
-	n                      int
-	snap                   *snap
-	total, entered, mapped []time.Duration // of each spawn: with its process; restore → vCPUs entered; mapping memory
-	confirmed              []time.Duration
+	n               int
+	tag             string
+	layers, extents int
+	cold, warm      spawns // without and with a waiting VMM
+}
+
+// spawns are the times of each.
+type spawns struct {
+	mapped, work       []time.Duration // inside the VMM: mapping memory; all of restoring
+	entered, confirmed []time.Duration // from the request
 }
 
 // depthTable makes a chain, each snapshot branched from a child of the one before, and spawns from some of its links.
-func (l *vmLab) depthTable(ctx context.Context, base *snap, o *options) (*report.Table, error) {
-	list, err := l.chain(ctx, base, o.depths)
+func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
+	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
+	var list []*depth
+	err := b.host.WithManager(lab.Options{}, func(m *lab.Manager) (err error) {
+		list, err = b.chain(ctx, m, memoryMiB)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	for range o.spawns { // in turn, so that what disturbs the host disturbs all depths
-		for _, d := range list {
-			if err := d.spawn(ctx, l); err != nil {
-				return nil, err
-			}
-		}
-	}
-	t := &report.Table{Title: "Spawn from a chain of snapshots", Columns: []report.Column{
-		{Name: "depth"}, {Name: "layers"}, {Name: "extents"}, {Name: "spawns"}, {Name: "map memory p50 ms", Digits: 2},
-		{Name: "restore p50 ms", Digits: 1}, {Name: "restore p99 ms", Digits: 1}, {Name: "with process p50 ms", Digits: 1},
-		{Name: "agent confirmed p50 ms", Digits: 1}, {Name: "× shallowest", Digits: 2}}}
-	first := report.Quantile(report.Millis(list[0].total...), 0.5)
-	for _, d := range list {
-		all := report.Quantile(report.Millis(d.total...), 0.5)
-		t.Add(d.n, len(d.snap.layers), len(d.snap.extents), len(d.total), quantile(d.mapped, 0.5), quantile(d.entered, 0.5),
-			quantile(d.entered, 0.99), all, quantile(d.confirmed, 0.5), all/first)
-	}
-	t.Notef("restore: request → vCPUs entered; × compares it with its process; maps are bounded as the daemon bounds them; "+
-		"the chain keeps all its layers, the daemon flattens the 32nd; %d MiB of guest RAM", l.shape.MemoryBytes>>20)
-	return t, nil
-}
-
-// chain returns the snapshots at the depths, ascending.
-func (l *vmLab) chain(ctx context.Context, base *snap, depths []int) ([]*depth, error) {
-	var list []*depth
-	s := base
-	for n := 0; n <= slices.Max(depths); n++ {
-		if slices.Contains(depths, n) {
-			list = append(list, &depth{n: n, snap: s})
-		}
-		if n == slices.Max(depths) {
-			break
-		}
-		var err error
-		if s, err = l.link(ctx, s); err != nil {
+	for _, pool := range []int{0, 1} {
+		b.Progress("%d spawns from each depth, %d VMMs waiting", b.spawns, pool)
+		err := b.host.WithManager(lab.Options{Pool: pool}, func(m *lab.Manager) error { return b.spawnAll(ctx, m, list, pool) })
+		if err != nil {
 			return nil, err
 		}
 	}
-	return list, nil
+	return b.depthRows(list, memoryMiB), nil
 }
 
-// link returns a snapshot of a child of s.
-func (l *vmLab) link(ctx context.Context, s *snap) (*snap, error) {
-	v, _, err := l.fork(ctx, s)
+// chain makes the snapshots and returns those at the depths, ascending, when all are on disk.
+func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*depth, error) {
+	var list []*depth
+	tag := parent(memoryMiB)
+	for n := 0; ; n++ {
+		if slices.Contains(b.depths.List, n) {
+			d, err := b.look(n, tag)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, d)
+		}
+		if n == slices.Max(b.depths.List) {
+			return list, b.host.Store.WaitFlushed(ctx, tag)
+		}
+		next := fmt.Sprintf("depth-%d", n+1)
+		forked, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1})
+		if err != nil {
+			return nil, err
+		}
+		id := forked.Sandboxes[0].ID
+		if _, err := m.Branch(ctx, id, sandbox.BranchRequest{Tag: next, Mode: vmmproto.BranchDiff}); err != nil {
+			return nil, err
+		}
+		if err := m.Kill(id); err != nil {
+			return nil, err
+		}
+		tag = next
+	}
+}
+
+// look opens a snapshot, so that no spawn has to.
+func (b *bench) look(n int, tag string) (*depth, error) {
+	lease, err := b.host.Store.Acquire(tag)
 	if err != nil {
 		return nil, err
 	}
-	defer v.Kill()
-	b, err := v.branch(ctx, s, vmmproto.BranchDiff)
-	if err != nil {
-		return nil, err
-	}
-	return b.snap, nil
+	defer lease.Release()
+	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-func (d *depth) spawn(ctx context.Context, l *vmLab) error {
-	start := time.Now()
-	v, r, err := l.fork(ctx, d.snap)
-	if err != nil {
-		return err
+// spawnAll spawns from the depths in turn, so that what disturbs the host disturbs all of them. The first round is not
+// counted: it makes caches warm and the pool fill itself.
+func (b *bench) spawnAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
+	for round := range b.spawns + 1 {
+		for _, d := range list {
+			if round > 0 {
+				if err := m.WaitPool(ctx, pool); err != nil {
+					return err
+				}
+			}
+			forked, err := m.Fork(ctx, sandbox.ForkRequest{Tag: d.tag, N: 1})
+			if err != nil {
+				return err
+			}
+			child := forked.Sandboxes[0]
+			if err := m.Kill(child.ID); err != nil {
+				return err
+			}
+			if round > 0 && pool > 0 {
+				d.warm.add(child.Timing)
+			} else if round > 0 {
+				d.cold.add(child.Timing)
+			}
+		}
 	}
-	all := time.Since(start)
-	d.confirmed = append(d.confirmed, all)
-	d.total = append(d.total, all-r.confirmed+r.entered)
-	d.entered = append(d.entered, r.entered)
-	d.mapped = append(d.mapped, time.Duration(r.parts.MapNanos))
-	return v.Kill()
+	return nil
+}
+
+func (s *spawns) add(t sandbox.Timing) {
+	r := t.Restore
+	s.mapped = append(s.mapped, time.Duration(r.MapNanos))
+	s.work = append(s.work, time.Duration(r.MapNanos+r.StateNanos+r.RunNanos))
+	s.entered, s.confirmed = append(s.entered, t.VMM), append(s.confirmed, t.Ready)
+}
+
+func (b *bench) depthRows(list []*depth, memoryMiB int) *report.Table {
+	t := &report.Table{Title: "Spawn from a chain of snapshots", Columns: []report.Column{
+		{Name: "depth"}, {Name: "layers"}, {Name: "extents"}, {Name: "pool"}, {Name: "spawns"},
+		{Name: "map memory p50 ms", Digits: 2}, {Name: "restore p50 ms", Digits: 1},
+		{Name: "vCPUs entered p50 ms", Digits: 1}, {Name: "entered p99 ms", Digits: 1}, {Name: "entered ×", Digits: 2},
+		{Name: "confirmed p50 ms", Digits: 0}, {Name: "confirmed ×", Digits: 2}}}
+	add := func(pool string, of func(*depth) *spawns) {
+		p50 := func(ds []time.Duration) float64 { return report.Quantile(report.Millis(ds...), 0.5) }
+		first := of(list[0])
+		for _, d := range list {
+			s := of(d)
+			t.Add(d.n, d.layers, d.extents, pool, len(s.entered), p50(s.mapped), p50(s.work), p50(s.entered),
+				quantile(s.entered, 0.99), p50(s.entered)/p50(first.entered), p50(s.confirmed), p50(s.confirmed)/p50(first.confirmed))
+		}
+	}
+	add("cold", func(d *depth) *spawns { return &d.cold })
+	add("warm", func(d *depth) *spawns { return &d.warm })
+	t.Notef("restore: the VMM's own work, mapping memory included; entered, confirmed: from the request; ×: against the "+
+		"first depth; %d MiB of guest RAM; a chain of 32 layers is made one layer by the next branch", memoryMiB)
+	return t
 }

@@ -3,116 +3,107 @@ package main
 import (
 	"context"
 	_ "embed"
-	"encoding/json"
+	"encoding/binary"
 	"fmt"
+	"io"
 	"math"
-	"strconv"
+	"net"
 	"strings"
 	"time"
+
+	"github.com/forkd/forkd/internal/agentclient"
 )
 
-// loadProgram keeps a set of pages dirty and notes how fast it gets on.
+// loadProgram keeps a set of pages dirty and says how fast it gets on.
 //
 //go:embed load.py
 var loadProgram string
 
 const (
-	loadPath = "/tmp/load.py"
-	loadLog  = "/tmp/load.json"
+	loadPath  = "/tmp/load.py"
+	loadReady = "/tmp/load.ready"
+	loadPort  = 7001 // vsock
 )
 
-// startLoad starts the program in the guest and returns when it has written all of its dirtyMiB.
-func (v *vm) startLoad(ctx context.Context, dirtyMiB int) error {
-	if err := v.agent.WriteFile(ctx, loadPath, "root", strings.NewReader(loadProgram)); err != nil {
+// guestLimit bounds what a guest is asked to do, on a busy emulated host too.
+const guestLimit = 3 * time.Minute
+
+// startLoad starts the program in the source and returns when it has written all of its dirtyMiB.
+func (s *source) startLoad(ctx context.Context) error {
+	if err := s.m.WriteFile(ctx, s.id, loadPath, "root", strings.NewReader(loadProgram)); err != nil {
 		return fmt.Errorf("write the load program: %w", err)
 	}
-	_, err := v.sh(ctx, fmt.Sprintf("python3 %s %d %s >/tmp/load.err 2>&1 & echo $! > /tmp/load.pid; "+
-		"while [ ! -e %s.ready ]; do kill -0 $! || { cat /tmp/load.err >&2; exit 1; }; sleep 0.1; done",
-		loadPath, dirtyMiB, loadLog, loadLog))
-	return err
-}
-
-// mark is the load's progress at a time of the guest's clock.
-type mark struct {
-	at    float64 // seconds since 1970
-	pages float64
-}
-
-// stopLoad ends the program and returns its progress.
-func (v *vm) stopLoad(ctx context.Context) ([]mark, error) {
-	text, err := v.sh(ctx, fmt.Sprintf("kill -USR1 $(cat /tmp/load.pid); "+
-		"while kill -0 $(cat /tmp/load.pid) 2>/dev/null; do sleep 0.1; done; cat %s", loadLog))
+	script := fmt.Sprintf("python3 -IS %s %d %d %s >/tmp/load.err 2>&1 </dev/null & "+
+		"while [ ! -e %s ]; do kill -0 $! || { cat /tmp/load.err >&2; exit 1; }; sleep 0.1; done",
+		loadPath, s.dirtyMiB, loadPort, loadReady, loadReady)
+	r, err := s.m.Exec(ctx, s.id, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}, Timeout: guestLimit})
+	if err == nil {
+		err = r.Err()
+	}
+	if err == nil && r.ExitCode != 0 {
+		err = fmt.Errorf("exit code %d: %s", r.ExitCode, r.Stderr)
+	}
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("start the load program: %w", err)
 	}
-	return parseMarks([]byte(text))
+	return nil
 }
 
-func parseMarks(p []byte) ([]mark, error) {
-	var pairs [][2]float64
-	if err := json.Unmarshal(p, &pairs); err != nil {
-		return nil, fmt.Errorf("progress of the load: %w", err)
+// meter asks a load program how far it is.
+type meter struct{ conn net.Conn }
+
+func (s *source) newMeter(ctx context.Context) (*meter, error) {
+	ctx, cancel := context.WithTimeout(ctx, guestLimit)
+	defer cancel()
+	conn, err := agentclient.DialUnix(s.m.VsockSocket(s.id))(ctx, loadPort)
+	if err != nil {
+		return nil, fmt.Errorf("reach the load program: %w", err)
 	}
-	marks := make([]mark, len(pairs))
-	for i, pair := range pairs {
-		marks[i] = mark{pair[0], pair[1]}
-	}
-	return marks, nil
+	return &meter{conn}, nil
 }
 
-// clock is how the guest's time of day relates to the host's.
-type clock struct {
-	ahead float64 // seconds
-	grain float64 // the error of ahead is at most half of it
+// mark is the load's progress at some time between asked and answered.
+type mark struct {
+	asked, answered time.Time
+	pages           uint64
 }
 
-// readClock compares the clocks by the fastest of a few commands.
-func (v *vm) readClock(ctx context.Context) (clock, error) {
-	best := clock{grain: math.Inf(1)}
-	for range 5 {
-		before := time.Now()
-		text, err := v.sh(ctx, "date +%s.%N")
-		if err != nil {
-			return best, err
-		}
-		after := time.Now()
-		guest, err := strconv.ParseFloat(text, 64)
-		if err != nil {
-			return best, fmt.Errorf("the guest's time: %w", err)
-		}
-		if took := after.Sub(before).Seconds(); took < best.grain {
-			best = clock{ahead: guest - (seconds(before)+seconds(after))/2, grain: took}
-		}
+func (m *meter) read() (mark, error) {
+	if err := m.conn.SetDeadline(time.Now().Add(guestLimit)); err != nil {
+		return mark{}, err
 	}
-	return best, nil
+	var p [8]byte
+	k := mark{asked: time.Now()}
+	_, err := m.conn.Write(p[:1])
+	if err == nil {
+		_, err = io.ReadFull(m.conn, p[:])
+	}
+	if err != nil {
+		return k, fmt.Errorf("ask the load program: %w", err)
+	}
+	k.answered, k.pages = time.Now(), binary.LittleEndian.Uint64(p[:])
+	return k, nil
 }
 
-// minGrains is how many times the clocks' grain a window must last for its rate to mean something.
+// middle is when the pages were counted, give or take half of took.
+func (k mark) middle() time.Time   { return k.asked.Add(k.took() / 2) }
+func (k mark) took() time.Duration { return k.answered.Sub(k.asked) }
+
+// minGrains is how many times longer than the questions a window must be for its rate to mean something.
 const minGrains = 5
 
-// rate returns the pages per second written between two times of the host's clock, NaN if the window is too short for
-// the clocks or not covered by marks.
-func rate(marks []mark, c clock, from, to time.Time) float64 {
-	if to.Sub(from).Seconds() < minGrains*c.grain {
+// rate returns the pages per second written between two marks, NaN if they are too near to each other.
+func rate(a, b mark) float64 {
+	window := b.middle().Sub(a.middle())
+	if window < minGrains*(a.took()+b.took())/2 {
 		return math.NaN()
 	}
-	a, ok1 := progressAt(marks, seconds(from)+c.ahead)
-	b, ok2 := progressAt(marks, seconds(to)+c.ahead)
-	if !ok1 || !ok2 {
-		return math.NaN()
-	}
-	return (b - a) / to.Sub(from).Seconds()
+	return float64(b.pages-a.pages) / window.Seconds()
 }
 
-func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
-
-// progressAt interpolates between marks; it is false outside of them.
-func progressAt(marks []mark, at float64) (float64, bool) {
-	for i := 1; i < len(marks); i++ {
-		a, b := marks[i-1], marks[i]
-		if a.at <= at && at <= b.at {
-			return a.pages + (b.pages-a.pages)*(at-a.at)/(b.at-a.at), true
-		}
-	}
-	return 0, false
+// disturbed is what a branch cost the source: calm and begin enclose time without one, begin and end the branch.
+// Lost is the time that the source would have needed for what it has not written.
+func disturbed(calm, begin, end mark) (slower float64, lost time.Duration) {
+	slower = 1 - rate(begin, end)/rate(calm, begin)
+	return slower, time.Duration(slower * float64(end.middle().Sub(begin.middle())))
 }

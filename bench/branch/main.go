@@ -1,9 +1,9 @@
 // Command branch measures what it costs to branch and roll back a running sandbox, and to spawn from a chain of
 // snapshots. A guest keeps a given number of pages dirty without a pause while it is branched live, by diff and in full.
 //
-// It drives forkd-vmm processes as the daemon does, without the daemon's store: snapshots are open files on tmpfs, so
-// flushing to disk is not measured. Tables go to standard output, progress to standard error, the figures as JSON to
-// the file -o. It needs KVM that runs Linux guests; scripts/bench runs it in the machine where that is missing.
+// It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is not part of it.
+// Tables go to standard output, progress to standard error, the figures as JSON to the file -o. It needs KVM that runs
+// Linux guests; scripts/bench runs it in the machine where that is missing.
 package main
 
 import (
@@ -11,167 +11,131 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os"
-	"os/signal"
-	"strconv"
-	"strings"
-	"syscall"
+	"math"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/image"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/store"
 )
 
-// options are the flags. Sizes are in MiB.
-type options struct {
-	memory, dirty []int
-	samples       int
-	depths        []int
-	spawns        int
-	budget        time.Duration
-	out           string
+// recipe is the image of the guests.
+const recipe = "python-numpy"
+
+// bench is one run of this program.
+type bench struct {
+	*lab.Program
+	memory, dirty, depths lab.Numbers // MiB, MiB, snapshots
+	samples, spawns       int
+	host                  *lab.Daemon
 }
 
 func main() {
-	o, err := parseFlags()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "branch: %v\n", err)
-		os.Exit(2)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, o); err != nil {
-		fmt.Fprintf(os.Stderr, "branch: %v\n", err)
-		os.Exit(lab.ExitCode(err))
-	}
+	b := &bench{Program: lab.NewProgram("branch", 5*time.Minute, "no new row of the branch table begins; it is left out")}
+	b.memory = lab.Numbers{List: []int{512, 1536}, Min: 64, Max: 1 << 20}
+	b.dirty = lab.Numbers{List: []int{1, 30, 300}, Min: 1, Max: 1 << 20}
+	b.depths = lab.Numbers{List: []int{0, 10, 32}, Max: 200}
+	flag.Var(&b.memory, "memory", "guest RAM in MiB; 4096 wants a host with 6 GiB")
+	flag.Var(&b.dirty, "dirty", "MiB that the guest keeps dirty; empty: no branches of a busy guest")
+	flag.Var(&b.depths, "depths", "chain depths to spawn from, ascending; empty: none")
+	flag.IntVar(&b.samples, "samples", 3, "branches of each mode, and rollbacks")
+	flag.IntVar(&b.spawns, "spawns", 10, "spawns from each depth")
+	b.Main(b.check, b.measure)
 }
 
-func parseFlags() (*options, error) {
-	o := &options{}
-	memory := flag.String("memory", "512,1536", "guest RAM in MiB; 4096 wants a host with 8 GiB")
-	dirty := flag.String("dirty", "1,30,300", "MiB that the guest keeps dirty")
-	depths := flag.String("depths", "0,10,32", "chain depths to spawn from; empty: none")
-	flag.IntVar(&o.samples, "samples", 3, "branches of each mode, and rollbacks")
-	flag.IntVar(&o.spawns, "spawns", 10, "spawns from each depth")
-	flag.DurationVar(&o.budget, "budget", 5*time.Minute, "begin no new row after this time; it is left out")
-	flag.StringVar(&o.out, "o", "", "file for the figures as JSON; empty: none")
-	flag.Parse()
-	var err error
-	for _, f := range []struct {
-		name, text string
-		to         *[]int
-	}{{"-memory", *memory, &o.memory}, {"-dirty", *dirty, &o.dirty}, {"-depths", *depths, &o.depths}} {
-		if *f.to, err = numbers(f.text); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.name, err)
+func (b *bench) check() error {
+	if len(b.memory.List) == 0 || b.samples < 1 || b.spawns < 1 {
+		return errors.New("-memory wants a number, -samples and -spawns want 1 or more")
+	}
+	for i := 1; i < len(b.depths.List); i++ {
+		if b.depths.List[i] <= b.depths.List[i-1] {
+			return errors.New("-depths: want them ascending")
 		}
 	}
-	if flag.NArg() > 0 || o.samples < 1 || o.spawns < 1 {
-		return nil, errors.New("-samples and -spawns want 1 or more, and there are no arguments")
-	}
-	return o, nil
+	return nil
 }
 
-// numbers parses numbers with commas between them.
-func numbers(text string) ([]int, error) {
-	var out []int
-	for field := range strings.SplitSeq(text, ",") {
-		if text == "" {
-			break
-		}
-		v, err := strconv.Atoi(field)
-		if err != nil || v < 0 {
-			return nil, fmt.Errorf("%q: want numbers with commas between them", text)
-		}
-		out = append(out, v)
-	}
-	return out, nil
-}
-
-func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, "branch: "+format+"\n", args...) }
-
-func run(ctx context.Context, o *options) error {
-	until := time.Now().Add(o.budget)
+func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	host, err := lab.Host()
+	if err == nil && host.Accel == lab.AccelPVM {
+		err = lab.ErrUnfit
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if host.Accel == lab.AccelPVM {
-		return lab.ErrUnfit
+	if b.host, err = lab.NewDaemon(host, &undo); err != nil {
+		return nil, err
 	}
-	l, err := newLab(&undo)
-	if err != nil {
-		return err
-	}
-	r := &report.Report{Bench: "branch", Time: time.Now().UTC(), Host: host}
+	r := b.Report(host)
+	var chain *report.Table
 	var rows []*row
 	skipped := 0
-	for i, mib := range o.memory {
-		l.shape = vmmproto.Machine{MemoryBytes: uint64(mib) << 20, VCPUs: 1, Template: lab.Template(host)}
-		if i > 0 && time.Now().After(until) {
-			skipped += len(o.dirty)
+	for i, mib := range b.memory.List {
+		if i > 0 && b.TimeIsUp() {
+			skipped += len(b.dirty.List)
 			continue
 		}
-		progress("%d MiB: boot and warm up a parent", mib)
-		base, err := l.bake(ctx)
-		if err != nil {
-			return err
+		if err := b.bake(ctx, mib); err != nil {
+			return nil, err
 		}
-		// Depths first: they are few, and the rows below fill the time that is left.
-		if i == 0 && len(o.depths) > 0 {
-			progress("chain of %d snapshots", max(0, o.depths[len(o.depths)-1]))
-			t, err := l.depthTable(ctx, base, o)
-			if err != nil {
-				return err
+		// First: it is one table, and the rows below fill the time that is left.
+		if i == 0 && len(b.depths.List) > 0 {
+			if chain, err = b.depthTable(ctx, mib); err != nil {
+				return nil, err
 			}
-			r.Tables = append(r.Tables, t)
 		}
-		for _, dirty := range o.dirty {
-			if len(rows) > 0 && time.Now().After(until) {
+		for _, dirty := range b.dirty.List {
+			if len(rows) > 0 && b.TimeIsUp() {
 				skipped++
 				continue
 			}
-			progress("%d MiB, %d MiB dirty", mib, dirty)
-			w := &row{memoryMiB: mib, dirtyMiB: dirty}
-			if err := w.measure(ctx, l, base, o.samples); err != nil {
-				return err
+			w, err := b.newRow(ctx, mib, dirty)
+			if err != nil {
+				return nil, err
 			}
 			rows = append(rows, w)
 		}
 	}
-	if skipped > 0 {
-		progress("the time of -budget is up: %d rows left out", skipped)
+	if len(rows) > 0 {
+		r.Tables = tables(rows, skipped)
 	}
-	r.Tables = append(tables(rows, skipped), r.Tables...)
-	if _, err := r.WriteTo(os.Stdout); err != nil {
-		return err
+	if chain != nil {
+		r.Tables = append(r.Tables, chain)
 	}
-	if o.out == "" {
-		return nil
-	}
-	return r.Save(o.out)
+	return r, nil
 }
 
-// newLab finds what VMs are made of.
-func newLab(undo *cleanup.Stack) (*vmLab, error) {
-	assets, err := lab.Assets()
-	if err != nil {
-		return nil, err
+// parent is the tag of the snapshot of a parent with so much RAM.
+func parent(mib int) string { return fmt.Sprintf("parent-%d", mib) }
+
+func (b *bench) bake(ctx context.Context, mib int) error {
+	b.Progress("%d MiB: boot and warm up a parent", mib)
+	return b.host.WithManager(lab.Options{}, func(m *lab.Manager) error {
+		return b.host.Bake(ctx, m, parent(mib), recipe, uint64(mib))
+	})
+}
+
+// drop removes a snapshot that nothing builds on.
+func (b *bench) drop(tag string) error {
+	_, err := b.host.Store.Delete(tag, store.DeleteSingle)
+	return err
+}
+
+// quantile is of milliseconds; blank without figures.
+func quantile(ds []time.Duration, q float64) any {
+	return report.Cell(report.Quantile(report.Millis(ds...), q))
+}
+
+// median leaves out what could not be measured.
+func median(values []float64) float64 {
+	var known []float64
+	for _, v := range values {
+		if !math.IsNaN(v) {
+			known = append(known, v)
+		}
 	}
-	l := &vmLab{kernel: assets.Cloud}
-	if l.image, err = image.Open(assets.Images["python-numpy"]); err != nil {
-		return nil, err
-	}
-	if l.dir, err = lab.TempDir("/tmp", undo); err != nil {
-		return nil, err
-	}
-	if l.ram, err = lab.TempDir("/dev/shm", undo); err != nil {
-		return nil, err
-	}
-	l.bin, err = lab.CopyBinary(l.dir, assets.VMM)
-	return l, err
+	return report.Quantile(known, 0.5)
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -34,9 +32,9 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children, or it has some and the time is up. The first fork is not counted: it makes the page cache warm and the
-// pool fill itself.
-func (c *cell) run(ctx context.Context, m *sandbox.Manager, samples int, until time.Time, measureMemory bool) error {
+// run forks until the cell has enough children, or it has some and the time is up. The first fork is not counted: it
+// makes the page cache warm and the pool fill itself.
+func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err
 	}
@@ -51,9 +49,9 @@ func (c *cell) run(ctx context.Context, m *sandbox.Manager, samples int, until t
 }
 
 // fork forks once and measures the children, which it leaves alive.
-func (c *cell) fork(ctx context.Context, m *sandbox.Manager, measureMemory bool) error {
+func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) error {
 	if c.poolWarm {
-		if err := poolFilled(ctx, m, c.n); err != nil {
+		if err := m.WaitPool(ctx, c.n); err != nil {
 			return err
 		}
 	}
@@ -103,21 +101,4 @@ func (c *cell) add(r sandbox.ForkResult, cpu time.Duration) {
 			c.pooled++
 		}
 	}
-}
-
-// poolLimit is how long n shells may take to start: about 0.1 s each on an emulated host.
-const poolLimit = 2 * time.Minute
-
-// poolFilled waits until n shells are ready.
-func poolFilled(ctx context.Context, m *sandbox.Manager, n int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, poolLimit, errors.New("the pool does not fill"))
-	defer cancel()
-	for m.PoolSize() < n {
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %d ready shells: %w", n, context.Cause(ctx))
-		}
-	}
-	return nil
 }

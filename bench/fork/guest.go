@@ -8,16 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/stub"
-	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/image"
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
-	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // tag names the one snapshot of this program.
@@ -26,42 +24,26 @@ const tag = "bench"
 // guest is what is forked: how its parent becomes a snapshot, and who answers in a child.
 type guest struct {
 	name   string
-	bake   func(ctx context.Context, m *sandbox.Manager) error
-	client func(vsock string) sandbox.Guest
+	bake   func(ctx context.Context, m *lab.Manager) error
+	client func(vsock string) sandbox.Guest // nil: the agent
 }
 
-// linuxGuest bakes an image as `forkd build` does.
-func linuxGuest(a *vmtest.Assets, recipe string, memoryMiB uint64) (*guest, error) {
-	dir, ok := a.Images[recipe]
-	if !ok {
-		return nil, fmt.Errorf("-recipe %s: internal/vmtest/prepare makes no image of it", recipe)
-	}
-	img, err := image.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	bake := func(ctx context.Context, m *sandbox.Manager) error {
-		_, err := m.Bake(ctx, sandbox.BakeRequest{
-			Tag: tag, Kernel: a.Cloud.VMLinux, Initrd: a.Cloud.Initrd, Rootfs: img.Rootfs(), MemoryMiB: memoryMiB,
-			Env: img.Env, Commands: img.Warmup.Commands, Python: img.Warmup.Python,
-		})
-		return err
-	}
-	return &guest{
-		name: recipe, bake: bake,
-		client: func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
-	}, nil
+// linuxGuest is an image as `forkd build` bakes it.
+func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
+	return &guest{name: recipe, bake: func(ctx context.Context, m *lab.Manager) error {
+		return d.Bake(ctx, m, tag, recipe, memoryMiB)
+	}}
 }
 
 // stubGuest makes a snapshot of a running stub; nobody in it could announce that it is ready, as Bake wants.
-func stubGuest(vmms processes, dir, template, accel string, memoryMiB uint64) *guest {
-	bake := func(ctx context.Context, m *sandbox.Manager) error {
-		kernel := filepath.Join(dir, "stub.elf")
+func stubGuest(d *lab.Daemon, memoryMiB uint64) *guest {
+	bake := func(ctx context.Context, m *lab.Manager) error {
+		kernel := filepath.Join(d.Dir, "stub.elf")
 		if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
 			return err
 		}
-		machine := vmmproto.Machine{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: template}
-		vmm, err := vmms.Spawn(ctx, sandbox.ShellConfig{ID: "parent", Dir: filepath.Join(dir, "parent"), Machine: machine})
+		machine := vmmproto.Machine{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: lab.Template(d.Host)}
+		vmm, err := d.VMMs.Spawn(ctx, sandbox.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Machine: machine})
 		if err != nil {
 			return err
 		}
@@ -69,7 +51,7 @@ func stubGuest(vmms processes, dir, template, accel string, memoryMiB uint64) *g
 		if err := runStub(ctx, vmm, kernel); err != nil {
 			return err
 		}
-		return saveStub(ctx, m.Snapshots(), vmm, machine, accel)
+		return saveStub(ctx, m.Snapshots(), vmm, machine, d.Host.Accel)
 	}
 	return &guest{name: "stub", bake: bake, client: func(vsock string) sandbox.Guest {
 		return stubClient{dir: filepath.Dir(vsock)}
@@ -158,27 +140,3 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 		}
 	}
 }
-
-// processes starts forkd-vmm processes, as the daemon does.
-type processes struct{ bin string }
-
-// Spawn implements sandbox.VMMs.
-func (p processes) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
-	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.bin, Dir: c.Dir, ID: c.ID, Machine: c.Machine, CgroupFD: -1})
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-// Attach implements sandbox.VMMs.
-func (p processes) Attach(id, dir string) (sandbox.VMM, error) {
-	v, err := vmmclient.Attach(id, dir)
-	if err != nil {
-		return nil, err
-	}
-	return v, nil
-}
-
-// Console implements sandbox.VMMs.
-func (p processes) Console(dir string) ([]byte, error) { return vmmclient.Console(dir) }

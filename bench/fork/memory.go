@@ -5,6 +5,7 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/procmem"
 	"github.com/forkd/forkd/internal/sandbox"
 )
 
@@ -12,8 +13,8 @@ import (
 type memory struct {
 	children   int // how many were read
 	alive      int
-	pss        [lab.Parts]float64
-	private    [lab.Parts]float64
+	pss        [procmem.Parts]float64
+	private    [procmem.Parts]float64
 	pageTables float64
 	dirtied    float64 // guest pages written between restore and sampling
 	host       float64 // of all children: what the whole host has less than before the fork
@@ -23,7 +24,7 @@ type memory struct {
 const maxSampled = 20
 
 // memoryOf reads the children's memory. available is the host's before the fork, in KiB.
-func memoryOf(ctx context.Context, m *sandbox.Manager, children []sandbox.Info, available uint64) (*memory, error) {
+func memoryOf(ctx context.Context, m *lab.Manager, children []sandbox.Info, available uint64) (*memory, error) {
 	now, err := lab.AvailableKiB()
 	if err != nil {
 		return nil, err
@@ -34,7 +35,7 @@ func memoryOf(ctx context.Context, m *sandbox.Manager, children []sandbox.Info, 
 		return nil, err
 	}
 	for _, c := range children[:min(len(children), maxSampled)] {
-		p, err := lab.MemoryOf(c.PID, info.Machine.MemoryBytes)
+		p, err := procmem.Of(c.PID, info.Machine.MemoryBytes)
 		if err != nil {
 			return nil, err
 		}
@@ -43,7 +44,7 @@ func memoryOf(ctx context.Context, m *sandbox.Manager, children []sandbox.Info, 
 			return nil, err
 		}
 		out.children++
-		for i := range lab.Parts {
+		for i := range procmem.Parts {
 			out.pss[i] += float64(p.PSS[i])
 			out.private[i] += float64(p.Private[i])
 		}
@@ -55,7 +56,7 @@ func memoryOf(ctx context.Context, m *sandbox.Manager, children []sandbox.Info, 
 }
 
 func (m *memory) divide(n float64) {
-	for i := range lab.Parts {
+	for i := range procmem.Parts {
 		m.pss[i] /= n
 		m.private[i] /= n
 	}
@@ -63,7 +64,7 @@ func (m *memory) divide(n float64) {
 	m.dirtied /= n
 }
 
-func sum(parts [lab.Parts]float64) (total float64) {
+func sum(parts [procmem.Parts]float64) (total float64) {
 	for _, v := range parts {
 		total += v
 	}
@@ -73,11 +74,11 @@ func sum(parts [lab.Parts]float64) (total float64) {
 func (m *memory) table() *report.Table {
 	t := &report.Table{Title: "Memory of an idle, confirmed child, sampled alive (KiB, mean)", Columns: []report.Column{
 		{Name: "part"}, {Name: "private KiB"}, {Name: "Pss KiB"}}}
-	for i := range lab.Parts {
+	for i := range procmem.Parts {
 		t.Add(i.String(), m.private[i], m.pss[i])
 	}
-	own := sum(m.private) - m.private[lab.PartGuest]
-	t.Add("VMM besides guest RAM", own, sum(m.pss)-m.pss[lab.PartGuest])
+	own := sum(m.private) - m.private[procmem.PartGuest]
+	t.Add("VMM besides guest RAM", own, sum(m.pss)-m.pss[procmem.PartGuest])
 	t.Add("whole process", sum(m.private), sum(m.pss))
 	t.Add("page tables (kernel)", m.pageTables, nil)
 	t.Notef("%d of %d living children read; guest pages dirtied between restore and sampling: %.0f KiB per child",

@@ -13,10 +13,11 @@ func largest(ns []int) int { return slices.Max(ns) }
 // matrix lists the cells. The largest n with a cold page cache takes long and tells little that the others do not.
 func matrix(o *options) []*cell {
 	var cells []*cell
-	for _, n := range o.ns {
+	ns := o.ns.List
+	for _, n := range ns {
 		for _, warm := range []bool{true, false} {
 			cells = append(cells, &cell{n: n, poolWarm: warm})
-			if o.coldAll || n < largest(o.ns) || len(o.ns) == 1 {
+			if o.coldAll || n < largest(ns) || len(ns) == 1 {
 				cells = append(cells, &cell{n: n, poolWarm: warm, coldPage: true})
 			}
 		}
@@ -69,8 +70,8 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	}
 	t.Notef("a child's time counts from the request for all n; floor: n processes of bench/floor, as many at a time as " +
 		"forks restore, from the first one's start to the last one's first exit")
-	if b.host.Accel != lab.AccelKVM {
-		t.Notef("accel=%s: not what hardware virtualization gives; compare within the table only", b.host.Accel)
+	if b.host.Host.Accel != lab.AccelKVM {
+		t.Notef("accel=%s: not what hardware virtualization gives; compare within the table only", b.host.Host.Accel)
 	}
 	return t
 }

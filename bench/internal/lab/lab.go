@@ -1,7 +1,7 @@
-// Package lab gives benchmarks the ground they stand on: what host this is, the files they run, and what processes cost
-// in memory and CPU time, read from /proc.
+// Package lab gives benchmarks the ground they stand on: their common flags, what host this is, the files they run, the
+// daemon's parts that they measure, and what processes cost in CPU time.
 //
-// It starts no VM. Nothing here is compiled into a product binary.
+// What a benchmark does with them, and what its tables say, is not here. Nothing here is compiled into a product binary.
 package lab
 
 import (
@@ -18,7 +18,6 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/kvm"
 	"github.com/forkd/forkd/internal/vmtest"
@@ -30,20 +29,6 @@ const (
 	AccelTCG = "tcg" // forkd's own machine: an emulated CPU with nested virtualization
 	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
 )
-
-// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code ExitUnfit.
-var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the machine (scripts/bench does)")
-
-// ExitUnfit is the exit code of a benchmark whose guests this host cannot run.
-const ExitUnfit = 3
-
-// ExitCode is the exit code of a benchmark that ended with err.
-func ExitCode(err error) int {
-	if errors.Is(err, ErrUnfit) {
-		return ExitUnfit
-	}
-	return 1
-}
 
 // Host describes this host. The error is ErrUnfit if it has no KVM at all.
 func Host() (report.Host, error) {
@@ -67,8 +52,8 @@ func Host() (report.Host, error) {
 	return h, err
 }
 
-// Assets returns the guest kernels, images and binaries that internal/vmtest/prepare made.
-func Assets() (*vmtest.Assets, error) {
+// assets returns the guest kernels, images and binaries that internal/vmtest/prepare made.
+func assets() (*vmtest.Assets, error) {
 	dir, err := cachedir.Dir()
 	if err != nil {
 		return nil, err
@@ -93,15 +78,6 @@ func CopyBinary(dir, path string) (string, error) {
 	}
 	to := filepath.Join(dir, filepath.Base(path))
 	return to, os.WriteFile(to, p, 0o700)
-}
-
-// TempDir makes a directory with a name short enough for unix sockets below it; undo removes it.
-func TempDir(parent string, undo *cleanup.Stack) (string, error) {
-	dir, err := os.MkdirTemp(parent, "fkb")
-	if err == nil {
-		undo.Add(func() { os.RemoveAll(dir) })
-	}
-	return dir, err
 }
 
 // Template is the CPU template of guests: an emulated host does not keep the extended control register of guests.

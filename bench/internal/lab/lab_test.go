@@ -3,53 +3,9 @@ package lab
 import (
 	"os"
 	"os/exec"
-	"strings"
+	"slices"
 	"testing"
 )
-
-// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside the binary with its .bss, the heap,
-// a reservation and a thread's stack.
-const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /run/forkd-vmm
-Pss:                  10 kB
-Private_Clean:         4 kB
-00500000-00510000 rw-p 00000000 00:00 0
-Pss:                   6 kB
-Private_Dirty:         6 kB
-3a9ad8000000-3a9ad8400000 rw-p 00000000 00:00 0
-Pss:                 100 kB
-Private_Dirty:       100 kB
-7e8000000000-7ea000000000 ---p 00000000 00:00 0
-Pss:                   0 kB
-7f0000000000-7f0000100000 rw-p 00000000 00:00 0
-Pss:                   8 kB
-Private_Dirty:         8 kB
-7f1000000000-7f1000001000 rw-p 00000000 00:1a 12 /dev/shm/x/memory.layer
-Pss:                   2 kB
-Private_Dirty:         0 kB
-7f1000001000-7f1004000000 rw-p 00000000 00:00 0
-Pss:                  16 kB
-Private_Clean:         4 kB
-Private_Dirty:        12 kB
-VmFlags: rd wr mr
-7f1004001000-7f1004002000 rw-s 00000000 00:0e 13 anon_inode:kvm-vcpu:0
-Pss:                   4 kB
-Private_Dirty:         4 kB
-`
-
-func TestSmapsParts(t *testing.T) {
-	m, err := parseSmaps(strings.NewReader(vmmSmaps), 64<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	wantPSS := [Parts]uint64{PartGuest: 18, PartBinary: 16, PartHeap: 100, PartRest: 12}
-	wantPrivate := [Parts]uint64{PartGuest: 16, PartBinary: 10, PartHeap: 100, PartRest: 12}
-	if m.PSS != wantPSS || m.Private != wantPrivate {
-		t.Errorf("got %+v, want PSS %v, private %v", m, wantPSS, wantPrivate)
-	}
-	if _, err := parseSmaps(strings.NewReader(vmmSmaps), 65<<20); err == nil {
-		t.Error("found guest RAM of a guest that is larger than all of it")
-	}
-}
 
 func TestStatusField(t *testing.T) {
 	text := "MemTotal:  100 kB\nMemAvailable:   42 kB\n"
@@ -98,5 +54,19 @@ func TestCPUSeesChildren(t *testing.T) {
 	}
 	if p, err := os.ReadFile("/proc/self/stat"); err != nil || parent(string(p)) != os.Getppid() {
 		t.Errorf("parent of this process: %v", err)
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	n := &Numbers{List: []int{7}, Min: 0, Max: 100}
+	for text, want := range map[string][]int{"": nil, "0,10,100": {0, 10, 100}} {
+		if err := n.Set(text); err != nil || !slices.Equal(n.List, want) || n.String() != text {
+			t.Errorf("%q: %v (%q), %v", text, n.List, n, err)
+		}
+	}
+	for _, text := range []string{"101", "-1", "1,,2", "1,", "x", "1 ,2"} {
+		if n.Set(text) == nil {
+			t.Errorf("accepted %q as %v", text, n.List)
+		}
 	}
 }

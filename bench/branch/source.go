@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// armTimed is VMMs that note how much of a branch's pause was arming, which the manager does not hand on.
+type armTimed struct {
+	sandbox.Processes
+	last *atomic.Uint64 // nanoseconds
+}
+
+type armTimedVMM struct {
+	sandbox.VMM
+	last *atomic.Uint64
+}
+
+// Spawn implements sandbox.VMMs.
+func (a armTimed) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
+	v, err := a.Processes.Spawn(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return armTimedVMM{v, a.last}, nil
+}
+
+// Branch implements sandbox.VMM.
+func (v armTimedVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	r, err := v.VMM.Branch(ctx, req, f)
+	v.last.Store(r.ArmNanos)
+	return r, err
+}
+
+// source is a sandbox that runs the load program.
+type source struct {
+	b        *bench
+	m        *lab.Manager
+	id       string
+	dirtyMiB int
+	arm      *atomic.Uint64 // of its last branch, nanoseconds
+	branches int
+}
+
+// withSource calls f with a busy sandbox and ends it.
+func (b *bench) withSource(ctx context.Context, memoryMiB, dirtyMiB int, f func(*source) error) error {
+	arm := &atomic.Uint64{}
+	return b.host.WithManager(lab.Options{VMMs: armTimed{b.host.VMMs, arm}}, func(m *lab.Manager) error {
+		forked, err := m.Fork(ctx, sandbox.ForkRequest{Tag: parent(memoryMiB), N: 1})
+		if err != nil {
+			return err
+		}
+		s := &source{b: b, m: m, id: forked.Sandboxes[0].ID, dirtyMiB: dirtyMiB, arm: arm}
+		if err := s.startLoad(ctx); err != nil {
+			return err
+		}
+		return f(s)
+	})
+}
+
+// branched is one branch and its times.
+type branched struct {
+	tag              string
+	pause, arm, stop time.Duration
+	ready, persisted time.Duration // from the request
+	saved            float64       // MiB
+	faults           float64
+	slower           float64 // part of the source's speed that it lost from the request to ready
+	lost             time.Duration
+}
+
+// baseline is how long the load runs undisturbed before each branch.
+const baseline = time.Second
+
+// branch makes a snapshot of the source and waits until it is on disk.
+func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branched, error) {
+	load, err := s.newMeter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer load.conn.Close()
+	s.branches++
+	calm, err := load.read()
+	if err != nil {
+		return nil, err
+	}
+	time.Sleep(baseline)
+	begin, err := load.read()
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.m.Branch(ctx, s.id, sandbox.BranchRequest{Tag: fmt.Sprintf("branch-%d", s.branches), Mode: mode})
+	if err != nil {
+		return nil, err
+	}
+	end, err := load.read()
+	if err != nil {
+		return nil, err
+	}
+	f := r.Figure
+	if f.Mode != mode.String() {
+		return nil, fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
+	}
+	out := &branched{tag: r.Info.Tag, pause: micros(f.PauseUS), arm: time.Duration(s.arm.Load()), stop: micros(f.StopUS),
+		ready: micros(f.ReadyUS), saved: float64(f.DirtyBytes) / (1 << 20), faults: float64(f.Faults)}
+	out.slower, out.lost = disturbed(calm, begin, end)
+	if err := s.b.host.Store.WaitFlushed(ctx, out.tag); err != nil {
+		return nil, err
+	}
+	info, err := s.b.host.Store.Detail(out.tag)
+	out.persisted = out.ready + info.FlushedIn
+	return out, err
+}
+
+func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// rolled is one rollback.
+type rolled struct {
+	dropped            float64       // MiB of private pages
+	entered, confirmed time.Duration // from the request
+}
+
+// rollBack puts the source, when it has written its dirty set again, back to a branch of it.
+func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
+	if err := s.fullRound(ctx); err != nil {
+		return rolled{}, err
+	}
+	stats, err := s.m.Stats(ctx, s.id)
+	if err != nil {
+		return rolled{}, err
+	}
+	r, err := s.m.Rollback(ctx, s.id, tag)
+	return rolled{float64(stats.VMM.GuestDirtyBytes) / (1 << 20), r.VMM, r.Ready}, err
+}
+
+// fullRound waits until the load has written every page once more.
+func (s *source) fullRound(ctx context.Context) error {
+	load, err := s.newMeter(ctx)
+	if err != nil {
+		return err
+	}
+	defer load.conn.Close()
+	first, err := load.read()
+	if err != nil {
+		return err
+	}
+	round := uint64(s.dirtyMiB) << 20 / 4096
+	for deadline := time.Now().Add(guestLimit); ; time.Sleep(100 * time.Millisecond) {
+		now, err := load.read()
+		if err != nil {
+			return err
+		}
+		if now.pages >= first.pages+round {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the load has written %d of %d pages in %v", now.pages-first.pages, round, guestLimit)
+		}
+	}
+}

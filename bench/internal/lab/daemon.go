@@ -1,0 +1,157 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/disklayer"
+	"github.com/forkd/forkd/internal/image"
+	"github.com/forkd/forkd/internal/metrics"
+	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/tcghost/machineapi"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// Daemon is what `forkd daemon` has below its REST API: a store with directories on disk and on tmpfs, forkd-vmm, and
+// sandbox managers over them. All of it is of this process alone.
+type Daemon struct {
+	Host   report.Host
+	Assets *vmtest.Assets
+	Dir    string // short, for sockets
+	Store  *store.Store
+	VMMs   sandbox.Processes
+
+	disk string // directory of the store, and of private disk tops
+	made int    // managers so far
+}
+
+// NewDaemon sets up an empty store. Everything goes when undo runs.
+func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
+	d := &Daemon{Host: host}
+	var err error
+	if d.Assets, err = assets(); err != nil {
+		return nil, err
+	}
+	if d.Dir, err = tempDir("/tmp", undo); err != nil {
+		return nil, err
+	}
+	if d.VMMs.Bin, err = CopyBinary(d.Dir, d.Assets.VMM); err != nil {
+		return nil, err
+	}
+	disk := machineapi.StateDir
+	if !vmtest.Emulated() {
+		if disk, err = cachedir.Dir(); err != nil {
+			return nil, err
+		}
+	}
+	if d.disk, err = tempDir(disk, undo); err != nil {
+		return nil, err
+	}
+	ram, err := tempDir("/dev/shm", undo)
+	if err != nil {
+		return nil, err
+	}
+	if d.Store, err = store.Open(store.Config{Root: filepath.Join(d.disk, "store"), RAM: ram}); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { d.Store.Close() })
+	return d, nil
+}
+
+// tempDir makes a directory with a short name; undo removes it.
+func tempDir(parent string, undo *cleanup.Stack) (string, error) {
+	dir, err := os.MkdirTemp(parent, "fkb")
+	if err == nil {
+		undo.Add(func() { os.RemoveAll(dir) })
+	}
+	return dir, err
+}
+
+// Manager is a sandbox manager of a Daemon.
+type Manager struct {
+	*sandbox.Manager
+	runDir string
+}
+
+// VsockSocket is where a sandbox's guest is reached.
+func (m *Manager) VsockSocket(id string) string {
+	return filepath.Join(m.runDir, id, vmmclient.VsockSocket)
+}
+
+// Options are what managers of one Daemon may differ in.
+type Options struct {
+	Pool  int                              // VMMs that wait for a fork
+	VMMs  sandbox.VMMs                     // nil: the daemon's
+	Guest func(vsock string) sandbox.Guest // nil: the agent
+}
+
+// WithManager calls f with a sandbox manager as the daemon has it, and ends its sandboxes and pool.
+func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
+	if o.VMMs == nil {
+		o.VMMs = d.VMMs
+	}
+	if o.Guest == nil {
+		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
+	}
+	d.made++
+	name := strconv.Itoa(d.made)
+	m := &Manager{runDir: filepath.Join(d.Dir, name)}
+	var err error
+	m.Manager, err = sandbox.New(sandbox.Config{
+		Store: d.Store, VMMs: o.VMMs, Guest: o.Guest, NewTop: disklayer.Format, Merge: disklayer.Merge,
+		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),
+		Template: Template(d.Host), Accel: d.Host.Accel, Cmdline: vmtest.Cmdline(), PoolSize: o.Pool,
+		Observer: metrics.New("bench"), Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return err
+	}
+	defer m.Close(true)
+	return f(m)
+}
+
+// Bake bakes the image of a recipe, as `forkd build` does.
+func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memoryMiB uint64) error {
+	dir, ok := d.Assets.Images[recipe]
+	if !ok {
+		return fmt.Errorf("recipe %q: internal/vmtest/prepare makes no image of it", recipe)
+	}
+	img, err := image.Open(dir)
+	if err != nil {
+		return err
+	}
+	_, err = m.Bake(ctx, sandbox.BakeRequest{
+		Tag: tag, Kernel: d.Assets.Cloud.VMLinux, Initrd: d.Assets.Cloud.Initrd, Rootfs: img.Rootfs(),
+		MemoryMiB: memoryMiB, Env: img.Env, Commands: img.Warmup.Commands, Python: img.Warmup.Python,
+	})
+	return err
+}
+
+// poolLimit is how long n VMMs may take to start: about 0.1 s each on an emulated host.
+const poolLimit = 2 * time.Minute
+
+// WaitPool waits until n VMMs of the pool are ready.
+func (m *Manager) WaitPool(ctx context.Context, n int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, poolLimit, errors.New("the pool does not fill"))
+	defer cancel()
+	for m.PoolSize() < n {
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %d ready VMMs: %w", n, context.Cause(ctx))
+		}
+	}
+	return nil
+}

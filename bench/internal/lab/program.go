@@ -1,0 +1,126 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/report"
+)
+
+// Program is the frame of a benchmark: what all of them are told by flags, and how they begin and end.
+type Program struct {
+	name   string
+	begin  time.Time
+	budget time.Duration
+	out    string
+}
+
+// NewProgram declares the flags that all benchmarks have. leftOut says what -budget leaves out.
+func NewProgram(name string, budget time.Duration, leftOut string) *Program {
+	p := &Program{name: name, begin: time.Now()}
+	flag.DurationVar(&p.budget, "budget", budget, "after this time "+leftOut)
+	flag.StringVar(&p.out, "o", "", "file for the figures as JSON; empty: none")
+	return p
+}
+
+// Main parses the flags, checks them, measures, writes the report, and ends the process: with code 2 if a flag is
+// wrong, ExitUnfit if this host cannot run the guests, 1 after other errors.
+func (p *Program) Main(check func() error, measure func(context.Context) (*report.Report, error)) {
+	flag.Parse()
+	err := check()
+	if flag.NArg() > 0 {
+		err = errors.Join(err, fmt.Errorf("%q: there are no arguments", flag.Args()))
+	}
+	if err != nil {
+		p.Progress("%v", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	r, err := measure(ctx)
+	if err == nil {
+		err = p.write(r)
+	}
+	if err != nil {
+		p.Progress("%v", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+func (p *Program) write(r *report.Report) error {
+	if _, err := r.WriteTo(os.Stdout); err != nil {
+		return err
+	}
+	if p.out == "" {
+		return nil
+	}
+	return r.Save(p.out)
+}
+
+// Report begins a report of this program.
+func (p *Program) Report(host report.Host) *report.Report {
+	return &report.Report{Bench: p.name, Time: p.begin.UTC(), Host: host}
+}
+
+// Progress tells the user what is being done, on standard error.
+func (p *Program) Progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, p.name+": "+format+"\n", args...)
+}
+
+// TimeIsUp reports whether -budget has passed.
+func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
+
+// Deadline is when -budget will have passed.
+func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
+
+// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code ExitUnfit.
+var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the machine (scripts/bench does)")
+
+// ExitUnfit is the exit code of a benchmark whose guests this host cannot run.
+const ExitUnfit = 3
+
+func exitCode(err error) int {
+	if errors.Is(err, ErrUnfit) {
+		return ExitUnfit
+	}
+	return 1
+}
+
+// Numbers is a flag: numbers with commas between them.
+type Numbers struct {
+	List     []int
+	Min, Max int // bounds of each number
+}
+
+// String implements flag.Value.
+func (n *Numbers) String() string {
+	text := make([]string, len(n.List))
+	for i, v := range n.List {
+		text[i] = strconv.Itoa(v)
+	}
+	return strings.Join(text, ",")
+}
+
+// Set implements flag.Value. An empty text means no numbers.
+func (n *Numbers) Set(text string) error {
+	n.List = nil
+	for field := range strings.SplitSeq(text, ",") {
+		if text == "" {
+			break
+		}
+		v, err := strconv.Atoi(field)
+		if err != nil || v < n.Min || v > n.Max {
+			return fmt.Errorf("want numbers from %d to %d with commas between them", n.Min, n.Max)
+		}
+		n.List = append(n.List, v)
+	}
+	return nil
+}
