@@ -16,7 +16,8 @@ type Sandbox struct {
 	PID            int      `json:"pid,omitempty"` // of its VMM process
 	MemoryLimitMiB uint64   `json:"memory_limit_mib,omitempty"`
 	Hostname       string   `json:"hostname"`
-	State          string   `json:"state"` // "running", "paused", "suspended", "restoring", "exited" or "stopping"
+	State          string   `json:"state"`                   // "running", "paused", "suspended", "restoring", "exited" or "stopping"
+	NotAnswering   bool     `json:"not_answering,omitempty"` // its VMM process hangs: delete it if that lasts
 	ExpiresAt      int64    `json:"expires_at_unix,omitempty"`
 	ExitReason     string   `json:"exit_reason,omitempty"`
 	ExitDetail     string   `json:"exit_detail,omitempty"`

@@ -30,6 +30,9 @@ func newLsCmd() *cobra.Command {
 						if s.ExitReason != "" {
 							state += " (" + s.ExitReason + ")"
 						}
+						if s.NotAnswering {
+							state += " (not answering)"
+						}
 						if s.PID != 0 {
 							pid = fmt.Sprint(s.PID)
 						}

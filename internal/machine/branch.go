@@ -13,13 +13,14 @@ import (
 
 // BranchConfig is where a branch goes.
 type BranchConfig struct {
-	Mode       vmmproto.BranchMode
-	MaxExtents int
-	Serial     uint64 // of the request, for Copied
-	State      *os.File
-	Layer      *os.File   // empty; taken over
-	Tops       []*os.File // a new top for every writable disk; taken over
-	Device     int        // open /dev/userfaultfd for a live branch, -1 if the host has none
+	Mode        vmmproto.BranchMode
+	MaxExtents  int
+	Serial      uint64 // of the request, for the result and Copied
+	StormFaults uint64 // as in vmmproto.Branch
+	State       *os.File
+	Layer       *os.File   // empty; taken over
+	Tops        []*os.File // a new top for every writable disk; taken over
+	Device      int        // open /dev/userfaultfd for a live branch, -1 if the host has none
 
 	// Copied is called once after a live branch has succeeded, when its layer is complete or will never be.
 	Copied func(vmmproto.Branched)
@@ -55,7 +56,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 		m.copying = make(chan struct{})
 		go m.copyBranch(capture, cfg, err)
 	}()
-	result.Mode = cfg.Mode
+	result.Serial, result.Mode = cfg.Serial, cfg.Mode
 	if m.copying != nil {
 		return result, ErrCopying
 	}
@@ -191,7 +192,10 @@ func (m *Machine) swapTops(tops *[]*os.File) error {
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
 	start := time.Now()
 	done := vmmproto.Branched{Serial: cfg.Serial}
-	complete, err := capture.Copy(func() bool { return storm(capture) })
+	complete, err := capture.Copy(func() bool {
+		_, captured, faults := capture.Progress()
+		return storm(cfg.StormFaults, captured, faults)
+	})
 	if !complete {
 		m.mu.Lock()
 		stop := time.Now()
@@ -221,11 +225,15 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	}
 }
 
-// A write-fault storm: most pages are captured by faults, after enough of them to tell.
+// stormFaults is after how many faults their share of all captured pages tells something.
 const stormFaults = 2048
 
-func storm(c *uffd.Capture) bool {
-	_, captured, faults := c.Progress()
+// storm reports whether the guest writes faster than can be copied: it has met the most faults that the caller wants it
+// to meet, or, with bound 0, most pages are captured by faults.
+func storm(bound, captured, faults uint64) bool {
+	if bound > 0 {
+		return faults >= bound
+	}
 	return faults > stormFaults && faults > captured/2
 }
 

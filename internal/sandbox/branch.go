@@ -208,7 +208,7 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 		b.undo.Add(func() { file.Close() })
 		b.lower, b.owners = append(b.lower, file), append(b.owners, f.Owner)
 	}
-	stats, err := s.vmm.Stats(context.WithoutCancel(ctx)) // an unanswered request ends a VMM
+	stats, err := s.vmm.Stats(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -231,7 +231,7 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 // settle finds out whether the VMM has taken a new top, and writes that down. It also returns whether the VM is paused.
 func (m *Manager) settle(s *Sandbox) (paused bool, err error) {
 	stats, err := s.vmm.Stats(context.Background())
-	if err != nil {
+	if s.heard(err) != nil {
 		return false, fmt.Errorf("ask the VMM of sandbox %q for its disk: %w", s.record.ID, err)
 	}
 	s.mu.Lock()
@@ -266,7 +266,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if b.done.Mode == vmmproto.BranchLive {
 		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 		defer cancel()
-		copied, err := b.s.vmm.WaitCopied(wait)
+		copied, err := b.s.vmm.WaitCopied(wait, b.done.Serial)
 		b.figure.Faults, b.figure.StopUS = copied.Faults, copied.StopNanos/1000
 		if err != nil {
 			return result, fmt.Errorf("branch sandbox %q: copy its memory: %w", b.s.record.ID, fromVMM(err))

@@ -144,7 +144,7 @@ func (v *fakeVMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.Bra
 	r.Mode, r.Save.Extents = req.Mode, []memlayer.Extent{{Length: memlayer.PageSize}}
 	return r, v.all.lateErr
 }
-func (v *fakeVMM) WaitCopied(context.Context) (b vmmproto.Branched, err error) {
+func (v *fakeVMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) {
 	if v.all.copying != nil {
 		<-v.all.copying
 	}

@@ -75,7 +75,9 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 	if now, err := m.Get(s.record.ID); err != nil || now != s || s.Info().State != Running {
 		return
 	}
-	_, err = m.suspend(ctx, s, true)
+	if err = m.catchUp(s); err == nil {
+		_, err = m.suspend(ctx, s, true)
+	}
 	if err != nil && !errors.Is(err, errBusy) {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.record.ID, "error", err)
 	}
@@ -91,7 +93,7 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 		return nil, err
 	}
 	info := s.Info()
-	if info.State == Running || info.State == Exited || info.IdleTimeout == 0 {
+	if !s.behind() && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
 	s, unlock, err := m.lockAwake(ctx, id) // it may be on its way to being suspended

@@ -179,10 +179,7 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 		return Stats{}, err
 	}
 	st := Stats{PID: s.vmm.PID()}
-	// A client that goes away must not leave a reply behind: the VMM would have to be given up (see vmmclient).
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
-	defer cancel()
-	if st.VMM, err = s.vmm.Stats(ctx); err != nil {
+	if st.VMM, err = s.vmm.Stats(ctx); s.heard(err) != nil {
 		return Stats{}, err
 	}
 	s.mu.Lock()

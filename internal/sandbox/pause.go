@@ -25,7 +25,7 @@ func (m *Manager) pause(ctx context.Context, s *Sandbox) error {
 	}
 	err := s.update(func(r *record) { r.Paused = true })
 	if err == nil {
-		err = s.vmm.Pause(context.WithoutCancel(ctx))
+		err = s.stopVM(ctx)
 	}
 	if err != nil {
 		err = errors.Join(err, s.update(func(r *record) { r.Paused = false }))
@@ -39,7 +39,7 @@ func (m *Manager) unpause(ctx context.Context, s *Sandbox) error {
 	if err := s.update(func(r *record) { r.Paused = false }); err != nil {
 		return err
 	}
-	if err := s.vmm.Resume(context.WithoutCancel(ctx)); err != nil {
+	if err := s.startVM(ctx); err != nil {
 		return err
 	}
 	if err := s.enter("resume", Running); err != nil {
@@ -49,12 +49,12 @@ func (m *Manager) unpause(ctx context.Context, s *Sandbox) error {
 	return nil
 }
 
-// settlePause puts a VM that an earlier daemon left into the state that it was meant to be in: one that stands still
-// without having been paused on request was about to be suspended, and runs on.
+// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it was meant to be in:
+// one that stands still without having been paused on request was about to be suspended, and runs on.
 func (s *Sandbox) settlePause(paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
-		return s.vmm.Resume(context.Background())
+		return s.startVM(context.Background())
 	case !paused && s.record.Paused:
 		return s.update(func(r *record) { r.Paused = false })
 	}

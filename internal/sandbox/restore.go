@@ -165,7 +165,7 @@ func (m *Manager) inLine(rec record, from, to *store.Lease) error {
 	return &LineError{ID: rec.ID, Tag: to.Manifest().Tag, Line: append(line.Ancestors, rec.SnapshotTag)}
 }
 
-// lockSandbox waits until no other operation works on a sandbox.
+// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is refused.
 func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -175,7 +175,11 @@ func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(),
 	if err != nil {
 		return nil, nil, err
 	}
-	if s, err = m.Get(id); err != nil { // it may have been replaced, or be gone
+	s, err = m.Get(id) // it may have been replaced, or be gone
+	if err == nil {
+		err = m.catchUp(s)
+	}
+	if err != nil {
 		unlock()
 		return nil, nil, err
 	}

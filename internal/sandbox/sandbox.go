@@ -38,7 +38,7 @@ type VMM interface {
 	Pause(context.Context) error
 	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
 	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
-	WaitCopied(context.Context) (vmmproto.Branched, error)
+	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
 	Stats(context.Context) (vmmproto.Stats, error)
 	Conns() <-chan vmmclient.Conn
 	Done() <-chan struct{}
@@ -148,6 +148,7 @@ type Sandbox struct {
 	console []byte // of an exited sandbox
 	expiry  *time.Timer
 	unpin   func() // gives up its latest suspended state; nil if there is none
+	silent  bool   // its VMM has not answered a request: see catchUp
 }
 
 // record is the content of sandbox.json.
@@ -224,6 +225,7 @@ type Info struct {
 	ExitDetail     string
 	BranchCount    int
 	IdleTimeout    time.Duration
+	Silent         bool // its VMM did not answer the latest request
 }
 
 // Info returns the sandbox's description.
@@ -233,7 +235,7 @@ func (s *Sandbox) Info() Info {
 	r := s.record
 	info := Info{ID: r.ID, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
 		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing,
-		BranchCount: r.Count, IdleTimeout: r.IdleTimeout}
+		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent}
 	if s.state == Exited {
 		info.ExitReason, info.ExitDetail = s.exit.Reason.String(), s.exit.Detail
 	} else if s.vmm != nil {

@@ -86,8 +86,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 			return errBusy
 		}
 	}
-	stats, err := s.vmm.Stats(context.WithoutCancel(ctx)) // an unanswered request ends a VMM
-	if err != nil {
+	stats, err := s.vmm.Stats(ctx)
+	if s.heard(err) != nil {
 		return err
 	}
 	room, err := m.cfg.Store.Room()
@@ -101,11 +101,11 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	if paused {
 		return nil
 	}
-	if err := s.vmm.Pause(context.WithoutCancel(ctx)); err != nil {
+	if err := s.stopVM(ctx); err != nil {
 		return err
 	}
 	undo.Add(func() {
-		if err := s.vmm.Resume(context.Background()); err != nil {
+		if err := s.startVM(ctx); err != nil {
 			m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.record.ID, "error", err)
 		}
 	})

@@ -253,7 +253,7 @@ func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
 		return fmt.Errorf("parse branch: %w", err)
 	}
 	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
-		Device: -1, Copied: s.branched}
+		StormFaults: req.StormFaults, Device: -1, Copied: s.branched}
 	device := len(files.fds) - 2 - int(req.Tops)
 	if device != 0 && device != 1 {
 		return fmt.Errorf("branch with %d tops came with %d descriptors", req.Tops, len(files.fds))

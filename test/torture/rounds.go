@@ -320,8 +320,7 @@ func (l *line) kill(ctx context.Context) error {
 	go func() {
 		p, err := v.branchTo(ctx, mode, s, layer)
 		if err == nil && mode == vmmproto.BranchLive {
-			_, err = v.WaitCopied(ctx)
-			_ = p
+			_, err = v.WaitCopied(ctx, p.result.Serial)
 		}
 		ended <- err
 	}()

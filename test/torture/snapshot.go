@@ -179,7 +179,7 @@ func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
 	var copied vmmproto.Branched
 	if p.result.Mode == vmmproto.BranchLive {
 		var err error
-		if copied, err = v.WaitCopied(ctx); err != nil {
+		if copied, err = v.WaitCopied(ctx, p.result.Serial); err != nil {
 			return nil, fmt.Errorf("%s: copy live branch: %w", v.name, err)
 		}
 	}

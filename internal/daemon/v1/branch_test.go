@@ -21,7 +21,7 @@ func (v *vm) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFi
 	return vmmproto.BranchResult{Mode: req.Mode, PauseNanos: 3_000_000,
 		Save: vmmproto.SaveResult{DirtyBytes: memlayer.PageSize, Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}}, err
 }
-func (v *vm) WaitCopied(context.Context) (b vmmproto.Branched, err error) { return b, nil }
+func (v *vm) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) { return b, nil }
 
 // forked bakes the snapshot a.b and forks one sandbox of it.
 func forked(t *testing.T) (cl *client.Client, url, id string) {

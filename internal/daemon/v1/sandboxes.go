@@ -28,6 +28,7 @@ type sandboxInfo struct {
 	BranchCount    int      `json:"branch_count"`
 	Hostname       string   `json:"hostname"`
 	State          string   `json:"state"`
+	NotAnswering   bool     `json:"not_answering,omitempty"`
 	ExpiresAt      *int64   `json:"expires_at_unix,omitempty"`
 	ExitReason     string   `json:"exit_reason,omitempty"`
 	ExitDetail     string   `json:"exit_detail,omitempty"`
@@ -40,7 +41,8 @@ type sandboxInfo struct {
 func sandboxOf(i sandbox.Info) sandboxInfo {
 	s := sandboxInfo{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
-		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, Pooled: i.Timing.Pooled,
+		NotAnswering: i.Silent,
+		ExitReason:   i.ExitReason, ExitDetail: i.ExitDetail, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(),
 	}
 	if i.PID != 0 {

@@ -71,10 +71,10 @@ func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		_ = vmm.Close() // as the end of a real VMM's process does
 		if err := v.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = vmm.Close()
 	})
 	return v, vmm
 }
@@ -95,7 +95,8 @@ func within(t *testing.T, what string, f func()) {
 func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	v, vmm := scripted(t)
 	var branched wire.Writer
-	(&vmmproto.Branched{Serial: v.first + v.asked.Add(1)}).Append(&branched)
+	v.expect(1)
+	(&vmmproto.Branched{Serial: 1}).Append(&branched)
 	for range 5 {
 		for _, kind := range []vmmproto.Kind{vmmproto.KindBranched, vmmproto.KindExit, 200} {
 			if err := vmm.Send(kind, branched.Bytes()); err != nil {
@@ -104,7 +105,7 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 		}
 	}
 	for range 5 {
-		_ = vmm.Send(vmmproto.KindOK, nil) // the client hangs up at the second
+		_ = vmm.Send(vmmproto.KindOK, nil) // the client hangs up: it has asked nothing
 	}
 	within(t, "end of a hostile VMM", func() {
 		if err := v.proc.kill(); err != nil {
@@ -118,6 +119,7 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 // A VMM that hangs up but lives fails requests, though their context never ends.
 func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 	v, vmm := scripted(t)
+	v.limits.hangUp = time.Millisecond
 	go func() {
 		_, _, _, _ = vmm.Receive()
 		vmm.Shutdown()
@@ -126,7 +128,8 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 		if err := v.Pause(context.Background()); !errors.Is(err, ErrGone) {
 			t.Errorf("Pause = %v", err)
 		}
-		if _, err := v.WaitCopied(context.Background()); !errors.Is(err, ErrGone) {
+		v.expect(1)
+		if _, err := v.WaitCopied(context.Background(), 1); !errors.Is(err, ErrGone) {
 			t.Errorf("WaitCopied = %v", err)
 		}
 	})

@@ -2,7 +2,9 @@ package vmmclient
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"time"
 
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
@@ -88,13 +90,18 @@ func (v *VMM) Exit() vmmproto.Exit {
 	return v.exit
 }
 
-// Kill ends the process if it still runs, waits for its end and removes its directory.
+// Kill ends the process if it still runs, waits for its end and removes its directory. A process that the kernel does
+// not let go keeps its directory, and Kill may be called again.
 func (v *VMM) Kill() error {
 	if err := v.proc.kill(); err != nil {
 		return err
 	}
-	<-v.done
-	return os.RemoveAll(v.dir)
+	select {
+	case <-v.done:
+		return os.RemoveAll(v.dir)
+	case <-time.After(v.limits.end):
+		return fmt.Errorf("forkd-vmm %s (process %d) has not ended %v after SIGKILL", v.id, v.proc.pid, v.limits.end)
+	}
 }
 
 func descriptors(files ...*os.File) []int {

@@ -329,7 +329,7 @@ func branch(t *testing.T, v *vm, base *saved, mode vmmproto.BranchMode) *saved {
 	}
 	var copied vmmproto.Branched
 	if mode == vmmproto.BranchLive {
-		if copied, err = v.WaitCopied(t.Context()); err != nil {
+		if copied, err = v.WaitCopied(t.Context(), r.Serial); err != nil {
 			t.Fatal(err)
 		}
 	}

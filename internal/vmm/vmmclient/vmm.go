@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,6 +37,9 @@ type Conn struct {
 }
 
 // VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out one after another.
+//
+// A request ends with its context, and after a time that depends on its work; its error is then an ErrNoAnswer and what
+// the VMM makes of it is not known. Its reply is dropped when it comes. Until then the VMM takes no other request.
 type VMM struct {
 	id    string
 	dir   string
@@ -47,25 +49,23 @@ type VMM struct {
 	lost  chan struct{} // closed when nothing more comes from the VMM: it hung up, or broke the protocol
 	done  chan struct{} // closed when the process has ended too
 
-	request sync.Mutex // held from request to reply
-	replies chan reply
+	limits limits
+	turn   chan struct{} // has room for one: held from a request to its reply, whether or not somebody waits for that
 
-	branched chan vmmproto.Branched // ends of live branches that this client began; has room for one
-	first    uint64                 // before the serials of this client: a random number
-	asked    atomic.Uint64          // branches that this client asked for; first+asked is the serial of the latest
-	live     atomic.Uint64          // serial of the latest live branch that succeeded
+	first uint64        // before the serials of this client: a random number
+	asked atomic.Uint64 // branches that this client asked for; first+asked is the serial of the latest
 
-	mu   sync.Mutex
-	exit vmmproto.Exit
+	mu     sync.Mutex
+	exit   vmmproto.Exit
+	answer chan reply                        // of the request under way, nil if there is none; has room for one
+	copies map[uint64]chan vmmproto.Branched // ends of live branches under way, by serial; each has room for one
 }
 
-type reply struct {
-	body []byte
-	err  error
-}
-
-// ErrGone is returned by requests to a VMM that has ended.
-var ErrGone = errors.New("the VMM has ended")
+// Errors of requests. The outcome of one that got no answer is not known; asking for Stats again tells.
+var (
+	ErrGone     = errors.New("the VMM has ended")
+	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
+)
 
 // Spawn starts a VMM and makes its machine, empty and paused. On failure nothing is left behind.
 func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
@@ -119,7 +119,7 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 	v := &VMM{
 		id: id, dir: dir, proc: proc, ctl: ctl,
 		conns: make(chan Conn, 4), lost: make(chan struct{}), done: make(chan struct{}),
-		replies: make(chan reply, 1), branched: make(chan vmmproto.Branched, 1),
+		limits: defaultLimits, turn: make(chan struct{}, 1), copies: map[uint64]chan vmmproto.Branched{},
 	}
 	v.first = rand.Uint64()
 	go v.receive()
@@ -143,9 +143,7 @@ func (v *VMM) receive() {
 			if kind == vmmproto.KindError {
 				r = reply{err: errors.New(string(body))}
 			}
-			select {
-			case v.replies <- r:
-			default: // two replies to one request
+			if !v.deliver(r) {
 				ctlsock.CloseAll(fds)
 				v.ctl.Shutdown()
 				return
@@ -156,7 +154,7 @@ func (v *VMM) receive() {
 			v.mu.Unlock()
 		case vmmproto.KindBranched:
 			var b vmmproto.Branched
-			if b.Parse(wire.NewReader(body)) == nil && b.Serial-v.first-1 < v.asked.Load() {
+			if b.Parse(wire.NewReader(body)) == nil {
 				v.announce(b)
 			}
 		case vmmproto.KindConn:
@@ -164,15 +162,6 @@ func (v *VMM) receive() {
 		}
 		ctlsock.CloseAll(fds)
 	}
-}
-
-// announce puts b where WaitCopied looks. What nobody has taken is of an older branch, or said before.
-func (v *VMM) announce(b vmmproto.Branched) {
-	select {
-	case <-v.branched:
-	default:
-	}
-	v.branched <- b // there is room: nobody else sends
 }
 
 // guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that nobody is waiting for
@@ -218,50 +207,6 @@ func (v *VMM) lastWords() string {
 	const most = 2000
 	return ": " + text[:min(len(text), most)]
 }
-
-// call sends a request and waits for its reply, which it parses into result if that is not nil.
-func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
-	var w wire.Writer
-	if body != nil {
-		body.Append(&w)
-	}
-	v.request.Lock()
-	defer v.request.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := v.ctl.Send(kind, w.Bytes(), fds...); err != nil {
-		return errors.Join(ErrGone, err)
-	}
-	select {
-	case r := <-v.replies:
-		if r.err != nil || result == nil {
-			return r.err
-		}
-		return result.Parse(wire.NewReader(r.body))
-	case <-v.lost:
-		return v.gone()
-	case <-ctx.Done():
-		// The reply to this request would be taken for the next one's: the VMM cannot be used any more.
-		v.ctl.Shutdown()
-		return fmt.Errorf("forkd-vmm %s did not answer: %w", v.id, ctx.Err())
-	}
-}
-
-// hangUpTime is how long a VMM that has hung up may take to end, which tells why.
-const hangUpTime = 5 * time.Second
-
-// gone returns the error of what waits for a VMM that has hung up.
-func (v *VMM) gone() error {
-	select {
-	case <-v.done:
-		return fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
-	case <-time.After(hangUpTime):
-		return fmt.Errorf("%w: forkd-vmm %s has hung up, kill it", ErrGone, v.id)
-	}
-}
-
-type parser interface{ Parse(r *wire.Reader) error }
 
 func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)

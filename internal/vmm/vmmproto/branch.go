@@ -37,12 +37,17 @@ type Branch struct {
 	MaxExtents uint32 // as in Save
 	Tops       uint32 // donated new tops, one for every writable disk
 	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
+
+	// StormFaults is how many write faults a live branch serves before it stops the guest until the rest is copied;
+	// 0: as long as most pages are captured without one.
+	StormFaults uint64
 }
 
 // BranchResult describes a branch when the guest runs again. The layer of a live branch is complete only when
 // Branched says so.
 type BranchResult struct {
 	Save       SaveResult
+	Serial     uint64     // of the Branch
 	Mode       BranchMode // how it was done: a live branch falls back to diff where the host cannot do it
 	Fallback   string     // why, if so
 	PauseNanos uint64     // from the request to stop the vCPUs until they entered again
@@ -64,11 +69,12 @@ func (m *Branch) Append(w *wire.Writer) {
 	w.U32(m.MaxExtents)
 	w.U32(m.Tops)
 	w.U64(m.Serial)
+	w.U64(m.StormFaults)
 }
 
 // Parse decodes m.
 func (m *Branch) Parse(r *wire.Reader) error {
-	*m = Branch{Mode: BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32(), Serial: r.U64()}
+	*m = Branch{Mode: BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32(), Serial: r.U64(), StormFaults: r.U64()}
 	if m.Mode < BranchLive || m.Mode > BranchFull {
 		return errors.Join(fmt.Errorf("unknown branch mode %d", uint8(m.Mode)), r.Err())
 	}
@@ -78,6 +84,7 @@ func (m *Branch) Parse(r *wire.Reader) error {
 // Append encodes m.
 func (m *BranchResult) Append(w *wire.Writer) {
 	m.Save.Append(w)
+	w.U64(m.Serial)
 	w.U8(uint8(m.Mode))
 	w.String(m.Fallback)
 	w.U64(m.PauseNanos)
@@ -89,7 +96,7 @@ func (m *BranchResult) Parse(r *wire.Reader) error {
 	if err := m.Save.Parse(r); err != nil {
 		return err
 	}
-	m.Mode, m.Fallback = BranchMode(r.U8()), r.String()
+	m.Serial, m.Mode, m.Fallback = r.U64(), BranchMode(r.U8()), r.String()
 	m.PauseNanos, m.ArmNanos = r.U64(), r.U64()
 	return r.Err()
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 3
+const Version = 4
 
 // MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
 const MaxMessage = 1 << 20

@@ -1,0 +1,116 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// hungVMM is a VM whose process hangs while hung is set, and then does what it was asked.
+type hungVMM struct {
+	*fakeVMM
+	hung   bool
+	paused bool
+}
+
+func (v *hungVMM) answer() error {
+	if v.hung {
+		return fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, context.DeadlineExceeded)
+	}
+	return nil
+}
+
+func (v *hungVMM) Pause(context.Context) error  { v.paused = true; return v.answer() }
+func (v *hungVMM) Resume(context.Context) error { v.paused = false; return v.answer() }
+func (v *hungVMM) Stats(ctx context.Context) (vmmproto.Stats, error) {
+	stats, _ := v.fakeVMM.Stats(ctx)
+	stats.Paused = v.paused
+	return stats, v.answer()
+}
+func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	result, err := v.fakeVMM.Branch(ctx, req, f)
+	return result, errors.Join(err, v.answer())
+}
+
+func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
+	t.Helper()
+	s, err := w.Get(w.source(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &hungVMM{fakeVMM: s.vmm.(*fakeVMM)}
+	s.vmm = v
+	return s, v
+}
+
+// A sandbox whose VMM hangs says so, operations on it fail, and what the VMM did late is put right when it answers.
+func TestVMMThatHangs(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.hung(t)
+	id := s.record.ID
+	v.hung = true
+	if _, err := w.Pause(t.Context(), id); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Pause = %v", err)
+	}
+	if info := s.Info(); !info.Silent || info.State != Running {
+		t.Errorf("after a pause without an answer: %+v", info)
+	}
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vmmproto.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Branch = %v", err)
+	}
+	if _, err := w.Eval(t.Context(), id, "1", agentclient.EvalOptions{}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Eval = %v", err)
+	}
+	v.hung = false
+	if _, err := w.Eval(t.Context(), id, "1", agentclient.EvalOptions{}); err != nil {
+		t.Errorf("Eval after its VMM answers again = %v", err)
+	}
+	if info := s.Info(); v.paused || info.Silent || info.State != Running {
+		t.Errorf("a pause that was reported as failed is in force: %+v, VM paused %v", info, v.paused)
+	}
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	v.hung = true
+	if _, err := w.Resume(t.Context(), id); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Resume = %v", err)
+	}
+	v.hung = false
+	if info, err := w.Resume(t.Context(), id); err != nil || info.State != Running || v.paused {
+		t.Errorf("Resume = %+v, %v; VM paused %v", info, err, v.paused)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A branch without an answer may have put the new top onto the disk: the next branch asks.
+func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.hung(t)
+	s.vmm = &slowBranch{v}
+	if _, err := w.Branch(t.Context(), s.record.ID, BranchRequest{Mode: vmmproto.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Branch = %v", err)
+	}
+	s.vmm, v.hung = v, false
+	w.branch(t, s.record.ID, "next", vmmproto.BranchDiff)
+	if _, disk := w.layers(t, "next"); disk != 3 {
+		t.Errorf("%d disk layers, want those of the parent, of the branch without an answer, and of this one", disk)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// slowBranch hangs from the branch on.
+type slowBranch struct{ *hungVMM }
+
+func (v *slowBranch) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	v.hung = true
+	return v.hungVMM.Branch(ctx, req, f)
+}
