@@ -53,7 +53,23 @@ func (m *Manager) Recover() (int, error) {
 		}
 	}
 	m.cfg.Store.DropUnused()
+	m.coolSuspended()
 	return n, m.loadWorkspaces()
+}
+
+// coolSuspended frees the RAM of suspended states that a daemon left there which died right after suspending.
+func (m *Manager) coolSuspended() {
+	m.mu.Lock()
+	var tags []string
+	for _, s := range m.sandboxes {
+		if s.vmm == nil {
+			tags = append(tags, s.record.SnapshotTag)
+		}
+	}
+	m.mu.Unlock()
+	for _, tag := range tags {
+		m.cfg.Store.Cool(tag)
+	}
 }
 
 // readopt takes over one VM, or removes it and says why.

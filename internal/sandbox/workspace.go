@@ -143,11 +143,11 @@ func (m *Manager) Workspace(name string) (WorkspaceInfo, error) {
 	s := m.sandboxes[w.SandboxID]
 	m.mu.Unlock()
 	if s != nil {
-		i := s.Info()
-		info.State = i.State
-		if i.State == Suspended {
-			info.StateTag = i.SnapshotTag
+		s.mu.Lock()
+		if info.State = s.state; s.state == Suspended {
+			info.StateTag = s.record.SnapshotTag
 		}
+		s.mu.Unlock()
 	}
 	return info, nil
 }

@@ -88,11 +88,11 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked counts the snapshots with the memory layer of owner.
+// memoryUsersLocked counts the snapshots with the memory layer of owner, without those that are going.
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {
-		if e.manifest == nil {
+		if e.manifest == nil || e.deleting && !e.unflushed {
 			continue
 		}
 		for _, l := range e.manifest.Memory {

@@ -201,41 +201,6 @@ func TestRollback(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestSuspend frees a sandbox's VM and brings it back, over a crash of the daemon.
-func TestSuspend(t *testing.T) {
-	d := load(t).start(t)
-	box := d.fork(t, 1)[0]
-	d.value(t, box.ID, "[kept := 'yes']")
-	d.sh(t, box.ID, "echo yes >/root/note")
-	if s, err := d.Pause(d.ctx(t, quietLimit), box.ID); err != nil || s.State != "paused" {
-		t.Fatalf("%+v, %v", s, err)
-	}
-	if s, err := d.Resume(d.ctx(t, quietLimit), box.ID); err != nil || s.State != "running" {
-		t.Fatalf("%+v, %v", s, err)
-	}
-	d.alive(t, box.ID)
-	for range 2 {
-		if s, err := d.Suspend(d.ctx(t, bakeLimit), box.ID); err != nil || s.State != "suspended" || s.PID != 0 {
-			t.Fatalf("%+v, %v", s, err)
-		}
-		if _, err := os.Stat(fmt.Sprintf("/proc/%d", box.PID)); err == nil {
-			t.Error("the VMM still runs")
-		}
-		d.crash(t)
-		d.launch(t)
-		s, err := d.Resume(d.ctx(t, bakeLimit), box.ID)
-		if err != nil || s.ID != box.ID || s.State != "running" {
-			t.Fatalf("%+v, %v", s, err)
-		}
-		box = s
-		if got := d.value(t, box.ID, "kept") + d.sh(t, box.ID, "cat /root/note"); got != "'yes'yes\n" {
-			t.Errorf("brought back with %q", got)
-		}
-	}
-	d.kill(t, box)
-	d.removeBranches(t)
-}
-
 // TestForkFromSandbox branches and forks in one call; the snapshot between goes with the last child.
 func TestForkFromSandbox(t *testing.T) {
 	d := load(t).start(t)
@@ -277,7 +242,7 @@ func TestBranchWithoutRAM(t *testing.T) {
 	box := d.fork(t, 1)[0]
 	d.value(t, box.ID, "[data := bytearray(b'x' * (16 << 20)), len(data)][1]")
 	filler := filepath.Join(ram, "filler")
-	fill(t, ram, filler)
+	fill(t, ram, filler, 1<<20)
 	for _, mode := range []string{"live", "diff", "full"} {
 		_, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "b", Mode: mode})
 		wantError(t, mode+" without room", err, 507, "no space left")
@@ -297,8 +262,8 @@ func TestBranchWithoutRAM(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// fill takes all but a little of a file system.
-func fill(t *testing.T, dir, path string) {
+// fill takes all but leave bytes of a file system.
+func fill(t *testing.T, dir, path string, leave int64) {
 	t.Helper()
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
@@ -309,7 +274,7 @@ func fill(t *testing.T, dir, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-(1<<20)); err != nil {
+	if err := syscall.Fallocate(int(f.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-leave); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,0 +1,208 @@
+package integration_test
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/client"
+)
+
+// smallState makes a state directory with the parent on a file system of its own, which can be filled.
+func (f *fixture) smallState(t *testing.T) string {
+	t.Helper()
+	state, err := os.MkdirTemp(f.root, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(state); err != nil {
+			t.Error(err)
+		}
+	})
+	mount(t, state, "size=600m")
+	from, to := filepath.Join(f.state, "snapshots", tag), filepath.Join(state, "snapshots", tag)
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tree(t, from) {
+		if err := copyFile(filepath.Join(to, name), filepath.Join(from, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return state
+}
+
+// persisted waits until a snapshot's way to disk is at status, and describes it.
+func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDetail {
+	t.Helper()
+	var s client.SnapshotDetail
+	eventually(t, quietLimit, func() (err error) {
+		s, err = d.Snapshot(d.ctx(t, quietLimit), name)
+		if err == nil && s.Persist != status {
+			err = fmt.Errorf("%s: persist_status %q (%s), want %q", name, s.Persist, s.Warning, status)
+		}
+		return err
+	})
+	return s
+}
+
+// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and says what it is, also after a crash of the
+// daemon, and gets there when there is room.
+func TestFullWhileFlushing(t *testing.T) {
+	f := load(t)
+	state := f.smallState(t)
+	d := f.start(t, withState(state), withPool(0))
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "[data := bytearray(__import__('os').urandom(16 << 20)), len(data)][1]")
+	sum := d.value(t, box.ID, "hash(bytes(data))")
+	child := func(name string) {
+		t.Helper()
+		for _, s := range d.forkOf(t, name, 1) {
+			if got := d.value(t, s.ID, "hash(bytes(data))"); got != sum {
+				t.Errorf("child of %s: %s, want %s", name, got, sum)
+			}
+			d.kill(t, s)
+		}
+	}
+	filler := filepath.Join(state, "filler")
+	fill(t, state, filler, 4<<20) // room for what is small: records, maps, the guest's own disk
+	for _, name := range []string{"b", "c"} {
+		d.branchOf(t, box.ID, name, "live")
+		s := d.persisted(t, name, "failed")
+		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") || !strings.Contains(s.Warning, `"`+name+`"`) {
+			t.Errorf("not on disk: %+v", s)
+		}
+	}
+	stdout, stderr := d.cli(t, 0, "snapshot-info", "b")
+	if !strings.Contains(stdout, "failed") || !strings.Contains(stderr, "no space left") {
+		t.Errorf("snapshot-info: %s%s", stdout, stderr)
+	}
+	child("b")
+	_, err := d.Suspend(d.ctx(t, bakeLimit), box.ID)
+	wantError(t, "suspend without room", err, http.StatusInsufficientStorage, "no space left", box.ID)
+	d.inState(t, box.ID, "running")
+
+	d.crash(t)
+	d.launch(t)
+	d.persisted(t, "b", "failed")
+	child("b")
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil { // makes the store try again
+		t.Fatal(err)
+	}
+	if s := d.persisted(t, "b", "done"); s.Warning != "" || s.Dir != filepath.Join(state, "snapshots", "b") {
+		t.Errorf("on disk: %+v", s)
+	}
+	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "b"); err != nil {
+		t.Error(err)
+	}
+	d.kill(t, box)
+	d.loseRAM(t)
+	child("b")
+	d.removeBranches(t)
+}
+
+// loseRAM restarts the daemon as after a reboot of the host: nothing is left in RAM.
+func (d *daemon) loseRAM(t *testing.T) {
+	t.Helper()
+	d.crash(t)
+	entries, err := os.ReadDir(d.ram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(d.ram, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.launch(t)
+}
+
+// TestLostBeforeFlushed: a branch that was in RAM only when the host went down is listed as failed, not forgotten.
+func TestLostBeforeFlushed(t *testing.T) {
+	f := load(t)
+	state := f.smallState(t)
+	d := f.start(t, withState(state), withPool(0))
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "[data := bytearray(__import__('os').urandom(16 << 20)), len(data)][1]")
+	filler := filepath.Join(state, "filler")
+	fill(t, state, filler, 4<<20)
+	d.branchOf(t, box.ID, "b", "live")
+	d.persisted(t, "b", "failed")
+	d.kill(t, box)
+	d.loseRAM(t)
+	s := d.persisted(t, "b", "failed")
+	if s.Status != "failed" || s.Bootable || !strings.Contains(s.Warning, "lost") {
+		t.Errorf("lost: %+v", s)
+	}
+	_, err := d.Fork(d.ctx(t, quietLimit), client.ForkRequest{SnapshotTag: "b", N: 1})
+	wantError(t, "fork of what is lost", err, http.StatusConflict, `"b"`, "lost")
+	d.removeBranches(t)
+}
+
+// TestBranchFallsBack: where memory layers are not on tmpfs a live branch becomes a diff one, and says so.
+func TestBranchFallsBack(t *testing.T) {
+	d := load(t).start(t, withRAM(onDisk(t)), withPool(0))
+	box := d.fork(t, 1)[0]
+	d.value(t, box.ID, "[data := bytearray(b'x' * (8 << 20)), len(data)][1]")
+	d.sh(t, box.ID, "echo plan >/root/note")
+	for i, name := range []string{"first", "second"} {
+		s, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: name, Mode: "live"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Mode != "diff" || s.Fallback == "" || s.Status != "ready" {
+			t.Errorf("branch: %+v", s)
+		}
+		t.Logf("not live: %s", s.Fallback)
+		if info, err := d.Snapshot(d.ctx(t, quietLimit), name); err != nil || info.Mode != "diff" || info.Fallback != s.Fallback {
+			t.Errorf("%+v, %v", info, err)
+		}
+		for _, child := range append(d.forkOf(t, name, 1), box) {
+			if got := d.value(t, child.ID, "data == b'x' * (8 << 20) + b'y' * "+fmt.Sprint(i)); got != "True" {
+				t.Errorf("%s: sandbox %s: %s", name, child.ID, got)
+			}
+			if got := d.sh(t, child.ID, "cat /root/note"); got != "plan\n" {
+				t.Errorf("%s: sandbox %s has %q", name, child.ID, got)
+			}
+			if child.ID != box.ID {
+				d.kill(t, child)
+			}
+		}
+		d.value(t, box.ID, "[data.extend(b'y'), len(data)][1]")
+	}
+	d.kill(t, box)
+	d.removeBranches(t)
+}
+
+// onDisk returns a directory that is not on tmpfs.
+func onDisk(t *testing.T) string {
+	t.Helper()
+	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first is the machine's disk
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(parent, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
+			continue
+		}
+		dir, err := os.MkdirTemp(parent, "fki")
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return dir
+	}
+	t.Skip("no directory on a disk that can be written")
+	return ""
+}
