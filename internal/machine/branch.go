@@ -187,6 +187,28 @@ func (m *Machine) swapTops(tops *[]*os.File) error {
 	return nil
 }
 
+// MergeLayers puts merged, which becomes the machine's, in the place of the layers that a disk has from first, counted
+// above the base image, up to its top. The guest stands still for as long as it takes to open a file.
+func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if disk >= len(m.disks) {
+		return errors.Join(fmt.Errorf("merge layers of disk %d: there are %d", disk, len(m.disks)), merged.Close())
+	}
+	wasPaused, _ := m.cpus.stats()
+	if !wasPaused {
+		m.pause()
+	}
+	err := m.disks[disk].Merge(first, merged)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("disk %d: %w", disk, err), merged.Close())
+	}
+	if !wasPaused {
+		err = errors.Join(err, m.resume())
+	}
+	return err
+}
+
 // copyBranch copies the frozen pages of a live branch. A guest that writes them faster than they are copied is stopped
 // until the rest is copied: it would hardly get on anyway, and the time is bounded so.
 func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {

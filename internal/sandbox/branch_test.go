@@ -84,17 +84,31 @@ func TestBranchChains(t *testing.T) {
 	w.checkClean(t)
 }
 
+// checkTops fails if a sandbox that was branched often has kept what it wrote in too many files.
+func (w *world) checkTops(t *testing.T, id string) {
+	t.Helper()
+	files, err := os.ReadDir(filepath.Join(w.cfg.DataDir, id))
+	if err != nil || len(files) < 2 || len(files) > maxTops+1 {
+		t.Errorf("%d tops, want at most %d frozen ones and another: %v (%v)", len(files), maxTops, files, err)
+	}
+	if w.vmms.most < maxTops || w.vmms.most > maxTops+2 {
+		t.Errorf("its VM has had %d layers above those of its snapshot", w.vmms.most)
+	}
+}
+
 // Chains stay bounded however often a sandbox is branched, and however deep forks and branches are nested.
 func TestChainsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	id := w.source(t)
-	for i := range 3 * maxDepth {
+	for i := range 3*maxDepth - 1 {
 		w.branch(t, id, fmt.Sprintf("wide-%d", i), vmmproto.BranchDiff)
 		if _, disk := w.layers(t, fmt.Sprintf("wide-%d", i)); disk > maxDepth+1 {
 			t.Fatalf("branch %d has %d disk layers", i, disk)
 		}
 	}
+	w.checkTops(t, id)
+	deepest := 0
 	for i := range 2*maxDepth + 2 {
 		tag := fmt.Sprintf("deep-%d", i)
 		w.branch(t, id, tag, vmmproto.BranchDiff)
@@ -102,6 +116,16 @@ func TestChainsAreBounded(t *testing.T) {
 			t.Fatalf("branch %d has %d memory and %d disk layers", i, memory, disk)
 		}
 		id = w.fork(t, tag)
+		if _, disk := w.layers(t, tag); disk == maxDepth {
+			for j := range 2 * maxTops {
+				w.branch(t, id, fmt.Sprintf("deep-%d-%d", i, j), vmmproto.BranchDiff)
+			}
+			w.checkTops(t, id)
+			deepest++
+		}
+	}
+	if deepest == 0 {
+		t.Error("no snapshot was as deep as can be")
 	}
 	w.KillAll()
 	w.checkClean(t)

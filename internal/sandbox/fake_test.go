@@ -39,6 +39,7 @@ type fakeVMMs struct {
 	branchErr  error         // before the disk tops are swapped
 	lateErr    error         // after that
 	copyErr    error         // of a live branch
+	most       int           // layers that a VM has had above those of its snapshot
 	copying    chan struct{} // closed when a live branch is copied; nil: at once
 }
 
@@ -50,6 +51,7 @@ type fakeVMM struct {
 	once  sync.Once
 	exit  vmmproto.Exit
 	swaps uint64
+	above int // layers above those of the snapshot, the top included
 }
 
 func (f *fakeVMMs) Spawn(_ context.Context, c ShellConfig) (VMM, error) {
@@ -141,6 +143,8 @@ func (v *fakeVMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.Bra
 	f.State.WriteString("state")
 	f.Layer.Write(make([]byte, memlayer.PageSize))
 	v.swaps += uint64(len(f.Tops))
+	v.above += len(f.Tops)
+	v.all.most = max(v.all.most, v.above)
 	r.Mode, r.Save.Extents = req.Mode, []memlayer.Extent{{Length: memlayer.PageSize}}
 	return r, v.all.lateErr
 }
@@ -149,6 +153,10 @@ func (v *fakeVMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err 
 		<-v.all.copying
 	}
 	return b, v.all.copyErr
+}
+func (v *fakeVMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
+	v.above = 2
+	return nil
 }
 func (v *fakeVMM) Stats(context.Context) (vmmproto.Stats, error) {
 	return vmmproto.Stats{TopSwaps: v.swaps}, nil

@@ -19,6 +19,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -39,6 +40,7 @@ type VMM interface {
 	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
 	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
+	Merge(context.Context, vmmproto.Merge, *os.File) error
 	Stats(context.Context) (vmmproto.Stats, error)
 	Conns() <-chan vmmclient.Conn
 	Done() <-chan struct{}

@@ -143,6 +143,8 @@ func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *w
 		stats, err := s.machine.Stats()
 		stats.Append(w)
 		return err
+	case vmmproto.KindMerge:
+		return s.merge(r, files)
 	}
 	return fmt.Errorf("unknown request %d", kind)
 }
@@ -271,6 +273,18 @@ func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
 	result, err := s.machine.Branch(cfg)
 	result.Append(w)
 	return err
+}
+
+func (s *server) merge(r *wire.Reader, files *donated) error {
+	var req vmmproto.Merge
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse merge: %w", err)
+	}
+	merged := files.take()
+	if merged == nil {
+		return errors.New("merge wants a descriptor: the merged layer")
+	}
+	return s.machine.MergeLayers(int(req.Disk), int(req.First), merged)
 }
 
 // branched reports the end of a live branch. Without a daemon nobody waits for it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -21,6 +22,7 @@ func (v *vm) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFi
 	return vmmproto.BranchResult{Mode: req.Mode, PauseNanos: 3_000_000,
 		Save: vmmproto.SaveResult{DirtyBytes: memlayer.PageSize, Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}}, err
 }
+func (v *vm) Merge(context.Context, vmmproto.Merge, *os.File) error               { return nil }
 func (v *vm) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) { return b, nil }
 
 // forked bakes the snapshot a.b and forks one sandbox of it.

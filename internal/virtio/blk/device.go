@@ -144,6 +144,9 @@ func (d *Device) Notify() (more bool, err error) {
 // Preconditions: the transport is quiesced.
 func (d *Device) SwapTop(newTop *os.File) error { return d.disk.SwapTop(newTop) }
 
+// Merge is Overlay.Merge. Preconditions: the transport is quiesced.
+func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
+
 // SetDisk replaces the whole disk, as a rollback does, and closes the old one. It must be of the same size and access.
 // After an error nothing has changed and disk still is the caller's.
 // Preconditions: the transport is quiesced.

@@ -104,9 +104,58 @@ func TestOverlayAgreesWithModel(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if step%1000 == 999 {
+			mergeFrom(t, o, step/2000)
+		}
 	}
 	if now, err := os.ReadFile(baseName); err != nil || !bytes.Equal(now, pristine) {
 		t.Fatalf("the base has changed (%v)", err)
+	}
+}
+
+// mergeFrom merges the layers of o from first up to its top.
+func mergeFrom(t *testing.T, o *Overlay, first int) {
+	t.Helper()
+	var files []*os.File
+	for _, l := range o.layers[first : len(o.layers)-1] {
+		files = append(files, l.File())
+	}
+	merged, err := os.OpenFile(filepath.Join(t.TempDir(), "merged"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := disklayer.Merge(merged, files); err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Merge(first, merged); err != nil {
+		t.Fatal(err)
+	}
+	if len(o.layers) != first+2 {
+		t.Fatalf("%d layers after a merge from %d", len(o.layers), first)
+	}
+	for _, f := range files {
+		if _, err := f.Stat(); err == nil {
+			t.Error("a merged layer is still open")
+		}
+	}
+}
+
+func TestMergeRefusesNonsense(t *testing.T) {
+	o := newDisk(t, 8*cluster, nil)
+	merged := newTop(t, t.TempDir(), 8*cluster)
+	for _, first := range []int{-1, 0, 1, 100} {
+		if o.Merge(first, merged) == nil {
+			t.Errorf("layers from %d of a disk with a top alone are merged", first)
+		}
+	}
+	if err := o.SwapTop(newTop(t, t.TempDir(), 8*cluster)); err != nil {
+		t.Fatal(err)
+	}
+	if o.Merge(0, newTop(t, t.TempDir(), 9*cluster)) == nil {
+		t.Error("a layer of another disk is taken")
+	}
+	if err := o.Merge(0, merged); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -101,6 +102,25 @@ func (o *Overlay) SwapTop(newTop *os.File) error {
 		return fmt.Errorf("swap top: %w", err)
 	}
 	o.top = o.layers[len(o.layers)-1]
+	return nil
+}
+
+// Merge puts merged, a layer with the content of all layers from first up to the top, in their place and closes them.
+// After an error the disk is as it was and merged is the caller's; otherwise the Overlay owns it.
+func (o *Overlay) Merge(first int, merged *os.File) error {
+	last := len(o.layers) - 1 // the top
+	if o.top == nil || first < 0 || first >= last {
+		return fmt.Errorf("merge layers from %d: %d are below the top", first, max(last, 0))
+	}
+	if err := o.push(merged); err != nil {
+		return fmt.Errorf("merge layers: %w", err)
+	}
+	old := slices.Clone(o.layers[first:last])
+	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
+	for _, l := range old {
+		_ = l.Close() // nothing there is needed any more
+		_ = l.File().Close()
+	}
 	return nil
 }
 

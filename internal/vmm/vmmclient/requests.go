@@ -64,6 +64,12 @@ func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (res
 	return result, err
 }
 
+// Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and bitmaps of these are
+// what a VMM that is branched again and again would run out of.
+func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
+	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
+}
+
 // Stats returns the VMM's figures of its machine.
 func (v *VMM) Stats(ctx context.Context) (result vmmproto.Stats, err error) {
 	err = v.call(ctx, vmmproto.KindStats, nil, nil, &result)

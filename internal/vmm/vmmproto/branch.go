@@ -63,6 +63,25 @@ type Branched struct {
 	StopNanos uint64 // time for which the guest was stopped again because it wrote faster than could be copied
 }
 
+// Merge puts one donated layer in the place of those that a writable disk has from First, counted above the base image, up
+// to its top. It has their content: branches add a layer each, and nobody needs them one by one.
+type Merge struct {
+	Disk  uint32
+	First uint32
+}
+
+// Append encodes m.
+func (m *Merge) Append(w *wire.Writer) {
+	w.U32(m.Disk)
+	w.U32(m.First)
+}
+
+// Parse decodes m.
+func (m *Merge) Parse(r *wire.Reader) error {
+	*m = Merge{Disk: r.U32(), First: r.U32()}
+	return r.Err()
+}
+
 // Append encodes m.
 func (m *Branch) Append(w *wire.Writer) {
 	w.U8(uint8(m.Mode))

@@ -11,7 +11,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 4
+const Version = 5
 
 // MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
 const MaxMessage = 1 << 20
@@ -29,6 +29,7 @@ const (
 	KindSave                     // Save; vmstate (to write), memory layer (to write)
 	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new disk tops
 	KindStats                    // no body
+	KindMerge                    // Merge; the merged disk layer
 	KindOK                       // reply; body as the request's result type
 	KindError                    // reply; the error's text
 	KindExit                     // event; Exit
