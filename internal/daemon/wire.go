@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
@@ -103,8 +104,9 @@ func (w *wired) close(kill bool) {
 	w.audit.Close()
 }
 
-// installVMM writes the embedded VMM into dir: not the run directory, which many hosts mount noexec. The name carries no version: VMMs that run keep the old file
-// open, new ones use the new file.
+// installVMM writes the embedded VMM into dir: not the run directory, which many hosts mount noexec. The name carries no
+// version: VMMs that run keep the old file open, new ones use the new file. One that is there already stays, so that a
+// daemon starts on a full disk too.
 func installVMM(dir string) (string, error) {
 	p, err := embedded.Open(embedded.VMM)
 	if err != nil {
@@ -114,6 +116,9 @@ func installVMM(dir string) (string, error) {
 		return "", fmt.Errorf("install forkd-vmm: %w", err)
 	}
 	path := filepath.Join(dir, "forkd-vmm")
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, p) {
+		return path, nil
+	}
 	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", fmt.Errorf("install forkd-vmm: %w", err)
