@@ -36,6 +36,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
 	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file")
 	f.StringVar(&cfg.TokenFile, "token-file", "", "file with the bearer token that clients must send (16 bytes or more)")
+	f.StringArrayVar(&cfg.Hosts, "allow-host", nil, "host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")

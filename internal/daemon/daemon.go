@@ -21,13 +21,14 @@ import (
 
 // Config is what a daemon is started with.
 type Config struct {
-	Socket      string // unix socket; empty: none
-	Bind        string // TCP address; empty: none
-	TokenFile   string // demands its token on both; empty: no token
-	StateDir    string // snapshots and private disks
-	RAMDir      string // tmpfs for hot memory layers
-	RunDir      string // sockets and records of running sandboxes
-	AuditLog    string // empty: none
+	Socket      string   // unix socket; empty: none
+	Bind        string   // TCP address; empty: none
+	TokenFile   string   // demands its token on both; empty: no token
+	Hosts       []string // names, besides those of loopback, that clients without a token may use on TCP
+	StateDir    string   // snapshots and private disks
+	RAMDir      string   // tmpfs for hot memory layers
+	RunDir      string   // sockets and records of running sandboxes
+	AuditLog    string   // empty: none
 	PoolSize    int
 	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents

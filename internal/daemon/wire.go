@@ -91,7 +91,7 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		},
 	})
 	w.handler = v1.New(v1.Config{
-		Manager: w.manager, Metrics: counts.Handler(), Token: token, Audit: w.audit,
+		Manager: w.manager, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 	})
 	undo.Release()

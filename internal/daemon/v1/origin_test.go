@@ -1,9 +1,17 @@
 package v1_test
 
 import (
+	"context"
+	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/internal/auth"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
 // A page in a browser must not be able to drive the API, with or without the token that a proxy might add.
@@ -29,5 +37,58 @@ func TestAForeignPageIsRefused(t *testing.T) {
 		if resp.StatusCode != c.want {
 			t.Errorf("origin %q: status %d, want %d", c.origin, resp.StatusCode, c.want)
 		}
+	}
+}
+
+// A page whose name was made to resolve to this host sends its own name as Host. Over a unix socket no browser comes.
+func TestAForeignNameIsRefused(t *testing.T) {
+	secret, err := auth.Parse(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := v1.Config{Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)}
+	guarded := open
+	guarded.Token = secret
+	for _, c := range []struct {
+		name    string
+		cfg     v1.Config
+		network string
+		host    string
+		want    int
+	}{
+		{"rebound", open, "tcp", "example.org", http.StatusForbidden},
+		{"rebound, with the port", open, "tcp", "example.org:8889", http.StatusForbidden},
+		{"loopback", open, "tcp", "127.0.0.1:8889", http.StatusOK},
+		{"configured", open, "tcp", "forkd.internal", http.StatusOK},
+		{"with a token", guarded, "tcp", "example.org", http.StatusOK},
+		{"unix socket", open, "unix", "forkd", http.StatusOK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			srv := httptest.NewUnstartedServer(v1.New(c.cfg))
+			defer srv.Close()
+			if c.network == "unix" {
+				srv.Listener.Close()
+				if srv.Listener, err = net.Listen("unix", filepath.Join(t.TempDir(), "s")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			srv.Start()
+			dial := func(context.Context, string, string) (net.Conn, error) {
+				return net.Dial(srv.Listener.Addr().Network(), srv.Listener.Addr().String())
+			}
+			req, err := http.NewRequest("GET", "http://"+c.host+"/version", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer "+token)
+			resp, err := (&http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp.Body.Close()
+			if resp.StatusCode != c.want {
+				t.Errorf("status %d, want %d", resp.StatusCode, c.want)
+			}
+		})
 	}
 }

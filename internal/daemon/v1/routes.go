@@ -7,6 +7,7 @@ package v1
 
 import (
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -34,6 +35,7 @@ type Config struct {
 	Manager *sandbox.Manager
 	Metrics http.Handler
 	Token   auth.Token
+	Hosts   []string   // names of this host that clients without a token may use, besides those of loopback
 	Audit   *audit.Log // nil: none
 	Version string
 	Accel   string
@@ -89,7 +91,21 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/workspaces/{name}/suspend", a.suspendWorkspace)
 	handle("POST /v1/workspaces/{name}/resume", a.resumeWorkspace)
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.limited(a.sameOrigin(a.authorized(mux))))
+	return a.audited(a.limited(a.knownHost(a.sameOrigin(a.authorized(mux)))))
+}
+
+// knownHost refuses requests over TCP that carry another host's name, unless they need a token. See auth.CheckHost.
+func (a *api) knownHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		if ok && addr.Network() == "tcp" && !a.Token.IsSet() {
+			if err := auth.CheckHost(r.Host, a.Hosts); err != nil {
+				writeError(w, http.StatusForbidden, err.Error())
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // sameOrigin refuses what a web page of another origin makes a browser on this host send: a daemon on loopback without
