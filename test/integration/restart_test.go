@@ -43,10 +43,36 @@ func TestDaemonCrash(t *testing.T) {
 	d.only(t, boxes[0], boxes[1], more[0])
 }
 
-// TestDaemonCrashWhileForking: children that nobody was told of are ended by the next daemon.
+// TestDaemonCrashWhileForking: children that nobody was told of are ended by the next daemon, whenever the last one died.
 func TestDaemonCrashWhileForking(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
+	for started := range 5 {
+		d.crashWhileForking(t, started)
+		d.alive(t, box.ID)
+		list, err := d.Sandboxes(d.ctx(t, quietLimit))
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, quietLimit, func() error {
+			if n := len(d.vmms(t)); n > len(list)+1 { // one waits in the pool
+				return fmt.Errorf("%d VMMs for %d sandboxes", n, len(list))
+			}
+			return nil
+		})
+		// Confirmed children have a record before the whole fork is answered; they may live on, and are then ordinary ones.
+		for _, s := range list {
+			d.alive(t, s.ID)
+			if s.ID != box.ID {
+				d.kill(t, s)
+			}
+		}
+	}
+}
+
+// crashWhileForking ends the daemon when some VMMs of a fork have started, and starts another.
+func (d *daemon) crashWhileForking(t *testing.T, started int) {
+	t.Helper()
 	before := len(d.vmms(t))
 	ctx := d.ctx(t, bakeLimit)
 	answered := make(chan error, 1)
@@ -55,7 +81,7 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 		answered <- err
 	}()
 	eventually(t, quietLimit, func() error {
-		if n := len(d.vmms(t)); n < before+4 {
+		if n := len(d.vmms(t)); n < before+started {
 			return fmt.Errorf("%d VMMs, %d before the fork", n, before)
 		}
 		return nil
@@ -65,19 +91,4 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 		t.Error("a fork that the daemon did not finish succeeded")
 	}
 	d.launch(t)
-	d.alive(t, box.ID)
-	list, err := d.Sandboxes(d.ctx(t, quietLimit))
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, quietLimit, func() error {
-		if n := len(d.vmms(t)); n > len(list)+1 { // one waits in the pool
-			return fmt.Errorf("%d VMMs for %d sandboxes", n, len(list))
-		}
-		return nil
-	})
-	// Confirmed children have a record before the whole fork is answered; they may live on, and are then ordinary ones.
-	for _, s := range list {
-		d.alive(t, s.ID)
-	}
 }

@@ -62,10 +62,11 @@ func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
 		t.Fatal(err)
 	}
 	defer unix.Close(listener)
-	v, err := connect("test", dir, sleeper(t))
+	ctl, err := ctlsock.Dial(dir + "/" + ControlSocket)
 	if err != nil {
 		t.Fatal(err)
 	}
+	v := newVMM("test", dir, sleeper(t), ctl)
 	vmm, err := ctlsock.Accept(listener)
 	if err != nil {
 		t.Fatal(err)

@@ -81,14 +81,17 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	proc, err := startProcess(&cfg, listenerFile)
+	// Connected before the process starts, for it ends when its daemon hangs up: a daemon that dies before it has
+	// written down the process leaves none behind.
+	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
 	}
-	v, err := connect(cfg.ID, cfg.Dir, proc)
+	proc, err := startProcess(&cfg, listenerFile)
 	if err != nil {
-		return nil, errors.Join(err, proc.kill(), proc.wait())
+		return nil, errors.Join(err, ctl.Close())
 	}
+	v := newVMM(cfg.ID, cfg.Dir, proc, ctl)
 	undo.Add(func() { _ = v.Kill() })
 	if err := v.create(ctx, &cfg); err != nil {
 		return nil, fmt.Errorf("create machine: %w", err)
@@ -103,19 +106,15 @@ func Attach(id, dir string) (*VMM, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := connect(id, dir, proc)
+	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
 	if err != nil {
 		proc.release()
 		return nil, err
 	}
-	return v, nil
+	return newVMM(id, dir, proc, ctl), nil
 }
 
-func connect(id, dir string, proc *process) (*VMM, error) {
-	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
-	if err != nil {
-		return nil, err
-	}
+func newVMM(id, dir string, proc *process, ctl *ctlsock.Conn) *VMM {
 	v := &VMM{
 		id: id, dir: dir, proc: proc, ctl: ctl,
 		conns: make(chan Conn, 4), lost: make(chan struct{}), done: make(chan struct{}),
@@ -124,7 +123,7 @@ func connect(id, dir string, proc *process) (*VMM, error) {
 	v.first = rand.Uint64()
 	go v.receive()
 	go v.reap()
-	return v, nil
+	return v
 }
 
 // receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a VMM that its guest
