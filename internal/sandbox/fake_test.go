@@ -39,6 +39,7 @@ type fakeVMMs struct {
 	branchErr  error         // before the disk tops are swapped
 	lateErr    error         // after that
 	copyErr    error         // of a live branch
+	killing    func()        // called by every Kill; nil: nothing
 	most       int           // layers that a VM has had above those of its snapshot
 	copying    chan struct{} // closed when a live branch is copied; nil: at once
 }
@@ -165,6 +166,9 @@ func (v *fakeVMM) Conns() <-chan vmmclient.Conn { return v.conns }
 func (v *fakeVMM) Done() <-chan struct{}        { return v.done }
 func (v *fakeVMM) Exit() vmmproto.Exit          { return v.exit }
 func (v *fakeVMM) Kill() error {
+	if v.all.killing != nil {
+		v.all.killing()
+	}
 	v.end(vmmproto.Exit{Reason: vmmproto.ExitInternal, Detail: "killed"})
 	return os.RemoveAll(v.dir)
 }

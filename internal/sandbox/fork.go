@@ -130,23 +130,18 @@ func (m *Manager) handOut(req ForkRequest, children []*Sandbox, errs []error) (F
 			first = err // what happened to one says more than that the others were called off
 		}
 	}
-	keep := result.Failed == 0 || (req.AllowPartial && result.Failed < req.N)
-	for _, s := range children {
-		switch {
-		case s == nil:
-		case keep:
-			m.adopt(s)
-			result.VMMWall = max(result.VMMWall, s.timing.VMM)
-			result.ForkWall = max(result.ForkWall, s.timing.Ready)
-			result.Sandboxes = append(result.Sandboxes, s.Info())
-			m.cfg.Observer.ChildReady(s.timing)
-		default:
-			m.end(s)
-		}
-	}
-	if !keep {
+	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
+	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N) {
+		inParallel(len(children), func(i int) { m.end(children[i]) })
 		return result, &ForkError{Tag: req.Tag, Asked: req.N, Failed: result.Failed,
 			Unconfirmed: result.Unconfirmed, First: first}
+	}
+	for _, s := range children {
+		m.adopt(s)
+		result.VMMWall = max(result.VMMWall, s.timing.VMM)
+		result.ForkWall = max(result.ForkWall, s.timing.Ready)
+		result.Sandboxes = append(result.Sandboxes, s.Info())
+		m.cfg.Observer.ChildReady(s.timing)
 	}
 	return result, nil
 }

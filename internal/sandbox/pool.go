@@ -130,11 +130,11 @@ func (p *pool) close() {
 }
 
 func (p *pool) kill(shells []*shell) {
-	for _, s := range shells {
-		if err := s.vmm.Kill(); err != nil {
-			p.log.Warn("end a pooled VMM", "id", s.id, "error", err)
+	inParallel(len(shells), func(i int) {
+		if err := shells[i].vmm.Kill(); err != nil {
+			p.log.Warn("end a pooled VMM", "id", shells[i].id, "error", err)
 		}
-	}
+	})
 }
 
 func (p *pool) kick() {
