@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,6 +54,7 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []memlayer.Extent, di
 	if m.Map, err = g.describe(snapshot.MemoryMapFile); err != nil {
 		return err
 	}
+	g.linkMemory(m)
 	m.Memory = append(m.Memory, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
 	if m.Disk != nil {
 		if err := g.linkDisk(m.Disk, disk); err != nil {
@@ -64,6 +66,17 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []memlayer.Extent, di
 	}
 	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon that finds both goes on.
 	return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600)
+}
+
+// linkMemory gives the snapshot its own links to those inherited memory layers that are on disk: where RAM is short they
+// may be nowhere else, and the snapshots that have them may be removed before this one is flushed. What fails is tried
+// again then.
+func (g *Staging) linkMemory(m *snapshot.Manifest) {
+	for _, l := range m.Memory {
+		if from := g.store.findLayer(l.Owner); from != "" {
+			_ = os.Link(from, g.Path(snapshot.LayerFile(snapshot.MemoryLayerFile, g.id, l.Owner)))
+		}
+	}
 }
 
 // describe is own without flushing.
@@ -171,13 +184,12 @@ func (s *Store) findLayer(owner string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.byTag {
-		if e.manifest == nil || e.unflushed {
+		if e.manifest == nil || !slices.ContainsFunc(e.manifest.Memory, func(l snapshot.File) bool { return l.Owner == owner }) {
 			continue
 		}
-		for _, l := range e.manifest.Memory {
-			if l.Owner == owner {
-				return filepath.Join(e.dir, snapshot.LayerFile(snapshot.MemoryLayerFile, e.manifest.ID, owner))
-			}
+		path := filepath.Join(e.dir, snapshot.LayerFile(snapshot.MemoryLayerFile, e.manifest.ID, owner))
+		if _, err := os.Stat(path); err == nil { // one that is not flushed yet may have it, or not
+			return path
 		}
 	}
 	return ""
@@ -201,6 +213,9 @@ func (s *Store) reload(name string) bool {
 	}
 	for _, l := range m.Memory {
 		f, err := openSized(s.ramLayer(l.Owner), l.Bytes)
+		if err != nil && l.Owner != m.ID { // its own layer is on disk only if it is flushed
+			f, err = openSized(filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, l.Owner)), l.Bytes)
+		}
 		if err == nil {
 			f.Close()
 			continue

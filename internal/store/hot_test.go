@@ -45,6 +45,40 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
+// Where RAM is short an inherited layer is on disk only. It does not go with the snapshot that it is from while another
+// that needs it is not flushed.
+func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "other", "")
+	base, err := s.Detail("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := s.byTag["other"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	publish(t, s, d, "child", "base")
+	publish(t, s, d, "grandchild", "child")
+	if err := os.RemoveAll(s.ramDir(base.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete("base", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	other.flushMu.Unlock()
+	for _, tag := range []string{"child", "grandchild"} {
+		if err := s.WaitFlushed(t.Context(), tag); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Verify(t.Context(), tag); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // A flush that failed is tried again when a snapshot was deleted and when the store is closed.
 func TestFlushIsTriedAgain(t *testing.T) {
 	d := newDirs(t)
