@@ -27,7 +27,7 @@ type BranchConfig struct {
 }
 
 // ErrCopying is returned for a branch while the live one before it is still being copied.
-var ErrCopying = errors.New("a live branch of this machine is still being copied")
+var ErrCopying = errors.New("a live branch of this machine is " + vmmproto.StillCopying)
 
 // Branch saves the machine without stopping it for long. The order is always the same:
 //
