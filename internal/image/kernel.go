@@ -2,20 +2,18 @@ package image
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
+	"github.com/forkd/forkd/internal/debpkg"
 	"github.com/forkd/forkd/internal/kernelimage"
 )
 
@@ -118,20 +116,13 @@ func fetchKernel(ctx context.Context, staging, pkg string, report reporter) erro
 		return err
 	}
 	report.step(StageDownload, pkg)
-	argv := []string{"env", "--chdir=" + work, "apt-get", "download", "--quiet"}
-	if os.Geteuid() == 0 {
-		argv = append(argv, "-o", "APT::Sandbox::User=root") // the user _apt cannot write here
-	}
-	if err := run(ctx, nil, io.Discard, nil, append(argv, pkg)...); err != nil {
+	deb, err := debpkg.Download(ctx, work, pkg)
+	if err != nil {
 		return err
-	}
-	debs, err := filepath.Glob(filepath.Join(work, "*.deb"))
-	if err != nil || len(debs) != 1 {
-		return fmt.Errorf("apt-get download %s left %d packages (%v)", pkg, len(debs), err)
 	}
 	report.step(StageUnpack, pkg)
 	tree := filepath.Join(work, "tree")
-	if err := run(ctx, nil, io.Discard, nil, "dpkg-deb", "--extract", debs[0], tree); err != nil {
+	if err := debpkg.Unpack(ctx, deb, tree); err != nil {
 		return err
 	}
 	version := strings.TrimPrefix(pkg, "linux-image-")
@@ -140,11 +131,7 @@ func fetchKernel(ctx context.Context, staging, pkg string, report reporter) erro
 		"boot/config-" + version:  configName,
 		"lib/modules/" + version:  modulesName,
 	} {
-		err := os.Rename(filepath.Join(tree, from), filepath.Join(staging, to))
-		if errors.Is(err, os.ErrNotExist) { // since Debian 13 packages have everything below usr
-			err = os.Rename(filepath.Join(tree, "usr", from), filepath.Join(staging, to))
-		}
-		if err != nil {
+		if err := debpkg.Take(tree, from, filepath.Join(staging, to)); err != nil {
 			return fmt.Errorf("package %s: %w", pkg, err)
 		}
 	}
@@ -243,7 +230,7 @@ func newestCloudKernel(ctx context.Context) (string, error) {
 		return "", &MissingError{Problem: "apt on this host offers no linux-image-" + kernelSeries + ".*-cloud-amd64: " +
 			"enable bookworm-security or Debian 13 in apt's sources and run apt-get update"}
 	}
-	return slices.MaxFunc(names, compareVersions), nil
+	return slices.MaxFunc(names, debpkg.CompareVersions), nil
 }
 
 // newestCached returns the version of the newest Debian kernel in the cache.
@@ -261,16 +248,5 @@ func newestCached(parent string) (string, error) {
 	if len(versions) == 0 {
 		return "", fmt.Errorf("no kernel in %s either", parent)
 	}
-	return slices.MaxFunc(versions, compareVersions), nil
-}
-
-var numberPattern = regexp.MustCompile(`[0-9]+`)
-
-// compareVersions orders names that differ only in their numbers: 6.12.9 is before 6.12.117.
-func compareVersions(a, b string) int {
-	return slices.CompareFunc(numberPattern.FindAllString(a, -1), numberPattern.FindAllString(b, -1), func(x, y string) int {
-		i, _ := strconv.ParseUint(x, 10, 64) // digits only; one that overflows is the largest number
-		j, _ := strconv.ParseUint(y, 10, 64)
-		return cmp.Compare(i, j)
-	})
+	return slices.MaxFunc(versions, debpkg.CompareVersions), nil
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -26,11 +25,6 @@ func TestKernelPackagesInOrder(t *testing.T) {
 		if cloudPattern.MatchString(name) != want {
 			t.Errorf("%s: accepted is %v", name, !want)
 		}
-	}
-	got := []string{"6.12.117+deb12-c", "6.12.9+deb12-c", "6.12.43+deb13-c", "6.12.43+deb13+1-c"}
-	slices.SortFunc(got, compareVersions)
-	if want := []string{"6.12.9+deb12-c", "6.12.43+deb13-c", "6.12.43+deb13+1-c", "6.12.117+deb12-c"}; !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
 	}
 	parent := t.TempDir()
 	if _, err := newestCached(parent); err == nil {

@@ -11,7 +11,8 @@ import (
 var tiers = [][]string{
 	// 0: values, encodings and system calls. They know nothing of forkd but themselves.
 	{
-		"internal/agentproto", "internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/disklayer",
+		"internal/agentproto", "internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/debpkg",
+		"internal/disklayer",
 		"internal/embedded", "internal/guestmem", "internal/initramfs", "internal/kernelimage", "internal/kmod",
 		"internal/kvm", "internal/procmem", "internal/wire", "internal/envdproto", "internal/envdproto/filesystem",
 		"internal/envdproto/process", "internal/agent/kmsg", "internal/agent/reap", "internal/agent/userenv",

@@ -1,7 +1,7 @@
-// Package debkernel gets files out of Debian packages without installing them: a distribution kernel (vmlinux and its
-// modules directory) and busybox. Packages come through apt-get, with the host's own sources, keys and proxies.
+// Package debkernel gets what `forkd machine` boots out of Debian packages: a distribution kernel (vmlinux and its
+// modules directory) and busybox.
 //
-// It needs no root. It does not compile, configure or boot anything.
+// Downloading and unpacking is package debpkg's. It needs no root. It does not compile, configure or boot anything.
 package debkernel
 
 import (
@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/forkd/forkd/internal/debpkg"
 	"github.com/forkd/forkd/internal/kernelimage"
 )
 
@@ -41,7 +41,7 @@ func Find(dir string) (Kernel, error) {
 	if len(found) == 0 {
 		return Kernel{}, fmt.Errorf("find kernel in %s: %w", dir, fs.ErrNotExist)
 	}
-	slices.SortFunc(found, func(a, b string) int { return compareVersions(filepath.Dir(a), filepath.Dir(b)) })
+	slices.SortFunc(found, func(a, b string) int { return debpkg.CompareVersions(filepath.Dir(a), filepath.Dir(b)) })
 	root := filepath.Dir(found[len(found)-1])
 	return Kernel{VMLinux: filepath.Join(root, "vmlinux"), ModulesDir: filepath.Join(root, "modules")}, nil
 }
@@ -80,7 +80,11 @@ func arrange(staging, version string) error {
 	if err := os.Mkdir(out, 0o755); err != nil {
 		return err
 	}
-	image, err := os.ReadFile(filepath.Join(staging, "boot", "vmlinuz-"+version))
+	bzImage := filepath.Join(staging, "vmlinuz")
+	if err := debpkg.Take(staging, "boot/vmlinuz-"+version, bzImage); err != nil {
+		return err
+	}
+	image, err := os.ReadFile(bzImage)
 	if err != nil {
 		return err
 	}
@@ -91,14 +95,7 @@ func arrange(staging, version string) error {
 	if err := os.WriteFile(filepath.Join(out, "vmlinux"), vmlinux, 0o644); err != nil {
 		return err
 	}
-	// Merged-/usr packages ship usr/lib/modules.
-	for _, lib := range []string{"lib", "usr/lib"} {
-		err = os.Rename(filepath.Join(staging, lib, "modules", version), filepath.Join(out, "modules"))
-		if !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return err
+	return debpkg.Take(staging, "lib/modules/"+version, filepath.Join(out, "modules"))
 }
 
 // Busybox returns the path of a static busybox: the host's if it has one, else one fetched into dir.
@@ -114,15 +111,17 @@ func Busybox(ctx context.Context, dir string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(staging)
-	for _, path := range []string{"bin/busybox", "usr/bin/busybox"} {
-		if from := filepath.Join(staging, path); static(from) {
-			if err := os.Rename(from, fetched); err != nil {
-				return "", fmt.Errorf("publish busybox: %w", err)
-			}
-			return fetched, nil
-		}
+	busybox := filepath.Join(staging, "busybox")
+	if err := debpkg.Take(staging, "bin/busybox", busybox); err != nil {
+		return "", fmt.Errorf("unpack busybox-static: %w", err)
 	}
-	return "", errors.New("unpack busybox-static: no static busybox in it")
+	if !static(busybox) {
+		return "", errors.New("unpack busybox-static: its busybox is not static")
+	}
+	if err := os.Rename(busybox, fetched); err != nil {
+		return "", fmt.Errorf("publish busybox: %w", err)
+	}
+	return fetched, nil
 }
 
 // unpack downloads pkg and unpacks it into a new staging directory in dir, which the caller removes.
@@ -143,15 +142,12 @@ func unpack(ctx context.Context, dir, pkg string) (staging string, err error) {
 	if err := os.Chmod(staging, 0o755); err != nil {
 		return "", fmt.Errorf("unpack %s: %w", pkg, err)
 	}
-	if _, err := run(ctx, staging, "apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", pkg); err != nil {
-		return "", fmt.Errorf("download %s (run `apt-get update` if the package lists are old): %w", pkg, err)
+	deb, err := debpkg.Download(ctx, staging, pkg)
+	if err != nil {
+		return "", err
 	}
-	debs, err := filepath.Glob(filepath.Join(staging, "*.deb"))
-	if err != nil || len(debs) != 1 {
-		return "", fmt.Errorf("download %s: got %d files, want one package", pkg, len(debs))
-	}
-	if _, err := run(ctx, staging, "dpkg-deb", "-x", debs[0], "."); err != nil {
-		return "", fmt.Errorf("unpack %s: %w", pkg, err)
+	if err := debpkg.Unpack(ctx, deb, staging); err != nil {
+		return "", err
 	}
 	return staging, nil
 }
@@ -159,7 +155,7 @@ func unpack(ctx context.Context, dir, pkg string) (staging string, err error) {
 // newestImage asks apt for the package that the meta package depends on.
 func newestImage(ctx context.Context) (string, error) {
 	for _, meta := range metaPackages {
-		out, err := run(ctx, "", "apt-cache", "depends", "--important", meta)
+		out, err := debpkg.Run(ctx, "", "apt-cache", "depends", "--important", meta)
 		if err != nil {
 			continue // not in this release
 		}
@@ -180,17 +176,4 @@ func imageDependency(out string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-func run(ctx context.Context, dir, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
-	}
-	return string(out), nil
 }

@@ -1,0 +1,88 @@
+// Package debpkg gets Debian packages and takes files out of them without installing anything: apt-get downloads, with
+// the host's own sources, keys and proxies, and checks the signatures; dpkg-deb unpacks.
+//
+// It needs no root. What the packages are for, and which of them is wanted, is the caller's business.
+package debpkg
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Download puts the newest version of pkg into dir and returns the path of the package file.
+func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
+	args := []string{"-q", "download", pkg}
+	if os.Geteuid() == 0 {
+		args = append([]string{"-o", "APT::Sandbox::User=root"}, args...) // the user _apt may not be able to write here
+	}
+	if _, err := Run(ctx, dir, "apt-get", args...); err != nil {
+		return "", fmt.Errorf("download %s (run `apt-get update` if the package lists are old): %w", pkg, err)
+	}
+	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil || len(debs) != 1 {
+		return "", fmt.Errorf("download %s: got %d files, want one package (%v)", pkg, len(debs), err)
+	}
+	return debs[0], nil
+}
+
+// Unpack puts the files of a package below tree, which need not exist.
+func Unpack(ctx context.Context, deb, tree string) error {
+	if _, err := Run(ctx, "", "dpkg-deb", "--extract", deb, tree); err != nil {
+		return fmt.Errorf("unpack %s: %w", filepath.Base(deb), err)
+	}
+	return nil
+}
+
+// Take moves a file or directory of an unpacked package to another place on the same file system. Since Debian 13
+// packages have everything below usr: name is looked for there too.
+func Take(tree, name, to string) error {
+	err := os.Rename(filepath.Join(tree, name), to)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = os.Rename(filepath.Join(tree, "usr", name), to)
+	}
+	return err
+}
+
+// Run runs a tool of the distribution in dir (empty: the current directory) and returns what it wrote to its standard
+// output. Cancelling ctx ends it and its children.
+func Run(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("%s: %w", name, context.Cause(ctx))
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(stderr.String()))
+	}
+	return string(out), nil
+}
+
+var number = regexp.MustCompile(`[0-9]+`)
+
+// CompareVersions orders names that differ only in their numbers: 6.12.9 is before 6.12.117.
+func CompareVersions(a, b string) int {
+	return slices.CompareFunc(number.FindAllString(a, -1), number.FindAllString(b, -1), func(x, y string) int {
+		i, _ := strconv.ParseUint(x, 10, 64) // digits only; one that overflows is the largest number
+		j, _ := strconv.ParseUint(y, 10, 64)
+		return cmp.Compare(i, j)
+	})
+}
