@@ -170,6 +170,14 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
+	// A copy that runs into the end of the disk takes the room of running sandboxes until it is given up.
+	room, err := s.Room()
+	if err != nil {
+		return err
+	}
+	if need := blocks(s.ramLayer(l.Owner)); need > room {
+		return fmt.Errorf("memory layer of %d MiB, %d MiB are left: %w", need>>20, room>>20, unix.ENOSPC)
+	}
 	if err := copyFile(tmp, s.ramLayer(l.Owner)); err != nil {
 		return err
 	}
