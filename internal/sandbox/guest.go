@@ -39,8 +39,8 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
-// lastGasp is how long before the end of its VM a connection to the agent may break.
-const lastGasp = time.Second
+// lastGasp is how long before the end of its VM is known a connection to the agent, or to its VMM, may break.
+const lastGasp = 2 * time.Second
 
 // because prefers the end of the VM to the broken connection that comes with it.
 func (c *guestCall) because(err error) error {

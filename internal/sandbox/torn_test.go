@@ -197,7 +197,10 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 			w.vmms.copyErr = vmmclient.ErrGone
 			err = w.whileCopying(t, s, "a", end)
 		} else {
-			v.branch = func() error { end(); return vmmclient.ErrGone }
+			v.branch = func() error { // its process ends a little later
+				time.AfterFunc(20*time.Millisecond, end)
+				return vmmclient.ErrGone
+			}
 			_, err = w.Branch(t.Context(), s.record.ID, BranchRequest{Tag: "a", Mode: vmmproto.BranchLive})
 		}
 		var state *StateError

@@ -1,6 +1,12 @@
 package sandbox
 
-import "github.com/forkd/forkd/internal/store"
+import (
+	"errors"
+	"time"
+
+	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+)
 
 // update changes a sandbox's record, on disk first.
 func (s *Sandbox) update(change func(*record)) error {
@@ -33,6 +39,12 @@ func (s *Sandbox) branchable() (record, *store.Lease, error) {
 func (s *Sandbox) ended(op string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if errors.Is(err, vmmclient.ErrGone) { // its process is about to end
+		select {
+		case <-s.vmm.Done():
+		case <-time.After(lastGasp):
+		}
 	}
 	select {
 	case <-s.vmm.Done():
