@@ -68,15 +68,37 @@ func Main(args []string, stderr io.Writer) int {
 	return 1
 }
 
-// listenFunc opens the listener of a port.
-type listenFunc func(port uint32) (net.Listener, error)
+// sockets opens listeners by port.
+type sockets struct {
+	listen func(port uint32) (net.Listener, error)
+	raw    func(port uint32) (fd int, err error) // in blocking mode
+}
+
+// unixSockets are files in dir, named by port.
+func unixSockets(dir string) sockets {
+	path := func(port uint32) string { return filepath.Join(dir, strconv.Itoa(int(port))) }
+	return sockets{
+		listen: func(port uint32) (net.Listener, error) { return net.Listen("unix", path(port)) },
+		raw:    func(port uint32) (int, error) { return listenRaw(unix.AF_UNIX, &unix.SockaddrUnix{Name: path(port)}) },
+	}
+}
+
+// vsockSockets listen on any CID: a listener must outlive a fork, whatever address the host gives the copy.
+func vsockSockets() sockets {
+	return sockets{
+		listen: func(port uint32) (net.Listener, error) {
+			return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
+		},
+		raw: func(port uint32) (int, error) {
+			return listenRaw(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+		},
+	}
+}
 
 // serveDir runs the services as an ordinary process until one of them fails.
 func serveDir(dir string, stderr io.Writer) error {
 	a := newAgent(kmsg.NewPlain(stderr), reap.New(), nil)
-	failed, err := a.start(func(port uint32) (net.Listener, error) {
-		return net.Listen("unix", filepath.Join(dir, strconv.Itoa(int(port))))
-	})
+	failed, err := a.start(unixSockets(dir))
 	if err != nil {
 		return err
 	}
@@ -97,10 +119,7 @@ func serveGuest(log *kmsg.Log) error {
 	}
 	a := newAgent(log, reap.NewInit(), id)
 	a.control.flush = unix.Sync
-	failed, err := a.start(func(port uint32) (net.Listener, error) {
-		// Any CID: a listener must outlive a fork, whatever address the host gives the copy.
-		return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
-	})
+	failed, err := a.start(vsockSockets())
 	if err != nil {
 		return err
 	}
@@ -116,6 +135,7 @@ type agent struct {
 	eval    *eval.Server
 	envd    *envd.Server
 	control *control
+	forks   *forks
 }
 
 func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
@@ -125,12 +145,13 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 		log:     log,
 		eval:    interps,
 		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv}),
-		control: &control{identity: id, env: env, interps: interps},
+		control: &control{interps: interps},
+		forks:   &forks{identity: id, env: env, interps: interps},
 	}
 }
 
 // start warms the interpreters and opens every port; errors of the services arrive on the channel.
-func (a *agent) start(listen listenFunc) (<-chan error, error) {
+func (a *agent) start(open sockets) (<-chan error, error) {
 	a.control.ready = agentproto.Ready{Version: agentproto.Version, Kernel: kernelRelease()}
 	warm, err := a.eval.Warm()
 	if err != nil {
@@ -143,14 +164,19 @@ func (a *agent) start(listen listenFunc) (<-chan error, error) {
 		agentproto.EnvdPort:            httpService(a.envd.Handler()),
 		agentproto.CodeInterpreterPort: httpService(a.eval.Handler()),
 	}
-	failed := make(chan error, len(services))
+	failed := make(chan error, len(services)+1)
 	for port, serve := range services {
-		l, err := listen(port)
+		l, err := open.listen(port)
 		if err != nil {
 			return nil, fmt.Errorf("listen on port %d: %w", port, err)
 		}
 		go func() { failed <- fmt.Errorf("service on port %d: %w", port, serve(l)) }()
 	}
+	fd, err := open.raw(agentproto.ForkPort)
+	if err != nil {
+		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
+	}
+	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(fd)) }()
 	// What start-up left behind is collected here, once, and not in every child.
 	debug.FreeOSMemory()
 	return failed, nil

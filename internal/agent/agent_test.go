@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/agent/kmsg"
 	"github.com/forkd/forkd/internal/agent/reap"
 	"github.com/forkd/forkd/internal/agentclient"
@@ -36,30 +38,34 @@ func (r *recorder) note(call string) error {
 
 func (r *recorder) Reseed(e []byte) error      { return r.note("reseed " + string(e)) }
 func (r *recorder) SetClock(ns int64) error    { return r.note("clock " + strconv.FormatInt(ns, 10)) }
-func (r *recorder) SetHostname(n string) error { return r.note("hostname " + n) }
+func (r *recorder) SetHostname(n []byte) error { return r.note("hostname " + string(n)) }
 
 // serve starts an agent on unix sockets and returns a client of it.
 func serve(t *testing.T, id identity) *agentclient.Client {
 	t.Helper()
 	dir := t.TempDir()
 	a := newAgent(kmsg.NewPlain(io.Discard), reap.New(), id)
-	var listeners []net.Listener
-	_, err := a.start(func(port uint32) (net.Listener, error) {
-		l, err := net.Listen("unix", filepath.Join(dir, strconv.Itoa(int(port))))
-		if err == nil {
-			listeners = append(listeners, l)
-		}
-		return l, err
+	open := unixSockets(dir)
+	_, err := a.start(sockets{
+		listen: func(port uint32) (net.Listener, error) {
+			l, err := open.listen(port)
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return l, err
+		},
+		raw: func(port uint32) (int, error) {
+			fd, err := open.raw(port)
+			if err == nil {
+				t.Cleanup(func() { unix.Shutdown(fd, unix.SHUT_RDWR) }) // not closed: accept may not have returned
+			}
+			return fd, err
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		for _, l := range listeners {
-			l.Close()
-		}
-		a.eval.Close()
-	})
+	t.Cleanup(a.eval.Close)
 	return agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", filepath.Join(dir, strconv.Itoa(int(port))))
@@ -110,9 +116,8 @@ func TestForkedFailsWithItsFirstFailure(t *testing.T) {
 func TestControlRefusesNonsense(t *testing.T) {
 	c := &control{}
 	for line, want := range map[string]string{
-		`{`:               "control request",
-		`{"op":"dance"}`:  `"dance"`,
-		`{"op":"forked"}`: "forked is missing",
+		`{`:              "control request",
+		`{"op":"dance"}`: `"dance"`,
 	} {
 		if _, err := c.handle([]byte(line)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: err = %v", line, err)
@@ -121,12 +126,12 @@ func TestControlRefusesNonsense(t *testing.T) {
 }
 
 func FuzzControl(f *testing.F) {
-	for _, r := range []agentproto.Request{{Op: agentproto.OpPing}, {Op: agentproto.OpForked, Forked: &agentproto.Forked{Hostname: "h"}}} {
-		line, _ := json.Marshal(r)
+	for _, op := range []agentproto.Op{agentproto.OpPing, agentproto.OpSync} {
+		line, _ := json.Marshal(agentproto.Request{Op: op})
 		f.Add(line)
 	}
 	f.Fuzz(func(t *testing.T, line []byte) {
-		c := &control{identity: &recorder{}, env: discard{}, interps: discard{}}
+		c := &control{interps: discard{}}
 		c.handle(line)
 	})
 }

@@ -85,13 +85,6 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
-// must be killed: it may share random numbers with its siblings.
-func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
-	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpForked, Forked: &f})
-	return err
-}
-
 // Sync makes the guest ready for a snapshot: its page cache is on its disk and its interpreters have collected their
 // garbage.
 func (c *Client) Sync(ctx context.Context) error {
@@ -105,20 +98,11 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	if err != nil {
 		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
 	}
-	conn, err := c.dial(ctx, agentproto.ControlPort)
+	err = c.exchange(ctx, agentproto.ControlPort, append(line, '\n'), func(r io.Reader) (err error) {
+		line, err = bufio.NewReader(io.LimitReader(r, maxControlReply)).ReadBytes('\n')
+		return err
+	})
 	if err != nil {
-		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if _, err = conn.Write(append(line, '\n')); err == nil {
-		line, err = bufio.NewReader(io.LimitReader(conn, maxControlReply)).ReadBytes('\n')
-	}
-	if err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
 		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
 	}
 	if err := json.Unmarshal(line, &reply); err != nil {
@@ -128,4 +112,52 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: reply.Error}
 	}
 	return reply, nil
+}
+
+// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
+// must be killed: it may share random numbers with its siblings.
+func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
+	message, err := f.Append(nil)
+	if err != nil {
+		return fmt.Errorf("agent forked: %w", err)
+	}
+	var text []byte
+	err = c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
+		var head [agentproto.LengthSize]byte
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return err
+		}
+		n, err := agentproto.Length(head[:], agentproto.MaxAnswer)
+		if err != nil {
+			return err
+		}
+		text = make([]byte, n)
+		_, err = io.ReadFull(r, text)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("agent forked: %w", err)
+	}
+	if len(text) > 0 {
+		return &Error{Op: "agent forked", Code: CodeInternal, Message: string(text)}
+	}
+	return nil
+}
+
+// exchange sends a request on a connection of its own and lets read take the answer.
+func (c *Client) exchange(ctx context.Context, port uint32, request []byte, read func(io.Reader) error) error {
+	conn, err := c.dial(ctx, port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err = conn.Write(request); err == nil {
+		err = read(conn)
+	}
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }

@@ -96,17 +96,17 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 
 func TestControlReplies(t *testing.T) {
 	for reply, want := range map[string]string{
-		"{\"error\":\"reseed: no\"}\n": "reseed: no",
-		"not json\n":                   "reply",
-		"":                             "EOF",
+		"{\"error\":\"prepare: no\"}\n": "prepare: no",
+		"not json\n":                    "reply",
+		"":                              "EOF",
 		strings.Repeat("x", 2*maxControlReply) + "\n": "EOF",
 	} {
-		err := New(peer(answer(reply))).Forked(t.Context(), agentproto.Forked{})
+		err := New(peer(answer(reply))).Sync(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("reply %.20q: err = %v, want %q", reply, err, want)
 		}
 	}
-	if err := New(peer(answer("{}\n"))).Forked(t.Context(), agentproto.Forked{}); err != nil {
+	if err := New(peer(answer("{}\n"))).Sync(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if _, err := New(peer(answer("{}\n"))).Ping(t.Context()); err == nil {
@@ -114,15 +114,55 @@ func TestControlReplies(t *testing.T) {
 	}
 }
 
+func TestForkAnswers(t *testing.T) {
+	for reply, want := range map[string]string{
+		"\x02\x00\x00\x00no":       "no",
+		"\x03\x00\x00\x00no":       "EOF",
+		"\x00\x00":                 "EOF",
+		"":                         "EOF",
+		"\x00\x00\x02\x00too long": "at most",
+	} {
+		err := New(forkPeer(reply)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("reply %q: err = %v, want %q", reply, err, want)
+		}
+	}
+	if err := New(forkPeer("\x00\x00\x00\x00")).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// forkPeer reads one fork message whole and answers reply.
+func forkPeer(reply string) DialFunc {
+	return peer(func(c net.Conn) {
+		var head [agentproto.LengthSize]byte
+		if _, err := io.ReadFull(c, head[:]); err != nil {
+			return
+		}
+		n, err := agentproto.Length(head[:], agentproto.MaxForked)
+		if err != nil {
+			return
+		}
+		if _, err := io.CopyN(io.Discard, c, int64(n)); err == nil {
+			io.WriteString(c, reply)
+		}
+	})
+}
+
 func TestControlEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	err := New(peer(func(c net.Conn) {
-		bufio.NewReader(c).ReadString('\n')
-		cancel()
-		io.Copy(io.Discard, c)
-	})).Forked(ctx, agentproto.Forked{})
-	if !errors.Is(err, context.Canceled) {
-		t.Fatalf("err = %v", err)
+	for name, call := range map[string]func(*Client, context.Context) error{
+		"sync":   (*Client).Sync,
+		"forked": func(c *Client, ctx context.Context) error { return c.Forked(ctx, agentproto.Forked{}) },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		err := call(New(peer(func(c net.Conn) {
+			c.Read(make([]byte, 1))
+			cancel()
+			io.Copy(io.Discard, c)
+		})), ctx)
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: err = %v", name, err)
+		}
 	}
 }
 

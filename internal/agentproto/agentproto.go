@@ -1,15 +1,16 @@
 // Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports the agent listens
-// on, and the control protocol by which a forked guest is told of its new identity and confirms it.
+// on, the control protocol, and the fork message by which a forked guest is told of its new identity and confirms it.
 //
 // Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The control protocol is
-// newline-delimited JSON on one vsock stream, one reply per request, without HTTP: it runs on the fork path, where
-// every page it touches is copied in every child.
+// newline-delimited JSON on one vsock stream, one reply per request, without HTTP. The fork message has a port and a
+// binary form of its own (see Forked.Append): every page that its handling touches is copied in every child.
 package agentproto
 
 // vsock ports.
 const (
 	ControlPort         = 1024  // guest listens; this package's requests
 	ReadyPort           = 1025  // host side; the guest connects once and sends Ready as one JSON line
+	ForkPort            = 1026  // guest listens; one Forked and one answer a stream, see Forked.Append and AppendAnswer
 	EnvdPort            = 49983 // guest listens; E2B envd: Connect RPC and /files over HTTP/1.1
 	CodeInterpreterPort = 49999 // guest listens; E2B code interpreter: /execute, /contexts over HTTP/1.1
 )
@@ -21,7 +22,7 @@ const (
 )
 
 // Version is the agent's protocol version; a daemon refuses an agent with another one.
-const Version = 1
+const Version = 2
 
 // Ready is what the agent announces when every service listens and the warm interpreters are up.
 type Ready struct {
@@ -36,23 +37,13 @@ type Op string
 
 // Control requests.
 const (
-	OpPing   Op = "ping"   // answered with the agent's Ready
-	OpForked Op = "forked" // Forked must be set
-	OpSync   Op = "sync"   // flush the guest's page cache to its disk
+	OpPing Op = "ping" // answered with the agent's Ready
+	OpSync Op = "sync" // flush the guest's page cache to its disk
 )
 
 // Request is one line to the agent.
 type Request struct {
-	Op     Op      `json:"op"`
-	Forked *Forked `json:"forked,omitempty"`
-}
-
-// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it replies.
-type Forked struct {
-	Entropy       []byte            `json:"entropy"`        // 32 bytes or more, unique to this guest
-	RealtimeNanos int64             `json:"realtime_nanos"` // host CLOCK_REALTIME when sent, ns since 1970
-	Hostname      string            `json:"hostname"`
-	Env           map[string]string `json:"env,omitempty"` // added to the environment of later processes and evals
+	Op Op `json:"op"`
 }
 
 // Reply is the agent's answer. Error is empty if and only if the request was carried out whole.

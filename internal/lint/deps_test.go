@@ -11,8 +11,7 @@ import (
 var tiers = [][]string{
 	// 0: values, encodings and system calls. They know nothing of forkd but themselves.
 	{
-		"internal/agentproto", "internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/debpkg",
-		"internal/disklayer",
+		"internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/debpkg", "internal/disklayer",
 		"internal/embedded", "internal/guestmem", "internal/initramfs", "internal/kernelimage", "internal/kmod",
 		"internal/kvm", "internal/procmem", "internal/wire", "internal/envdproto", "internal/envdproto/filesystem",
 		"internal/envdproto/process", "internal/agent/kmsg", "internal/agent/reap", "internal/agent/userenv",
@@ -23,7 +22,7 @@ var tiers = [][]string{
 	{
 		"internal/boot", "internal/memlayer", "internal/uffd", "internal/virtio/virtq", "internal/tcghost/debkernel",
 		"internal/envdproto/filesystem/filesystemconnect", "internal/envdproto/process/processconnect",
-		"internal/agent/eval", "internal/agent/pid1",
+		"internal/agent/eval", "internal/agent/pid1", "internal/agentproto",
 	},
 	// 2: formats and contracts.
 	{"internal/snapshot", "internal/virtio", "internal/vmm/vmmproto", "internal/agent/envd", "internal/agentclient"},

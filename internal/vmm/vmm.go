@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -179,8 +180,14 @@ func (s *server) create(r *wire.Reader, files *donated) error {
 		KVM: sys, Shape: req.Machine, Console: ring, VsockListener: vsock,
 		GuestConn: s.guestConn, Exited: s.exited,
 	})
+	// Until here one thread at a time was enough, and a cache of objects for one (see GOMAXPROCS in vmmclient). From
+	// now on a vCPU may hold the processor it entered the guest with for a while.
+	runtime.GOMAXPROCS(runningProcs)
 	return err
 }
+
+// runningProcs is how many threads may run Go code at once when there are vCPUs.
+const runningProcs = 2
 
 func (s *server) boot(r *wire.Reader, files *donated) error {
 	var req vmmproto.Boot

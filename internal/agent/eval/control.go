@@ -33,11 +33,8 @@ func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.idle || req.Op == opPrepare {
 		return false
 	}
-	if i.late == nil {
-		i.late = &controlRequest{Op: req.Op}
-	}
-	if req.Op == opForked {
-		i.late.Op = opForked
+	if i.late.Op != opForked {
+		i.late.Op = req.Op
 	}
 	if len(req.Env) > 0 {
 		env := maps.Clone(i.late.Env)
@@ -52,11 +49,11 @@ func (i *interpreter) putOff(req controlRequest) bool {
 
 // catchUp carries out what was put off.
 func (i *interpreter) catchUp() error {
-	if i.late == nil {
+	if i.late.Op == "" {
 		return nil
 	}
-	req := *i.late
-	i.late = nil
+	req := i.late
+	i.late = controlRequest{}
 	if err := i.sendControl(req); err != nil {
 		return err
 	}

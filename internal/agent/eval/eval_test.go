@@ -316,7 +316,7 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s.contexts[id].interp.late == nil {
+	if s.contexts[id].interp.late.Op == "" {
 		t.Fatal("the fork woke an idle interpreter")
 	}
 	got := field(run(t, h, code("(os.environ['A'], os.environ['B'], random.random() != random.Random(1).random())")), "result", "text")
@@ -351,7 +351,7 @@ func TestAForkThatWasPutOffAndFailsEndsTheInterpreter(t *testing.T) {
 	if err := s.Prepare(); err != nil {
 		t.Fatal(err)
 	}
-	s.get(python).interp.late = &controlRequest{Op: "nonsense"}
+	s.get(python).interp.late = controlRequest{Op: "nonsense"}
 	resp, err := http.Post(h.URL+"/execute", "application/json", strings.NewReader(`{"code":"1"}`))
 	if err != nil {
 		t.Fatal(err)

@@ -50,8 +50,8 @@ type interpreter struct {
 	output  *output
 
 	// Guarded by the session's lock.
-	idle bool            // no code runs or can run before the next call, as of the last "prepare"
-	late *controlRequest // what the next call must do first; nil if nothing
+	idle bool           // no code runs or can run before the next call, as of the last "prepare"
+	late controlRequest // what the next call must do first; without Op if nothing
 
 	executions int // written by the one call whose turn it is
 }

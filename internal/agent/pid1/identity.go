@@ -3,7 +3,6 @@ package pid1
 import (
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,15 +20,15 @@ const (
 
 // Identity changes what a guest shares with its siblings after a fork: the kernel's random numbers, the clock and the
 // name. Its device is opened ahead of the fork, so that a fork opens nothing.
-type Identity struct{ random *os.File }
+type Identity struct{ random int } // /dev/urandom
 
 // OpenIdentity opens what Identity needs.
 func OpenIdentity() (*Identity, error) {
-	f, err := os.OpenFile("/dev/urandom", os.O_RDWR, 0)
+	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("identity: %w", err)
+		return nil, fmt.Errorf("identity: open /dev/urandom: %w", err)
 	}
-	return &Identity{f}, nil
+	return &Identity{fd}, nil
 }
 
 // Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool at once, so that
@@ -41,14 +40,13 @@ func (id *Identity) Reseed(entropy []byte) error {
 	if len(entropy) < 32 {
 		return fmt.Errorf("reseed: entropy has %d bytes; send 32 or more", len(entropy))
 	}
-	if _, err := id.random.Write(entropy); err != nil {
-		return fmt.Errorf("reseed: mix: %w", err)
+	if n, err := unix.Write(id.random, entropy); err != nil || n != len(entropy) {
+		return fmt.Errorf("reseed: mix: wrote %d of %d bytes: %w", n, len(entropy), err)
 	}
-	fd := int(id.random.Fd())
-	if err := unix.IoctlSetPointerInt(fd, rndAddToEntCnt, len(entropy)*8); err != nil {
+	if err := unix.IoctlSetPointerInt(id.random, rndAddToEntCnt, len(entropy)*8); err != nil {
 		return fmt.Errorf("reseed: credit entropy: %w", err)
 	}
-	if err := unix.IoctlSetInt(fd, rndReseedCRNG, 0); err != nil {
+	if err := unix.IoctlSetInt(id.random, rndReseedCRNG, 0); err != nil {
 		return fmt.Errorf("reseed: %w", err)
 	}
 	return nil
@@ -71,11 +69,11 @@ func (id *Identity) SetClock(ns int64) error {
 
 // SetHostname sets the kernel's host name. /etc/hostname keeps the snapshot's: a file would cost each child disk
 // blocks for a name that the next fork changes again.
-func (id *Identity) SetHostname(name string) error {
-	if name == "" {
+func (id *Identity) SetHostname(name []byte) error {
+	if len(name) == 0 {
 		return nil
 	}
-	if err := unix.Sethostname([]byte(name)); err != nil {
+	if err := unix.Sethostname(name); err != nil {
 		return fmt.Errorf("set hostname %q: %w", name, err)
 	}
 	return nil

@@ -1,5 +1,6 @@
 // Package pid1 turns a freshly booted kernel with forkd's initramfs into a running system on the root disk: it mounts
-// the kernel's file systems, loads the modules, waits for the disk, and moves the process's root there.
+// the kernel's file systems, loads the modules, waits for the disk, moves the process's root there, and quiets what
+// the kernel does by itself.
 //
 // It starts no service, configures no network beyond loopback, and does not fork: the process that calls Boot stays
 // PID 1. It reads these options of the kernel command line:
@@ -109,6 +110,7 @@ func Boot(log *kmsg.Log) error {
 	if err := switchRoot(); err != nil {
 		return err
 	}
+	applySettings(quiet, log)
 	return identify(opts)
 }
 

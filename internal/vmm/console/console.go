@@ -31,7 +31,10 @@ func Format(f *os.File) error {
 }
 
 // Ring writes to a ring. It has one writer at a time.
-type Ring struct{ mem []byte }
+type Ring struct {
+	mem     []byte
+	written uint64 // what the header says, kept here: reading a mapped file maps many of its pages at once
+}
 
 // Open maps the ring in f, which may be closed afterwards.
 func Open(f *os.File) (*Ring, error) {
@@ -42,11 +45,15 @@ func Open(f *os.File) (*Ring, error) {
 	if st.Size() != header+Size {
 		return nil, fmt.Errorf("open console ring: %d bytes, want %d", st.Size(), header+Size)
 	}
+	var head [8]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil {
+		return nil, fmt.Errorf("open console ring: %w", err)
+	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, header+Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map console ring: %w", err)
 	}
-	return &Ring{mem}, nil
+	return &Ring{mem: mem, written: binary.LittleEndian.Uint64(head[:])}, nil
 }
 
 // Close unmaps the ring.
@@ -54,9 +61,9 @@ func (r *Ring) Close() error { return unix.Munmap(r.mem) }
 
 // WriteByte appends c. It never fails.
 func (r *Ring) WriteByte(c byte) error {
-	n := binary.LittleEndian.Uint64(r.mem)
-	r.mem[header+n%Size] = c
-	binary.LittleEndian.PutUint64(r.mem, n+1)
+	r.mem[header+r.written%Size] = c
+	r.written++
+	binary.LittleEndian.PutUint64(r.mem, r.written)
 	return nil
 }
 

@@ -54,9 +54,9 @@ func startProcess(cfg *Config, listener *os.File) (*process, error) {
 	return proc, nil
 }
 
-// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so collecting it early
-// would only dirty pages, and more threads than a few would only cost memory.
-var vmmEnv = []string{"GOMAXPROCS=2", "GOGC=400", "GODEBUG=madvdontneed=1"}
+// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so collecting it would only
+// dirty pages, as would a second thread while it starts; package vmm raises GOMAXPROCS when it has vCPUs.
+var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1"}
 
 // startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22). Together with the
 // pid it identifies the process for good.

@@ -238,6 +238,53 @@ func TestBootForkExec(t *testing.T) {
 	}
 }
 
+// The kernel of a child finds the new generation id by itself and reseeds, whatever the agent does.
+func TestKernelNoticesItsFork(t *testing.T) {
+	a := vmtest.Load(t)
+	const count = "dmesg | grep -c 'reseeded due to virtual machine fork'"
+	for _, kernel := range []vmtest.Kernel{a.Minimal, a.Cloud} {
+		t.Run(kernel.Name, func(t *testing.T) {
+			shape := vmmproto.Machine{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
+			parent := boot(t, a, kernel.VMLinux, kernel.Initrd, "base", shape)
+			if got := parent.sh(t, count+" || true"); got != "0" {
+				t.Fatalf("before a fork: %q", got)
+			}
+			child := fork(t, a, save(t, parent, shape), "child")
+			// The kernel does it in a thread of its own, perhaps after the agent has confirmed.
+			if got := child.sh(t, "until "+count+"; do sleep 0.1; done"); !strings.HasSuffix(got, "1") {
+				t.Errorf("after it: %q", got)
+			}
+		})
+	}
+}
+
+// A guest may keep sockets of the connections it had when it was saved; its children must be reached all the same.
+func TestChildrenOfAGuestWithConnections(t *testing.T) {
+	a := vmtest.Load(t)
+	shape := vmmproto.Machine{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}
+	parent := boot(t, a, a.Minimal.VMLinux, a.Minimal.Initrd, "base", shape)
+	dial := agentclient.DialUnix(filepath.Join(parent.Dir(), vmmclient.VsockSocket))
+	for range 16 {
+		conn, err := dial(t.Context(), agentproto.ControlPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := parent.agent.Ping(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := save(t, parent, shape)
+	for i := range 3 {
+		child := fork(t, a, s, fmt.Sprintf("child-%d", i))
+		for range 8 {
+			if _, err := child.agent.Ping(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // Every kernel form boots, with several vCPUs and with memory on both sides of the device hole.
 func TestBootMatrix(t *testing.T) {
 	a := vmtest.Load(t)
