@@ -194,7 +194,7 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	}
 	st := Stats{PID: s.vmm.PID()}
 	if st.VMM, err = s.vmm.Stats(ctx); s.heard(err) != nil {
-		return Stats{}, err
+		return Stats{}, s.ended("measure", err)
 	}
 	s.mu.Lock()
 	ram := s.lease.Manifest().Machine.MemoryBytes

@@ -13,7 +13,7 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	}
 	defer unlock()
 	if err := m.pause(ctx, s); err != nil {
-		return Info{}, err
+		return Info{}, s.ended("pause", err)
 	}
 	return s.Info(), nil
 }
@@ -73,7 +73,7 @@ func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	case Running:
 		return info, nil
 	case Paused:
-		err = m.unpause(ctx, s)
+		err = s.ended("resume", m.unpause(ctx, s))
 	case Suspended:
 		s, err = m.bringBack(ctx, s)
 	default:

@@ -34,7 +34,8 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 		return Info{}, err
 	}
 	defer unlock()
-	return m.suspend(ctx, s, false)
+	info, err := m.suspend(ctx, s, false)
+	return info, s.ended("suspend", err)
 }
 
 // errBusy says that an idle sandbox got a request before it was suspended.

@@ -37,8 +37,8 @@ func (s *Sandbox) branchable() (record, *store.Lease, error) {
 
 // ended prefers the end of the VM to the error that came of it.
 func (s *Sandbox) ended(op string, err error) error {
-	if err == nil {
-		return nil
+	if err == nil || s.vmm == nil {
+		return err
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // its process is about to end
 		select {
