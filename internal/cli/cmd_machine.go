@@ -188,7 +188,11 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 // usageArgs makes wrong arguments a usage error.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
+		err := check(cmd, args)
+		if err == nil {
+			err = cmd.ValidateRequiredFlags() // cobra's own call comes later and its error is no usageError
+		}
+		if err != nil {
 			return usageError{err}
 		}
 		return nil

@@ -53,7 +53,11 @@ func open(device int) (fd, error) {
 
 func (u fd) register(start uintptr, length uint64) error {
 	r := struct{ start, length, mode, ioctls uint64 }{uint64(start), length, registerWP, 0}
-	if err := u.call(ioRegister, unsafe.Pointer(&r)); err != nil {
+	err := u.call(ioRegister, unsafe.Pointer(&r))
+	if errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("register %d bytes for write protection: %w (is the directory of the memory layers on tmpfs?)", length, err)
+	}
+	if err != nil {
 		return fmt.Errorf("register %d bytes for write protection: %w", length, err)
 	}
 	return nil

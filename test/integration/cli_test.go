@@ -57,6 +57,7 @@ func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 // TestWorkspaceVerbs takes a workspace through its life on the command line.
 func TestWorkspaceVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
+	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") }) // it outlives the daemon, should the test fail
 	var ws, again client.Workspace
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	if !strings.HasPrefix(ws.ID, "ws-") || ws.Name != "desk" || ws.Status != "running" || ws.SourceTag != tag ||
