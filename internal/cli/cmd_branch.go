@@ -41,6 +41,10 @@ func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Clien
 	if err != nil {
 		return err
 	}
+	return printBranch(cmd, c, s)
+}
+
+func printBranch(cmd *cobra.Command, c *common, s client.Snapshot) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), s)
 	}

@@ -25,12 +25,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), s)
-				}
-				fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
-				describeBranch(cmd.ErrOrStderr(), s)
-				return nil
+				return printBranch(cmd, &c, s)
 			})
 		},
 	}

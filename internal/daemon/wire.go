@@ -45,15 +45,10 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.store, err = store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir}); err != nil {
+	if w.store, err = openStore(&cfg); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
-	for _, s := range w.store.List() {
-		if s.Damage != "" {
-			cfg.Log.Error("a snapshot cannot be used", "reason", s.Damage)
-		}
-	}
 	counts := metrics.New(cfg.Version)
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
@@ -79,7 +74,18 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		return nil, err
 	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
-	counts.SetSource(metrics.Source{
+	counts.SetSource(w.gauges())
+	w.handler = v1.New(v1.Config{
+		Manager: w.manager, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
+		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
+	})
+	undo.Release()
+	return w, nil
+}
+
+// gauges are the metrics that are counted when somebody asks.
+func (w *wired) gauges() metrics.Source {
+	return metrics.Source{
 		Snapshots: func() int { return len(w.store.List()) },
 		Pool:      w.manager.PoolSize,
 		Sandboxes: func() map[string]int {
@@ -89,13 +95,21 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 			}
 			return states
 		},
-	})
-	w.handler = v1.New(v1.Config{
-		Manager: w.manager, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
-		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
-	})
-	undo.Release()
-	return w, nil
+	}
+}
+
+// openStore takes over the store and logs what is wrong with its snapshots.
+func openStore(cfg *Config) (*store.Store, error) {
+	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir})
+	if err != nil {
+		return nil, err
+	}
+	for _, info := range s.List() {
+		if info.Damage != "" {
+			cfg.Log.Error("a snapshot cannot be used", "reason", info.Damage)
+		}
+	}
+	return s, nil
 }
 
 func (w *wired) close(kill bool) {

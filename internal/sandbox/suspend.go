@@ -167,27 +167,7 @@ func (m *Manager) suspended(data string, r record, unpin func(), ops chan struct
 
 // writeSuspension makes a suspended state durable.
 func writeSuspension(data string, r *record) error {
-	p, err := json.Marshal(suspension{Record: *r})
-	if err != nil {
-		return err
-	}
-	path := filepath.Join(data, suspendedName)
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(p)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	d, err := os.Open(data)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return writeDurable(filepath.Join(data, suspendedName), suspension{Record: *r})
 }
 
 // readSuspension returns the suspended state in a data directory; os.ErrNotExist if there is none.

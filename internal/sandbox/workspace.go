@@ -78,23 +78,10 @@ func (m *Manager) loadWorkspaces() error {
 
 // saveWorkspaceLocked makes a workspace durable.
 func (m *Manager) saveWorkspaceLocked(w *Workspace) error {
-	p, err := json.Marshal(w)
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(m.workspaceDir(), 0o700); err != nil {
 		return err
 	}
-	path := filepath.Join(m.workspaceDir(), w.Name+".json")
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(p)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return writeDurable(filepath.Join(m.workspaceDir(), w.Name+".json"), w)
 }
 
 // CreateWorkspace forks a sandbox and gives it a name, by the rules of tags. The request's N is ignored.

@@ -180,43 +180,7 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	if list, err := cl.Sandboxes(ctx); err != nil || len(list) != 3 {
 		t.Errorf("list: %d, %v", len(list), err)
 	}
-	if p, err := cl.Ping(ctx, s.ID); err != nil || !p.Pong {
-		t.Errorf("ping: %+v, %v", p, err)
-	}
-	if r, err := cl.Exec(ctx, s.ID, client.ExecRequest{Args: []string{"x"}}); err != nil || r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
-		t.Errorf("exec: %+v, %v", r, err)
-	}
-	if r, err := cl.Exec(ctx, s.ID, client.ExecRequest{Args: []string{"missing"}}); err != nil || r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
-		t.Errorf("exec of a missing command: %+v, %v", r, err)
-	}
-	if r, err := cl.Exec(ctx, s.ID, client.ExecRequest{Args: []string{"slow"}}); err != nil || !r.TimedOut || r.ExitCode != 124 {
-		t.Errorf("exec that times out: %+v, %v", r, err)
-	}
-	if r, err := cl.Eval(ctx, s.ID, client.EvalRequest{Code: "1+1"}); err != nil || r.Result == nil || *r.Result != "2" {
-		t.Errorf("eval: %+v, %v", r, err)
-	}
-	if r, err := cl.Eval(ctx, s.ID, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 || r.Traceback != "tb" || r.Result != nil {
-		t.Errorf("eval with an exception: %+v, %v", r, err)
-	}
-	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil { // the VMM process is this one, and has RAM of its guest mapped
-		t.Fatal(err)
-	}
-	defer unix.Munmap(ram)
-	if st, err := cl.Stats(ctx, s.ID); err != nil || st.GuestDirty != 8 || st.VMMPrivate == 0 || st.PSS < st.VMMPrivate {
-		t.Errorf("stats: %+v, %v", st, err)
-	}
-	if p, err := cl.Console(ctx, s.ID); err != nil || !strings.Contains(string(p), "ttyS0") {
-		t.Errorf("console: %q, %v", p, err)
-	}
-	if err := cl.WriteFile(ctx, s.ID, "/a", strings.NewReader("x")); err != nil {
-		t.Errorf("write file: %v", err)
-	}
-	if r, err := cl.ReadFile(ctx, s.ID, "/a"); err != nil {
-		t.Errorf("read file: %v", err)
-	} else if p, err := io.ReadAll(r); err != nil || string(p) != "content" {
-		t.Errorf("read file: %q, %v", p, err)
-	}
+	useSandbox(t, cl, s.ID)
 	if err := cl.DeleteSnapshot(ctx, "a.b", client.DeleteOptions{}); !client.IsStatus(err, http.StatusConflict) {
 		t.Errorf("delete of a snapshot in use: %v", err)
 	}
@@ -236,6 +200,49 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	}
 	if err := cl.DeleteSnapshot(ctx, "a.b", client.DeleteOptions{Cascade: true}); err != nil {
 		t.Errorf("delete: %v", err)
+	}
+}
+
+// useSandbox makes every call on a sandbox once.
+func useSandbox(t *testing.T, cl *client.Client, id string) {
+	t.Helper()
+	ctx := context.Background()
+	if p, err := cl.Ping(ctx, id); err != nil || !p.Pong {
+		t.Errorf("ping: %+v, %v", p, err)
+	}
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"x"}}); err != nil || r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
+		t.Errorf("exec: %+v, %v", r, err)
+	}
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"missing"}}); err != nil || r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
+		t.Errorf("exec of a missing command: %+v, %v", r, err)
+	}
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"slow"}}); err != nil || !r.TimedOut || r.ExitCode != 124 {
+		t.Errorf("exec that times out: %+v, %v", r, err)
+	}
+	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1+1"}); err != nil || r.Result == nil || *r.Result != "2" {
+		t.Errorf("eval: %+v, %v", r, err)
+	}
+	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 || r.Traceback != "tb" || r.Result != nil {
+		t.Errorf("eval with an exception: %+v, %v", r, err)
+	}
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil { // the VMM process is this one, and has RAM of its guest mapped
+		t.Fatal(err)
+	}
+	defer unix.Munmap(ram)
+	if st, err := cl.Stats(ctx, id); err != nil || st.GuestDirty != 8 || st.VMMPrivate == 0 || st.PSS < st.VMMPrivate {
+		t.Errorf("stats: %+v, %v", st, err)
+	}
+	if p, err := cl.Console(ctx, id); err != nil || !strings.Contains(string(p), "ttyS0") {
+		t.Errorf("console: %q, %v", p, err)
+	}
+	if err := cl.WriteFile(ctx, id, "/a", strings.NewReader("x")); err != nil {
+		t.Errorf("write file: %v", err)
+	}
+	if r, err := cl.ReadFile(ctx, id, "/a"); err != nil {
+		t.Errorf("read file: %v", err)
+	} else if p, err := io.ReadAll(r); err != nil || string(p) != "content" {
+		t.Errorf("read file: %q, %v", p, err)
 	}
 }
 

@@ -19,16 +19,14 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	mem := newMem(t)
 	parent := newHost(t)
 	g := start(t, parent, mem)
-	c := parent.connect(t, 1)
-	req, _ := g.open(c, 1)
+	req, _ := g.open(parent.connect(t, 1), 1)
 	g.tr.Quiesce()
 	var w wire.Writer
 	g.tr.Save(&w)
 
 	child := newHost(t)
 	k := attach(t, child, mem)
-	k.rx, k.tx, k.event, k.rxGPA = g.rx, g.tx, g.event, g.rxGPA
-	k.rx, k.tx, k.event = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k)
+	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
 	waiting := child.connect(t, 77)
 	k.tr.Quiesce()
 	if err := k.tr.Restore(wire.NewReader(w.Bytes())); err != nil {
@@ -45,27 +43,12 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	if k.event.AvailEvent() != k.event.AvailIdx() {
 		t.Fatalf("the device waits for available index %d, not %d", k.event.AvailEvent(), k.event.AvailIdx())
 	}
-	// Serving the queues more often changes nothing.
-	for range 3 {
-		k.tr.Quiesce()
-		if err := k.tr.Unquiesce(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	k.serveAgain(3) // changes nothing
 	k.tr.Quiesce()
 	if _, _, ok := k.tx.Poll(); ok || child.dev.listening {
 		t.Fatal("the device did not wait for the driver")
 	}
-	// A snapshot of the child now: its own children must wait for both resets.
-	var held wire.Writer
-	child.dev.Save(&held)
-	grandchild := &Device{cfg: Config{GuestCID: guestCID}}
-	if err := grandchild.Restore(wire.NewReader(held.Bytes())); err != nil {
-		t.Fatal(err)
-	}
-	if !grandchild.resetDue || !grandchild.holding || grandchild.holdUntil != k.event.AvailIdx()+1 {
-		t.Fatalf("restored: %v, %v, %d", grandchild.resetDue, grandchild.holding, grandchild.holdUntil)
-	}
+	checkGrandchild(t, child.dev, k.event.AvailIdx()+1)
 	if err := k.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +73,31 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	}
 	if err := g.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// checkGrandchild takes a snapshot of a child that still waits for its driver: children of that must wait for both resets.
+func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
+	t.Helper()
+	var held wire.Writer
+	child.Save(&held)
+	grandchild := &Device{cfg: Config{GuestCID: guestCID}}
+	if err := grandchild.Restore(wire.NewReader(held.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if !grandchild.resetDue || !grandchild.holding || grandchild.holdUntil != holdUntil {
+		t.Fatalf("restored: %v, %v, %d", grandchild.resetDue, grandchild.holding, grandchild.holdUntil)
+	}
+}
+
+// serveAgain makes the device look at its queues n times.
+func (g *guest) serveAgain(n int) {
+	g.t.Helper()
+	for range n {
+		g.tr.Quiesce()
+		if err := g.tr.Unquiesce(); err != nil {
+			g.t.Fatal(err)
+		}
 	}
 }
 
