@@ -72,9 +72,11 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	s.mu.Unlock()
 	release := sync.OnceFunc(func() {
 		s.mu.Lock()
-		e.leases--
-		s.dropTransientLocked(e)
+		victim := s.releaseLocked(e)
 		s.mu.Unlock()
+		if victim != nil {
+			s.closeIdle(victim)
+		}
 	})
 	hot, err := s.heat(e)
 	if err != nil {
@@ -107,6 +109,11 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 func (e *entry) cool() {
 	e.hotMu.Lock()
 	defer e.hotMu.Unlock()
+	e.closeHot()
+}
+
+// closeHot does it. Preconditions: e.hotMu is held.
+func (e *entry) closeHot() {
 	if e.hot != nil {
 		e.hot.close()
 		e.hot = nil

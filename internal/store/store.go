@@ -47,6 +47,7 @@ type Store struct {
 	mu       sync.Mutex
 	byTag    map[string]*entry
 	reserved map[string]*Staging // by tag, in flight
+	idle     []*entry            // whose last lease has ended, the most recent last; some of them may be leased again
 }
 
 // entry is one published snapshot.

@@ -79,10 +79,7 @@ func (s *Store) Cool(tag string) {
 	if busy {
 		return
 	}
-	if e.hot != nil {
-		e.hot.close()
-		e.hot = nil
-	}
+	e.closeHot()
 	for _, owner := range cold {
 		os.RemoveAll(s.ramDir(owner))
 	}

@@ -1,0 +1,34 @@
+package store
+
+import "slices"
+
+// maxIdle is how many snapshots that nobody leases keep their files open for the next lease, the most recently used ones.
+// Each may have more than a hundred, and a daemon makes any number of branches.
+const maxIdle = 32
+
+// releaseLocked ends a lease of e and returns a snapshot whose files are to be closed, or nil.
+func (s *Store) releaseLocked(e *entry) (victim *entry) {
+	e.leases--
+	s.dropTransientLocked(e)
+	if e.leases > 0 {
+		return nil
+	}
+	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
+	if len(s.idle) > maxIdle {
+		victim = s.idle[0]
+		s.idle = slices.Delete(s.idle, 0, 1)
+	}
+	return victim
+}
+
+// closeIdle closes the files of a snapshot that nobody leases; the next lease opens them again.
+func (s *Store) closeIdle(e *entry) {
+	e.hotMu.Lock() // a new lease opens the files behind it
+	defer e.hotMu.Unlock()
+	s.mu.Lock()
+	busy := e.leases > 0
+	s.mu.Unlock()
+	if !busy {
+		e.closeHot()
+	}
+}
