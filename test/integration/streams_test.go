@@ -165,6 +165,10 @@ asked`})
 		if got := d.value(t, child.ID, "asked"); got != fmt.Sprint(i) { // its /root/go does not exist
 			t.Errorf("%s: the request that was under way did %s in a child, want %d", mode, got, i)
 		}
+		const find = `for f in /proc/[0-9]*/cmdline; do tr '\0' ' ' <$f 2>/dev/null | grep 'whil[e] echo'; done | wc -l`
+		if got := d.sh(t, child.ID, find); got != "1\n" { // it goes on, and nobody listens
+			t.Errorf("%s: the command of the stream runs %q times in a child", mode, got)
+		}
 		own := d.count(d.ctx(t, bakeLimit), child.ID)
 		own.goesOn(t)
 		own.end(t)

@@ -126,7 +126,6 @@ func TestIdleSandbox(t *testing.T) {
 	}
 	requests := map[string]func(){
 		"eval": func() { d.value(t, box.ID, "kept") },
-		"exec": func() { d.sh(t, box.ID, "true") },
 		"file": func() {
 			if got := file(); got != "yes\n" {
 				t.Errorf("file: %q", got)
@@ -162,7 +161,7 @@ func TestIdleSandbox(t *testing.T) {
 // stayAwake makes requests that take longer than the idle timeout; the sandbox must run all the time.
 func (d *daemon) stayAwake(t *testing.T, id string) {
 	t.Helper()
-	const long = 3 * idleTimeout
+	const long = 2 * idleTimeout
 	pid := d.inState(t, id, "running").PID
 	ctx := d.ctx(t, quietLimit)
 	requests := []func() error{
