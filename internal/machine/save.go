@@ -117,14 +117,16 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 	return nil
 }
 
-// writeRange writes guest memory to its place in a layer. A page of zeros stays a hole in the file, which reads the
-// same.
+// writeRange writes guest memory to its place in a layer, pages of zeros too: a layer has no holes inside its extents.
+// On tmpfs the first access to a hole through a mapping, even a load, allocates a page, and where there is no room for
+// it the VM of a child dies.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {
 		return err
 	}
-	return writeSparse(layer, view, int64(guestmem.Linear(r.GPA)))
+	_, err = layer.WriteAt(view, int64(guestmem.Linear(r.GPA)))
+	return err
 }
 
 // bound joins neighbouring ranges of one region until there are at most limit, or one per region.
@@ -145,21 +147,6 @@ func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.
 		}
 	}
 	return out
-}
-
-// writeSparse writes p at off, leaving out pages of zeros.
-func writeSparse(f *os.File, p []byte, off int64) error {
-	for len(p) > 0 {
-		n := run(p, zero(p[:guestmem.PageSize]))
-		if !zero(p[:guestmem.PageSize]) {
-			if _, err := f.WriteAt(p[:n], off); err != nil {
-				return err
-			}
-		}
-		p = p[n:]
-		off += int64(n)
-	}
-	return nil
 }
 
 // run returns the length of the longest prefix of p whose pages are all zero, or all not.

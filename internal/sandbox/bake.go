@@ -368,6 +368,6 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []memlayer.Extent,
 	}, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, and what fills the gaps is mostly zeros,
-// which take no room. It leaves branches something of maxExtents.
+// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is filled instead some room
+// in its layer. It leaves branches something of maxExtents.
 const maxLayerExtents = 128

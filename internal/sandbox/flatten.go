@@ -26,36 +26,18 @@ func flatten(dst *os.File, own uint32, extents []memlayer.Extent, layers []*os.F
 // copyBuffer is how much of a layer is copied at a time, in bytes; a multiple of the page size.
 const copyBuffer = 1 << 20
 
-// copyExtent copies one extent of src to the same place in dst, which has none of its pages yet: pages of zeros are left
-// out, because on a RAM file system every page written is a page of the host's memory.
+// copyExtent copies one extent of src to the same place in dst, zeros too: a layer has no holes inside its extents. On
+// tmpfs the first access to a hole through a mapping allocates a page, and where there is no room for it the VM dies.
 func copyExtent(dst, src *os.File, e memlayer.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
 		p := buf[:min(int64(len(buf)), end-at)]
 		if _, err := src.ReadAt(p, at); err != nil {
 			return err
 		}
-		for len(p) > 0 {
-			zeros := isZero(p[:memlayer.PageSize])
-			n := memlayer.PageSize
-			for n < len(p) && isZero(p[n:n+memlayer.PageSize]) == zeros {
-				n += memlayer.PageSize
-			}
-			if !zeros {
-				if _, err := dst.WriteAt(p[:n], at); err != nil {
-					return err
-				}
-			}
-			p, at = p[n:], at+int64(n)
+		if _, err := dst.WriteAt(p, at); err != nil {
+			return err
 		}
+		at += int64(len(p))
 	}
 	return nil
-}
-
-func isZero(p []byte) bool {
-	for _, b := range p {
-		if b != 0 {
-			return false
-		}
-	}
-	return true
 }

@@ -6,74 +6,129 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
-
-// layerWithoutRoom: the layer does not fit into its file system. The branch fails; the source goes on.
-func (l *line) layerWithoutRoom(ctx context.Context) error {
-	return l.withoutRoom(ctx, func(dir string) (s *Snapshot, layer *os.File, err error) {
-		if s, layer, err = l.source.newSnapshot("full"); err != nil {
-			return nil, nil, err
-		}
-		layer, err = os.Create(filepath.Join(dir, "layer"))
-		return s, layer, err
-	})
-}
-
-// stateWithoutRoom: there is no room for the vCPU and device state.
-func (l *line) stateWithoutRoom(ctx context.Context) error {
-	return l.withoutRoom(ctx, func(dir string) (s *Snapshot, layer *os.File, err error) {
-		if s, layer, err = l.source.newSnapshot("full"); err != nil {
-			return nil, nil, err
-		}
-		if s.state, err = os.Create(filepath.Join(dir, "state")); err != nil {
-			return nil, nil, err
-		}
-		// A file that takes all the room there is.
-		filler, err := os.Create(filepath.Join(dir, "filler"))
-		if err != nil {
-			return nil, nil, err
-		}
-		_, full := filler.Write(make([]byte, tinyBytes+1))
-		if full == nil {
-			return nil, nil, errors.New("the small tmpfs is not full")
-		}
-		return s, layer, filler.Close()
-	})
-}
 
 // tinyBytes is the size of a file system that has no room for a branch.
 const tinyBytes = 64 << 10
 
-func (l *line) withoutRoom(ctx context.Context, files func(dir string) (*Snapshot, *os.File, error)) (err error) {
+// layerWithoutRoom: room for the layer runs out at its beginning, in the middle, or never. The source goes on. A layer
+// that found room is whole, and its children want no more.
+func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
+	v := l.source
+	if _, err := v.ask(ctx, "hot", "0"); err != nil {
+		return err
+	}
+	stats, err := v.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	dir, undo, err := l.rig.tinyTmpfs(tinyBytes + l.rig.rng.Uint64N(2*stats.GuestDirtyBytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, undo()) }()
+	req := l.request()
+	if l.rig.rng.IntN(2) == 0 {
+		req.Mode = vmmproto.BranchLive
+	}
+	s, _, err := v.newMarked(ctx, "full")
+	if err != nil {
+		return err
+	}
+	layer, err := os.Create(filepath.Join(dir, "layer"))
+	if err != nil {
+		return err
+	}
+	p, err := v.branchTo(ctx, req, s, layer)
+	if err == nil {
+		err = v.wait(ctx, p)
+	}
+	if err != nil {
+		_ = layer.Close()
+		return l.failed(ctx, p, err)
+	}
+	if err := fillUp(dir); err != nil {
+		return err
+	}
+	if s, err = v.complete(p); err != nil {
+		return err
+	}
+	l.rig.rep.count(&l.rig.rep.FullFS)
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.took(ctx, s)
+}
+
+// stateWithoutRoom: there is no room for the vCPU and device state.
+func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
+	v := l.source
 	dir, undo, err := l.rig.tinyTmpfs(tinyBytes)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	s, layer, err := files(dir)
+	s, layer, err := v.newMarked(ctx, "full")
 	if err != nil {
 		return err
 	}
-	if _, _, err := l.source.setMark(ctx, "hot", "0"); err != nil {
+	if s.state, err = os.Create(filepath.Join(dir, "state")); err != nil {
 		return err
 	}
-	p, err := l.source.branchTo(ctx, l.mode(), s, layer)
-	if err == nil {
-		_, err = l.finish(ctx, p)
+	defer s.state.Close()
+	if err := fillUp(dir); err != nil {
+		return err
 	}
-	_ = layer.Close()
-	_ = s.state.Close()
+	p, err := v.branchTo(ctx, l.request(), s, layer)
 	if err == nil {
-		return errors.New("a branch without room for its files succeeded")
+		return errors.New("a branch without room for its state succeeded")
 	}
+	return l.failed(ctx, p, err)
+}
+
+// failed checks that a branch failed for want of room and that its source goes on. p is nil if it failed while the guest
+// stood still.
+func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)
 	}
+	if !isNoSpace(err) {
+		return err
+	}
 	l.rig.rep.count(&l.rig.rep.Failed)
+	if p != nil && p.copied.Faults > 0 {
+		l.rig.rep.count(&l.rig.rep.FailedUnderFire)
+	}
+	if err := l.goesOn(ctx); err != nil {
+		return err
+	}
 	if err := l.verifySource(ctx); err != nil {
 		return err
 	}
 	return l.plain(ctx)
 }
+
+// fillUp takes all the room that the file system of dir has.
+func fillUp(dir string) error {
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		return err
+	}
+	page := make([]byte, 4096)
+	for err == nil {
+		_, err = f.Write(page)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		return errors.Join(err, f.Close())
+	}
+	return f.Close()
+}
+
+// isNoSpace reports whether the VMM says that a file system is full: errors lose their types on the control socket.
+func isNoSpace(err error) bool { return strings.Contains(err.Error(), unix.ENOSPC.Error()) }

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
-
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
 // Report counts what was done. It is written as out/torture.json.
@@ -18,14 +16,19 @@ type Report struct {
 	ByMode           map[string]int `json:"by_mode"`
 	ChildrenVerified int            `json:"children_verified"`
 	SourcesVerified  int            `json:"sources_verified"`
-	Refused          int            `json:"refused"` // branches begun while another was copied
-	Failed           int            `json:"failed"`  // branches that had no room, as they should
-	Kills            int            `json:"kills"`   // VMMs killed in the middle of a branch
+	Refused          int            `json:"refused"`           // branches begun while another was copied
+	Failed           int            `json:"failed"`            // branches that had no room, as they should
+	FailedUnderFire  int            `json:"failed_under_fire"` // of these, live ones that met write faults
+	FullFS           int            `json:"whole_on_full_fs"`  // whole branches on file systems without any room left
+	Races            int            `json:"races"`             // branches that met another request
+	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
 	Rollbacks        int            `json:"rollbacks"`
 	DeepestChain     int            `json:"deepest_chain"` // memory layers over the base
 	Faults           uint64         `json:"write_faults"`  // pages that a live branch captured because a vCPU wrote them
 	Storms           int            `json:"storms"`        // live branches that ended by stopping the guest
 	Mismatches       int            `json:"mismatches"`
+	MostOwnFiles     int            `json:"vmm_own_fds"`        // the most that any source's VMM held besides disk layers
+	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // the most private memory of any besides the guest's
 	Errors           []string       `json:"errors,omitempty"`
 	Seconds          float64        `json:"duration_s"`
 	Seed             uint64         `json:"seed"`
@@ -39,13 +42,13 @@ func NewReport(seed uint64) *Report {
 	return &Report{Seed: seed, ByMode: map[string]int{}, start: time.Now()}
 }
 
-func (r *Report) branched(b vmmproto.BranchResult, c vmmproto.Branched) {
+func (r *Report) branched(p *pending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Branches++
-	r.ByMode[b.Mode.String()]++
-	r.Faults += c.Faults
-	if c.StopNanos > 0 {
+	r.ByMode[p.req.Mode.String()]++
+	r.Faults += p.copied.Faults
+	if p.copied.StopNanos > 0 {
 		r.Storms++
 	}
 }
@@ -56,6 +59,13 @@ func (r *Report) count(n *int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*n++
+}
+
+// held notes what a VMM holds for itself.
+func (r *Report) held(files int, kib uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.MostOwnFiles, r.MostOwnKiB = max(r.MostOwnFiles, files), max(r.MostOwnKiB, kib)
 }
 
 // done returns the number of whole branches.
@@ -88,12 +98,14 @@ func (r *Report) Line() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, %d kills, "+
-		"%d rollbacks, %d refused, %d without room, %d write faults, %d storms, %d mismatches, %.0f s", r.Branches,
+		"%d rollbacks, %d races, %d refused, %d without room (%d under fire), %d on full file systems, %d write faults, "+
+		"%d storms, %d mismatches, %.0f s", r.Branches,
 		r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified, r.DeepestChain,
-		r.Kills, r.Rollbacks, r.Refused, r.Failed, r.Faults, r.Storms, r.Mismatches, time.Since(r.start).Seconds())
+		r.Kills, r.Rollbacks, r.Races, r.Refused, r.Failed, r.FailedUnderFire, r.FullFS, r.Faults, r.Storms, r.Mismatches,
+		time.Since(r.start).Seconds())
 }
 
-// Write writes the report to path.
+// Write writes the report to path, whole or not at all.
 func (r *Report) Write(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,5 +117,8 @@ func (r *Report) Write(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(p, '\n'), 0o644)
+	if err := os.WriteFile(path+".new", append(p, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }

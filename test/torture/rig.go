@@ -32,17 +32,19 @@ const mib = 1 << 20
 
 // Limits on one step. They are long because an emulated host may be busy; reaching one is a failure, never a wait.
 const (
-	bootLimit = 4 * time.Minute
-	stepLimit = 2 * time.Minute
+	bootLimit = 10 * time.Minute
+	stepLimit = 5 * time.Minute
 )
+
+// systemMiB is the memory of a VM that the guest program does not write.
+const systemMiB = 112
 
 // Config is the size of the guests.
 type Config struct {
-	Assets    *vmtest.Assets
-	VCPUs     uint32
-	MemoryMiB uint64 // of the VM
-	DataMiB   int    // that the guest program writes
-	DiskMiB   int    // that it writes on disk
+	Assets  *vmtest.Assets
+	VCPUs   uint32
+	DataMiB uint64 // that the guest program writes
+	DiskMiB int    // that it writes on disk
 }
 
 // Rig makes the VMs of one shape and counts what happens to them.
@@ -61,7 +63,7 @@ type Rig struct {
 
 // NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
-	shape := vmmproto.Machine{MemoryBytes: cfg.MemoryMiB * mib, VCPUs: cfg.VCPUs, Template: vmtest.Template()}
+	shape := vmmproto.Machine{MemoryBytes: (systemMiB + cfg.DataMiB) * mib, VCPUs: cfg.VCPUs, Template: vmtest.Template()}
 	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
 }
 
@@ -233,7 +235,7 @@ func (v *vm) explain(err error) error {
 }
 
 // tinyTmpfs mounts a tmpfs that has room for size bytes, and unmounts it with undo.
-func (r *Rig) tinyTmpfs(size int) (dir string, undo func() error, err error) {
+func (r *Rig) tinyTmpfs(size uint64) (dir string, undo func() error, err error) {
 	if dir, err = os.MkdirTemp(r.dir, "full"); err != nil {
 		return "", nil, err
 	}

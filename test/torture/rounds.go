@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
@@ -39,23 +37,34 @@ type round struct {
 func rounds() []round {
 	return []round{
 		{"plain", 10, (*line).plain},
-		{"overlap", 3, (*line).overlap},
+		{"storm", 2, (*line).storm},
+		{"overlap", 2, (*line).overlap},
+		{"race", 3, (*line).race},
+		{"interrupt", 2, (*line).interrupt},
+		{"undo", 2, (*line).undo},
 		{"crowd", 2, (*line).crowd},
 		{"stream", 2, (*line).stream},
-		{"layer without room", 1, (*line).layerWithoutRoom},
+		{"layer without room", 3, (*line).layerWithoutRoom},
 		{"state without room", 1, (*line).stateWithoutRoom},
 		{"kill", 2, (*line).kill},
-		{"rollback", 2, (*line).rollback},
+		{"rollback", 1, (*line).rollback},
 	}
 }
 
 // Run lets lines descend from base until the report has n branches.
 func (r *Rig) Run(ctx context.Context, base *Snapshot, n int) error {
+	held, err := r.measure()
+	if err != nil {
+		return err
+	}
 	for r.rep.done() < n {
 		if err := r.descend(ctx, base, n); err != nil {
 			return err
 		}
 		r.logf("%s", r.rep.Line())
+		if err := r.clean(held); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -68,6 +77,10 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.source.Kill()) }()
 	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.done() < n {
+		if more, err := r.roomy(); err != nil || !more {
+			r.logf("the line ends here: no room for more layers (%v)", err)
+			break
+		}
 		for range 1 + r.rng.IntN(3) {
 			if err := l.step(ctx, r.draw()); err != nil {
 				return err
@@ -114,21 +127,13 @@ func (l *line) step(ctx context.Context, x round) error {
 	if err := x.run(l, ctx); err != nil {
 		return fmt.Errorf("%s: %w", x.name, l.source.explain(err))
 	}
+	if err := l.lean(ctx); err != nil {
+		return fmt.Errorf("after %s: %w", x.name, err)
+	}
 	l.rig.logf("%s %s: %s, depth %d, %d disk layers, %v", time.Now().Format("15:04:05"), l.source.name, x.name,
 		l.last.depth, len(l.source.files), time.Since(start).Round(time.Millisecond))
 	runtime.GC() // closes the files of forgotten snapshots
 	return nil
-}
-
-// mode draws a mode, live most of the time.
-func (l *line) mode() vmmproto.BranchMode {
-	switch n := l.rig.rng.IntN(20); {
-	case n < 12:
-		return vmmproto.BranchLive
-	case n < 17:
-		return vmmproto.BranchDiff
-	}
-	return vmmproto.BranchFull
 }
 
 // setHot draws how much the guest writes: everything, some pages of each writer, or one.
@@ -165,7 +170,7 @@ func (l *line) plain(ctx context.Context) error {
 	if err := l.setHot(ctx); err != nil {
 		return err
 	}
-	s, err := l.source.branch(ctx, l.mode())
+	s, err := l.source.branch(ctx, l.request())
 	if err != nil {
 		return err
 	}
@@ -177,11 +182,11 @@ func (l *line) plain(ctx context.Context) error {
 
 // replace: a child becomes the source, and is verified before the next round.
 func (l *line) replace(ctx context.Context) error {
-	mode := vmmproto.BranchLive
+	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {
-		mode = vmmproto.BranchDiff
+		req.Mode = vmmproto.BranchDiff
 	}
-	s, err := l.source.branch(ctx, mode)
+	s, err := l.source.branch(ctx, req)
 	if err != nil {
 		return err
 	}
@@ -213,33 +218,30 @@ func (l *line) restart(ctx context.Context) error {
 // whole.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
-	first, err := v.begin(ctx, vmmproto.BranchLive)
+	first, err := v.begin(ctx, l.live())
 	if err != nil {
 		return err
 	}
-	s, layer, err := v.newSnapshot("second")
+	c, err := l.newRacer(l.request())
 	if err != nil {
 		return err
 	}
-	s.mark, s.seq = first.snap.mark, first.snap.seq
-	second, err := v.branchTo(ctx, l.mode(), s, layer)
-	refused := err != nil && strings.Contains(err.Error(), "still being copied")
-	if err != nil && !refused {
+	c.snap.mark, c.snap.seq = first.snap.mark, first.snap.seq
+	c.run(ctx, v)
+	if c.err != nil && (c.p != nil || !refused(c.err)) {
+		return c.err
+	}
+	if l.last, err = v.finish(ctx, first); err != nil {
 		return err
 	}
-	if refused {
+	if c.p == nil {
 		l.rig.rep.count(&l.rig.rep.Refused)
-		if l.last, err = l.finish(ctx, first); err != nil {
-			return err
-		}
 	} else {
-		// The first one's completion may be lost if nobody waited for it before the second, but it is complete: the
-		// second would have been refused otherwise.
-		v.settle(first)
-		if l.last, err = l.finish(ctx, second); err != nil {
+		if err := l.check(ctx, l.last); err != nil {
 			return err
 		}
-		if err := l.check(ctx, first.snap); err != nil {
+		v.adopt(c.p)
+		if l.last, err = v.complete(c.p); err != nil {
 			return err
 		}
 	}
@@ -249,19 +251,6 @@ func (l *line) overlap(ctx context.Context) error {
 	return l.check(ctx, l.last)
 }
 
-// settle makes the snapshot of a live branch whose layer is known to be complete.
-func (v *vm) settle(p *pending) {
-	p.snap.put(v.base, p.layer, p.result.Save.Extents)
-	v.rig.rep.branched(p.result, vmmproto.Branched{})
-}
-
-// finish is vm.finish for the source, bounded in time.
-func (l *line) finish(ctx context.Context, p *pending) (*Snapshot, error) {
-	ctx, cancel := context.WithTimeout(ctx, stepLimit)
-	defer cancel()
-	return l.source.finish(ctx, p)
-}
-
 // crowd: children fork from the source's own snapshot while it is branched.
 func (l *line) crowd(ctx context.Context) error {
 	var wg sync.WaitGroup
@@ -269,7 +258,7 @@ func (l *line) crowd(ctx context.Context) error {
 	for i := range errs {
 		wg.Go(func() { errs[i] = l.rig.check(ctx, l.source.base, "crowd") })
 	}
-	s, err := l.source.branch(ctx, l.mode())
+	s, err := l.source.branch(ctx, l.request())
 	wg.Wait()
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err
@@ -280,59 +269,24 @@ func (l *line) crowd(ctx context.Context) error {
 // stream: a verification, and the stream that carries it, are under way while the guest is branched.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
-	delay := time.Duration(l.rig.rng.IntN(60)) * time.Millisecond
-	mode := l.mode()
-	s, layer, err := v.newSnapshot("stream")
+	s, layer, err := v.newMarked(ctx, "stream")
 	if err != nil {
 		return err
 	}
-	var r guestReport
-	if s.mark, r, err = v.setMark(ctx); err != nil {
-		return err
-	}
-	s.seq = r.Seq
 	verified := make(chan error, 1)
 	go func() {
 		_, err := v.ask(ctx, "verify")
 		verified <- err
 	}()
-	time.Sleep(delay)
-	p, err := v.branchTo(ctx, mode, s, layer)
+	time.Sleep(l.delay(60 * time.Millisecond))
+	p, err := v.branchTo(ctx, l.request(), s, layer)
 	if err := errors.Join(err, <-verified); err != nil {
 		return err
 	}
-	if s, err = l.finish(ctx, p); err != nil {
+	if s, err = v.finish(ctx, p); err != nil {
 		return err
 	}
 	return l.took(ctx, s)
-}
-
-// kill: the VMM dies in the middle of a branch. What was taken from it before is whole.
-func (l *line) kill(ctx context.Context) error {
-	v := l.source
-	mode := l.mode()
-	delay := time.Duration(l.rig.rng.IntN(80)) * time.Millisecond
-	s, layer, err := v.newSnapshot("killed")
-	if err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func() {
-		p, err := v.branchTo(ctx, mode, s, layer)
-		if err == nil && mode == vmmproto.BranchLive {
-			_, err = v.WaitCopied(ctx, p.result.Serial)
-		}
-		ended <- err
-	}()
-	time.Sleep(delay)
-	if err := v.Kill(); err != nil {
-		return err
-	}
-	if err := <-ended; err != nil && !errors.Is(err, vmmclient.ErrGone) {
-		return fmt.Errorf("branch of a killed VMM: %w", err)
-	}
-	l.rig.rep.count(&l.rig.rep.Kills)
-	return l.restart(ctx)
 }
 
 // rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can be branched.

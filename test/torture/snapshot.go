@@ -89,7 +89,7 @@ func (v *vm) setMark(ctx context.Context, words ...string) (mark uint64, r guest
 
 // newSnapshot makes the files of a snapshot of v.
 func (v *vm) newSnapshot(kind string) (s *Snapshot, layer *os.File, err error) {
-	s = &Snapshot{name: fmt.Sprintf("%s%d", kind, v.rig.names.Add(1)), size: v.size, disks: slices.Clone(v.files)}
+	s = &Snapshot{name: fmt.Sprintf("%s%d", kind, v.rig.names.Add(1)), size: v.size}
 	if s.state, err = v.rig.file(); err != nil {
 		return nil, nil, err
 	}
@@ -129,79 +129,9 @@ func (v *vm) save(ctx context.Context) (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.disks = slices.Clone(v.files)
 	s.put(nil, layer, saved.Extents)
 	return s, nil
-}
-
-const maxExtents = 2048
-
-// pending is a branch whose layer may still be being copied.
-type pending struct {
-	snap   *Snapshot
-	layer  *os.File
-	result vmmproto.BranchResult
-}
-
-// begin branches v and returns when the guest runs again.
-func (v *vm) begin(ctx context.Context, mode vmmproto.BranchMode) (*pending, error) {
-	s, layer, err := v.newSnapshot(mode.String())
-	if err != nil {
-		return nil, err
-	}
-	var r guestReport
-	if s.mark, r, err = v.setMark(ctx); err != nil {
-		return nil, err
-	}
-	s.seq = r.Seq
-	return v.branchTo(ctx, mode, s, layer)
-}
-
-// branchTo branches v into files that the caller made.
-func (v *vm) branchTo(ctx context.Context, mode vmmproto.BranchMode, s *Snapshot, layer *os.File) (*pending, error) {
-	top, err := v.rig.newTop(v.size)
-	if err != nil {
-		return nil, err
-	}
-	res, err := v.Branch(ctx, vmmproto.Branch{Mode: mode, MaxExtents: maxExtents},
-		vmmclient.BranchFiles{State: s.state, Layer: layer, Tops: []*os.File{top}})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %v branch: %w", v.name, mode, err)
-	}
-	v.files = append(slices.Clone(v.files), top)
-	if res.Mode != mode {
-		return nil, fmt.Errorf("%s: %v branch fell back to %v: %s", v.name, mode, res.Mode, res.Fallback)
-	}
-	return &pending{snap: s, layer: layer, result: res}, nil
-}
-
-// finish waits until the layer is complete and returns the snapshot.
-func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
-	var copied vmmproto.Branched
-	if p.result.Mode == vmmproto.BranchLive {
-		var err error
-		if copied, err = v.WaitCopied(ctx, p.result.Serial); err != nil {
-			return nil, fmt.Errorf("%s: copy live branch: %w", v.name, err)
-		}
-	}
-	base := v.base
-	if p.result.Mode == vmmproto.BranchFull {
-		base = nil
-	}
-	p.snap.put(base, p.layer, p.result.Save.Extents)
-	v.rig.rep.branched(p.result, copied)
-	return p.snap, nil
-}
-
-// branch branches v and sets a new mark in it, so that children that have a later instant show.
-func (v *vm) branch(ctx context.Context, mode vmmproto.BranchMode) (*Snapshot, error) {
-	p, err := v.begin(ctx, mode)
-	if err != nil {
-		return nil, err
-	}
-	if _, _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
-		return nil, err
-	}
-	return v.finish(ctx, p)
 }
 
 // fork starts a child of s that writes from its first instant on.
@@ -252,7 +182,7 @@ func (v *vm) verifyCopy(ctx context.Context, s *Snapshot) error {
 }
 
 func (v *vm) checkReport(r guestReport, s *Snapshot) error {
-	pages, blocks := v.rig.cfg.DataMiB*mib/memlayer.PageSize, v.rig.cfg.DiskMiB*mib/memlayer.PageSize
+	pages, blocks := int(v.rig.cfg.DataMiB*mib/memlayer.PageSize), v.rig.cfg.DiskMiB*mib/memlayer.PageSize
 	switch {
 	case r.Mark != s.mark:
 		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name,

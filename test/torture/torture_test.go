@@ -5,46 +5,57 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
 var (
-	branches = flag.Int("torture.n", 100, "how many branches")
+	branches = flag.Int("torture.n", 80, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
-	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
-	report   = flag.String("torture.report", "", "file for the counts, as JSON")
+	dataMiB  = flag.Uint64("torture.mib", 8, "memory that each guest writes, MiB")
+	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
+
+// stormBranches is after how many branches a run without a write-fault storm has not tested what it should.
+const stormBranches = 40
 
 // Every copy of a guest that writes memory and disk as fast as it can is whole: children, sources, and ancestors, with
 // one and with two vCPUs, whatever goes wrong meanwhile.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
-	ram, err := os.MkdirTemp("/dev/shm", "fkt")
+	ram := t.TempDir()
+	undo, err := mountRAM(ram)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(ram) })
+	t.Cleanup(func() {
+		if err := undo(); err != nil {
+			t.Error(err)
+		}
+	})
 	dir := vmtest.ShortDir(t)
 	rep := NewReport(*seed)
-	t.Cleanup(func() {
-		t.Log(rep.Line())
+	write := func() {
 		if *report == "" {
 			return
 		}
 		if err := rep.Write(*report); err != nil {
 			t.Error(err)
 		}
+	}
+	t.Cleanup(func() {
+		t.Log(rep.Line())
+		write()
 	})
-	progress := func(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+	progress := func(format string, args ...any) {
+		fmt.Printf(format+"\n", args...)
+		write()
+	}
 	ctx := context.WithoutCancel(t.Context()) // a step that is cut off would leave a VMM behind
 	for i, vcpus := range []uint32{1, 2} {
 		rng := rand.New(rand.NewPCG(*seed, uint64(vcpus)))
-		rig := NewRig(Config{
-			Assets: assets, VCPUs: vcpus, MemoryMiB: 128, DataMiB: *dataMiB, DiskMiB: 2,
-		}, dir, ram, rng, rep, progress)
+		rig := NewRig(Config{Assets: assets, VCPUs: vcpus, DataMiB: *dataMiB, DiskMiB: 2}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
 			progress("booted %d vCPUs", vcpus)
@@ -54,5 +65,8 @@ func TestTorture(t *testing.T) {
 			rep.Fail(err)
 			t.Fatalf("seed %d: %v", *seed, err)
 		}
+	}
+	if rep.Branches >= stormBranches && rep.Storms == 0 {
+		t.Errorf("seed %d: %d branches and no write-fault storm", *seed, rep.Branches)
 	}
 }

@@ -1,0 +1,183 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/memlayer"
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps between written pages.
+const maxExtents = 2048
+
+// pending is a branch whose layer may still be being copied.
+type pending struct {
+	snap   *Snapshot
+	base   *Snapshot // that the machine lay on
+	layer  *os.File
+	top    *os.File // that the machine writes from then on
+	req    vmmproto.Branch
+	result vmmproto.BranchResult
+	copied vmmproto.Branched
+}
+
+// request draws a branch: live most of the time, now and then with few extents or with a low bound on write faults.
+func (l *line) request() vmmproto.Branch {
+	req := vmmproto.Branch{Mode: vmmproto.BranchLive, MaxExtents: maxExtents}
+	switch n := l.rig.rng.IntN(20); {
+	case n >= 17:
+		req.Mode = vmmproto.BranchFull
+	case n >= 12:
+		req.Mode = vmmproto.BranchDiff
+	}
+	if l.rig.rng.IntN(4) == 0 {
+		req.MaxExtents = 256
+	}
+	if l.rig.rng.IntN(6) == 0 {
+		req.StormFaults = 1 + l.rig.rng.Uint64N(64)
+	}
+	return req
+}
+
+// live is request for a live branch.
+func (l *line) live() vmmproto.Branch {
+	req := l.request()
+	req.Mode = vmmproto.BranchLive
+	return req
+}
+
+// begin branches v and returns when the guest runs again.
+func (v *vm) begin(ctx context.Context, req vmmproto.Branch) (*pending, error) {
+	s, layer, err := v.newMarked(ctx, req.Mode.String())
+	if err != nil {
+		return nil, err
+	}
+	return v.branchTo(ctx, req, s, layer)
+}
+
+// newMarked makes the files of a snapshot of v and gives the guest its mark.
+func (v *vm) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os.File, err error) {
+	if s, layer, err = v.newSnapshot(kind); err != nil {
+		return nil, nil, err
+	}
+	var r guestReport
+	s.mark, r, err = v.setMark(ctx)
+	s.seq = r.Seq
+	return s, layer, err
+}
+
+// branchTo branches v into files that the caller made.
+func (v *vm) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
+	p, err := v.send(ctx, req, s, layer)
+	if err == nil {
+		v.adopt(p)
+	}
+	return p, err
+}
+
+// send asks for a branch. adopt must follow, in the order in which the machine branched.
+func (v *vm) send(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
+	top, err := v.rig.newTop(v.size)
+	if err != nil {
+		return nil, err
+	}
+	p := &pending{snap: s, base: v.base, layer: layer, top: top, req: req}
+	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{State: s.state, Layer: layer, Tops: []*os.File{top}})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %v branch: %w", v.name, req.Mode, err)
+	}
+	if p.result.Mode != req.Mode {
+		return nil, fmt.Errorf("%s: %v branch fell back to %v: %s", v.name, req.Mode, p.result.Mode, p.result.Fallback)
+	}
+	return p, nil
+}
+
+// adopt notes that the machine's disk top has become the snapshot's last layer.
+func (v *vm) adopt(p *pending) {
+	p.snap.disks = v.files
+	v.files = append(slices.Clone(v.files), p.top)
+}
+
+// wait waits until the layer is complete. It may run beside other requests to v.
+func (v *vm) wait(ctx context.Context, p *pending) (err error) {
+	if p.req.Mode != vmmproto.BranchLive {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	if p.copied, err = v.WaitCopied(ctx, p.result.Serial); err != nil {
+		return fmt.Errorf("%s: copy live branch: %w", v.name, err)
+	}
+	return nil
+}
+
+// complete makes the snapshot of a branch whose layer is complete.
+func (v *vm) complete(p *pending) (*Snapshot, error) {
+	if err := noHoles(p.layer, p.result.Save.Extents); err != nil {
+		return nil, fmt.Errorf("%s: layer of %s: %w", v.name, p.snap.name, err)
+	}
+	base := p.base
+	if p.req.Mode == vmmproto.BranchFull {
+		base = nil
+	}
+	p.snap.put(base, p.layer, p.result.Save.Extents)
+	v.rig.rep.branched(p)
+	bound := p.req.StormFaults
+	if bound == 0 {
+		bound = minDefaultStorm
+	}
+	if p.copied.StopNanos > 0 && p.copied.Faults < bound {
+		return nil, fmt.Errorf("%s: branch %s stopped the guest after %d write faults, its bound is %d", v.name,
+			p.snap.name, p.copied.Faults, bound)
+	}
+	return p.snap, nil
+}
+
+// noHoles checks that children can read all extents of a layer though its file system may be full.
+func noHoles(layer *os.File, extents []memlayer.Extent) error {
+	for _, e := range extents {
+		hole, err := layer.Seek(int64(e.Offset), unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		if uint64(hole) < e.Offset+e.Length {
+			return fmt.Errorf("a hole at %#x in the extent of %d bytes at %#x", hole, e.Length, e.Offset)
+		}
+	}
+	return nil
+}
+
+// minDefaultStorm is the fewest write faults that are a storm if the request has no bound.
+const minDefaultStorm = 2048
+
+// finish waits until the layer is complete and returns the snapshot.
+func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
+	if err := v.wait(ctx, p); err != nil {
+		return nil, err
+	}
+	return v.complete(p)
+}
+
+// branch branches v and sets a new mark in it, so that children that have a later instant show.
+func (v *vm) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error) {
+	p, err := v.begin(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
+		return nil, err
+	}
+	return v.finish(ctx, p)
+}
+
+// refused reports whether err is the refusal of a branch while the one before it is being copied.
+func refused(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "still being copied")
+}

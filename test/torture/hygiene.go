@@ -1,0 +1,153 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// holdings are what the rig holds.
+type holdings struct {
+	files      int // open descriptors
+	vmms       int // directories of VMMs
+	routines   int
+	ramKiB     uint64 // tmpfs in use
+	ramFreeKiB uint64
+	heapKiB    uint64
+}
+
+// String returns the figures in one line.
+func (h holdings) String() string {
+	return fmt.Sprintf("%d descriptors, %d VMMs, %d goroutines, %d MiB of tmpfs (%d free), %d KiB of heap",
+		h.files, h.vmms, h.routines, h.ramKiB>>10, h.ramFreeKiB>>10, h.heapKiB)
+}
+
+// measure collects garbage, which closes the files of forgotten snapshots, and measures.
+func (r *Rig) measure() (h holdings, err error) {
+	runtime.GC()
+	if h.files, err = entries("/proc/self/fd"); err != nil {
+		return h, err
+	}
+	if h.vmms, err = entries(r.dir); err != nil {
+		return h, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(r.ram, &fs); err != nil {
+		return h, fmt.Errorf("measure %s: %w", r.ram, err)
+	}
+	h.ramKiB, h.ramFreeKiB = (fs.Blocks-fs.Bfree)*uint64(fs.Bsize)>>10, fs.Bfree*uint64(fs.Bsize)>>10
+	h.routines = runtime.NumGoroutine()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	h.heapKiB = m.HeapAlloc >> 10
+	return h, nil
+}
+
+func entries(dir string) (int, error) {
+	list, err := os.ReadDir(dir)
+	return len(list), err
+}
+
+// What may be held more than before the first line of descent: connections that are being closed, the Go runtime's own.
+// Layers and descriptors of VMs that are gone may not.
+const (
+	slackRoutines = 8
+	slackFiles    = 8
+	slackRAMKiB   = 256
+	slackHeapKiB  = 16 << 10
+)
+
+func (h holdings) exceeds(base holdings) bool {
+	return h.files > base.files+slackFiles || h.vmms > base.vmms || h.routines > base.routines+slackRoutines ||
+		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
+}
+
+// settleTries is how often a measurement is repeated that shows too much: files are closed some time after their last
+// use.
+const settleTries = 100
+
+// clean checks, between lines of descent, that the rig holds no more than base, which it held before them.
+func (r *Rig) clean(base holdings) error {
+	var h holdings
+	var err error
+	for range settleTries {
+		if h, err = r.measure(); err != nil {
+			return err
+		}
+		if !h.exceeds(base) {
+			r.logf("held: %v", h)
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
+}
+
+// A VMM's own share.
+const (
+	maxOwnFiles  = 48       // descriptors besides those of disk layers
+	maxOwnMemory = 32 << 10 // KiB of private memory besides the guest's
+)
+
+// lean checks that branches have left nothing behind in the source's VMM.
+func (l *line) lean(ctx context.Context) error {
+	v := l.source
+	files, err := entries(fmt.Sprintf("/proc/%d/fd", v.PID()))
+	if err != nil {
+		return err
+	}
+	private, err := anonymous(v.PID())
+	if err != nil {
+		return err
+	}
+	stats, err := v.Stats(ctx) // after the measurement: a guest's pages only become more
+	if err != nil {
+		return err
+	}
+	own := private - min(private, stats.GuestDirtyBytes>>10)
+	l.rig.rep.held(files-len(v.files), own)
+	if files-len(v.files) > maxOwnFiles || own > maxOwnMemory {
+		return fmt.Errorf("%s holds %d descriptors besides %d disk layers, and %d KiB of memory besides the guest's",
+			v.name, files-len(v.files), len(v.files), own)
+	}
+	return nil
+}
+
+// anonymous returns the private memory of a process in KiB.
+func anonymous(pid int) (uint64, error) {
+	p, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(p), "\nRssAnon:")
+	fields := strings.Fields(rest)
+	if len(fields) == 0 {
+		return 0, errors.New("/proc/pid/status has no RssAnon")
+	}
+	return strconv.ParseUint(fields[0], 10, 64)
+}
+
+// roomy reports whether the tmpfs has room for what a line of descent adds before it is asked again.
+func (r *Rig) roomy() (bool, error) {
+	h, err := r.measure()
+	return h.ramFreeKiB<<10 > roomForVMs*r.shape.MemoryBytes, err
+}
+
+// roomForVMs is how many whole memories a step may write to layers before they are forgotten.
+const roomForVMs = 3
+
+// mountRAM gives the rig a tmpfs of its own, so that what is held there is the rig's, and unmounts it with undo.
+func mountRAM(dir string) (undo func() error, err error) {
+	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
+		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)
+	}
+	return func() error { return unix.Unmount(dir, unix.MNT_DETACH) }, nil
+}

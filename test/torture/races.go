@@ -1,0 +1,260 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// delay draws a time for something else to happen.
+func (l *line) delay(most time.Duration) time.Duration {
+	return time.Duration(l.rig.rng.Int64N(int64(most)))
+}
+
+// racer is a branch that is asked for at some time, whatever else is under way.
+type racer struct {
+	req    vmmproto.Branch
+	snap   *Snapshot
+	layer  *os.File
+	before time.Duration // until it is asked for
+	after  time.Duration // from its answer until anybody waits for its copy
+
+	p   *pending // nil if it was refused
+	err error
+}
+
+// newRacer draws a branch, all but the delays and the mark.
+func (l *line) newRacer(req vmmproto.Branch) (c *racer, err error) {
+	c = &racer{req: req}
+	c.snap, c.layer, err = l.source.newSnapshot("race")
+	return c, err
+}
+
+func (c *racer) run(ctx context.Context, v *vm) {
+	time.Sleep(c.before)
+	if c.p, c.err = v.send(ctx, c.req, c.snap, c.layer); c.err != nil {
+		return
+	}
+	time.Sleep(c.after)
+	c.err = v.wait(ctx, c.p)
+}
+
+// race: two branches are asked for at about the same time, while the first is copied, or after that and before anybody
+// has waited for it. One is refused, or both are whole.
+func (l *line) race(ctx context.Context) error {
+	v := l.source
+	mark, r, err := v.setMark(ctx, "hot", "0")
+	if err != nil {
+		return err
+	}
+	var racers [2]*racer
+	var wg sync.WaitGroup
+	for i := range racers {
+		if racers[i], err = l.newRacer(l.request()); err != nil {
+			return err
+		}
+		c := racers[i]
+		c.snap.mark, c.snap.seq = mark, r.Seq
+		c.before, c.after = l.delay(50*time.Millisecond), l.delay(50*time.Millisecond)
+	}
+	racers[0].req.Mode = vmmproto.BranchLive
+	for _, c := range racers {
+		l.rig.rep.count(&l.rig.rep.Races)
+		wg.Go(func() { c.run(ctx, v) })
+	}
+	wg.Wait()
+	var whole []*pending
+	for _, c := range racers {
+		switch {
+		case c.err == nil:
+			whole = append(whole, c.p)
+		case c.p == nil && refused(c.err):
+			l.rig.rep.count(&l.rig.rep.Refused)
+		default:
+			return c.err
+		}
+	}
+	return l.settle(ctx, whole)
+}
+
+// settle finishes the branches of a race, brings them into their order and verifies them.
+func (l *line) settle(ctx context.Context, whole []*pending) error {
+	v := l.source
+	if len(whole) == 0 {
+		return errors.New("both branches of a race were refused")
+	}
+	if len(whole) == 2 {
+		active, err := writtenTop(ctx, whole[0].top, whole[1].top)
+		if err != nil {
+			return err
+		}
+		if active == whole[0].top {
+			whole[0], whole[1] = whole[1], whole[0]
+		}
+	}
+	for _, p := range whole {
+		v.adopt(p)
+		if _, err := v.complete(p); err != nil {
+			return err
+		}
+		l.last = p.snap
+	}
+	for _, p := range whole {
+		if err := l.check(ctx, p.snap); err != nil {
+			return err
+		}
+	}
+	return l.verifySource(ctx)
+}
+
+// writtenTop returns which of two disk tops the running guest writes: the other has been frozen.
+func writtenTop(ctx context.Context, a, b *os.File) (*os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	modified := func(f *os.File) (unix.Timespec, error) {
+		var st unix.Stat_t
+		err := unix.Fstat(int(f.Fd()), &st)
+		return st.Mtim, err
+	}
+	wasA, errA := modified(a)
+	wasB, errB := modified(b)
+	for {
+		if err := errors.Join(errA, errB, ctx.Err()); err != nil {
+			return nil, fmt.Errorf("find the disk top in use: %w", err)
+		}
+		time.Sleep(5 * time.Millisecond)
+		var isA, isB unix.Timespec
+		isA, errA = modified(a)
+		isB, errB = modified(b)
+		switch {
+		case isA != wasA && isB != wasB:
+			return nil, fmt.Errorf("%w", &mismatchError{[]string{"both disk tops are written"}})
+		case isA != wasA:
+			return a, nil
+		case isB != wasB:
+			return b, nil
+		}
+	}
+}
+
+// interrupt: the guest is paused and let go again while it is branched and while its pages are copied. A guest that is
+// paused at the branch stays so.
+func (l *line) interrupt(ctx context.Context) error {
+	v := l.source
+	mark, r, err := v.setMark(ctx, "hot", "0")
+	if err != nil {
+		return err
+	}
+	c, err := l.newRacer(l.live())
+	if err != nil {
+		return err
+	}
+	c.snap.mark, c.snap.seq = mark, r.Seq
+	c.before, c.after = l.delay(20*time.Millisecond), l.delay(20*time.Millisecond)
+	l.rig.rep.count(&l.rig.rep.Races)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.run(ctx, v)
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		case <-time.After(l.delay(10 * time.Millisecond)):
+		}
+		if err := l.disturb(ctx, running); err != nil {
+			return err
+		}
+	}
+	if c.err != nil {
+		return c.err
+	}
+	v.adopt(c.p)
+	if l.last, err = v.complete(c.p); err != nil {
+		return err
+	}
+	if err := l.goesOn(ctx); err != nil {
+		return err
+	}
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	return l.check(ctx, l.last)
+}
+
+// disturb pauses the source, asks its VMM, or lets it run; at the end it runs.
+func (l *line) disturb(ctx context.Context, more bool) error {
+	switch n := l.rig.rng.IntN(5); {
+	case !more || n < 2:
+		return l.source.Resume(ctx)
+	case n < 4:
+		return l.source.Pause(ctx)
+	}
+	_, err := l.source.Stats(ctx)
+	return err
+}
+
+// undo: the source is rolled back while a branch of it is being copied: the branch is whole, and so is the source.
+func (l *line) undo(ctx context.Context) error {
+	v := l.source
+	if _, err := v.ask(ctx, "hot", "0"); err != nil {
+		return err
+	}
+	p, err := v.begin(ctx, l.live())
+	if err != nil {
+		return err
+	}
+	l.rig.rep.count(&l.rig.rep.Races)
+	copied := make(chan error, 1)
+	late := l.delay(40 * time.Millisecond)
+	go func() {
+		time.Sleep(late)
+		copied <- v.wait(ctx, p)
+	}()
+	time.Sleep(l.delay(40 * time.Millisecond))
+	err = v.restore(ctx, l.last)
+	if err := errors.Join(err, <-copied); err != nil {
+		return err
+	}
+	l.rig.rep.count(&l.rig.rep.Rollbacks)
+	if err := v.verifyCopy(ctx, l.last); err != nil {
+		return fmt.Errorf("rolled back while being copied: %w", err)
+	}
+	if _, err := v.complete(p); err != nil {
+		return err
+	}
+	return l.check(ctx, p.snap)
+}
+
+// kill: the VMM dies in the middle of a branch. What was taken from it before is whole.
+func (l *line) kill(ctx context.Context) error {
+	c, err := l.newRacer(l.request())
+	if err != nil {
+		return err
+	}
+	delay := l.delay(80 * time.Millisecond)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		c.run(ctx, l.source)
+	}()
+	time.Sleep(delay)
+	if err := l.source.Kill(); err != nil {
+		return err
+	}
+	<-ended
+	if c.err != nil && !errors.Is(c.err, vmmclient.ErrGone) {
+		return fmt.Errorf("branch of a killed VMM: %w", c.err)
+	}
+	l.rig.rep.count(&l.rig.rep.Kills)
+	return l.restart(ctx)
+}

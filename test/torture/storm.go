@@ -1,0 +1,59 @@
+package torture
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
+)
+
+// stormTries is how many branches wait for a storm in one round: whether a guest meets enough frozen pages before they
+// are copied is a matter of scheduling.
+const stormTries = 3
+
+// storm: a guest that writes all its pages meets so many frozen ones that the rest is copied while it stands still. It
+// goes on, and both it and its child are whole.
+func (l *line) storm(ctx context.Context) error {
+	v := l.source
+	for range stormTries {
+		if _, err := v.ask(ctx, "hot", "0"); err != nil {
+			return err
+		}
+		req := vmmproto.Branch{Mode: vmmproto.BranchLive, MaxExtents: maxExtents, StormFaults: 1 + l.rig.rng.Uint64N(16)}
+		p, err := v.begin(ctx, req)
+		if err != nil {
+			return err
+		}
+		s, err := v.finish(ctx, p)
+		if err != nil {
+			return err
+		}
+		if err := l.goesOn(ctx); err != nil {
+			return err
+		}
+		if err := l.verifySource(ctx); err != nil {
+			return err
+		}
+		if err := l.took(ctx, s); err != nil {
+			return err
+		}
+		if p.copied.StopNanos > 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// goesOn waits until the source has written something.
+func (l *line) goesOn(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepLimit)
+	defer cancel()
+	before, err := l.source.ask(ctx)
+	for now := before; err == nil && now.Seq == before.Seq; {
+		now, err = l.source.ask(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("source does not go on: %w", err)
+	}
+	return nil
+}
