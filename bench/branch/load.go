@@ -62,48 +62,43 @@ func (s *source) newMeter(ctx context.Context) (*meter, error) {
 	return &meter{conn}, nil
 }
 
-// mark is the load's progress at some time between asked and answered.
+// mark is the load's progress.
 type mark struct {
-	asked, answered time.Time
-	pages           uint64
+	at    time.Duration // of the guest's clock, which goes on while a branch stops its vCPUs
+	pages uint64
+	took  time.Duration // to ask
 }
 
+// read asks how far the load is.
 func (m *meter) read() (mark, error) {
-	if err := m.conn.SetDeadline(time.Now().Add(guestLimit)); err != nil {
-		return mark{}, err
-	}
-	var p [8]byte
-	k := mark{asked: time.Now()}
-	_, err := m.conn.Write(p[:1])
+	var p [16]byte
+	asked := time.Now()
+	err := m.send('?')
 	if err == nil {
 		_, err = io.ReadFull(m.conn, p[:])
 	}
 	if err != nil {
-		return k, fmt.Errorf("ask the load program: %w", err)
+		return mark{}, fmt.Errorf("ask the load program: %w", err)
 	}
-	k.answered, k.pages = time.Now(), binary.LittleEndian.Uint64(p[:])
-	return k, nil
+	return mark{time.Duration(binary.LittleEndian.Uint64(p[:])), binary.LittleEndian.Uint64(p[8:]), time.Since(asked)}, nil
 }
 
-// middle is when the pages were counted, give or take half of took.
-func (k mark) middle() time.Time   { return k.asked.Add(k.took() / 2) }
-func (k mark) took() time.Duration { return k.answered.Sub(k.asked) }
+// send tells the program something: stop ('s'), go on ('c').
+func (m *meter) send(command byte) error {
+	if err := m.conn.SetDeadline(time.Now().Add(guestLimit)); err != nil {
+		return err
+	}
+	_, err := m.conn.Write([]byte{command})
+	return err
+}
 
-// minGrains is how many times longer than the questions a window must be for its rate to mean something.
-const minGrains = 5
-
-// rate returns the pages per second written between two marks, NaN if they are too near to each other.
-func rate(a, b mark) float64 {
-	window := b.middle().Sub(a.middle())
-	if window < minGrains*(a.took()+b.took())/2 {
+// lostWork is the time, in seconds, that the load would have needed for what it has not written between begin and end
+// at the speed that it had between calm and begin. It is NaN if asking, during which the load runs, took longer than
+// the branch that is measured.
+func lostWork(calm, begin, end mark, branch time.Duration) float64 {
+	if begin.took+end.took > 2*branch {
 		return math.NaN()
 	}
-	return float64(b.pages-a.pages) / window.Seconds()
-}
-
-// disturbed is what a branch cost the source: calm and begin enclose time without one, begin and end the branch.
-// Lost is the time that the source would have needed for what it has not written.
-func disturbed(calm, begin, end mark) (slower float64, lost time.Duration) {
-	slower = 1 - rate(begin, end)/rate(calm, begin)
-	return slower, time.Duration(slower * float64(end.middle().Sub(begin.middle())))
+	perPage := (begin.at - calm.at).Seconds() / float64(begin.pages-calm.pages)
+	return (end.at - begin.at).Seconds() - perPage*float64(end.pages-begin.pages)
 }

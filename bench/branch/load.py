@@ -1,12 +1,15 @@
-"""Writes argv[1] MiB of memory again and again, one word per page. Whoever connects to the vsock port argv[2] gets, for
-every byte sent, the number of pages written so far: 8 bytes, little-endian. Makes the file argv[3] when every page has
-been written once and the port is open.
+"""Writes argv[1] MiB of memory again and again, one word per page. Makes the file argv[3] when every page has been
+written once.
 
-Answers come from a process of their own with real-time priority: in the writing one they would wait for its turn."""
+Whoever connects to the vsock port argv[2] gets for every "?" the monotonic clock in nanoseconds and the number of pages
+written so far, 8 bytes each, little-endian; after an "s" nothing is written until a "c". Answers come from a process of
+their own with real-time priority: in the writing one they would wait for its turn."""
 import mmap
 import os
+import signal
 import socket
 import sys
+import time
 
 PAGE = 4096
 CHUNK = 64  # pages between two updates of the counter
@@ -20,8 +23,12 @@ def answer(listener):
     while True:
         conn, _ = listener.accept()
         try:
-            while conn.recv(1):
-                conn.sendall(counter[:8])
+            while command := conn.recv(1):
+                if command == b"?":
+                    now = time.monotonic_ns()
+                    conn.sendall(now.to_bytes(8, "little") + counter[:8])
+                else:
+                    os.kill(os.getppid(), signal.SIGSTOP if command == b"s" else signal.SIGCONT)
         except OSError:
             pass  # a rollback resets connections
         conn.close()

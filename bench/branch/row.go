@@ -72,11 +72,12 @@ func tables(rows []*row, skipped int) []*report.Table {
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "mode"}, {Name: "branches"}, {Name: "saved MiB", Digits: 0},
 		{Name: "pause p50 ms", Digits: 1}, {Name: "pause p99 ms", Digits: 1}, {Name: "arm p50 ms", Digits: 1},
 		{Name: "ready p50 ms", Digits: 0}, {Name: "persisted p50 ms", Digits: 0}, {Name: "faults p50", Digits: 0},
-		{Name: "stopped again p50 ms", Digits: 1}, {Name: "source slower by %", Digits: 0}, {Name: "work lost ms", Digits: 0}}}
+		{Name: "stopped again p50 ms", Digits: 1}, {Name: "work lost p50 ms", Digits: 0}, {Name: "source slower by %", Digits: 0}, {Name: "asking p50 ms", Digits: 1}}}
 	times.Notef("arm: write-protecting (live) or copying (diff, full), part of the pause; ready: request → children can " +
-		"start; persisted: request → all files of the snapshot flushed to disk")
-	times.Notef("source slower by: pages written from the request to ready, against the second before; work lost: the time "+
-		"that the source would have needed for the rest; blank if the time is shorter than %d times what asking takes", minGrains)
+		"start; persisted: request → all files of the snapshot flushed to disk, with the load stopped from ready on")
+	times.Notef("work lost: the time that the source would have needed, at the speed of the second before, for what it has " +
+		"not written from the request to ready; slower by: this in per cent of request → ready; asking: the longer of the " +
+		"two questions, before and after, which the source answers while it works; blank if they took longer than the branch")
 	if skipped > 0 {
 		times.Notef("%d rows are left out: the time of -budget was up", skipped)
 	}
@@ -103,9 +104,9 @@ func (w *row) addTo(t *report.Table, mode vmmproto.BranchMode) {
 	} else {
 		cells = append(cells, nil, nil)
 	}
-	slower := median(each(list, func(x *branched) float64 { return 100 * x.slower }))
-	lost := median(each(list, func(x *branched) float64 { return 1000 * x.lost.Seconds() }))
-	t.Add(append(cells, report.Cell(slower), report.Cell(lost))...)
+	t.Add(append(cells, report.Cell(median(each(list, func(x *branched) float64 { return 1000 * x.lost }))),
+		report.Cell(median(each(list, func(x *branched) float64 { return 100 * x.lost / x.ready.Seconds() }))),
+		millis(func(x *branched) time.Duration { return x.asking }))...)
 }
 
 func ratios(rows []*row) *report.Table {

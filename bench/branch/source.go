@@ -72,14 +72,15 @@ type branched struct {
 	ready, persisted time.Duration // from the request
 	saved            float64       // MiB
 	faults           float64
-	slower           float64 // part of the source's speed that it lost from the request to ready
-	lost             time.Duration
+	lost             float64 // seconds of the source's work until ready, see lostWork
+	asking           time.Duration
 }
 
 // baseline is how long the load runs undisturbed before each branch.
 const baseline = time.Second
 
-// branch makes a snapshot of the source and waits until it is on disk.
+// branch makes a snapshot of the source and waits until it is on disk. The load stands still while that is written: on a
+// host with one CPU it would be measured, not the disk.
 func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -87,36 +88,52 @@ func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branche
 	}
 	defer load.conn.Close()
 	s.branches++
-	calm, err := load.read()
+	x := &branched{tag: fmt.Sprintf("branch-%d", s.branches)}
+	if err := s.underLoad(ctx, load, mode, x); err != nil {
+		return nil, err
+	}
+	if err := load.send('s'); err != nil {
+		return nil, err
+	}
+	if err := s.b.host.Store.WaitFlushed(ctx, x.tag); err != nil {
+		return nil, err
+	}
+	info, err := s.b.host.Store.Detail(x.tag)
 	if err != nil {
 		return nil, err
+	}
+	x.persisted = x.ready + info.FlushedIn
+	return x, load.send('c')
+}
+
+// underLoad branches between questions to the load program.
+func (s *source) underLoad(ctx context.Context, load *meter, mode vmmproto.BranchMode, x *branched) error {
+	calm, err := load.read()
+	if err != nil {
+		return err
 	}
 	time.Sleep(baseline)
 	begin, err := load.read()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	r, err := s.m.Branch(ctx, s.id, sandbox.BranchRequest{Tag: fmt.Sprintf("branch-%d", s.branches), Mode: mode})
+	r, err := s.m.Branch(ctx, s.id, sandbox.BranchRequest{Tag: x.tag, Mode: mode})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	end, err := load.read()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	f := r.Figure
 	if f.Mode != mode.String() {
-		return nil, fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
+		return fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
 	}
-	out := &branched{tag: r.Info.Tag, pause: micros(f.PauseUS), arm: time.Duration(s.arm.Load()), stop: micros(f.StopUS),
-		ready: micros(f.ReadyUS), saved: float64(f.DirtyBytes) / (1 << 20), faults: float64(f.Faults)}
-	out.slower, out.lost = disturbed(calm, begin, end)
-	if err := s.b.host.Store.WaitFlushed(ctx, out.tag); err != nil {
-		return nil, err
-	}
-	info, err := s.b.host.Store.Detail(out.tag)
-	out.persisted = out.ready + info.FlushedIn
-	return out, err
+	x.pause, x.arm, x.stop, x.ready = micros(f.PauseUS), time.Duration(s.arm.Load()), micros(f.StopUS), micros(f.ReadyUS)
+	x.saved, x.faults = float64(f.DirtyBytes)/(1<<20), float64(f.Faults)
+	x.asking = max(begin.took, end.took)
+	x.lost = lostWork(calm, begin, end, x.ready)
+	return nil
 }
 
 func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
