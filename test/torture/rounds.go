@@ -77,8 +77,15 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.source.Kill()) }()
 	for l.last.depth < maxDepth && len(l.source.files) < maxDiskLayers && r.rep.done() < n {
-		if more, err := r.roomy(); err != nil || !more {
-			r.logf("the line ends here: no room for more layers (%v)", err)
+		roomy, err := r.roomy()
+		if err != nil {
+			return err
+		}
+		if !roomy && len(l.snaps) == 1 {
+			return fmt.Errorf("no room for layers of guests with %d MiB: give the tests less (-torture.mib) or the host more memory",
+				r.shape.MemoryBytes/mib)
+		}
+		if !roomy {
 			break
 		}
 		for range 1 + r.rng.IntN(3) {
