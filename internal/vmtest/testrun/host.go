@@ -6,7 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // host is where VM tests run.
@@ -32,18 +35,34 @@ type machine struct{ name string }
 
 const defaultMachine = "test"
 
+// Bounds of the machines that run tests at a time. A machine has 6 GiB, and its page cache on the host comes on top.
+const (
+	machineMemory = 8 << 30 // bytes
+	maxMachines   = 2       // there are few shards, and each machine prepares a parent of its own
+)
+
 // Time limits of the forkd machine commands; a hung machine is killed by its supervisor, not waited for.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-func newMachine() machine {
+// machines returns the machines that this host has room for: each keeps one CPU busy and may use machineMemory.
+func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {
 		name = defaultMachine
 	}
-	return machine{name}
+	hosts := []host{machine{name}}
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return hosts
+	}
+	room := info.Totalram * uint64(info.Unit) / machineMemory
+	for n := 2; n <= min(runtime.NumCPU(), int(room), maxMachines); n++ {
+		hosts = append(hosts, machine{fmt.Sprintf("%s-%d", name, n)})
+	}
+	return hosts
 }
 
 func (m machine) env() []string {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
@@ -66,26 +67,15 @@ func vmTests(ctx context.Context, names []string) error {
 	if err != nil {
 		return err
 	}
-	var h host = thisHost{}
+	hosts := []host{thisHost{}}
 	if err := kvm.Probe(); err != nil {
-		fmt.Printf("VM tests run in the forkd machine: %v\n", err)
-		h = newMachine()
+		hosts = machines()
+		fmt.Printf("VM tests run in %d forkd machines: %v\n", len(hosts), err)
 	}
-	defer h.stop()
 	start := time.Now()
-	var total counts
-	var failed []string
-	for i, p := range packages {
-		fmt.Printf("[%d/%d] %s: %d VM tests\n", i+1, len(packages), p.path, len(p.tests))
-		c, err := vmPackage(ctx, h, p)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		total.add(c)
-		if err != nil {
-			fmt.Printf("FAIL  %s: %v\n", p.path, err)
-			failed = append(failed, p.path)
-		}
+	total, failed := runShards(ctx, hosts, split(packages, shardTests))
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	fmt.Printf("VM tests: %v in %.0f s\n", total, time.Since(start).Seconds())
 	if len(failed) > 0 {
@@ -94,14 +84,14 @@ func vmTests(ctx context.Context, names []string) error {
 	return nil
 }
 
-// vmPackage runs the VM tests of one package, once more if the host they ran on was lost or hung.
-func vmPackage(ctx context.Context, h host, p vmPkg) (counts, error) {
+// vmPackage runs VM tests of one package, once more if the host they ran on was lost or hung.
+func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, error) {
 	for try := 1; ; try++ {
 		if err := h.start(ctx); err != nil {
 			return counts{}, err
 		}
 		r := &run{
-			out: os.Stdout, each: true, env: h.env(), limit: vmLimit + time.Minute,
+			out: out, each: true, env: h.env(), limit: vmLimit + time.Minute,
 			args: append(h.args(), "-count=1", "-timeout", vmLimit.String(), "-run", p.pattern(), p.path),
 		}
 		outcome, err := r.do(ctx)
@@ -109,7 +99,7 @@ func vmPackage(ctx context.Context, h host, p vmPkg) (counts, error) {
 		case err != nil:
 			return r.total, err
 		case outcome == lost && try == 1 && h.restart(ctx):
-			fmt.Printf("RETRY %s: the machine was lost or hung and has been restarted\n", p.path)
+			fmt.Fprintf(out, "RETRY %s: the machine was lost or hung and has been restarted\n", p.path)
 		case outcome != passed:
 			return r.total, errors.New("see above")
 		case r.total.skipped > 0:

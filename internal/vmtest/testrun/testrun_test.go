@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -34,6 +35,34 @@ func (h) boot(t *testing.T) { outer(t) }
 	want := []string{"TestDirect", "TestMethod", "TestProbe", "TestThroughHelpers"}
 	if got := vmTestsOf([]*ast.File{f}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestSplit(t *testing.T) {
+	got := split([]vmPkg{{"a", []string{"1", "2", "3", "4", "5"}}, {"b", []string{"6"}}, {"c", []string{"7", "8"}}}, 2)
+	want := []vmPkg{
+		{"a", []string{"1"}}, {"b", []string{"6"}}, {"a", []string{"2", "3"}}, {"a", []string{"4", "5"}}, {"c", []string{"7", "8"}},
+	}
+	if !slices.EqualFunc(got, want, func(a, b vmPkg) bool { return a.path == b.path && slices.Equal(a.tests, b.tests) }) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestLinesOfTwoWritersStayWhole(t *testing.T) {
+	var out bytes.Buffer
+	var mu sync.Mutex
+	one, two := &lineWriter{prefix: "1| ", mu: &mu, to: &out}, &lineWriter{prefix: "2| ", mu: &mu, to: &out}
+	for _, part := range []struct {
+		w    *lineWriter
+		text string
+	}{{one, "begin"}, {two, "other\nrest"}, {one, "ning\nand\n"}, {two, " of it\n"}} {
+		if _, err := part.w.Write([]byte(part.text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const want = "2| other\n1| beginning\n1| and\n2| rest of it\n"
+	if out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
 	}
 }
 

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// shardTests is how many tests of a package run in one go. A package with more of them can keep several hosts busy;
+// less would repeat what a package prepares for its tests, such as baking a parent.
+const shardTests = 12
+
+// split cuts packages into shards of at most n tests each. Those with the fewest tests come first: a test that is alone
+// in its package is a long one, and should not be what everybody waits for in the end.
+func split(packages []vmPkg, n int) []vmPkg {
+	var shards []vmPkg
+	for _, p := range packages {
+		parts := (len(p.tests) + n - 1) / n
+		for i := range parts {
+			from, to := i*len(p.tests)/parts, (i+1)*len(p.tests)/parts
+			shards = append(shards, vmPkg{p.path, p.tests[from:to]})
+		}
+	}
+	slices.SortStableFunc(shards, func(a, b vmPkg) int { return len(a.tests) - len(b.tests) })
+	return shards
+}
+
+// runShards lets every host take shards until there are none left, and returns the counts of all and what failed.
+func runShards(ctx context.Context, hosts []host, shards []vmPkg) (total counts, failed []string) {
+	var mu sync.Mutex
+	next := 0
+	take := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		next++
+		return next - 1
+	}
+	var wg sync.WaitGroup
+	for n, h := range hosts {
+		out := &lineWriter{mu: &mu, to: os.Stdout}
+		if len(hosts) > 1 {
+			out.prefix = fmt.Sprintf("%d| ", n+1)
+		}
+		wg.Go(func() {
+			defer h.stop()
+			for i := take(); i < len(shards) && ctx.Err() == nil; i = take() {
+				p := shards[i]
+				fmt.Fprintf(out, "[%d/%d] %s: %d VM tests\n", i+1, len(shards), p.path, len(p.tests))
+				c, err := vmPackage(ctx, h, p, out)
+				if err != nil {
+					fmt.Fprintf(out, "FAIL  %s: %v\n", p.path, err)
+				}
+				mu.Lock()
+				total.add(c)
+				if err != nil && !slices.Contains(failed, p.path) {
+					failed = append(failed, p.path)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return total, failed
+}
+
+// lineWriter passes on whole lines, each with a prefix that tells whose they are.
+type lineWriter struct {
+	prefix string
+	mu     *sync.Mutex // held while a line is written; writers of one destination share it
+	to     io.Writer
+	rest   []byte // a line that has not ended
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.rest = append(w.rest, p...)
+	end := bytes.LastIndexByte(w.rest, '\n')
+	if end < 0 {
+		return len(p), nil
+	}
+	var b strings.Builder
+	for line := range bytes.Lines(w.rest[:end+1]) {
+		b.WriteString(w.prefix)
+		b.Write(line)
+	}
+	w.rest = append(w.rest[:0], w.rest[end+1:]...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := io.WriteString(w.to, b.String())
+	return len(p), err
+}
