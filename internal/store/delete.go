@@ -95,6 +95,7 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()
+	s.sealer.drop(e.tag)
 	e.cool()
 	grave := filepath.Join(s.snapshots(), deletedPrefix+snapshot.NewID())
 	if err := os.Rename(e.dir, grave); err != nil && !os.IsNotExist(err) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -21,12 +22,14 @@ type sealer struct {
 
 	mu    sync.Mutex
 	queue []string
-	wake  chan struct{} // has room for one
+	tag   string             // the one at hand, or empty
+	stop  context.CancelFunc // gives it up
+	wake  chan struct{}      // has room for one
 }
 
 func newSealer(s *Store) *sealer {
 	ctx, cancel := context.WithCancel(context.Background())
-	q := &sealer{store: s, cancel: cancel, done: make(chan struct{}), wake: make(chan struct{}, 1)}
+	q := &sealer{store: s, cancel: cancel, done: make(chan struct{}), stop: func() {}, wake: make(chan struct{}, 1)}
 	go q.run(ctx)
 	return q
 }
@@ -39,6 +42,29 @@ func (q *sealer) add(tag string) {
 	case q.wake <- struct{}{}:
 	default:
 	}
+}
+
+// next takes a tag off the queue, and returns it with the time to seal it in; nothing if there is none.
+func (q *sealer) next(ctx context.Context) (context.Context, string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stop()
+	q.tag = ""
+	if len(q.queue) > 0 {
+		q.tag, q.queue = q.queue[0], q.queue[1:]
+	}
+	ctx, q.stop = context.WithCancel(ctx)
+	return ctx, q.tag
+}
+
+// drop gives up a snapshot that is being removed: its files take their space until they are closed.
+func (q *sealer) drop(tag string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.tag == tag {
+		q.stop()
+	}
+	q.queue = slices.DeleteFunc(q.queue, func(queued string) bool { return queued == tag })
 }
 
 func (q *sealer) close() {
@@ -55,15 +81,9 @@ func (q *sealer) run(ctx context.Context) {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
 	for {
-		q.mu.Lock()
-		var tag string
-		if len(q.queue) > 0 {
-			tag, q.queue = q.queue[0], q.queue[1:]
-		}
-		q.mu.Unlock()
-		if tag != "" {
+		if sealing, tag := q.next(ctx); tag != "" {
 			// A failure leaves the snapshot unsealed: verify reports it and the next start tries again.
-			_ = q.store.seal(ctx, tag)
+			_ = q.store.seal(sealing, tag)
 			continue
 		}
 		select {
