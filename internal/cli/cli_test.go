@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -14,9 +16,18 @@ func TestMain(m *testing.M) {
 }
 
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: func(env *testscript.Env) error {
+	setup := func(env *testscript.Env) error {
 		env.Setenv("HOME", env.WorkDir) // no cache, no machine and no daemon of the developer
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		return nil
-	}})
+	}
+	// usage runs a command line that is wrong.
+	usage := func(ts *testscript.TestScript, _ bool, args []string) {
+		var exit *exec.ExitError
+		if err := ts.Exec("forkd", args...); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
+			ts.Fatalf("forkd %q: %v, want exit code %d", args, err, exitUsage)
+		}
+	}
+	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: setup,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"usage": usage}})
 }
