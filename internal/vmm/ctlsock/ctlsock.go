@@ -4,11 +4,12 @@
 package ctlsock
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -18,27 +19,29 @@ import (
 // MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send; it must have ended before
-// Close. Sends and Shutdown after Close go nowhere, though the number of the descriptor may be another's by then.
+// Conn is one end of a control connection. One goroutine may receive while others send. Nothing reaches the descriptor
+// after Close, whose number may be another file's by then.
 type Conn struct {
-	fd   int
-	send sync.Mutex // one packet at a time, and Close
+	file *os.File
+	raw  syscall.RawConn
 	buf  []byte
 	oob  []byte
-
-	mu     sync.Mutex // taken after send: Shutdown must not wait for a Send that it is to end
-	closed bool
 }
 
-// New takes over fd, a connected SOCK_SEQPACKET socket in blocking mode.
-func New(fd int) *Conn {
+// newConn takes over fd, a connected SOCK_SEQPACKET socket.
+func newConn(fd int) (*Conn, error) {
 	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without CAP_NET_ADMIN it
 	// caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to about 400 KiB pass, and larger ones
 	// fail to be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, vmmproto.MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, vmmproto.MaxMessage)
 	}
-	return &Conn{fd: fd}
+	file := os.NewFile(uintptr(fd), "control socket")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &Conn{file: file, raw: raw}, nil
 }
 
 // Listen makes a listening socket at path.
@@ -54,24 +57,27 @@ func Listen(path string) (fd int, err error) {
 }
 
 // Dial connects to the socket at path. It does not wait: a listener that has taken none of many connections is an error.
+// The connection is one that Go's poller waits for. A daemon has hundreds of them, and receiving in a system call would
+// keep a processor of its scheduler from other goroutines until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("create control socket: %w", err)
 	}
-	if err := errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: path}), unix.SetNonblock(fd, false)); err != nil {
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return nil, errors.Join(fmt.Errorf("connect to control socket %s: %w", path, err), unix.Close(fd))
 	}
-	return New(fd), nil
+	return newConn(fd)
 }
 
-// Accept takes the next connection from a listening socket.
+// Accept takes the next connection from a listening socket. A process with one connection receives in a system call: the
+// poller would cost it memory.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
 		switch err {
 		case nil:
-			return New(fd), nil
+			return newConn(fd)
 		case unix.EINTR, unix.ECONNABORTED:
 		default:
 			return nil, fmt.Errorf("accept control connection: %w", err)
@@ -79,27 +85,17 @@ func Accept(listener int) (*Conn, error) {
 	}
 }
 
-// Shutdown ends Receive calls on both ends; Close follows when nobody uses the connection any more.
+// Shutdown ends Receive calls on both ends.
 func (c *Conn) Shutdown() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.closed {
-		_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
-	}
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // an error means it is closed
 }
 
-// Close closes the connection, once.
+// Close ends the connection. Further calls do nothing.
 func (c *Conn) Close() error {
-	c.Shutdown()
-	c.send.Lock()
-	defer c.send.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return os.ErrClosed
+	if err := c.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
-	c.closed = true
-	return unix.Close(c.fd)
+	return nil
 }
 
 // Send sends one message and copies of fds.
@@ -107,34 +103,56 @@ func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
 	if len(body)+1 > vmmproto.MaxMessage || len(fds) > MaxFDs {
 		return fmt.Errorf("control message of %d bytes and %d descriptors is too large", len(body), len(fds))
 	}
-	c.send.Lock()
-	defer c.send.Unlock()
-	if c.closed { // set by a holder of send
-		return fmt.Errorf("send control message: %w", os.ErrClosed)
-	}
 	var oob []byte
 	if len(fds) > 0 {
 		oob = unix.UnixRights(fds...)
 	}
 	packet := append([]byte{byte(kind)}, body...)
-	for {
-		_, err := unix.SendmsgN(c.fd, packet, oob, nil, unix.MSG_NOSIGNAL)
-		switch err {
-		case nil:
-			return nil
-		case unix.EINTR:
-		default:
-			return fmt.Errorf("send control message: %w", err)
-		}
+	var err error
+	lost := c.raw.Write(func(fd uintptr) bool {
+		err = retry(func() error {
+			_, err := unix.SendmsgN(int(fd), packet, oob, nil, unix.MSG_NOSIGNAL)
+			return err
+		})
+		return err != unix.EAGAIN
+	})
+	if err = cmp.Or(lost, err); err != nil {
+		return fmt.Errorf("send control message: %w", err)
 	}
+	return nil
 }
 
 // Receive waits for one message. The descriptors become the caller's; the body is valid until the next call. At the
 // end of the connection it returns io.EOF.
 func (c *Conn) Receive() (kind vmmproto.Kind, body []byte, fds []int, err error) {
-	n, err := c.packetSize()
-	if err != nil {
+	lost := c.raw.Read(func(fd uintptr) bool {
+		body, fds, err = c.receive(int(fd))
+		return err != unix.EAGAIN
+	})
+	if err = cmp.Or(lost, err); err != nil {
+		if err != io.EOF {
+			err = fmt.Errorf("receive control message: %w", err)
+		}
 		return 0, nil, nil, err
+	}
+	return vmmproto.Kind(body[0]), body[1:], fds, nil
+}
+
+// receive takes one packet of at least a byte.
+func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
+	// The length first: so the buffer grows only for a process that really gets large messages.
+	var n int
+	err = retry(func() (err error) {
+		n, _, err = unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case n == 0:
+		return nil, nil, io.EOF
+	case n > vmmproto.MaxMessage:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, vmmproto.MaxMessage)
 	}
 	if cap(c.buf) < n {
 		c.buf = make([]byte, n)
@@ -142,41 +160,33 @@ func (c *Conn) Receive() (kind vmmproto.Kind, body []byte, fds []int, err error)
 	if c.oob == nil {
 		c.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	}
-	for {
-		n, oobn, flags, _, err := unix.Recvmsg(c.fd, c.buf[:cap(c.buf)], c.oob, unix.MSG_CMSG_CLOEXEC)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return 0, nil, nil, fmt.Errorf("receive control message: %w", err)
-		}
-		fds, err := parseFDs(c.oob[:oobn])
-		if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-			err = errors.New("control message was truncated")
-		}
-		if err != nil || n == 0 {
-			CloseAll(fds)
-			return 0, nil, nil, errors.Join(err, io.EOF)
-		}
-		return vmmproto.Kind(c.buf[0]), c.buf[1:n], fds, nil
+	var oobn, flags int
+	err = retry(func() (err error) {
+		n, oobn, flags, _, err = unix.Recvmsg(fd, c.buf[:cap(c.buf)], c.oob, unix.MSG_CMSG_CLOEXEC)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
 	}
+	fds, err = parseFDs(c.oob[:oobn])
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.New("it was truncated")
+	}
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		CloseAll(fds)
+		return nil, nil, err
+	}
+	return c.buf[:n], fds, nil
 }
 
-// packetSize waits for a packet and returns its length, so that the buffer grows only for a process that really gets
-// large messages.
-func (c *Conn) packetSize() (int, error) {
+// retry makes a system call until no signal interrupts it.
+func retry(call func() error) error {
 	for {
-		n, _, err := unix.Recvfrom(c.fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return 0, fmt.Errorf("receive control message: %w", err)
-		case n == 0:
-			return 0, io.EOF
-		case n > vmmproto.MaxMessage:
-			return 0, fmt.Errorf("control message of %d bytes, at most %d", n, vmmproto.MaxMessage)
-		default:
-			return n, nil
+		if err := call(); err != unix.EINTR {
+			return err
 		}
 	}
 }

@@ -25,12 +25,17 @@ func sleeper(t *testing.T) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &process{pid: child.Pid, pidfd: fd, child: child}
+	p, err := newProcess(child.Pid, fd, child)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 // The descriptor of a process that is gone is soon another's: killing the first must not kill that.
 func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	gone := sleeper(t)
+	number := gone.pidfd.Fd()
 	if err := gone.kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -38,13 +43,13 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := sleeper(t)
-	if other.pidfd != gone.pidfd {
-		t.Logf("descriptors %d and %d", gone.pidfd, other.pidfd)
+	if other.pidfd.Fd() != number {
+		t.Logf("descriptors %d and %d", number, other.pidfd.Fd())
 	}
 	if err := gone.kill(); err != nil {
 		t.Errorf("kill of a process that has ended: %v", err)
 	}
-	poll := []unix.PollFd{{Fd: int32(other.pidfd), Events: unix.POLLIN}}
+	poll := []unix.PollFd{{Fd: int32(other.pidfd.Fd()), Events: unix.POLLIN}}
 	if n, err := unix.Poll(poll, 200); n != 0 {
 		t.Errorf("the other process has ended: %d, %v", n, err)
 	}

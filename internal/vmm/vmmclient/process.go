@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -18,11 +17,17 @@ import (
 // process is a forkd-vmm, our child or not.
 type process struct {
 	pid   int
-	pidfd int
+	pidfd *os.File    // closed when the process has ended: the pid may be another's by then
 	child *os.Process // nil if another daemon started it
+}
 
-	mu    sync.Mutex
-	ended bool // pidfd is closed: its number may be another process's by now
+// newProcess takes over pidfd, for Go's poller to wait for: a system call that waits would keep a processor of the
+// scheduler from other goroutines until the runtime notices.
+func newProcess(pid, pidfd int, child *os.Process) (*process, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
+	}
+	return &process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
 // startProcess runs the VMM binary with listener as its control socket. It leads a session of its own: signals to the
@@ -47,7 +52,12 @@ func startProcess(cfg *Config, listener *os.File) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start forkd-vmm: %w", err)
 	}
-	proc := &process{pid: p.Pid, pidfd: pidfd, child: p}
+	proc, err := newProcess(p.Pid, pidfd, p)
+	if err != nil {
+		killed := p.Kill()
+		_, waited := p.Wait()
+		return nil, errors.Join(err, killed, waited)
+	}
 	if err := proc.writePID(cfg.Dir); err != nil {
 		return nil, errors.Join(err, proc.kill(), proc.wait())
 	}
@@ -101,17 +111,16 @@ func findProcess(dir string) (*process, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("find forkd-vmm: process %d is another one now", pid)
 	}
-	return &process{pid: pid, pidfd: fd}, nil
+	return newProcess(pid, fd, nil)
 }
 
 // kill ends the process, if it has not ended yet.
 func (p *process) kill() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ended {
-		return nil
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return nil // it is closed: the process has ended
 	}
-	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
+	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }) // likewise
 	if err == unix.ESRCH {
 		return nil
 	}
@@ -121,24 +130,30 @@ func (p *process) kill() error {
 // wait returns when the process has ended, and releases it. It is called once.
 func (p *process) wait() error {
 	defer p.release()
-	if p.child != nil {
-		_, err := p.child.Wait()
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
 		return err
 	}
+	if err := raw.Read(hasEnded); err != nil {
+		return fmt.Errorf("wait for process %d: %w", p.pid, err)
+	}
+	if p.child != nil {
+		_, err = p.child.Wait()
+	}
+	return err
+}
+
+// hasEnded reports whether the process of a pidfd has.
+func hasEnded(pidfd uintptr) bool {
 	for {
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, -1)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 		if err != unix.EINTR {
-			return err
+			return n > 0 || err != nil
 		}
 	}
 }
 
-func (p *process) release() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ended = true
-	_ = unix.Close(p.pidfd)
-}
+func (p *process) release() { _ = p.pidfd.Close() }
 
 // Console returns the last console output of the guest whose VMM has the directory dir.
 func Console(dir string) ([]byte, error) {
