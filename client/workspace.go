@@ -12,7 +12,7 @@ type Workspace struct {
 	Name          string `json:"name"`
 	SourceTag     string `json:"source_snapshot_tag"`
 	StateTag      string `json:"current_state_tag,omitempty"` // the snapshot of its suspended state
-	Status        string `json:"status"`                      // "running", "suspended", or "stale": its sandbox is lost
+	Status        string `json:"status"`                      // "running", "suspended", or "stale": its VM has ended, resume brings back its latest suspended state, if any
 	LiveSandboxID string `json:"live_sandbox_id,omitempty"`
 	CreatedAt     int64  `json:"created_at_unix"`
 	LastActive    int64  `json:"last_active_unix"`

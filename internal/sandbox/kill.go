@@ -78,6 +78,15 @@ func (m *Manager) watch(s *Sandbox) {
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.record.ID, "reason", exit.Reason.String(), "detail", exit.Detail)
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
 	m.killVMM(s)
+	unlock, err := acquire(context.Background(), s.ops)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if now, err := m.Get(s.record.ID); err == nil && now == s && s.hasSuspension() {
+		s.freeVM() // what is left of it can be resumed
+		return
+	}
 	s.free()
 }
 

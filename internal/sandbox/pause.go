@@ -61,7 +61,8 @@ func (s *Sandbox) settlePause(paused bool) error {
 	return nil
 }
 
-// Resume lets a paused sandbox run on, or brings a suspended one back under its id.
+// Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM has ended comes back from
+// its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
@@ -76,10 +77,16 @@ func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 		err = s.ended("resume", m.unpause(ctx, s))
 	case Suspended:
 		s, err = m.bringBack(ctx, s)
+	case Exited:
+		if !s.hasSuspension() {
+			return Info{}, s.stateError("resume")
+		}
+		var last *Sandbox
+		if last, err = m.lastSuspension(s); err == nil {
+			s, err = m.bringBack(ctx, last)
+		}
 	default:
-		s.mu.Lock()
-		err = s.stateErrorLocked("resume")
-		s.mu.Unlock()
+		return Info{}, s.stateError("resume")
 	}
 	if err != nil {
 		return Info{}, err

@@ -165,6 +165,44 @@ func (m *Manager) suspended(data string, r record, unpin func(), ops chan struct
 	return s
 }
 
+// hasSuspension reports whether there is an earlier suspended state of s.
+func (s *Sandbox) hasSuspension() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unpin != nil
+}
+
+// freeVM gives back what the VM of s had, and leaves its latest suspended state.
+func (s *Sandbox) freeVM() {
+	clearTops(s.data)
+	s.mu.Lock()
+	lease := s.lease
+	s.mu.Unlock()
+	lease.Release()
+}
+
+// lastSuspension puts the latest suspended state of an exited sandbox into its place. The caller holds s.ops.
+func (m *Manager) lastSuspension(s *Sandbox) (*Sandbox, error) {
+	r, err := readSuspension(s.data)
+	if err != nil {
+		return nil, fmt.Errorf("resume sandbox %q: read %s: %w", s.record.ID, suspendedName, err)
+	}
+	if !s.transition(Stopping) {
+		return nil, &NotFoundError{ID: r.ID} // killed meanwhile
+	}
+	s.usage.stop()
+	m.killVMM(s)
+	s.freeVM()
+	s.mu.Lock()
+	last := m.suspended(s.data, r, s.unpin, s.ops)
+	last.expiry, s.unpin, s.expiry = s.expiry, nil, nil
+	s.mu.Unlock()
+	m.mu.Lock()
+	m.sandboxes[r.ID] = last
+	m.mu.Unlock()
+	return last, nil
+}
+
 // writeSuspension makes a suspended state durable.
 func writeSuspension(data string, r *record) error {
 	return writeDurable(filepath.Join(data, suspendedName), suspension{Record: *r})

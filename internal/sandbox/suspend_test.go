@@ -2,13 +2,22 @@ package sandbox
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
+
+// all returns the VMs that live.
+func (f *fakeVMMs) all() []*fakeVMM {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Values(f.live))
+}
 
 func TestPauseAndResume(t *testing.T) {
 	w := newWorld(t, 0)
@@ -104,6 +113,50 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 		t.Error(err)
 	}
 	w.KillAll()
+	w.checkClean(t)
+}
+
+// A sandbox whose VM ends by itself can be resumed from its last suspended state, if it has one.
+func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r.Sandboxes[0].ID // never suspended
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running || i.ID != id {
+			t.Fatalf("round %d: %+v, %v", round, i, err)
+		}
+		for _, v := range w.vmms.all() {
+			v.end(vmmproto.Exit{Reason: vmmproto.ExitReset})
+		}
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			if s, err := w.Get(id); err == nil && s.Info().State == Exited {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("its end was not noticed")
+			}
+		}
+	}
+	var state *StateError
+	if _, err := w.Ping(t.Context(), id); !errors.As(err, &state) || state.State != Exited {
+		t.Errorf("a request to it: %v", err)
+	}
+	if _, err := w.Resume(t.Context(), other); !errors.As(err, &state) || state.State != Exited {
+		t.Errorf("resume without a suspended state: %v", err)
+	}
+	w.KillAll()
+	w.Snapshots().Quiesce()
+	if list := w.Snapshots().List(); len(list) != 1 {
+		t.Errorf("left: %+v", list)
+	}
 	w.checkClean(t)
 }
 

@@ -54,6 +54,12 @@ func (s *Sandbox) ended(op string, err error) error {
 	}
 }
 
+func (s *Sandbox) stateError(op string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stateErrorLocked(op)
+}
+
 func (s *Sandbox) stateErrorLocked(op string) error {
 	return &StateError{ID: s.record.ID, Op: op, State: s.state, Exit: s.exit, Console: consoleTail(s.console, 5)}
 }

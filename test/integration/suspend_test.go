@@ -319,5 +319,14 @@ func TestFailedSuspension(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.remembers(t, box.ID, "earlier")
+	d.remember(t, box.ID, "later")
+	if err := syscall.Kill(d.inState(t, box.ID, "running").PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	d.inState(t, box.ID, "exited")
+	if s, err := d.Resume(d.ctx(t, bakeLimit), box.ID); err != nil || s.ID != box.ID || s.State != "running" {
+		t.Fatalf("resume after the end of its VM: %+v, %v", s, err)
+	}
+	d.remembers(t, box.ID, "earlier")
 	d.kill(t, box)
 }
