@@ -107,6 +107,29 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A VMM that hangs while a new daemon takes over is not ended for it: it may be at work for the earlier one.
+func TestVMMThatHangsIsTakenOver(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	w.vmms.statsErr = fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, context.DeadlineExceeded)
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vmmproto.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Branch = %v", err)
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d sandboxes, %v", n, err)
+	}
+	if s, err := w.Get(id); err != nil || !s.Info().Silent || s.Info().State != Running {
+		t.Errorf("%+v, %v", s.Info(), err)
+	}
+	w.vmms.statsErr = nil
+	w.branch(t, id, "b", vmmproto.BranchDiff)
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // slowBranch hangs from the branch on.
 type slowBranch struct{ *hungVMM }
 

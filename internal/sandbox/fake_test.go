@@ -36,9 +36,10 @@ type fakeVMMs struct {
 	forked     []agentproto.Forked
 	evalErr    *agentclient.EvalError
 	saveErr    error
-	branchErr  error         // before the disk tops are swapped
-	lateErr    error         // after that
-	copyErr    error         // of a live branch
+	branchErr  error // before the disk tops are swapped
+	lateErr    error // after that
+	copyErr    error // of a live branch
+	statsErr   error
 	killing    func()        // called by every Kill; nil: nothing
 	most       int           // layers that a VM has had above those of its snapshot
 	copying    chan struct{} // closed when a live branch is copied; nil: at once
@@ -160,7 +161,7 @@ func (v *fakeVMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 	return nil
 }
 func (v *fakeVMM) Stats(context.Context) (vmmproto.Stats, error) {
-	return vmmproto.Stats{TopSwaps: v.swaps}, nil
+	return vmmproto.Stats{TopSwaps: v.swaps}, v.all.statsErr
 }
 func (v *fakeVMM) Conns() <-chan vmmclient.Conn { return v.conns }
 func (v *fakeVMM) Done() <-chan struct{}        { return v.done }

@@ -115,10 +115,10 @@ func (m *Manager) readopt(id string) error {
 	}
 	s.record.PID = vmm.PID()
 	paused, err := m.settle(s)
-	if err != nil {
-		return err
+	if err == nil {
+		err = s.settlePause(paused)
 	}
-	if err := s.settlePause(paused); err != nil {
+	if err != nil && !errors.Is(err, vmmclient.ErrNoAnswer) { // one that does not answer now is asked again, see catchUp
 		return err
 	}
 	s.clearOrphans()
@@ -136,6 +136,9 @@ func (s *Sandbox) clearOrphans() {
 	keep := []string{s.record.Top, suspendedName}
 	for _, f := range s.record.Frozen {
 		keep = append(keep, f.Name)
+	}
+	if p := s.record.Pending; p != nil {
+		keep = append(keep, p.Name)
 	}
 	entries, _ := os.ReadDir(s.data) // a sandbox without a disk has none
 	for _, e := range entries {
