@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
 // Report counts what was done. It is written as out/torture.json.
@@ -23,9 +25,11 @@ type Report struct {
 	Races            int            `json:"races"`             // branches that met another request
 	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
 	Rollbacks        int            `json:"rollbacks"`
-	DeepestChain     int            `json:"deepest_chain"` // memory layers over the base
-	Faults           uint64         `json:"write_faults"`  // pages that a live branch captured because a vCPU wrote them
-	Storms           int            `json:"storms"`        // live branches that ended by stopping the guest
+	DeepestChain     int            `json:"deepest_chain"`  // memory layers over the base
+	Faults           uint64         `json:"write_faults"`   // pages that a live branch captured because a vCPU wrote them
+	Storms           int            `json:"storms"`         // live branches that ended by stopping the guest
+	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // in one branch
+	MostPauseMS      float64        `json:"most_pause_ms"`  // of one live branch; says little on an emulated host
 	Mismatches       int            `json:"mismatches"`
 	MostOwnFiles     int            `json:"vmm_own_fds"`        // the most that any source's VMM held besides disk layers
 	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // the most private memory of any besides the guest's
@@ -48,6 +52,10 @@ func (r *Report) branched(p *pending) {
 	r.Branches++
 	r.ByMode[p.req.Mode.String()]++
 	r.Faults += p.copied.Faults
+	r.MostDirtyMiB = max(r.MostDirtyMiB, p.result.Save.DirtyBytes/mib)
+	if p.req.Mode == vmmproto.BranchLive {
+		r.MostPauseMS = max(r.MostPauseMS, float64(p.result.PauseNanos)/1e6)
+	}
 	if p.copied.StopNanos > 0 {
 		r.Storms++
 	}
@@ -99,9 +107,9 @@ func (r *Report) Line() string {
 	defer r.mu.Unlock()
 	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, %d kills, "+
 		"%d rollbacks, %d races, %d refused, %d without room (%d under fire), %d on full file systems, %d write faults, "+
-		"%d storms, %d mismatches, %.0f s", r.Branches,
+		"%d storms, up to %d MiB dirty, %d mismatches, %.0f s", r.Branches,
 		r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified, r.DeepestChain,
-		r.Kills, r.Rollbacks, r.Races, r.Refused, r.Failed, r.FailedUnderFire, r.FullFS, r.Faults, r.Storms, r.Mismatches,
+		r.Kills, r.Rollbacks, r.Races, r.Refused, r.Failed, r.FailedUnderFire, r.FullFS, r.Faults, r.Storms, r.MostDirtyMiB, r.Mismatches,
 		time.Since(r.start).Seconds())
 }
 
