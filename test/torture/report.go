@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
-
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
 
 // Report counts what was done. It is written as out/torture.json.
@@ -29,7 +27,6 @@ type Report struct {
 	Faults           uint64         `json:"write_faults"`   // pages that a live branch captured because a vCPU wrote them
 	Storms           int            `json:"storms"`         // live branches that ended by stopping the guest
 	MostDirtyMiB     uint64         `json:"most_dirty_mib"` // in one branch
-	MostPauseMS      float64        `json:"most_pause_ms"`  // of one live branch; says little on an emulated host
 	Mismatches       int            `json:"mismatches"`
 	MostOwnFiles     int            `json:"vmm_own_fds"`        // the most that any source's VMM held besides disk layers
 	MostOwnKiB       uint64         `json:"vmm_own_memory_kib"` // the most private memory of any besides the guest's
@@ -53,9 +50,6 @@ func (r *Report) branched(p *pending) {
 	r.ByMode[p.req.Mode.String()]++
 	r.Faults += p.copied.Faults
 	r.MostDirtyMiB = max(r.MostDirtyMiB, p.result.Save.DirtyBytes/mib)
-	if p.req.Mode == vmmproto.BranchLive {
-		r.MostPauseMS = max(r.MostPauseMS, float64(p.result.PauseNanos)/1e6)
-	}
 	if p.copied.StopNanos > 0 {
 		r.Storms++
 	}
