@@ -30,7 +30,7 @@ func (s *Sandbox) startVM(ctx context.Context) error {
 }
 
 // behind reports whether the VMM of s has left requests unanswered, or may be using a disk top that the record only
-// announces.
+// announces. The caller holds s.ops: while a branch is under way the latter is as it should be.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

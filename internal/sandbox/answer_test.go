@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/agentclient"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -136,4 +137,27 @@ type slowBranch struct{ *hungVMM }
 func (v *slowBranch) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	v.hung = true
 	return v.hungVMM.Branch(ctx, req, f)
+}
+
+// Requests to a sandbox do not wait for the branch that is being made of it.
+func TestRequestsDoNotWaitForABranch(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.torn(t)
+	served := make(chan error, 1)
+	v.branch = func() error { // in the VMM: the top is announced, the operation lock is held
+		go func() {
+			_, err := w.Eval(t.Context(), s.record.ID, "1", agentclient.EvalOptions{})
+			served <- err
+		}()
+		select {
+		case err := <-served:
+			return err
+		case <-time.After(20 * time.Second):
+			return errors.New("the request waits for the branch")
+		}
+	}
+	w.branch(t, s.record.ID, "b", vmmproto.BranchLive)
+	w.KillAll()
+	w.checkClean(t)
 }

@@ -93,7 +93,7 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 		return nil, err
 	}
 	info := s.Info()
-	if !s.behind() && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
+	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
 	s, unlock, err := m.lockAwake(ctx, id) // it may be on its way to being suspended
