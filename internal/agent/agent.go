@@ -118,7 +118,7 @@ func serveGuest(log *kmsg.Log) error {
 		return err
 	}
 	a := newAgent(log, reap.NewInit(), id)
-	a.control.flush = unix.Sync
+	a.forks.flush, a.forks.settle = unix.Sync, settleTime
 	failed, err := a.start(vsockSockets())
 	if err != nil {
 		return err
@@ -145,7 +145,7 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 		log:     log,
 		eval:    interps,
 		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv}),
-		control: &control{interps: interps},
+		control: &control{},
 		forks:   &forks{identity: id, env: env, interps: interps},
 	}
 }

@@ -40,8 +40,14 @@ func (r *recorder) Reseed(e []byte) error      { return r.note("reseed " + strin
 func (r *recorder) SetClock(ns int64) error    { return r.note("clock " + strconv.FormatInt(ns, 10)) }
 func (r *recorder) SetHostname(n []byte) error { return r.note("hostname " + string(n)) }
 
-// serve starts an agent on unix sockets and returns a client of it.
+// serve starts an agent and returns a client of it.
 func serve(t *testing.T, id identity) *agentclient.Client {
+	t.Helper()
+	return agentclient.New(listen(t, id))
+}
+
+// listen starts an agent on unix sockets and returns a function that dials it.
+func listen(t *testing.T, id identity) agentclient.DialFunc {
 	t.Helper()
 	dir := t.TempDir()
 	a := newAgent(kmsg.NewPlain(io.Discard), reap.New(), id)
@@ -66,10 +72,10 @@ func serve(t *testing.T, id identity) *agentclient.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(a.eval.Close)
-	return agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
+	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", filepath.Join(dir, strconv.Itoa(int(port))))
-	})
+	}
 }
 
 func TestPingAnswersReady(t *testing.T) {
@@ -95,12 +101,69 @@ func TestForkedAppliesEverythingInOrder(t *testing.T) {
 	}
 }
 
-func TestSyncPreparesThenFlushes(t *testing.T) {
+func TestPrepareThenFlush(t *testing.T) {
 	flushed := 0
-	c := &control{interps: discard{}, flush: func() { flushed++ }}
-	if _, err := c.handle([]byte(`{"op":"sync"}`)); err != nil || flushed != 1 {
+	f := &forks{interps: discard{}, flush: func() { flushed++ }}
+	if err := f.handle(agentproto.AppendPrepare(nil)[agentproto.LengthSize:]); err != nil || flushed != 1 {
 		t.Fatalf("flushed %d times, %v", flushed, err)
 	}
+}
+
+func TestPrepareThroughTheClient(t *testing.T) {
+	if err := serve(t, nil).Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Messages beyond the usual size have another buffer, and a broken one does not end the service.
+func TestForkMessagesOfAllSizes(t *testing.T) {
+	c := serve(t, nil)
+	for _, n := range []int{1, usualMessage, 100 * usualMessage, agentproto.MaxForked} {
+		err := c.Forked(t.Context(), agentproto.Forked{Env: map[string]string{"FORKD_LONG": strings.Repeat("x", n)}})
+		if (err == nil) != (n < agentproto.MaxForked) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+		if n == agentproto.MaxForked {
+			break
+		}
+		r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"sh", "-c", "echo ${#FORKD_LONG}"}})
+		if err != nil || string(r.Stdout) != strconv.Itoa(n)+"\n" {
+			t.Errorf("%d bytes became %q, %v", n, r.Stdout, err)
+		}
+	}
+}
+
+func TestBrokenForkMessagesGetNoAnswer(t *testing.T) {
+	dial := listen(t, nil)
+	for _, p := range []string{"", "\x01\x00", "\xff\xff\xff\xff", "\x09\x00\x00\x00short"} {
+		conn, err := dial(t.Context(), agentproto.ForkPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, p); err != nil {
+			t.Fatal(err)
+		}
+		conn.(*net.UnixConn).CloseWrite()
+		if got, err := io.ReadAll(conn); err != nil || len(got) > 0 {
+			t.Errorf("%q is answered %q, %v", p, got, err)
+		}
+		conn.Close()
+	}
+	if err := agentclient.New(dial).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzForks(f *testing.F) {
+	p, err := (&agentproto.Forked{Entropy: []byte("e"), Hostname: "h", Env: map[string]string{"A": "1"}}).Append(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(p[agentproto.LengthSize:])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		s := &forks{identity: &recorder{}, env: discard{}, interps: discard{}}
+		s.handle(body)
+	})
 }
 
 func TestForkedFailsWithItsFirstFailure(t *testing.T) {
@@ -126,12 +189,10 @@ func TestControlRefusesNonsense(t *testing.T) {
 }
 
 func FuzzControl(f *testing.F) {
-	for _, op := range []agentproto.Op{agentproto.OpPing, agentproto.OpSync} {
-		line, _ := json.Marshal(agentproto.Request{Op: op})
-		f.Add(line)
-	}
+	line, _ := json.Marshal(agentproto.Request{Op: agentproto.OpPing})
+	f.Add(line)
 	f.Fuzz(func(t *testing.T, line []byte) {
-		c := &control{interps: discard{}}
+		c := &control{}
 		c.handle(line)
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime/debug"
 
 	"github.com/forkd/forkd/internal/agentproto"
 )
@@ -16,11 +15,7 @@ import (
 const maxControlLine = 1 << 20
 
 // control serves agentproto's requests, one goroutine a connection.
-type control struct {
-	ready   agentproto.Ready
-	interps interface{ Prepare() error }
-	flush   func() // writes the guest's page cache to its disk; nil if the agent is not its machine's init
-}
+type control struct{ ready agentproto.Ready }
 
 // serve accepts connections until the listener is closed.
 func (c *control) serve(l net.Listener) error {
@@ -82,21 +77,6 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 	switch req.Op {
 	case agentproto.OpPing:
 		return agentproto.Reply{Ready: &c.ready}, nil
-	case agentproto.OpSync:
-		return agentproto.Reply{}, c.prepare()
 	}
 	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
-}
-
-// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in every child, and the
-// disk holds what was written.
-func (c *control) prepare() error {
-	if err := c.interps.Prepare(); err != nil {
-		return err
-	}
-	debug.FreeOSMemory()
-	if c.flush != nil {
-		c.flush()
-	}
-	return nil
 }

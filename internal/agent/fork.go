@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -17,6 +19,12 @@ type identity interface {
 	SetHostname(name []byte) error
 }
 
+// interpreters is the part of a fork that concerns warm interpreters.
+type interpreters interface {
+	Forked(env map[string]string) error
+	Prepare() error
+}
+
 // forks serves agentproto.ForkPort. All it touches is copied in every child, so it works without the runtime's poller,
 // in one goroutine that waits in the kernel, and allocates nothing for a message of the usual size: that keeps the
 // agent's other threads, their stacks and its heap out of it. Connections have their turn one after another; a client
@@ -24,9 +32,9 @@ type identity interface {
 type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
-	interps  interface {
-		Forked(env map[string]string) error
-	}
+	interps  interpreters
+	flush    func() // writes the guest's page cache to its disk; nil if the agent is not its machine's init
+	settle   time.Duration
 }
 
 // serve accepts connections on a listening socket in blocking mode until it is shut down.
@@ -78,16 +86,23 @@ func (f *forks) serveConn(conn int) {
 	}
 }
 
-// handle makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
+func (f *forks) handle(message []byte) error {
+	m, err := agentproto.Parse(message)
+	if err != nil {
+		return err
+	}
+	if m.Prepare {
+		return f.prepare()
+	}
+	return f.forked(&m)
+}
+
+// forked makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
 // kernel's, so the kernel comes first; and no step is skipped after an error, because the guest is killed then.
 //
 // Code that was running when the snapshot was taken runs on while this happens; only what starts after the answer is
 // certain to see the new identity.
-func (f *forks) handle(message []byte) error {
-	m, err := agentproto.ParseForked(message)
-	if err != nil {
-		return err
-	}
+func (f *forks) forked(m *agentproto.Received) error {
 	if f.identity != nil {
 		if err := f.identity.Reseed(m.Entropy); err != nil {
 			return err
@@ -103,6 +118,27 @@ func (f *forks) handle(message []byte) error {
 		f.env.Merge(m.Env)
 	}
 	return f.interps.Forked(m.Env)
+}
+
+// settleTime is how long a guest runs on idle before it is saved. What a busy guest has left to do later, such as
+// collecting freed memory, ending timers of its disk, and putting threads to sleep, it does then, and not in every child.
+const settleTime = 3 * time.Second
+
+// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in every child, and the
+// disk holds what was written.
+func (f *forks) prepare() error {
+	if err := f.interps.Prepare(); err != nil {
+		return err
+	}
+	debug.FreeOSMemory()
+	if f.flush != nil {
+		f.flush()
+	}
+	// Not time.Sleep: its timer would keep another thread awake until after this one has answered.
+	wait := unix.NsecToTimespec(f.settle.Nanoseconds())
+	for unix.Nanosleep(&wait, &wait) == unix.EINTR {
+	}
+	return nil
 }
 
 // accept takes the next connection. It asks for no peer address: unix.Accept4 would allocate one.

@@ -85,13 +85,6 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
-// Sync makes the guest ready for a snapshot: its page cache is on its disk and its interpreters have collected their
-// garbage.
-func (c *Client) Sync(ctx context.Context) error {
-	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpSync})
-	return err
-}
-
 func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
 	var reply agentproto.Reply
 	line, err := json.Marshal(req)
@@ -114,6 +107,12 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	return reply, nil
 }
 
+// Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have collected their
+// garbage, and it has been idle for some seconds.
+func (c *Client) Sync(ctx context.Context) error {
+	return c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil))
+}
+
 // Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
 // must be killed: it may share random numbers with its siblings.
 func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
@@ -121,8 +120,13 @@ func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
 	if err != nil {
 		return fmt.Errorf("agent forked: %w", err)
 	}
+	return c.forkMessage(ctx, "agent forked", message)
+}
+
+// forkMessage sends a message to agentproto.ForkPort and returns the error in the answer.
+func (c *Client) forkMessage(ctx context.Context, op string, message []byte) error {
 	var text []byte
-	err = c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
+	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
 		var head [agentproto.LengthSize]byte
 		if _, err := io.ReadFull(r, head[:]); err != nil {
 			return err
@@ -136,10 +140,10 @@ func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("agent forked: %w", err)
+		return fmt.Errorf("%s: %w", op, err)
 	}
 	if len(text) > 0 {
-		return &Error{Op: "agent forked", Code: CodeInternal, Message: string(text)}
+		return &Error{Op: op, Code: CodeInternal, Message: string(text)}
 	}
 	return nil
 }

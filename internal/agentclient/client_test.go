@@ -96,18 +96,15 @@ func TestDialUnixEndsWithItsContext(t *testing.T) {
 
 func TestControlReplies(t *testing.T) {
 	for reply, want := range map[string]string{
-		"{\"error\":\"prepare: no\"}\n": "prepare: no",
-		"not json\n":                    "reply",
-		"":                              "EOF",
+		"{\"error\":\"ping: no\"}\n": "ping: no",
+		"not json\n":                 "reply",
+		"":                           "EOF",
 		strings.Repeat("x", 2*maxControlReply) + "\n": "EOF",
 	} {
-		err := New(peer(answer(reply))).Sync(t.Context())
+		_, err := New(peer(answer(reply))).Ping(t.Context())
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("reply %.20q: err = %v, want %q", reply, err, want)
 		}
-	}
-	if err := New(peer(answer("{}\n"))).Sync(t.Context()); err != nil {
-		t.Error(err)
 	}
 	if _, err := New(peer(answer("{}\n"))).Ping(t.Context()); err == nil {
 		t.Error("a ping without ready was accepted")
@@ -126,6 +123,12 @@ func TestForkAnswers(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("reply %q: err = %v, want %q", reply, err, want)
 		}
+		if err := New(forkPeer(reply)).Sync(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("reply %q to sync: err = %v, want %q", reply, err, want)
+		}
+	}
+	if err := New(forkPeer("\x00\x00\x00\x00")).Sync(t.Context()); err != nil {
+		t.Error(err)
 	}
 	if err := New(forkPeer("\x00\x00\x00\x00")).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
 		t.Error(err)
@@ -151,6 +154,7 @@ func forkPeer(reply string) DialFunc {
 
 func TestControlEndsWithItsContext(t *testing.T) {
 	for name, call := range map[string]func(*Client, context.Context) error{
+		"ping":   func(c *Client, ctx context.Context) error { _, err := c.Ping(ctx); return err },
 		"sync":   (*Client).Sync,
 		"forked": func(c *Client, ctx context.Context) error { return c.Forked(ctx, agentproto.Forked{}) },
 	} {

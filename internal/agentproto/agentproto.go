@@ -1,16 +1,17 @@
 // Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports the agent listens
-// on, the control protocol, and the fork message by which a forked guest is told of its new identity and confirms it.
+// on, the control protocol, and the fork messages by which a guest is prepared for forks and a forked one is told of its
+// new identity and confirms it.
 //
 // Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The control protocol is
-// newline-delimited JSON on one vsock stream, one reply per request, without HTTP. The fork message has a port and a
-// binary form of its own (see Forked.Append): every page that its handling touches is copied in every child.
+// newline-delimited JSON on one vsock stream, one reply per request, without HTTP. Fork messages have a port and a
+// binary form of their own (see Forked.Append): every page that their handling touches is copied in every child.
 package agentproto
 
 // vsock ports.
 const (
 	ControlPort         = 1024  // guest listens; this package's requests
 	ReadyPort           = 1025  // host side; the guest connects once and sends Ready as one JSON line
-	ForkPort            = 1026  // guest listens; one Forked and one answer a stream, see Forked.Append and AppendAnswer
+	ForkPort            = 1026  // guest listens; a stream carries one message of Append or AppendPrepare and its answer
 	EnvdPort            = 49983 // guest listens; E2B envd: Connect RPC and /files over HTTP/1.1
 	CodeInterpreterPort = 49999 // guest listens; E2B code interpreter: /execute, /contexts over HTTP/1.1
 )
@@ -35,10 +36,9 @@ type Ready struct {
 // Op selects a control request.
 type Op string
 
-// Control requests.
+// Control requests. There is one so far.
 const (
 	OpPing Op = "ping" // answered with the agent's Ready
-	OpSync Op = "sync" // flush the guest's page cache to its disk
 )
 
 // Request is one line to the agent.

@@ -15,6 +15,14 @@ const (
 	MaxAnswer  = 64 << 10
 )
 
+// kind is the first byte behind the length.
+type kind uint8
+
+const (
+	kindForked  kind = 1
+	kindPrepare kind = 2
+)
+
 // Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it answers.
 type Forked struct {
 	Entropy       []byte // 32 bytes or more, unique to this guest
@@ -23,10 +31,11 @@ type Forked struct {
 	Env           map[string]string // added to the environment of later processes and evals
 }
 
-// Append appends the message to b: its length, then RealtimeNanos, Entropy, Hostname, the number of variables, and the
-// name and value of each, as package wire encodes them.
+// Append appends the message to b: its length, its kind, then RealtimeNanos, Entropy, Hostname, the number of variables,
+// and the name and value of each, as package wire encodes them.
 func (f *Forked) Append(b []byte) ([]byte, error) {
 	var w wire.Writer
+	w.U8(uint8(kindForked))
 	w.U64(uint64(f.RealtimeNanos))
 	w.Blob(f.Entropy)
 	w.String(f.Hostname)
@@ -42,30 +51,49 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// Received is a Forked in the guest. Its byte slices alias the message, so that without variables it costs no memory.
+// AppendPrepare appends the message that makes a guest ready to be saved and forked.
+func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
+
+// Received is a message in the guest. Its byte slices alias the message, so that a fork without variables costs no memory.
 type Received struct {
+	Prepare bool // of AppendPrepare; the rest is empty
+
 	Entropy       []byte
 	RealtimeNanos int64
 	Hostname      []byte
 	Env           map[string]string // nil without variables
 }
 
-// ParseForked takes what Append wrote behind the length.
-func ParseForked(body []byte) (f Received, err error) {
+// Parse takes what Append or AppendPrepare wrote behind the length.
+func Parse(body []byte) (m Received, err error) {
 	r := wire.NewReader(body)
-	f.RealtimeNanos = int64(r.U64())
-	f.Entropy, f.Hostname = r.Blob(), r.Blob()
-	if n := r.Count(2 * LengthSize); n > 0 { // two lengths each
-		f.Env = make(map[string]string, n)
-		for range n {
-			name := r.String()
-			f.Env[name] = r.String()
-		}
+	switch k := kind(r.U8()); k {
+	case kindForked:
+		m.RealtimeNanos = int64(r.U64())
+		m.Entropy, m.Hostname = r.Blob(), r.Blob()
+		m.Env = parseEnv(r)
+	case kindPrepare:
+		m.Prepare = true
+	default:
+		return m, fmt.Errorf("fork message of unknown kind %d", k)
 	}
 	if err := r.Done(); err != nil {
 		return Received{}, fmt.Errorf("fork message: %w", err)
 	}
-	return f, nil
+	return m, nil
+}
+
+func parseEnv(r *wire.Reader) map[string]string {
+	n := r.Count(2 * LengthSize) // two lengths each
+	if n == 0 {
+		return nil
+	}
+	env := make(map[string]string, n)
+	for range n {
+		name := r.String()
+		env[name] = r.String()
+	}
+	return env
 }
 
 // Length returns the length at the beginning of a message, which must not exceed max.

@@ -22,20 +22,36 @@ func TestForkedRoundTrip(t *testing.T) {
 		if err != nil || n != len(p)-LengthSize {
 			t.Fatalf("length %d of %d bytes, %v", n, len(p), err)
 		}
-		got, err := ParseForked(p[LengthSize:])
+		got, err := Parse(p[LengthSize:])
 		if err != nil || !same(got, want) {
 			t.Errorf("%+v became %+v, %v", want, got, err)
 		}
 		for cut := range n {
-			if _, err := ParseForked(p[LengthSize : LengthSize+cut]); err == nil {
+			if _, err := Parse(p[LengthSize : LengthSize+cut]); err == nil {
 				t.Errorf("the first %d of %d bytes pass", cut, n)
 			}
 		}
 	}
 }
 
+func TestPrepareRoundTrip(t *testing.T) {
+	p := AppendPrepare(nil)
+	n, err := Length(p, MaxForked)
+	if err != nil || n != len(p)-LengthSize {
+		t.Fatalf("length %d of %d bytes, %v", n, len(p), err)
+	}
+	if got, err := Parse(p[LengthSize:]); err != nil || !got.Prepare {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, body := range []string{"", "\x03", string(p[LengthSize:]) + "x"} {
+		if got, err := Parse([]byte(body)); err == nil {
+			t.Errorf("%q passes as %+v", body, got)
+		}
+	}
+}
+
 func same(got Received, want Forked) bool {
-	return bytes.Equal(got.Entropy, want.Entropy) && got.RealtimeNanos == want.RealtimeNanos &&
+	return !got.Prepare && bytes.Equal(got.Entropy, want.Entropy) && got.RealtimeNanos == want.RealtimeNanos &&
 		string(got.Hostname) == want.Hostname && maps.Equal(got.Env, want.Env)
 }
 
@@ -74,7 +90,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		if _, err := ParseForked(p[LengthSize:]); err != nil {
+		if _, err := Parse(p[LengthSize:]); err != nil {
 			t.Fail()
 		}
 	}); n != 0 {
@@ -82,15 +98,15 @@ func TestParseAllocatesNothing(t *testing.T) {
 	}
 }
 
-func FuzzParseForked(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	p, err := (&Forked{Entropy: []byte("e"), Hostname: "h", Env: map[string]string{"A": "1"}}).Append(nil)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(p[LengthSize:])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got, err := ParseForked(body)
-		if err != nil {
+		got, err := Parse(body)
+		if err != nil || got.Prepare {
 			return
 		}
 		again := Forked{Entropy: got.Entropy, RealtimeNanos: got.RealtimeNanos, Hostname: string(got.Hostname), Env: got.Env}
@@ -98,7 +114,7 @@ func FuzzParseForked(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if second, err := ParseForked(p[LengthSize:]); err != nil || !same(second, again) {
+		if second, err := Parse(p[LengthSize:]); err != nil || !same(second, again) {
 			t.Errorf("%+v became %+v, %v", got, second, err)
 		}
 	})

@@ -30,6 +30,8 @@ func Cmdline(extra ...string) string {
 		// After a restore, the time between snapshot and fork looks like a lockup; without the watchdogs an idle vCPU
 		// also wakes less, so an idle child dirties fewer pages.
 		"nowatchdog",
+		// No pressure stall figures: keeping them writes memory at every switch, and a worker wakes every two seconds.
+		"psi=0",
 		// Credit RDRAND from the start so that nothing in early user space waits for entropy.
 		"random.trust_cpu=on",
 		// There is no PCI: skip probing for it through ports.
