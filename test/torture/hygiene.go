@@ -91,10 +91,11 @@ func (r *Rig) clean(base holdings) error {
 	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
 }
 
-// A VMM's own share.
+// What a VMM may hold besides disk layers and its guest's memory. Its heap grows with the lists of written pages.
 const (
-	maxOwnFiles  = 48       // descriptors besides those of disk layers
-	maxOwnMemory = 32 << 10 // KiB of private memory besides the guest's
+	maxOwnFiles   = 36
+	ownMemoryKiB  = 16 << 10
+	ownMemoryPart = 16 // and this part of the guest's memory
 )
 
 // lean checks that branches have left nothing behind in the source's VMM.
@@ -114,7 +115,7 @@ func (l *line) lean(ctx context.Context) error {
 	}
 	own := private - min(private, stats.GuestDirtyBytes>>10)
 	l.rig.rep.held(files-len(v.files), own)
-	if files-len(v.files) > maxOwnFiles || own > maxOwnMemory {
+	if files-len(v.files) > maxOwnFiles || own > ownMemoryKiB+l.rig.shape.MemoryBytes>>10/ownMemoryPart {
 		return fmt.Errorf("%s holds %d descriptors besides %d disk layers, and %d KiB of memory besides the guest's",
 			v.name, files-len(v.files), len(v.files), own)
 	}
