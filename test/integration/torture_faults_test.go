@@ -1,0 +1,301 @@
+package integration_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/snapshot"
+)
+
+// cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it was answered.
+func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapshot, err error) {
+	req := client.BranchRequest{Mode: x.mode()}
+	req.NoWait = req.Mode == "live" && x.rng.IntN(2) == 0
+	delay := x.millis(limit)
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		answer, err = x.branch(x.source.ID, tag, req)
+	}()
+	time.Sleep(delay)
+	end()
+	<-answered
+	x.t.Logf("%s branch, wait %t, cut off after %v: %v", req.Mode, !req.NoWait, delay.Round(time.Millisecond), err)
+	return answer, err
+}
+
+// settleCut notes a snapshot that may or may not have been completed. One that was promised must be there.
+func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
+	x.t.Helper()
+	d, missing := x.d.Snapshot(x.d.ctx(x.t, stepLimit), answer.Tag)
+	switch {
+	case missing == nil && d.Status == "ready":
+		if err != nil || answer.Status == "writing" { // else it has been counted
+			x.branched(d.Snapshot)
+		}
+		x.took(d.Snapshot, p)
+	case missing == nil && d.Status == "failed" && answer.Status == "writing": // says why, until it is removed
+		x.counts.cut++
+		x.delete(answer.Tag, client.DeleteOptions{})
+	case client.IsNotFound(missing) && (err != nil || answer.Status == "writing"):
+		x.counts.cut++
+	default:
+		x.t.Fatalf("branch answered with %+v, %v, then listed as %+v, %v", answer, err, d, missing)
+	}
+}
+
+// killDaemon: the daemon dies in the middle of a branch. The next one finds the source running and whole, and can branch
+// it at once; every snapshot that it lists is whole.
+func (x *fire) killDaemon() {
+	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
+	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
+	answer.Tag = tag
+	x.counts.daemons++
+	x.d.launch(x.t)
+	s, lost := x.d.Sandbox(x.d.ctx(x.t, stepLimit), x.source.ID)
+	if lost != nil || s.State != "running" || s.PID != x.source.PID || s.SnapshotTag != x.source.SnapshotTag {
+		x.t.Fatalf("the source after a crash of the daemon: %+v, %v", s, lost)
+	}
+	next := x.newTag()
+	made, branchErr := x.branch(x.source.ID, next, client.BranchRequest{Mode: x.mode()})
+	x.fail(branchErr)
+	x.took(made, p)
+	x.settleCut(answer, err, p)
+	x.verifySource(p)
+	x.still(func() {
+		x.checkAll()
+		x.verifyFiles(next)
+		if _, there := x.points[tag]; there {
+			x.verifyFiles(tag)
+		}
+	})
+	if _, there := x.points[tag]; there {
+		x.delete(tag, client.DeleteOptions{})
+	}
+	x.latest(next)
+	x.audit()
+}
+
+// killVMM: the source dies in the middle of a branch. It is reported dead, and nobody else notices.
+func (x *fire) killVMM() {
+	bystander := x.fork(x.last)
+	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
+	answer, err := x.cutShort(tag, 100, func() {
+		if err := syscall.Kill(x.source.PID, syscall.SIGKILL); err != nil {
+			x.t.Fatal(err)
+		}
+	})
+	answer.Tag = tag
+	x.counts.vmms++
+	if err != nil {
+		wantError(x.t, "branch of a VM that was killed", err, 409, x.source.ID, "exited")
+	}
+	eventually(x.t, quietLimit, func() error {
+		s, err := x.d.Sandbox(x.d.ctx(x.t, stepLimit), x.source.ID)
+		if err == nil && (s.State != "exited" || s.ExitReason != "internal") {
+			err = fmt.Errorf("a sandbox whose VMM was killed: %+v", s)
+		}
+		return err
+	})
+	eventually(x.t, quietLimit, func() error { // nobody waits for a branch that is left to itself
+		d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
+		if err == nil && d.Status == "writing" {
+			return fmt.Errorf("snapshot %s is still being written", tag)
+		}
+		return nil
+	})
+	x.settleCut(answer, err, p)
+	for _, dir := range []string{filepath.Join(x.d.run, "vm"), filepath.Join(x.d.state, "sandboxes")} {
+		if _, err := os.Stat(filepath.Join(dir, x.source.ID)); err == nil {
+			x.t.Fatalf("left behind: %s/%s", dir, x.source.ID)
+		}
+	}
+	x.fail(x.verifyChildren([]client.Sandbox{bystander}, x.points[x.last]))
+	x.replace()
+	x.still(x.checkAll)
+	if _, there := x.points[tag]; there {
+		x.delete(tag, client.DeleteOptions{})
+	}
+	x.audit()
+}
+
+// noRoom: a snapshot does not fit onto the disk, on which guests have the room that they need. It is usable and says so,
+// to the next daemon too, and gets onto the disk when there is room.
+func (x *fire) noRoom() {
+	filler := filepath.Join(x.d.state, "filler")
+	x.fillDisk(filler, uint64(16+x.rng.IntN(8))<<20)
+	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
+	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // tens of MiB
+	x.fail(err)
+	x.took(s, p)
+	if d := x.flushed(tag); d.Persist != "failed" || d.Status != "ready" || !strings.Contains(d.Warning, "no space left") {
+		x.t.Fatalf("snapshot without room: %+v", d)
+	}
+	x.counts.unflushed++
+	if x.rng.IntN(2) == 0 {
+		x.d.crash(x.t)
+		x.d.launch(x.t)
+	}
+	x.still(func() { x.check(tag) })
+	x.verifySource(p)
+	if err := os.Remove(filler); err != nil {
+		x.t.Fatal(err)
+	}
+	other := x.newTag()
+	s, err = x.branch(x.source.ID, other, client.BranchRequest{Mode: "diff"})
+	x.fail(err)
+	x.took(s, p)
+	x.delete(other, client.DeleteOptions{}) // a removal makes the store try again
+	eventually(x.t, quietLimit, func() error {
+		if d := x.flushed(tag); d.Persist != "done" || d.Warning != "" {
+			return fmt.Errorf("snapshot for which there is room: %+v", d)
+		}
+		return nil
+	})
+	x.still(func() { x.verifyFiles(tag) })
+	x.latest(tag)
+}
+
+// flushed waits until it is known whether a snapshot gets onto the disk.
+func (x *fire) flushed(tag string) (d client.SnapshotDetail) {
+	x.t.Helper()
+	eventually(x.t, quietLimit, func() (err error) {
+		d, err = x.d.Snapshot(x.d.ctx(x.t, stepLimit), tag)
+		if err == nil && d.Persist == "pending" {
+			err = fmt.Errorf("snapshot %s: %+v", tag, d)
+		}
+		return err
+	})
+	return d
+}
+
+// fillDisk leaves so many bytes of the state directory's file system.
+func (x *fire) fillDisk(path string, leave uint64) {
+	x.t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.d.state)-leave)); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+// free returns the free bytes of a file system.
+func free(t *testing.T, dir string) uint64 {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Bfree * uint64(st.Bsize)
+}
+
+// audit waits until processes, files and memory are those of what is listed, and of the pool.
+func (x *fire) audit() {
+	x.t.Helper()
+	eventually(x.t, quietLimit, func() error {
+		boxes, err := x.d.Sandboxes(x.d.ctx(x.t, stepLimit))
+		if err != nil {
+			return err
+		}
+		snaps, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
+		if err != nil {
+			return err
+		}
+		var running, held []string
+		for _, s := range boxes {
+			if s.PID != 0 {
+				running = append(running, s.ID)
+			}
+			if s.State != "exited" {
+				held = append(held, s.ID)
+			}
+		}
+		owners := map[string]bool{}
+		for _, s := range snaps {
+			p, err := os.ReadFile(filepath.Join(s.Dir, snapshot.ManifestFile))
+			if err != nil {
+				return err
+			}
+			m, err := snapshot.ParseManifest(p)
+			if err != nil {
+				return err
+			}
+			for _, l := range m.Memory {
+				owners[l.Owner] = true
+			}
+		}
+		const pool = 1
+		if pids := x.d.vmms(x.t); len(pids) > len(running)+pool {
+			return fmt.Errorf("VMM processes %v for sandboxes %v", pids, running)
+		}
+		if dirs := names(filepath.Join(x.d.run, "vm")); len(dirs) > len(running)+pool {
+			return fmt.Errorf("run directories %v for sandboxes %v", dirs, running)
+		}
+		for dir, want := range map[string]func(string) bool{
+			filepath.Join(x.d.state, "sandboxes"): func(name string) bool { return slices.Contains(held, name) },
+			filepath.Join(x.d.state, "staging"):   func(string) bool { return false },
+			x.d.ram:                               func(name string) bool { return owners[name] },
+		} {
+			for _, name := range names(dir) {
+				if !want(name) {
+					return fmt.Errorf("%s/%s is of nothing that is listed", dir, name)
+				}
+			}
+		}
+		if dirs := names(filepath.Join(x.d.state, "snapshots")); len(dirs) != len(snaps) {
+			return fmt.Errorf("snapshot directories %v, %d snapshots are listed", dirs, len(snaps))
+		}
+		return nil
+	})
+}
+
+// names lists a directory.
+func names(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	list := make([]string, len(entries))
+	for i, e := range entries {
+		list[i] = e.Name()
+	}
+	return list
+}
+
+// freeBytes returns the free bytes of the file systems of state and memory. A file that is removed but held open is not
+// free.
+func (x *fire) freeBytes() uint64 {
+	x.t.Helper()
+	x.audit()
+	return free(x.t, x.d.state) + free(x.t, x.d.ram)
+}
+
+// slack is what logs, digests and the like may take of them.
+const slack = 2 << 20
+
+// nothingLeft checks that the base is all there is, and that it takes what it took.
+func (x *fire) nothingLeft(before uint64) {
+	x.t.Helper()
+	x.d.only(x.t)
+	if len(x.points) != 1 {
+		x.t.Errorf("snapshots: %v", x.points)
+	}
+	eventually(x.t, quietLimit, func() error {
+		if now := x.freeBytes(); now+slack < before {
+			return fmt.Errorf("%d bytes are free, %d before", now, before)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,330 @@
+package integration_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// baseTag is the snapshot with the guest program running, from which all others descend.
+const baseTag = "base"
+
+// The guest: what its program writes, in MiB, on how many vCPUs.
+const (
+	guestMemory = 8
+	guestDisk   = 1
+	guestCPUs   = 1
+)
+
+// Paths in the guest.
+const (
+	guestProgram = "/usr/local/bin/torture"
+	guestSocket  = "/run/torture.sock"
+	guestFiles   = "/var/lib/torture"
+)
+
+// stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a failure.
+const stepLimit = 2 * time.Minute
+
+// makeBase bakes a parent, starts the program in a child of it, and makes that child the base.
+func (x *fire) makeBase() {
+	x.t.Helper()
+	f := x.d.f
+	_, err := x.d.Bake(x.d.ctx(x.t, bakeLimit), client.BakeRequest{
+		Tag: "bare", Kernel: f.assets.Minimal.VMLinux, Initrd: f.assets.Minimal.Initrd,
+		Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4"), MemSizeMiB: 128, VCPUs: guestCPUs,
+	})
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	s := x.fork("bare")
+	program, err := os.ReadFile(f.assets.Torture)
+	if err == nil {
+		err = x.d.WriteFile(x.d.ctx(x.t, stepLimit), s.ID, guestProgram, bytes.NewReader(program))
+	}
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	x.d.sh(x.t, s.ID, fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >/run/torture.log 2>&1 & } && "+
+		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat /run/torture.log; exit 1; }; sleep 0.1; done",
+		guestProgram, guestSocket, guestFiles, guestMemory, guestDisk))
+	p := x.mark(s.ID)
+	made, err := x.branch(s.ID, baseTag, client.BranchRequest{Mode: "full"})
+	x.fail(err)
+	x.took(made, p)
+	x.d.kill(x.t, s)
+	x.delete("bare", client.DeleteOptions{Force: true})
+	x.check(baseTag)
+}
+
+// guestReport is the program's answer.
+type guestReport struct {
+	OK         bool     `json:"ok"`
+	Pages      int      `json:"pages"`
+	Blocks     int      `json:"blocks"`
+	Seq        uint64   `json:"seq"`
+	Mark       uint64   `json:"mark"`
+	CPUs       int      `json:"cpus"`
+	Mismatches []string `json:"mismatches"`
+}
+
+// mismatchError is damage in a guest, as opposed to a step that failed.
+type mismatchError struct{ found []string }
+
+func (e *mismatchError) Error() string { return "MISMATCH:\n\t" + strings.Join(e.found, "\n\t") }
+
+// ask sends words to the program in a sandbox. Damage that it reports is an error.
+func (x *fire) ask(id string, words ...string) (guestReport, error) {
+	var r guestReport
+	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
+		Args: append([]string{guestProgram, "ask", guestSocket}, words...), TimeoutSecs: 90,
+	})
+	if err != nil {
+		return r, fmt.Errorf("ask sandbox %s: %w", id, err)
+	}
+	if res.ExitCode != 0 || res.Error != "" {
+		return r, fmt.Errorf("ask sandbox %s: %+v", id, res)
+	}
+	if err := json.Unmarshal([]byte(res.Stdout), &r); err != nil {
+		return r, fmt.Errorf("ask sandbox %s: %w: %s", id, err, res.Stdout)
+	}
+	if !r.OK {
+		return r, fmt.Errorf("sandbox %s: %w", id, &mismatchError{r.Mismatches})
+	}
+	return r, nil
+}
+
+// fail ends the test if there is an error, and counts damage.
+func (x *fire) fail(err error) {
+	x.t.Helper()
+	if err == nil {
+		return
+	}
+	var m *mismatchError
+	if errors.As(err, &m) {
+		x.counts.mismatches += len(m.found)
+	}
+	x.t.Fatal(err)
+}
+
+// hot draws how much a sandbox writes: everything, some pages of each writer, or one.
+func (x *fire) hot() []string {
+	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
+}
+
+// mark gives a sandbox a number that nothing had before. A snapshot made from here to the next mark has it.
+func (x *fire) mark(id string, words ...string) point {
+	x.t.Helper()
+	x.names++
+	p := point{mark: uint64(x.names)}
+	r, err := x.ask(id, append(words, "mark", fmt.Sprint(p.mark))...)
+	x.fail(err)
+	p.seq = r.Seq
+	return p
+}
+
+// branch makes the snapshot tag of a sandbox and counts it. The mode must be the one asked for.
+func (x *fire) branch(id, tag string, req client.BranchRequest) (client.Snapshot, error) {
+	req.Tag = tag
+	s, err := x.d.Branch(x.d.ctx(x.t, stepLimit), id, req)
+	if err != nil {
+		return s, fmt.Errorf("%s branch of %s: %w", req.Mode, id, err)
+	}
+	want := "ready"
+	if req.NoWait {
+		want = "writing"
+	}
+	if s.Mode != req.Mode || s.Status != want || s.Tag != tag {
+		return s, fmt.Errorf("%s branch of %s: %+v", req.Mode, id, s)
+	}
+	if !req.NoWait {
+		x.branched(s)
+	}
+	return s, nil
+}
+
+// branched counts a whole branch.
+func (x *fire) branched(s client.Snapshot) {
+	x.counts.mu.Lock()
+	defer x.counts.mu.Unlock()
+	x.counts.byMode[s.Mode]++
+	if s.Faults != nil {
+		x.counts.faults += *s.Faults
+	}
+}
+
+// took notes a whole snapshot and its instant.
+func (x *fire) took(s client.Snapshot, p point) {
+	x.t.Helper()
+	d, err := x.d.Snapshot(x.d.ctx(x.t, stepLimit), s.Tag)
+	x.fail(err)
+	p.depth = d.MemoryLayers - 1
+	x.points[s.Tag] = p
+	x.counts.deepest = max(x.counts.deepest, p.depth)
+}
+
+// latest makes tag the snapshot to roll back to, and removes the one before it unless the source runs from it.
+func (x *fire) latest(tag string) {
+	x.t.Helper()
+	old := x.last
+	x.last = tag
+	if old != baseTag && old != x.source.SnapshotTag {
+		x.delete(old, client.DeleteOptions{})
+	}
+}
+
+// delete removes a snapshot, which must succeed.
+func (x *fire) delete(tag string, opts client.DeleteOptions) {
+	x.t.Helper()
+	if err := x.d.DeleteSnapshot(x.d.ctx(x.t, stepLimit), tag, opts); err != nil {
+		x.t.Fatalf("remove snapshot %s: %v", tag, err)
+	}
+	delete(x.points, tag)
+	x.counts.removals++
+}
+
+// fork starts a child.
+func (x *fire) fork(tag string) client.Sandbox {
+	x.t.Helper()
+	list, err := x.forkN(client.ForkRequest{SnapshotTag: tag, N: 1})
+	x.fail(err)
+	return list[0]
+}
+
+func (x *fire) forkN(req client.ForkRequest) ([]client.Sandbox, error) {
+	r, err := x.d.Fork(x.d.ctx(x.t, stepLimit), req)
+	if err != nil {
+		return nil, fmt.Errorf("fork %d of %s%s: %w", req.N, req.SnapshotTag, req.SourceID, err)
+	}
+	return r.Sandboxes, nil
+}
+
+// verifyCopy checks that sandbox id, of which nothing was asked since, is the instant p gone on.
+func (x *fire) verifyCopy(id string, p point) error {
+	r, err := x.ask(id, "verify")
+	if err != nil {
+		return err
+	}
+	return p.is(id, r)
+}
+
+// is checks that the report of sandbox id is of the instant p gone on.
+func (p point) is(id string, r guestReport) error {
+	const pageSize = 4096
+	switch {
+	case r.Mark != p.mark:
+		return fmt.Errorf("sandbox %s: %w", id, &mismatchError{[]string{fmt.Sprintf("mark %d, want %d: another instant", r.Mark, p.mark)}})
+	case r.Seq < p.seq:
+		return fmt.Errorf("sandbox %s: %w", id, &mismatchError{[]string{fmt.Sprintf("%d writes, %d were done before", r.Seq, p.seq)}})
+	case r.Pages != guestMemory<<20/pageSize || r.Blocks != guestDisk<<20/pageSize || r.CPUs != guestCPUs:
+		return fmt.Errorf("sandbox %s verified %d pages, %d blocks, %d CPUs", id, r.Pages, r.Blocks, r.CPUs)
+	}
+	return nil
+}
+
+// verifyMarked gives the source another mark and checks it.
+func (x *fire) verifyMarked() {
+	x.t.Helper()
+	x.names++
+	p := point{mark: uint64(x.names)}
+	r, err := x.ask(x.source.ID, "mark", fmt.Sprint(p.mark), "verify")
+	x.fail(err)
+	x.fail(p.is(x.source.ID, r))
+	x.counts.sources++
+}
+
+// verifySource checks the source, whose latest mark is that of p.
+func (x *fire) verifySource(p point) {
+	x.t.Helper()
+	x.fail(x.verifyCopy(x.source.ID, p))
+	x.counts.sources++
+}
+
+// verifyChildren checks children of the instant p and ends them. One runs at a time.
+func (x *fire) verifyChildren(list []client.Sandbox, p point) error {
+	for _, s := range list[1:] {
+		if _, err := x.d.Pause(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
+			return err
+		}
+	}
+	for i, s := range list {
+		if i > 0 {
+			if _, err := x.d.Resume(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
+				return err
+			}
+		}
+		if err := x.verifyCopy(s.ID, p); err != nil {
+			return err
+		}
+		x.counts.add(&x.counts.children)
+		if err := x.d.Kill(x.d.ctx(x.t, stepLimit), s.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSnapshot verifies a child of a snapshot.
+func (x *fire) checkSnapshot(tag string) error {
+	list, err := x.forkN(client.ForkRequest{SnapshotTag: tag, N: 1})
+	if err == nil {
+		err = x.verifyChildren(list, x.points[tag])
+	}
+	if err != nil {
+		return fmt.Errorf("child of snapshot %s: %w", tag, err)
+	}
+	return nil
+}
+
+func (x *fire) check(tag string) {
+	x.t.Helper()
+	x.fail(x.checkSnapshot(tag))
+}
+
+// checkAll verifies a child of every snapshot, and that no other is listed.
+func (x *fire) checkAll() {
+	x.t.Helper()
+	list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
+	x.fail(err)
+	for _, s := range list {
+		if _, known := x.points[s.Tag]; !known || s.Status != "ready" {
+			x.t.Fatalf("snapshot that is listed: %+v", s)
+		}
+	}
+	if len(list) != len(x.points) {
+		x.t.Fatalf("%d snapshots are listed, want %v", len(list), slices.Sorted(maps.Keys(x.points)))
+	}
+	for _, tag := range slices.Sorted(maps.Keys(x.points)) {
+		x.check(tag)
+	}
+}
+
+// verifyFiles compares the files of a snapshot with their digests, those of its base image too. An emulated host needs
+// minutes for that: only a long run does it, seldom.
+func (x *fire) verifyFiles(tag string) {
+	x.t.Helper()
+	if x.long && x.rng.IntN(4) == 0 {
+		x.fail(x.d.VerifySnapshot(x.d.ctx(x.t, 10*time.Minute), tag))
+	}
+}
+
+// still pauses the source while f runs, so that on an emulated host children get the CPU.
+func (x *fire) still(f func()) {
+	x.t.Helper()
+	if s, err := x.d.Pause(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "paused" {
+		x.t.Fatalf("pause: %+v, %v", s, err)
+	}
+	f()
+	if s, err := x.d.Resume(x.d.ctx(x.t, stepLimit), x.source.ID); err != nil || s.State != "running" {
+		x.t.Fatalf("resume: %+v, %v", s, err)
+	}
+}

@@ -1,0 +1,223 @@
+package integration_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED a run makes so many branches, with these choices.
+const (
+	tortureBranches = 22
+	tortureSeed     = 1
+)
+
+// Depths of a line of descent, in memory layers over the first snapshot.
+const (
+	wantDepth = 4 // that a run reaches at least
+	lineDepth = 7 // at which a line ends and its ancestors are verified
+)
+
+// TestTorture branches, forks, rolls back, suspends and removes through the daemon what test/guest/torture writes as fast
+// as it can, kills the daemon and VMMs in the middle, and verifies every copy. Its choices follow from a seed; the
+// instants at which guest, VMM and daemon are caught do not. Package test/torture does the same to VMMs without a daemon.
+func TestTorture(t *testing.T) {
+	f := open(t)
+	seed := envInt(t, "FORKD_TORTURE_SEED", tortureSeed)
+	branches := envInt(t, "FORKD_TORTURE_BRANCHES", tortureBranches)
+	dir := filepath.Join(f.root, "t")
+	state := filepath.Join(dir, "s")
+	mount(t, state, "size=1g") // of its own: it can be filled
+	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
+	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{}, long: branches > 2*tortureBranches}
+	x.counts = counts{byMode: map[string]int{}, start: time.Now()}
+	t.Cleanup(func() { t.Logf("seed %d: %v", seed, &x.counts) })
+	x.makeBase()
+	free := x.freeBytes()
+	x.newLine()
+	for x.counts.done() < branches || x.counts.deepest < wantDepth {
+		x.step(x.draw())
+		if x.own.depth >= lineDepth {
+			x.endLine()
+			x.newLine()
+		} else if x.rng.IntN(2) == 0 {
+			x.step(round{name: "descend", run: (*fire).descend})
+		}
+	}
+	x.endLine()
+	x.nothingLeft(free)
+}
+
+// fire is a run of TestTorture. Its methods end the test when something is wrong; those that return an error may be
+// called by several goroutines.
+type fire struct {
+	t      *testing.T
+	d      *daemon
+	rng    *rand.Rand
+	deck   []round
+	dealt  bool // every round has been in the deck
+	long   bool // there is time to compute digests
+	names  int
+	counts counts
+
+	source client.Sandbox   // writes all the time
+	own    point            // what it runs from
+	last   string           // latest snapshot of the source: it can be rolled back there
+	points map[string]point // what children of the snapshots that are listed must find, by tag
+}
+
+// point is the instant of a snapshot.
+type point struct {
+	mark  uint64 // a number that only this instant has
+	seq   uint64 // writes that had been done some time before
+	depth int    // memory layers over the first
+}
+
+// round is one thing done to the source. It may branch several times.
+type round struct {
+	name   string
+	weight int
+	run    func(*fire)
+}
+
+func rounds() []round {
+	return []round{
+		{"plain", 4, (*fire).plain},
+		{"early", 3, (*fire).early},
+		{"race", 3, (*fire).race},
+		{"rollback", 2, (*fire).rollback},
+		{"fork the source", 2, (*fire).forkSource},
+		{"suspend", 2, (*fire).suspend},
+		{"remove", 1, (*fire).remove},
+		{"no room", 1, (*fire).noRoom},
+		{"kill the daemon", 4, (*fire).killDaemon},
+		{"kill the VMM", 2, (*fire).killVMM},
+	}
+}
+
+// draw takes the next round from a shuffled deck: first each round once, then as often as it weighs.
+func (x *fire) draw() round {
+	if len(x.deck) == 0 {
+		for _, r := range rounds() {
+			n := 1
+			if x.dealt {
+				n = r.weight
+			}
+			x.deck = append(x.deck, slices.Repeat([]round{r}, n)...)
+		}
+		x.rng.Shuffle(len(x.deck), func(i, j int) { x.deck[i], x.deck[j] = x.deck[j], x.deck[i] })
+		x.dealt = true
+	}
+	r := x.deck[0]
+	x.deck = x.deck[1:]
+	return r
+}
+
+func (x *fire) step(r round) {
+	x.t.Helper()
+	start := time.Now()
+	fmt.Printf("%s %s\n", start.Format("15:04:05"), r.name)
+	r.run(x)
+	x.t.Logf("%s: %.1f s, source of depth %d, %d snapshots", r.name, time.Since(start).Seconds(), x.own.depth, len(x.points))
+}
+
+// newLine starts a source from the base.
+func (x *fire) newLine() {
+	x.t.Helper()
+	x.source, x.own, x.last = x.fork(baseTag), x.points[baseTag], baseTag
+}
+
+// endLine verifies all snapshots, whose source has gone, and removes them in an order of its own.
+func (x *fire) endLine() {
+	x.t.Helper()
+	x.d.kill(x.t, x.source)
+	x.checkAll()
+	tags := slices.Sorted(maps.Keys(x.points))
+	x.rng.Shuffle(len(tags), func(i, j int) { tags[i], tags[j] = tags[j], tags[i] })
+	for i, tag := range tags {
+		if tag == baseTag {
+			continue
+		}
+		x.delete(tag, client.DeleteOptions{Force: true})
+		if i == len(tags)/2 {
+			x.checkAll() // what has lost its ancestors
+		}
+	}
+	x.audit()
+	x.t.Logf("%v", &x.counts)
+}
+
+// newTag returns a tag that nothing had before.
+func (x *fire) newTag() string {
+	x.names++
+	return fmt.Sprintf("t%d", x.names)
+}
+
+// mode draws a mode, live most of the time.
+func (x *fire) mode() string {
+	switch n := x.rng.IntN(20); {
+	case n < 12:
+		return "live"
+	case n < 17:
+		return "diff"
+	}
+	return "full"
+}
+
+// millis draws a time below n milliseconds.
+func (x *fire) millis(n int) time.Duration {
+	return time.Duration(x.rng.IntN(n*1000)) * time.Microsecond
+}
+
+// counts are what was done.
+type counts struct {
+	mu         sync.Mutex
+	byMode     map[string]int
+	children   int // verified
+	sources    int // verified
+	deepest    int
+	daemons    int // killed in the middle of a branch
+	vmms       int // the same
+	cut        int // branches that were not there afterwards
+	rollbacks  int
+	suspends   int
+	removals   int // snapshots
+	unflushed  int // snapshots that did not fit onto the disk at first
+	faults     uint64
+	mismatches int
+	start      time.Time
+}
+
+func (c *counts) add(n *int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*n++
+}
+
+// done returns the number of whole branches.
+func (c *counts) done() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, m := range c.byMode {
+		n += m
+	}
+	return n
+}
+
+func (c *counts) String() string {
+	n := c.done()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, "+
+		"%d kills of the daemon and %d of VMMs, %d branches cut off, %d rollbacks, %d suspends, %d removals, %d without room, "+
+		"%d write faults, %d mismatches, %.0f s", n, c.byMode["live"], c.byMode["diff"], c.byMode["full"], c.children, c.sources, c.deepest,
+		c.daemons, c.vmms, c.cut, c.rollbacks, c.suspends, c.removals, c.unflushed, c.faults, c.mismatches, time.Since(c.start).Seconds())
+}
