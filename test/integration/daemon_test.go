@@ -31,6 +31,7 @@ const tag = "parent"
 const (
 	startLimit = time.Minute
 	bakeLimit  = 5 * time.Minute
+	stopLimit  = 3 * time.Minute
 	quietLimit = time.Minute // for what ends in the background
 )
 
@@ -184,6 +185,8 @@ func (d *daemon) stop(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Errorf("stop the daemon: %v", err)
 	}
+	hung := time.AfterFunc(stopLimit, func() { _ = cmd.Process.Kill() })
+	defer hung.Stop()
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
 	}

@@ -42,7 +42,7 @@ func TestTorture(t *testing.T) {
 	x.makeBase()
 	free := x.freeBytes()
 	x.newLine()
-	for x.counts.done() < branches || x.counts.deepest < wantDepth {
+	for n := 0; x.counts.done() < branches || x.counts.deepest < wantDepth || n < len(rounds()); n++ {
 		x.step(x.draw())
 		if x.own.depth >= lineDepth {
 			x.endLine()
