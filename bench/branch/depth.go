@@ -39,7 +39,9 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 	}
 	for _, pool := range []int{0, 1} {
 		b.Progress("%d spawns from each depth, %d VMMs waiting", b.spawns, pool)
-		err := b.host.WithManager(lab.Options{Pool: pool}, func(m *lab.Manager) error { return b.spawnAll(ctx, m, list, pool) })
+		err := b.host.WithManager(lab.Options{Pool: pool}, func(m *lab.Manager) error {
+			return b.spawnAll(ctx, m, list, pool)
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +137,8 @@ func (b *bench) depthRows(list []*depth, memoryMiB int) *report.Table {
 		for _, d := range list {
 			s := of(d)
 			t.Add(d.n, d.layers, d.extents, pool, len(s.entered), p50(s.mapped), p50(s.work), p50(s.entered),
-				quantile(s.entered, 0.99), p50(s.entered)/p50(first.entered), p50(s.confirmed), p50(s.confirmed)/p50(first.confirmed))
+				quantile(s.entered, 0.99), p50(s.entered)/p50(first.entered),
+				p50(s.confirmed), p50(s.confirmed)/p50(first.confirmed))
 		}
 	}
 	add("cold", func(d *depth) *spawns { return &d.cold })

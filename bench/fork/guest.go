@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/stub"
 	"github.com/forkd/forkd/internal/agentproto"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/sandbox"
 	"github.com/forkd/forkd/internal/snapshot"
 	"github.com/forkd/forkd/internal/store"
@@ -36,14 +37,16 @@ func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 }
 
 // stubGuest makes a snapshot of a running stub; nobody in it could announce that it is ready, as Bake wants.
-func stubGuest(d *lab.Daemon, memoryMiB uint64) *guest {
+// Its memory map gets so many extents more.
+func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 	bake := func(ctx context.Context, m *lab.Manager) error {
 		kernel := filepath.Join(d.Dir, "stub.elf")
 		if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
 			return err
 		}
 		machine := vmmproto.Machine{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: lab.Template(d.Host)}
-		vmm, err := d.VMMs.Spawn(ctx, sandbox.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Machine: machine})
+		shell := sandbox.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Machine: machine}
+		vmm, err := d.VMMs.Spawn(ctx, shell)
 		if err != nil {
 			return err
 		}
@@ -51,9 +54,13 @@ func stubGuest(d *lab.Daemon, memoryMiB uint64) *guest {
 		if err := runStub(ctx, vmm, kernel); err != nil {
 			return err
 		}
-		return saveStub(ctx, m.Snapshots(), vmm, machine, d.Host.Accel)
+		return saveStub(ctx, m.Snapshots(), vmm, machine, d.Host.Accel, extents)
 	}
-	return &guest{name: "stub", bake: bake, client: func(vsock string) sandbox.Guest {
+	name := "stub"
+	if extents > 0 {
+		name = fmt.Sprintf("stub with %d extents more", extents)
+	}
+	return &guest{name: name, bake: bake, client: func(vsock string) sandbox.Guest {
 		return stubClient{dir: filepath.Dir(vsock)}
 	}}
 }
@@ -82,7 +89,15 @@ func runStub(ctx context.Context, vmm sandbox.VMM, kernel string) error {
 	return vmm.Pause(ctx)
 }
 
-func saveStub(ctx context.Context, s *store.Store, vmm sandbox.VMM, machine vmmproto.Machine, accel string) error {
+// Where the extents of -extents lie: above all that the stub uses, each followed by a hole of the same length, so that
+// the kernel does not join their mappings.
+const (
+	extentsFrom = 32 << 20
+	extentStep  = 64 << 10
+)
+
+func saveStub(ctx context.Context, s *store.Store, vmm sandbox.VMM, machine vmmproto.Machine, accel string,
+	more int) error {
 	staging, err := s.Stage(tag)
 	if err != nil {
 		return err
@@ -102,6 +117,10 @@ func saveStub(ctx context.Context, s *store.Store, vmm sandbox.VMM, machine vmmp
 	saved, err := vmm.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
 	if err != nil {
 		return err
+	}
+	for i := range more {
+		at := uint64(extentsFrom + i*extentStep)
+		saved.Extents = append(saved.Extents, memlayer.Extent{GPA: at, Offset: at, Length: extentStep / 2})
 	}
 	_, err = staging.Publish(&snapshot.Manifest{
 		Machine: snapshot.Machine{

@@ -26,6 +26,7 @@ type options struct {
 	memoryMiB     uint64
 	ns            lab.Numbers
 	samples       int
+	extents       int
 	coldAll       bool
 	floorBin      string
 	floorRuns     int
@@ -47,11 +48,15 @@ func main() {
 	flag.Uint64Var(&b.opt.memoryMiB, "memory", 512, "guest RAM in MiB, 64 to 3072")
 	flag.Var(&b.opt.ns, "n", "children per fork")
 	flag.IntVar(&b.opt.samples, "samples", 20, "fork at least this many children for every row of the table")
+	flag.IntVar(&b.opt.extents, "extents", 0, "with -guest=stub: so many more extents in the snapshot's memory map")
 	flag.BoolVar(&b.opt.coldAll, "cold-all", false, "cold page caches also for the largest n")
 	flag.StringVar(&b.opt.floorBin, "floor", "", "path of bench/floor; empty: no floor")
 	flag.IntVar(&b.opt.floorRuns, "floor-runs", 100, "runs of the floor")
 	b.Main(b.opt.check, b.measure)
 }
+
+// maxExtents fit into the smallest guest.
+const maxExtents = (64<<20 - extentsFrom) / extentStep
 
 func (o *options) check() error {
 	switch {
@@ -61,6 +66,8 @@ func (o *options) check() error {
 		return fmt.Errorf("-memory %d: want 64 to 3072", o.memoryMiB)
 	case len(o.ns.List) == 0 || o.samples < 1 || o.floorRuns < 1:
 		return errors.New("-n wants a number, -samples and -floor-runs want 1 or more")
+	case o.extents < 0 || o.extents > maxExtents || o.extents > 0 && o.guest != "stub":
+		return fmt.Errorf("-extents %d: want 0 to %d, and -guest=stub", o.extents, maxExtents)
 	}
 	return nil
 }
@@ -80,7 +87,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		return nil, err
 	}
 	if b.guest = linuxGuest(b.host, o.recipe, o.memoryMiB); o.guest == "stub" {
-		b.guest = stubGuest(b.host, o.memoryMiB)
+		b.guest = stubGuest(b.host, o.memoryMiB, o.extents)
 	}
 	r := b.Report(host)
 	var f *floor
