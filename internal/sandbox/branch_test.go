@@ -351,3 +351,33 @@ func TestForkFromASandbox(t *testing.T) {
 	w.KillAll()
 	w.checkClean(t)
 }
+
+// A child that cannot be taken over does not take along the transient snapshot that its siblings run from.
+func TestLostChildLeavesItsSiblings(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	r, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vmmproto.BranchLive}, ForkRequest{N: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range r.Sandboxes[1:] {
+		s, err := w.Get(info.ID)
+		if err == nil {
+			err = s.update(func(r *record) { r.Restoring = true }) // refused by the next daemon, having leased the snapshot
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 2 || err != nil {
+		t.Errorf("recovered %d sandboxes, %v", n, err)
+	}
+	if _, err := w.Get(r.Sandboxes[0].ID); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}

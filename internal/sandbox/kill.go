@@ -125,18 +125,19 @@ func (m *Manager) KillAll() {
 	})
 }
 
-// killsAtOnce is how many VMs are ended at the same time. Each takes the kernel a while, most of it freeing memory.
-const killsAtOnce = 16
+// vmsAtOnce is how many VMs are ended or taken over at the same time. To end one takes the kernel a while, most of it
+// for its memory; one that does not answer takes long to be taken over.
+const vmsAtOnce = 16
 
-// inParallel calls end for 0 to n-1, killsAtOnce of them at a time, and returns when all have returned.
-func inParallel(n int, end func(int)) {
+// inParallel calls do for 0 to n-1, vmsAtOnce of them at a time, and returns when all have returned.
+func inParallel(n int, do func(int)) {
 	var group sync.WaitGroup
-	places := make(chan struct{}, killsAtOnce)
+	places := make(chan struct{}, vmsAtOnce)
 	for i := range n {
 		places <- struct{}{}
 		group.Go(func() {
 			defer func() { <-places }()
-			end(i)
+			do(i)
 		})
 	}
 	group.Wait()

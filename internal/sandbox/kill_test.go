@@ -14,7 +14,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
 		t.Fatal(err)
 	}
-	const n = 3 * killsAtOnce
+	const n = 3 * vmsAtOnce
 	w.vmms.forkedErr = func(i int) error {
 		if i == n {
 			return errors.New("no answer")
@@ -33,7 +33,7 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 		if now++; now > most {
 			most = now
 		}
-		if now == killsAtOnce {
+		if now == vmsAtOnce {
 			select {
 			case <-together:
 			default:
@@ -52,8 +52,8 @@ func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: n}); err == nil {
 		t.Fatal("the fork succeeded")
 	}
-	if most != killsAtOnce {
-		t.Errorf("%d VMs were ended at once, want %d", most, killsAtOnce)
+	if most != vmsAtOnce {
+		t.Errorf("%d VMs were ended at once, want %d", most, vmsAtOnce)
 	}
 	w.checkClean(t)
 }

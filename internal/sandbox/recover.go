@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
@@ -20,17 +22,21 @@ func (m *Manager) Recover() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	n := 0
-	for _, d := range dirs {
-		if CheckID(d.Name()) != nil {
-			continue
+	release := m.holdTransient()
+	defer release()
+	var alive atomic.Int64
+	inParallel(len(dirs), func(i int) { // a VMM that does not answer takes its time
+		id := dirs[i].Name()
+		if CheckID(id) != nil {
+			return
 		}
-		if err := m.readopt(d.Name()); err != nil {
-			m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", d.Name(), "reason", err)
-			continue
+		if err := m.readopt(id); err != nil {
+			m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
+			return
 		}
-		n++
-	}
+		alive.Add(1)
+	})
+	n := int(alive.Load())
 	tops, err := os.ReadDir(m.cfg.DataDir)
 	if err != nil {
 		return n, fmt.Errorf("recover sandboxes: %w", err)
@@ -52,9 +58,29 @@ func (m *Manager) Recover() (int, error) {
 			return n, fmt.Errorf("recover sandboxes: %w", err)
 		}
 	}
+	release()
 	m.cfg.Store.DropUnused()
 	m.coolSuspended()
 	return n, m.loadWorkspaces()
+}
+
+// holdTransient keeps transient snapshots until all sandboxes that run from them have been taken over: one that is lost
+// must not take along the snapshot of the others.
+func (m *Manager) holdTransient() (release func()) {
+	var unpins []func()
+	for _, info := range m.cfg.Store.List() {
+		if !info.Transient {
+			continue
+		}
+		if unpin, err := m.cfg.Store.Pin(info.Tag); err == nil { // else it is going already
+			unpins = append(unpins, unpin)
+		}
+	}
+	return sync.OnceFunc(func() {
+		for _, unpin := range unpins {
+			unpin()
+		}
+	})
 }
 
 // coolSuspended frees the RAM of suspended states that a daemon left there which died right after suspending.
