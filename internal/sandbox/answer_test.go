@@ -16,6 +16,7 @@ import (
 type hungVMM struct {
 	*fakeVMM
 	hung   bool
+	slow   bool // it hangs from the next branch on
 	paused bool
 }
 
@@ -34,18 +35,20 @@ func (v *hungVMM) Stats(ctx context.Context) (vmmproto.Stats, error) {
 	return stats, v.answer()
 }
 func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	v.hung = v.hung || v.slow
 	result, err := v.fakeVMM.Branch(ctx, req, f)
 	return result, errors.Join(err, v.answer())
 }
 
 func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 	t.Helper()
+	var v *hungVMM
+	w.vmms.wrap = func(f *fakeVMM) VMM { v = &hungVMM{fakeVMM: f}; return v }
 	s, err := w.Get(w.source(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := &hungVMM{fakeVMM: s.vmm.(*fakeVMM)}
-	s.vmm = v
+	w.vmms.wrap = nil
 	return s, v
 }
 
@@ -95,11 +98,11 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	s, v := w.hung(t)
-	s.vmm = &slowBranch{v}
+	v.slow = true
 	if _, err := w.Branch(t.Context(), s.record.ID, BranchRequest{Mode: vmmproto.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
 		t.Fatalf("Branch = %v", err)
 	}
-	s.vmm, v.hung = v, false
+	v.hung, v.slow = false, false
 	w.branch(t, s.record.ID, "next", vmmproto.BranchDiff)
 	if _, disk := w.layers(t, "next"); disk != 3 {
 		t.Errorf("%d disk layers, want those of the parent, of the branch without an answer, and of this one", disk)
@@ -129,14 +132,6 @@ func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w.branch(t, id, "b", vmmproto.BranchDiff)
 	w.KillAll()
 	w.checkClean(t)
-}
-
-// slowBranch hangs from the branch on.
-type slowBranch struct{ *hungVMM }
-
-func (v *slowBranch) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
-	v.hung = true
-	return v.hungVMM.Branch(ctx, req, f)
 }
 
 // Requests to a sandbox do not wait for the branch that is being made of it.

@@ -40,9 +40,10 @@ type fakeVMMs struct {
 	lateErr    error // after that
 	copyErr    error // of a live branch
 	statsErr   error
-	killing    func()        // called by every Kill; nil: nothing
-	most       int           // layers that a VM has had above those of its snapshot
-	copying    chan struct{} // closed when a live branch is copied; nil: at once
+	wrap       func(*fakeVMM) VMM // what Spawn returns; nil: the VM itself
+	killing    func()             // called by every Kill; nil: nothing
+	most       int                // layers that a VM has had above those of its snapshot
+	copying    chan struct{}      // closed when a live branch is copied; nil: at once
 }
 
 type fakeVMM struct {
@@ -71,6 +72,9 @@ func (f *fakeVMMs) Spawn(_ context.Context, c ShellConfig) (VMM, error) {
 	v := &fakeVMM{all: f, dir: c.Dir, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{})}
 	f.live[c.Dir] = v
 	f.spawned++
+	if f.wrap != nil {
+		return f.wrap(v), nil
+	}
 	return v, nil
 }
 

@@ -57,12 +57,12 @@ func (s *Sandbox) top() string {
 // torn returns a sandbox whose VM a test can interfere with.
 func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
 	t.Helper()
+	w.vmms.wrap = func(f *fakeVMM) VMM { v = &tornVMM{fakeVMM: f}; return v }
 	s, err := w.Get(w.source(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	v = &tornVMM{fakeVMM: s.vmm.(*fakeVMM)}
-	s.vmm = v
+	w.vmms.wrap = nil
 	return s, v
 }
 
