@@ -28,7 +28,11 @@ func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	dir, undo, err := l.rig.tinyTmpfs(tinyBytes + l.rig.rng.Uint64N(2*stats.GuestDirtyBytes))
+	room := tinyBytes + l.rig.rng.Uint64N(2*stats.GuestDirtyBytes)
+	if l.rig.rng.IntN(3) == 0 {
+		room = tinyBytes + l.rig.shape.MemoryBytes
+	}
+	dir, undo, err := l.rig.tinyTmpfs(room)
 	if err != nil {
 		return err
 	}
@@ -114,8 +118,16 @@ func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	return l.plain(ctx)
 }
 
-// fillUp takes all the room that the file system of dir has.
+// fillUp leaves the tmpfs at dir no room.
 func fillUp(dir string) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("measure %s: %w", dir, err)
+	}
+	size := fmt.Sprintf("size=%d", max(1, fs.Blocks-fs.Bfree)*uint64(fs.Bsize)) // 0 is no limit
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, size); err != nil {
+		return fmt.Errorf("shrink %s: %w", dir, err)
+	}
 	f, err := os.Create(filepath.Join(dir, "filler"))
 	if err != nil {
 		return err
