@@ -114,11 +114,7 @@ func (x *fire) killVMM() {
 		return nil
 	})
 	x.settleCut(answer, err, p)
-	for _, dir := range []string{filepath.Join(x.d.run, "vm"), filepath.Join(x.d.state, "sandboxes")} {
-		if _, err := os.Stat(filepath.Join(dir, x.source.ID)); err == nil {
-			x.t.Fatalf("left behind: %s/%s", dir, x.source.ID)
-		}
-	}
+	x.nothingOfTheDead()
 	x.fail(x.verifyChildren([]client.Sandbox{bystander}, x.points[x.last]))
 	x.replace()
 	x.still(x.checkAll)
@@ -126,6 +122,32 @@ func (x *fire) killVMM() {
 		x.delete(tag, client.DeleteOptions{})
 	}
 	x.audit()
+}
+
+// nothingOfTheDead checks what is left of a source whose VMM was killed: nothing, or its latest suspended state.
+func (x *fire) nothingOfTheDead() {
+	x.t.Helper()
+	dirs := []string{filepath.Join(x.d.run, "vm", x.source.ID)}
+	if x.saved == nil {
+		dirs = append(dirs, filepath.Join(x.d.state, "sandboxes", x.source.ID))
+	}
+	eventually(x.t, quietLimit, func() error {
+		for _, dir := range dirs {
+			if _, err := os.Stat(dir); err == nil {
+				return fmt.Errorf("left behind: %s", dir)
+			}
+		}
+		return nil
+	})
+	if x.saved == nil {
+		return
+	}
+	s, err := x.d.Resume(x.d.ctx(x.t, stepLimit), x.source.ID)
+	if err != nil || s.ID != x.source.ID || s.State != "running" {
+		x.t.Fatalf("resume what was killed: %+v, %v", s, err)
+	}
+	x.source = s
+	x.verifySource(*x.saved)
 }
 
 // noRoom: a snapshot does not fit onto the disk, on which guests have the room that they need. It is usable and says so,

@@ -120,7 +120,7 @@ func (x *fire) descend() {
 // replace ends the source. A child of its latest snapshot becomes the next, and is verified.
 func (x *fire) replace() {
 	x.d.kill(x.t, x.source)
-	x.source, x.own = x.fork(x.last), x.points[x.last]
+	x.source, x.own, x.saved = x.fork(x.last), x.points[x.last], nil
 	x.fail(x.verifyCopy(x.source.ID, x.own))
 	x.counts.children++
 }
@@ -191,7 +191,7 @@ func (x *fire) suspend() {
 		x.t.Fatalf("resume %+v: %+v, %v", x.source, s, err)
 	}
 	p.depth = x.own.depth + 1
-	x.source, x.own = s, p
+	x.source, x.own, x.saved = s, p, &p
 	x.counts.suspends++
 	x.verifySource(p)
 }

@@ -69,6 +69,7 @@ type fire struct {
 
 	source client.Sandbox   // writes all the time
 	own    point            // what it runs from
+	saved  *point           // its latest suspended state
 	last   string           // latest snapshot of the source: it can be rolled back there
 	points map[string]point // what children of the snapshots that are listed must find, by tag
 }
@@ -131,7 +132,7 @@ func (x *fire) step(r round) {
 // newLine starts a source from the base.
 func (x *fire) newLine() {
 	x.t.Helper()
-	x.source, x.own, x.last = x.fork(baseTag), x.points[baseTag], baseTag
+	x.source, x.own, x.saved, x.last = x.fork(baseTag), x.points[baseTag], nil, baseTag
 }
 
 // endLine verifies all snapshots, whose source has gone, and removes them in an order of its own.
