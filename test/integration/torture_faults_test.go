@@ -311,10 +311,10 @@ const slack = 2 << 20
 func (x *fire) nothingLeft(before uint64) {
 	x.t.Helper()
 	x.d.only(x.t)
-	if len(x.points) != 1 {
-		x.t.Errorf("snapshots: %v", x.points)
-	}
 	eventually(x.t, quietLimit, func() error {
+		if list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit)); err != nil || len(list) != 1 {
+			return fmt.Errorf("snapshots: %+v, %v", list, err)
+		}
 		if now := x.freeBytes(); now+slack < before {
 			return fmt.Errorf("%d bytes are free, %d before", now, before)
 		}

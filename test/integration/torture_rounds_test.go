@@ -62,7 +62,7 @@ func (x *fire) early() {
 func (x *fire) forkWritten(tag string) ([]client.Sandbox, error) {
 	for deadline := time.Now().Add(stepLimit); ; time.Sleep(5 * time.Millisecond) {
 		list, err := x.forkN(client.ForkRequest{SnapshotTag: tag, N: 1})
-		if err == nil || !client.IsStatus(errors.Unwrap(err), 409) || time.Now().After(deadline) {
+		if err == nil || !client.IsStatus(err, 409) || time.Now().After(deadline) {
 			return list, err
 		}
 	}
