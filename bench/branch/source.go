@@ -106,8 +106,12 @@ func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branche
 	return x, load.send('c')
 }
 
-// underLoad branches between questions to the load program.
+// underLoad branches between questions to the load program. First the load writes every page once more: the host maps
+// each again at its first write after a branch or a restore, which would make the baseline slow.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vmmproto.BranchMode, x *branched) error {
+	if err := s.fullRound(load); err != nil {
+		return err
+	}
 	calm, err := load.read()
 	if err != nil {
 		return err
@@ -146,7 +150,12 @@ type rolled struct {
 
 // rollBack puts the source, when it has written its dirty set again, back to a branch of it.
 func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
-	if err := s.fullRound(ctx); err != nil {
+	load, err := s.newMeter(ctx)
+	if err != nil {
+		return rolled{}, err
+	}
+	defer load.conn.Close()
+	if err := s.fullRound(load); err != nil {
 		return rolled{}, err
 	}
 	stats, err := s.m.Stats(ctx, s.id)
@@ -158,12 +167,7 @@ func (s *source) rollBack(ctx context.Context, tag string) (rolled, error) {
 }
 
 // fullRound waits until the load has written every page once more.
-func (s *source) fullRound(ctx context.Context) error {
-	load, err := s.newMeter(ctx)
-	if err != nil {
-		return err
-	}
-	defer load.conn.Close()
+func (s *source) fullRound(load *meter) error {
 	first, err := load.read()
 	if err != nil {
 		return err
