@@ -24,6 +24,15 @@ func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 // set sets bit i and reports whether it was clear.
 func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
 
+// setRange sets n bits from first on, a word at a time: Freeze does it for every dirty page while the guest stands still.
+func (b bitmap) setRange(first, n uint64) {
+	for end := first + n; first < end; {
+		count := min(end-first, 64-first%64)
+		b[first/64].Or(^uint64(0) >> (64 - count) << (first % 64))
+		first += count
+	}
+}
+
 // Capture is one freeze being copied.
 type Capture struct {
 	f      *Freezer
@@ -44,10 +53,7 @@ func newCapture(f *Freezer, ranges []guestmem.Range, layer int) *Capture {
 	c := &Capture{f: f, ranges: ranges, layer: layer,
 		frozenPages: newBitmap(pages), claimed: newBitmap(pages), captured: newBitmap(pages)}
 	for _, r := range ranges {
-		first := guestmem.Linear(r.GPA) / guestmem.PageSize
-		for i := first; i < first+r.Length/guestmem.PageSize; i++ {
-			c.frozenPages.set(i)
-		}
+		c.frozenPages.setRange(guestmem.Linear(r.GPA)/guestmem.PageSize, r.Length/guestmem.PageSize)
 		c.total += r.Length / guestmem.PageSize
 	}
 	return c
@@ -72,10 +78,7 @@ func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	if err = errors.Join(err, herr); err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
-	first := guestmem.Linear(gpa) / guestmem.PageSize
-	for i := range uint64(pages) {
-		c.captured.set(first + i)
-	}
+	c.captured.setRange(guestmem.Linear(gpa)/guestmem.PageSize, uint64(pages))
 	c.capturedCount.Add(uint64(pages))
 }
 
