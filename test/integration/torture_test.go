@@ -22,7 +22,7 @@ const (
 // Depths of a line of descent, in memory layers over the first snapshot.
 const (
 	wantDepth = 4 // that a run reaches at least
-	lineDepth = 7 // at which a line ends and its ancestors are verified
+	lineDepth = 5 // at which a line ends and its ancestors are verified
 )
 
 // TestTorture branches, forks, rolls back, suspends and removes through the daemon what test/guest/torture writes as fast
