@@ -37,7 +37,9 @@ import (
 // also none by time: a cycle that begins in a fresh child would write to, and so copy, much of the agent's memory.
 const memoryLimit = 64 << 20
 
-// maxProcs bounds the threads that run the agent's Go code; each has caches of its own, which children would copy.
+// maxProcs is how many threads may run the agent's Go code; each has caches of its own, which children would copy. It is
+// two on one CPU too: when a thread waits in the kernel, as that of forks does, the runtime wakes another to look for work
+// unless it has a processor to spare.
 const maxProcs = 2
 
 // Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the machine off rather
@@ -51,7 +53,7 @@ func Main(args []string, stderr io.Writer) int {
 	}
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(memoryLimit)
-	runtime.GOMAXPROCS(min(maxProcs, runtime.NumCPU()))
+	runtime.GOMAXPROCS(maxProcs)
 	if *dir != "" {
 		fmt.Fprintf(stderr, "forkd-agent: %v\n", serveDir(*dir, stderr))
 		return 1
@@ -118,7 +120,7 @@ func serveGuest(log *kmsg.Log) error {
 		return err
 	}
 	a := newAgent(log, reap.NewInit(), id)
-	a.forks.flush, a.forks.settle = unix.Sync, settleTime
+	a.forks.flush, a.forks.settle = unix.Sync, true
 	failed, err := a.start(vsockSockets())
 	if err != nil {
 		return err

@@ -104,14 +104,37 @@ func TestForkedAppliesEverythingInOrder(t *testing.T) {
 func TestPrepareThenFlush(t *testing.T) {
 	flushed := 0
 	f := &forks{interps: discard{}, flush: func() { flushed++ }}
-	if err := f.handle(agentproto.AppendPrepare(nil)[agentproto.LengthSize:]); err != nil || flushed != 1 {
-		t.Fatalf("flushed %d times, %v", flushed, err)
+	prepared, err := f.handle(agentproto.AppendPrepare(nil)[agentproto.LengthSize:])
+	if !prepared || err != nil || flushed != 1 {
+		t.Fatalf("prepared %v, flushed %d times, %v", prepared, flushed, err)
 	}
 }
 
-func TestPrepareThroughTheClient(t *testing.T) {
-	if err := serve(t, nil).Sync(t.Context()); err != nil {
+// A guest that was saved too early must not let its children wait.
+func TestAConnectionEndsSettling(t *testing.T) {
+	open := unixSockets(t.TempDir())
+	fd, err := open.raw(agentproto.ForkPort)
+	if err != nil {
 		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if !undisturbed(fd, 0) {
+		t.Error("somebody disturbed the guest")
+	}
+	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(client)
+	addr, err := unix.Getsockname(fd)
+	if err == nil {
+		err = unix.Connect(client, addr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if undisturbed(fd, time.Hour) {
+		t.Error("nobody disturbed the guest")
 	}
 }
 
@@ -162,7 +185,9 @@ func FuzzForks(f *testing.F) {
 	f.Add(p[agentproto.LengthSize:])
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s := &forks{identity: &recorder{}, env: discard{}, interps: discard{}}
-		s.handle(body)
+		if prepared, err := s.handle(body); prepared && err != nil {
+			t.Error(err)
+		}
 	})
 }
 

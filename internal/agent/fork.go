@@ -33,8 +33,9 @@ type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
-	flush    func() // writes the guest's page cache to its disk; nil if the agent is not its machine's init
-	settle   time.Duration
+	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
+	buf      [usualMessage]byte // for the message in hand
+	settle   bool               // see settleGuest
 }
 
 // serve accepts connections on a listening socket in blocking mode until it is shut down.
@@ -44,57 +45,68 @@ func (f *forks) serve(listener int) error {
 		if err != nil {
 			return err
 		}
-		f.serveConn(conn)
+		prepared := f.serveConn(conn)
 		_ = unix.Close(conn)
+		if prepared && f.settle {
+			settleGuest(listener)
+		}
 	}
 }
 
-// usualMessage is room for a fork message without variables, on the goroutine's stack.
+// usualMessage is room for a fork message without variables, in bytes.
 const usualMessage = 512
 
-// serveConn answers one message. What is not a message gets no answer.
-func (f *forks) serveConn(conn int) {
-	var buf [usualMessage]byte
-	n, err := readAtLeast(conn, buf[:], agentproto.LengthSize)
+// serveConn answers one message and reports whether the guest is now to be saved. What is not a message gets no answer.
+func (f *forks) serveConn(conn int) (prepared bool) {
+	message, err := readMessage(conn, f.buf[:])
 	if err != nil {
-		return
+		return false
 	}
-	size, err := agentproto.Length(buf[:n], agentproto.MaxForked)
-	if err != nil {
-		return
-	}
-	message := buf[:]
-	if total := agentproto.LengthSize + size; total > len(message) {
-		message = make([]byte, total)
-		copy(message, buf[:n])
-	} else {
-		message = message[:total]
-	}
-	if n < len(message) {
-		if _, err := readAtLeast(conn, message[n:], len(message)-n); err != nil {
-			return
-		}
-	}
+	prepared, err = f.handle(message)
 	var answer [agentproto.LengthSize]byte
-	out := agentproto.AppendAnswer(answer[:0], f.handle(message[agentproto.LengthSize:]))
+	out := agentproto.AppendAnswer(answer[:0], err)
 	for len(out) > 0 {
 		n, err := unix.Write(conn, out)
 		if err != nil && err != unix.EINTR {
-			return
+			break
 		}
 		out = out[max(n, 0):]
 	}
+	return prepared
 }
 
-func (f *forks) handle(message []byte) error {
+// readMessage reads a message into buf, or into new memory if that is too short, and returns it without its length.
+func readMessage(conn int, buf []byte) ([]byte, error) {
+	n, err := readAtLeast(conn, buf, agentproto.LengthSize)
+	if err != nil {
+		return nil, err
+	}
+	size, err := agentproto.Length(buf[:n], agentproto.MaxForked)
+	if err != nil {
+		return nil, err
+	}
+	total := agentproto.LengthSize + size
+	if total > len(buf) {
+		buf = append(make([]byte, 0, total), buf[:n]...)
+	}
+	if n < total {
+		if _, err := readAtLeast(conn, buf[n:total], total-n); err != nil {
+			return nil, err
+		}
+	}
+	return buf[agentproto.LengthSize:total], nil
+}
+
+func (f *forks) handle(message []byte) (prepared bool, err error) {
 	m, err := agentproto.Parse(message)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if m.Prepare {
-		return f.prepare()
+		err := f.prepare()
+		return err == nil, err
 	}
-	return f.forked(&m)
+	return false, f.forked(&m)
 }
 
 // forked makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
@@ -120,10 +132,6 @@ func (f *forks) forked(m *agentproto.Received) error {
 	return f.interps.Forked(m.Env)
 }
 
-// settleTime is how long a guest runs on idle before it is saved. What a busy guest has left to do later, such as
-// collecting freed memory, ending timers of its disk, and putting threads to sleep, it does then, and not in every child.
-const settleTime = 3 * time.Second
-
 // prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in every child, and the
 // disk holds what was written.
 func (f *forks) prepare() error {
@@ -134,11 +142,36 @@ func (f *forks) prepare() error {
 	if f.flush != nil {
 		f.flush()
 	}
-	// Not time.Sleep: its timer would keep another thread awake until after this one has answered.
-	wait := unix.NsecToTimespec(f.settle.Nanoseconds())
-	for unix.Nanosleep(&wait, &wait) == unix.EINTR {
-	}
 	return nil
+}
+
+// Parts of agentproto.Settle; the rest of it is for what comes after them.
+const (
+	settleIdle = agentproto.Settle * 4 / 5
+	settleBusy = agentproto.Settle / 60
+)
+
+// settleGuest leaves the kernel and the other threads idle for most of agentproto.Settle and then keeps the CPU busy for a
+// few ticks: timers that may wait while a CPU sleeps, as those of the kernel's statistics, would otherwise expire in
+// every child as soon as it wakes. It ends when a connection comes, which may be a child's first.
+func settleGuest(listener int) {
+	if !undisturbed(listener, settleIdle) {
+		return
+	}
+	for begin := time.Now(); time.Since(begin) < settleBusy; {
+	}
+}
+
+// undisturbed waits for d, or until a connection comes, and reports whether none did. It does without time.Sleep and
+// its like, whose timers would keep another thread awake.
+func undisturbed(listener int, d time.Duration) bool {
+	waiting := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
+	for begin := time.Now(); ; {
+		n, err := unix.Poll(waiting, int(max(0, d-time.Since(begin)).Milliseconds()))
+		if err != unix.EINTR {
+			return n == 0 && err == nil
+		}
+	}
 }
 
 // accept takes the next connection. It asks for no peer address: unix.Accept4 would allocate one.

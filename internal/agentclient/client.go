@@ -38,10 +38,11 @@ type DialFunc func(ctx context.Context, port uint32) (net.Conn, error)
 
 // Client calls the agent of one guest. Its methods may be called concurrently.
 type Client struct {
-	dial  DialFunc
-	envd  *http.Client
-	code  *http.Client
-	procs processconnect.ProcessClient
+	dial   DialFunc
+	settle time.Duration // agentproto.Settle
+	envd   *http.Client
+	code   *http.Client
+	procs  processconnect.ProcessClient
 }
 
 // Hosts of the URLs that the client requests; the dial function ignores them.
@@ -52,7 +53,7 @@ const (
 
 // New returns a client that reaches its guest through dial. It connects to nothing yet.
 func New(dial DialFunc) *Client {
-	c := &Client{dial: dial}
+	c := &Client{dial: dial, settle: agentproto.Settle}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
 	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
 	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage)}
@@ -110,7 +111,15 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 // Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have collected their
 // garbage, and it has been idle for some seconds.
 func (c *Client) Sync(ctx context.Context) error {
-	return c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil))
+	if err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(c.settle):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("agent sync: %w", ctx.Err())
+	}
 }
 
 // Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/forkd/forkd/internal/wire"
 )
@@ -51,7 +52,12 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// AppendPrepare appends the message that makes a guest ready to be saved and forked.
+// Settle is how long a guest must be left alone after it has answered AppendPrepare, before it is saved. What a busy
+// guest has left to do later, such as freeing memory, ending timers of its disk and putting threads to sleep, it does
+// then, once, and not in every child.
+const Settle = 3 * time.Second
+
+// AppendPrepare appends the message that makes a guest ready to be saved and forked, see Settle.
 func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
 
 // Received is a message in the guest. Its byte slices alias the message, so that a fork without variables costs no memory.

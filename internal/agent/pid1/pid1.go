@@ -66,11 +66,13 @@ func EarlyLog() (*kmsg.Log, error) {
 	if err := mount(mountPoint{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"}); err != nil {
 		return kmsg.NewPlain(os.Stderr), err
 	}
-	f, err := os.OpenFile("/dev/kmsg", os.O_WRONLY, 0)
+	// Not os.OpenFile, which lets the runtime poll the file: each message of the kernel would wake the agent, and the
+	// kernel has one in every fork.
+	fd, err := unix.Open("/dev/kmsg", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return kmsg.NewPlain(os.Stderr), err
+		return kmsg.NewPlain(os.Stderr), &os.PathError{Op: "open", Path: "/dev/kmsg", Err: err}
 	}
-	return kmsg.New(f), nil
+	return kmsg.New(os.NewFile(uintptr(fd), "/dev/kmsg")), nil
 }
 
 // Boot does everything between EarlyLog and the start of services.
