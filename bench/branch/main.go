@@ -35,7 +35,7 @@ func main() {
 	b := &bench{Program: lab.NewProgram("branch", 5*time.Minute, "no new row of the branch table begins; it is left out")}
 	b.memory = lab.Numbers{List: []int{512, 1536}, Min: 64, Max: 1 << 20}
 	b.dirty = lab.Numbers{List: []int{1, 30, 300}, Min: 1, Max: 1 << 20}
-	b.depths = lab.Numbers{List: []int{0, 10, 32}, Max: 200}
+	b.depths = lab.Numbers{List: []int{0, 10, 31, 32}, Max: 200}
 	flag.Var(&b.memory, "memory", "guest RAM in MiB; 4096 wants a host with 6 GiB")
 	flag.Var(&b.dirty, "dirty", "MiB that the guest keeps dirty; empty: no branches of a busy guest")
 	flag.Var(&b.depths, "depths", "chain depths to spawn from, ascending; empty: none")
