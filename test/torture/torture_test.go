@@ -11,7 +11,7 @@ import (
 )
 
 var (
-	branches = flag.Int("torture.n", 80, "how many branches")
+	branches = flag.Int("torture.n", 150, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
 	dataMiB  = flag.Uint64("torture.mib", 8, "memory that each guest writes, MiB")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
