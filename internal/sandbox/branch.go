@@ -155,7 +155,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		defer top.Close()
 		files.Tops = []*os.File{top}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // an unanswered request ends a VMM
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
 	b.done, err = b.ask(ctx, files)
 	b.figure = snapshot.Branch{SandboxID: b.s.record.ID, Mode: b.done.Mode.String(), Fallback: b.done.Fallback,
