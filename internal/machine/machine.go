@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/guestmem"
 	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/uffd"
 	"github.com/forkd/forkd/internal/virtio"
 	"github.com/forkd/forkd/internal/virtio/blk"
@@ -55,12 +56,13 @@ type Machine struct {
 	disks   []*blk.Device
 	ended   sync.Once
 
-	mu       sync.Mutex    // one request at a time, and the end of a live branch
-	used     bool          // Boot or Restore has been called
-	freezer  *uffd.Freezer // nil before the first live branch
-	noFreeze error         // why live branches are impossible since a rollback
-	topSwaps uint64        // see vmmproto.Stats
-	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
+	mu       sync.Mutex        // one request at a time, and the end of a live branch
+	used     bool              // Boot or Restore has been called
+	covered  []memlayer.Extent // what the layers cover, whichever; nothing after Boot
+	freezer  *uffd.Freezer     // nil before the first live branch
+	noFreeze error             // why live branches are impossible since a rollback
+	topSwaps uint64            // see vmmproto.Stats
+	copying  chan struct{}     // closed when the live branch under way is copied; nil if there is none
 }
 
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt controllers exist

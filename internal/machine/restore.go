@@ -118,12 +118,15 @@ func (m *Machine) mapMemory(layers []*os.File, extents []memlayer.Extent) error 
 	if err := memlayer.CheckExtents(extents, sizes); err != nil {
 		return fmt.Errorf("memory map: %w", err)
 	}
-	for _, e := range extents {
+	covered := make([]memlayer.Extent, len(extents))
+	for i, e := range extents {
+		covered[i] = anyLayer(e.GPA, e.Length)
 		fd := int(layers[e.Layer].Fd())
 		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
 			return err
 		}
 	}
+	m.covered = memlayer.Overlay(nil, covered)
 	if m.freezer != nil {
 		m.noFreeze = m.freezer.Register() // the mappings are new; on other files than tmpfs ones it may be impossible
 	}

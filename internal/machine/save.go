@@ -73,26 +73,39 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes everything that is not zero, whichever layer it comes from.
+// saveAllMemory writes everything that is not zero, whichever layer it comes from. It reads what the layers cover and
+// what was written over them: elsewhere there are zeros, and reading them would give every page an entry in the page
+// tables, which each later search for dirty pages would have to look at.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return err
+	}
+	upper := make([]memlayer.Extent, len(dirty))
+	for i, r := range dirty {
+		upper[i] = anyLayer(uint64(r.GPA), r.Length)
+	}
 	var filled []guestmem.Range
-	regions := m.mem.Regions()
-	for i := range regions {
-		r := &regions[i]
-		view, err := m.mem.ReadView(r.GPA, int(r.Size))
+	for _, e := range memlayer.Overlay(m.covered, upper) {
+		view, err := m.mem.ReadView(guestmem.GPA(e.GPA), int(e.Length))
 		if err != nil {
 			return err
 		}
-		for at := uint64(0); at < r.Size; {
+		for at := uint64(0); at < e.Length; {
 			zeros := zero(view[at : at+guestmem.PageSize])
 			n := uint64(run(view[at:], zeros))
 			if !zeros {
-				filled = append(filled, guestmem.Range{GPA: r.GPA + guestmem.GPA(at), Length: n})
+				filled = append(filled, guestmem.Range{GPA: guestmem.GPA(e.GPA + at), Length: n})
 			}
 			at += n
 		}
 	}
 	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
+}
+
+// anyLayer describes a range of guest memory so that neighbours are joined whatever is behind them.
+func anyLayer(gpa, length uint64) memlayer.Extent {
+	return memlayer.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
 // describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges that these cover.
