@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -110,7 +111,18 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	b := built{Image: img.Dir, ImageMS: msSince(start)}
 	st.step("boot and warm up the parent", "")
 	err = b.bake(ctx, cl, o, img, kernel)
+	if err != nil && strings.Contains(err.Error(), "Kernel panic") && emulated(ctx, cl) {
+		st.step("boot and warm up the parent once more", "its kernel panicked, as happens now and then under QEMU")
+		err = b.bake(ctx, cl, o, img, kernel)
+	}
 	return b, err
+}
+
+// emulated reports whether the daemon's VMs run under QEMU, whose interrupts sometimes come to a nested guest that has
+// them off; hardware does not do that.
+func emulated(ctx context.Context, cl *client.Client) bool {
+	v, err := cl.Version(ctx)
+	return err == nil && v.Accel == "tcg"
 }
 
 // bake boots, warms up and saves a parent.

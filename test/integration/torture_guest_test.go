@@ -39,7 +39,7 @@ const stepLimit = 2 * time.Minute
 func (x *fire) makeBase() {
 	x.t.Helper()
 	f := x.d.f
-	_, err := x.d.Bake(x.d.ctx(x.t, bakeLimit), client.BakeRequest{
+	err := x.d.bake(x.t, client.BakeRequest{
 		Tag: "bare", Kernel: f.assets.Minimal.VMLinux, Initrd: f.assets.Minimal.Initrd,
 		Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4"), MemSizeMiB: 128, VCPUs: guestCPUs,
 	})

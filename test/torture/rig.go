@@ -116,6 +116,15 @@ func newID() (id [16]byte) {
 
 // Boot starts a guest with the program running in it and saves it as the first snapshot.
 func (r *Rig) Boot(ctx context.Context) (*Snapshot, error) {
+	s, err := r.bootOnce(ctx)
+	if vmtest.BootAgain(err) {
+		r.logf("booted once more: %v", err)
+		s, err = r.bootOnce(ctx)
+	}
+	return s, err
+}
+
+func (r *Rig) bootOnce(ctx context.Context) (*Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, bootLimit)
 	defer cancel()
 	v, err := r.spawn(ctx, "boot")
