@@ -21,7 +21,7 @@ import (
 // Time limits of one package. VM tests run on an emulated CPU.
 const (
 	hostLimit = 5 * time.Minute
-	vmLimit   = 20 * time.Minute
+	vmLimit   = 25 * time.Minute
 )
 
 func main() {

@@ -22,8 +22,11 @@ func split(packages []vmPkg, n int) []vmPkg {
 	for _, p := range packages {
 		parts := (len(p.tests) + n - 1) / n
 		for i := range parts {
-			from, to := i*len(p.tests)/parts, (i+1)*len(p.tests)/parts
-			shards = append(shards, vmPkg{p.path, p.tests[from:to]})
+			shard := vmPkg{path: p.path}
+			for j := i; j < len(p.tests); j += parts {
+				shard.tests = append(shard.tests, p.tests[j])
+			}
+			shards = append(shards, shard)
 		}
 	}
 	slices.SortStableFunc(shards, func(a, b vmPkg) int { return len(a.tests) - len(b.tests) })
