@@ -20,30 +20,14 @@ import (
 // smallState makes a state directory with the parent on a file system of its own, which can be filled.
 func (f *fixture) smallState(t *testing.T) string {
 	t.Helper()
-	state, err := os.MkdirTemp(f.root, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(state); err != nil {
-			t.Error(err)
-		}
-	})
+	state := f.newState(t)
 	mount(t, state, "size=600m")
-	from, to := filepath.Join(f.state, "snapshots", tag), filepath.Join(state, "snapshots", tag)
-	if err := os.MkdirAll(to, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range tree(t, from) {
-		if err := copySparse(filepath.Join(to, name), filepath.Join(from, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	f.fillState(t, state, copySparse)
 	return state
 }
 
-// copySparse is copyFile without the zeros.
-func copySparse(to, from string) error {
+// copySparse copies a file without the zeros.
+func copySparse(from, to string) error {
 	r, err := os.Open(from)
 	if err != nil {
 		return err

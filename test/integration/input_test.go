@@ -155,6 +155,14 @@ func (f *fixture) startDamaged(t *testing.T, file string, damage func(*testing.T
 // copyState returns a state directory with the same snapshot, whose files are links.
 func (f *fixture) copyState(t *testing.T) string {
 	t.Helper()
+	state := f.newState(t)
+	f.fillState(t, state, os.Link)
+	return state
+}
+
+// newState makes a state directory for one test.
+func (f *fixture) newState(t *testing.T) string {
+	t.Helper()
 	state, err := os.MkdirTemp(f.root, "s")
 	if err != nil {
 		t.Fatal(err)
@@ -164,16 +172,21 @@ func (f *fixture) copyState(t *testing.T) string {
 			t.Error(err)
 		}
 	})
+	return state
+}
+
+// fillState puts the parent's snapshot into a state directory, file by file.
+func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
+	t.Helper()
 	from, to := filepath.Join(f.state, "snapshots", tag), filepath.Join(state, "snapshots", tag)
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range tree(t, from) {
-		if err := os.Link(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+		if err := put(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return state
 }
 
 // take removes a file, which may be a link, and returns its first n bytes; all if n is negative.

@@ -9,28 +9,17 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // baseTag is the snapshot with the guest program running, from which all others descend.
 const baseTag = "base"
 
-// The guest: what its program writes, in MiB, on how many vCPUs.
-const (
-	guestMemory = 8
-	guestDisk   = 1
-	guestCPUs   = 1
-)
-
-// Paths in the guest.
-const (
-	guestProgram = "/usr/local/bin/torture"
-	guestSocket  = "/run/torture.sock"
-	guestFiles   = "/var/lib/torture"
-)
+// guestSize is small: what is tested is the daemon.
+var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 
 // stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a failure.
 const stepLimit = 2 * time.Minute
@@ -41,7 +30,7 @@ func (x *fire) makeBase() {
 	f := x.d.f
 	err := x.d.bake(x.t, client.BakeRequest{
 		Tag: "bare", Kernel: f.assets.Minimal.VMLinux, Initrd: f.assets.Minimal.Initrd,
-		Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4"), MemSizeMiB: 128, VCPUs: guestCPUs,
+		Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4"), MemSizeMiB: 128, VCPUs: uint32(guestSize.CPUs),
 	})
 	if err != nil {
 		x.t.Fatal(err)
@@ -49,14 +38,12 @@ func (x *fire) makeBase() {
 	s := x.fork("bare")
 	program, err := os.ReadFile(f.assets.Torture)
 	if err == nil {
-		err = x.d.WriteFile(x.d.ctx(x.t, stepLimit), s.ID, guestProgram, bytes.NewReader(program))
+		err = x.d.WriteFile(x.d.ctx(x.t, stepLimit), s.ID, guest.Program, bytes.NewReader(program))
 	}
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	x.d.sh(x.t, s.ID, fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >/run/torture.log 2>&1 & } && "+
-		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat /run/torture.log; exit 1; }; sleep 0.1; done",
-		guestProgram, guestSocket, guestFiles, guestMemory, guestDisk))
+	x.d.sh(x.t, s.ID, guestSize.Start())
 	p := x.mark(s.ID)
 	made, err := x.branch(s.ID, baseTag, client.BranchRequest{Mode: "full"})
 	x.fail(err)
@@ -66,27 +53,11 @@ func (x *fire) makeBase() {
 	x.check(baseTag)
 }
 
-// guestReport is the program's answer.
-type guestReport struct {
-	OK         bool     `json:"ok"`
-	Pages      int      `json:"pages"`
-	Blocks     int      `json:"blocks"`
-	Seq        uint64   `json:"seq"`
-	Mark       uint64   `json:"mark"`
-	CPUs       int      `json:"cpus"`
-	Mismatches []string `json:"mismatches"`
-}
-
-// mismatchError is damage in a guest, as opposed to a step that failed.
-type mismatchError struct{ found []string }
-
-func (e *mismatchError) Error() string { return "MISMATCH:\n\t" + strings.Join(e.found, "\n\t") }
-
 // ask sends words to the program in a sandbox. Damage that it reports is an error.
-func (x *fire) ask(id string, words ...string) (guestReport, error) {
-	var r guestReport
+func (x *fire) ask(id string, words ...string) (guest.Report, error) {
+	var r guest.Report
 	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
-		Args: append([]string{guestProgram, "ask", guestSocket}, words...), TimeoutSecs: 90,
+		Args: append([]string{guest.Program, "ask", guest.Socket}, words...), TimeoutSecs: 90,
 	})
 	if err != nil {
 		return r, fmt.Errorf("ask sandbox %s: %w", id, err)
@@ -97,10 +68,7 @@ func (x *fire) ask(id string, words ...string) (guestReport, error) {
 	if err := json.Unmarshal([]byte(res.Stdout), &r); err != nil {
 		return r, fmt.Errorf("ask sandbox %s: %w: %s", id, err, res.Stdout)
 	}
-	if !r.OK {
-		return r, fmt.Errorf("sandbox %s: %w", id, &mismatchError{r.Mismatches})
-	}
-	return r, nil
+	return r, inSandbox(id, r.Damage())
 }
 
 // fail ends the test if there is an error, and counts damage.
@@ -109,9 +77,9 @@ func (x *fire) fail(err error) {
 	if err == nil {
 		return
 	}
-	var m *mismatchError
+	var m *guest.Mismatch
 	if errors.As(err, &m) {
-		x.counts.mismatches += len(m.found)
+		x.counts.mismatches += len(m.Found)
 	}
 	x.t.Fatal(err)
 }
@@ -125,10 +93,10 @@ func (x *fire) hot() []string {
 func (x *fire) mark(id string, words ...string) point {
 	x.t.Helper()
 	x.names++
-	p := point{mark: uint64(x.names)}
-	r, err := x.ask(id, append(words, "mark", fmt.Sprint(p.mark))...)
+	p := point{Instant: guest.Instant{Mark: uint64(x.names)}}
+	r, err := x.ask(id, append(words, "mark", fmt.Sprint(p.Mark))...)
 	x.fail(err)
-	p.seq = r.Seq
+	p.Seq = r.Seq
 	return p
 }
 
@@ -214,19 +182,12 @@ func (x *fire) verifyCopy(id string, p point) error {
 	if err != nil {
 		return err
 	}
-	return p.is(id, r)
+	return inSandbox(id, r.Check(p.Instant, guestSize))
 }
 
-// is checks that the report of sandbox id is of the instant p gone on.
-func (p point) is(id string, r guestReport) error {
-	const pageSize = 4096
-	switch {
-	case r.Mark != p.mark:
-		return fmt.Errorf("sandbox %s: %w", id, &mismatchError{[]string{fmt.Sprintf("mark %d, want %d: another instant", r.Mark, p.mark)}})
-	case r.Seq < p.seq:
-		return fmt.Errorf("sandbox %s: %w", id, &mismatchError{[]string{fmt.Sprintf("%d writes, %d were done before", r.Seq, p.seq)}})
-	case r.Pages != guestMemory<<20/pageSize || r.Blocks != guestDisk<<20/pageSize || r.CPUs != guestCPUs:
-		return fmt.Errorf("sandbox %s verified %d pages, %d blocks, %d CPUs", id, r.Pages, r.Blocks, r.CPUs)
+func inSandbox(id string, err error) error {
+	if err != nil {
+		return fmt.Errorf("sandbox %s: %w", id, err)
 	}
 	return nil
 }
@@ -235,10 +196,10 @@ func (p point) is(id string, r guestReport) error {
 func (x *fire) verifyMarked() {
 	x.t.Helper()
 	x.names++
-	p := point{mark: uint64(x.names)}
-	r, err := x.ask(x.source.ID, "mark", fmt.Sprint(p.mark), "verify")
+	p := point{Instant: guest.Instant{Mark: uint64(x.names)}}
+	r, err := x.ask(x.source.ID, "mark", fmt.Sprint(p.Mark), "verify")
 	x.fail(err)
-	x.fail(p.is(x.source.ID, r))
+	x.fail(inSandbox(x.source.ID, r.Check(p.Instant, guestSize)))
 	x.counts.sources++
 }
 

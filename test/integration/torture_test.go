@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // Without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED a run makes so many branches, with these choices.
@@ -76,9 +77,8 @@ type fire struct {
 
 // point is the instant of a snapshot.
 type point struct {
-	mark  uint64 // a number that only this instant has
-	seq   uint64 // writes that had been done some time before
-	depth int    // memory layers over the first
+	guest.Instant
+	depth int // memory layers over the first
 }
 
 // round is one thing done to the source. It may branch several times.

@@ -67,9 +67,7 @@ func (v *vm) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os
 	if s, layer, err = v.newSnapshot(kind); err != nil {
 		return nil, nil, err
 	}
-	var r guestReport
-	s.mark, r, err = v.setMark(ctx)
-	s.seq = r.Seq
+	s.at, err = v.setMark(ctx)
 	return s, layer, err
 }
 
@@ -171,7 +169,7 @@ func (v *vm) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error)
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
+	if _, err := v.setMark(ctx); err != nil { // a live branch is being copied meanwhile
 		return nil, err
 	}
 	return v.finish(ctx, p)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // delay draws a time for something else to happen.
@@ -51,7 +52,7 @@ func (c *racer) run(ctx context.Context, v *vm) {
 // has waited for it. One is refused, or both are whole.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
-	mark, r, err := v.setMark(ctx, "hot", "0")
+	at, err := v.setMark(ctx, "hot", "0")
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func (l *line) race(ctx context.Context) error {
 			return err
 		}
 		c := racers[i]
-		c.snap.mark, c.snap.seq = mark, r.Seq
+		c.snap.at = at
 		c.before, c.after = l.delay(50*time.Millisecond), l.delay(50*time.Millisecond)
 	}
 	racers[0].req.Mode = vmmproto.BranchLive
@@ -136,7 +137,7 @@ func writtenTop(ctx context.Context, a, b *os.File) (*os.File, error) {
 		isB, errB = modified(b)
 		switch {
 		case isA != wasA && isB != wasB:
-			return nil, fmt.Errorf("%w", &mismatchError{[]string{"both disk tops are written"}})
+			return nil, guest.Mismatchf("both disk tops are written")
 		case isA != wasA:
 			return a, nil
 		case isB != wasB:
@@ -149,7 +150,7 @@ func writtenTop(ctx context.Context, a, b *os.File) (*os.File, error) {
 // paused at the branch stays so.
 func (l *line) interrupt(ctx context.Context) error {
 	v := l.source
-	mark, r, err := v.setMark(ctx, "hot", "0")
+	at, err := v.setMark(ctx, "hot", "0")
 	if err != nil {
 		return err
 	}
@@ -157,7 +158,7 @@ func (l *line) interrupt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.snap.mark, c.snap.seq = mark, r.Seq
+	c.snap.at = at
 	c.before, c.after = l.delay(20*time.Millisecond), l.delay(20*time.Millisecond)
 	l.rig.rep.count(&l.rig.rep.Races)
 	done := make(chan struct{})

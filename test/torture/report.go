@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // Report counts what was done. It is written as out/torture.json.
@@ -88,9 +90,9 @@ func (r *Report) reached(depth int) {
 func (r *Report) Fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var m *mismatchError
+	var m *guest.Mismatch
 	if errors.As(err, &m) {
-		r.Mismatches += len(m.found)
+		r.Mismatches += len(m.Found)
 	}
 	r.Errors = append(r.Errors, err.Error())
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 const mib = 1 << 20
@@ -41,10 +42,8 @@ const systemMiB = 112
 
 // Config is the size of the guests.
 type Config struct {
-	Assets  *vmtest.Assets
-	VCPUs   uint32
-	DataMiB uint64 // that the guest program writes
-	DiskMiB int    // that it writes on disk
+	Assets *vmtest.Assets
+	Guest  guest.Size
 }
 
 // Rig makes the VMs of one shape and counts what happens to them.
@@ -63,7 +62,9 @@ type Rig struct {
 
 // NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
-	shape := vmmproto.Machine{MemoryBytes: (systemMiB + cfg.DataMiB) * mib, VCPUs: cfg.VCPUs, Template: vmtest.Template()}
+	shape := vmmproto.Machine{
+		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
+	}
 	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
 }
 
@@ -193,26 +194,15 @@ func (v *vm) waitReady(ctx context.Context) error {
 	}
 }
 
-// Paths in the guest.
-const (
-	guestProgram = "/usr/local/bin/torture"
-	guestSocket  = "/run/torture.sock"
-	guestFiles   = "/var/lib/torture" // on the root disk
-	guestLog     = "/run/torture.log"
-)
-
 func (v *vm) startProgram(ctx context.Context) error {
 	program, err := os.ReadFile(v.rig.cfg.Assets.Torture)
 	if err != nil {
 		return err
 	}
-	if err := v.agent.WriteFile(ctx, guestProgram, "", bytes.NewReader(program)); err != nil {
+	if err := v.agent.WriteFile(ctx, guest.Program, "", bytes.NewReader(program)); err != nil {
 		return err
 	}
-	script := fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
-		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
-		guestProgram, guestSocket, guestFiles, v.rig.cfg.DataMiB, v.rig.cfg.DiskMiB, guestLog)
-	out, err := v.exec(ctx, "/bin/sh", "-c", script)
+	out, err := v.exec(ctx, "/bin/sh", "-c", v.rig.cfg.Guest.Start())
 	if err != nil {
 		return fmt.Errorf("start the guest program: %w: %s", err, out)
 	}

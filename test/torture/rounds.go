@@ -233,7 +233,7 @@ func (l *line) overlap(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.snap.mark, c.snap.seq = first.snap.mark, first.snap.seq
+	c.snap.at = first.snap.at
 	c.run(ctx, v)
 	if c.err != nil && (c.p != nil || !refused(c.err)) {
 		return c.err
@@ -299,7 +299,7 @@ func (l *line) stream(ctx context.Context) error {
 // rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can be branched.
 func (l *line) rollback(ctx context.Context) error {
 	for range 2 {
-		if _, _, err := l.source.setMark(ctx, "hot", "0"); err != nil {
+		if _, err := l.source.setMark(ctx, "hot", "0"); err != nil {
 			return err
 		}
 		if err := l.source.restore(ctx, l.last); err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/memlayer"
 	"github.com/forkd/forkd/internal/vmm/vmmclient"
 	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // Snapshot is the files of a branch and what its children must find. The files have no names; those that only
@@ -30,35 +31,15 @@ type Snapshot struct {
 	state   *os.File
 	disks   []*os.File
 	size    uint64 // of the disk in bytes
-	mark    uint64 // in the guest at the instant of the snapshot
-	seq     uint64 // writes that had been done some time before
+	at      guest.Instant
 }
-
-// guestReport is the guest's answer, see test/guest/torture.
-type guestReport struct {
-	OK         bool     `json:"ok"`
-	Pages      int      `json:"pages"`
-	Blocks     int      `json:"blocks"`
-	Seq        uint64   `json:"seq"`
-	Mark       uint64   `json:"mark"`
-	CPUs       int      `json:"cpus"`
-	Mismatches []string `json:"mismatches"`
-}
-
-// mismatchError is damage in a guest, as opposed to a step that failed.
-type mismatchError struct{ found []string }
-
-func (e *mismatchError) Error() string { return "MISMATCH:\n\t" + strings.Join(e.found, "\n\t") }
-
-// askPort is the vsock port of the guest program.
-const askPort = 7777
 
 // ask sends words to the guest program. Damage that it reports is an error.
-func (v *vm) ask(ctx context.Context, words ...string) (guestReport, error) {
-	var r guestReport
+func (v *vm) ask(ctx context.Context, words ...string) (guest.Report, error) {
+	var r guest.Report
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
-	conn, err := agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket))(ctx, askPort)
+	conn, err := agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket))(ctx, guest.Port)
 	if err != nil {
 		return r, fmt.Errorf("%s: ask the guest program: %w", v.name, err)
 	}
@@ -71,20 +52,21 @@ func (v *vm) ask(ctx context.Context, words ...string) (guestReport, error) {
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		log, _ := v.exec(ctx, "/bin/sh", "-c", "cat "+guestLog+"; dmesg | tail -n 20")
+		log, _ := v.exec(ctx, "/bin/sh", "-c", "cat "+guest.Log+"; dmesg | tail -n 20")
 		return r, fmt.Errorf("%s: ask the guest program: %w; in the guest: %s", v.name, err, log)
 	}
-	if !r.OK {
-		return r, fmt.Errorf("%s: %w", v.name, &mismatchError{r.Mismatches})
+	if err := r.Damage(); err != nil {
+		return r, fmt.Errorf("%s: %w", v.name, err)
 	}
 	return r, nil
 }
 
-// setMark gives the guest a number that nothing had before and returns it.
-func (v *vm) setMark(ctx context.Context, words ...string) (mark uint64, r guestReport, err error) {
-	mark = v.rig.names.Add(1)
-	r, err = v.ask(ctx, append([]string{"mark", fmt.Sprint(mark)}, words...)...)
-	return mark, r, err
+// setMark gives the guest a number that nothing had before. Copies of the guest must have it until the next mark.
+func (v *vm) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
+	at := guest.Instant{Mark: v.rig.names.Add(1)}
+	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
+	at.Seq = r.Seq
+	return at, err
 }
 
 // newSnapshot makes the files of a snapshot of v.
@@ -113,15 +95,10 @@ func (s *Snapshot) put(base *Snapshot, layer *os.File, own []memlayer.Extent) {
 
 // save pauses v for good and makes a snapshot of it.
 func (v *vm) save(ctx context.Context) (*Snapshot, error) {
-	s, layer, err := v.newSnapshot("base")
+	s, layer, err := v.newMarked(ctx, "base")
 	if err != nil {
 		return nil, err
 	}
-	var r guestReport
-	if s.mark, r, err = v.setMark(ctx); err != nil {
-		return nil, err
-	}
-	s.seq = r.Seq
 	if err := v.Pause(ctx); err != nil {
 		return nil, err
 	}
@@ -178,21 +155,8 @@ func (v *vm) verifyCopy(ctx context.Context, s *Snapshot) error {
 	if err != nil {
 		return fmt.Errorf("copy of %s (depth %d): %w", s.name, s.depth, err)
 	}
-	return v.checkReport(r, s)
-}
-
-func (v *vm) checkReport(r guestReport, s *Snapshot) error {
-	pages, blocks := int(v.rig.cfg.DataMiB*mib/memlayer.PageSize), v.rig.cfg.DiskMiB*mib/memlayer.PageSize
-	switch {
-	case r.Mark != s.mark:
-		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name,
-			&mismatchError{[]string{fmt.Sprintf("mark %d, want %d: another instant", r.Mark, s.mark)}})
-	case r.Seq < s.seq:
-		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name,
-			&mismatchError{[]string{fmt.Sprintf("%d writes, at least %d were done before", r.Seq, s.seq)}})
-	case r.Pages != pages || r.Blocks != blocks || r.CPUs != int(v.rig.cfg.VCPUs):
-		return fmt.Errorf("%s: verified %d pages, %d blocks on %d CPUs, want %d, %d, %d", v.name,
-			r.Pages, r.Blocks, r.CPUs, pages, blocks, v.rig.cfg.VCPUs)
+	if err := r.Check(s.at, v.rig.cfg.Guest); err != nil {
+		return fmt.Errorf("%s: copy of %s: %w", v.name, s.name, err)
 	}
 	return nil
 }

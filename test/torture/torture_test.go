@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/vmtest"
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 var (
 	branches = flag.Int("torture.n", 150, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
-	dataMiB  = flag.Uint64("torture.mib", 8, "memory that each guest writes, MiB")
+	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
@@ -53,9 +54,10 @@ func TestTorture(t *testing.T) {
 		write()
 	}
 	ctx := context.WithoutCancel(t.Context()) // a step that is cut off would leave a VMM behind
-	for i, vcpus := range []uint32{1, 2} {
+	for i, vcpus := range []int{1, 2} {
 		rng := rand.New(rand.NewPCG(*seed, uint64(vcpus)))
-		rig := NewRig(Config{Assets: assets, VCPUs: vcpus, DataMiB: *dataMiB, DiskMiB: 2}, dir, ram, rng, rep, progress)
+		size := guest.Size{MemoryMiB: *dataMiB, DiskMiB: 2, CPUs: vcpus}
+		rig := NewRig(Config{Assets: assets, Guest: size}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
 			progress("booted %d vCPUs", vcpus)

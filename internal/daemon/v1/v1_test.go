@@ -248,15 +248,8 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 
 // Status codes and error bodies are those of the documented API.
 func TestStatusCodes(t *testing.T) {
-	cl, url, _, bake := serve(t)
-	if _, err := cl.Bake(context.Background(), bake); err != nil {
-		t.Fatal(err)
-	}
-	f, err := cl.Fork(context.Background(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	box := "/v1/sandboxes/" + f.Sandboxes[0].ID
+	_, url, id := forked(t)
+	box := "/v1/sandboxes/" + id
 	for _, c := range []struct {
 		method, path, body string
 		status             int

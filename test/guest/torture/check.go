@@ -3,19 +3,11 @@ package main
 import (
 	"fmt"
 	"slices"
+
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Report is the answer to a verification.
-type Report struct {
-	OK         bool     `json:"ok"`
-	Pages      int      `json:"pages"`  // of memory, checked
-	Blocks     int      `json:"blocks"` // on disk, checked
-	Seq        uint64   `json:"seq"`    // writes since the start
-	Mark       uint64   `json:"mark"`
-	CPUs       int      `json:"cpus"`       // with a writer of their own
-	Mismatches []string `json:"mismatches"` // at most maxMismatches, then their number
-}
-
+// maxMismatches is how many a report tells; then comes the number of the others.
 const maxMismatches = 32
 
 type checker struct {
@@ -35,7 +27,7 @@ func (c *checker) fail(format string, args ...any) {
 // check compares everything in a, and the blocks that read returns, with everything else.
 //
 // Preconditions: no write is under way.
-func check(a *arena, read func(block int, p []uint64) error) Report {
+func check(a *arena, read func(block int, p []uint64) error) guest.Report {
 	c := &checker{a: a}
 	table := a.table()
 	for u := range a.pages {
@@ -59,7 +51,7 @@ func check(a *arena, read func(block int, p []uint64) error) Report {
 	if c.more > 0 {
 		c.found = append(c.found, fmt.Sprintf("and %d more", c.more))
 	}
-	return Report{
+	return guest.Report{
 		OK: len(c.found) == 0, Pages: a.pages, Blocks: a.blocks, Seq: *a.ticket(), Mark: a.words[wordMark],
 		Mismatches: c.found,
 	}

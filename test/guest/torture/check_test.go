@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 var small = shape{pages: 700, blocks: 48, writers: 2}
@@ -74,7 +76,7 @@ func (r *rig) save() instant {
 }
 
 // check checks an image.
-func (s instant) check() Report {
+func (s instant) check() guest.Report {
 	a := &arena{shape: small, words: s.words}
 	return check(a, func(b int, p []uint64) error { copy(p, s.disk[b]); return nil })
 }
@@ -89,7 +91,7 @@ func (s instant) clone() instant {
 
 func (s instant) memPage(i int) []uint64 { return s.words[i*pageWords:][:pageWords] }
 
-func wantOK(t *testing.T, what string, r Report) {
+func wantOK(t *testing.T, what string, r guest.Report) {
 	t.Helper()
 	if !r.OK {
 		t.Fatalf("%s: %q", what, r.Mismatches)

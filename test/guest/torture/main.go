@@ -27,6 +27,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/test/torture/guest"
 )
 
 func main() {
@@ -111,19 +113,16 @@ func serve(socket, dir string, s shape) error {
 	return <-failed
 }
 
-// vsockPort is where a driver on the host asks without having to start a process in the guest.
-const vsockPort = 7777
-
 func listenVsock() (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: vsockPort})
+		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: guest.Port})
 	}
 	if err == nil {
 		err = unix.Listen(fd, 8)
 	}
 	if err != nil {
-		return -1, fmt.Errorf("listen on vsock port %d: %w", vsockPort, err)
+		return -1, fmt.Errorf("listen on vsock port %d: %w", guest.Port, err)
 	}
 	return fd, nil
 }
@@ -162,7 +161,7 @@ func (s *server) serve(c io.ReadWriteCloser) {
 }
 
 // answer carries out the words of a question while no write is under way.
-func (s *server) answer(words []string) Report {
+func (s *server) answer(words []string) guest.Report {
 	for _, w := range s.writers {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -176,11 +175,11 @@ func (s *server) answer(words []string) Report {
 			continue
 		}
 		if len(words) == 0 || word != "mark" && word != "hot" {
-			return Report{Mismatches: []string{"unknown question " + word}}
+			return guest.Report{Mismatches: []string{"unknown question " + word}}
 		}
 		n, err := strconv.ParseUint(words[0], 10, 64)
 		if err != nil {
-			return Report{Mismatches: []string{err.Error()}}
+			return guest.Report{Mismatches: []string{err.Error()}}
 		}
 		words = words[1:]
 		at := wordMark
@@ -189,7 +188,7 @@ func (s *server) answer(words []string) Report {
 		}
 		atomic.StoreUint64(&s.a.words[at], n)
 	}
-	r := Report{OK: true, Seq: *s.a.ticket(), Mark: s.a.words[wordMark]}
+	r := guest.Report{OK: true, Seq: *s.a.ticket(), Mark: s.a.words[wordMark]}
 	if verify {
 		s.disk.forget()
 		r = check(s.a, s.disk.read)

@@ -1,0 +1,84 @@
+// Package guest is what a driver and the guest program test/guest/torture agree on: where the program is, how it is
+// started, what it answers, and what that must be. It asks nothing itself: drivers do, each in its way.
+package guest
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Paths in the guest.
+const (
+	Program = "/usr/local/bin/torture"
+	Socket  = "/run/torture.sock"
+	Log     = "/run/torture.log"
+	files   = "/var/lib/torture" // on the root disk
+)
+
+// Port is the vsock port on which the program answers.
+const Port = 7777
+
+const pageSize = 4096
+
+// Size is how much a program owns.
+type Size struct {
+	MemoryMiB, DiskMiB int
+	CPUs               int // vCPUs, each with a writer of its own
+}
+
+// Start returns the shell script that starts the program, which is at Program, and waits until it answers.
+func (s Size) Start() string {
+	return fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
+		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
+		Program, Socket, files, s.MemoryMiB, s.DiskMiB, Log)
+}
+
+// Report is the program's answer to a question.
+type Report struct {
+	OK         bool     `json:"ok"`
+	Pages      int      `json:"pages"`  // of memory, checked
+	Blocks     int      `json:"blocks"` // on disk, checked
+	Seq        uint64   `json:"seq"`    // writes since the start
+	Mark       uint64   `json:"mark"`
+	CPUs       int      `json:"cpus"`       // with a writer of their own
+	Mismatches []string `json:"mismatches"` // the first ones, then how many more
+}
+
+// Mismatch is damage in a guest, as opposed to a step that failed.
+type Mismatch struct{ Found []string }
+
+func (e *Mismatch) Error() string { return "MISMATCH:\n\t" + strings.Join(e.Found, "\n\t") }
+
+// Mismatchf returns damage that the driver has found.
+func Mismatchf(format string, args ...any) error {
+	return &Mismatch{[]string{fmt.Sprintf(format, args...)}}
+}
+
+// Damage returns what the program found, as a *Mismatch, or nil.
+func (r *Report) Damage() error {
+	if r.OK {
+		return nil
+	}
+	return &Mismatch{r.Mismatches}
+}
+
+// Instant is what a copy must remember of the instant at which it was taken.
+type Instant struct {
+	Mark uint64
+	Seq  uint64 // writes that had been done some time before
+}
+
+// Check returns an error unless r verified all of size s in a copy of instant at, which may have gone on since.
+func (r *Report) Check(at Instant, s Size) error {
+	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
+	switch {
+	case r.Mark != at.Mark:
+		return Mismatchf("mark %d, want %d: another instant", r.Mark, at.Mark)
+	case r.Seq < at.Seq:
+		return Mismatchf("%d writes, at least %d were done before", r.Seq, at.Seq)
+	case r.Pages != pages || r.Blocks != blocks || r.CPUs != s.CPUs:
+		return fmt.Errorf("verified %d pages, %d blocks on %d CPUs, want %d, %d, %d",
+			r.Pages, r.Blocks, r.CPUs, pages, blocks, s.CPUs)
+	}
+	return nil
+}
