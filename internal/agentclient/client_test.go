@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/agentproto"
 )
@@ -208,5 +209,14 @@ func TestExecNeedsACommand(t *testing.T) {
 	var refused *Error
 	if _, err := New(nil).Exec(t.Context(), ExecRequest{}); !errors.As(err, &refused) || refused.Code != CodeInvalid {
 		t.Fatalf("err = %v", err)
+	}
+}
+
+// TestExecOfASilentGuest checks that a guest that says nothing is told apart from a command that takes too long.
+func TestExecOfASilentGuest(t *testing.T) {
+	silent := peer(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	r, err := New(silent).Exec(t.Context(), ExecRequest{Args: []string{"true"}, Timeout: 10 * time.Millisecond})
+	if err != nil || r.Outcome != TimedOut || !strings.Contains(r.Status, "did not say") {
+		t.Fatalf("%+v, %v", r, err)
 	}
 }

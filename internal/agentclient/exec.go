@@ -119,7 +119,11 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == codeDeadline
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
 		// The guest has the same deadline and kills the process by itself.
-		return ExecResult{Outcome: TimedOut, ExitCode: -1, Status: "timed out"}, nil
+		status := "timed out"
+		if run.pid == 0 {
+			status += ", and the guest did not say that the command had started"
+		}
+		return ExecResult{Outcome: TimedOut, ExitCode: -1, Status: status}, nil
 	}
 	if run.pid != 0 {
 		run.kill(context.WithoutCancel(ctx))

@@ -60,10 +60,10 @@ func (x *fire) ask(id string, words ...string) (guest.Report, error) {
 		Args: append([]string{guest.Program, "ask", guest.Socket}, words...), TimeoutSecs: 90,
 	})
 	if err != nil {
-		return r, fmt.Errorf("ask sandbox %s: %w", id, err)
+		return r, fmt.Errorf("ask sandbox %s: %w; %s", id, err, x.autopsy(id))
 	}
 	if res.ExitCode != 0 || res.Error != "" {
-		return r, fmt.Errorf("ask sandbox %s: %+v", id, res)
+		return r, fmt.Errorf("ask sandbox %s: %+v; %s", id, res, x.autopsy(id))
 	}
 	if err := json.Unmarshal([]byte(res.Stdout), &r); err != nil {
 		return r, fmt.Errorf("ask sandbox %s: %w: %s", id, err, res.Stdout)

@@ -42,8 +42,11 @@ func newPoller() (*poller, error) {
 
 // poll collects events and reports whether there are any; if not, the runtime calls it again when there are.
 func (p *poller) poll(fd uintptr) bool {
-	p.n, p.err = unix.EpollWait(int(fd), p.events[:], 0)
-	return p.n > 0 || p.err != nil && p.err != unix.EINTR
+	for {
+		if p.n, p.err = unix.EpollWait(int(fd), p.events[:], 0); p.err != unix.EINTR {
+			return p.n != 0
+		}
+	}
 }
 
 // wait returns the next events, which are valid until the next wait, or an error after close.
