@@ -83,7 +83,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the machine")
 	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size of the state disk (a sparse file) when it is first made")
 	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit, "silence after which the machine counts as hung and is restarted")
-	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program")
+	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program (default: the host's, or where that is too old one from backports)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

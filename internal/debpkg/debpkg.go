@@ -23,11 +23,43 @@ import (
 
 // Download puts the newest version of pkg into dir and returns the path of the package file.
 func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
-	args := []string{"-q", "download", pkg}
-	if os.Geteuid() == 0 {
-		args = append([]string{"-o", "APT::Sandbox::User=root"}, args...) // the user _apt may not be able to write here
+	return download(ctx, dir, pkg, nil)
+}
+
+// DownloadFrom is Download from one suite, such as bookworm-backports, of the archive from which the host has the release
+// that it belongs to. The host's sources need not name the suite, and are not changed. It leaves package lists in dir.
+func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err error) {
+	codename, _, _ := strings.Cut(suite, "-")
+	uris, err := Run(ctx, "", "apt-get", "indextargets", "--format", "$(REPO_URI)",
+		"Created-By: Packages", "Component: main", "Codename: "+codename)
+	if err != nil {
+		return "", fmt.Errorf("find the Debian archive: %w", err)
 	}
-	if _, err := Run(ctx, dir, "apt-get", args...); err != nil {
+	uri, _, _ := strings.Cut(uris, "\n")
+	if uri == "" {
+		return "", fmt.Errorf("find the Debian archive: apt has no source for %s main", codename)
+	}
+	lists, sources := filepath.Join(dir, "lists"), filepath.Join(dir, "sources.list")
+	line := fmt.Sprintf("deb [signed-by=%s] %s %s main\n", archiveKeys, uri, suite)
+	if err := errors.Join(os.Mkdir(lists, 0o755), os.WriteFile(sources, []byte(line), 0o644)); err != nil {
+		return "", fmt.Errorf("download %s: %w", pkg, err)
+	}
+	options := []string{
+		"-o", "Dir::Etc::SourceList=" + sources, "-o", "Dir::Etc::SourceParts=-",
+		"-o", "Dir::State::Lists=" + lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=",
+		"-o", "Acquire::http::Timeout=20", "-o", "Acquire::Languages=none",
+	}
+	if err := aptGet(ctx, dir, options, "update", "--error-on=any"); err != nil {
+		return "", fmt.Errorf("read the package list of %s: %w", suite, err)
+	}
+	return download(ctx, dir, pkg, options)
+}
+
+// archiveKeys are the keys of the Debian archive, which every Debian host has (package debian-archive-keyring).
+const archiveKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+func download(ctx context.Context, dir, pkg string, options []string) (deb string, err error) {
+	if err := aptGet(ctx, dir, options, "download", pkg); err != nil {
 		return "", fmt.Errorf("download %s (run `apt-get update` if the package lists are old): %w", pkg, err)
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
@@ -35,6 +67,15 @@ func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
 		return "", fmt.Errorf("download %s: got %d files, want one package (%v)", pkg, len(debs), err)
 	}
 	return debs[0], nil
+}
+
+func aptGet(ctx context.Context, dir string, options []string, args ...string) error {
+	args = slices.Concat([]string{"-q"}, options, args)
+	if os.Geteuid() == 0 {
+		args = slices.Concat([]string{"-o", "APT::Sandbox::User=root"}, args) // the user _apt may not be able to write here
+	}
+	_, err := Run(ctx, dir, "apt-get", args...)
+	return err
 }
 
 // Unpack puts the files of a package below tree, which need not exist.

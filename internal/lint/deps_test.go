@@ -20,7 +20,8 @@ var tiers = [][]string{
 	},
 	// 1: one idea each over guest memory, layers or the guest's processes.
 	{
-		"internal/boot", "internal/memlayer", "internal/uffd", "internal/virtio/virtq", "internal/tcghost/debkernel",
+		"internal/boot", "internal/memlayer", "internal/uffd", "internal/virtio/virtq",
+		"internal/tcghost/debkernel", "internal/tcghost/debqemu",
 		"internal/envdproto/filesystem/filesystemconnect", "internal/envdproto/process/processconnect",
 		"internal/agent/eval", "internal/agent/pid1", "internal/agentproto",
 	},

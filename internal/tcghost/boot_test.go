@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/tcghost/debkernel"
+	"github.com/forkd/forkd/internal/tcghost/debqemu"
 	"github.com/forkd/forkd/internal/tcghost/machineapi"
 )
 
@@ -61,7 +62,7 @@ func bootMachine(t *testing.T) Machine {
 	if testing.Short() {
 		t.Skip("boots a machine: not with -short")
 	}
-	if _, err := exec.LookPath(DefaultOptions().QEMU); err != nil {
+	if _, err := exec.LookPath(debqemu.Program); err != nil {
 		t.Skip("no QEMU")
 	}
 	if _, err := embedded.Open(embedded.Machined); err != nil {

@@ -8,11 +8,16 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/tcghost/debqemu"
 	"github.com/forkd/forkd/internal/tcghost/machineapi"
 )
+
+// qemuDir holds a QEMU for all machines, where the host's is too old.
+func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
 
 // cmdline of the machine's kernel. Huge pages off and no address randomisation: with either, QEMU 7.2 collects
 // translated blocks until page clearing stalls for tens of seconds. panic=-1 with -no-reboot makes a panic end QEMU.
@@ -57,7 +62,7 @@ func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*ex
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start QEMU (Debian package qemu-system-x86): %w", err)
+		return nil, fmt.Errorf("start QEMU (Debian package %s): %w", debqemu.Package, err)
 	}
 	return cmd, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/tcghost/debqemu"
 )
 
 const (
@@ -51,6 +53,9 @@ func (m Machine) Start(ctx context.Context, o Options, supervisor []string, prog
 	}
 	if _, err := m.kernel(ctx, progress); err != nil {
 		return State{}, err
+	}
+	if o.QEMU == "" {
+		o.QEMU = debqemu.Choose(ctx, m.qemuDir(), progress)
 	}
 	progress("starting machine " + m.Name)
 	exited, err := m.spawn(o, supervisor)

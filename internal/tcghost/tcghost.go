@@ -35,12 +35,12 @@ type Options struct {
 	MemoryMiB int           `json:"memory_mib"` // memory of the machine; the host gives pages as they are used
 	DiskGiB   int           `json:"disk_gib"`   // size of the state disk, a sparse file; fixed when it is first made
 	HangLimit time.Duration `json:"hang_limit"` // silence after which a machine counts as hung
-	QEMU      string        `json:"qemu"`       // path or name of the emulator
+	QEMU      string        `json:"qemu"`       // path or name of the emulator; empty: see package debqemu
 }
 
 // DefaultOptions returns what `forkd machine start` uses without flags.
 func DefaultOptions() Options {
-	return Options{MemoryMiB: 6144, DiskGiB: 32, HangLimit: 60 * time.Second, QEMU: "qemu-system-x86_64"}
+	return Options{MemoryMiB: 6144, DiskGiB: 32, HangLimit: 60 * time.Second}
 }
 
 func (o Options) validate() error {
@@ -51,8 +51,6 @@ func (o Options) validate() error {
 		return fmt.Errorf("state disk is %d GiB: give it 1 or more", o.DiskGiB)
 	case o.HangLimit < 5*time.Second:
 		return fmt.Errorf("hang limit is %v: a busy machine needs 5s or more to answer", o.HangLimit)
-	case o.QEMU == "":
-		return errors.New("name of the QEMU program is empty")
 	}
 	return nil
 }

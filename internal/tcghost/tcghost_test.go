@@ -91,7 +91,7 @@ func TestOptionsValidate(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Options){
 		"memory": func(o *Options) { o.MemoryMiB = 100 }, "disk": func(o *Options) { o.DiskGiB = 0 },
-		"hang limit": func(o *Options) { o.HangLimit = time.Second }, "qemu": func(o *Options) { o.QEMU = "" },
+		"hang limit": func(o *Options) { o.HangLimit = time.Second },
 	} {
 		o := DefaultOptions()
 		change(&o)

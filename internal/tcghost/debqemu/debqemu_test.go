@@ -1,0 +1,56 @@
+package debqemu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// qemu writes a program that says it is that version of QEMU.
+func qemu(t *testing.T, dir, version string) string {
+	t.Helper()
+	path := filepath.Join(dir, Program)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	script := fmt.Sprintf("#!/bin/sh\necho 'QEMU emulator version %s (Debian 1:%[1]s+ds-2)'\n", version)
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestChoose(t *testing.T) {
+	host, cache := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", host) // no apt-get: nothing can be fetched
+	var said []string
+	choose := func() string {
+		said = nil
+		return Choose(t.Context(), cache, func(s string) { said = append(said, s) })
+	}
+	if got := choose(); got != Program || len(said) > 0 {
+		t.Errorf("without QEMU: %s, %q", got, said)
+	}
+	for _, v := range []string{"10.0", "10.0.2", "11.1.0"} {
+		qemu(t, host, v)
+		if got := choose(); got != Program || len(said) > 0 {
+			t.Errorf("with QEMU %s: %s, %q", v, got, said)
+		}
+	}
+	for _, v := range []string{"7.2.22", "9.2.4"} {
+		qemu(t, host, v)
+		if got := choose(); got != Program || len(said) != 2 || !strings.Contains(said[1], "going on with QEMU "+v) {
+			t.Errorf("with QEMU %s and no way to get another: %s, %q", v, got, said)
+		}
+	}
+	if left, err := os.ReadDir(cache); err != nil || len(left) > 0 {
+		t.Errorf("a failed fetch left %v, %v", left, err)
+	}
+	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions are not text
+	newest := qemu(t, filepath.Join(cache, "10.0.2"), "10.0.2")
+	if got := choose(); got != newest || len(said) > 0 {
+		t.Errorf("with one in the cache: %s, %q", got, said)
+	}
+}
