@@ -26,7 +26,8 @@ type vcpuState struct {
 const vcpuVersion = 1
 
 // saveVCPU reads the state of a stopped vCPU. The order matters: reading the MP state makes KVM accept pending INIT
-// and SIPI events, which changes the registers, and pending events come last because reading others can queue them.
+// and SIPI events, which changes the registers; pending events come late because reading others can queue them; and
+// reading them puts the address of a pending page fault into CR2 and the cause of a debug exception into DR6.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -37,13 +38,13 @@ func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuS
 	}
 	try(func() (e error) { s.mp, e = c.MPState(); return })
 	try(func() (e error) { s.regs, e = c.Regs(); return })
-	try(func() (e error) { s.sregs, e = c.Sregs(); return })
 	try(func() (e error) { s.xsave, e = c.XSave(); return })
 	try(func() (e error) { s.xcrs, e = c.XCRs(); return })
-	try(func() (e error) { s.debug, e = c.DebugRegs(); return })
 	try(func() (e error) { s.lapic, e = c.LAPIC(); return })
 	try(func() (e error) { s.msrs, e = readMSRs(c, msrs); return })
 	try(func() (e error) { s.events, e = c.Events(); return })
+	try(func() (e error) { s.sregs, e = c.Sregs(); return })
+	try(func() (e error) { s.debug, e = c.DebugRegs(); return })
 	return s, err
 }
 
