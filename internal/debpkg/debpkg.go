@@ -47,7 +47,7 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 	options := []string{
 		"-o", "Dir::Etc::SourceList=" + sources, "-o", "Dir::Etc::SourceParts=-",
 		"-o", "Dir::State::Lists=" + lists, "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=",
-		"-o", "Acquire::http::Timeout=20", "-o", "Acquire::Languages=none",
+		"-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=0", "-o", "Acquire::Languages=none",
 	}
 	if err := aptGet(ctx, dir, options, "update", "--error-on=any"); err != nil {
 		return "", fmt.Errorf("read the package list of %s: %w", suite, err)

@@ -32,8 +32,15 @@ const Package = "qemu-system-x86"
 //   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags among them.
 const oldest = "10.0"
 
-// fetchLimit bounds a download of about 10 MB.
-const fetchLimit = 5 * time.Minute
+// fetchLimit bounds a download of about 10 MB. After a failure the next is tried when retryAfter has passed: a host without
+// a network shall not wait for it at every start.
+const (
+	fetchLimit = 3 * time.Minute
+	retryAfter = 24 * time.Hour
+)
+
+// failureFile has the reason for the last failure.
+const failureFile = "failure"
 
 // Choose returns the program to run, which dir keeps if it has to be fetched. Where no good one can be had it is the
 // host's all the same, and progress is told.
@@ -45,13 +52,33 @@ func Choose(ctx context.Context, dir string, progress func(string)) string {
 	if fetched, err := filepath.Glob(filepath.Join(dir, "*", Program)); err == nil && len(fetched) > 0 {
 		return slices.MaxFunc(fetched, debpkg.CompareVersions)
 	}
-	progress(fmt.Sprintf("downloading a QEMU newer than %s (about 10 MB, once): that one loses a nested VM now and then", have))
-	path, err := fetch(ctx, dir)
-	if err != nil {
-		progress(fmt.Sprintf("going on with QEMU %s: %v", have, err))
-		return Program
+	err = lastFailure(dir)
+	if err == nil {
+		progress("downloading a newer QEMU than " + have + " (about 10 MB, once)")
+		var path string
+		if path, err = fetch(ctx, dir); err == nil {
+			return path
+		}
+		if ctx.Err() == nil {
+			_ = os.WriteFile(filepath.Join(dir, failureFile), []byte(err.Error()), 0o644) // else the next start tries again
+		}
 	}
-	return path
+	progress(fmt.Sprintf("going on with QEMU %s, which loses a VM now and then: %v", have, err))
+	return Program
+}
+
+// lastFailure returns why the last try failed if it is too early for another.
+func lastFailure(dir string) error {
+	path := filepath.Join(dir, failureFile)
+	info, err := os.Stat(path)
+	if err != nil || time.Since(info.ModTime()) > retryAfter {
+		return nil
+	}
+	reason, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	return errors.New(string(reason))
 }
 
 func older(version string) bool { return debpkg.CompareVersions(version, oldest) < 0 }

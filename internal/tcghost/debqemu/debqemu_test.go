@@ -39,13 +39,15 @@ func TestChoose(t *testing.T) {
 			t.Errorf("with QEMU %s: %s, %q", v, got, said)
 		}
 	}
-	for _, v := range []string{"7.2.22", "9.2.4"} {
-		qemu(t, host, v)
-		if got := choose(); got != Program || len(said) != 2 || !strings.Contains(said[1], "going on with QEMU "+v) {
-			t.Errorf("with QEMU %s and no way to get another: %s, %q", v, got, said)
+	qemu(t, host, "9.2.4")
+	for _, lines := range []int{2, 1} { // another try so soon is spared
+		got := choose()
+		if got != Program || len(said) != lines || !strings.Contains(said[lines-1], "going on with QEMU 9.2.4") ||
+			!strings.Contains(said[lines-1], "apt-get") {
+			t.Errorf("with an old QEMU and no way to get another: %s, %q", got, said)
 		}
 	}
-	if left, err := os.ReadDir(cache); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(cache); err != nil || len(left) != 1 || left[0].Name() != failureFile {
 		t.Errorf("a failed fetch left %v, %v", left, err)
 	}
 	qemu(t, filepath.Join(cache, "9.10.0"), "9.10.0") // versions are not text
