@@ -172,7 +172,7 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 		if err != nil {
 			return nil, fmt.Errorf("listen on port %d: %w", port, err)
 		}
-		go func() { failed <- fmt.Errorf("service on port %d: %w", port, serve(l)) }()
+		go func() { failed <- fmt.Errorf("service on port %d: %w", port, serve(patient{l})) }()
 	}
 	fd, err := open.raw(agentproto.ForkPort)
 	if err != nil {

@@ -178,10 +178,11 @@ func undisturbed(listener int, d time.Duration) bool {
 func accept(listener int) (int, error) {
 	for {
 		conn, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener), 0, 0, unix.SOCK_CLOEXEC, 0, 0)
-		switch errno {
-		case 0:
+		switch {
+		case errno == 0:
 			return int(conn), nil
-		case unix.EINTR, unix.ECONNABORTED, unix.ECONNRESET:
+		case passes(errno):
+			time.Sleep(acceptPause)
 		default:
 			return -1, fmt.Errorf("accept: %w", errno)
 		}

@@ -1,0 +1,37 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patient is a listener that goes on after an error that may pass: an agent whose service ends takes the guest with it.
+type patient struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l patient) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if err == nil || !passes(err) {
+			return conn, err
+		}
+		time.Sleep(acceptPause)
+	}
+}
+
+// acceptPause is the time after which what was lacking may be there.
+const acceptPause = 10 * time.Millisecond
+
+// passes reports whether an error of accept is of one connection, or of a lack of memory or descriptors (accept(2)).
+func passes(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{
+		unix.EINTR, unix.ECONNABORTED, unix.ECONNRESET, unix.EPROTO, unix.ENOTCONN, unix.ETIMEDOUT,
+		unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM,
+	}, errno)
+}
