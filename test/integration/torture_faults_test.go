@@ -154,12 +154,25 @@ func (x *fire) nothingOfTheDead() {
 // to the next daemon too, and gets onto the disk when there is room.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
-	x.fillDisk(filler, uint64(16+x.rng.IntN(8))<<20)
+	leave := uint64(16+x.rng.IntN(8)) << 20
+	x.fillDisk(filler, leave)
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
-	s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // tens of MiB
-	x.fail(err)
-	x.took(s, p)
-	if d := x.flushed(tag); d.Persist != "failed" || d.Status != "ready" || !strings.Contains(d.Warning, "no space left") {
+	branch := func() client.SnapshotDetail {
+		s, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "full"}) // tens of MiB
+		x.fail(err)
+		x.took(s, p)
+		return x.flushed(tag)
+	}
+	d := branch()
+	for range 3 {
+		if d.Persist != "done" {
+			break
+		}
+		x.delete(tag, client.DeleteOptions{}) // files that were removed before are gone now, and have made room for it
+		x.fillDisk(filler, leave)
+		d = branch()
+	}
+	if d.Persist != "failed" || d.Status != "ready" || !strings.Contains(d.Warning, "no space left") {
 		x.t.Fatalf("snapshot without room: %+v", d)
 	}
 	x.counts.unflushed++
@@ -173,7 +186,7 @@ func (x *fire) noRoom() {
 		x.t.Fatal(err)
 	}
 	other := x.newTag()
-	s, err = x.branch(x.source.ID, other, client.BranchRequest{Mode: "diff"})
+	s, err := x.branch(x.source.ID, other, client.BranchRequest{Mode: "diff"})
 	x.fail(err)
 	x.took(s, p)
 	x.delete(other, client.DeleteOptions{}) // a removal makes the store try again

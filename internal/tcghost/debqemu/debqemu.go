@@ -128,6 +128,9 @@ func fetch(ctx context.Context, dir string) (string, error) {
 	if older(v) {
 		return "", fmt.Errorf("%s-backports have %s, which is too old too", codename, v)
 	}
+	if err := mend(program); err != nil {
+		return "", err
+	}
 	final := filepath.Join(dir, v, Program)
 	if err := os.Mkdir(filepath.Dir(final), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("publish QEMU: %w", err)

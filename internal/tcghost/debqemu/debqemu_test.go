@@ -1,9 +1,11 @@
 package debqemu
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -54,5 +56,28 @@ func TestChoose(t *testing.T) {
 	newest := qemu(t, filepath.Join(cache, "10.0.2"), "10.0.2")
 	if got := choose(); got != newest || len(said) > 0 {
 		t.Errorf("with one in the cache: %s, %q", got, said)
+	}
+}
+
+func TestMend(t *testing.T) {
+	path := filepath.Join(t.TempDir(), Program)
+	around := []byte("around")
+	for name, c := range map[string]struct{ have, want []byte }{
+		"known build":  {slices.Concat(around, injecting, around), slices.Concat(around, mended, around)},
+		"other build":  {around, around},
+		"what is this": {slices.Concat(injecting, injecting), slices.Concat(injecting, injecting)},
+	} {
+		if err := os.WriteFile(path, c.have, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := mend(path); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, c.want) {
+			t.Errorf("%s: %x, %v", name, got, err)
+		}
+	}
+	if len(store) != len(noop) || bytes.Count(injecting, store) != 1 {
+		t.Error("the length of the program changes, or another instruction")
 	}
 }
