@@ -31,7 +31,7 @@ const acceptPause = 10 * time.Millisecond
 func passes(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{
-		unix.EINTR, unix.ECONNABORTED, unix.ECONNRESET, unix.EPROTO, unix.ENOTCONN, unix.ETIMEDOUT,
+		unix.ECONNABORTED, unix.ECONNRESET, unix.EPROTO, unix.ENOTCONN, unix.ETIMEDOUT,
 		unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM,
 	}, errno)
 }

@@ -181,6 +181,7 @@ func accept(listener int) (int, error) {
 		switch {
 		case errno == 0:
 			return int(conn), nil
+		case errno == unix.EINTR:
 		case passes(errno):
 			time.Sleep(acceptPause)
 		default:

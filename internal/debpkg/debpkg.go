@@ -21,9 +21,36 @@ import (
 	"time"
 )
 
+// Fetch downloads pkg as Download does, or as DownloadFrom if suite is not empty, and unpacks it into a new directory in
+// dir, which the caller removes.
+func Fetch(ctx context.Context, dir, suite, pkg string) (tree string, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("fetch %s: %w", pkg, err)
+	}
+	if tree, err = os.MkdirTemp(dir, ".staging-*"); err != nil {
+		return "", fmt.Errorf("fetch %s: %w", pkg, err)
+	}
+	var deb string
+	if suite == "" {
+		deb, err = Download(ctx, tree, pkg)
+	} else {
+		deb, err = DownloadFrom(ctx, tree, suite, pkg)
+	}
+	if err == nil {
+		err = Unpack(ctx, deb, tree)
+	}
+	if err != nil {
+		return "", errors.Join(err, os.RemoveAll(tree))
+	}
+	return tree, nil
+}
+
 // Download puts the newest version of pkg into dir and returns the path of the package file.
 func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
-	return download(ctx, dir, pkg, nil)
+	if deb, err = download(ctx, dir, pkg, nil); err != nil {
+		return "", fmt.Errorf("%w (run `apt-get update` if the package lists are old)", err)
+	}
+	return deb, nil
 }
 
 // DownloadFrom is Download from one suite, such as bookworm-backports, of the archive from which the host has the release
@@ -60,7 +87,7 @@ const archiveKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 func download(ctx context.Context, dir, pkg string, options []string) (deb string, err error) {
 	if err := aptGet(ctx, dir, options, "download", pkg); err != nil {
-		return "", fmt.Errorf("download %s (run `apt-get update` if the package lists are old): %w", pkg, err)
+		return "", fmt.Errorf("download %s: %w", pkg, err)
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil || len(debs) != 1 {

@@ -86,7 +86,7 @@ func missing(t testing.TB, format string, args ...any) {
 // Emulated reports whether the tests run inside forkd's own TCG machine.
 func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
-// BootAgain reports whether a boot that ended with err is worth another try: QEMU 7.2 now and then delivers an interrupt
+// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not mended (package debqemu) now and then delivers an interrupt
 // to a nested guest that has them off, and a kernel that boots does not survive that. It is for fresh boots only. A copy
 // of a guest that panics is a finding.
 func BootAgain(err error) bool {

@@ -24,22 +24,21 @@ sleep 3; cat ` + guest.Log
 // autopsy logs what can be learned of a guest that did not answer as it should, and returns the essence.
 func (x *fire) autopsy(id string) string {
 	x.t.Helper()
-	exits := func() string {
-		s, err := x.d.Stats(x.d.ctx(x.t, stepLimit), id)
-		if err != nil {
-			return err.Error()
-		}
-		return fmt.Sprint(s.KVMExits)
+	console, err := x.d.Console(x.d.ctx(x.t, stepLimit), id)
+	x.t.Logf("its console: %v\n%s", err, vmtest.LastLines(console, 60))
+	before, err := x.d.Stats(x.d.ctx(x.t, stepLimit), id)
+	if err != nil {
+		return "the guest has ended"
 	}
-	before := exits()
 	time.Sleep(time.Second)
-	after := exits()
+	after, err := x.d.Stats(x.d.ctx(x.t, stepLimit), id)
+	if err != nil {
+		return "the guest has ended since"
+	}
 	res, err := x.d.Exec(x.d.ctx(x.t, stepLimit), id, client.ExecRequest{
 		Args: []string{"/bin/sh", "-c", autopsyScript}, TimeoutSecs: 60,
 	})
 	x.t.Logf("the guest: %v, %s\n%s%s", err, res.Error, res.Stdout, res.Stderr)
-	console, cerr := x.d.Console(x.d.ctx(x.t, stepLimit), id)
-	x.t.Logf("its console: %v\n%s", cerr, vmtest.LastLines(console, 40))
-	return fmt.Sprintf("a second of it: %s to %s exits; another command: %v %s; its console ends: %s",
-		before, after, err, res.Status, vmtest.LastLines(console, 3))
+	return fmt.Sprintf("a second of it: %d to %d exits; another command: %v %s; its console ends: %s",
+		before.KVMExits, after.KVMExits, err, res.Status, vmtest.LastLines(console, 3))
 }

@@ -59,7 +59,7 @@ func Fetch(ctx context.Context, dir string) (Kernel, error) {
 	if _, err := os.Stat(k.VMLinux); err == nil {
 		return k, nil
 	}
-	staging, err := unpack(ctx, dir, pkg)
+	staging, err := debpkg.Fetch(ctx, dir, "", pkg)
 	if err != nil {
 		return Kernel{}, err
 	}
@@ -106,7 +106,7 @@ func Busybox(ctx context.Context, dir string) (string, error) {
 			return path, nil
 		}
 	}
-	staging, err := unpack(ctx, dir, "busybox-static")
+	staging, err := debpkg.Fetch(ctx, dir, "", "busybox-static")
 	if err != nil {
 		return "", err
 	}
@@ -122,34 +122,6 @@ func Busybox(ctx context.Context, dir string) (string, error) {
 		return "", fmt.Errorf("publish busybox: %w", err)
 	}
 	return fetched, nil
-}
-
-// unpack downloads pkg and unpacks it into a new staging directory in dir, which the caller removes.
-func unpack(ctx context.Context, dir, pkg string) (staging string, err error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("unpack %s: %w", pkg, err)
-	}
-	staging, err = os.MkdirTemp(dir, ".staging-*")
-	if err != nil {
-		return "", fmt.Errorf("unpack %s: %w", pkg, err)
-	}
-	defer func() {
-		if err != nil {
-			os.RemoveAll(staging)
-		}
-	}()
-	// apt-get drops to user _apt, which cannot write to a 0700 directory.
-	if err := os.Chmod(staging, 0o755); err != nil {
-		return "", fmt.Errorf("unpack %s: %w", pkg, err)
-	}
-	deb, err := debpkg.Download(ctx, staging, pkg)
-	if err != nil {
-		return "", err
-	}
-	if err := debpkg.Unpack(ctx, deb, staging); err != nil {
-		return "", err
-	}
-	return staging, nil
 }
 
 // newestImage asks apt for the package that the meta package depends on.

@@ -25,8 +25,8 @@ const Program = "qemu-system-x86_64"
 // Package is the Debian package that has it.
 const Package = "qemu-system-x86"
 
-// oldest is the first version without these faults of 7.2 (target/i386/tcg of its source), for which VMs in a machine die or
-// hang now and then:
+// oldest is the first series known to be without these faults of 7.2 (target/i386/tcg of its source), for which VMs in a
+// machine die or hang now and then; another that both have is in mend.go:
 //   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5): an interrupt can come between
 //     STI and HLT, and whom it wakes sleeps on;
 //   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags among them.
@@ -105,31 +105,21 @@ func fetch(ctx context.Context, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("fetch QEMU: %w", err)
-	}
-	staging, err := os.MkdirTemp(dir, ".staging-*")
+	staging, err := debpkg.Fetch(ctx, dir, codename+"-backports", Package)
 	if err != nil {
-		return "", fmt.Errorf("fetch QEMU: %w", err)
+		return "", err
 	}
 	defer os.RemoveAll(staging)
-	deb, err := debpkg.DownloadFrom(ctx, staging, codename+"-backports", Package)
-	if err != nil {
-		return "", err
-	}
-	if err := debpkg.Unpack(ctx, deb, staging); err != nil {
-		return "", err
-	}
 	program := filepath.Join(staging, "usr/bin", Program)
+	if err := mend(program); err != nil {
+		return "", err
+	}
 	v, err := version(ctx, program) // fails if the host lacks a library
 	if err != nil {
 		return "", err
 	}
 	if older(v) {
 		return "", fmt.Errorf("%s-backports have %s, which is too old too", codename, v)
-	}
-	if err := mend(program); err != nil {
-		return "", err
 	}
 	final := filepath.Join(dir, v, Program)
 	if err := os.Mkdir(filepath.Dir(final), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
