@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm fuzz lint bench torture clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,8 +21,14 @@ test: setup build ## Run every test: on the host, then in VMs
 test-host: build ## Run the tests that need no KVM
 	@scripts/test host
 
-test-vm: setup build ## Run the tests that boot VMs (in the machine where KVM is not usable)
+test-vm: setup build ## Run the tests that boot VMs (in the emulated host where KVM is not usable)
 	@scripts/test vm
+
+test-intel: setup build ## Run the VM tests on kvm-intel, in emulated Intel hosts of four kinds
+	@scripts/test intel
+
+test-race: setup build ## Run the tests of the VMM under the race detector (needs /dev/kvm)
+	@scripts/test race
 
 fuzz: ## Fuzz every target for FUZZTIME (default 10s) each
 	@scripts/fuzz $(or $(FUZZTIME),10s)
@@ -35,6 +41,9 @@ bench: setup build ## Run the benchmarks; tables here, figures in out/
 
 torture: setup build ## Branch sandboxes under fire N times (default 300)
 	@scripts/torture $(or $(N),300)
+
+torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
+	@scripts/test torture-intel $(or $(N),30)
 
 clean: ## Remove what was built here (not the cache)
 	rm -rf bin out internal/embedded/bin/forkd-*

@@ -59,13 +59,20 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // request sends a request. The caller closes the body of a response, which has a status below 300.
 func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response, error) {
+	header := http.Header{}
+	if contentType != "" {
+		header.Set("Content-Type", contentType)
+	}
+	return c.send(ctx, method, path, body, header)
+}
+
+// send is request with headers, which it takes over.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
 	}
-	if contentType != "" {
-		req.Header.Set("Content-Type", contentType)
-	}
+	req.Header = header
 	if c.token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
@@ -82,45 +89,37 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 }
 
 // call sends in as JSON, if it is not nil, and decodes the answer into out, if it is not nil.
-func (c *Client) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
 	var body io.Reader
 	contentType := ""
 	if in != nil {
 		p, err := json.Marshal(in)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		body, contentType = bytes.NewReader(p), "application/json"
 	}
 	resp, err := c.request(ctx, method, path, contentType, body)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer resp.Body.Close()
 	if out == nil {
-		return resp.Header, nil
+		return nil
 	}
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
-		return nil, fmt.Errorf("%s %s: answer: %w", method, path, err)
+		return fmt.Errorf("%s %s: answer: %w", method, path, err)
 	}
-	return resp.Header, nil
+	return nil
 }
 
 // Healthy returns nil if the daemon answers. It needs no token.
 func (c *Client) Healthy(ctx context.Context) error {
-	_, err := c.call(ctx, http.MethodGet, "/healthz", nil, nil)
-	return err
-}
-
-// Version describes a daemon.
-type Version struct {
-	Version string `json:"version"`
-	API     string `json:"api"`
-	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
+	return c.call(ctx, http.MethodGet, "/healthz", nil, nil)
 }
 
 // Version returns the daemon's version.
 func (c *Client) Version(ctx context.Context) (v Version, err error) {
-	_, err = c.call(ctx, http.MethodGet, "/version", nil, &v)
+	err = c.call(ctx, http.MethodGet, "/version", nil, &v)
 	return v, err
 }

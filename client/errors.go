@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	v1 "github.com/forkd/forkd/api/v1"
 )
 
 // Error is an answer of the daemon that is not a success.
@@ -28,11 +30,9 @@ func IsNotFound(err error) bool { return IsStatus(err, http.StatusNotFound) }
 
 func apiError(resp *http.Response) error {
 	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // what was read is what can be told
-	var body struct {
-		Error string `json:"error"`
-	}
-	if json.Unmarshal(p, &body) == nil && body.Error != "" {
-		return &Error{Status: resp.StatusCode, Message: body.Error}
+	var body v1.Error
+	if json.Unmarshal(p, &body) == nil && body.Message != "" {
+		return &Error{Status: resp.StatusCode, Message: body.Message}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))
 	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status, text)}

@@ -1,77 +1,123 @@
 package client
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
-)
 
-// Pong is the answer of a sandbox's agent.
-type Pong struct {
-	Pong        bool     `json:"pong"`
-	WarmupReady bool     `json:"warmup_ready"`
-	Kernel      string   `json:"kernel"`
-	Warm        []string `json:"warm"` // languages with a warm interpreter
-	Errors      []string `json:"errors,omitempty"`
-}
+	v1 "github.com/forkd/forkd/api/v1"
+)
 
 // Ping asks a sandbox's agent for an answer.
 func (c *Client) Ping(ctx context.Context, id string) (p Pong, err error) {
-	_, err = c.call(ctx, http.MethodPost, sandboxPath(id, "/ping"), nil, &p)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/ping"), nil, &p)
 	return p, err
 }
 
-// ExecRequest is a command to run in a sandbox; no shell is involved.
-type ExecRequest struct {
-	Args        []string          `json:"args"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
-	Env         map[string]string `json:"env,omitempty"`
-	Cwd         string            `json:"cwd,omitempty"`
-	User        string            `json:"user,omitempty"`
-}
+// Limits on what Exec keeps of each output and on what it reads in all, in bytes.
+const (
+	maxOutput = 8 << 20
+	maxTotal  = 64 << 20
+)
 
-// ExecResult is the end of a command. Outcome is "exited", "signaled", "timeout", "not_found" or "not_executable";
-// ExitCode is the command's own, or 137, 124, 127 and 126 in the order of the others.
-type ExecResult struct {
-	Stdout          string `json:"stdout"`
-	Stderr          string `json:"stderr"`
-	ExitCode        int    `json:"exit_code"`
-	Outcome         string `json:"outcome"`
-	Status          string `json:"status,omitempty"`
-	Error           string `json:"error,omitempty"` // set unless it exited by itself with its output whole
-	TimedOut        bool   `json:"timed_out"`
-	StdoutTruncated bool   `json:"stdout_truncated"`
-	StderrTruncated bool   `json:"stderr_truncated"`
-}
-
-// Exec runs a command in a sandbox and waits for its end.
-func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (r ExecResult, err error) {
-	_, err = c.call(ctx, http.MethodPost, sandboxPath(id, "/exec"), req, &r)
+// Exec runs a command in a sandbox, waits for its end and returns the first 8 MiB of each of its outputs, byte for byte. A
+// command that writes more than 64 MiB is killed.
+func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResult, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	total := 0
+	stdout, stderr := capped{total: &total}, capped{total: &total}
+	end, err := c.ExecStream(ctx, id, req, &stdout, &stderr)
+	if errors.Is(err, errTotal) { // leaving the stream kills the command
+		end = ExecEnd{Outcome: "signaled", ExitCode: 137, Signal: "SIGKILL"}
+		end.Error, err = fmt.Sprintf("killed after %d bytes of output", total), nil
+	}
+	r := ExecResult{ExecEnd: end, Stdout: stdout.buf.String(), Stderr: stderr.buf.String(),
+		StdoutTruncated: stdout.truncated, StderrTruncated: stderr.truncated}
+	if r.Error == "" && (r.StdoutTruncated || r.StderrTruncated) {
+		r.Error = "output truncated"
+	}
 	return r, err
 }
 
-// EvalRequest is code for a warm interpreter of a sandbox.
-type EvalRequest struct {
-	Code        string            `json:"code"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
-	Language    string            `json:"language,omitempty"`     // empty: python
-	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
-	Env         map[string]string `json:"env,omitempty"`
+var errTotal = errors.New("too much output")
+
+// capped keeps the first maxOutput bytes of what is written.
+type capped struct {
+	buf       bytes.Buffer
+	truncated bool
+	total     *int
 }
 
-// EvalResult is the end of an evaluation. Result is nil if the last statement has no value.
-type EvalResult struct {
-	Result    *string `json:"result,omitempty"`
-	Error     string  `json:"error,omitempty"`
-	Traceback string  `json:"traceback,omitempty"`
-	Stdout    string  `json:"stdout"`
-	Stderr    string  `json:"stderr"`
-	ExitCode  int     `json:"exit_code"` // 0, 1 after an exception, 124 after a timeout
-	TimedOut  bool    `json:"timed_out"`
-	Truncated bool    `json:"truncated"`
+func (c *capped) Write(p []byte) (int, error) {
+	n := len(p)
+	if room := maxOutput - c.buf.Len(); n > room {
+		p, c.truncated = p[:room], true
+	}
+	c.buf.Write(p)
+	if *c.total += n; *c.total > maxTotal {
+		return n, errTotal
+	}
+	return n, nil
+}
+
+// ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit, as it comes. The command
+// is killed if ctx ends or a write fails.
+func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
+	p, err := json.Marshal(req)
+	if err != nil {
+		return end, err
+	}
+	resp, err := c.send(ctx, http.MethodPost, sandboxPath(id, "/exec"), bytes.NewReader(p), http.Header{
+		"Content-Type": {"application/json"}, "Accept": {v1.NDJSON},
+	})
+	if err != nil {
+		return end, err
+	}
+	defer resp.Body.Close()
+	for events := json.NewDecoder(resp.Body); ; {
+		var e v1.ExecEvent
+		if err := events.Decode(&e); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return end, fmt.Errorf("exec: the stream broke off before the command's end: %w", err)
+		}
+		switch {
+		case e.End != nil:
+			return *e.End, nil
+		case e.Error != "":
+			return end, &Error{Status: e.Code, Message: e.Error}
+		}
+		if _, err := stdout.Write(e.Stdout); err != nil {
+			return end, err
+		}
+		if _, err := stderr.Write(e.Stderr); err != nil {
+			return end, err
+		}
+	}
 }
 
 // Eval runs code in a warm interpreter of a sandbox.
 func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalResult, err error) {
-	_, err = c.call(ctx, http.MethodPost, sandboxPath(id, "/eval"), req, &r)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/eval"), req, &r)
 	return r, err
+}
+
+// InterruptEval interrupts what runs in an interpreter of a sandbox (empty contextID: the default one), and says whether
+// anything ran. Code may catch the interrupt and go on; RestartEval ends it for certain.
+func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
+	var answer v1.Interrupted
+	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID}, &answer)
+	return answer.Interrupted, err
+}
+
+// RestartEval replaces an interpreter of a sandbox (empty contextID: the default one): what runs in it ends, and its
+// variables are lost.
+func (c *Client) RestartEval(ctx context.Context, id, contextID string) error {
+	return c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/restart"), v1.InterpreterRequest{ContextID: contextID}, nil)
 }

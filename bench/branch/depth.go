@@ -8,8 +8,8 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // depth is a snapshot that lies on as many others, and the spawns from it.
@@ -70,7 +70,7 @@ func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*de
 			return nil, err
 		}
 		id := forked.Sandboxes[0].ID
-		if _, err := m.Branch(ctx, id, sandbox.BranchRequest{Tag: next, Mode: vmmproto.BranchDiff}); err != nil {
+		if _, err := m.Branch(ctx, id, sandbox.BranchRequest{Tag: next, Mode: vm.BranchDiff}); err != nil {
 			return nil, err
 		}
 		if err := m.Kill(id); err != nil {
@@ -120,8 +120,8 @@ func (b *bench) spawnAll(ctx context.Context, m *lab.Manager, list []*depth, poo
 
 func (s *spawns) add(t sandbox.Timing) {
 	r := t.Restore
-	s.mapped = append(s.mapped, time.Duration(r.MapNanos))
-	s.work = append(s.work, time.Duration(r.MapNanos+r.StateNanos+r.RunNanos))
+	s.mapped = append(s.mapped, r.Map)
+	s.work = append(s.work, r.Map+r.State+r.Run)
 	s.entered, s.confirmed = append(s.entered, t.VMM), append(s.confirmed, t.Ready)
 }
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
 // loadProgram keeps a set of pages dirty and says how fast it gets on.
@@ -30,13 +30,18 @@ const guestLimit = 3 * time.Minute
 
 // startLoad starts the program in the source and returns when it has written all of its dirtyMiB.
 func (s *source) startLoad(ctx context.Context) error {
-	if err := s.m.WriteFile(ctx, s.id, loadPath, "root", strings.NewReader(loadProgram)); err != nil {
-		return fmt.Errorf("write the load program: %w", err)
-	}
 	script := fmt.Sprintf("python3 -IS %s %d %d %s >/tmp/load.err 2>&1 </dev/null & "+
 		"while [ ! -e %s ]; do kill -0 $! || { cat /tmp/load.err >&2; exit 1; }; sleep 0.1; done",
 		loadPath, s.dirtyMiB, loadPort, loadReady, loadReady)
-	r, err := s.m.Exec(ctx, s.id, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}, Timeout: guestLimit})
+	var r agentclient.ExecResult
+	err := s.m.Use(ctx, s.id, "load", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
+		guest := agentclient.New(dial)
+		if err := guest.WriteFile(ctx, loadPath, "root", strings.NewReader(loadProgram)); err != nil {
+			return err
+		}
+		r, err = guest.Exec(ctx, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}, Timeout: guestLimit})
+		return err
+	})
 	if err == nil {
 		err = r.Err()
 	}

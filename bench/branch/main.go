@@ -1,9 +1,11 @@
-// Command branch measures what it costs to branch and roll back a running sandbox, and to spawn from a chain of
-// snapshots. A guest keeps a given number of pages dirty without a pause while it is branched live, by diff and in full.
+// Command branch measures what it costs to branch and roll back a running sandbox, and to spawn
+// from a chain of snapshots. A guest keeps a given number of pages dirty without a pause while it
+// is branched live, by diff and in full.
 //
-// It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is not part of it.
-// Tables go to standard output, progress to standard error, the figures as JSON to the file -o. It needs KVM that runs
-// Linux guests; scripts/bench runs it in the machine where that is missing.
+// It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is
+// not part of it. Tables go to standard output, progress to standard error, the figures as JSON to
+// the file -o. It needs KVM that runs Linux guests; scripts/bench runs it in the emulated host
+// where that is missing.
 package main
 
 import (
@@ -17,7 +19,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/host/store"
 )
 
 // recipe is the image of the guests.

@@ -5,23 +5,23 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/report"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // row is one size of guest and dirty set.
 type row struct {
 	memoryMiB, dirtyMiB int
-	modes               map[vmmproto.BranchMode][]*branched
+	modes               map[vm.BranchMode][]*branched
 	rolled              []rolled
 }
 
-var modes = [...]vmmproto.BranchMode{vmmproto.BranchLive, vmmproto.BranchDiff, vmmproto.BranchFull}
+var modes = [...]vm.BranchMode{vm.BranchLive, vm.BranchDiff, vm.BranchFull}
 
 // newRow branches a busy source in all modes in turn, and rolls it back to the last branch. Each branch goes when the
 // next one is there.
 func (b *bench) newRow(ctx context.Context, memoryMiB, dirtyMiB int) (*row, error) {
 	b.Progress("%d MiB, %d MiB dirty", memoryMiB, dirtyMiB)
-	w := &row{memoryMiB: memoryMiB, dirtyMiB: dirtyMiB, modes: make(map[vmmproto.BranchMode][]*branched)}
+	w := &row{memoryMiB: memoryMiB, dirtyMiB: dirtyMiB, modes: make(map[vm.BranchMode][]*branched)}
 	return w, b.withSource(ctx, memoryMiB, dirtyMiB, func(s *source) error {
 		last := ""
 		for range b.samples {
@@ -62,7 +62,7 @@ func each[T any](list []*branched, figure func(*branched) T) []T {
 	return out
 }
 
-func (w *row) pause(mode vmmproto.BranchMode) []time.Duration {
+func (w *row) pause(mode vm.BranchMode) []time.Duration {
 	return each(w.modes[mode], func(x *branched) time.Duration { return x.pause })
 }
 
@@ -89,7 +89,7 @@ func tables(rows []*row, skipped int) []*report.Table {
 	return []*report.Table{times, ratios(rows), rollbacks(rows)}
 }
 
-func (w *row) addTo(t *report.Table, mode vmmproto.BranchMode) {
+func (w *row) addTo(t *report.Table, mode vm.BranchMode) {
 	list := w.modes[mode]
 	millis := func(figure func(*branched) time.Duration) any { return quantile(each(list, figure), 0.5) }
 	cells := []any{w.memoryMiB, w.dirtyMiB, mode.String(), len(list),
@@ -98,7 +98,7 @@ func (w *row) addTo(t *report.Table, mode vmmproto.BranchMode) {
 		millis(func(x *branched) time.Duration { return x.arm }),
 		millis(func(x *branched) time.Duration { return x.ready }),
 		millis(func(x *branched) time.Duration { return x.persisted })}
-	if mode == vmmproto.BranchLive {
+	if mode == vm.BranchLive {
 		cells = append(cells, median(each(list, func(x *branched) float64 { return x.faults })),
 			millis(func(x *branched) time.Duration { return x.stop }))
 	} else {
@@ -114,7 +114,7 @@ func ratios(rows []*row) *report.Table {
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "live", Digits: 1}, {Name: "diff", Digits: 1}, {Name: "full", Digits: 1}}}
 	for _, w := range rows {
 		cells := []any{w.memoryMiB, w.dirtyMiB}
-		live := report.Quantile(report.Millis(w.pause(vmmproto.BranchLive)...), 0.5)
+		live := report.Quantile(report.Millis(w.pause(vm.BranchLive)...), 0.5)
 		for _, mode := range modes {
 			cells = append(cells, report.Quantile(report.Millis(w.pause(mode)...), 0.5)/live)
 		}

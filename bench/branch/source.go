@@ -7,24 +7,26 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // armTimed is VMMs that note how much of a branch's pause was arming, which the manager does not hand on.
 type armTimed struct {
-	sandbox.Processes
-	last *atomic.Uint64 // nanoseconds
+	vmpool.Processes
+	last *atomic.Int64 // nanoseconds
 }
 
 type armTimedVMM struct {
-	sandbox.VMM
-	last *atomic.Uint64
+	vmpool.VMM
+	last *atomic.Int64
 }
 
-// Spawn implements sandbox.VMMs.
-func (a armTimed) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
+// Spawn implements vmpool.VMMs.
+func (a armTimed) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, error) {
 	v, err := a.Processes.Spawn(ctx, c)
 	if err != nil {
 		return nil, err
@@ -32,10 +34,10 @@ func (a armTimed) Spawn(ctx context.Context, c sandbox.ShellConfig) (sandbox.VMM
 	return armTimedVMM{v, a.last}, nil
 }
 
-// Branch implements sandbox.VMM.
+// Branch implements vmpool.VMM.
 func (v armTimedVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	r, err := v.VMM.Branch(ctx, req, f)
-	v.last.Store(r.ArmNanos)
+	v.last.Store(int64(r.Arm))
 	return r, err
 }
 
@@ -45,13 +47,13 @@ type source struct {
 	m        *lab.Manager
 	id       string
 	dirtyMiB int
-	arm      *atomic.Uint64 // of its last branch, nanoseconds
+	arm      *atomic.Int64 // of its last branch, nanoseconds
 	branches int
 }
 
 // withSource calls f with a busy sandbox and ends it.
 func (b *bench) withSource(ctx context.Context, memoryMiB, dirtyMiB int, f func(*source) error) error {
-	arm := &atomic.Uint64{}
+	arm := &atomic.Int64{}
 	return b.host.WithManager(lab.Options{VMMs: armTimed{b.host.VMMs, arm}}, func(m *lab.Manager) error {
 		forked, err := m.Fork(ctx, sandbox.ForkRequest{Tag: parent(memoryMiB), N: 1})
 		if err != nil {
@@ -81,7 +83,7 @@ const baseline = time.Second
 
 // branch makes a snapshot of the source and waits until it is on disk. The load stands still while that is written: on a
 // host with one CPU it would be measured, not the disk.
-func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branched, error) {
+func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
 		return nil, err
@@ -108,7 +110,7 @@ func (s *source) branch(ctx context.Context, mode vmmproto.BranchMode) (*branche
 
 // underLoad branches between questions to the load program. First the load writes every page once more: the host maps
 // each again at its first write after a branch or a restore, which would make the baseline slow.
-func (s *source) underLoad(ctx context.Context, load *meter, mode vmmproto.BranchMode, x *branched) error {
+func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err
 	}
@@ -133,14 +135,12 @@ func (s *source) underLoad(ctx context.Context, load *meter, mode vmmproto.Branc
 	if f.Mode != mode.String() {
 		return fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
 	}
-	x.pause, x.arm, x.stop, x.ready = micros(f.PauseUS), time.Duration(s.arm.Load()), micros(f.StopUS), micros(f.ReadyUS)
+	x.pause, x.arm, x.stop, x.ready = time.Duration(f.Pause), time.Duration(s.arm.Load()), time.Duration(f.Stop), time.Duration(f.Ready)
 	x.saved, x.faults = float64(f.DirtyBytes)/(1<<20), float64(f.Faults)
 	x.asking = max(begin.took, end.took)
 	x.lost = lostWork(calm, begin, end, x.ready)
 	return nil
 }
-
-func micros(n uint64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // rolled is one rollback.
 type rolled struct {

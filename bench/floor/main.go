@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/guestmem"
-	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
-	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // cell is one combination of the matrix and what its forks took.
@@ -94,9 +94,9 @@ func (c *cell) add(r sandbox.ForkResult, cpu time.Duration) {
 	for _, s := range r.Sandboxes {
 		t := s.Timing
 		c.vmm, c.ready = append(c.vmm, t.VMM), append(c.ready, t.Ready)
-		c.mapped = append(c.mapped, time.Duration(t.Restore.MapNanos))
-		c.restored = append(c.restored, time.Duration(t.Restore.StateNanos))
-		c.enter = append(c.enter, time.Duration(t.Restore.RunNanos))
+		c.mapped = append(c.mapped, t.Restore.Map)
+		c.restored = append(c.restored, t.Restore.State)
+		c.enter = append(c.enter, t.Restore.Run)
 		if t.Pooled {
 			c.pooled++
 		}

@@ -10,13 +10,14 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/stub"
-	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/memlayer"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/snapshot"
-	"github.com/forkd/forkd/internal/store"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // tag names the one snapshot of this program.
@@ -44,8 +45,8 @@ func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 		if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
 			return err
 		}
-		machine := vmmproto.Machine{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: lab.Template(d.Host)}
-		shell := sandbox.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Machine: machine}
+		machine := vm.Shape{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: lab.Template(d.Host)}
+		shell := vmpool.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Shape: machine}
 		vmm, err := d.VMMs.Spawn(ctx, shell)
 		if err != nil {
 			return err
@@ -69,7 +70,7 @@ func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 // microseconds on every host, emulated ones included.
 const stubSettle = 300 * time.Millisecond
 
-func runStub(ctx context.Context, vmm sandbox.VMM, kernel string) error {
+func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	f, err := os.Open(kernel)
 	if err != nil {
 		return err
@@ -96,7 +97,7 @@ const (
 	extentStep  = 64 << 10
 )
 
-func saveStub(ctx context.Context, s *store.Store, vmm sandbox.VMM, machine vmmproto.Machine, accel string,
+func saveStub(ctx context.Context, s *store.Store, vmm vmpool.VMM, machine vm.Shape, accel string,
 	more int) error {
 	staging, err := s.Stage(tag)
 	if err != nil {
@@ -120,7 +121,7 @@ func saveStub(ctx context.Context, s *store.Store, vmm sandbox.VMM, machine vmmp
 	}
 	for i := range more {
 		at := uint64(extentsFrom + i*extentStep)
-		saved.Extents = append(saved.Extents, memlayer.Extent{GPA: at, Offset: at, Length: extentStep / 2})
+		saved.Extents = append(saved.Extents, vm.Extent{GPA: at, Offset: at, Length: extentStep / 2})
 	}
 	_, err = staging.Publish(&snapshot.Manifest{
 		Machine: snapshot.Machine{

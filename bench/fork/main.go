@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // options are the flags.

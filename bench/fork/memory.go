@@ -5,8 +5,8 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/lab"
 	"github.com/forkd/forkd/bench/internal/report"
-	"github.com/forkd/forkd/internal/procmem"
-	"github.com/forkd/forkd/internal/sandbox"
+	"github.com/forkd/forkd/internal/host/procmem"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // memory is the mean per child of a fork, in KiB, taken while all of its children live and idle.

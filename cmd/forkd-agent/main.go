@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"github.com/forkd/forkd/internal/agent"
+	"github.com/forkd/forkd/internal/guest/agent"
 )
 
 func main() { os.Exit(agent.Main(os.Args[1:], os.Stderr)) }

@@ -5,7 +5,7 @@ package main
 import (
 	"os"
 
-	"github.com/forkd/forkd/internal/tcghost/machined"
+	"github.com/forkd/forkd/internal/emu/machined"
 )
 
 func main() { os.Exit(machined.Main(os.Args[1:])) }

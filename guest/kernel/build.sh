@@ -13,6 +13,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${FORKD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forkd}
 
 fail() { echo "guest/kernel/build.sh: $*" >&2; exit 1; }
+say() { echo "guest kernel: $*" >&2; }
 
 version=$(apt-cache show --no-all-versions "$source_package" 2>/dev/null | sed -n 's/^Version: //p')
 [ -n "$version" ] || fail "apt offers no $source_package: enable bookworm-security or bookworm-backports, run apt-get update"
@@ -23,7 +24,7 @@ mkdir -p "$cache/kernel"
 
 # One build at a time; whoever waited finds the result.
 exec 9>"$cache/kernel/.build.lock"
-flock 9
+flock -n 9 || { say "waiting for another build"; flock 9; }
 if [ -e "$result/vmlinux" ]; then echo "$result"; exit 0; fi
 
 missing=()
@@ -38,7 +39,9 @@ fi
 work=$(mktemp -d "$cache/kernel/.build.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 cd "$work"
+say "downloading $source_package $version (about 150 MB, once)"
 apt-get download -o APT::Sandbox::User="$(id -un)" "$source_package=$version" >&2
+say "unpacking"
 # Nothing below these is read by an x86 build, and they are half of the unpacked size.
 dpkg-deb --fsys-tarfile ./*.deb | tar -xO --wildcards './usr/src/*.tar.xz' |
 	tar -xJ --strip-components=1 --exclude='*/drivers/gpu/drm/amd/include/*' --exclude='*/tools/testing/*' \
@@ -56,7 +59,10 @@ while read -r line; do
 	esac
 done <"$here/config"
 
-make -s ARCH=x86_64 -j"${JOBS:-$(nproc)}" vmlinux bzImage >&2
+say "building with ${JOBS:-$(nproc)} jobs (about 9 minutes of CPU time, once)"
+make ARCH=x86_64 -j"${JOBS:-$(nproc)}" vmlinux bzImage |
+	awk '/^  (CC|AS) / && ++n % 100 == 0 { print "guest kernel: " n " files compiled"; fflush() }' >&2
+say "done after $((SECONDS / 60)) min $((SECONDS % 60)) s"
 
 mkdir out
 objcopy --strip-all vmlinux out/vmlinux # loaders need the segments only

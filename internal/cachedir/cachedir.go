@@ -1,5 +1,5 @@
-// Package cachedir says where forkd keeps what it can make again: kernels, images, and the machine's state.
-// It creates nothing.
+// Package cachedir says where forkd keeps what it can make again: kernels, images, and the emulated
+// host's state. It creates nothing.
 package cachedir
 
 import (

@@ -23,6 +23,8 @@ const (
 	exitOK    = 0
 	exitError = 1 // the command was understood and failed
 	exitUsage = 2 // the command line is wrong
+
+	exitInterrupted = 130 // by Ctrl-C or SIGTERM
 )
 
 // exitCode is returned by a command that has reported everything itself and only sets the process's exit code.
@@ -37,7 +39,7 @@ type usageError struct{ error }
 func Main(args []string, stdio Stdio) int {
 	root := newRoot(stdio)
 	root.SetArgs(args)
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	var code exitCode
 	var usage usageError
 	switch {
@@ -46,7 +48,7 @@ func Main(args []string, stdio Stdio) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage):
-		fmt.Fprintf(stdio.Err, "forkd: %v\nRun '%s --help' for usage.\n", err, root.CommandPath())
+		fmt.Fprintf(stdio.Err, "forkd: %v\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
 		return exitUsage
 	}
 	fmt.Fprintf(stdio.Err, "forkd: %v\n", err)
@@ -57,6 +59,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "forkd",
 		Short:         "Fork warm microVMs in milliseconds",
+		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
@@ -70,8 +73,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetIn(stdio.In)
 	root.SetOut(stdio.Out)
 	root.SetErr(stdio.Err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(newBuildCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
 		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newMachineCmd(), newVersionCmd())

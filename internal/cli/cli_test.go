@@ -4,20 +4,24 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/forkd/forkd/internal/guest/agent"
 )
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"forkd": func() { os.Exit(Main(os.Args[1:], Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})) },
+		"forkd":       func() { os.Exit(Main(os.Args[1:], Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})) },
+		"forkd-agent": func() { os.Exit(agent.Main(os.Args[1:], os.Stderr)) },
 	})
 }
 
 func TestScripts(t *testing.T) {
 	setup := func(env *testscript.Env) error {
-		env.Setenv("HOME", env.WorkDir) // no cache, no machine and no daemon of the developer
+		env.Setenv("HOME", env.WorkDir) // no cache, no emulated host and no daemon of the developer
 		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
 		return nil
 	}
@@ -30,4 +34,14 @@ func TestScripts(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: setup,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"usage": usage}})
+}
+
+// wantCode runs forkd and demands an exit code: code 3 exec ...
+func wantCode(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	var exit *exec.ExitError
+	if err := ts.Exec("forkd", args[1:]...); !errors.As(err, &exit) || exit.ExitCode() != want {
+		ts.Fatalf("forkd %q: %v, want exit code %d", args[1:], err, want)
+	}
 }

@@ -31,12 +31,18 @@ func newBranchCmd() *cobra.Command {
 	f.StringVar(&req.Mode, "mode", "live", "live, diff (copy what it has written while it stands still) or full (copy all)")
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
+	c.completeSandboxes(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
 
 // branch makes a branch and prints it.
-func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, id string, req client.BranchRequest) error {
+func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, ref string, req client.BranchRequest) error {
+	id, err := sandboxID(ctx, cl, ref)
+	if err != nil {
+		return err
+	}
 	s, err := cl.Branch(ctx, id, req)
 	if err != nil {
 		return err
@@ -88,7 +94,11 @@ func newRollbackCmd() *cobra.Command {
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				r, err := cl.Rollback(ctx, args[0], to)
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				r, err := cl.Rollback(ctx, id, to)
 				if err != nil {
 					return err
 				}
@@ -102,6 +112,8 @@ func newRollbackCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from)")
+	c.completeSandboxes(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -141,6 +153,7 @@ func newSnapshotCmd() *cobra.Command {
 	f.BoolVar(&live, "live", false, "copy while it runs")
 	f.BoolVar(&diff, "diff", false, "copy only what it has written")
 	f.BoolVar(&req.NoWait, "no-wait", false, "with --live: return when the sandbox runs again")
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

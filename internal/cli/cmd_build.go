@@ -6,14 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/image"
 	"github.com/forkd/forkd/recipes"
 )
 
@@ -36,6 +37,7 @@ type built struct {
 func newBuildCmd() *cobra.Command {
 	var c common
 	var o buildOptions
+	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "build RECIPE|DIR",
 		Short: "Build an image from a recipe, boot it, warm it up and make it a snapshot",
@@ -60,6 +62,9 @@ func newBuildCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), b)
 				}
+				if verbose && b.WarmupOutput != "" {
+					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", strings.TrimRight(b.WarmupOutput, "\n"))
+				}
 				printBuilt(cmd, b)
 				return nil
 			})
@@ -69,6 +74,7 @@ func newBuildCmd() *cobra.Command {
 	f.StringVar(&o.tag, "tag", "", "tag of the snapshot (default the recipe's name)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
+	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 120)")
 	c.register(cmd)
 	return cmd
@@ -94,14 +100,25 @@ func loadRecipe(name string) (*image.Recipe, error) {
 }
 
 func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, st *status) (built, error) {
-	if o.reuse {
-		s, err := cl.Snapshot(ctx, o.tag)
-		if err == nil && s.Bootable {
-			return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
-		}
-		if err != nil && !client.IsNotFound(err) {
-			return built{}, err
-		}
+	switch s, err := cl.Snapshot(ctx, o.tag); {
+	case client.IsNotFound(err):
+	case err != nil:
+		return built{}, err
+	case o.reuse && s.Bootable:
+		return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
+	case s.Status == "writing":
+		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
+	default: // the daemon would say so, but only after minutes of building
+		return built{}, fmt.Errorf("snapshot %q: exists; remove it ('forkd rmi %s'), choose another --tag, or keep it with --reuse",
+			o.tag, o.tag)
+	}
+	v, err := cl.Version(ctx)
+	if err != nil {
+		return built{}, err
+	}
+	if uint64(recipe.MemoryMiB) > v.HostMemoryMiB { // the daemon would say so, but only after minutes of building
+		return built{}, fmt.Errorf("recipe %s: memory_mib: %d: the daemon's host has %d MiB of memory", recipe.Name,
+			recipe.MemoryMiB, v.HostMemoryMiB)
 	}
 	start := time.Now()
 	img, kernel, err := buildFiles(ctx, recipe, o.kernel, st)
@@ -109,31 +126,46 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 		return built{}, err
 	}
 	b := built{Image: img.Dir, ImageMS: msSince(start)}
-	st.step("boot and warm up the parent", "")
-	err = b.bake(ctx, cl, o, img, kernel)
-	if err != nil && strings.Contains(err.Error(), "Kernel panic") && emulated(ctx, cl) {
-		st.step("boot and warm up the parent once more", "its kernel panicked, as happens now and then under QEMU")
-		err = b.bake(ctx, cl, o, img, kernel)
-	}
+	err = b.bake(ctx, cl, o, recipe, img, kernel, st)
 	return b, err
 }
 
-// emulated reports whether the daemon's VMs run under QEMU, whose interrupts sometimes come to a nested guest that has
-// them off; hardware does not do that.
-func emulated(ctx context.Context, cl *client.Client) bool {
-	v, err := cl.Version(ctx)
-	return err == nil && v.Accel == "tcg"
+// stepInterval is how often a build asks what the daemon is doing.
+const stepInterval = 500 * time.Millisecond
+
+// bakeInSteps has the daemon bake, and shows its steps meanwhile.
+func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest, st *status) (client.Baked, error) {
+	st.step("boot and warm up the parent", "")
+	following, done := context.WithCancel(ctx)
+	var follower sync.WaitGroup
+	follower.Go(func() {
+		for tick := time.Tick(stepInterval); ; {
+			select {
+			case <-following.Done():
+				return
+			case <-tick:
+			}
+			if s, err := cl.Snapshot(following, req.Tag); err == nil && s.Step != "" { // what fails here, the bake tells
+				st.step("parent: "+s.Step, "")
+			}
+		}
+	})
+	b, err := cl.Bake(ctx, req)
+	done()
+	follower.Wait()
+	return b, err
 }
 
 // bake boots, warms up and saves a parent.
-func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, img *image.Image, kernel *image.KernelFiles) (err error) {
+func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image, kernel *image.KernelFiles,
+	st *status) (err error) {
 	start := time.Now()
-	b.Baked, err = cl.Bake(ctx, client.BakeRequest{
+	b.Baked, err = bakeInSteps(ctx, cl, client.BakeRequest{
 		Tag: o.tag, Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(),
-		MemSizeMiB: uint64(img.MemoryMiB), VCPUs: uint32(img.VCPUs), Env: img.Env,
-		Warmup:           client.Warmup{Commands: img.Warmup.Commands, Python: img.Warmup.Python},
-		ReadyTimeoutSecs: o.ready,
-	})
+		MemSizeMiB: uint64(r.MemoryMiB), VCPUs: uint32(r.VCPUs), Env: r.EnvOver(img.Env),
+		Warmup:           client.Warmup{Commands: r.Warmup.Commands, Python: r.Warmup.Python},
+		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs,
+	}, st)
 	b.BakeMS = msSince(start)
 	return err
 }
@@ -170,8 +202,8 @@ func printBuilt(cmd *cobra.Command, b built) {
 		fmt.Fprintf(out, "%s is there already\n", b.Tag)
 		return
 	}
-	fmt.Fprintf(out, "%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s, %d MiB of memory saved\n",
-		b.Tag, b.ImageMS/1000, b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000, b.MemoryLayerBytes>>20)
+	fmt.Fprintf(out, "%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n",
+		b.Tag, b.ImageMS/1000, b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000, b.MemSizeMiB)
 	for _, e := range b.GuestErrors {
 		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
 	}

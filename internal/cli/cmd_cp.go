@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,64 +16,130 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// remotePath splits "ID:/path". Sandbox ids have a fixed prefix, so that local paths with colons stay usable.
+// sandboxName matches what can be before the colon of ID:PATH: an id, the beginning of one, or the name of a workspace.
+var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// remotePath splits "ID:/path". What begins with an id may have a path that is not absolute, which the daemon refuses with a
+// reason; with other names local files with colons stay usable.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
-	return id, path, ok && strings.HasPrefix(id, "sb-") && path != ""
+	switch {
+	case !ok || !sandboxName.MatchString(id):
+		return "", "", false
+	case strings.HasPrefix(id, idPrefix):
+		return id, path, path != ""
+	}
+	return id, path, strings.HasPrefix(path, "/")
+}
+
+// transfer is one copy between this host and a sandbox.
+type transfer struct {
+	cl     *client.Client
+	id     string
+	remote string // path in the sandbox
+	local  string // path here, or - for standard input or output
 }
 
 func newCpCmd() *cobra.Command {
 	var c common
+	var recursive bool
 	cmd := &cobra.Command{
 		Use:   "cp FILE ID:PATH | ID:PATH FILE",
-		Short: "Copy a file into or out of a sandbox; FILE may be - for standard input or output",
-		Args:  usageArgs(cobra.ExactArgs(2)),
+		Short: "Copy a file or a directory into or out of a sandbox",
+		Long: "FILE may be - for standard input or output. A target that ends in / is a directory, into which the copy goes\n" +
+			"under its old name; so is a directory of this host that exists. With -r, all that is in the directory DIR is\n" +
+			"copied: 'cp -r DIR ID:/x' makes /x, or adds to it. That takes the program tar in the sandbox, and on the way in\n" +
+			"at most 1 GiB at once. Devices, sockets and pipes are left out.",
+		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -",
+		Args:    usageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			fromID, fromPath, out := remotePath(args[0])
 			toID, toPath, in := remotePath(args[1])
 			if in == out {
 				return usageError{errors.New("one of the two must be ID:PATH, the other a local file")}
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				if in {
-					return copyIn(ctx, cl, args[0], toID, toPath, cmd.InOrStdin())
+			t := transfer{id: fromID, remote: fromPath, local: args[1]}
+			if in {
+				t = transfer{id: toID, remote: toPath, local: args[0]}
+			}
+			if t.local == "-" && (recursive || in && strings.HasSuffix(t.remote, "/")) {
+				return usageError{errors.New("-: standard input and output have no name and are no directory")}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
+				t.cl = cl
+				if t.id, err = sandboxID(ctx, cl, t.id); err != nil {
+					return err
 				}
-				return copyOut(ctx, cl, fromID, fromPath, args[1], cmd.OutOrStdout())
+				switch {
+				case in && recursive:
+					return t.dirIn(ctx)
+				case in:
+					return t.fileIn(ctx, cmd.InOrStdin())
+				case recursive:
+					return t.dirOut(ctx, cmd.ErrOrStderr())
+				}
+				return t.fileOut(ctx, cmd.OutOrStdout())
 			})
 		},
 	}
+	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with everything in it")
 	c.register(cmd)
 	return cmd
 }
 
-func copyIn(ctx context.Context, cl *client.Client, local, id, path string, stdin io.Reader) error {
-	if local == "-" {
-		return cl.WriteFile(ctx, id, path, stdin)
+// inTarget is the path in the sandbox at which the copy of a local file or directory is made.
+func (t transfer) inTarget() (string, error) {
+	if !strings.HasSuffix(t.remote, "/") {
+		return t.remote, nil
 	}
-	f, err := os.Open(local)
+	abs, err := filepath.Abs(t.local) // . and .. have names too
+	return path.Join(t.remote, filepath.Base(abs)), err
+}
+
+// outTarget is the local path at which the copy of a file or directory of the sandbox is made.
+func (t transfer) outTarget() string {
+	if s, err := os.Stat(t.local); strings.HasSuffix(t.local, "/") || err == nil && s.IsDir() {
+		return filepath.Join(t.local, path.Base(path.Clean(t.remote)))
+	}
+	return t.local
+}
+
+func (t transfer) fileIn(ctx context.Context, stdin io.Reader) error {
+	if t.local == "-" {
+		return t.cl.WriteFile(ctx, t.id, t.remote, stdin)
+	}
+	target, err := t.inTarget()
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(t.local)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return cl.WriteFile(ctx, id, path, f)
+	if s, err := f.Stat(); err == nil && s.IsDir() {
+		return fmt.Errorf("copy %s: it is a directory: use cp -r", t.local)
+	}
+	return t.cl.WriteFile(ctx, t.id, target, f)
 }
 
-func copyOut(ctx context.Context, cl *client.Client, id, path, local string, stdout io.Writer) (err error) {
-	r, err := cl.ReadFile(ctx, id, path)
+func (t transfer) fileOut(ctx context.Context, stdout io.Writer) (err error) {
+	r, err := t.cl.ReadFile(ctx, t.id, t.remote)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	if local == "-" {
+	if t.local == "-" {
 		_, err = io.Copy(stdout, r)
 		return err
 	}
-	f, err := os.Create(local)
+	target := t.outTarget()
+	f, err := os.Create(target)
 	if err != nil {
 		return err
 	}
 	if _, err = io.Copy(f, r); err != nil {
-		err = fmt.Errorf("copy %s:%s, %s is incomplete: %w", id, path, local, err)
+		err = fmt.Errorf("copy %s:%s: %s is incomplete: %w", t.id, t.remote, target, err)
 	}
 	return errors.Join(err, f.Close())
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 func newDaemonCmd() *cobra.Command {
-	cfg := daemon.Config{CPUTemplate: "host", Accel: "kvm", PoolSize: 8, Version: version}
+	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, Version: version}
 	cmd := &cobra.Command{
 		Use:   "daemon",
 		Short: "Serve the REST API and own the sandboxes of this host",
@@ -29,6 +30,12 @@ func newDaemonCmd() *cobra.Command {
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer cancel()
+			if cfg.AuditLog != "" { // without one it keeps its usual effect, an end
+				hangups := make(chan os.Signal, 1)
+				signal.Notify(hangups, syscall.SIGHUP)
+				defer signal.Stop(hangups)
+				cfg.Reopen = hangups
+			}
 			return daemon.Run(ctx, cfg)
 		},
 	}
@@ -40,7 +47,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
-	f.StringVar(&cfg.AuditLog, "audit-log", "", "append one JSON line per request to this file")
+	f.StringVar(&cfg.AuditLog, "audit-log", "", "append one JSON line per request to this file; SIGHUP opens it again after a rotation")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/image"
+	"github.com/forkd/forkd/internal/build/image"
 )
 
 type demoOptions struct {
@@ -31,9 +31,9 @@ func newDemoCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Fork many children of one warm parent, let each compute something else, check and measure",
-		Long: "Starts what is missing (the machine where KVM is not usable, the daemon), builds and bakes the recipe\n" +
+		Long: "Starts what is missing (the emulated host where KVM is not usable, the daemon), builds and bakes the recipe\n" +
 			"python-numpy unless that was done before, forks children, checks an answer of each and prints what everything\n" +
-			"took. It removes its children; the machine and the daemon stay. Exits with 1 unless all answers are right.",
+			"took. It removes its children; the emulated host and the daemon stay. Exits with 1 unless all answers are right.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(o.output); err != nil {
@@ -81,6 +81,7 @@ type demo struct {
 
 	client    *client.Client
 	where     demoHost
+	recipe    *image.Recipe
 	image     *image.Image
 	kernel    *image.KernelFiles
 	tag       string

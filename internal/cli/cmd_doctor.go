@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/emu/tcghost"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 // verdict of one check.
@@ -74,15 +74,15 @@ func newDoctorCmd() *cobra.Command {
 }
 
 func diagnose(ctx context.Context, url string) []finding {
-	machine := checkMachine()
-	cfg := daemon.Config{}
-	dirErr := cfg.Defaults(os.Getuid(), os.Getenv)
+	m, machine := checkMachine()
+	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
 	findings := []finding{checkPlatform(), checkHWVirt(), checkKVM(machine.Verdict == pass), machine, checkCgroup(),
 		checkMemfd(), checkUffd(), checkEmbedded()}
-	if dirErr == nil {
-		findings = append(findings,
-			checkSpace("tmpfs for hot memory", cfg.RAMDir, 1<<30, 256<<20),
-			checkSpace("disk space", cfg.StateDir, 5<<30, 1<<30))
+	findings = append(findings, checkHost()...)
+	if inMachine {
+		findings = append(findings, checkMachineSpace(ctx, m)...)
+	} else {
+		findings = append(findings, checkOwnSpace()...)
 	}
 	return append(findings, checkCache(), checkDaemon(ctx, url))
 }
@@ -119,7 +119,7 @@ func checkKVM(machineRuns bool) finding {
 	case err == nil:
 		return finding{"/dev/kvm", pass, "runs guest instructions as it should"}
 	case machineRuns:
-		return finding{"/dev/kvm", warn, err.Error() + ": the machine is used instead"}
+		return finding{"/dev/kvm", warn, err.Error() + ": the emulated host is used instead"}
 	case errors.As(err, &unfit), errors.Is(err, os.ErrNotExist):
 		return finding{"/dev/kvm", fail, err.Error() + ": run 'forkd machine start'"}
 	case errors.Is(err, os.ErrPermission):
@@ -128,21 +128,21 @@ func checkKVM(machineRuns bool) finding {
 	return finding{"/dev/kvm", fail, err.Error()}
 }
 
-func checkMachine() finding {
+func checkMachine() (tcghost.Machine, finding) {
 	m, ready, err := runningMachine()
 	switch {
 	case err != nil:
-		return finding{"machine", warn, err.Error()}
+		return m, finding{"emulated host", warn, err.Error()}
 	case ready:
-		return finding{"machine", pass, m.Name + " runs"}
+		return m, finding{"emulated host", pass, m.Name + " runs"}
 	}
-	return finding{"machine", skip, "none is running"}
+	return m, finding{"emulated host", skip, "none is running"}
 }
 
 func checkCgroup() finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup: sandboxes run without limits of their own"}
+		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup; nothing needs it yet"}
 	}
 	p, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if err != nil {
@@ -181,30 +181,6 @@ func checkEmbedded() finding {
 		}
 	}
 	return finding{"program", pass, "forkd " + version + ", complete"}
-}
-
-// checkSpace looks at the file system of dir, or of the nearest directory above that exists. Limits are in bytes.
-func checkSpace(name, dir string, good, enough uint64) finding {
-	at := dir
-	for {
-		if _, err := os.Stat(at); err == nil || at == "/" {
-			break
-		}
-		at = filepath.Dir(at)
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(at, &st); err != nil {
-		return finding{name, warn, fmt.Sprintf("%s: %v", at, err)}
-	}
-	free := st.Bavail * uint64(st.Bsize)
-	detail := fmt.Sprintf("%s: %d MiB free", dir, free>>20)
-	switch {
-	case free >= good:
-		return finding{name, pass, detail}
-	case free >= enough:
-		return finding{name, warn, detail}
-	}
-	return finding{name, fail, detail + fmt.Sprintf(": %d MiB are needed", enough>>20)}
 }
 
 func checkCache() finding {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -14,15 +15,24 @@ import (
 func newEvalCmd() *cobra.Command {
 	var c common
 	var req client.EvalRequest
+	var interrupt, restart bool
 	cmd := &cobra.Command{
-		Use:   "eval ID [CODE…]",
+		Use:   "eval ID [CODE…] | --interrupt ID | --restart ID",
 		Short: "Evaluate code in the warm interpreter of a sandbox",
-		Long: "Evaluates CODE (read from standard input if there is none) and prints its output and the value of its last\n" +
+		Long: "Evaluates CODE (read from standard input if there is none or it is -) and prints its output and the value of its last\n" +
 			"expression. The exit code is 1 after an exception and 124 after a timeout.",
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if interrupt || restart {
+				if interrupt && restart || len(args) > 1 {
+					return usageError{errors.New("--interrupt and --restart stand alone, without CODE")}
+				}
+				return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+					return c.stopEval(ctx, cmd, cl, args[0], restart)
+				})
+			}
 			req.Code = strings.Join(args[1:], " ")
-			if len(args) == 1 {
+			if len(args) == 1 || len(args) == 2 && args[1] == "-" {
 				p, err := io.ReadAll(cmd.InOrStdin())
 				if err != nil {
 					return fmt.Errorf("read code: %w", err)
@@ -30,7 +40,11 @@ func newEvalCmd() *cobra.Command {
 				req.Code = string(p)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				r, err := cl.Eval(ctx, args[0], req)
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				r, err := cl.Eval(ctx, id, req)
 				if err != nil {
 					return err
 				}
@@ -39,17 +53,46 @@ func newEvalCmd() *cobra.Command {
 				} else {
 					printEval(cmd.OutOrStdout(), cmd.ErrOrStderr(), r)
 				}
-				if err == nil && r.ExitCode != 0 {
-					return exitCode(r.ExitCode)
-				}
-				return err
+				return exitWith(r.ExitCode, err)
 			})
 		},
 	}
-	cmd.Flags().Float64Var(&req.TimeoutSecs, "timeout-secs", 30, "interrupt the code after so many seconds")
+	timeoutFlag(cmd.Flags(), &req.TimeoutSecs, "interrupt the code after so many seconds")
 	cmd.Flags().StringVar(&req.Language, "language", "", "language of the interpreter (default python)")
+	cmd.Flags().BoolVar(&interrupt, "interrupt", false, "interrupt the code that another call runs; it may go on")
+	cmd.Flags().BoolVar(&restart, "restart", false, "replace the interpreter: its code ends and its variables are lost")
+	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// stopEval interrupts the interpreter of a sandbox, or restarts it.
+func (c *common) stopEval(ctx context.Context, cmd *cobra.Command, cl *client.Client, ref string, restart bool) error {
+	id, err := sandboxID(ctx, cl, ref)
+	if err != nil {
+		return err
+	}
+	if restart {
+		if err := cl.RestartEval(ctx, id, ""); err != nil {
+			return err
+		}
+		if c.json() {
+			return writeJSON(cmd.OutOrStdout(), map[string]bool{"restarted": true})
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
+		return nil
+	}
+	ran, err := cl.InterruptEval(ctx, id, "")
+	if err != nil {
+		return err
+	}
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), map[string]bool{"interrupted": ran})
+	}
+	if !ran {
+		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
+	}
+	return nil
 }
 
 func printEval(out, errOut io.Writer, r client.EvalResult) {

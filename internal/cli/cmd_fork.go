@@ -24,6 +24,13 @@ func parseEnv(pairs []string) (map[string]string, error) {
 	return env, nil
 }
 
+// sayUnenforced says what a memory limit does not do.
+func sayUnenforced(cmd *cobra.Command, limitMiB uint64) {
+	if limitMiB != 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the memory limit of %d MiB is recorded, not enforced\n", limitMiB)
+	}
+}
+
 func newForkCmd() *cobra.Command {
 	var c common
 	req := client.ForkRequest{N: 1}
@@ -47,7 +54,12 @@ func newForkCmd() *cobra.Command {
 			if len(args) == 1 {
 				req.SnapshotTag = args[0]
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
+				if req.SourceID != "" {
+					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
+						return err
+					}
+				}
 				f, err := cl.Fork(ctx, req)
 				if err != nil {
 					return err
@@ -60,6 +72,7 @@ func newForkCmd() *cobra.Command {
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
+				sayUnenforced(cmd, req.MemoryLimitMiB)
 				if f.Failed > 0 {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 				}
@@ -71,13 +84,15 @@ func newForkCmd() *cobra.Command {
 	f.IntVarP(&req.N, "count", "n", 1, "how many, 1 to 1000")
 	f.StringVar(&req.SourceID, "from-sandbox", "", "a running sandbox, which is branched")
 	f.StringVar(&req.Mode, "mode", "", "with --from-sandbox: live (default), diff or full")
-	f.Float64Var(&req.IdleTimeoutSecs, "idle-timeout-secs", 0,
+	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
 		"suspend a sandbox after so many seconds without a request, until the next one; 0: never")
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
-	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "memory limit recorded for each sandbox")
-	f.Float64Var(&req.TTLSecs, "ttl-secs", 0, "delete the sandboxes after so many seconds; 0: never")
+	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "recorded and shown, NOT enforced: a sandbox can use all of its snapshot's memory")
+	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
+	c.completeTags(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

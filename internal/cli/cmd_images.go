@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,9 +14,11 @@ import (
 
 func newImagesCmd() *cobra.Command {
 	var c common
+	var all, quiet bool
 	cmd := &cobra.Command{
 		Use:   "images",
 		Short: "List snapshots",
+		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are left out: they go with its sandboxes.",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -23,8 +26,15 @@ func newImagesCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				list = listed(list, all)
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), list)
+				}
+				if quiet {
+					for _, s := range list {
+						fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
+					}
+					return nil
 				}
 				err = table(cmd.OutOrStdout(), "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
 					for _, s := range list {
@@ -44,8 +54,16 @@ func newImagesCmd() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that forkd made for itself too")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print tags only")
+	c.waits = true
 	c.register(cmd)
 	return cmd
+}
+
+// listed returns the snapshots that users know of, or all. One of forkd's own that something is wrong with is shown.
+func listed(list []client.Snapshot, all bool) []client.Snapshot {
+	return slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Transient && s.Warning == "" && !all })
 }
 
 func newRmiCmd() *cobra.Command {
@@ -54,7 +72,7 @@ func newRmiCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rmi TAG…",
 		Short: "Remove snapshots",
-		Long:  "A snapshot that sandboxes run from is not removed; one that others build on only with a flag.",
+		Long:  "Prints the tags of those that it removed. A snapshot that sandboxes run from is not removed; one that others build on only with a flag.",
 		Args:  usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			if opts.Cascade && opts.Force {
@@ -69,6 +87,12 @@ func newRmiCmd() *cobra.Command {
 						continue
 					}
 					removed = append(removed, tag)
+					if !c.json() {
+						fmt.Fprintln(cmd.OutOrStdout(), tag)
+					}
+				}
+				if len(tags) > 1 && len(errs) > 0 {
+					errs = append(errs, fmt.Errorf("%d of %s not removed", len(errs), count(len(tags), "snapshot", "snapshots")))
 				}
 				if c.json() {
 					errs = append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed}))
@@ -79,6 +103,8 @@ func newRmiCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
 	cmd.Flags().BoolVar(&opts.Force, "force", false, "leave the snapshots that build on it behind: they have links of their own to its files")
+	c.completeTags(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -117,6 +143,8 @@ func newSnapshotInfoCmd() *cobra.Command {
 			})
 		},
 	}
+	c.completeTags(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -132,6 +160,9 @@ func newVerifyCmd() *cobra.Command {
 				verified := []string{}
 				var errs []error
 				for _, tag := range tags {
+					if !c.json() {
+						fmt.Fprintf(cmd.ErrOrStderr(), "forkd: reading every file of %s\n", tag)
+					}
 					if err := cl.VerifySnapshot(ctx, tag); err != nil {
 						errs = append(errs, err)
 						continue
@@ -148,6 +179,8 @@ func newVerifyCmd() *cobra.Command {
 			})
 		},
 	}
+	c.completeTags(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

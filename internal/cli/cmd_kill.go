@@ -19,8 +19,9 @@ func newKillCmd() *cobra.Command {
 	var all bool
 	var tag string
 	cmd := &cobra.Command{
-		Use:   "kill ID… | --all | --tag TAG",
-		Short: "End sandboxes and remove everything of them",
+		Use:     "kill ID… | --all | --tag TAG",
+		Aliases: []string{"rm"},
+		Short:   "End sandboxes and remove everything of them",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != ""); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three")}
@@ -29,18 +30,22 @@ func newKillCmd() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				if len(ids) == 0 {
+				var unclear error
+				if len(ids) > 0 {
+					ids, unclear = sandboxIDs(ctx, cl, ids)
+				} else {
 					list, err := cl.Sandboxes(ctx)
 					if err != nil {
 						return err
 					}
 					for _, s := range list {
-						if all || s.SnapshotTag == tag {
+						if s.Workspace == "" && (all || s.SnapshotTag == tag) {
 							ids = append(ids, s.ID)
 						}
 					}
 				}
 				killed, err := killAll(ctx, cl, ids)
+				err = errors.Join(unclear, err)
 				if c.json() {
 					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"killed": killed}))
 				}
@@ -49,8 +54,10 @@ func newKillCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes")
-	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot")
+	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes but those of workspaces")
+	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot but those of workspaces")
+	c.completeSandboxes(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

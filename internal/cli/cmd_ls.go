@@ -11,10 +11,12 @@ import (
 
 func newLsCmd() *cobra.Command {
 	var c common
+	var quiet bool
 	cmd := &cobra.Command{
-		Use:   "ls",
-		Short: "List sandboxes",
-		Args:  usageArgs(cobra.NoArgs),
+		Use:     "ls",
+		Aliases: []string{"ps"},
+		Short:   "List sandboxes",
+		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := cl.Sandboxes(ctx)
@@ -23,6 +25,12 @@ func newLsCmd() *cobra.Command {
 				}
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), list)
+				}
+				if quiet {
+					for _, s := range list {
+						fmt.Fprintln(cmd.OutOrStdout(), s.ID)
+					}
+					return nil
 				}
 				return table(cmd.OutOrStdout(), "ID\tSNAPSHOT\tSTATE\tPID\tAGE\tREADY", func(row func(...any)) {
 					for _, s := range list {
@@ -45,6 +53,7 @@ func newLsCmd() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	c.register(cmd)
 	return cmd
 }
@@ -57,7 +66,11 @@ func newStatsCmd() *cobra.Command {
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				s, err := cl.Stats(ctx, args[0])
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				s, err := cl.Stats(ctx, id)
 				if err != nil {
 					return err
 				}
@@ -71,6 +84,7 @@ func newStatsCmd() *cobra.Command {
 			})
 		},
 	}
+	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
 }
@@ -83,7 +97,11 @@ func newPingCmd() *cobra.Command {
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				p, err := cl.Ping(ctx, args[0])
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				p, err := cl.Ping(ctx, id)
 				if err != nil {
 					return err
 				}
@@ -95,6 +113,7 @@ func newPingCmd() *cobra.Command {
 			})
 		},
 	}
+	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
 }
@@ -102,13 +121,18 @@ func newPingCmd() *cobra.Command {
 func newConsoleCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
-		Use:   "console ID",
-		Short: "Print the last output of a sandbox's serial console",
-		Long:  "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters.",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Use:     "console ID",
+		Aliases: []string{"logs"},
+		Short:   "Print the last output of a sandbox's serial console",
+		Long:    "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters.",
+		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				p, err := cl.Console(ctx, args[0])
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				p, err := cl.Console(ctx, id)
 				if err != nil {
 					return err
 				}
@@ -120,6 +144,7 @@ func newConsoleCmd() *cobra.Command {
 			})
 		},
 	}
+	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// machineEnv names the machine where --name is not given.
+// machineEnv names the emulated host where --name is not given.
 const machineEnv = "FORKD_MACHINE"
 
 // superviseVerb is the hidden command that `machine start` runs in the background.
@@ -33,7 +33,7 @@ func newMachineCmd() *cobra.Command {
 		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm is real. Slower than hardware,\n" +
 			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
 	}
-	cmd.PersistentFlags().StringVar(&name, "name", name, "which machine; default from $"+machineEnv)
+	cmd.PersistentFlags().StringVar(&name, "name", name, "which emulated host; default from $"+machineEnv)
 	open := func() (tcghost.Machine, error) {
 		cache, err := cachedir.Dir()
 		if err != nil {
@@ -57,7 +57,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "start",
-		Short: "Start the machine and wait until it answers; a running one is left as it is",
+		Short: "Start the emulated host and wait until it answers; a running one is left as it is",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -75,14 +75,14 @@ func newMachineStart(open openMachine) *cobra.Command {
 			if output == "json" {
 				return writeJSON(cmd.OutOrStdout(), s)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "machine %s is ready (%.1f s)\n", s.Name, time.Since(began).Seconds())
+			fmt.Fprintf(cmd.OutOrStdout(), "emulated host %s is ready (%.1f s)\n", s.Name, time.Since(began).Seconds())
 			return nil
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the machine")
+	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the emulated host")
 	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size of the state disk (a sparse file) when it is first made")
-	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit, "silence after which the machine counts as hung and is restarted")
+	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit, "silence after which the emulated host counts as hung and is restarted")
 	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program (default: the host's, or where that is too old one from backports)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
@@ -103,7 +103,7 @@ func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, pro
 func newMachineStop(open openMachine) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
-		Short: "Sync the machine's disk and switch it off; its state disk is kept",
+		Short: "Sync the emulated host's disk and switch it off; its state disk is kept",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := open()
@@ -115,7 +115,7 @@ func newMachineStop(open openMachine) *cobra.Command {
 				return err
 			}
 			if !ran {
-				fmt.Fprintf(cmd.OutOrStdout(), "machine %s was not running\n", m.Name)
+				fmt.Fprintf(cmd.OutOrStdout(), "emulated host %s was not running\n", m.Name)
 			}
 			return nil
 		},
@@ -126,7 +126,7 @@ func newMachineStatus(open openMachine) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say whether the machine runs, where it listens, and what went wrong last",
+		Short: "Say whether the emulated host runs, where it listens, and what went wrong last",
 		Args:  usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
@@ -152,7 +152,7 @@ func newMachineStatus(open openMachine) *cobra.Command {
 }
 
 func printState(w io.Writer, s tcghost.State) {
-	fmt.Fprintf(w, "machine   %s\nphase     %s\n", s.Name, s.Phase)
+	fmt.Fprintf(w, "host      %s\nphase     %s\n", s.Name, s.Phase)
 	if s.Phase == tcghost.Ready {
 		fmt.Fprintf(w, "since     %s (ready after %d ms)\nmemory    %d MiB\ndaemon    %s\n",
 			s.StartedAt.Format(time.RFC3339), s.ReadyMS, s.Options.MemoryMiB, s.DaemonAddr)
@@ -169,14 +169,14 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 	return &cobra.Command{
 		Use:    superviseVerb,
 		Hidden: true,
-		Short:  "Own the machine's QEMU; started by `machine start`",
+		Short:  "Own the emulated host's QEMU; started by `machine start`",
 		Args:   usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := open()
 			if err != nil {
 				return err
 			}
-			// The client's terminal may go away, the machine stays.
+			// The client's terminal may go away, the emulated host stays.
 			signal.Ignore(syscall.SIGHUP, syscall.SIGINT)
 			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGTERM)
 			defer cancel()

@@ -11,14 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/forkd/forkd/internal/tcghost"
-	"github.com/forkd/forkd/internal/tcghost/machineapi"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
 // Exit codes of `machine exec` besides the program's own, as other tools that run commands elsewhere have them.
 const (
 	exitTimedOut   = 124
-	exitMachine    = 125 // no machine, or it went away
+	exitMachine    = 125 // no emulated host, or it went away
 	exitNotStarted = 126
 	exitNotFound   = 127
 	exitSignalBase = 128 // plus the signal's number
@@ -37,9 +37,9 @@ func newMachineExec(open openMachine) *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
 		Use:   "exec [flags] -- program [argument ...]",
-		Short: "Run a program in the machine, with this terminal's input and output",
+		Short: "Run a program in the emulated host, with this terminal's input and output",
 		Long: fmt.Sprintf("The program ends with its exit code; it and everything it started are killed when it ends or when this\n"+
-			"command does. Further exit codes: %d timed out, %d no machine or it went away, %d not started, %d not found,\n"+
+			"command does. Further exit codes: %d timed out, %d no emulated host or it went away, %d not started, %d not found,\n"+
 			"%d+n killed by signal n.", exitTimedOut, exitMachine, exitNotStarted, exitNotFound, exitSignalBase),
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -58,10 +58,10 @@ func newMachineExec(open openMachine) *cobra.Command {
 	flags := cmd.Flags()
 	flags.SetInterspersed(false)
 	flags.DurationVar(&f.timeout, "timeout", 0, "kill the program after this time; 0 means never")
-	flags.StringVar(&f.cwd, "cwd", "", "working directory in the machine (default /, with --copy the program's)")
+	flags.StringVar(&f.cwd, "cwd", "", "working directory in the emulated host (default /, with --copy the program's)")
 	flags.StringArrayVar(&f.env, "env", nil, "KEY=VALUE to set in the program's environment; may be repeated")
-	flags.BoolVar(&f.start, "start", false, "start the machine first if it does not run")
-	flags.BoolVar(&f.copy, "copy", false, "the program is a file of this host: copy it, and ./testdata, into the machine")
+	flags.BoolVar(&f.start, "start", false, "start the emulated host first if it does not run")
+	flags.BoolVar(&f.copy, "copy", false, "the program is a file of this host: copy it, and ./testdata, into the emulated host")
 	return cmd
 }
 

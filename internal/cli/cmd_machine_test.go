@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/forkd/forkd/internal/tcghost"
-	"github.com/forkd/forkd/internal/tcghost/machineapi"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
 // runMachineCLI runs a command line with an empty cache directory and returns what it wrote and its exit code.
@@ -37,7 +37,7 @@ func TestMachineCommandsWithoutMachine(t *testing.T) {
 		{"exec --timeout -1s -- true", exitUsage, "", "negative"},
 		{"status -o yaml", exitUsage, "", "text or json"},
 		{"status extra", exitUsage, "", ""},
-		{"--name ../x status", exitUsage, "", "machine name"},
+		{"--name ../x status", exitUsage, "", "of an emulated host"},
 		{"start --memory-mib 1", exitError, "", "MiB"},
 		{"start --hang-limit 1s", exitError, "", "hang limit"},
 	} {

@@ -40,7 +40,8 @@ func newStateCmd(verb, short, long string, op func(context.Context, *client.Clie
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list := []client.Sandbox{}
-				var errs []error
+				ids, unclear := sandboxIDs(ctx, cl, ids)
+				errs := []error{unclear}
 				for _, id := range ids {
 					s, err := op(ctx, cl, id)
 					if err != nil {
@@ -59,6 +60,8 @@ func newStateCmd(verb, short, long string, op func(context.Context, *client.Clie
 			})
 		},
 	}
+	c.completeSandboxes(cmd)
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

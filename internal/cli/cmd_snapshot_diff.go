@@ -33,10 +33,12 @@ func newSnapshotDiffCmd() *cobra.Command {
 	f.StringVar(&from, "from", "", "the snapshot to start from")
 	f.StringVar(&tag, "tag", "", "the new snapshot")
 	f.StringVar(&command, "exec", "", "what to run, a line for /bin/sh -c")
-	f.Float64Var(&limit, "exec-timeout-secs", 600, "how long it may take")
+	limit = 600
+	f.Var((*secondsValue)(&limit), "exec-timeout-secs", "how long it may take")
 	for _, name := range []string{"from", "tag", "exec"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -84,6 +86,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	for _, name := range []string{"from", "to"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

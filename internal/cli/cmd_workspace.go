@@ -51,15 +51,17 @@ func newWorkspaceCreateCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), w)
 				}
+				sayUnenforced(cmd, req.MemoryLimitMiB)
 				return printWorkspaces(cmd, w)
 			})
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
-	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "memory limit recorded for the sandbox")
-	f.Float64Var(&req.IdleTimeoutSecs, "idle-timeout-secs", 0, "suspend after so many seconds without a request; 0: never")
+	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "recorded and shown, NOT enforced: the sandbox can use all of its snapshot's memory")
+	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs", "suspend after so many seconds without a request; 0: never")
 	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -83,6 +85,7 @@ func newWorkspaceListCmd() *cobra.Command {
 			})
 		},
 	}
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -106,6 +109,7 @@ func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Conte
 			})
 		},
 	}
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -129,6 +133,7 @@ func newWorkspaceDeleteCmd() *cobra.Command {
 			})
 		},
 	}
+	c.waits = true
 	c.register(cmd)
 	return cmd
 }

@@ -19,11 +19,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/cpuid"
 	"github.com/forkd/forkd/internal/daemon"
-	"github.com/forkd/forkd/internal/tcghost"
-	"github.com/forkd/forkd/internal/tcghost/machineapi"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
 // Environment variables that say where the daemon is. The token is never a flag: command lines are public.
@@ -36,11 +36,12 @@ const (
 type common struct {
 	url    string
 	output string
+	waits  bool // for the daemon, which may take long, and says nothing meanwhile: see waiting
 }
 
 func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
-		"daemon to talk to, unix:///path or http://host:port; default $"+urlEnv+", the running machine's, or the local socket")
+		"daemon to talk to, unix:///path or http://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text or json")
 }
 
@@ -58,16 +59,28 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 		return err
 	}
 	defer cl.Close()
+	if errOut := cmd.ErrOrStderr(); c.waits && isTerminal(errOut) {
+		what := strings.Join(append([]string{cmd.CommandPath()}, cmd.Flags().Args()...), " ")
+		w := startWaiting(errOut, what, time.Second)
+		defer w.end()
+		cmd.SetOut(w.before(cmd.OutOrStdout()))
+		cmd.SetErr(w.before(errOut))
+	}
 	err = f(ctx, cl)
+	if err != nil && ctx.Err() != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: interrupted")
+		return exitCode(exitInterrupted)
+	}
 	var answered *client.Error
-	if err != nil && ctx.Err() == nil && !errors.As(err, &answered) && cl.Healthy(ctx) != nil {
+	if err != nil && !errors.As(err, &answered) && cl.Healthy(ctx) != nil {
 		return fmt.Errorf("no forkd daemon answers at %s (start one with 'forkd daemon', or see 'forkd doctor'): %w", where, err)
 	}
 	return err
 }
 
-// connect finds the daemon: the one that was named, else the one in a running machine, else the local socket. The one in
-// the machine is started if it does not run, and progress told so, unless progress is nil.
+// connect finds the daemon: the one that was named, else the one in a running emulated host, else
+// the local socket. The one in the emulated host is started if it does not run, and progress told
+// so, unless progress is nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
 	if address == "" {
 		address = os.Getenv(urlEnv)
@@ -95,11 +108,11 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 	return c, address, err
 }
 
-// runningMachine returns the machine that commands use, and whether it answers.
+// runningMachine returns the emulated host that commands use, and whether it answers.
 func runningMachine() (tcghost.Machine, bool, error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
-		return tcghost.Machine{}, false, nil // no cache, no machine
+		return tcghost.Machine{}, false, nil // no cache, no emulated host
 	}
 	name := os.Getenv(machineEnv)
 	if name == "" {
@@ -113,12 +126,13 @@ func runningMachine() (tcghost.Machine, bool, error) {
 	return m, err == nil && s.Phase == tcghost.Ready, err
 }
 
-// daemonDir holds what the daemon in a machine is started from. The machine sees it under the same path.
+// daemonDir holds what the daemon in an emulated host is started from. The emulated host sees it
+// under the same path.
 func daemonDir(m tcghost.Machine) string {
 	return filepath.Join(m.SharedDir(), "machine", m.Name, "daemon")
 }
 
-// machineDaemon returns the address and token of the daemon in a machine; see connect.
+// machineDaemon returns the address and token of the daemon in an emulated host; see connect.
 func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (address, token string, err error) {
 	s, err := m.State()
 	if err != nil {
@@ -136,43 +150,39 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 		return address, token, nil
 	}
 	status, err := m.DaemonStatus(ctx)
-	if err != nil || status.Running {
+	switch {
+	case err != nil || status.Running:
 		return address, token, err
-	}
-	fmt.Fprintf(progress, "forkd: starting the daemon in machine %s\n", m.Name)
-	if err := startMachineDaemon(ctx, m, dir); err != nil {
-		return "", "", err
+	case status.Restarting:
+		fmt.Fprintf(progress, "forkd: the daemon in emulated host %s died and is being started again\n", m.Name)
+	default:
+		fmt.Fprintf(progress, "forkd: starting the daemon in emulated host %s\n", m.Name)
+		if err := startMachineDaemon(ctx, m, dir); err != nil {
+			return "", "", err
+		}
 	}
 	return address, token, waitDaemon(ctx, m, address)
 }
 
-// startMachineDaemon runs this very program as the daemon of a machine.
+// startMachineDaemon runs this very program as the daemon of an emulated host.
 func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) error {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("start the daemon in the machine: %w", err)
+		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
 	program := filepath.Join(dir, "forkd")
 	if err := installProgram(program, self); err != nil {
-		return fmt.Errorf("start the daemon in the machine: %w", err)
+		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
-	argv := []string{
-		program, "daemon", "--bind", fmt.Sprintf("0.0.0.0:%d", machineapi.DaemonPort), "--token-file", filepath.Join(dir, "token"),
-		"--state-dir", machineapi.StateDir, "--run-dir", "/run/forkd", "--ram-dir", "/dev/shm/forkd",
-		// The emulator lets guests set XCR0 without KVM's knowledge, so they must not see XSAVE (docs/architecture.md).
-		"--cpu-template", cpuid.TemplateV2, "--accel", "tcg",
-	}
-	for _, param := range tcghost.GuestCmdline() {
-		argv = append(argv, "--cmdline-extra", param)
-	}
+	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token")}, tcghost.DaemonArgs()...)
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv})
 	if err != nil {
-		return fmt.Errorf("start the daemon in the machine: %w", err)
+		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
 	return nil
 }
 
-// installProgram copies this program for the machine, unless the same bytes are there.
+// installProgram copies this program for the emulated host, unless the same bytes are there.
 func installProgram(to, from string) error {
 	p, err := os.ReadFile(from)
 	if err != nil {
@@ -181,10 +191,7 @@ func installProgram(to, from string) error {
 	if old, err := os.ReadFile(to); err == nil && bytes.Equal(old, p) {
 		return nil
 	}
-	if err := os.WriteFile(to+".new", p, 0o700); err != nil {
-		return err
-	}
-	return os.Rename(to+".new", to)
+	return atomicfile.Write(to, p, 0o700)
 }
 
 // daemonStart bounds the start of a daemon on an emulated CPU.
@@ -204,12 +211,12 @@ func waitDaemon(ctx context.Context, m tcghost.Machine, address string) error {
 			return nil
 		}
 		status, err := m.DaemonStatus(ctx)
-		if err == nil && !status.Running {
-			return fmt.Errorf("the daemon in the machine ended at once:\n%s", strings.TrimSpace(status.Log))
+		if err == nil && !status.Running && !status.Restarting {
+			return fmt.Errorf("the daemon in the emulated host ended at once:\n%s", strings.TrimSpace(status.Log))
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("the daemon in the machine does not answer: %w", ctx.Err())
+			return fmt.Errorf("the daemon in the emulated host does not answer: %w", ctx.Err())
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

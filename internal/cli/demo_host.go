@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/image"
-	"github.com/forkd/forkd/internal/kvm"
-	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/emu/tcghost"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 // demoHost says where the demo's daemon runs and how to stop it.
@@ -27,8 +27,8 @@ type demoHost struct {
 	stop  string // a command, empty if the demo was given the daemon
 }
 
-// startHost connects to the daemon that was named; or to this host's own where KVM is usable, or else to that of the
-// machine, and starts these if they do not run.
+// startHost connects to the daemon that was named; or to this host's own where KVM is usable, or
+// else to that of the emulated host, and starts these if they do not run.
 func (d *demo) startHost(url string, st *status) (string, error) {
 	address := url
 	var err error
@@ -59,7 +59,7 @@ func (d *demo) startInMachine(st *status) error {
 	if err != nil {
 		return err
 	}
-	d.where = demoHost{name: "machine " + m.Name, stop: os.Args[0] + " machine stop --name " + m.Name}
+	d.where = demoHost{name: "emulated host " + m.Name, stop: os.Args[0] + " machine stop --name " + m.Name}
 	if ready {
 		return nil
 	}
@@ -143,20 +143,20 @@ const demoRecipe = "python-numpy"
 const demoTagPrefix = "demo-"
 
 func (d *demo) buildImage(st *status) (string, error) {
-	recipe, err := loadRecipe(demoRecipe)
-	if err != nil {
+	var err error
+	if d.recipe, err = loadRecipe(demoRecipe); err != nil {
 		return "", err
 	}
-	if d.image, d.kernel, err = buildFiles(d.ctx, recipe, "", st); err != nil {
+	if d.image, d.kernel, err = buildFiles(d.ctx, d.recipe, "", st); err != nil {
 		return "", err
 	}
-	if d.tag, err = demoTag(d.image, d.kernel); err != nil {
+	if d.tag, err = demoTag(d.recipe, d.image, d.kernel); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("recipe %s, guest kernel %s", recipe.Name, d.kernel.Version), nil
+	return fmt.Sprintf("recipe %s, guest kernel %s", d.recipe.Name, d.kernel.Version), nil
 }
 
-func (d *demo) bake(*status) (string, error) {
+func (d *demo) bake(st *status) (string, error) {
 	s, err := d.client.Snapshot(d.ctx, d.tag)
 	if err == nil && s.Bootable {
 		return "snapshot " + d.tag + " is there already", nil
@@ -165,7 +165,7 @@ func (d *demo) bake(*status) (string, error) {
 		return "", err
 	}
 	var b built
-	if err := b.bake(d.ctx, d.client, buildOptions{tag: d.tag}, d.image, d.kernel); err != nil {
+	if err := b.bake(d.ctx, d.client, buildOptions{tag: d.tag}, d.recipe, d.image, d.kernel, st); err != nil {
 		return "", err
 	}
 	d.removeOld()
@@ -173,12 +173,13 @@ func (d *demo) bake(*status) (string, error) {
 		b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000), nil
 }
 
-func demoTag(img *image.Image, kernel *image.KernelFiles) (string, error) {
+func demoTag(r *image.Recipe, img *image.Image, kernel *image.KernelFiles) (string, error) {
 	vmm, err := embedded.Open(embedded.VMM)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
+	fmt.Fprintf(h, "%v\n%v\n%d %d\n", r.EnvOver(img.Env), r.Warmup, r.MemoryMiB, r.VCPUs)
 	fmt.Fprintf(h, "%s\n%s\n%s\n%x\n", img.Rootfs(), kernel.VMLinux, kernel.Initrd, sha256.Sum256(vmm))
 	return demoTagPrefix + hex.EncodeToString(h.Sum(nil))[:12], nil
 }

@@ -14,21 +14,26 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/auth"
+	"golang.org/x/net/netutil"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/private"
 )
 
 // Config is what a daemon is started with.
 type Config struct {
-	Socket      string   // unix socket; empty: none
-	Bind        string   // TCP address; empty: none
-	TokenFile   string   // demands its token on both; empty: no token
-	Hosts       []string // names, besides those of loopback, that clients without a token may use on TCP
-	StateDir    string   // snapshots and private disks
-	RAMDir      string   // tmpfs for hot memory layers
-	RunDir      string   // sockets and records of running sandboxes
-	AuditLog    string   // empty: none
+	Socket      string           // unix socket; empty: none
+	Bind        string           // TCP address; empty: none
+	TokenFile   string           // demands its token on both; empty: no token
+	Hosts       []string         // names, besides those of loopback, that clients without a token may use on TCP
+	StateDir    string           // snapshots and private disks
+	RAMDir      string           // tmpfs for hot memory layers
+	RunDir      string           // sockets and records of running sandboxes
+	AuditLog    string           // empty: none
+	Reopen      <-chan os.Signal // each opens the audit log again, which another program has renamed; nil: never
 	PoolSize    int
 	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents
@@ -88,6 +93,23 @@ func (c *Config) check() error {
 	return nil
 }
 
+// checkDirs makes the daemon's directories. Their places are well known and some of these are writable for all: whoever
+// can change what is in them could swap guest memory or take over control sockets.
+func (c *Config) checkDirs() error {
+	for _, d := range []struct{ option, path string }{
+		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},
+	} {
+		f, err := private.Dir(d.path, d.option)
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const maxBranches = 64
 
 const maxPool = 1000
@@ -95,7 +117,15 @@ const maxPool = 1000
 // Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take long.
 const (
 	headerTimeout   = 10 * time.Second
+	idleTimeout     = 2 * time.Minute // of a connection between requests
 	shutdownTimeout = 30 * time.Second
+)
+
+// Limits of the HTTP server. Each listener has its own number of connections: whoever uses up that of a TCP address cannot
+// keep the daemon's owner from its unix socket.
+const (
+	maxConns   = 2048
+	maxHeaders = 64 << 10 // bytes
 )
 
 // Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly stop.
@@ -109,6 +139,9 @@ func Run(ctx context.Context, cfg Config) error {
 		if token, err = auth.Load(cfg.TokenFile); err != nil {
 			return err
 		}
+	}
+	if err := cfg.checkDirs(); err != nil {
+		return err
 	}
 	listeners, err := listen(&cfg, token)
 	if err != nil {
@@ -124,15 +157,21 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer w.close(cfg.KillOnExit)
-	return serve(ctx, cfg.Log, w.handler, listeners)
+	reopening, cancel := context.WithCancel(ctx)
+	var reopener sync.WaitGroup
+	reopener.Go(func() { w.reopen(reopening, cfg.Reopen, cfg.Log) })
+	defer reopener.Wait()
+	defer cancel()
+	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)
 }
 
-func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout}
+// serve serves at most conns connections per listener until ctx ends.
+func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener, conns int) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaders}
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
-		go func() { failed <- server.Serve(l) }()
+		go func() { failed <- server.Serve(netutil.LimitListener(l, conns)) }()
 	}
 	select {
 	case err := <-failed:

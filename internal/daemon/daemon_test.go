@@ -2,12 +2,16 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestDefaults(t *testing.T) {
@@ -63,7 +67,7 @@ func TestServeStopsInOrder(t *testing.T) {
 		w.WriteHeader(http.StatusNoContent)
 	})
 	done := make(chan error, 1)
-	go func() { done <- serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}) }()
+	go func() { done <- serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}, 10) }()
 	resp, err := http.Get("http://" + l.Addr().String())
 	if err != nil || resp.StatusCode != http.StatusNoContent {
 		t.Fatalf("request during the stop: %v", err)
@@ -72,5 +76,64 @@ func TestServeStopsInOrder(t *testing.T) {
 	<-inside
 	if err := <-done; err != nil {
 		t.Errorf("serve: %v", err)
+	}
+}
+
+// None of the three places may be one that other users can change, and the error says which one and what to do.
+func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
+	for _, option := range []string{"--state-dir", "--ram-dir", "--run-dir"} {
+		top := t.TempDir()
+		cfg := Config{StateDir: filepath.Join(top, "s"), RAMDir: filepath.Join(top, "m"), RunDir: filepath.Join(top, "r"),
+			Log: slog.New(slog.DiscardHandler)}
+		cfg.Socket = filepath.Join(cfg.RunDir, "forkd.sock")
+		dir := map[string]string{"--state-dir": cfg.StateDir, "--ram-dir": cfg.RAMDir, "--run-dir": cfg.RunDir}[option]
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		err := Run(ctx, cfg)
+		if err == nil || !strings.Contains(err.Error(), option+" "+dir) || !strings.Contains(err.Error(), "chmod 700 "+dir) {
+			t.Errorf("%s: %v", option, err)
+		}
+		if _, err := os.Lstat(cfg.Socket); err == nil {
+			t.Errorf("%s: listens all the same", option)
+		}
+	}
+}
+
+// A connection beyond the limit is not served, and takes no descriptor of the daemon, until another one ends.
+func TestConnectionsAreLimited(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan struct{}, 3)
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served <- struct{}{} })
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}, 2) }()
+	var conns []net.Conn
+	for i := range 3 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		if i < 2 {
+			<-served
+		}
+	}
+	conns[2].SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // without a limit the answer comes at once
+	if n, err := conns[2].Read(make([]byte, 1)); err == nil {
+		t.Errorf("a third connection was served: %d bytes", n)
+	}
+	conns[0].Close()
+	<-served
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

@@ -2,23 +2,28 @@ package daemon
 
 import (
 	"bytes"
-	"errors"
+	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/audit"
-	"github.com/forkd/forkd/internal/auth"
-	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/metrics"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
-	"github.com/forkd/forkd/internal/disklayer"
 	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/metrics"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // wired is a complete daemon without its sockets.
@@ -50,18 +55,16 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 	}
 	undo.Add(func() { w.store.Close() })
 	counts := metrics.New(cfg.Version)
+	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
+	vmms, runDir, dataDir := vmpool.Processes{Bin: bin}, filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
-		VMMs:     sandbox.Processes{Bin: bin},
-		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
+		VMMs:     vmms,
+		Guest:    func(vsock string) sandbox.Guest { return guest(vsock) },
 		NewTop:   disklayer.Format,
-		Merge:    disklayer.Merge,
 		Branches: cfg.Branches,
-		RunDir:   filepath.Join(cfg.RunDir, "vm"),
-		DataDir:  filepath.Join(cfg.StateDir, "sandboxes"),
-		Template: cfg.CPUTemplate,
-		Accel:    cfg.Accel,
-		Cmdline:  boot.Cmdline(cfg.CmdlineArgs...),
+		RunDir:   runDir,
+		DataDir:  dataDir,
 		PoolSize: cfg.PoolSize,
 		Observer: counts,
 		Log:      cfg.Log,
@@ -73,10 +76,24 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
+	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	baker := bake.New(bake.Config{
+		Store:    w.store,
+		VMMs:     vmms,
+		Guest:    func(vsock string) bake.Guest { return guest(vsock) },
+		RunDir:   runDir,
+		Template: cfg.CPUTemplate,
+		Accel:    cfg.Accel,
+		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
+		Log:      cfg.Log,
+	})
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	w.handler = v1.New(v1.Config{
-		Manager: w.manager, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
+		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 	})
 	undo.Release()
@@ -112,6 +129,20 @@ func openStore(cfg *Config) (*store.Store, error) {
 	return s, nil
 }
 
+// reopen opens the audit log again whenever it is asked to, until ctx ends.
+func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Logger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-asked:
+		}
+		if err := w.audit.Reopen(); err != nil { // it goes on in the old file
+			log.Error("SIGHUP", "error", err)
+		}
+	}
+}
+
 func (w *wired) close(kill bool) {
 	w.manager.Close(kill)
 	w.store.Close()
@@ -133,14 +164,7 @@ func installVMM(dir string) (string, error) {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, p) {
 		return path, nil
 	}
-	tmp := path + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("install forkd-vmm: %w", err)
-	}
-	if err := os.WriteFile(tmp, p, 0o500); err != nil {
-		return "", fmt.Errorf("install forkd-vmm: %w", err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := atomicfile.Write(path, p, 0o500); err != nil {
 		return "", fmt.Errorf("install forkd-vmm: %w", err)
 	}
 	return path, nil

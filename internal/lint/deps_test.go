@@ -6,83 +6,152 @@ import (
 	"testing"
 )
 
-// tiers orders the packages: a package may import only packages of lower tiers, so no cycle of ideas can creep in, and
-// what stands low can be read without what stands above it. A new package must be put somewhere here.
-var tiers = [][]string{
-	// 0: values, encodings and system calls. They know nothing of forkd but themselves.
-	{
-		"internal/cachedir", "internal/cleanup", "internal/cpuid", "internal/debpkg", "internal/disklayer",
-		"internal/embedded", "internal/guestmem", "internal/initramfs", "internal/kernelimage", "internal/kmod",
-		"internal/kvm", "internal/procmem", "internal/wire", "internal/envdproto", "internal/envdproto/filesystem",
-		"internal/envdproto/process", "internal/agent/kmsg", "internal/agent/reap", "internal/agent/userenv",
-		"internal/tcghost/machineapi", "internal/vmm/console", "internal/audit", "internal/auth", "internal/lint",
-		"recipes", "client",
-	},
-	// 1: one idea each over guest memory, layers or the guest's processes.
-	{
-		"internal/boot", "internal/memlayer", "internal/uffd", "internal/virtio/virtq",
-		"internal/tcghost/debkernel", "internal/tcghost/debqemu",
-		"internal/envdproto/filesystem/filesystemconnect", "internal/envdproto/process/processconnect",
-		"internal/agent/eval", "internal/agent/pid1", "internal/agentproto",
-	},
-	// 2: formats and contracts.
-	{"internal/snapshot", "internal/virtio", "internal/vmm/vmmproto", "internal/agent/envd", "internal/agentclient"},
-	// 3: devices; where snapshots and images are kept; the ends of the control socket.
-	{
-		"internal/virtio/blk", "internal/virtio/mmio", "internal/virtio/rng", "internal/virtio/vsock",
-		"internal/vmm/ctlsock", "internal/store", "internal/image",
-	},
-	// 4: whole machines, seen from inside (machine, agent) and from outside (vmmclient, tcghost).
-	{
-		"internal/machine", "internal/virtio/virtiotest", "internal/agent", "internal/vmm/vmmclient",
-		"internal/tcghost", "internal/tcghost/machined",
-	},
-	// 5: the VMM process; what users hold.
-	{"internal/vmm", "internal/sandbox", "internal/vmtest"},
-	// 6: programs that make and run VM tests.
-	{"internal/vmtest/prepare", "internal/vmtest/testrun", "internal/vmtest/usable"},
-	// 7: faces of the sandboxes.
-	{"internal/daemon/v1", "internal/metrics"},
-	// 8: the one place where the daemon's constructors meet.
-	{"internal/daemon"},
-	// 9: the command line.
-	{"internal/cli"},
+// A room is a folder: what is linked into one program, what two programs say to each other, or what lies on disk. Its
+// packages stand in order, lowest first: each may import only those before it, the rooms named in imports, and leaves.
+type room struct {
+	folder   string   // "" for packages that stand directly under internal
+	packages []string // below folder; "." is the folder itself
+	imports  []string // patterns of what the room may import from elsewhere in this module
+	reason   string   // why not more
 }
 
-// tops are directories of programs, which stand above all tiers; nothing outside them imports from them.
-var tops = []string{"cmd/...", "bench/...", "test/..."}
+// leaves are small packages that know nothing of forkd. Every room but the guest's may import them.
+var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
+	"internal/private"}
 
-func TestImportsGoDown(t *testing.T) {
-	tier := map[string]int{}
-	for i, paths := range tiers {
-		for _, p := range paths {
-			if _, twice := tier[p]; twice {
-				t.Errorf("%s stands in the table twice", p)
-			}
-			tier[p] = i
+var rooms = []room{
+	{
+		folder: "internal/proto",
+		packages: []string{"codec", "vm", "agentproto", "envdproto", "envdproto/filesystem", "envdproto/process",
+			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "ctlsock"},
+		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
+	},
+	{
+		folder:   "internal/format",
+		packages: []string{"console", "disklayer", "memlayer", "snapshot"},
+		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
+		reason:   "a format outlives the program that wrote it",
+	},
+	{
+		folder: "internal/vmm",
+		packages: []string{"kvm", "cpuid", "guestmem", "uffd", "boot", "virtio/virtq", "virtio", "virtio/mmio",
+			"virtio/virtiotest", "virtio/rng", "virtio/blk", "virtio/vsock", "regtest", "machine", "."},
+		imports: []string{"internal/proto/...", "internal/format/..."},
+		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
+	},
+	{
+		folder:   "internal/guest",
+		packages: []string{"kmsg", "reap", "userenv", "pid1", "forkhook", "envd", "eval", "agent"},
+		imports:  []string{"internal/proto/..."},
+		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
+	},
+	{
+		folder: "internal/host",
+		packages: []string{"invalid", "excerpt", "procmem", "agentclient", "vmmclient", "store", "vmpool", "vmfake",
+			"identity", "chain", "bake", "sandbox", "workspace"},
+		imports: []string{"internal/proto/...", "internal/format/..."},
+		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +
+			"its death must not be a VM's",
+	},
+	{
+		folder:   "internal/build",
+		packages: []string{"debpkg", "kmod", "kernelimage", "initramfs", "image"},
+		imports:  []string{"internal/proto/...", "internal/format/..."},
+		reason:   "an image is built before there is a sandbox or a daemon",
+	},
+	{
+		folder:   "internal/emu",
+		packages: []string{"machineapi", "debkernel", "debqemu", "bochs", "machined", "tcghost"},
+		imports:  []string{"internal/build/...", "internal/proto/vm"},
+		reason:   "the emulated host runs the product; it is no part of it",
+	},
+	{
+		folder:   "internal/daemon",
+		packages: []string{"audit", "auth", "metrics", "v1", "."},
+		imports:  []string{"api/...", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/..."},
+		reason:   "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
+	},
+	{
+		folder:   "internal/cli",
+		packages: []string{"."},
+		imports: []string{"api/v1", "client", "internal/daemon", "internal/build/...", "internal/emu/...", "internal/proto/vm",
+			"internal/vmm/kvm", "recipes"},
+		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
+			"the daemon to start it, and KVM to probe the host in doctor",
+	},
+	{
+		folder:   "internal/vmtest",
+		packages: []string{".", "prepare", "testrun", "usable"},
+		imports:  []string{"internal/build/...", "internal/emu/...", "internal/proto/vm", "internal/vmm/kvm"},
+		reason:   "it prepares tests; what they test they import themselves",
+	},
+	{folder: "internal/lint", packages: []string{"."}, reason: "it reads the code and runs none"},
+	{folder: "recipes", packages: []string{"."}, reason: "it holds files"},
+	{
+		folder: "api", packages: []string{".", "v1"},
+		reason: "a contract that other modules import: it holds the messages and their document, and nothing that acts",
+	},
+	{
+		folder: "client", packages: []string{"."}, imports: []string{"api/v1"},
+		reason: "other modules import it, and cannot import what is internal",
+	},
+	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"}, reason: "it checks traffic, not what causes it"},
+	{
+		folder: "internal/apirig", packages: []string{"."},
+		imports: []string{"client", "internal/apitest", "internal/daemon/...", "internal/host/...", "internal/format/disklayer",
+			"internal/proto/agentproto"},
+		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
+	},
+}
+
+// programs stand above all rooms; nothing outside them imports from them.
+var programs = []string{"cmd/...", "bench/...", "test/..."}
+
+func TestEveryPackageHasARoom(t *testing.T) {
+	type place struct {
+		room  *room
+		order int
+	}
+	places := map[string]place{}
+	for i := range rooms {
+		for j, name := range rooms[i].packages {
+			path := strings.TrimSuffix(rooms[i].folder+"/"+name, "/.")
+			places[path] = place{&rooms[i], j}
 		}
 	}
 	seen := map[string]bool{}
 	for _, p := range list(t) {
-		own, ok := tier[p.path()]
 		seen[p.path()] = true
-		if matchAny(tops, p.path()) {
+		own, ok := places[p.path()]
+		leaf := slices.Contains(leaves, p.path())
+		if matchAny(programs, p.path()) {
 			continue
 		}
-		if !ok {
-			t.Errorf("%s has no tier: add it to the table in deps_test.go", p.path())
+		if !ok && !leaf {
+			t.Errorf("%s has no room: add it to the table in deps_test.go", p.path())
 			continue
 		}
 		for _, imp := range p.Imports {
 			to, ours := strings.CutPrefix(imp, module)
-			if ours && matchAny(tops, to) {
+			if !ours {
+				continue
+			}
+			switch other, known := places[to]; {
+			case matchAny(programs, to):
 				t.Errorf("%s imports %s, a part of a program", p.path(), to)
-			} else if ours && tier[to] >= own {
-				t.Errorf("%s (tier %d) imports %s (tier %d)", p.path(), own, to, tier[to])
+			case leaf:
+				t.Errorf("%s imports %s: a leaf knows nothing of forkd", p.path(), to)
+			case known && other.room == own.room:
+				if other.order >= own.order {
+					t.Errorf("%s imports %s, which stands above it in %s", p.path(), to, own.room.folder)
+				}
+			case slices.Contains(leaves, to) && own.room.folder != "internal/guest" && own.room.folder != "client":
+			case !matchAny(own.room.imports, to):
+				t.Errorf("%s imports %s: %s", p.path(), to, own.room.reason)
 			}
 		}
 	}
-	for p := range tier {
+	for p := range places {
 		if !seen[p] {
 			t.Errorf("%s stands in the table but not in the tree", p)
 		}
@@ -109,46 +178,29 @@ var rules = []rule{
 	},
 	{
 		from: []string{"cmd/forkd-vmm"},
-		to: []string{"internal/snapshot", "internal/store", "internal/image", "internal/sandbox", "internal/daemon/...",
-			"internal/agentclient", "internal/cli", "internal/tcghost/..."},
+		to: []string{"internal/format/snapshot", "internal/host/...", "internal/build/...", "internal/daemon/...",
+			"internal/emu/...", "internal/guest/...", "internal/cli"},
 		reason: "the VMM does not know where snapshots are or who asks for them; it could not be jailed otherwise",
 	},
 	{
 		from: []string{"cmd/forkd-agent", "cmd/forkd-machined"},
-		to: []string{"internal/kvm", "internal/machine", "internal/vmm/...", "internal/store", "internal/snapshot",
-			"internal/sandbox", "internal/daemon/...", "internal/image", "github.com/spf13/...",
-			"github.com/prometheus/..."},
+		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
+			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
 	{
-		from: []string{"internal/daemon/...", "internal/sandbox", "internal/store", "internal/metrics"},
-		to: []string{"internal/kvm", "internal/machine", "internal/uffd", "internal/virtio/...", "internal/vmm",
-			"internal/tcghost/..."},
+		from:   []string{"internal/daemon/...", "internal/host/..."},
+		to:     []string{"internal/vmm/...", "internal/guest/...", "internal/emu/...", "internal/cli"},
 		reason: "the daemon never runs a guest: it owns files and processes, and its death must not be a VM's",
 	},
 	{
-		from: []string{"..."}, to: []string{"internal/daemon"}, except: []string{"internal/cli"}, direct: true,
-		reason: "the daemon is the top; only the command `forkd daemon` starts it",
-	},
-	{
-		from: []string{"internal/cli"},
-		to: []string{"internal/sandbox", "internal/store", "internal/snapshot", "internal/agentclient",
-			"internal/vmm/...", "internal/daemon/v1"},
-		direct: true,
-		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API",
-	},
-	{
-		from: []string{"client"}, to: []string{"internal/..."},
-		reason: "the client is for other modules, which cannot import what is internal",
-	},
-	{
-		from: []string{"internal/virtio/..."}, to: []string{"internal/kvm", "net/http", "encoding/json"},
+		from: []string{"internal/vmm/virtio/..."}, to: []string{"internal/vmm/kvm", "net/http", "encoding/json"},
 		reason: "devices are tested without KVM: they hold an interrupt and guest memory, nothing else",
 	},
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
-		except: []string{"internal/kvm", "internal/guestmem", "internal/uffd", "internal/envdproto/filesystem",
-			"internal/envdproto/process", "test/guest/torture"},
+		except: []string{"internal/vmm/kvm", "internal/vmm/guestmem", "internal/vmm/uffd",
+			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",
 	},

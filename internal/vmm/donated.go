@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/forkd/forkd/internal/machine"
-	"github.com/forkd/forkd/internal/vmm/ctlsock"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
 // donated are the descriptors of one request, taken in order; those that are not taken are closed with the request.
@@ -48,7 +48,7 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 		if err != nil {
 			return nil, fmt.Errorf("disk %d: %w", i, err)
 		}
-		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, ReadOnly: spec.ReadOnly, Layers: layers}
+		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, Layers: layers}
 	}
 	return disks, nil
 }

@@ -14,12 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/kvm"
-	"github.com/forkd/forkd/internal/machine"
-	"github.com/forkd/forkd/internal/vmm/console"
-	"github.com/forkd/forkd/internal/vmm/ctlsock"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
-	"github.com/forkd/forkd/internal/wire"
+	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/machine"
 )
 
 // ListenerFD is the descriptor number at which the process finds its listening control socket.
@@ -34,6 +35,7 @@ const (
 // Main serves the control socket until the machine ends and returns the process's exit code.
 func Main() int {
 	s := &server{listener: ListenerFD}
+	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)
 		if err != nil {
@@ -59,6 +61,8 @@ type server struct {
 	ring     *console.Ring
 	started  bool // the VM was booted or restored: it is worth keeping without a daemon
 
+	dials dials // of the guest to the host
+
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
 }
@@ -80,24 +84,18 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 }
 
 // exited reports the end of the machine and ends the process: KVM and the kernel clean up faster than we could.
-func (s *server) exited(e vmmproto.Exit) {
+func (s *server) exited(e vm.Exit) {
+	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
-	var w wire.Writer
-	e.Append(&w)
+	var w codec.Writer
+	(*vmmproto.Exit)(&e).Append(&w)
 	_ = s.event(vmmproto.KindExit, w.Bytes())
 	os.Exit(exitClean)
 }
 
-// guestConn hands a stream that the guest opened to the daemon.
-func (s *server) guestConn(port uint32, fd int) error {
-	var w wire.Writer
-	w.U32(port)
-	if err := s.event(vmmproto.KindConn, w.Bytes(), fd); err != nil {
-		return err
-	}
-	_ = unix.Close(fd) // ours now: an error must not make the device close it again
-	return nil
-}
+// stalled tells the daemon that the machine stands still until somebody has made room. A daemon
+// that comes later finds it in the statistics.
+func (s *server) stalled() { _ = s.event(vmmproto.KindStalled, nil) }
 
 func (s *server) serve(conn *ctlsock.Conn) error {
 	for {
@@ -105,12 +103,14 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		if err != nil {
 			return err
 		}
-		var w wire.Writer
+		var w codec.Writer
 		files := donate(fds)
-		err = s.handle(kind, wire.NewReader(body), files, &w)
+		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
 		if err != nil {
-			err = conn.Send(vmmproto.KindError, []byte(err.Error()))
+			var failure codec.Writer
+			vmmproto.ErrorOf(err).Append(&failure)
+			err = conn.Send(vmmproto.KindError, failure.Bytes())
 		} else {
 			err = conn.Send(vmmproto.KindOK, w.Bytes())
 		}
@@ -121,7 +121,7 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 }
 
 // handle carries out one request and writes its result.
-func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *wire.Writer) error {
+func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *codec.Writer) error {
 	if s.machine == nil && kind != vmmproto.KindCreate {
 		return errors.New("no machine has been created")
 	}
@@ -142,7 +142,7 @@ func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *w
 		return s.branch(r, files, w)
 	case vmmproto.KindStats:
 		stats, err := s.machine.Stats()
-		stats.Append(w)
+		(*vmmproto.Stats)(&stats).Append(w)
 		return err
 	case vmmproto.KindMerge:
 		return s.merge(r, files)
@@ -150,14 +150,14 @@ func (s *server) handle(kind vmmproto.Kind, r *wire.Reader, files *donated, w *w
 	return fmt.Errorf("unknown request %d", kind)
 }
 
-func (s *server) create(r *wire.Reader, files *donated) error {
+func (s *server) create(r *codec.Reader, files *donated) error {
 	var req vmmproto.Create
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse create: %w", err)
 	}
 	if req.Version != vmmproto.Version {
-		return fmt.Errorf("daemon speaks control protocol %d, this forkd-vmm %d: use the two of one build",
-			req.Version, vmmproto.Version)
+		return vm.WithCode(vm.ErrVersion, fmt.Errorf("daemon speaks control protocol %d, this forkd-vmm %d: "+
+			"use the two of one build", req.Version, vmmproto.Version))
 	}
 	if s.machine != nil {
 		return errors.New("the machine exists already")
@@ -177,19 +177,26 @@ func (s *server) create(r *wire.Reader, files *donated) error {
 	}
 	s.ring = ring
 	s.machine, err = machine.New(machine.Config{
-		KVM: sys, Shape: req.Machine, Console: ring, VsockListener: vsock,
-		GuestConn: s.guestConn, Exited: s.exited,
+		KVM: sys, Shape: req.Shape, Console: ring, VsockListener: vsock,
+		GuestConn: s.dials.take, Exited: s.exited, Stalled: s.stalled,
 	})
+	if err != nil {
+		return err
+	}
 	// Until here one thread at a time was enough, and a cache of objects for one (see GOMAXPROCS in vmmclient). From
 	// now on a vCPU may hold the processor it entered the guest with for a while.
-	runtime.GOMAXPROCS(runningProcs)
-	return err
+	runtime.GOMAXPROCS(int(req.Shape.VCPUs) + freeProcs)
+	return nil
 }
 
-// runningProcs is how many threads may run Go code at once when there are vCPUs.
-const runningProcs = 2
+// freeProcs is how many threads may run Go code at once beside the vCPUs, each of which takes a
+// processor of the Go scheduler into the guest until the runtime notices, up to 10 ms later:
+// devices, the page faults of a live branch and requests of the daemon must not wait for that.
+// One is enough for them, as what they do is short. A second one costs 200 KiB of allocator
+// caches in every VMM.
+const freeProcs = 1
 
-func (s *server) boot(r *wire.Reader, files *donated) error {
+func (s *server) boot(r *codec.Reader, files *donated) error {
 	var req vmmproto.Boot
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse boot: %w", err)
@@ -203,6 +210,7 @@ func (s *server) boot(r *wire.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
+	s.dials.allow(maxDials)
 	err = s.machine.Boot(machine.BootConfig{
 		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID,
 	})
@@ -214,7 +222,7 @@ func (s *server) boot(r *wire.Reader, files *donated) error {
 	return err
 }
 
-func (s *server) restore(r *wire.Reader, files *donated, w *wire.Writer) error {
+func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error {
 	var req vmmproto.Restore
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse restore: %w", err)
@@ -228,6 +236,7 @@ func (s *server) restore(r *wire.Reader, files *donated, w *wire.Writer) error {
 	if err != nil {
 		return err
 	}
+	s.dials.allow(0)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: state, Layers: layers, Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
 	})
@@ -240,7 +249,7 @@ func (s *server) restore(r *wire.Reader, files *donated, w *wire.Writer) error {
 	return err
 }
 
-func (s *server) save(r *wire.Reader, files *donated, w *wire.Writer) error {
+func (s *server) save(r *codec.Reader, files *donated, w *codec.Writer) error {
 	var req vmmproto.Save
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse save: %w", err)
@@ -256,7 +265,7 @@ func (s *server) save(r *wire.Reader, files *donated, w *wire.Writer) error {
 	return err
 }
 
-func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
+func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error {
 	var req vmmproto.Branch
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse branch: %w", err)
@@ -282,7 +291,7 @@ func (s *server) branch(r *wire.Reader, files *donated, w *wire.Writer) error {
 	return err
 }
 
-func (s *server) merge(r *wire.Reader, files *donated) error {
+func (s *server) merge(r *codec.Reader, files *donated) error {
 	var req vmmproto.Merge
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse merge: %w", err)
@@ -296,7 +305,7 @@ func (s *server) merge(r *wire.Reader, files *donated) error {
 
 // branched reports the end of a live branch. Without a daemon nobody waits for it.
 func (s *server) branched(b vmmproto.Branched) {
-	var w wire.Writer
+	var w codec.Writer
 	b.Append(&w)
 	_ = s.event(vmmproto.KindBranched, w.Bytes())
 }

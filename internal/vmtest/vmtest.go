@@ -1,8 +1,10 @@
-// Package vmtest gives tests that boot real VMs what they need: usable KVM, a kernel, root file systems, the VMM binary.
+// Package vmtest gives tests that boot real VMs what they need: usable KVM, a kernel, root file
+// systems, the VMM binary.
 //
-// Where KVM is not usable, and with FORKD_TEST_HOST=1, such tests skip and say why; in the test machine
-// (FORKD_TEST_MACHINE=1) and where FORKD_TEST_KVM=1 says that KVM must work they fail instead. The files are made on the host by the command in prepare,
-// because the machine has no package manager. Nothing here is compiled into a product binary.
+// Where KVM is not usable, and with FORKD_TEST_HOST=1, such tests skip and say why; in the emulated
+// host (FORKD_TEST_MACHINE=1) and where FORKD_TEST_KVM=1 says that KVM must work they fail instead.
+// The files are made on the host by the command in prepare, because the emulated host has no
+// package manager. Nothing here is compiled into a product binary.
 package vmtest
 
 import (
@@ -12,11 +14,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/forkd/forkd/internal/boot"
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/cpuid"
-	"github.com/forkd/forkd/internal/kvm"
-	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/emu/tcghost"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 // Kernel is a guest kernel with its initramfs. All paths are absolute.
@@ -83,12 +84,13 @@ func missing(t testing.TB, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// Emulated reports whether the tests run inside forkd's own TCG machine.
+// Emulated reports whether the tests run inside forkd's own emulated host.
 func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
-// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not mended (package debqemu) now and then delivers an interrupt
-// to a nested guest that has them off, and a kernel that boots does not survive that. It is for fresh boots only. A copy
-// of a guest that panics is a finding.
+// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not mended
+// (package debqemu) now and then delivers an interrupt to a nested guest that has them off, and a kernel
+// that boots does not survive that. It is for fresh boots only: a copy of a guest that panics is a
+// finding. The product never tries again.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }
@@ -96,9 +98,9 @@ func BootAgain(err error) bool {
 // Template is the CPU template for this host's guests: an emulated host does not keep XCR0 of nested guests.
 func Template() string {
 	if Emulated() {
-		return cpuid.TemplateV2
+		return vm.TemplateV2
 	}
-	return cpuid.TemplateHost
+	return vm.TemplateHost
 }
 
 // Cmdline is the kernel command line for this host's guests.
@@ -106,7 +108,7 @@ func Cmdline(extra ...string) string {
 	if Emulated() {
 		extra = append(extra, tcghost.GuestCmdline()...)
 	}
-	return boot.Cmdline(extra...)
+	return vm.Cmdline(extra...)
 }
 
 // ShortDir returns a directory whose path leaves room for unix socket names.

@@ -12,7 +12,7 @@ import (
 )
 
 func TestForkEvalExecKill(t *testing.T) {
-	d := load(t).start(t)
+	d := load(t).start(t, withChecks)
 	boxes := d.fork(t, 3)
 	for i, s := range boxes {
 		if s.State != "running" || s.SnapshotTag != tag || s.PID == 0 || s.ReadyMS == nil {

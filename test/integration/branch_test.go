@@ -230,7 +230,7 @@ func TestForkFromSandbox(t *testing.T) {
 // TestBranchWithoutRAM: a branch that finds no room fails, and leaves a source that is correct and can be branched.
 func TestBranchWithoutRAM(t *testing.T) {
 	ram := t.TempDir()
-	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m"); err != nil {
+	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m,mode=0700"); err != nil {
 		t.Skipf("mount a small tmpfs: %v", err)
 	}
 	t.Cleanup(func() {

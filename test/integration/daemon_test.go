@@ -20,7 +20,8 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/tcghost"
+	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/emu/tcghost"
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
@@ -123,6 +124,7 @@ type daemon struct {
 	f               *fixture
 	run, state, ram string
 	pool            string
+	checked         bool // the client's traffic is compared with api/openapi.yaml
 	log             *os.File
 	cmd             *exec.Cmd
 }
@@ -134,6 +136,8 @@ func withState(dir string) option { return func(d *daemon) { d.state = dir } }
 func withRun(dir string) option   { return func(d *daemon) { d.run = dir } }
 func withRAM(dir string) option   { return func(d *daemon) { d.ram = dir } }
 func withPool(n int) option       { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
+
+func withChecks(d *daemon) { d.checked = true }
 
 // start runs a daemon on the fixture's state. When the test ends it is stopped and must leave nothing behind.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
@@ -154,10 +158,16 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		}
 		d.log.Close()
 	})
-	if d.Client, err = client.New("unix://"+filepath.Join(d.run, "forkd.sock"), ""); err != nil {
+	socket := filepath.Join(d.run, "forkd.sock")
+	if d.Client, err = client.New("unix://"+socket, ""); err != nil {
 		t.Fatal(err)
 	}
 	d.launch(t)
+	if d.checked { // from here on: the document knows no answers of a daemon that is not there yet
+		if d.Client, err = client.New(apitest.Proxy(t, socket), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return d
 }
 
@@ -166,7 +176,7 @@ func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
 	if vmtest.Emulated() {
-		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the machine's own daemon
+		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the emulated host's own daemon
 		for _, param := range tcghost.GuestCmdline() {
 			args = append(args, "--cmdline-extra", param)
 		}

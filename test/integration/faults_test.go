@@ -6,10 +6,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +35,7 @@ func TestVMEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "internal", []string{"forkd-vmm was killed"}},
-		{"guest panics", trigger("c"), "reset", []string{"Kernel panic"}}, // its kernel resets after a panic
+		{"guest panics", trigger("c"), "panic", []string{"Kernel panic - not syncing: sysrq"}},
 		{"guest powers off", trigger("o"), "poweroff", nil},
 		{"guest resets", trigger("b"), "reset", nil},
 	}
@@ -99,13 +97,13 @@ func TestConsoleFlood(t *testing.T) {
 	d.alive(t, boxes[1].ID)
 }
 
-// mount puts a tmpfs on dir until the test has ended.
+// mount puts a tmpfs on dir until the test has ended. It is its owner's alone, as the daemon wants its directories.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options+",mode=0700"); err != nil {
 		t.Fatalf("mount a small tmpfs (needs root): %v", err)
 	}
 	t.Cleanup(func() {
@@ -164,23 +162,4 @@ func TestNoRoomInRAM(t *testing.T) {
 	if left := tree(t, ram); len(left) > 1 {
 		t.Errorf("in the RAM directory: %q", left)
 	}
-}
-
-// TestDiskFullInGuest: a guest that fills the host's disk sees I/O errors, and nobody else sees anything.
-func TestDiskFullInGuest(t *testing.T) {
-	f := load(t)
-	state := f.copyState(t)
-	mount(t, filepath.Join(state, "sandboxes"), "size=8m")
-	d := f.start(t, withState(state), withPool(0))
-	boxes := d.fork(t, 2)
-	r, err := d.Exec(d.ctx(t, 3*time.Minute), boxes[0].ID, client.ExecRequest{
-		Args: []string{"dd", "if=/dev/urandom", "of=/root/big", "bs=1M", "count=24", "conv=fsync"}, TimeoutSecs: 120,
-	})
-	if err != nil || r.Outcome != "exited" || r.ExitCode == 0 || !strings.Contains(r.Stderr, "error") {
-		t.Errorf("dd of more than there is: %+v, %v", r, err)
-	}
-	d.alive(t, boxes[0].ID)
-	d.alive(t, boxes[1].ID)
-	d.kill(t, boxes[0])
-	d.sh(t, boxes[1].ID, "dd if=/dev/urandom of=/root/small bs=1M count=2 conv=fsync && sha256sum /root/small")
 }

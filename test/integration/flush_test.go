@@ -203,7 +203,7 @@ func TestBranchFallsBack(t *testing.T) {
 // onDisk returns a directory that is not on tmpfs.
 func onDisk(t *testing.T) string {
 	t.Helper()
-	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first is the machine's disk
+	for _, parent := range []string{"/var/lib/forkd", "/var/tmp"} { // the first is the emulated host's disk
 		var st syscall.Statfs_t
 		if err := syscall.Statfs(parent, &st); err != nil || st.Type == unix.TMPFS_MAGIC {
 			continue

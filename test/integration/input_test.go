@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 func TestBadRequests(t *testing.T) {
@@ -152,7 +152,7 @@ func (f *fixture) startDamaged(t *testing.T, file string, damage func(*testing.T
 	return f.start(t, withState(state), withRAM(filepath.Join(state, "ram")), withPool(0))
 }
 
-// copyState returns a state directory with the same snapshot, whose files are links.
+// copyState returns a state directory with the same snapshot, whose layers are links.
 func (f *fixture) copyState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)
@@ -175,16 +175,26 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState puts the parent's snapshot into a state directory, file by file.
+// fillState puts the parent's snapshot into a state directory, file by file, and the records of base images. Only layers
+// may have several names.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
-	from, to := filepath.Join(f.state, "snapshots", tag), filepath.Join(state, "snapshots", tag)
-	if err := os.MkdirAll(to, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range tree(t, from) {
-		if err := put(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {
+		from, to := filepath.Join(f.state, dir), filepath.Join(state, dir)
+		if err := os.MkdirAll(to, 0o700); err != nil {
 			t.Fatal(err)
+		}
+		for _, name := range tree(t, from) {
+			place := copySparse
+			switch {
+			case strings.Contains(name, ".layer"):
+				place = put
+			case dir == "bases" && !strings.HasSuffix(name, ".json"):
+				continue // the record says where the image is
+			}
+			if err := place(filepath.Join(from, name), filepath.Join(to, name)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
 // loopback is a program with both ends of a TCP connection in the guest. A counter goes back and forth; how far it is

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/snapshot"
+	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 // cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it was answered.

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/memlayer"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps between written pages.
@@ -30,12 +29,12 @@ type pending struct {
 
 // request draws a branch: live most of the time, now and then with few extents or with a low bound on write faults.
 func (l *line) request() vmmproto.Branch {
-	req := vmmproto.Branch{Mode: vmmproto.BranchLive, MaxExtents: maxExtents}
+	req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents}
 	switch n := l.rig.rng.IntN(20); {
 	case n >= 17:
-		req.Mode = vmmproto.BranchFull
+		req.Mode = vm.BranchFull
 	case n >= 12:
-		req.Mode = vmmproto.BranchDiff
+		req.Mode = vm.BranchDiff
 	}
 	if l.rig.rng.IntN(4) == 0 {
 		req.MaxExtents = 256
@@ -49,12 +48,12 @@ func (l *line) request() vmmproto.Branch {
 // live is request for a live branch.
 func (l *line) live() vmmproto.Branch {
 	req := l.request()
-	req.Mode = vmmproto.BranchLive
+	req.Mode = vm.BranchLive
 	return req
 }
 
 // begin branches v and returns when the guest runs again.
-func (v *vm) begin(ctx context.Context, req vmmproto.Branch) (*pending, error) {
+func (v *running) begin(ctx context.Context, req vmmproto.Branch) (*pending, error) {
 	s, layer, err := v.newMarked(ctx, req.Mode.String())
 	if err != nil {
 		return nil, err
@@ -63,7 +62,7 @@ func (v *vm) begin(ctx context.Context, req vmmproto.Branch) (*pending, error) {
 }
 
 // newMarked makes the files of a snapshot of v and gives the guest its mark.
-func (v *vm) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os.File, err error) {
+func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os.File, err error) {
 	if s, layer, err = v.newSnapshot(kind); err != nil {
 		return nil, nil, err
 	}
@@ -72,7 +71,7 @@ func (v *vm) newMarked(ctx context.Context, kind string) (s *Snapshot, layer *os
 }
 
 // branchTo branches v into files that the caller made.
-func (v *vm) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
+func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
 	p, err := v.send(ctx, req, s, layer)
 	if err == nil {
 		v.adopt(p)
@@ -81,7 +80,7 @@ func (v *vm) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, lay
 }
 
 // send asks for a branch. adopt must follow, in the order in which the machine branched.
-func (v *vm) send(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
+func (v *running) send(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
 	top, err := v.rig.newTop(v.size)
 	if err != nil {
 		return nil, err
@@ -98,14 +97,14 @@ func (v *vm) send(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *
 }
 
 // adopt notes that the machine's disk top has become the snapshot's last layer.
-func (v *vm) adopt(p *pending) {
+func (v *running) adopt(p *pending) {
 	p.snap.disks = v.files
 	v.files = append(slices.Clone(v.files), p.top)
 }
 
 // wait waits until the layer is complete. It may run beside other requests to v.
-func (v *vm) wait(ctx context.Context, p *pending) (err error) {
-	if p.req.Mode != vmmproto.BranchLive {
+func (v *running) wait(ctx context.Context, p *pending) (err error) {
+	if p.req.Mode != vm.BranchLive {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
@@ -117,12 +116,12 @@ func (v *vm) wait(ctx context.Context, p *pending) (err error) {
 }
 
 // complete makes the snapshot of a branch whose layer is complete.
-func (v *vm) complete(p *pending) (*Snapshot, error) {
+func (v *running) complete(p *pending) (*Snapshot, error) {
 	if err := noHoles(p.layer, p.result.Save.Extents); err != nil {
 		return nil, fmt.Errorf("%s: layer of %s: %w", v.name, p.snap.name, err)
 	}
 	base := p.base
-	if p.req.Mode == vmmproto.BranchFull {
+	if p.req.Mode == vm.BranchFull {
 		base = nil
 	}
 	p.snap.put(base, p.layer, p.result.Save.Extents)
@@ -131,7 +130,7 @@ func (v *vm) complete(p *pending) (*Snapshot, error) {
 	if bound == 0 {
 		bound = minDefaultStorm
 	}
-	if p.copied.StopNanos > 0 && p.copied.Faults < bound {
+	if p.copied.Stop > 0 && p.copied.Faults < bound {
 		return nil, fmt.Errorf("%s: branch %s stopped the guest after %d write faults, its bound is %d", v.name,
 			p.snap.name, p.copied.Faults, bound)
 	}
@@ -139,7 +138,7 @@ func (v *vm) complete(p *pending) (*Snapshot, error) {
 }
 
 // noHoles checks that children can read all extents of a layer though its file system may be full.
-func noHoles(layer *os.File, extents []memlayer.Extent) error {
+func noHoles(layer *os.File, extents []vm.Extent) error {
 	for _, e := range extents {
 		hole, err := layer.Seek(int64(e.Offset), unix.SEEK_HOLE)
 		if err != nil {
@@ -156,7 +155,7 @@ func noHoles(layer *os.File, extents []memlayer.Extent) error {
 const minDefaultStorm = 2048
 
 // finish waits until the layer is complete and returns the snapshot.
-func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
+func (v *running) finish(ctx context.Context, p *pending) (*Snapshot, error) {
 	if err := v.wait(ctx, p); err != nil {
 		return nil, err
 	}
@@ -164,7 +163,7 @@ func (v *vm) finish(ctx context.Context, p *pending) (*Snapshot, error) {
 }
 
 // branch branches v and sets a new mark in it, so that children that have a later instant show.
-func (v *vm) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error) {
+func (v *running) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error) {
 	p, err := v.begin(ctx, req)
 	if err != nil {
 		return nil, err
@@ -173,9 +172,4 @@ func (v *vm) branch(ctx context.Context, req vmmproto.Branch) (*Snapshot, error)
 		return nil, err
 	}
 	return v.finish(ctx, p)
-}
-
-// refused reports whether err is the refusal of a branch while the one before it is being copied.
-func refused(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "still being copied")
 }

@@ -70,15 +70,15 @@ func (h holdings) exceeds(base holdings) bool {
 		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
 }
 
-// settleTries is how often a measurement is repeated that shows too much: files are closed some time after their last
+// measureTries is how often a measurement is repeated that shows too much: files are closed some time after their last
 // use.
-const settleTries = 100
+const measureTries = 100
 
 // clean checks, between lines of descent, that the rig holds no more than base, which it held before them.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
-	for range settleTries {
+	for range measureTries {
 		if h, err = r.measure(); err != nil {
 			return err
 		}

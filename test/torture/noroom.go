@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // tinyBytes is the size of a file system that has no room for a branch.
@@ -39,7 +38,7 @@ func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, undo()) }()
 	req := l.request()
 	if l.rig.rng.IntN(2) == 0 {
-		req.Mode = vmmproto.BranchLive
+		req.Mode = vm.BranchLive
 	}
 	s, _, err := v.newMarked(ctx, "full")
 	if err != nil {
@@ -102,7 +101,7 @@ func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)
 	}
-	if !isNoSpace(err) {
+	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
 	l.rig.rep.count(&l.rig.rep.Failed)
@@ -141,6 +140,3 @@ func fillUp(dir string) error {
 	}
 	return f.Close()
 }
-
-// isNoSpace reports whether the VMM says that a file system is full: errors lose their types on the control socket.
-func isNoSpace(err error) bool { return strings.Contains(err.Error(), unix.ENOSPC.Error()) }

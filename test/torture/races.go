@@ -10,8 +10,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -39,7 +40,7 @@ func (l *line) newRacer(req vmmproto.Branch) (c *racer, err error) {
 	return c, err
 }
 
-func (c *racer) run(ctx context.Context, v *vm) {
+func (c *racer) run(ctx context.Context, v *running) {
 	time.Sleep(c.before)
 	if c.p, c.err = v.send(ctx, c.req, c.snap, c.layer); c.err != nil {
 		return
@@ -66,7 +67,7 @@ func (l *line) race(ctx context.Context) error {
 		c.snap.at = at
 		c.before, c.after = l.delay(50*time.Millisecond), l.delay(50*time.Millisecond)
 	}
-	racers[0].req.Mode = vmmproto.BranchLive
+	racers[0].req.Mode = vm.BranchLive
 	for _, c := range racers {
 		l.rig.rep.count(&l.rig.rep.Races)
 		wg.Go(func() { c.run(ctx, v) })
@@ -77,17 +78,17 @@ func (l *line) race(ctx context.Context) error {
 		switch {
 		case c.err == nil:
 			whole = append(whole, c.p)
-		case c.p == nil && refused(c.err):
+		case c.p == nil && errors.Is(c.err, vm.ErrCopying):
 			l.rig.rep.count(&l.rig.rep.Refused)
 		default:
 			return c.err
 		}
 	}
-	return l.settle(ctx, whole)
+	return l.finishRace(ctx, whole)
 }
 
-// settle finishes the branches of a race, brings them into their order and verifies them.
-func (l *line) settle(ctx context.Context, whole []*pending) error {
+// finishRace finishes the branches of a race, brings them into their order and verifies them.
+func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	v := l.source
 	if len(whole) == 0 {
 		return errors.New("both branches of a race were refused")

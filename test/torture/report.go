@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -52,7 +53,7 @@ func (r *Report) branched(p *pending) {
 	r.ByMode[p.req.Mode.String()]++
 	r.Faults += p.copied.Faults
 	r.MostDirtyMiB = max(r.MostDirtyMiB, p.result.Save.DirtyBytes/mib)
-	if p.copied.StopNanos > 0 {
+	if p.copied.Stop > 0 {
 		r.Storms++
 	}
 }
@@ -121,8 +122,5 @@ func (r *Report) Write(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", append(p, '\n'), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicfile.Write(path, append(p, '\n'), 0o644)
 }

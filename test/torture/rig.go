@@ -20,11 +20,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/disklayer"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
 	"github.com/forkd/forkd/test/torture/guest"
 )
@@ -49,7 +50,7 @@ type Config struct {
 // Rig makes the VMs of one shape and counts what happens to them.
 type Rig struct {
 	cfg   Config
-	shape vmmproto.Machine
+	shape vm.Shape
 	dir   string // sockets of the VMs
 	ram   string // tmpfs, for layers and disk tops
 	names atomic.Uint64
@@ -62,7 +63,7 @@ type Rig struct {
 
 // NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
-	shape := vmmproto.Machine{
+	shape := vm.Shape{
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
 	}
 	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
@@ -88,7 +89,7 @@ func (r *Rig) newTop(size uint64) (*os.File, error) {
 }
 
 // vm is a running VM.
-type vm struct {
+type running struct {
 	*vmmclient.VMM
 	rig   *Rig
 	name  string
@@ -98,16 +99,16 @@ type vm struct {
 	agent *agentclient.Client
 }
 
-func (r *Rig) spawn(ctx context.Context, kind string) (*vm, error) {
+func (r *Rig) spawn(ctx context.Context, kind string) (*running, error) {
 	name := fmt.Sprintf("%s%d", kind, r.names.Add(1))
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{
-		Bin: r.cfg.Assets.VMM, Dir: filepath.Join(r.dir, name), ID: name, Machine: r.shape, CgroupFD: -1,
+		Bin: r.cfg.Assets.VMM, Dir: filepath.Join(r.dir, name), ID: name, Shape: r.shape,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: spawn: %w", name, err)
 	}
 	agent := agentclient.New(agentclient.DialUnix(filepath.Join(v.Dir(), vmmclient.VsockSocket)))
-	return &vm{VMM: v, rig: r, name: name, agent: agent}, nil
+	return &running{VMM: v, rig: r, name: name, agent: agent}, nil
 }
 
 func newID() (id [16]byte) {
@@ -137,7 +138,7 @@ func (r *Rig) bootOnce(ctx context.Context) (*Snapshot, error) {
 	return s, v.explain(err)
 }
 
-func (r *Rig) boot(ctx context.Context, v *vm) (*Snapshot, error) {
+func (r *Rig) boot(ctx context.Context, v *running) (*Snapshot, error) {
 	base, err := os.Open(filepath.Join(r.cfg.Assets.Images["base"], "rootfs.ext4"))
 	if err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func (r *Rig) boot(ctx context.Context, v *vm) (*Snapshot, error) {
 	return v.save(ctx)
 }
 
-func (v *vm) waitReady(ctx context.Context) error {
+func (v *running) waitReady(ctx context.Context) error {
 	select {
 	case c, ok := <-v.Conns():
 		if !ok {
@@ -194,7 +195,7 @@ func (v *vm) waitReady(ctx context.Context) error {
 	}
 }
 
-func (v *vm) startProgram(ctx context.Context) error {
+func (v *running) startProgram(ctx context.Context) error {
 	program, err := os.ReadFile(v.rig.cfg.Assets.Torture)
 	if err != nil {
 		return err
@@ -211,7 +212,7 @@ func (v *vm) startProgram(ctx context.Context) error {
 }
 
 // exec runs a command to its end and returns its output.
-func (v *vm) exec(ctx context.Context, args ...string) ([]byte, error) {
+func (v *running) exec(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	res, err := v.agent.Exec(ctx, agentclient.ExecRequest{Args: args, Timeout: stepLimit})
@@ -225,7 +226,7 @@ func (v *vm) exec(ctx context.Context, args ...string) ([]byte, error) {
 }
 
 // explain adds to an error what the VM's console says.
-func (v *vm) explain(err error) error {
+func (v *running) explain(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // maxDepth is how many memory layers a line of descent gets over its base.
@@ -21,7 +21,7 @@ const maxDiskLayers = 100
 // and again, so that chains grow.
 type line struct {
 	rig    *Rig
-	source *vm
+	source *running
 	last   *Snapshot   // the latest in the source's line: it can be rolled back there
 	snaps  []*Snapshot // to be verified again at the end
 }
@@ -191,7 +191,7 @@ func (l *line) plain(ctx context.Context) error {
 func (l *line) replace(ctx context.Context) error {
 	req := l.live()
 	if l.rig.rng.IntN(3) == 0 {
-		req.Mode = vmmproto.BranchDiff
+		req.Mode = vm.BranchDiff
 	}
 	s, err := l.source.branch(ctx, req)
 	if err != nil {
@@ -235,7 +235,7 @@ func (l *line) overlap(ctx context.Context) error {
 	}
 	c.snap.at = first.snap.at
 	c.run(ctx, v)
-	if c.err != nil && (c.p != nil || !refused(c.err)) {
+	if c.err != nil && (c.p != nil || !errors.Is(c.err, vm.ErrCopying)) {
 		return c.err
 	}
 	if l.last, err = v.finish(ctx, first); err != nil {

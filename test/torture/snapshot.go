@@ -13,11 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/memlayer"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/format/memlayer"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -26,7 +27,7 @@ import (
 type Snapshot struct {
 	name    string
 	depth   int // memory layers below its own
-	extents []memlayer.Extent
+	extents []vm.Extent
 	layers  []*os.File // base first
 	state   *os.File
 	disks   []*os.File
@@ -35,7 +36,7 @@ type Snapshot struct {
 }
 
 // ask sends words to the guest program. Damage that it reports is an error.
-func (v *vm) ask(ctx context.Context, words ...string) (guest.Report, error) {
+func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error) {
 	var r guest.Report
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
@@ -62,7 +63,7 @@ func (v *vm) ask(ctx context.Context, words ...string) (guest.Report, error) {
 }
 
 // setMark gives the guest a number that nothing had before. Copies of the guest must have it until the next mark.
-func (v *vm) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
+func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)
 	at.Seq = r.Seq
@@ -70,7 +71,7 @@ func (v *vm) setMark(ctx context.Context, words ...string) (guest.Instant, error
 }
 
 // newSnapshot makes the files of a snapshot of v.
-func (v *vm) newSnapshot(kind string) (s *Snapshot, layer *os.File, err error) {
+func (v *running) newSnapshot(kind string) (s *Snapshot, layer *os.File, err error) {
 	s = &Snapshot{name: fmt.Sprintf("%s%d", kind, v.rig.names.Add(1)), size: v.size}
 	if s.state, err = v.rig.file(); err != nil {
 		return nil, nil, err
@@ -80,7 +81,7 @@ func (v *vm) newSnapshot(kind string) (s *Snapshot, layer *os.File, err error) {
 }
 
 // put lays the snapshot's own layer over those of base, or alone if base is nil.
-func (s *Snapshot) put(base *Snapshot, layer *os.File, own []memlayer.Extent) {
+func (s *Snapshot) put(base *Snapshot, layer *os.File, own []vm.Extent) {
 	s.extents, s.layers = own, []*os.File{layer}
 	if base == nil {
 		return
@@ -94,7 +95,7 @@ func (s *Snapshot) put(base *Snapshot, layer *os.File, own []memlayer.Extent) {
 }
 
 // save pauses v for good and makes a snapshot of it.
-func (v *vm) save(ctx context.Context) (*Snapshot, error) {
+func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	s, layer, err := v.newMarked(ctx, "base")
 	if err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ func (v *vm) save(ctx context.Context) (*Snapshot, error) {
 }
 
 // fork starts a child of s that writes from its first instant on.
-func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*vm, error) {
+func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*running, error) {
 	v, err := r.spawn(ctx, kind)
 	if err != nil {
 		return nil, err
@@ -124,7 +125,7 @@ func (r *Rig) fork(ctx context.Context, s *Snapshot, kind string) (*vm, error) {
 }
 
 // restore makes v a copy of s: a new VM a child, a running one a rolled-back one.
-func (v *vm) restore(ctx context.Context, s *Snapshot) error {
+func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	top, err := v.rig.newTop(s.size)
 	if err != nil {
 		return err
@@ -150,7 +151,7 @@ func (v *vm) restore(ctx context.Context, s *Snapshot) error {
 }
 
 // verifyCopy checks that v, of which nothing else was asked since, is s gone on.
-func (v *vm) verifyCopy(ctx context.Context, s *Snapshot) error {
+func (v *running) verifyCopy(ctx context.Context, s *Snapshot) error {
 	r, err := v.ask(ctx, "verify")
 	if err != nil {
 		return fmt.Errorf("copy of %s (depth %d): %w", s.name, s.depth, err)

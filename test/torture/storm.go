@@ -4,7 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // stormTries is how many branches wait for a storm in one round: whether a guest meets enough frozen pages before they
@@ -19,7 +20,7 @@ func (l *line) storm(ctx context.Context) error {
 		if _, err := v.ask(ctx, "hot", "0"); err != nil {
 			return err
 		}
-		req := vmmproto.Branch{Mode: vmmproto.BranchLive, MaxExtents: maxExtents, StormFaults: 1 + l.rig.rng.Uint64N(16)}
+		req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents, StormFaults: 1 + l.rig.rng.Uint64N(16)}
 		p, err := v.begin(ctx, req)
 		if err != nil {
 			return err
@@ -37,7 +38,7 @@ func (l *line) storm(ctx context.Context) error {
 		if err := l.took(ctx, s); err != nil {
 			return err
 		}
-		if p.copied.StopNanos > 0 {
+		if p.copied.Stop > 0 {
 			return nil
 		}
 	}

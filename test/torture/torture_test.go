@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/vmtest"
@@ -15,14 +17,15 @@ var (
 	branches = flag.Int("torture.n", 150, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
 	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
+	vcpus    = flag.String("torture.vcpus", "1,2", "vCPUs of the guests, one after another")
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
 // stormBranches is after how many branches a run without a write-fault storm has not tested what it should.
 const stormBranches = 40
 
-// Every copy of a guest that writes memory and disk as fast as it can is whole: children, sources, and ancestors, with
-// one and with two vCPUs, whatever goes wrong meanwhile.
+// Every copy of a guest that writes memory and disk as fast as it can is whole: children, sources,
+// and ancestors, with each number of vCPUs, whatever goes wrong meanwhile.
 func TestTorture(t *testing.T) {
 	assets := vmtest.Load(t)
 	ram := t.TempDir()
@@ -54,14 +57,19 @@ func TestTorture(t *testing.T) {
 		write()
 	}
 	ctx := context.WithoutCancel(t.Context()) // a step that is cut off would leave a VMM behind
-	for i, vcpus := range []int{1, 2} {
-		rng := rand.New(rand.NewPCG(*seed, uint64(vcpus)))
-		size := guest.Size{MemoryMiB: *dataMiB, DiskMiB: 2, CPUs: vcpus}
+	counts := strings.Split(*vcpus, ",")
+	for i, count := range counts {
+		cpus, err := strconv.Atoi(count)
+		if err != nil || cpus < 1 {
+			t.Fatalf("-torture.vcpus %s: want numbers of vCPUs, such as 1,2", *vcpus)
+		}
+		rng := rand.New(rand.NewPCG(*seed, uint64(cpus)))
+		size := guest.Size{MemoryMiB: *dataMiB, DiskMiB: 2, CPUs: cpus}
 		rig := NewRig(Config{Assets: assets, Guest: size}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
-			progress("booted %d vCPUs", vcpus)
-			err = rig.Run(ctx, base, (*branches)*(i+1)/2)
+			progress("booted %d vCPUs", cpus)
+			err = rig.Run(ctx, base, (*branches)*(i+1)/len(counts))
 		}
 		if err != nil {
 			rep.Fail(err)

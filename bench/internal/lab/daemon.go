@@ -11,17 +11,20 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/report"
-	"github.com/forkd/forkd/internal/agentclient"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/disklayer"
-	"github.com/forkd/forkd/internal/image"
-	"github.com/forkd/forkd/internal/metrics"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/store"
-	"github.com/forkd/forkd/internal/tcghost/machineapi"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
+	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/vmtest"
+	"github.com/forkd/forkd/recipes"
 )
 
 // Daemon is what `forkd daemon` has below its REST API: a store with directories on disk and on tmpfs, forkd-vmm, and
@@ -31,7 +34,7 @@ type Daemon struct {
 	Assets *vmtest.Assets
 	Dir    string // short, for sockets
 	Store  *store.Store
-	VMMs   sandbox.Processes
+	VMMs   vmpool.Processes
 
 	disk string // directory of the store, and of private disk tops
 	made int    // managers so far
@@ -82,6 +85,7 @@ func tempDir(parent string, undo *cleanup.Stack) (string, error) {
 // Manager is a sandbox manager of a Daemon.
 type Manager struct {
 	*sandbox.Manager
+	baker  *bake.Baker
 	runDir string
 }
 
@@ -93,7 +97,7 @@ func (m *Manager) VsockSocket(id string) string {
 // Options are what managers of one Daemon may differ in.
 type Options struct {
 	Pool  int                              // VMMs that wait for a fork
-	VMMs  sandbox.VMMs                     // nil: the daemon's
+	VMMs  vmpool.VMMs                      // nil: the daemon's
 	Guest func(vsock string) sandbox.Guest // nil: the agent
 }
 
@@ -110,15 +114,20 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	m := &Manager{runDir: filepath.Join(d.Dir, name)}
 	var err error
 	m.Manager, err = sandbox.New(sandbox.Config{
-		Store: d.Store, VMMs: o.VMMs, Guest: o.Guest, NewTop: disklayer.Format, Merge: disklayer.Merge,
+		Store: d.Store, VMMs: o.VMMs, Guest: o.Guest, NewTop: disklayer.Format,
 		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),
-		Template: Template(d.Host), Accel: d.Host.Accel, Cmdline: vmtest.Cmdline(), PoolSize: o.Pool,
+		PoolSize: o.Pool,
 		Observer: metrics.New("bench"), Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
 	}
 	defer m.Close(true)
+	m.baker = bake.New(bake.Config{
+		Store: d.Store, VMMs: o.VMMs, RunDir: m.runDir,
+		Guest:    func(vsock string) bake.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
+		Template: Template(d.Host), Accel: d.Host.Accel, Cmdline: vmtest.Cmdline(), Log: slog.New(slog.DiscardHandler),
+	})
 	return f(m)
 }
 
@@ -132,9 +141,13 @@ func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memor
 	if err != nil {
 		return err
 	}
-	_, err = m.Bake(ctx, sandbox.BakeRequest{
+	r, err := image.LoadRecipeFS(recipes.FS, recipe)
+	if err != nil {
+		return err
+	}
+	_, err = m.baker.Bake(ctx, bake.Request{
 		Tag: tag, Kernel: d.Assets.Cloud.VMLinux, Initrd: d.Assets.Cloud.Initrd, Rootfs: img.Rootfs(),
-		MemoryMiB: memoryMiB, Env: img.Env, Commands: img.Warmup.Commands, Python: img.Warmup.Python,
+		MemoryMiB: memoryMiB, Env: r.EnvOver(img.Env), Commands: r.Warmup.Commands, Python: r.Warmup.Python,
 	})
 	return err
 }

@@ -18,15 +18,15 @@ import (
 
 	"github.com/forkd/forkd/bench/internal/report"
 	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/cpuid"
-	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // Kinds of hosts, as report.Host.Accel has them.
 const (
 	AccelKVM = "kvm"
-	AccelTCG = "tcg" // forkd's own machine: an emulated CPU with nested virtualization
+	AccelTCG = "tcg" // forkd's own emulated host: an emulated CPU with nested virtualization
 	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
 )
 
@@ -69,8 +69,8 @@ func assets() (*vmtest.Assets, error) {
 	return a, nil
 }
 
-// CopyBinary copies a program into dir and returns its new path: in the machine, what is built lies on a slow shared
-// directory, while a daemon installs its VMM on a disk.
+// CopyBinary copies a program into dir and returns its new path: in the emulated host, what is
+// built lies on a slow shared directory, while a daemon installs its VMM on a disk.
 func CopyBinary(dir, path string) (string, error) {
 	p, err := os.ReadFile(path)
 	if err != nil {
@@ -83,9 +83,9 @@ func CopyBinary(dir, path string) (string, error) {
 // Template is the CPU template of guests: an emulated host does not keep the extended control register of guests.
 func Template(h report.Host) string {
 	if h.Accel == AccelTCG {
-		return cpuid.TemplateV2
+		return vm.TemplateV2
 	}
-	return cpuid.TemplateHost
+	return vm.TemplateHost
 }
 
 // DropCaches empties the page cache of the whole host. It needs root.

@@ -82,7 +82,7 @@ func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
 // ErrUnfit means that this host runs no Linux guests; programs that need them end with the code ExitUnfit.
-var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the machine (scripts/bench does)")
+var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the emulated host (scripts/bench does)")
 
 // ExitUnfit is the exit code of a benchmark whose guests this host cannot run.
 const ExitUnfit = 3

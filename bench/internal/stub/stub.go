@@ -11,7 +11,7 @@ package stub
 import (
 	"encoding/binary"
 
-	"github.com/forkd/forkd/internal/boot"
+	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
 // Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that every virtio-mmio

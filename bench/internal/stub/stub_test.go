@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/forkd/forkd/internal/boot"
-	"github.com/forkd/forkd/internal/guestmem"
+	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
 func TestELFReadersAgree(t *testing.T) {

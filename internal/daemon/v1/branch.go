@@ -4,37 +4,23 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// branchRequest has the fields of forkd 0.5. Its booleans are the older spelling of mode; measure_diff is diff.
-type branchRequest struct {
-	Tag         string `json:"tag"`
-	Mode        string `json:"mode"`
-	Wait        bool   `json:"wait"`
-	ParentTag   string `json:"parent_tag"`
-	Diff        bool   `json:"diff"`
-	Live        bool   `json:"live"`
-	MeasureDiff bool   `json:"measure_diff"`
-}
-
 // branchMode finds out what a branch request asks for. Live is the default; it falls back to diff where it must.
-func (r *branchRequest) branchMode() (vmmproto.BranchMode, error) {
-	given := 0
-	mode := vmmproto.BranchLive
-	for _, b := range []struct {
-		set  bool
-		mode vmmproto.BranchMode
-	}{{r.Diff, vmmproto.BranchDiff}, {r.MeasureDiff, vmmproto.BranchDiff}, {r.Live, vmmproto.BranchLive}} {
-		if b.set {
-			given, mode = given+1, b.mode
-		}
+func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
+	mode := vm.BranchLive
+	diff := r.Diff || r.MeasureDiff // the second is the first with figures, which every branch has here
+	if diff {
+		mode = vm.BranchDiff
 	}
 	switch {
-	case given > 1:
-		return 0, badRequest("diff, live, measure_diff: at most one of them")
-	case given > 0 && r.Mode != "":
+	case diff && r.Live:
+		return 0, badRequest("live: excludes diff and measure_diff")
+	case (diff || r.Live) && r.Mode != "":
 		return 0, badRequest("mode: excludes diff, live and measure_diff")
 	case r.Mode != "":
 		var err error
@@ -42,18 +28,14 @@ func (r *branchRequest) branchMode() (vmmproto.BranchMode, error) {
 			return 0, err
 		}
 	}
-	// A wait=false of a branch that was not asked to be live is a mistake, even if live is the default here.
-	if !r.Wait && !r.Live && r.Mode != vmmproto.BranchLive.String() {
-		return 0, badRequest("wait: only a branch with mode live can be left to itself")
-	}
-	if r.ParentTag != "" && mode == vmmproto.BranchFull {
+	if r.ParentTag != "" && mode == vm.BranchFull {
 		return 0, badRequest("parent_tag: a full branch has no parent")
 	}
 	return mode, nil
 }
 
-func parseMode(text string) (vmmproto.BranchMode, error) {
-	for _, m := range []vmmproto.BranchMode{vmmproto.BranchLive, vmmproto.BranchDiff, vmmproto.BranchFull} {
+func parseMode(text string) (vm.BranchMode, error) {
+	for _, m := range []vm.BranchMode{vm.BranchLive, vm.BranchDiff, vm.BranchFull} {
 		if text == m.String() {
 			return m, nil
 		}
@@ -62,11 +44,11 @@ func parseMode(text string) (vmmproto.BranchMode, error) {
 }
 
 func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
-	req := branchRequest{Wait: true}
+	var req apiv1.BranchRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	mode, err := req.branchMode()
+	mode, err := branchMode(&req)
 	if err != nil {
 		return err
 	}
@@ -76,13 +58,14 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	res, err := a.Manager.Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
-		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, NoWait: !req.Wait,
+		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag,
+		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait, // others are complete when the sandbox runs again
 	})
 	if err != nil {
 		return err
 	}
 	info := snapshotOf(res.Info)
-	info.setBranch(&res.Figure)
+	setBranch(&info, &res.Figure)
 	status := http.StatusCreated
 	if res.Info.Writing {
 		status = http.StatusAccepted
@@ -91,19 +74,8 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, status, info)
 }
 
-type rollbackRequest struct {
-	To string `json:"to"` // empty: the snapshot it runs from
-}
-
-type rollbackAnswer struct {
-	sandboxInfo
-	RolledBackTo string  `json:"rolled_back_to"`
-	VMM          float64 `json:"rollback_vmm_ms"`
-	Ready        float64 `json:"rollback_ready_ms"`
-}
-
 func (a *api) rollback(w http.ResponseWriter, r *http.Request) error {
-	var req rollbackRequest
+	var req apiv1.RollbackRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
@@ -116,8 +88,8 @@ func (a *api) rollback(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, rollbackAnswer{
-		sandboxInfo: sandboxOf(res.Info), RolledBackTo: res.Tag, VMM: millis(res.VMM), Ready: millis(res.Ready),
+	return writeJSON(w, http.StatusOK, apiv1.RolledBack{
+		Sandbox: sandboxOf(res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
 	})
 }
 
@@ -147,12 +119,8 @@ func (a *api) suspend(r *http.Request, id string) (sandbox.Info, error) {
 	return a.Manager.Suspend(r.Context(), id)
 }
 
-type compactRequest struct {
-	To string `json:"to"`
-}
-
 func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
-	var req compactRequest
+	var req apiv1.CompactRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
@@ -162,7 +130,7 @@ func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	from := r.PathValue("tag")
-	res, err := a.Manager.Compact(r.Context(), from, req.To)
+	res, err := chain.Compact(r.Context(), a.Manager.Snapshots(), from, req.To)
 	if err != nil {
 		return err
 	}
@@ -174,7 +142,7 @@ func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
 // forkSource forks from a running sandbox instead of a snapshot.
 func (a *api) forkSource(r *http.Request, source, mode string,
 	fork sandbox.ForkRequest) (sandbox.ForkResult, time.Duration, error) {
-	req := sandbox.BranchRequest{Mode: vmmproto.BranchLive}
+	req := sandbox.BranchRequest{Mode: vm.BranchLive}
 	if mode != "" {
 		var err error
 		if req.Mode, err = parseMode(mode); err != nil {
@@ -182,5 +150,5 @@ func (a *api) forkSource(r *http.Request, source, mode string,
 		}
 	}
 	res, b, err := a.Manager.ForkSandbox(r.Context(), source, req, fork)
-	return res, time.Duration(b.Figure.PauseUS) * time.Microsecond, err
+	return res, time.Duration(b.Figure.Pause), err
 }

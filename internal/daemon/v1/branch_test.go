@@ -1,29 +1,13 @@
 package v1_test
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/memlayer"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
 )
-
-func (v *vm) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
-	_, err := f.Layer.Write(make([]byte, memlayer.PageSize))
-	if err == nil {
-		_, err = f.State.WriteString("state")
-	}
-	return vmmproto.BranchResult{Mode: req.Mode, PauseNanos: 3_000_000,
-		Save: vmmproto.SaveResult{DirtyBytes: memlayer.PageSize, Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}}, err
-}
-func (v *vm) Merge(context.Context, vmmproto.Merge, *os.File) error               { return nil }
-func (v *vm) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) { return b, nil }
 
 // forked bakes the snapshot a.b and forks one sandbox of it.
 func forked(t *testing.T) (cl *client.Client, url, id string) {
@@ -47,6 +31,7 @@ func post(t *testing.T, url, body string) (int, map[string]any) {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+token)
+	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +65,12 @@ func TestBranchRequests(t *testing.T) {
 		{`{"mode":"diff","parent_tag":"a.b"}`, 201, "diff"},
 		{`{"mode":"diff","parent_tag":"other"}`, 400, ""},
 		{`{"mode":"full","parent_tag":"a.b"}`, 400, ""},
-		{`{"mode":"diff","wait":false}`, 400, ""},
-		{`{"wait":false}`, 400, ""},
+		{`{"mode":"full","wait":false}`, 201, "full"},
+		{`{"mode":"diff","wait":false}`, 201, "diff"},
+		{`{"wait":false}`, 202, "live"},
+		{`{"diff":true,"measure_diff":true}`, 201, "diff"},
+		{`{"diff":true,"measure_diff":true,"wait":false}`, 201, "diff"},
+		{`{"live":true,"measure_diff":true}`, 400, ""},
 		{`{"mode":"diff","diff":true}`, 400, ""},
 		{`{"live":true,"diff":true}`, 400, ""},
 		{`{"mode":"warm"}`, 400, ""},

@@ -7,9 +7,13 @@ import (
 	"net/http"
 	"syscall"
 
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/store"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // requestError is a request that is wrong by itself.
@@ -28,24 +32,30 @@ func badRequest(format string, args ...any) error {
 func statusOf(err error) int {
 	var (
 		request   *requestError
-		invalid   *sandbox.InvalidError
+		badField  *invalid.Error
+		warmup    *bake.WarmupError
 		noSandbox *sandbox.NotFoundError
 		state     *sandbox.StateError
+		cut       *sandbox.CutOffError
+		lease     *sandbox.LeaseError
+		held      *sandbox.HeldError
 		noTag     *store.NotFoundError
 		exists    *store.ExistsError
 		inUse     *store.InUseError
 		damaged   *store.DamagedError
 		busy      *sandbox.BusyError
 		line      *sandbox.LineError
-		workspace *sandbox.WorkspaceError
+		named     *workspace.Error
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
 	)
 	switch {
 	case errors.As(err, &request):
 		return request.status
-	case errors.As(err, &invalid):
+	case errors.As(err, &badField), errors.As(err, &warmup):
 		return http.StatusBadRequest
+	case errors.As(err, &cut), errors.As(err, &held), errors.As(err, &lease): // before what they wrap
+		return http.StatusConflict
 	case errors.As(err, &noSandbox), errors.As(err, &noTag):
 		return http.StatusNotFound
 	case errors.As(err, &state), errors.As(err, &exists), errors.As(err, &inUse), errors.As(err, &damaged):
@@ -54,11 +64,13 @@ func statusOf(err error) int {
 		return http.StatusServiceUnavailable
 	case errors.As(err, &line):
 		return http.StatusConflict
-	case errors.As(err, &workspace):
-		if workspace.Exists {
+	case errors.As(err, &named):
+		if named.Exists {
 			return http.StatusConflict
 		}
 		return http.StatusNotFound
+	case errors.Is(err, vm.ErrBadState), errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU): // the snapshot's fault
+		return http.StatusConflict
 	case errors.Is(err, syscall.ENOSPC):
 		return http.StatusInsufficientStorage
 	case errors.As(err, &tooLarge):
@@ -73,11 +85,11 @@ func statusOf(err error) int {
 
 func statusOfGuest(code agentclient.Code) int {
 	switch code {
-	case agentclient.CodeInvalid:
+	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // the latter: no such user in the guest
 		return http.StatusBadRequest
 	case agentclient.CodeNotFound:
 		return http.StatusNotFound
-	case agentclient.CodeExists:
+	case agentclient.CodeExists, agentclient.CodeBusy:
 		return http.StatusConflict
 	case agentclient.CodeNoSpace:
 		return http.StatusInsufficientStorage

@@ -1,48 +1,43 @@
 package v1
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
+	"strings"
+	"syscall"
+	"time"
+	"unicode/utf8"
 
-	"github.com/forkd/forkd/internal/agentclient"
+	"golang.org/x/sys/unix"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
+
+// onGuest calls f with a client of the guest that a request names.
+func (a *api) onGuest(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
+	return a.Manager.Use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
+		return f(ctx, agentclient.New(dial))
+	})
+}
 
 func (a *api) ping(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), maxPingDelay)
 	defer cancel()
-	ready, err := a.Manager.Ping(ctx, r.PathValue("id"))
+	var ready agentproto.Ready
+	err := a.onGuest(ctx, r, "ping", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		ready, err = guest.Ping(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, struct {
-		Pong   bool     `json:"pong"`
-		Warm   bool     `json:"warmup_ready"`
-		Kernel string   `json:"kernel"`
-		Langs  []string `json:"warm"`
-		Errors []string `json:"errors,omitempty"`
-	}{true, true, ready.Kernel, append([]string{}, ready.Warm...), ready.Errors})
-}
-
-type execRequest struct {
-	Args    []string          `json:"args"`
-	Timeout float64           `json:"timeout_secs"`
-	Env     map[string]string `json:"env"`
-	Cwd     string            `json:"cwd"`
-	User    string            `json:"user"`
-}
-
-// execAnswer: Outcome tells the ways to end apart. ExitCode follows the shell's conventions where there is none of the
-// command's own: 124 timed out (timeout(1)), 126 not executable, 127 not found, 137 killed.
-type execAnswer struct {
-	Stdout          string `json:"stdout"`
-	Stderr          string `json:"stderr"`
-	ExitCode        int    `json:"exit_code"`
-	Outcome         string `json:"outcome"`
-	Status          string `json:"status,omitempty"`
-	Error           string `json:"error,omitempty"`
-	TimedOut        bool   `json:"timed_out"`
-	StdoutTruncated bool   `json:"stdout_truncated"`
-	StderrTruncated bool   `json:"stderr_truncated"`
+	return writeJSON(w, http.StatusOK, apiv1.Pong{
+		Pong: true, WarmupReady: true, Kernel: ready.Kernel, Warm: append([]string{}, ready.Warm...), Errors: ready.Errors,
+	})
 }
 
 // exitCodeOf is what a shell would report.
@@ -57,82 +52,174 @@ func exitCodeOf(r agentclient.ExecResult) int {
 	case agentclient.NotFound:
 		return 127
 	}
-	return 137
+	if r.Signal == 0 { // one that this host does not know
+		return 128 + int(syscall.SIGKILL)
+	}
+	return 128 + int(r.Signal)
+}
+
+func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
+	end := apiv1.ExecEnd{ExitCode: exitCodeOf(r), Outcome: string(r.Outcome), Status: r.Status,
+		TimedOut: r.Outcome == agentclient.TimedOut}
+	if r.Signal != 0 {
+		end.Signal = unix.SignalName(r.Signal)
+	}
+	if err := r.Err(); err != nil {
+		end.Error = err.Error()
+	}
+	return end
+}
+
+// checkExec checks a request and translates it for the agent.
+func checkExec(req *apiv1.ExecRequest) (run agentclient.ExecRequest, err error) {
+	if len(req.Args) == 0 || req.Args[0] == "" || len(req.Args) > maxArgs {
+		return run, badRequest("args: %d arguments: want a command and at most %d arguments", len(req.Args), maxArgs)
+	}
+	for i, arg := range req.Args {
+		if strings.ContainsRune(arg, 0) {
+			return run, badRequest("args[%d]: contains a NUL byte", i)
+		}
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return run, err
+	}
+	if strings.ContainsRune(req.Cwd, 0) {
+		return run, badRequest("cwd: contains a NUL byte")
+	}
+	if len(req.Stdin) > maxStdin {
+		return run, badRequest("stdin: %d bytes: want at most %d", len(req.Stdin), maxStdin)
+	}
+	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
+	if err != nil {
+		return run, err
+	}
+	run = agentclient.ExecRequest{
+		Args: req.Args, Env: req.Env, Cwd: req.Cwd, User: req.User, Timeout: timeout, MaxOutput: maxOutput,
+	}
+	if len(req.Stdin) > 0 {
+		run.Stdin = bytes.NewReader(req.Stdin)
+	}
+	return run, nil
+}
+
+// checkEnv refuses what no environment can hold.
+func checkEnv(env map[string]string) error {
+	for name, value := range env {
+		switch {
+		case name == "":
+			return badRequest("env: a name is empty")
+		case strings.ContainsAny(name, "=\x00"):
+			return badRequest("env: name %q: contains '=' or a NUL byte", name)
+		case strings.ContainsRune(value, 0):
+			return badRequest("env: value of %q: contains a NUL byte", name)
+		}
+	}
+	return nil
 }
 
 func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
-	var req execRequest
-	if err := readJSON(w, r, &req); err != nil {
+	var req apiv1.ExecRequest
+	if err := readLongJSON(w, r, &req, maxExecBody); err != nil {
 		return err
 	}
-	if len(req.Args) == 0 || req.Args[0] == "" || len(req.Args) > maxArgs {
-		return badRequest("args: %d arguments: want a command and at most %d arguments", len(req.Args), maxArgs)
-	}
-	timeout, err := seconds("timeout_secs", req.Timeout, defaultExec, maxExec)
+	run, err := checkExec(&req)
 	if err != nil {
 		return err
 	}
-	res, err := a.Manager.Exec(r.Context(), r.PathValue("id"), agentclient.ExecRequest{
-		Args: req.Args, Env: req.Env, Cwd: req.Cwd, User: req.User, Timeout: timeout, MaxOutput: maxOutput,
+	if strings.Contains(r.Header.Get("Accept"), apiv1.NDJSON) {
+		return a.execStream(w, r, run)
+	}
+	var res agentclient.ExecResult
+	err = a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		res, err = guest.Exec(ctx, run)
+		return err
 	})
 	if err != nil {
 		return err
 	}
-	answer := execAnswer{
-		Stdout: string(res.Stdout), Stderr: string(res.Stderr), ExitCode: exitCodeOf(res), Outcome: string(res.Outcome),
-		Status: res.Status, TimedOut: res.Outcome == agentclient.TimedOut,
-		StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated,
+	answer := apiv1.ExecResult{ExecEnd: execEnd(res), Stdout: string(res.Stdout), Stderr: string(res.Stderr),
+		StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated}
+	if !utf8.Valid(res.Stdout) {
+		answer.StdoutBytes = res.Stdout
 	}
-	if err := res.Err(); err != nil {
-		answer.Error = err.Error()
+	if !utf8.Valid(res.Stderr) {
+		answer.StderrBytes = res.Stderr
 	}
 	return writeJSON(w, http.StatusOK, answer)
 }
 
-type evalRequest struct {
-	Code      string            `json:"code"`
-	Timeout   float64           `json:"timeout_secs"`
-	Language  string            `json:"language"`
-	ContextID string            `json:"context_id"`
-	Env       map[string]string `json:"env"`
-}
-
-// evalAnswer: Result is the repr of the last expression and absent if there is none. ExitCode is 0 or 1, as forkd 0.5
-// has it, and 124 after a timeout.
-type evalAnswer struct {
-	Result    *string `json:"result,omitempty"`
-	Error     string  `json:"error,omitempty"`
-	Traceback string  `json:"traceback,omitempty"`
-	Stdout    string  `json:"stdout"`
-	Stderr    string  `json:"stderr"`
-	ExitCode  int     `json:"exit_code"`
-	TimedOut  bool    `json:"timed_out"`
-	Truncated bool    `json:"truncated"`
+// execStream answers with the output as it comes. Before the command has started an error has a status of its own; later
+// it is the last message.
+func (a *api) execStream(w http.ResponseWriter, r *http.Request, run agentclient.ExecRequest) error {
+	rc := http.NewResponseController(w)
+	out := json.NewEncoder(w)
+	begun := false
+	send := func(e apiv1.ExecEvent) error {
+		if !begun {
+			w.Header().Set("Content-Type", apiv1.NDJSON)
+			begun = true
+		}
+		// A client that reads nothing must not hold the command's place for longer than this.
+		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall))
+		if err := out.Encode(e); err != nil {
+			return err
+		}
+		return rc.Flush()
+	}
+	var res agentclient.ExecResult
+	err := a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		res, err = guest.ExecStream(ctx, run, func(s agentclient.Stream, p []byte) error {
+			if s == agentclient.Stdout {
+				return send(apiv1.ExecEvent{Stdout: p})
+			}
+			return send(apiv1.ExecEvent{Stderr: p})
+		})
+		return err
+	})
+	last := apiv1.ExecEvent{}
+	switch {
+	case err == nil:
+		end := execEnd(res)
+		last.End = &end
+	case !begun:
+		return err
+	default:
+		last.Error, last.Code = err.Error(), statusOf(err)
+	}
+	_ = send(last) // the client has gone if this fails
+	return nil
 }
 
 func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
-	var req evalRequest
+	var req apiv1.EvalRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
 	if req.Language != "" && req.ContextID != "" {
 		return badRequest("language and context_id exclude each other: a context has its language")
 	}
-	timeout, err := seconds("timeout_secs", req.Timeout, defaultExec, maxExec)
+	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
 	if err != nil {
 		return err
 	}
-	res, err := a.Manager.Eval(r.Context(), r.PathValue("id"), req.Code, agentclient.EvalOptions{
-		ContextID: req.ContextID, Language: req.Language, Env: req.Env, Timeout: timeout, MaxOutput: maxOutput,
+	var res agentclient.EvalResult
+	err = a.onGuest(r.Context(), r, "eval in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		res, err = guest.Eval(ctx, req.Code, agentclient.EvalOptions{
+			ContextID: req.ContextID, Language: req.Language, Env: req.Env, Timeout: timeout, MaxOutput: maxOutput,
+		})
+		return err
 	})
 	if err != nil {
 		return err
 	}
-	answer := evalAnswer{
+	answer := apiv1.EvalResult{
 		Result: res.Result, Stdout: string(res.Stdout), Stderr: string(res.Stderr),
 		TimedOut: res.TimedOut, Truncated: res.Truncated,
 	}
 	switch {
+	case res.Restarted:
+		answer.Error, answer.ExitCode = "timed out after "+timeout.String()+"; the code went on when it was interrupted, so its "+
+			"interpreter was killed: its variables are lost, the next call starts a new one", 124
 	case res.TimedOut:
 		answer.Error, answer.ExitCode = "timed out after "+timeout.String(), 124
 	case res.Error != nil:

@@ -1,7 +1,11 @@
 package v1
 
 import (
+	"context"
+	"io"
 	"net/http"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
 // fileQuery returns the path and user that a files request names.
@@ -31,7 +35,17 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := &started{ResponseWriter: w}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	err = a.Manager.ReadFile(r.Context(), r.PathValue("id"), path, user, out)
+	move := newTransfer(r.Context(), w, a.Limits.Stall)
+	err = a.onGuest(move.ctx, r, "read a file of", func(ctx context.Context, guest *agentclient.Client) error {
+		content, err := guest.ReadFile(ctx, path, user)
+		if err != nil {
+			return err
+		}
+		defer content.Close()
+		_, err = io.Copy(toClient{move, out}, content)
+		return err
+	})
+	err = move.end(err)
 	if err != nil && out.begun {
 		a.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
@@ -45,7 +59,11 @@ func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	body := http.MaxBytesReader(w, r.Body, maxUpload)
-	if err := a.Manager.WriteFile(r.Context(), r.PathValue("id"), path, user, body); err != nil {
+	move := newTransfer(r.Context(), w, a.Limits.Stall)
+	err = a.onGuest(move.ctx, r, "write a file of", func(ctx context.Context, guest *agentclient.Client) error {
+		return guest.WriteFile(ctx, path, user, fromClient{move, body})
+	})
+	if err := move.end(err); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -5,13 +5,27 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
 // readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v as it is.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	return readLongJSON(w, r, v, maxBody)
+}
+
+// bodyTimeout is how long a client may take to send a JSON body.
+const bodyTimeout = time.Minute
+
+// readLongJSON is readJSON of a body of at most limit bytes.
+func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
+	defer rc.SetReadDeadline(time.Time{})
+	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(v)
 	var (
@@ -24,7 +38,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	case errors.As(err, &tooLarge):
 		return err
 	case errors.As(err, &wrong):
-		return badRequest("field %q: got a %s, want %s", wrong.Field, wrong.Value, wrong.Type)
+		return badRequest("field %q: got a %s, want %s", wrong.Field, wrong.Value, jsonType(wrong.Type))
 	case err != nil:
 		return badRequest("request body: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
@@ -32,6 +46,28 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return badRequest("request body: something follows the JSON object")
 	}
 	return nil
+}
+
+// jsonType is a Go type in the words of JSON.
+func jsonType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64:
+		return "an integer"
+	case reflect.Uint, reflect.Uint32, reflect.Uint64:
+		return "an integer from 0"
+	case reflect.Float64:
+		return "a number"
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return "base64 text"
+		}
+		return "an array"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	}
+	return "text"
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) error {
@@ -46,7 +82,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 }
 
 func writeError(w http.ResponseWriter, status int, msg string) {
-	_ = writeJSON(w, status, map[string]string{"error": msg})
+	_ = writeJSON(w, status, apiv1.Error{Message: msg})
 }
 
 // seconds converts a field in seconds, which must lie between 0 and limit; 0 means def.

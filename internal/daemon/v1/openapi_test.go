@@ -1,18 +1,20 @@
 package v1
 
 import (
-	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"gopkg.in/yaml.v3"
+
+	apidoc "github.com/forkd/forkd/api"
+	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
 // The document names the fields that the code reads and writes, no more and no fewer.
 func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
-	p, err := os.ReadFile("../../../api/openapi.yaml")
+	p, err := apidoc.FS.ReadFile("openapi.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,11 +33,13 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, v := range map[string]any{
-		"CreateSnapshot": createSnapshotRequest{}, "SnapshotInfo": snapshotInfo{}, "Baked": bakeTimes{},
-		"SnapshotInfoDetail": snapshotDetail{}, "CreateSandboxes": createSandboxesRequest{}, "SandboxInfo": sandboxInfo{},
-		"Exec": execRequest{}, "ExecResult": execAnswer{}, "Eval": evalRequest{}, "EvalResult": evalAnswer{}, "Stats": statsInfo{},
-		"Branch": branchRequest{}, "Rollback": rollbackRequest{}, "RolledBack": rollbackAnswer{}, "Compact": compactRequest{},
-		"CreateWorkspace": createWorkspaceRequest{}, "SuspendWorkspace": suspendWorkspaceRequest{}, "WorkspaceInfo": workspaceInfo{},
+		"CreateSnapshot": apiv1.BakeRequest{}, "SnapshotInfo": apiv1.Snapshot{}, "Baked": apiv1.Baked{},
+		"SnapshotInfoDetail": apiv1.SnapshotDetail{}, "CreateSandboxes": apiv1.ForkRequest{}, "Forked": apiv1.Forked{},
+		"SandboxInfo": apiv1.Sandbox{}, "Exec": apiv1.ExecRequest{}, "ExecResult": apiv1.ExecResult{}, "ExecEnd": apiv1.ExecEnd{}, "ExecEvent": apiv1.ExecEvent{}, "Eval": apiv1.EvalRequest{},
+		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Branch": apiv1.BranchRequest{}, "Rollback": apiv1.RollbackRequest{},
+		"RolledBack": apiv1.RolledBack{}, "Compact": apiv1.CompactRequest{}, "CreateWorkspace": apiv1.WorkspaceRequest{},
+		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},
+		"Health": apiv1.Health{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{}, "Pong": apiv1.Pong{},
 	} {
 		var documented []string
 		s := doc.Components.Schemas[name]

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/forkd/forkd/internal/auth"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
@@ -18,10 +18,13 @@ import (
 func TestAForeignPageIsRefused(t *testing.T) {
 	_, url, _, _ := serve(t)
 	for _, c := range []struct {
-		origin string
-		want   int
-	}{{"", http.StatusBadRequest}, {"https://example.org", http.StatusForbidden}} {
-		req, err := http.NewRequest("POST", url+"/v1/sandboxes", strings.NewReader(`{"n": 0}`))
+		method, origin string
+		want           int
+	}{
+		{"POST", "", http.StatusBadRequest}, {"POST", "https://example.org", http.StatusForbidden},
+		{"GET", "", http.StatusOK}, {"GET", "https://example.org", http.StatusForbidden},
+	} {
+		req, err := http.NewRequest(c.method, url+"/v1/sandboxes", strings.NewReader(`{"n": 0}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +38,7 @@ func TestAForeignPageIsRefused(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode != c.want {
-			t.Errorf("origin %q: status %d, want %d", c.origin, resp.StatusCode, c.want)
+			t.Errorf("%s, origin %q: status %d, want %d", c.method, c.origin, resp.StatusCode, c.want)
 		}
 	}
 }

@@ -12,9 +12,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/forkd/forkd/internal/audit"
-	"github.com/forkd/forkd/internal/auth"
-	"github.com/forkd/forkd/internal/sandbox"
+	apidoc "github.com/forkd/forkd/api"
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/workspace"
 )
 
 // Limits on requests.
@@ -23,35 +27,42 @@ const (
 	maxUpload    = 1 << 30 // bytes of an uploaded file
 	maxOutput    = 8 << 20 // bytes kept of stdout and of stderr
 	maxArgs      = 4096    // arguments of a command
+	maxStdin     = 8 << 20 // bytes of its input
+	maxExecBody  = maxBody + maxStdin/3*4
 	maxExec      = time.Hour
 	defaultExec  = 30 * time.Second
-	maxCalls     = 512 // requests served at once
 	maxBoot      = 3600 * time.Second
 	maxPingDelay = 10 * time.Second
+	maxRestart   = time.Minute // of an interpreter
 )
 
 // Config is what the API serves.
 type Config struct {
-	Manager *sandbox.Manager
-	Metrics http.Handler
-	Token   auth.Token
-	Hosts   []string   // names of this host that clients without a token may use, besides those of loopback
-	Audit   *audit.Log // nil: none
-	Version string
-	Accel   string
-	Log     *slog.Logger
+	Manager    *sandbox.Manager
+	Baker      *bake.Baker
+	Workspaces *workspace.Set
+	Metrics    http.Handler
+	Token      auth.Token
+	Hosts      []string   // names of this host that clients without a token may use, besides those of loopback
+	Audit      *audit.Log // nil: none
+	Version    string
+	Accel      string
+	Log        *slog.Logger
+	Limits     Limits
 }
 
-type api struct {
-	Config
-	calls chan struct{}
-}
+type api struct{ Config }
+
+// handler answers a request or returns the error to answer it with.
+type handler func(http.ResponseWriter, *http.Request) error
 
 // New returns the handler of the API.
 func New(cfg Config) http.Handler {
-	a := &api{Config: cfg, calls: make(chan struct{}, maxCalls)}
+	cfg.Limits = cfg.Limits.withDefaults()
+	a := &api{cfg}
+	guests, work := newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox), newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
 	mux := http.NewServeMux()
-	handle := func(pattern string, h func(http.ResponseWriter, *http.Request) error) {
+	handle := func(pattern string, h handler) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := h(w, r); err != nil {
 				a.fail(w, r, err)
@@ -61,37 +72,42 @@ func New(cfg Config) http.Handler {
 	handle("GET /healthz", a.healthz)
 	handle("GET /healthz/{$}", a.healthz)
 	handle("GET /version", a.version)
+	handle("GET /openapi.yaml", document)
 	mux.Handle("GET /metrics", cfg.Metrics)
 	handle("GET /v1/snapshots", a.listSnapshots)
-	handle("POST /v1/snapshots", a.createSnapshot)
+	handle("POST /v1/snapshots", through(work, a.createSnapshot))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
 	handle("GET /v1/snapshots/{tag}/info", a.snapshotInfo)
-	handle("POST /v1/snapshots/{tag}/compact", a.compactSnapshot)
-	handle("POST /v1/snapshots/{tag}/verify", a.verifySnapshot)
+	handle("POST /v1/snapshots/{tag}/compact", through(work, a.compactSnapshot))
+	handle("POST /v1/snapshots/{tag}/verify", through(work, a.verifySnapshot))
+	handle("POST /v1/forks", through(work, a.fork))
 	handle("GET /v1/sandboxes", a.listSandboxes)
-	handle("POST /v1/sandboxes", a.createSandboxes)
+	handle("POST /v1/sandboxes", through(work, a.createSandboxes))
 	handle("GET /v1/sandboxes/{id}", a.getSandbox)
 	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
-	handle("POST /v1/sandboxes/{id}/ping", a.ping)
-	handle("POST /v1/sandboxes/{id}/exec", a.exec)
-	handle("POST /v1/sandboxes/{id}/eval", a.eval)
-	handle("GET /v1/sandboxes/{id}/stats", a.stats)
+	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
+	handle("POST /v1/sandboxes/{id}/exec", through(guests, a.exec))
+	handle("POST /v1/sandboxes/{id}/eval", through(guests, a.eval))
+	// Not through the gate of evals: those that wait for the interpreter must not keep out what frees it.
+	handle("POST /v1/sandboxes/{id}/eval/interrupt", through(work, a.interruptEval))
+	handle("POST /v1/sandboxes/{id}/eval/restart", through(work, a.restartEval))
+	handle("GET /v1/sandboxes/{id}/stats", through(work, a.stats))
 	handle("GET /v1/sandboxes/{id}/console", a.console)
-	handle("GET /v1/sandboxes/{id}/files", a.readFile)
-	handle("PUT /v1/sandboxes/{id}/files", a.writeFile)
-	handle("POST /v1/sandboxes/{id}/branch", a.branch)
-	handle("POST /v1/sandboxes/{id}/rollback", a.rollback)
-	handle("POST /v1/sandboxes/{id}/pause", a.onSandbox(a.pause))
-	handle("POST /v1/sandboxes/{id}/resume", a.onSandbox(a.resume))
-	handle("POST /v1/sandboxes/{id}/suspend", a.onSandbox(a.suspend))
+	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
+	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
+	handle("POST /v1/sandboxes/{id}/branch", through(work, a.branch))
+	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
+	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
+	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
+	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
 	handle("GET /v1/workspaces", a.listWorkspaces)
-	handle("POST /v1/workspaces", a.createWorkspace)
+	handle("POST /v1/workspaces", through(work, a.createWorkspace))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)
 	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)
-	handle("POST /v1/workspaces/{name}/suspend", a.suspendWorkspace)
-	handle("POST /v1/workspaces/{name}/resume", a.resumeWorkspace)
+	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
+	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.limited(a.knownHost(a.sameOrigin(a.authorized(mux)))))
+	return a.audited(a.knownHost(a.sameOrigin(a.authorized(mux))))
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See auth.CheckHost.
@@ -100,7 +116,7 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 		addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 		if ok && addr.Network() == "tcp" && !a.Token.IsSet() {
 			if err := auth.CheckHost(r.Host, a.Hosts); err != nil {
-				writeError(w, http.StatusForbidden, err.Error())
+				refuse(w, http.StatusForbidden, err.Error())
 				return
 			}
 		}
@@ -109,13 +125,19 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 }
 
 // sameOrigin refuses what a web page of another origin makes a browser on this host send: a daemon on loopback without
-// a token would obey it. Programs send no Origin and are not concerned; a token protects against the rest.
+// a token would obey it. Requests that only read are refused like the others: an answer is not the page's to see either.
+// Programs send no Origin and are not concerned.
 func (a *api) sameOrigin(next http.Handler) http.Handler {
 	p := http.NewCrossOriginProtection()
-	p.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeError(w, http.StatusForbidden, "cross-origin request from a browser refused")
-	}))
-	return p.Handler(next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asPost := *r // the check lets safe methods pass
+		asPost.Method = http.MethodPost
+		if p.Check(&asPost) != nil {
+			refuse(w, http.StatusForbidden, "cross-origin request from a browser refused")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // authorized demands the token of everything but the health check.
@@ -124,26 +146,27 @@ func (a *api) authorized(next http.Handler) http.Handler {
 		if p := strings.TrimSuffix(r.URL.Path, "/"); p != "/healthz" {
 			if err := a.Token.Check(r); err != nil {
 				w.Header().Set("WWW-Authenticate", "Bearer")
-				writeError(w, http.StatusUnauthorized, err.Error())
+				refuse(w, http.StatusUnauthorized, err.Error())
 				return
 			}
+		} else if r.ContentLength != 0 {
+			letGo(w)
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// limited bounds the requests that are served at once; more are turned away instead of queued.
-func (a *api) limited(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case a.calls <- struct{}{}:
-			defer func() { <-a.calls }()
-			next.ServeHTTP(w, r)
-		default:
-			w.Header().Set("Retry-After", "1")
-			writeError(w, http.StatusServiceUnavailable, "too many requests at once; try again")
-		}
-	})
+// refuse answers a request of somebody who may not make it.
+func refuse(w http.ResponseWriter, status int, msg string) {
+	letGo(w)
+	writeError(w, status, msg)
+}
+
+// letGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon: the server does not wait
+// for a body that may never come.
+func letGo(w http.ResponseWriter) {
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's
 }
 
 // audited writes a line per request, refused ones too.
@@ -184,9 +207,22 @@ func (r *recorder) WriteHeader(status int) {
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, map[string]bool{"ok": true})
+	return writeJSON(w, http.StatusOK, apiv1.Health{OK: true})
 }
 
 func (a *api) version(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, map[string]string{"version": a.Version, "api": "v1", "accel": a.Accel})
+	return writeJSON(w, http.StatusOK, apiv1.Version{
+		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
+	})
+}
+
+// document serves the description of this API.
+func document(w http.ResponseWriter, _ *http.Request) error {
+	p, err := apidoc.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(p) // the client has gone if this fails
+	return nil
 }

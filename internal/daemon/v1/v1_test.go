@@ -3,13 +3,10 @@ package v1_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,146 +15,42 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/agentclient"
-	"github.com/forkd/forkd/internal/agentproto"
-	"github.com/forkd/forkd/internal/audit"
-	"github.com/forkd/forkd/internal/auth"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
-	"github.com/forkd/forkd/internal/memlayer"
-	"github.com/forkd/forkd/internal/metrics"
-	"github.com/forkd/forkd/internal/sandbox"
-	"github.com/forkd/forkd/internal/store"
-	"github.com/forkd/forkd/internal/vmm/vmmclient"
-	"github.com/forkd/forkd/internal/vmm/vmmproto"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/guest/agent"
 )
 
-// vms are VMs that do nothing: the API is tested over a real manager and store, VMs are tested in the machine.
-type vms struct{}
+const token = apirig.Token
 
-type vm struct {
-	dir   string
-	conns chan vmmclient.Conn
-	done  chan struct{}
-}
+// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the directory of sockets.
+const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
-func (vms) Spawn(_ context.Context, c sandbox.ShellConfig) (sandbox.VMM, error) {
-	return &vm{c.Dir, make(chan vmmclient.Conn, 1), make(chan struct{})}, os.Mkdir(c.Dir, 0o700)
-}
-func (vms) Attach(string, string) (sandbox.VMM, error) { return nil, errors.New("none") }
-func (vms) Console(string) ([]byte, error)             { return []byte("hello from ttyS0\n"), nil }
-
-func (v *vm) PID() int { return os.Getpid() }
-func (v *vm) Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error {
-	ours, theirs := net.Pipe()
-	go func() {
-		json.NewEncoder(theirs).Encode(agentproto.Ready{Version: agentproto.Version, Warm: []string{"python"}})
-		theirs.Close()
-	}()
-	v.conns <- vmmclient.Conn{Port: agentproto.ReadyPort, Conn: ours}
-	return nil
-}
-func (v *vm) Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (r vmmproto.RestoreResult, err error) {
-	return r, nil
-}
-func (v *vm) Resume(context.Context) error { return nil }
-func (v *vm) Pause(context.Context) error  { return nil }
-func (v *vm) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (vmmproto.SaveResult, error) {
-	_, err := f.Layer.Write(make([]byte, memlayer.PageSize))
-	return vmmproto.SaveResult{Extents: []memlayer.Extent{{Length: memlayer.PageSize}}}, err
-}
-func (v *vm) Stats(context.Context) (vmmproto.Stats, error) {
-	return vmmproto.Stats{GuestDirtyBytes: 8192}, nil
-}
-func (v *vm) Conns() <-chan vmmclient.Conn { return v.conns }
-func (v *vm) Done() <-chan struct{}        { return v.done }
-func (v *vm) Exit() vmmproto.Exit          { return vmmproto.Exit{Reason: vmmproto.ExitInternal} }
-func (v *vm) Kill() error {
-	select {
-	case <-v.done:
-	default:
-		close(v.done)
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(agentDirEnv); dir != "" {
+		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
 	}
-	return os.RemoveAll(v.dir)
+	os.Exit(m.Run())
 }
 
-type guest struct{}
-
-func (guest) Ping(context.Context) (agentproto.Ready, error) {
-	return agentproto.Ready{Warm: []string{"python"}}, nil
-}
-func (guest) Forked(context.Context, agentproto.Forked) error { return nil }
-func (guest) Sync(context.Context) error                      { return nil }
-func (guest) Exec(_ context.Context, r agentclient.ExecRequest) (agentclient.ExecResult, error) {
-	switch r.Args[0] {
-	case "missing":
-		return agentclient.ExecResult{Outcome: agentclient.NotFound, ExitCode: -1, Status: "no such file"}, nil
-	case "slow":
-		return agentclient.ExecResult{Outcome: agentclient.TimedOut, ExitCode: -1}, nil
-	case "baduser":
-		return agentclient.ExecResult{}, &agentclient.Error{Op: "exec", Code: agentclient.CodeInvalid, Message: "no such user"}
+// start starts the API over sandboxes that are processes.
+func start(t *testing.T, o apirig.Options) *apirig.Rig {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return agentclient.ExecResult{Outcome: agentclient.Exited, ExitCode: 3, Stdout: []byte("out"), Stderr: []byte("err")}, nil
-}
-func (guest) Eval(_ context.Context, code string, _ agentclient.EvalOptions) (agentclient.EvalResult, error) {
-	if code == "1/0" {
-		return agentclient.EvalResult{Error: &agentclient.EvalError{Name: "ZeroDivisionError", Value: "v", Traceback: "tb"}}, nil
+	o.Agent = func(dir string) *exec.Cmd {
+		cmd := exec.Command(self)
+		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		return cmd
 	}
-	result := "2"
-	return agentclient.EvalResult{Result: &result}, nil
+	return apirig.Start(t, o)
 }
-func (guest) ReadFile(_ context.Context, path, _ string) (io.ReadCloser, error) {
-	if path != "/a" {
-		return nil, &agentclient.Error{Op: "read file " + path, Code: agentclient.CodeNotFound, Message: "no such file"}
-	}
-	return io.NopCloser(strings.NewReader("content")), nil
-}
-func (guest) WriteFile(_ context.Context, _, _ string, r io.Reader) error {
-	_, err := io.Copy(io.Discard, r)
-	return err
-}
-
-const token = "0123456789abcdef"
 
 // serve starts the API and returns a client of it, its URL, the path of its audit log and a request for a snapshot.
-func serve(t *testing.T) (cl *client.Client, url, auditLog string, bake client.BakeRequest) {
+func serve(t *testing.T) (cl *client.Client, url, auditLog string, parent client.BakeRequest) {
 	t.Helper()
-	dir := t.TempDir()
-	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	counts := metrics.New("test")
-	m, err := sandbox.New(sandbox.Config{
-		Store: st, VMMs: vms{}, Guest: func(string) sandbox.Guest { return guest{} },
-		NewTop: func(*os.File, uint64) error { return nil },
-		RunDir: filepath.Join(dir, "run"), DataDir: filepath.Join(dir, "data"), Template: "host", Accel: "kvm",
-		Observer: counts, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
-		Sandboxes: func() map[string]int { return nil }})
-	secret, err := auth.Parse(token)
-	if err != nil {
-		t.Fatal(err)
-	}
-	auditLog = filepath.Join(dir, "audit.log")
-	log, err := audit.Open(auditLog)
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := httptest.NewServer(v1.New(v1.Config{Manager: m, Metrics: counts.Handler(), Token: secret, Audit: log,
-		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler)}))
-	t.Cleanup(func() { srv.Close(); m.Close(true); st.Close(); log.Close() })
-	if cl, err = client.New(srv.URL, token); err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return cl, srv.URL, auditLog, client.BakeRequest{Tag: "a.b", Kernel: file, Initrd: file, Rootfs: file}
+	r := start(t, apirig.Options{})
+	return r.Client, r.URL, r.AuditLog, r.Parent
 }
 
 func TestClientAndDaemonAgree(t *testing.T) {
@@ -165,6 +58,9 @@ func TestClientAndDaemonAgree(t *testing.T) {
 	ctx := context.Background()
 	if b, err := cl.Bake(ctx, bake); err != nil || b.Tag != "a.b" || b.Status != "ready" || !b.Bootable || b.MemSizeMiB != 512 {
 		t.Fatalf("bake: %+v, %v", b, err)
+	}
+	if list, err := cl.Snapshots(ctx); err != nil || len(list) != 1 || list[0].BaseImage != bake.Rootfs {
+		t.Errorf("snapshots: %+v, %v", list, err)
 	}
 	if _, err := cl.Bake(ctx, bake); !client.IsStatus(err, http.StatusConflict) {
 		t.Errorf("second bake: %v", err)
@@ -210,19 +106,19 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	if p, err := cl.Ping(ctx, id); err != nil || !p.Pong {
 		t.Errorf("ping: %+v, %v", p, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"x"}}); err != nil || r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sh", "-c", "echo -n out; exit 3"}}); err != nil || r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
 		t.Errorf("exec: %+v, %v", r, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"missing"}}); err != nil || r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"no-such-command"}}); err != nil || r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
 		t.Errorf("exec of a missing command: %+v, %v", r, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"slow"}}); err != nil || !r.TimedOut || r.ExitCode != 124 {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sleep", "60"}, TimeoutSecs: 0.1}); err != nil || !r.TimedOut || r.ExitCode != 124 {
 		t.Errorf("exec that times out: %+v, %v", r, err)
 	}
 	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1+1"}); err != nil || r.Result == nil || *r.Result != "2" {
 		t.Errorf("eval: %+v, %v", r, err)
 	}
-	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 || r.Traceback != "tb" || r.Result != nil {
+	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 || !strings.Contains(r.Traceback, "ZeroDivisionError") || r.Result != nil {
 		t.Errorf("eval with an exception: %+v, %v", r, err)
 	}
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -233,13 +129,14 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	if st, err := cl.Stats(ctx, id); err != nil || st.GuestDirty != 8 || st.VMMPrivate == 0 || st.PSS < st.VMMPrivate {
 		t.Errorf("stats: %+v, %v", st, err)
 	}
-	if p, err := cl.Console(ctx, id); err != nil || !strings.Contains(string(p), "ttyS0") {
+	if p, err := cl.Console(ctx, id); err != nil || !strings.Contains(string(p), "Kernel panic") {
 		t.Errorf("console: %q, %v", p, err)
 	}
-	if err := cl.WriteFile(ctx, id, "/a", strings.NewReader("x")); err != nil {
+	file := filepath.Join(t.TempDir(), "file") // the guest has the host's file system
+	if err := cl.WriteFile(ctx, id, file, strings.NewReader("content")); err != nil {
 		t.Errorf("write file: %v", err)
 	}
-	if r, err := cl.ReadFile(ctx, id, "/a"); err != nil {
+	if r, err := cl.ReadFile(ctx, id, file); err != nil {
 		t.Errorf("read file: %v", err)
 	} else if p, err := io.ReadAll(r); err != nil || string(p) != "content" {
 		t.Errorf("read file: %q, %v", p, err)
@@ -275,7 +172,12 @@ func TestStatusCodes(t *testing.T) {
 		{"GET", "/v1/sandboxes/sb-none", "", 404, "sb-none"},
 		{"POST", box + "/exec", `{"args":[]}`, 400, "args"},
 		{"POST", box + "/exec", `{"args":["x"],"timeout_secs":1e9}`, 400, "timeout_secs"},
-		{"POST", box + "/exec", `{"args":["baduser"]}`, 400, "no such user"},
+		{"POST", box + "/exec", `{"args":["true"],"env":{"":"x"}}`, 400, "env"},
+		{"POST", box + "/exec", `{"args":["true"],"env":{"A=B":"x"}}`, 400, "A=B"},
+		{"POST", box + "/exec", `{"args":["true"],"env":{"A":"x\u0000"}}`, 400, "NUL"},
+		{"POST", box + "/exec", `{"args":["a\u0000b"]}`, 400, "args[0]"},
+		{"POST", box + "/exec", `{"args":["true"],"cwd":"\u0000"}`, 400, "cwd"},
+		{"POST", box + "/exec", `{"args":["true"],"user":"no-such-user"}`, 400, "no-such-user"},
 		{"GET", box + "/files", "", 400, "path"},
 		{"GET", box + "/files?path=/none", "", 404, "no such file"},
 		{"PATCH", "/v1/sandboxes", "", 405, "not allowed"},
@@ -286,6 +188,7 @@ func TestStatusCodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Header.Set("Authorization", "Bearer "+token)
+		req.Header.Set("Content-Type", "application/json")
 		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
 			t.Fatal(err)

@@ -12,9 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/image"
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
@@ -55,7 +56,9 @@ func run(ctx context.Context) error {
 	if a.Cloud, err = kernel(image.Kernel(ctx, cache, agent, progress)); err != nil {
 		return err
 	}
-	built, err := exec.CommandContext(ctx, "guest/kernel/build.sh").Output()
+	build := exec.CommandContext(ctx, "guest/kernel/build.sh")
+	build.Stderr = os.Stderr // minutes pass when it is built: it says how far it is
+	built, err := build.Output()
 	if err != nil {
 		return fmt.Errorf("build the minimal guest kernel: %w", err)
 	}
@@ -89,9 +92,11 @@ func kernel(k *image.KernelFiles, err error) (vmtest.Kernel, error) {
 	return vmtest.Kernel{Name: k.Version, VMLinux: k.VMLinux, BzImage: k.BzImage, Initrd: k.Initrd}, nil
 }
 
-func progress(s image.Step) { fmt.Printf("prepare: %v\n", s) }
+func progress(s image.Step) {
+	fmt.Println(strings.TrimSpace(fmt.Sprintf("prepare: %s %s", s.Stage, s.Detail)))
+}
 
-// buildGuest builds a program of test/guest, static, where the machine sees it too.
+// buildGuest builds a program of test/guest, static, where the emulated host sees it too.
 func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	path := filepath.Join(cache, "vmtest", name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/guest/"+name)
@@ -102,16 +107,12 @@ func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	return path, nil
 }
 
-// install writes a program where the machine sees it too.
+// install writes a program where the emulated host sees it too.
 func install(cache, name string, program []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	tmp := fmt.Sprintf("%s.%d", path, os.Getpid()) // two prepares may run at once
-	if err := os.WriteFile(tmp, program, 0o755); err != nil {
-		return "", err
-	}
-	return path, os.Rename(tmp, path)
+	return path, atomicfile.Write(path, program, 0o755) // two prepares may run at once
 }

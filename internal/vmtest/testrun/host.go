@@ -30,24 +30,28 @@ func (thisHost) start(context.Context) error  { return nil }
 func (thisHost) restart(context.Context) bool { return false }
 func (thisHost) stop()                        {}
 
-// machine is a forkd machine. Its name is $FORKD_MACHINE, by default one that users' sandboxes are not in.
+// machine is an emulated host. Its name is $FORKD_MACHINE, by default one that users' sandboxes are
+// not in.
 type machine struct{ name string }
 
 const defaultMachine = "test"
 
-// Bounds of the machines that run tests at a time. A machine has 6 GiB, and its page cache on the host comes on top.
+// Bounds of the emulated hosts that run tests at a time. An emulated host has 6 GiB, and its page
+// cache on the host comes on top.
 const (
 	machineMemory = 8 << 30 // bytes
-	maxMachines   = 2       // there are few shards, and each machine prepares a parent of its own
+	maxMachines   = 2       // there are few shards, and each emulated host prepares a parent of its own
 )
 
-// Time limits of the forkd machine commands; a hung machine is killed by its supervisor, not waited for.
+// Time limits of the emulated host commands; a hung emulated host is killed by its supervisor, not
+// waited for.
 const (
 	startLimit = 2 * time.Minute
 	stopLimit  = time.Minute
 )
 
-// machines returns the machines that this host has room for: each keeps one CPU busy and may use machineMemory.
+// machines returns the emulated hosts that this host has room for: each keeps one CPU busy and may
+// use machineMemory.
 func machines() []host {
 	name := os.Getenv("FORKD_MACHINE")
 	if name == "" {
@@ -66,7 +70,7 @@ func machines() []host {
 }
 
 func (m machine) env() []string {
-	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // what runs in the machine finds no libc there
+	return []string{"FORKD_MACHINE=" + m.name, "CGO_ENABLED=0"} // what runs in the emulated host finds no libc there
 }
 
 func (m machine) args() []string {

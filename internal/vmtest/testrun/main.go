@@ -1,8 +1,10 @@
-// Command testrun runs the project's tests and says what really ran: `testrun host` all tests of this host, `testrun vm`
-// those that boot VMs, in the forkd machine where KVM is not usable here. scripts/test calls it after scripts/build.
+// Command testrun runs the project's tests and says what really ran: `testrun host` all tests of
+// this host, `testrun vm` those that boot VMs, in the emulated host where KVM is not usable here,
+// `testrun intel` those that an emulated Intel host runs. scripts/test calls it after
+// scripts/build.
 //
-// It watches over `go test`; it adds no test of its own and knows nothing of what tests do. VM tests are found in the
-// source: see discover.go.
+// It watches over `go test`; it adds no test of its own and knows nothing of what tests do. VM
+// tests are found in the source: see discover.go.
 package main
 
 import (
@@ -15,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/forkd/forkd/internal/kvm"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 // Time limits of one package. VM tests run on an emulated CPU.
@@ -27,13 +29,15 @@ const (
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	err := errors.New("usage: testrun host|vm [package ...]")
+	err := errors.New("usage: testrun host | vm [package ...] | intel smoke|all|torture")
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "host":
 			err = hostTests(ctx)
 		case "vm":
 			err = vmTests(ctx, os.Args[2:])
+		case "intel":
+			err = intel(ctx, os.Args[2:])
 		}
 	}
 	if err != nil {
@@ -70,7 +74,7 @@ func vmTests(ctx context.Context, names []string) error {
 	hosts := []host{thisHost{}}
 	if err := kvm.Probe(); err != nil {
 		hosts = machines()
-		fmt.Printf("VM tests run in %d forkd machines: %v\n", len(hosts), err)
+		fmt.Printf("VM tests run in %d emulated hosts: %v\n", len(hosts), err)
 	}
 	start := time.Now()
 	total, failed := runShards(ctx, hosts, split(packages, shardTests))
@@ -99,15 +103,22 @@ func vmPackage(ctx context.Context, h host, p vmPkg, out io.Writer) (counts, err
 		case err != nil:
 			return r.total, err
 		case outcome == lost && try == 1 && h.restart(ctx):
-			fmt.Fprintf(out, "RETRY %s: the machine was lost or hung and has been restarted\n", p.path)
+			fmt.Fprintf(out, "RETRY %s: the emulated host was lost or hung and has been restarted\n", p.path)
 		case outcome != passed:
 			return r.total, errors.New("see above")
-		case r.total.skipped > 0:
-			return r.total, fmt.Errorf("%d tests skipped, where none may", r.total.skipped)
-		case r.total.top < len(p.tests):
-			return r.total, fmt.Errorf("%d tests ran of %d", r.total.top, len(p.tests))
 		default:
-			return r.total, nil
+			return r.total, p.complete(r.total)
 		}
 	}
+}
+
+// complete says what is wrong with counts of a run of the package in which no test failed.
+func (p vmPkg) complete(c counts) error {
+	switch {
+	case c.skipped > 0:
+		return fmt.Errorf("%d tests skipped, where none may", c.skipped)
+	case c.top < len(p.tests):
+		return fmt.Errorf("%d tests ran of %d", c.top, len(p.tests))
+	}
+	return nil
 }

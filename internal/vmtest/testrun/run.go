@@ -21,7 +21,7 @@ type outcome int
 const (
 	passed outcome = iota
 	failed
-	lost // the machine went away, or a test or everything hung
+	lost // the emulated host went away, or a test or everything hung
 )
 
 // counts are tests, subtests too.

@@ -22,8 +22,8 @@ type disk struct {
 	viewed [2]int      // which, counted in readAhead; -1: none
 }
 
-// readAhead is how much a verification reads at a time past the page cache: every request costs the emulated host of a
-// test machine milliseconds.
+// readAhead is how much a verification reads at a time past the page cache: every request costs the
+// emulated host of a emulated host milliseconds.
 const readAhead = 64 * pageSize
 
 // syncEvery is how many blocks are written through the page cache before it is flushed, so that blocks that are only

@@ -1,0 +1,94 @@
+package v1
+
+// Pong is the answer of a sandbox's agent.
+type Pong struct {
+	Pong        bool     `json:"pong"`
+	WarmupReady bool     `json:"warmup_ready"`
+	Kernel      string   `json:"kernel"`
+	Warm        []string `json:"warm"` // languages with a warm interpreter
+	Errors      []string `json:"errors,omitempty"`
+}
+
+// ExecRequest is a command to run in a sandbox; no shell is involved.
+type ExecRequest struct {
+	Args        []string          `json:"args"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
+	Env         map[string]string `json:"env,omitempty"`
+	Cwd         string            `json:"cwd,omitempty"`
+	User        string            `json:"user,omitempty"`
+	Stdin       []byte            `json:"stdin,omitempty"` // base64 in JSON, at most 8 MiB
+}
+
+// ExecEnd says how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or "not_executable";
+// ExitCode is the command's own, or what a shell would report: 128 and the number of the signal, 124, 127 and 126 in the
+// order of the others.
+type ExecEnd struct {
+	ExitCode int    `json:"exit_code"`
+	Outcome  string `json:"outcome"`
+	Signal   string `json:"signal,omitempty"` // that ended it, such as "SIGKILL"
+	Status   string `json:"status,omitempty"`
+	Error    string `json:"error,omitempty"` // set unless it exited by itself with its output whole
+	TimedOut bool   `json:"timed_out"`
+}
+
+// ExecResult is the end of a command and the first 8 MiB of each of its outputs.
+type ExecResult struct {
+	ExecEnd
+	Stdout          string `json:"stdout"`
+	Stderr          string `json:"stderr"`
+	StdoutTruncated bool   `json:"stdout_truncated"`
+	StderrTruncated bool   `json:"stderr_truncated"`
+
+	// StdoutBytes and StderrBytes are set where the output is not UTF-8, which text in JSON would not carry unharmed.
+	StdoutBytes []byte `json:"stdout_base64,omitempty"`
+	StderrBytes []byte `json:"stderr_base64,omitempty"`
+}
+
+// NDJSON is the media type of a stream of messages, one per line. An exec that accepts it is answered with ExecEvents.
+const NDJSON = "application/x-ndjson"
+
+// ExecEvent is a part of the output of a command, or the last message of the stream: how the command ended, or the error
+// on account of which nobody knows.
+type ExecEvent struct {
+	Stdout []byte   `json:"stdout,omitempty"` // base64 in JSON
+	Stderr []byte   `json:"stderr,omitempty"`
+	End    *ExecEnd `json:"end,omitempty"`
+	Error  string   `json:"error,omitempty"`
+	Code   int      `json:"status,omitempty"` // with Error: the HTTP status that it would have been answered with
+}
+
+// EvalRequest is code for a warm interpreter of a sandbox.
+type EvalRequest struct {
+	Code        string            `json:"code"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // 0: 30
+	Language    string            `json:"language,omitempty"`     // empty: python
+	ContextID   string            `json:"context_id,omitempty"`   // empty: the language's default context
+	Env         map[string]string `json:"env,omitempty"`
+}
+
+// EvalResult is the end of an evaluation. Result is nil if the last statement has no value.
+type EvalResult struct {
+	Result    *string `json:"result,omitempty"`
+	Error     string  `json:"error,omitempty"`
+	Traceback string  `json:"traceback,omitempty"`
+	Stdout    string  `json:"stdout"`
+	Stderr    string  `json:"stderr"`
+	ExitCode  int     `json:"exit_code"` // 0, 1 after an exception, 124 after a timeout
+	TimedOut  bool    `json:"timed_out"`
+	Truncated bool    `json:"truncated"`
+}
+
+// InterpreterRequest names an interpreter of a sandbox that is to be interrupted or restarted.
+type InterpreterRequest struct {
+	ContextID string `json:"context_id,omitempty"` // empty: the default one of Python
+}
+
+// Interrupted says whether there was code to interrupt. It may catch the interrupt and go on.
+type Interrupted struct {
+	Interrupted bool `json:"interrupted"`
+}
+
+// Restarted says that an interpreter is a new one, without the variables of the old.
+type Restarted struct {
+	Restarted bool `json:"restarted"`
+}

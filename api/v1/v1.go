@@ -1,0 +1,27 @@
+// Package v1 has the messages of the daemon's REST API as Go types, once for both of its sides: the daemon's v1 face
+// decodes and answers them, and package client sends them. api/openapi.yaml describes the same fields for other
+// languages.
+//
+// It holds no behaviour: the daemon checks requests and chooses defaults, and a zero field of a request means that the
+// default is wanted. Names of Go fields are free to change, those in JSON are not. Clients of forkd 0.5 send and read the
+// same messages: fields marked "of forkd 0.5" are accepted for them and change nothing.
+package v1
+
+// Health is the answer of a daemon that serves.
+type Health struct {
+	OK bool `json:"ok"`
+}
+
+// Version describes a daemon.
+type Version struct {
+	Version string `json:"version"`
+	API     string `json:"api"`
+	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
+
+	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
+}
+
+// Error is the body of every answer that is not a success.
+type Error struct {
+	Message string `json:"error"`
+}

@@ -1,0 +1,34 @@
+package client
+
+import v1 "github.com/forkd/forkd/api/v1"
+
+// The messages of the API, under the names of this package.
+type (
+	Version          = v1.Version
+	Sandbox          = v1.Sandbox
+	ForkRequest      = v1.ForkRequest
+	Forked           = v1.Forked
+	Stats            = v1.Stats
+	RolledBack       = v1.RolledBack
+	Snapshot         = v1.Snapshot
+	SnapshotDetail   = v1.SnapshotDetail
+	BakeRequest      = v1.BakeRequest
+	Baked            = v1.Baked
+	Warmup           = v1.Warmup
+	Pong             = v1.Pong
+	ExecRequest      = v1.ExecRequest
+	ExecEnd          = v1.ExecEnd
+	ExecResult       = v1.ExecResult
+	EvalRequest      = v1.EvalRequest
+	EvalResult       = v1.EvalResult
+	Workspace        = v1.Workspace
+	WorkspaceRequest = v1.WorkspaceRequest
+)
+
+// BranchRequest asks for a snapshot of a running sandbox.
+type BranchRequest struct {
+	Tag       string // empty: the daemon chooses one
+	Mode      string // "live" (also if empty), "diff" or "full"
+	ParentTag string // refuse if the sandbox does not run from this snapshot
+	NoWait    bool   // return when the sandbox runs again, before the snapshot, then "writing", is complete
+}

@@ -1,0 +1,109 @@
+// Package apirig serves the REST API to tests: the real handlers over a real manager and store, VMs that do nothing, and
+// in each of them a real agent, which is an ordinary process and has the host's file system as its own.
+//
+// All traffic is compared with the document of the API; see apitest. What VMs do is tested with VMs.
+package apirig
+
+import (
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/metrics"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/workspace"
+)
+
+// Token is what the API demands.
+const Token = "0123456789abcdef"
+
+// Rig is a running API.
+type Rig struct {
+	*client.Client
+	URL      string
+	Server   *httptest.Server
+	AuditLog string
+	VMs      *vmfake.VMMs
+	Parent   client.BakeRequest // makes a snapshot
+}
+
+// Options change what is served.
+type Options struct {
+	Agent  func(dir string) *exec.Cmd // makes the command that serves an agent on sockets in dir
+	Guest  sandbox.Guest              // instead, for all sandboxes
+	Limits v1.Limits
+}
+
+// Start serves the API until t ends.
+func Start(t testing.TB, o Options) *Rig {
+	t.Helper()
+	r := &Rig{}
+	dir := t.TempDir()
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := metrics.New("test")
+	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
+	m, err := sandbox.New(sandbox.Config{
+		Store: st, VMMs: vmms, Guest: o.guest(t),
+		NewTop: disklayer.Format,
+		RunDir: run, DataDir: filepath.Join(dir, "data"),
+		Observer: counts, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	workspaces, err := workspace.Open(filepath.Join(dir, "workspaces"), m, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.VMs = vmms
+	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} }, RunDir: run,
+		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
+		Sandboxes: func() map[string]int { return nil }})
+	secret, err := auth.Parse(Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.AuditLog = filepath.Join(dir, "audit.log")
+	log, err := audit.Open(r.AuditLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Server = httptest.NewServer(apitest.Checked(t, v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: secret, Audit: log,
+		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits})))
+	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })
+	r.URL = r.Server.URL
+	if r.Client, err = client.New(r.URL, Token); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: file, Initrd: file, Rootfs: file}
+	return r
+}
+
+func (o *Options) guest(t testing.TB) func(string) sandbox.Guest {
+	return func(string) sandbox.Guest {
+		if o.Guest != nil {
+			return o.Guest
+		}
+		return newGuest(t, o.Agent)
+	}
+}

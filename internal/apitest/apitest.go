@@ -1,0 +1,190 @@
+// Package apitest checks the traffic of tests against the document of the REST API, api/openapi.yaml: whatever a test
+// sends and whatever it is answered must be in the document, else the test fails.
+//
+// It is stricter than a client may be: a field of an answer that the document does not name is an error here, and one
+// that clients are to ignore. It knows nothing of the daemon and is linked into tests only.
+package apitest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/legacy"
+	"gopkg.in/yaml.v3"
+
+	"github.com/forkd/forkd/api"
+)
+
+// Checked returns a handler that serves what next does and reports to t what of it the document does not have. A request
+// that breaks the rules of the document is reported only if it was not refused: tests send wrong ones on purpose.
+func Checked(t testing.TB, next http.Handler) http.Handler {
+	t.Helper()
+	router, err := load()
+	if err != nil {
+		t.Fatalf("api/openapi.yaml: %v", err)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := exchange{answer: answer{ResponseWriter: w, status: http.StatusOK}}
+		r.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.TeeReader(r.Body, &c.sent), r.Body}
+		next.ServeHTTP(&c.answer, r)
+		if err := c.check(router, r); err != nil {
+			t.Errorf("%s %s: not as api/openapi.yaml has it: %v", r.Method, r.URL, err)
+		}
+	})
+}
+
+// exchange is a request and its answer.
+type exchange struct {
+	sent   bytes.Buffer // as far as the handler read
+	answer answer
+}
+
+// answer keeps a copy of what passes through.
+type answer struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.body.Write(p)
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+// check compares an exchange with the document.
+func (c *exchange) check(router routers.Router, r *http.Request) error {
+	sent := r.Clone(context.WithoutCancel(r.Context()))
+	sent.Body = io.NopCloser(&c.sent)
+	sent.URL.Scheme, sent.URL.Host = "", "" // the document names no server
+	route, params, err := router.FindRoute(sent)
+	if err != nil {
+		if c.answer.status == http.StatusNotFound || c.answer.status == http.StatusMethodNotAllowed {
+			return nil
+		}
+		return fmt.Errorf("answered with %d: %w", c.answer.status, err)
+	}
+	options := &openapi3filter.Options{
+		AuthenticationFunc:    openapi3filter.NoopAuthenticationFunc, // the tests of tokens check them
+		IncludeResponseStatus: true, RejectWhenRequestBodyNotSpecified: true, SkipSettingDefaults: true, MultiError: true,
+	}
+	in := &openapi3filter.RequestValidationInput{Request: sent, PathParams: params, Route: route, Options: options}
+	if c.answer.status < http.StatusBadRequest {
+		if err := openapi3filter.ValidateRequest(sent.Context(), in); err != nil {
+			return fmt.Errorf("the request was answered with %d: %w", c.answer.status, err)
+		}
+	}
+	err = openapi3filter.ValidateResponse(sent.Context(), &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: in, Status: c.answer.status, Header: c.answer.Header(),
+		Body: io.NopCloser(&c.answer.body), Options: options,
+	})
+	if err != nil {
+		return fmt.Errorf("the answer with %d: %w", c.answer.status, err)
+	}
+	return nil
+}
+
+// Proxy serves, until t ends, the daemon behind a unix socket as Checked does, and returns its URL.
+func Proxy(t testing.TB, socket string) string {
+	t.Helper()
+	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "forkd" },
+		Transport: &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		}},
+	}))
+	t.Cleanup(srv.Close)
+	return srv.URL
+}
+
+// load returns the document as a router, read once.
+var load = sync.OnceValues(func() (routers.Router, error) {
+	openapi3filter.RegisterBodyDecoder("application/x-ndjson", decodeLines)
+	p, err := api.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		return nil, err
+	}
+	var doc map[string]any
+	if err := yaml.Unmarshal(p, &doc); err != nil {
+		return nil, err
+	}
+	closeObjects(doc)
+	if p, err = yaml.Marshal(doc); err != nil {
+		return nil, err
+	}
+	parsed, err := openapi3.NewLoader().LoadFromData(p)
+	if err != nil {
+		return nil, err
+	}
+	return legacy.NewRouter(parsed)
+})
+
+// decodeLines decodes a stream of messages as the array that stands for it in the document.
+func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi3filter.EncodingFn) (any, error) {
+	list := []any{}
+	for dec := json.NewDecoder(body); ; {
+		var message any
+		if err := dec.Decode(&message); errors.Is(err, io.EOF) {
+			return list, nil
+		} else if err != nil {
+			return nil, err
+		}
+		list = append(list, message)
+	}
+}
+
+// closeObjects makes every object schema of a document refuse the fields that it does not name. The parts of an allOf
+// stay open, since each sees the fields of the others, and their sum is closed instead.
+func closeObjects(doc map[string]any) {
+	schemas := asMap(asMap(doc["components"])["schemas"])
+	for _, name := range slices.Collect(maps.Keys(schemas)) {
+		schema := asMap(schemas[name])
+		parts, composed := schema["allOf"].([]any)
+		switch {
+		case composed:
+			schema["unevaluatedProperties"] = false
+			for _, part := range parts {
+				if ref, ok := asMap(part)["$ref"].(string); ok {
+					asMap(part)["$ref"] = ref + openSuffix
+				}
+			}
+		case schema["properties"] != nil:
+			schemas[name+openSuffix] = maps.Clone(schema)
+			schema["additionalProperties"] = false
+		}
+	}
+}
+
+// openSuffix marks the copy of a schema that does not refuse fields.
+const openSuffix = "Part"
+
+func asMap(v any) map[string]any {
+	m, _ := v.(map[string]any)
+	return m
+}

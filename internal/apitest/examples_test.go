@@ -1,0 +1,72 @@
+package apitest
+
+import (
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3filter"
+)
+
+// example is a line of the curl tour in docs/api.md: a path, and one of -d BODY, -T FILE, -X METHOD, or nothing.
+var example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?(?: -(\w) '?([^']*?)'?)?(?:\s+#.*)?$`)
+
+// TestExamplesOfTheDocument: what docs/api.md tells readers to send is what api/openapi.yaml takes.
+func TestExamplesOfTheDocument(t *testing.T) {
+	router, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "forkd ") {
+			continue
+		}
+		m := example.FindStringSubmatch(line)
+		if m == nil {
+			t.Errorf("%s: not understood by this test", line)
+			continue
+		}
+		method, body := http.MethodGet, ""
+		switch m[2] {
+		case "d":
+			method, body = http.MethodPost, m[3]
+		case "T":
+			method = http.MethodPut
+		case "X":
+			method = m[3]
+		}
+		req, err := http.NewRequest(method, strings.ReplaceAll(m[1], "$id", "sb-x"), strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		if method == http.MethodPut {
+			req.Header.Set("Content-Type", "application/octet-stream")
+		}
+		route, params, err := router.FindRoute(req)
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+			continue
+		}
+		err = openapi3filter.ValidateRequest(t.Context(), &openapi3filter.RequestValidationInput{
+			Request: req, PathParams: params, Route: route, Options: &openapi3filter.Options{
+				AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, RejectWhenRequestBodyNotSpecified: true,
+			},
+		})
+		if err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+		checked++
+	}
+	if checked < 8 {
+		t.Errorf("docs/api.md has %d examples: there were more", checked)
+	}
+}

@@ -1,0 +1,159 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cleanup"
+)
+
+// lockPoll is how often a waiting build looks whether the one before it is done.
+const lockPoll = 100 * time.Millisecond
+
+// Beside what is published: a lock file, and a directory for what is being made, named by it.
+const (
+	lockSuffix    = ".lock"
+	stagingSuffix = ".staging"
+)
+
+// publish makes the directory parent/name by calling fill on an empty staging directory beside it, and renames that
+// into place. Where parent/name exists already, or appears while waiting for another process that makes it, fill is not
+// called. waiting is called once if there is someone to wait for.
+//
+// A process that dies in fill leaves its staging directory; the next publish of the same name removes it.
+func publish(ctx context.Context, parent, name string, waiting func(), fill func(staging string) error) error {
+	final := filepath.Join(parent, name)
+	if _, err := os.Stat(final); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return err
+	}
+	unlock, err := lock(ctx, filepath.Join(parent, "."+name+lockSuffix), waiting)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(final); err == nil {
+		return nil
+	}
+	staging := filepath.Join(parent, "."+name+stagingSuffix)
+	if err := removeTree(staging); err != nil {
+		return fmt.Errorf("remove what an interrupted build left: %w", err)
+	}
+	if err := os.Mkdir(staging, 0o700); err != nil {
+		return err
+	}
+	var undo cleanup.Stack
+	defer undo.Run()
+	undo.Add(func() { _ = removeTree(staging) }) // the next build tries again
+	if err := fill(staging); err != nil {
+		return err
+	}
+	if err := syncTree(staging); err != nil {
+		return err
+	}
+	if err := os.Chmod(staging, 0o755); err != nil {
+		return err
+	}
+	if err := os.Rename(staging, final); err != nil {
+		return err
+	}
+	undo.Release()
+	return syncPath(parent)
+}
+
+// lock takes the lock file name, waiting for whoever has it. The file is removed with the lock, so that a cache does
+// not collect one per image ever built.
+func lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
+	for first := true; ; first = false {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && sameFile(f, name) {
+			return func() {
+				_ = os.Remove(name) // while it is locked: see sameFile
+				_ = f.Close()
+			}, nil
+		}
+		f.Close()
+		if err == nil || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock %s: %w", name, err)
+		}
+		if first && waiting != nil {
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+// sameFile reports whether name still is the locked file f: its last holder may have removed it between our open and
+// our lock, and then the lock guards nothing.
+func sameFile(f *os.File, name string) bool {
+	have, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	want, err := os.Stat(name)
+	return err == nil && os.SameFile(have, want)
+}
+
+func syncTree(dir string) error {
+	return filepath.WalkDir(dir, func(name string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() || d.Type().IsRegular() {
+			return syncPath(name)
+		}
+		return nil
+	})
+}
+
+func syncPath(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+func fileSHA256(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{f}, make([]byte, 1<<20)); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+func allocatedBytes(name string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", name, err)
+	}
+	return st.Blocks * 512, nil // st_blocks counts 512-byte units, stat(2)
+}

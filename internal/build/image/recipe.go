@@ -1,0 +1,303 @@
+package image
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Defaults of the fields that a recipe may leave out.
+const (
+	defaultMemoryMiB = 512
+	defaultVCPUs     = 1
+	defaultDiskMiB   = 1024
+)
+
+// Bounds of what a recipe may ask for. The upper ones catch typing errors; no host limit is meant.
+const (
+	minMemoryMiB, maxMemoryMiB = 64, 1 << 20
+	minDiskMiB, maxDiskMiB     = 64, 1 << 20
+	maxWarmupSecs              = 3600 // the daemon's
+	maxRecipeBytes             = 1 << 20
+	maxRecipeFileBytes         = 64 << 20
+)
+
+// RecipeFile is the name of a recipe inside its directory.
+const RecipeFile = "recipe.yaml"
+
+// Recipe says how to make a root file system and what to run in it before it becomes a snapshot.
+type Recipe struct {
+	Name        string            `yaml:"name"`
+	Description string            `yaml:"description"`
+	Base        string            `yaml:"base"`     // debian:<suite>, oci:<dir>[:<tag>], docker-archive:<file>, docker://<reference>
+	Packages    []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
+	Files       []File            `yaml:"files"`
+	Env         map[string]string `yaml:"env"`
+	Warmup      Warmup            `yaml:"warmup"`
+	MemoryMiB   int               `yaml:"memory_mib"` // 0: 512
+	VCPUs       int               `yaml:"vcpus"`      // 0: 1
+	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
+
+	dir   string        // relative paths in Base start here
+	files []overlayFile // what Files name
+}
+
+// File is a file of the recipe's directory, or a directory with all that is in it, that is copied into the image. It is
+// owned by root there.
+type File struct {
+	Source string `yaml:"source"` // relative to the recipe
+	Target string `yaml:"target"` // absolute, in the image; of a directory, where its content goes
+	Mode   Mode   `yaml:"mode"`   // of files; 0: 0644, or 0755 if the source is executable
+}
+
+// Mode is permission bits, written in octal as chmod takes them ("0755").
+type Mode uint32
+
+// UnmarshalYAML reads the digits themselves: a YAML number would be octal or decimal by its leading zero.
+func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
+	v, err := strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
+	if err != nil || v > 0o7777 {
+		return fmt.Errorf("line %d: mode %q is not octal permission bits such as 0755", node.Line, node.Value)
+	}
+	*m = Mode(v)
+	return nil
+}
+
+// Warmup is run in the parent before it is snapshotted, so that children find its effects in memory: the commands one
+// after another, then the Python code in the warm interpreter.
+type Warmup struct {
+	Commands    []string `yaml:"commands"` // each for /bin/sh -c
+	Python      string   `yaml:"python"`
+	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
+}
+
+// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the recipe names are read
+// too, so that a later change of them cannot tear a build.
+func LoadRecipe(name string) (*Recipe, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, fmt.Errorf("load recipe: %w", err)
+	}
+	dir, file := name, RecipeFile
+	if !info.IsDir() {
+		dir, file = filepath.Split(name)
+	}
+	dir, err = filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("load recipe %s: %w", name, err)
+	}
+	root, err := os.OpenRoot(dir) // keeps "source" and symbolic links inside the recipe's directory
+	if err != nil {
+		return nil, fmt.Errorf("load recipe: %w", err)
+	}
+	defer root.Close()
+	r, err := readRecipe(root.FS(), file)
+	if err != nil {
+		return nil, fmt.Errorf("load recipe %s: %w", filepath.Join(dir, file), err)
+	}
+	r.dir = dir
+	return r, nil
+}
+
+// LoadRecipeFS is LoadRecipe for a recipe in a file system such as the ones built into a program. Relative paths in its
+// base are relative to the working directory.
+func LoadRecipeFS(fsys fs.FS, dir string) (*Recipe, error) {
+	sub, err := fs.Sub(fsys, dir)
+	if err != nil {
+		return nil, fmt.Errorf("load recipe %s: %w", dir, err)
+	}
+	r, err := readRecipe(sub, RecipeFile)
+	if err != nil {
+		return nil, fmt.Errorf("load recipe %s: %w", dir, err)
+	}
+	return r, nil
+}
+
+func readRecipe(fsys fs.FS, name string) (*Recipe, error) {
+	text, err := readBounded(fsys, name, maxRecipeBytes)
+	if err != nil {
+		return nil, err
+	}
+	r, err := parseRecipe(text)
+	if err != nil {
+		return nil, err
+	}
+	if r.files, err = readFiles(fsys, r.Files); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func readBounded(fsys fs.FS, name string, limit int64) ([]byte, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return readLimited(f, name, limit)
+}
+
+// readLimited reads r, which name describes in errors, to its end.
+func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s is larger than %d bytes", name, limit)
+	}
+	return data, nil
+}
+
+// unknownField is how yaml.v3 reports a field that the struct lacks; the Go type in it says nothing to a reader.
+var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
+
+func parseRecipe(text []byte) (*Recipe, error) {
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	dec.KnownFields(true)
+	var r Recipe
+	err := dec.Decode(&r)
+	if errors.Is(err, io.EOF) {
+		return nil, errors.New("the file is empty")
+	}
+	if err != nil {
+		text := strings.TrimPrefix(err.Error(), "yaml: ")
+		return nil, errors.New(unknownField.ReplaceAllString(strings.ReplaceAll(text, "unmarshal errors:\n  ", ""), `unknown field "$1"`))
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one YAML document in the file")
+	}
+	r.setDefaults()
+	return &r, r.validate()
+}
+
+func (r *Recipe) setDefaults() {
+	if r.MemoryMiB == 0 {
+		r.MemoryMiB = defaultMemoryMiB
+	}
+	if r.VCPUs == 0 {
+		r.VCPUs = defaultVCPUs
+	}
+	if r.DiskMiB == 0 {
+		r.DiskMiB = defaultDiskMiB
+	}
+}
+
+var (
+	namePattern    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	suitePattern   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+	packagePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+:~-]*)?$`) // Debian policy §5.6.1, §5.6.12
+	envPattern     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+func (r *Recipe) validate() error {
+	if !namePattern.MatchString(r.Name) {
+		return fmt.Errorf("name: %q must be 1 to 63 of a-z, 0-9, '.', '_', '-' and start with a letter or digit", r.Name)
+	}
+	base, err := parseBase(r.Base)
+	if err != nil {
+		return err
+	}
+	if len(r.Packages) > 0 && base.kind != baseDebian {
+		return fmt.Errorf("packages: only a debian:<suite> base takes packages, not %q; put them into the container image", r.Base)
+	}
+	for i, p := range r.Packages {
+		if !packagePattern.MatchString(p) {
+			return fmt.Errorf("packages[%d]: %q is not a Debian package name or name=version", i, p)
+		}
+	}
+	for k, v := range r.Env {
+		if !envPattern.MatchString(k) || strings.ContainsRune(v, 0) {
+			return fmt.Errorf("env: %q: names are letters, digits and '_'; values have no NUL byte", k)
+		}
+	}
+	for _, n := range []struct {
+		field         string
+		value, lo, hi int
+	}{
+		{"memory_mib", r.MemoryMiB, minMemoryMiB, maxMemoryMiB},
+		{"vcpus", r.VCPUs, 1, vm.MaxVCPUs},
+		{"disk_mib", r.DiskMiB, minDiskMiB, maxDiskMiB},
+	} {
+		if n.value < n.lo || n.value > n.hi {
+			return fmt.Errorf("%s: %d is not between %d and %d", n.field, n.value, n.lo, n.hi)
+		}
+	}
+	if t := r.Warmup.TimeoutSecs; !(t >= 0 && t <= maxWarmupSecs) { // NaN is neither
+		return fmt.Errorf("warmup: timeout_secs: %v is not between 0 and %d", t, maxWarmupSecs)
+	}
+	return r.validateFiles()
+}
+
+func (r *Recipe) validateFiles() error {
+	seen := make(map[string]bool)
+	for i, f := range r.Files {
+		if !fs.ValidPath(f.Source) || f.Source == "." {
+			return fmt.Errorf("files[%d]: source: %q must be a path below the recipe's directory", i, f.Source)
+		}
+		if !path.IsAbs(f.Target) || path.Clean(f.Target) != f.Target {
+			return fmt.Errorf("files[%d]: target: %q must be an absolute path without '.', '..' or a slash at its end", i, f.Target)
+		}
+		if err := checkTarget(f.Target); err != nil {
+			return fmt.Errorf("files[%d]: %w", i, err)
+		}
+		if seen[f.Target] {
+			return fmt.Errorf("files[%d]: target: %q appears twice", i, f.Target)
+		}
+		seen[f.Target] = true
+	}
+	return nil
+}
+
+// EnvOver returns the environment of a base with the recipe's over it.
+func (r *Recipe) EnvOver(base map[string]string) map[string]string {
+	env := make(map[string]string)
+	maps.Copy(env, base)
+	maps.Copy(env, r.Env)
+	return env
+}
+
+// The kinds of base.
+const (
+	baseDebian        = "debian"
+	baseOCI           = "oci"
+	baseDockerArchive = "docker-archive"
+	baseRegistry      = "docker" // as in docker://
+)
+
+type base struct {
+	kind string
+	arg  string // suite, path or reference
+}
+
+func parseBase(s string) (base, error) {
+	kind, arg, ok := strings.Cut(s, ":")
+	if ok && arg != "" {
+		switch kind {
+		case baseDebian:
+			if suitePattern.MatchString(arg) {
+				return base{kind, arg}, nil
+			}
+		case baseOCI, baseDockerArchive:
+			return base{kind, arg}, nil
+		case baseRegistry:
+			if ref, ok := strings.CutPrefix(arg, "//"); ok && ref != "" {
+				return base{kind, ref}, nil
+			}
+		}
+	}
+	return base{}, fmt.Errorf("base: %q is none of debian:<suite>, oci:<directory>[:<tag>], docker-archive:<file>, docker://<reference>", s)
+}

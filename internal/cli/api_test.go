@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is a sandbox of the snapshot
+// base; the guest sees the script's files.
+func TestScriptsWithDaemon(t *testing.T) {
+	agent := func(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
+	setup := func(env *testscript.Env) error {
+		rig := apirig.Start(t, apirig.Options{Agent: agent})
+		parent := rig.Parent
+		parent.Tag = "base"
+		if _, err := rig.Bake(t.Context(), parent); err != nil {
+			return err
+		}
+		f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "base", N: 1})
+		if err != nil {
+			return err
+		}
+		env.Setenv("HOME", env.WorkDir)
+		env.Setenv("FORKD_CACHE", env.WorkDir+"/cache")
+		env.Setenv("FORKD_URL", rig.URL)
+		env.Setenv("FORKD_TOKEN", apirig.Token)
+		env.Setenv("ID", f.Sandboxes[0].ID)
+		env.Setenv("USER", os.Getenv("USER"))
+		return nil
+	}
+	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup, Cmds: map[string]func(*testscript.TestScript, bool, []string){
+		"code": wantCode,
+	}})
+}

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// log is an output that can be read while it is written.
+type log struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// A build shows what the daemon does with the parent while it does it.
+func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
+	rig := apirig.Start(t, apirig.Options{})
+	var out log
+	commands := 0
+	rig.VMs.Exec = func() agentclient.ExecResult {
+		commands++
+		for !strings.Contains(out.String(), []string{"", "run warm-up command 1", "run warm-up command 2"}[commands]) && t.Context().Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+		return agentclient.ExecResult{Outcome: agentclient.Exited}
+	}
+	rig.Parent.Warmup = client.Warmup{Commands: []string{"a", "b"}}
+	st := newStatus(&out)
+	b, err := bakeInSteps(t.Context(), rig.Client, rig.Parent, st)
+	st.end()
+	if err != nil || b.Status != "ready" || b.Step != "" || commands != 2 {
+		t.Errorf("%+v, %v, %d commands", b, err, commands)
+	}
+	if text := out.String(); !strings.HasPrefix(text, "forkd: boot and warm up the parent\nforkd: parent: run warm-up command 1\n") {
+		t.Errorf("shown: %s", text)
+	}
+}

@@ -1,0 +1,180 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/cachedir"
+)
+
+func newCacheCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cache",
+		Short: "Show and clean what builds leave on this host",
+		Long: "forkd build keeps images, guest kernels and initramfses, because it takes minutes to make them. They are in\n" +
+			"$FORKD_CACHE, by default ~/.cache/forkd. Whatever is removed is made again when a build needs it.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newCacheLsCmd(), newCachePruneCmd())
+	return cmd
+}
+
+// cached is an item of the cache in the output of `forkd cache`.
+type cached struct {
+	image.Cached
+	InUse bool `json:"in_use"` // the disk of a snapshot is based on it
+}
+
+func newCacheLsCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List what is in the cache",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list, err := listCache(ctx, cl)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), list.all)
+				}
+				return printCached(cmd, list.all)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func newCachePruneCmd() *cobra.Command {
+	var c common
+	var unused time.Duration
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Remove from the cache what no build has used for a while",
+		Long: "An image that a snapshot of the daemon is based on stays, as does the newest guest kernel. If other daemons use\n" +
+			"the same cache, remove nothing that their snapshots need: this command asks one daemon only.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if unused < 0 {
+				return usageError{fmt.Errorf("--unused-for %v is negative", unused)}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				list, err := listCache(ctx, cl)
+				if err != nil {
+					return err
+				}
+				removed, err := list.prune(time.Now().Add(-unused), dryRun)
+				if c.json() {
+					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed, "dry_run": dryRun}))
+				}
+				if err != nil && len(removed) == 0 {
+					return err
+				}
+				did := "removed"
+				if dryRun {
+					did = "would remove"
+				}
+				bytes := int64(0)
+				for _, r := range removed {
+					bytes += r.Bytes
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s %s, %d MiB\n", did, count(len(removed), "item", "items"), bytes>>20)
+				return errors.Join(err, printCached(cmd, removed))
+			})
+		},
+	}
+	cmd.Flags().DurationVar(&unused, "unused-for", 24*time.Hour, "how long no build must have used it")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	c.register(cmd)
+	return cmd
+}
+
+// cacheList is what is in the cache, and which images of it snapshots are based on.
+type cacheList struct {
+	all     []cached
+	inUse   []string
+	unclear []string // snapshots that may need any image: they are being made, or damaged
+}
+
+func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
+	dir, err := cachedir.Dir()
+	if err != nil {
+		return cacheList{}, err
+	}
+	snapshots, err := cl.Snapshots(ctx)
+	if err != nil {
+		return cacheList{}, err
+	}
+	list := cacheList{all: []cached{}}
+	for _, s := range snapshots {
+		switch {
+		case s.BaseImage != "":
+			list.inUse = append(list.inUse, s.BaseImage)
+		case s.Status != "ready":
+			list.unclear = append(list.unclear, s.Tag)
+		}
+	}
+	found, err := image.ListCached(dir)
+	if err != nil {
+		return list, err
+	}
+	used := image.InUse(list.inUse)
+	for _, f := range found {
+		list.all = append(list.all, cached{Cached: f, InUse: used[f.Dir]})
+	}
+	return list, nil
+}
+
+// prune removes what no build has used since then, and returns it.
+func (l cacheList) prune(since time.Time, dryRun bool) ([]cached, error) {
+	if len(l.unclear) > 0 {
+		return []cached{}, fmt.Errorf("it is not known which images these snapshots need: %s; wait until they are ready, or remove "+
+			"those that are damaged (forkd images, forkd rmi TAG)", strings.Join(l.unclear, ", "))
+	}
+	var all []image.Cached
+	for _, c := range l.all {
+		all = append(all, c.Cached)
+	}
+	removed := []cached{}
+	var errs []error
+	for _, c := range image.Removable(all, l.inUse, since) {
+		if !dryRun {
+			if err := c.Remove(); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		removed = append(removed, cached{Cached: c})
+	}
+	return removed, errors.Join(errs...)
+}
+
+func printCached(cmd *cobra.Command, list []cached) error {
+	if len(list) == 0 {
+		return nil
+	}
+	return table(cmd.OutOrStdout(), "KIND\tSIZE\tUSED\tIN USE\tFOR\tDIRECTORY", func(row func(...any)) {
+		for _, c := range list {
+			inUse, detail := "-", c.Detail
+			if c.InUse {
+				inUse = "yes"
+			}
+			if detail == "" {
+				detail = "-"
+			}
+			row(c.Kind, fmt.Sprintf("%d MiB", c.Bytes>>20), age(c.Used.Unix())+" ago", inUse, detail, c.Dir)
+		}
+	})
+}

@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/build/image"
+)
+
+func TestCachePrune(t *testing.T) {
+	dir := t.TempDir()
+	var list cacheList
+	for _, name := range []string{"a", "b"} {
+		path := filepath.Join(dir, name)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		list.all = append(list.all, cached{Cached: image.Cached{Kind: image.CachedImage, Dir: path}})
+	}
+	list.inUse = []string{filepath.Join(dir, "a", "rootfs.ext4")}
+	left := func() (n int) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	// Where a snapshot may need any image, none goes.
+	unclear := list
+	unclear.unclear = []string{"broken"}
+	if removed, err := unclear.prune(time.Now(), false); err == nil || len(removed) != 0 || left() != 2 {
+		t.Errorf("with a damaged snapshot: %v, %v, %d directories left", removed, err, left())
+	}
+	if removed, err := list.prune(time.Now(), true); err != nil || len(removed) != 1 || left() != 2 {
+		t.Errorf("dry run: %v, %v, %d directories left", removed, err, left())
+	}
+	removed, err := list.prune(time.Now(), false)
+	if err != nil || len(removed) != 1 || removed[0].Dir != filepath.Join(dir, "b") || left() != 1 {
+		t.Errorf("prune: %v, %v, %d directories left", removed, err, left())
+	}
+}

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// secondsValue is a flag for a time: a number of seconds, or a duration such as 90s or 2m.
+type secondsValue float64
+
+func (s *secondsValue) String() string { return strconv.FormatFloat(float64(*s), 'g', -1, 64) }
+func (s *secondsValue) Type() string   { return "time" }
+
+func (s *secondsValue) Set(text string) error {
+	v, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		var d time.Duration
+		d, err = time.ParseDuration(text)
+		v = d.Seconds()
+	}
+	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		return errors.New("want a number of seconds, or a time such as 90s or 2m")
+	}
+	*s = secondsValue(v)
+	return nil
+}
+
+// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given, and its older name --timeout-secs.
+func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
+	*to = 30
+	f.Var((*secondsValue)(to), "timeout", usage+"; also a time such as 2m")
+	f.Var((*secondsValue)(to), "timeout-secs", usage)
+	_ = f.MarkHidden("timeout-secs") // it fails only for a flag that does not exist
+}
+
+// notANumber finds what package strconv says about a value that it was not asked about by the user.
+var notANumber = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": (invalid syntax|value out of range)`)
+
+// plainFlagError says what is wrong with a flag in the words of the command line.
+func plainFlagError(err error) error {
+	text := notANumber.ReplaceAllStringFunc(err.Error(), func(found string) string {
+		if notANumber.FindStringSubmatch(found)[1] == "invalid syntax" {
+			return "want a number"
+		}
+		return "the number is too large"
+	})
+	return usageError{fmt.Errorf("%s", text)}
+}

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// waiting is a line on a terminal that says what a command waits for and for how long. It appears when nothing has been
+// printed for an interval, and makes way for what is printed.
+type waiting struct {
+	what  string
+	start time.Time
+	stop  chan struct{}
+	done  chan struct{}
+
+	mu    sync.Mutex // held by whoever prints
+	out   io.Writer
+	shown bool
+}
+
+// startWaiting begins it on the terminal out. The caller ends it.
+func startWaiting(out io.Writer, what string, interval time.Duration) *waiting {
+	w := &waiting{out: out, what: what, start: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
+	go w.run(interval)
+	return w
+}
+
+func (w *waiting) run(interval time.Duration) {
+	defer close(w.done)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-tick.C:
+		}
+		w.mu.Lock()
+		line := []rune(fmt.Sprintf("%3.0fs  %s", time.Since(w.start).Seconds(), w.what))
+		fmt.Fprintf(w.out, clearLine+"%s", string(line[:min(len(line), 79)]))
+		w.shown = true
+		w.mu.Unlock()
+	}
+}
+
+// clearLine puts the cursor to the beginning of its line and empties that.
+const clearLine = "\r\x1b[K"
+
+// clear removes the line. Preconditions: w.mu is held.
+func (w *waiting) clear() {
+	if w.shown {
+		io.WriteString(w.out, clearLine)
+		w.shown = false
+	}
+}
+
+// end removes the line for good.
+func (w *waiting) end() {
+	close(w.stop)
+	<-w.done
+	w.mu.Lock()
+	w.clear()
+	w.mu.Unlock()
+}
+
+// before returns a writer to another output of the command, which may be the same terminal.
+func (w *waiting) before(to io.Writer) io.Writer { return printer{w, to} }
+
+type printer struct {
+	*waiting
+	to io.Writer
+}
+
+func (p printer) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	return p.to.Write(text)
+}

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/client"
+)
+
+// What a command waits for is shown, makes way for its output and leaves nothing behind.
+func TestWaitingIsShown(t *testing.T) {
+	var out log
+	w := startWaiting(&out, "forkd verify base", time.Millisecond)
+	for !strings.Contains(out.String(), "s  forkd verify base") && t.Context().Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Fprint(w.before(&out), "base: intact\n")
+	w.end()
+	text := out.String()
+	before, after, printed := strings.Cut(text, clearLine+"base: intact\n")
+	if !printed || !strings.HasSuffix(before, "verify base") || after != "" && !strings.HasSuffix(after, clearLine) {
+		t.Errorf("on the terminal: %q", text)
+	}
+}
+
+// A command that takes long says so on a terminal.
+func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
+	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no terminals here: %v", err)
+	}
+	defer control.Close()
+	n, err := unix.IoctlGetInt(int(control.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(control.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	terminal, err := os.OpenFile(filepath.Join("/dev/pts", fmt.Sprint(n)), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer terminal.Close()
+	c := common{output: "text", waits: true, url: "unix:///none"}
+	cmd := &cobra.Command{Use: "verify"}
+	cmd.SetErr(terminal)
+	cmd.SetContext(t.Context())
+	shown := make([]byte, 0, 100)
+	err = c.run(cmd, func(context.Context, *client.Client) error {
+		for !strings.Contains(string(shown), "s  verify") {
+			var p [100]byte
+			n, err := control.Read(p[:])
+			if err != nil {
+				return err
+			}
+			shown = append(shown, p[:n]...)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,90 @@
+// Package audit writes one JSON line per API request: who asked for what, and what came of it.
+//
+// It writes no bodies, no query strings and no tokens. It does not rotate: another program renames the file and has the daemon
+// Reopen it (SIGHUP).
+package audit
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// Entry is one line.
+type Entry struct {
+	Time      time.Time `json:"ts"`
+	Method    string    `json:"method"`
+	Path      string    `json:"path"` // without the query
+	Status    int       `json:"status"`
+	LatencyUS int64     `json:"latency_us"`
+	UserAgent string    `json:"ua"`
+	Remote    string    `json:"remote"` // empty for the unix socket
+}
+
+// Log appends entries to a file. A nil *Log drops them.
+type Log struct {
+	path string
+
+	mu  sync.Mutex
+	out io.WriteCloser
+}
+
+// Open opens the log at path, which is created with mode 0600.
+func Open(path string) (*Log, error) {
+	l := &Log{path: path}
+	return l, l.Reopen()
+}
+
+// Reopen opens the file at the log's path again, after it was renamed.
+func (l *Log) Reopen() error {
+	if l == nil {
+		return nil
+	}
+	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return fmt.Errorf("open audit log: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.out != nil {
+		l.out.Close()
+	}
+	l.out = f
+	return nil
+}
+
+// maxField bounds what a client can make an entry hold per field, in bytes.
+const maxField = 1024
+
+// Write appends e as one line in one write call.
+func (l *Log) Write(e Entry) error {
+	if l == nil {
+		return nil
+	}
+	e.Time = e.Time.UTC()
+	e.Path = e.Path[:min(len(e.Path), maxField)]
+	e.UserAgent = e.UserAgent[:min(len(e.UserAgent), maxField)]
+	p, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("write audit log: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.out.Write(append(p, '\n')); err != nil {
+		return fmt.Errorf("write audit log: %w", err)
+	}
+	return nil
+}
+
+// Close closes the file.
+func (l *Log) Close() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.out.Close()
+}

@@ -1,0 +1,126 @@
+// Package metrics counts what the daemon does, for Prometheus.
+//
+// There is no global registry: New makes one and its owner serves it. Durations are in seconds.
+package metrics
+
+import (
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Source is asked for the values of gauges when they are collected.
+type Source struct {
+	Snapshots func() int
+	Sandboxes func() map[string]int // by state
+	Pool      func() int            // ready shells
+}
+
+// Metrics implements sandbox.Observer.
+type Metrics struct {
+	registry  *prometheus.Registry
+	forks     *prometheus.CounterVec
+	children  prometheus.Counter
+	confirms  prometheus.Counter
+	exits     *prometheus.CounterVec
+	vmm       *prometheus.HistogramVec
+	ready     *prometheus.HistogramVec
+	forkWall  prometheus.Histogram
+	branch    branchMetrics
+	sandboxes *prometheus.Desc
+	source    Source
+}
+
+// buckets reach from 1 ms, a fork from a warm pool, to a minute, an emulated host under load.
+func buckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 17) }
+
+// New returns metrics for a daemon of the given version. SetSource must be called before they are served.
+func New(version string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		forks: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "forkd_forks_total", Help: "Fork calls by result."}, []string{"result"}),
+		children: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "forkd_children_total", Help: "Children whose agent confirmed."}),
+		confirms: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "forkd_confirm_failures_total", Help: "Children killed because their agent did not confirm."}),
+		exits: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "forkd_sandbox_exits_total", Help: "Sandboxes that ended by themselves, by reason."}, []string{"reason"}),
+		vmm: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "forkd_child_vmm_seconds", Help: "Request to all vCPUs entered, per child.", Buckets: buckets()}, []string{"pool"}),
+		ready: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "forkd_child_ready_seconds", Help: "Request to confirmed agent, per child.", Buckets: buckets()}, []string{"pool"}),
+		forkWall: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
+		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
+	}
+	m.branch = newBranchMetrics()
+	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
+		ConstLabels: prometheus.Labels{"version": version}})
+	build.Set(1)
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
+	}
+	m.registry.MustRegister(m.branch.all()...)
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.vmm, m.ready, m.forkWall, build, m,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
+		gauge("forkd_pool_shells", "VMM processes that wait for a fork.", func() float64 { return float64(m.source.Pool()) }),
+		gauge("forkd_sandboxes_active", "Running sandboxes.", func() float64 {
+			return float64(m.source.Sandboxes()[sandbox.Running.String()])
+		}))
+	return m
+}
+
+// SetSource says where gauges get their values.
+func (m *Metrics) SetSource(s Source) { m.source = s }
+
+// Handler serves the metrics in the Prometheus text format.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Describe implements prometheus.Collector for the sandboxes by state.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.sandboxes }
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	for state, n := range m.source.Sandboxes() {
+		ch <- prometheus.MustNewConstMetric(m.sandboxes, prometheus.GaugeValue, float64(n), state)
+	}
+}
+
+// ForkDone counts a fork call.
+func (m *Metrics) ForkDone(r sandbox.ForkResult, err error) {
+	switch {
+	case err != nil:
+		m.forks.WithLabelValues("failed").Inc()
+		return
+	case r.Failed > 0:
+		m.forks.WithLabelValues("partial").Inc()
+	default:
+		m.forks.WithLabelValues("ok").Inc()
+	}
+	m.forkWall.Observe(r.ForkWall.Seconds())
+}
+
+// ChildReady counts a child that was handed out.
+func (m *Metrics) ChildReady(t sandbox.Timing) {
+	pool := "cold"
+	if t.Pooled {
+		pool = "warm"
+	}
+	m.children.Inc()
+	m.vmm.WithLabelValues(pool).Observe(t.VMM.Seconds())
+	m.ready.WithLabelValues(pool).Observe(t.Ready.Seconds())
+}
+
+// ConfirmFailed counts a child that was killed unseen.
+func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
+
+// SandboxExited counts a sandbox that ended by itself.
+func (m *Metrics) SandboxExited(reason string) { m.exits.WithLabelValues(reason).Inc() }

@@ -1,0 +1,80 @@
+package v1_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Output is the command's to the byte, through the agent, the daemon and the client.
+func TestExecKeepsBytes(t *testing.T) {
+	cl, url, id := forked(t)
+	var random [100_000]byte
+	rand.Read(random[:])
+	file := filepath.Join(t.TempDir(), "random")
+	if err := os.WriteFile(file, random[:], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	script := "cat " + file + "; cat " + file + " >&2"
+	r, err := cl.Exec(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", script}})
+	if err != nil || r.Stdout != string(random[:]) || r.Stderr != string(random[:]) {
+		t.Errorf("the client's exec: %d and %d bytes, %v", len(r.Stdout), len(r.Stderr), err)
+	}
+	var stdin bytes.Buffer
+	end, err := cl.ExecStream(t.Context(), id, client.ExecRequest{Args: []string{"cat"}, Stdin: random[:]}, &stdin, &stdin)
+	if err != nil || end.ExitCode != 0 || !bytes.Equal(stdin.Bytes(), random[:]) {
+		t.Errorf("input and output: %d bytes, %+v, %v", stdin.Len(), end, err)
+	}
+	body, err := json.Marshal(map[string]any{"args": []string{"sh", "-c", script}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", string(body))
+	for _, field := range []string{"stdout_base64", "stderr_base64"} {
+		if p, err := base64.StdEncoding.DecodeString(fmt.Sprint(answer[field])); err != nil || !bytes.Equal(p, random[:]) {
+			t.Errorf("%s of a whole answer: %d bytes, %v", field, len(p), err)
+		}
+	}
+	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", `{"args":["echo","ü"]}`); answer["stdout"] != "ü\n" || answer["stdout_base64"] != nil {
+		t.Errorf("text: %v", answer)
+	}
+}
+
+// A command that goes on writing is ended by what it wrote, not by the clock.
+func TestExecEndsAtATotal(t *testing.T) {
+	cl, url, id := forked(t)
+	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", `{"args":["cat","/dev/zero"],"timeout_secs":3600}`); answer["outcome"] != "signaled" ||
+		answer["exit_code"] != 137.0 || answer["stdout_truncated"] != true || answer["timed_out"] != false {
+		delete(answer, "stdout")
+		t.Errorf("a whole answer: %v", answer)
+	}
+	r, err := cl.Exec(t.Context(), id, client.ExecRequest{Args: []string{"cat", "/dev/zero"}, TimeoutSecs: 3600})
+	if err != nil || r.Outcome != "signaled" || r.ExitCode != 137 || !r.StdoutTruncated {
+		t.Errorf("the client's: %+v, %v", r.ExecEnd, err)
+	}
+}
+
+// Before the command has started, errors have a status of their own on a stream too.
+func TestExecStreamErrors(t *testing.T) {
+	cl, _, id := forked(t)
+	for _, c := range []struct {
+		id   string
+		req  client.ExecRequest
+		want int
+	}{
+		{"sb-none", client.ExecRequest{Args: []string{"true"}}, 404},
+		{id, client.ExecRequest{Args: []string{"true"}, User: "no-such-user"}, 400},
+		{id, client.ExecRequest{}, 400},
+	} {
+		if _, err := cl.ExecStream(t.Context(), c.id, c.req, nil, nil); !client.IsStatus(err, c.want) {
+			t.Errorf("%+v: %v, want status %d", c.req, err, c.want)
+		}
+	}
+}

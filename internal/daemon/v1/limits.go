@@ -1,0 +1,142 @@
+package v1
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Limits bound what clients and guests can hold of the daemon. A zero field is its default.
+type Limits struct {
+	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
+	PerSandbox int           // of the calls to guests, those to one; 128
+	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.Calls == 0 {
+		l.Calls = 512
+	}
+	if l.PerSandbox == 0 {
+		l.PerSandbox = 128
+	}
+	if l.Stall == 0 {
+		l.Stall = 2 * time.Minute
+	}
+	return l
+}
+
+// gate counts the requests of one kind that are served at once. More are turned away instead of queued. A guest or a client
+// can make some requests last: those that end sandboxes or say what there is pass no gate, and can always be made.
+type gate struct {
+	limit, each int
+
+	mu    sync.Mutex
+	total int
+	by    map[string]int // of the total, by sandbox
+}
+
+func newGate(limit, each int) *gate { return &gate{limit: limit, each: each, by: make(map[string]int)} }
+
+var errTooMany = &requestError{http.StatusServiceUnavailable, "too many requests at once; try again"}
+
+// enter counts a request that concerns a sandbox, or none. The caller leaves if there is no error.
+func (g *gate) enter(id string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.total == g.limit || id != "" && g.by[id] == g.each {
+		return errTooMany
+	}
+	g.total++
+	g.by[id]++
+	return nil
+}
+
+func (g *gate) leave(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.total--
+	if g.by[id]--; g.by[id] == 0 {
+		delete(g.by, id)
+	}
+}
+
+// through lets a handler be called through a gate.
+func through(g *gate, h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		id := r.PathValue("id")
+		if err := g.enter(id); err != nil {
+			w.Header().Set("Retry-After", "1")
+			return err
+		}
+		defer g.leave(id)
+		return h(w, r)
+	}
+}
+
+// errStalled ends a transfer that stands still.
+var errStalled = &requestError{http.StatusGatewayTimeout, "the transfer was given up: nothing was moved for too long"}
+
+// transfer is a copy between a client and a guest, of which either may stop reading or writing. Its context ends when
+// nothing has moved for the limit.
+type transfer struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	timer  *time.Timer
+	limit  time.Duration
+	rc     *http.ResponseController
+	header http.Header // of the answer
+}
+
+func newTransfer(ctx context.Context, w http.ResponseWriter, limit time.Duration) *transfer {
+	t := &transfer{limit: limit, header: w.Header(), rc: http.NewResponseController(w)}
+	t.ctx, t.cancel = context.WithCancelCause(ctx)
+	t.timer = time.AfterFunc(limit, func() { t.cancel(errStalled) })
+	return t
+}
+
+// end stops the watch and says why the copy ended.
+func (t *transfer) end(err error) error {
+	t.timer.Stop()
+	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
+		err = cause
+		// Before it answers, the server would wait for the rest of the body; the connection is of no use afterwards.
+		t.header.Set("Connection", "close")
+		_ = t.rc.SetReadDeadline(time.Now())
+	}
+	t.cancel(nil)
+	return err
+}
+
+// moved notes progress.
+func (t *transfer) moved() { t.timer.Reset(t.limit) }
+
+// fromClient is the body of a request: a client that sends nothing for the limit has its connection fail.
+type fromClient struct {
+	*transfer
+	body io.Reader
+}
+
+func (f fromClient) Read(p []byte) (int, error) {
+	_ = f.rc.SetReadDeadline(time.Now().Add(f.limit)) // a connection without deadlines is a test's
+	n, err := f.body.Read(p)
+	_ = f.rc.SetReadDeadline(time.Time{}) // after the last byte the server watches the connection for its end
+	f.moved()
+	return n, err
+}
+
+// toClient is the answer to a request: a client that takes nothing for the limit has its connection fail.
+type toClient struct {
+	*transfer
+	w io.Writer
+}
+
+func (c toClient) Write(p []byte) (int, error) {
+	_ = c.rc.SetWriteDeadline(time.Now().Add(c.limit))
+	n, err := c.w.Write(p)
+	c.moved()
+	return n, err
+}

@@ -1,0 +1,169 @@
+package v1_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// mute is a guest that accepts connections and neither reads nor answers.
+type mute struct {
+	dialed chan struct{}
+}
+
+func (mute) Forked(context.Context, agentproto.Forked) error { return nil }
+func (m mute) Dial(context.Context, uint32) (net.Conn, error) {
+	ours, _ := net.Pipe()
+	m.dialed <- struct{}{}
+	return ours, nil
+}
+
+// fork returns n sandboxes.
+func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
+	t.Helper()
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.Sandboxes
+}
+
+// Guests that do not answer hold the calls to them, and nothing else of the API.
+func TestStuckCallsHoldNothingElse(t *testing.T) {
+	silent := mute{make(chan struct{}, 10)}
+	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Calls: 3, PerSandbox: 2}})
+	boxes := fork(t, r, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	stick := func(id string) {
+		go func() {
+			r.Exec(ctx, id, client.ExecRequest{Args: []string{"true"}, TimeoutSecs: 3600})
+			done <- struct{}{}
+		}()
+		<-silent.dialed
+	}
+	stick(boxes[0].ID)
+	stick(boxes[0].ID)
+	if _, err := r.Ping(ctx, boxes[0].ID); !client.IsStatus(err, http.StatusServiceUnavailable) {
+		t.Errorf("a third call to one guest: %v", err)
+	}
+	stick(boxes[1].ID)
+	if _, err := r.Ping(ctx, boxes[2].ID); !client.IsStatus(err, http.StatusServiceUnavailable) {
+		t.Errorf("a fourth call: %v", err)
+	}
+	if _, err := r.Sandboxes(ctx); err != nil {
+		t.Errorf("list: %v", err)
+	}
+	for _, s := range boxes {
+		if err := r.Kill(ctx, s.ID); err != nil {
+			t.Errorf("kill: %v", err)
+		}
+	}
+	cancel()
+	for range 3 {
+		<-done
+	}
+}
+
+// A file transfer with a guest that has stopped ends.
+func TestATransferThatStandsStillEnds(t *testing.T) {
+	silent := mute{make(chan struct{}, 10)}
+	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Stall: 20 * time.Millisecond}})
+	id := fork(t, r, 1)[0].ID
+	if _, err := r.ReadFile(t.Context(), id, "/a"); !client.IsStatus(err, http.StatusGatewayTimeout) {
+		t.Errorf("read: %v", err)
+	}
+	if err := r.WriteFile(t.Context(), id, "/a", strings.NewReader("x")); !client.IsStatus(err, http.StatusGatewayTimeout) {
+		t.Errorf("write: %v", err)
+	}
+}
+
+// So does one whose client has stopped.
+func TestAnUploadThatStandsStillEnds(t *testing.T) {
+	r := start(t, apirig.Options{Limits: v1.Limits{Stall: 20 * time.Millisecond}})
+	id := fork(t, r, 1)[0].ID
+	body, w := io.Pipe()
+	defer w.Close()
+	go w.Write([]byte("some"))
+	err := r.WriteFile(t.Context(), id, t.TempDir()+"/x", body)
+	if err == nil {
+		t.Error("an upload of which only a part came has succeeded")
+	}
+}
+
+// stuckWriter takes its first write and does not end it until it is done.
+type stuckWriter struct{ begun, done chan struct{} }
+
+func (w stuckWriter) Write([]byte) (int, error) {
+	close(w.begun)
+	<-w.done
+	return 0, io.ErrClosedPipe
+}
+
+// A client that reads nothing of a command's output does not hold the guest's place for ever.
+func TestAStreamThatNobodyReadsEnds(t *testing.T) {
+	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Stall: 20 * time.Millisecond}})
+	id := fork(t, r, 1)[0].ID
+	out := stuckWriter{begun: make(chan struct{}), done: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.ExecStream(t.Context(), id, client.ExecRequest{Args: []string{"yes"}, TimeoutSecs: 3600}, out, io.Discard)
+	}()
+	<-out.begun
+	for {
+		_, err := r.Ping(t.Context(), id)
+		if err == nil {
+			break
+		}
+		if !client.IsStatus(err, http.StatusServiceUnavailable) {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(out.done)
+	<-ended
+}
+
+// Who has no token does not keep a connection.
+func TestAConnectionWithoutTokenIsClosed(t *testing.T) {
+	r := start(t, apirig.Options{})
+	for request, status := range map[string]int{
+		"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n":                                           http.StatusUnauthorized,
+		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                        http.StatusUnauthorized, // and no body
+		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nContent-Length: 10\r\n\r\n": http.StatusForbidden,
+		"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                         http.StatusMethodNotAllowed,
+	} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		io.WriteString(conn, request)
+		in := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil || resp.StatusCode != status || !resp.Close {
+			t.Errorf("%q: %+v, %v", request, resp, err)
+			continue
+		}
+		io.Copy(io.Discard, resp.Body)
+		if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+			t.Errorf("%q: the connection is open: %v", request, err)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+// Package bochs runs a job in an emulated Intel host, so that kvm-intel and what stands on it can
+// be tested on any machine: QEMU's TCG emulates AMD's SVM only, Bochs emulates VMX.
+//
+// A host is one run: it boots, does its job with a disk that was made for it, and powers off; its
+// results are then read from the disk. There is no network and no way to talk to it meanwhile.
+// Time in it is virtual: it passes by instructions executed, so that limits inside do not depend
+// on how busy the real host is, and durations say nothing about hardware.
+//
+// It installs nothing, and needs to be root or on a host where users may make user namespaces.
+// Users' sandboxes do not run here: that is package tcghost's, which is ten times faster.
+package bochs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/build/debpkg"
+)
+
+// suite has Bochs 3.0, whose VMX runs kvm-intel. Debian 12 has 2.7, built without VMX; the 3.1 of
+// later suites divides 64-bit numbers wrongly, and kernels panic on it.
+const suite = "trixie"
+
+// packages are what is fetched, with all that they need: the emulator with its firmware and the
+// smallest of its displays, without one of which it is not complete, and what makes a CD that its
+// firmware can boot from.
+var packages = []string{"bochs", "bochsbios", "vgabios", "bochs-term", "genisoimage", "isolinux", "syslinux-common"}
+
+// kept are the directories of them that are used.
+var kept = []string{"usr/bin", "usr/lib", "usr/share/bochs", "usr/share/vgabios"}
+
+// layout names what the cache holds; another number makes it be fetched again.
+const layout = suite + "-1"
+
+// fetchLimit bounds a download of about 70 MB, of which 15 MB are package lists.
+const fetchLimit = 10 * time.Minute
+
+// Emulator is an unpacked Bochs.
+type Emulator struct{ root string }
+
+// Get returns the Bochs that dir keeps, which it fetches when there is none yet.
+func Get(ctx context.Context, dir string, progress func(string)) (Emulator, error) {
+	final := filepath.Join(dir, layout)
+	if _, err := os.Stat(final); err == nil {
+		return Emulator{final}, nil
+	}
+	progress("downloading Bochs from Debian " + suite + " (about 70 MB, once)")
+	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
+	defer cancel()
+	tree, err := debpkg.FetchWhole(ctx, dir, suite, packages...)
+	if err != nil {
+		return Emulator{}, err
+	}
+	defer os.RemoveAll(tree)
+	out := filepath.Join(tree, "out")
+	for _, name := range kept {
+		to := filepath.Join(out, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.Rename(filepath.Join(tree, name), to)); err != nil {
+			return Emulator{}, fmt.Errorf("unpack Bochs: %w", err)
+		}
+	}
+	if err := (Emulator{out}).check(ctx); err != nil {
+		return Emulator{}, err
+	}
+	if err := os.Rename(out, final); err != nil && !errors.Is(err, fs.ErrExist) { // another process may have been faster
+		return Emulator{}, fmt.Errorf("publish Bochs: %w", err)
+	}
+	return Emulator{final}, nil
+}
+
+// libraries is where the fetched programs' libraries are, and their dynamic loader: the host's may
+// be too old.
+const libraries = "usr/lib/x86_64-linux-gnu"
+
+// command runs one of the fetched programs.
+func (e Emulator) command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	lib := filepath.Join(e.root, libraries)
+	loader := append([]string{"--library-path", lib, filepath.Join(e.root, "usr/bin", program)}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(lib, "ld-linux-x86-64.so.2"), loader...)
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "BXSHARE="+e.share(),
+		"LTDL_LIBRARY_PATH="+filepath.Join(lib, "bochs/plugins"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
+func (e Emulator) share() string { return filepath.Join(e.root, "usr/share/bochs") }
+
+// check runs what was fetched once, so that a cache never keeps programs that do not start.
+func (e Emulator) check(ctx context.Context) error {
+	for program, arg := range map[string]string{"bochs-bin": "--help", "genisoimage": "--version"} {
+		if out, err := e.command(ctx, program, arg).CombinedOutput(); err != nil {
+			return fmt.Errorf("start %s of Debian %s: %w: %s", program, suite, err, out)
+		}
+	}
+	return nil
+}

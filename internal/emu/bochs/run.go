@@ -1,0 +1,222 @@
+package bochs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/emu/debkernel"
+)
+
+// limits tell a host that hangs from one that is slow because the real one is busy: by the CPU time that
+// Bochs has used since its console said something. A healthy host speaks every two seconds of its own,
+// which cost Bochs about four; before its init starts it says nothing.
+type limits struct {
+	boot, silent time.Duration // CPU time
+	idle         time.Duration // real time, for a Bochs that uses no CPU time either
+}
+
+func defaultLimits() limits {
+	return limits{boot: 3 * time.Minute, silent: time.Minute, idle: 10 * time.Minute}
+}
+
+const lookPause = 500 * time.Millisecond
+
+// Machine is what hosts are made of.
+type Machine struct {
+	Emulator Emulator
+	Kernel   debkernel.Kernel
+	Busybox  string
+}
+
+// Open returns the emulated host of a cache directory, into which it fetches what is missing.
+func Open(ctx context.Context, cache string, progress func(string)) (m Machine, err error) {
+	if m.Emulator, err = Get(ctx, filepath.Join(cache, "bochs"), progress); err != nil {
+		return m, err
+	}
+	kernels := filepath.Join(cache, debkernel.CacheDir)
+	m.Kernel, err = debkernel.Find(kernels)
+	if errors.Is(err, fs.ErrNotExist) {
+		progress("downloading the host's kernel (about 100 MB, once)")
+		m.Kernel, err = debkernel.Fetch(ctx, kernels)
+	}
+	if err == nil {
+		m.Busybox, err = debkernel.Busybox(ctx, kernels)
+	}
+	return m, err
+}
+
+// Run is a host with its disk, in a directory of its own.
+type Run struct {
+	machine Machine
+	host    Host
+	dir     string
+}
+
+// Prepare makes a run in dir, which the caller removes. The host's disk gets what lies below tree,
+// about size bytes, and shows it below /disk; it runs the shell script job.
+func (m Machine) Prepare(ctx context.Context, h Host, job, dir, tree string, size int64) (Run, error) {
+	r := Run{machine: m, host: h, dir: dir}
+	return r, errors.Join(
+		m.Emulator.makeCD(ctx, h, m.Kernel, m.Busybox, job, dir),
+		makeDisk(ctx, filepath.Join(dir, fileDisk), tree, size),
+		os.WriteFile(filepath.Join(dir, fileConfig), []byte(h.configuration(m.Emulator, dir)), 0o644),
+	)
+}
+
+// Do runs the host until its job has ended and it has powered off, or ends it when limit has
+// passed or when it hangs. It passes the console's lines to said, without those that only say that
+// it lives.
+func (r Run) Do(ctx context.Context, limit time.Duration, said func(line string)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("ended after %v", limit))
+	defer cancel()
+	cmd := r.machine.Emulator.command(ctx, "bochs-bin", "-q", "-f", filepath.Join(r.dir, fileConfig))
+	cmd.Dir = r.dir
+	confine(cmd)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start Bochs: %w (it needs a network namespace of its own)", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	w := watcher{path: filepath.Join(r.dir, fileConsole), said: said, limits: defaultLimits(),
+		used: func() time.Duration { return cpuTime(cmd.Process.Pid) }}
+	err := w.watch(ctx, ended)
+	cancel() // ends it, if it has not
+	if err != nil {
+		<-ended
+		return fmt.Errorf("emulated Intel host: %w; its console ended with:\n%s", err, w.last(20))
+	}
+	return nil
+}
+
+// confine gives Bochs a network of its own: its display listens on a port for whoever comes.
+func confine(cmd *exec.Cmd) {
+	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}}
+	}
+}
+
+// Lines of the host's init; see init.sh.
+const (
+	lineAlive  = "forkd: alive"
+	lineFailed = "forkd: failed: "
+	lineDone   = "forkd: done"
+	linePanic  = "Kernel panic"
+)
+
+// watcher follows a console that is written to a file.
+type watcher struct {
+	path   string
+	said   func(string)
+	limits limits
+	used   func() time.Duration // Bochs's CPU time
+
+	read  []byte
+	shown int // bytes of read whose lines have been looked at
+	done  bool
+}
+
+// watch returns when the host has done its job and powered off, or why that will not happen.
+func (w *watcher) watch(ctx context.Context, ended <-chan error) error {
+	limit := w.limits.boot
+	spoke, usedThen := time.Now(), w.used()
+	for {
+		var end bool
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ended: // with an error also after a power-off in order
+			end = true
+		case <-time.After(lookPause):
+		}
+		before := len(w.read)
+		if err := w.look(); err != nil {
+			return err
+		}
+		switch used := w.used() - usedThen; {
+		case end && w.done:
+			return nil
+		case end:
+			return errors.New("it ended before its job")
+		case len(w.read) > before:
+			spoke, usedThen = time.Now(), w.used()
+		case used > limit, time.Since(spoke) > w.limits.idle:
+			return fmt.Errorf("it hangs: nothing on its console for %.0f s of CPU time and %.0f s of real time",
+				used.Seconds(), time.Since(spoke).Seconds())
+		}
+		if bytes.Contains(w.read, []byte(lineAlive)) {
+			limit = w.limits.silent
+		}
+	}
+}
+
+// cpuTime is what a process has used so far; 0 if it is gone.
+func cpuTime(pid int) time.Duration {
+	var clock unix.Timespec
+	// The id of a process's CPU clock, see clock_getcpuclockid(3) and the kernel's posix-timers.h.
+	const schedClock = 2
+	if err := unix.ClockGettime(int32(^pid<<3|schedClock), &clock); err != nil {
+		return 0
+	}
+	return time.Duration(clock.Nano())
+}
+
+// look reads what is new on the console.
+func (w *watcher) look() error {
+	p, err := os.ReadFile(w.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.read = p
+	for {
+		line, _, whole := bytes.Cut(w.read[w.shown:], []byte("\n"))
+		if !whole {
+			return nil
+		}
+		w.shown += len(line) + 1
+		if err := w.line(strings.TrimRight(string(line), "\r")); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *watcher) line(line string) error {
+	switch why, failed := strings.CutPrefix(line, lineFailed); {
+	case failed:
+		return errors.New(why)
+	case strings.Contains(line, linePanic):
+		return errors.New("its kernel panicked")
+	case line == lineDone:
+		w.done = true
+	case !strings.HasPrefix(line, lineAlive):
+		w.said(line)
+	}
+	return nil
+}
+
+// last returns the end of the console without what only says that the host lives.
+func (w *watcher) last(n int) string {
+	var lines []string
+	for line := range strings.Lines(string(w.read)) {
+		if !strings.HasPrefix(line, lineAlive) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-n):], "")
+}

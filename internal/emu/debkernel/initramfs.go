@@ -1,0 +1,52 @@
+package debkernel
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/forkd/forkd/internal/build/initramfs"
+	"github.com/forkd/forkd/internal/build/kmod"
+)
+
+// AddModules puts the modules called names, with what they depend on, into dir of an initramfs.
+// The order of the file names is the order in which to load them; the files are called
+// NUMBER-NAME.ko. They have no signatures: checking those would cost an emulated machine a second,
+// and its kernel comes from the same package as they.
+func (k Kernel) AddModules(w *initramfs.Writer, dir string, names []string) error {
+	collected, err := kmod.Collect(k.ModulesDir, names)
+	if err != nil {
+		return err
+	}
+	for i, mod := range collected {
+		if err := w.File(fmt.Sprintf("%s/%03d-%s.ko", dir, i, mod.Name), 0o644, kmod.Unsigned(mod.Data)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// AddBusybox adds the program at path as busybox, with a link in /bin for each of its commands.
+func AddBusybox(w *initramfs.Writer, path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read busybox: %w", err)
+	}
+	list, err := exec.Command(path, "--list").Output()
+	if err != nil {
+		return fmt.Errorf("list busybox commands: %w", err)
+	}
+	if err := w.File("/bin/busybox", 0o755, data); err != nil {
+		return err
+	}
+	for name := range strings.FieldsSeq(string(list)) {
+		if name == "busybox" || strings.Contains(name, "/") {
+			continue
+		}
+		if err := w.Symlink("/bin/"+name, "busybox"); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package tcghost
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/build/initramfs"
+	"github.com/forkd/forkd/internal/emu/debkernel"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+)
+
+// modules are what the emulated host needs: KVM, its disk, share and network, and what the daemon
+// may use (tun, overlay). ext4 checks its journal through crc32c_generic without saying so in its
+// dependencies.
+var modules = []string{
+	"virtio_pci", "virtio_blk", "crc32c_generic", "ext4",
+	"9p", "9pnet_virtio", "virtio_net",
+	"kvm-amd", "tun", "overlay", "loop",
+}
+
+// kernelDir holds what comes out of packages for all emulated hosts.
+func (m Machine) kernelDir() string { return filepath.Join(m.cache, debkernel.CacheDir) }
+
+// kernel returns the emulated host's kernel, fetching it on the first use.
+func (m Machine) kernel(ctx context.Context, progress func(string)) (debkernel.Kernel, error) {
+	dir := m.kernelDir()
+	k, err := debkernel.Find(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		progress("downloading the emulated host's kernel (about 100 MB, once)")
+		return debkernel.Fetch(ctx, dir)
+	}
+	return k, err
+}
+
+// writeInitrd builds the emulated host's initramfs: init, modules, busybox, a minimal /etc, and the
+// configuration with the token, which is why the file is the owner's alone.
+func (m Machine) writeInitrd(k debkernel.Kernel, busybox string, init []byte, config machineapi.Config) error {
+	var buf bytes.Buffer
+	w := initramfs.NewWriter(&buf)
+	configJSON, err := json.Marshal(config)
+	if err != nil {
+		return fmt.Errorf("build initramfs: %w", err)
+	}
+	for _, f := range []struct {
+		name string
+		perm uint32
+		data []byte
+	}{
+		{"/init", 0o755, init},
+		{machineapi.ConfigPath, 0o600, configJSON},
+		{"/etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")},
+		{"/etc/group", 0o644, []byte("root:x:0:\nnogroup:x:65534:\n")},
+		{"/etc/hosts", 0o644, []byte("127.0.0.1 localhost forkd-machine\n::1 localhost\n")},
+		{"/etc/resolv.conf", 0o644, []byte("nameserver 10.0.2.3\n")}, // QEMU's user-mode network
+	} {
+		if err := w.File(f.name, f.perm, f.data); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(w.CharDevice("/dev/console", 0o600, 5, 1), w.Dir("/root", 0o700)); err != nil {
+		return err
+	}
+	if err := debkernel.AddBusybox(w, busybox); err != nil {
+		return err
+	}
+	if err := k.AddModules(w, machineapi.ModulesDir, modules); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return m.replace(fileInitrd, buf.Bytes())
+}

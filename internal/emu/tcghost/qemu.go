@@ -1,0 +1,108 @@
+package tcghost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/emu/debqemu"
+	"github.com/forkd/forkd/internal/emu/machineapi"
+)
+
+// qemuDir holds a QEMU for all emulated hosts, where the host's is too old.
+func (m Machine) qemuDir() string { return filepath.Join(m.cache, "machine-qemu") }
+
+// cmdline of the emulated host's kernel. Huge pages off and no address randomisation: with either,
+// QEMU 7.2 collects translated blocks until page clearing stalls for tens of seconds. panic=-1 with
+// -no-reboot makes a panic end QEMU.
+const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transparent_hugepage=never"
+
+// qemuArgs returns QEMU's arguments. One emulated CPU and one translation thread: with several,
+// nested SVM loses or hangs about one virtual machine in 200. Host paths are relative to the
+// emulated host's directory, in which QEMU runs.
+func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []string {
+	return []string{
+		"-name", "forkd-machine-" + m.Name,
+		"-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
+		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "EPYC,svm=on,npt=on", "-smp", "1",
+		"-m", fmt.Sprint(o.MemoryMiB),
+		"-kernel", vmlinux, "-initrd", fileInitrd, "-append", cmdline,
+		"-serial", "file:" + fileConsole,
+		"-netdev", fmt.Sprintf("user,id=n0,hostfwd=tcp:%s-:%d,hostfwd=tcp:%s-:%d",
+			initAddr, machineapi.InitPort, daemonAddr, machineapi.DaemonPort),
+		"-device", "virtio-net-pci,netdev=n0,romfile=",
+		"-drive", "if=none,id=d0,format=raw,discard=unmap,detect-zeroes=unmap,file=" + fileDisk,
+		"-device", "virtio-blk-pci,drive=d0",
+		"-fsdev", "local,id=f0,security_model=none,multidevs=remap,path=" + escape(m.cache),
+		"-device", "virtio-9p-pci,fsdev=f0,mount_tag=" + machineapi.ShareTag,
+	}
+}
+
+// escape doubles the commas of a value in QEMU's option syntax.
+func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
+
+// startQEMU starts the emulator. It is killed when the calling OS thread ends, so the caller locks its goroutine to a
+// thread that lives as long as the supervisor.
+func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
+	if err := m.rotate(fileConsole, filePrevious); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(m.path(fileQEMULog))
+	if err != nil {
+		return nil, fmt.Errorf("start QEMU: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(o.QEMU, m.qemuArgs(o, vmlinux, initAddr, daemonAddr)...)
+	cmd.Dir = m.dir
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start QEMU (Debian package %s): %w", debqemu.Package, err)
+	}
+	return cmd, nil
+}
+
+// ensureDisk makes the state disk, an ext4 file system in a sparse file, if there is none.
+func (m Machine) ensureDisk(ctx context.Context, gib int) error {
+	path := m.path(fileDisk)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	tool, err := exec.LookPath("mke2fs")
+	if err != nil {
+		tool = "/usr/sbin/mke2fs" // not in the PATH of ordinary users
+	}
+	return atomicfile.Fill(path, func(tmp string) error {
+		out, err := exec.CommandContext(ctx, tool, "-q", "-t", "ext4", "-m", "0", "-L", "forkd-machine", tmp,
+			fmt.Sprintf("%dG", gib)).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("run mke2fs (Debian package e2fsprogs): %w: %s", err, out)
+		}
+		return nil
+	})
+}
+
+// logTail returns the last lines of one of the emulated host's logs, at most n bytes.
+func (m Machine) logTail(name string, n int64) string {
+	f, err := os.Open(m.path(name))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > n {
+		f.Seek(-n, io.SeekEnd)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, n))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,201 @@
+package tcghost
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/emu/debqemu"
+)
+
+const (
+	// statePause is the time between two looks at the state file.
+	statePause = 50 * time.Millisecond
+	// stopLimit is how long the supervisor may take to end the emulated host in order; more
+	// than its own steps together.
+	stopLimit = powerOffLimit + qemuExitLimit + 10*time.Second
+)
+
+// Start makes sure that the emulated host runs and answers, and returns its state. A running
+// emulated host is left as it is, with the options it has. supervisor is the command line that
+// calls Supervise for this machine, without the program's own options; the process it starts
+// outlives the caller. progress is told what is being done.
+func (m Machine) Start(ctx context.Context, o Options, supervisor []string, progress func(string)) (State, error) {
+	if err := o.validate(); err != nil {
+		return State{}, err
+	}
+	if err := m.makeDir(); err != nil {
+		return State{}, err
+	}
+	lock, err := waitLock(m.path(fileClientLock))
+	if err != nil {
+		return State{}, err
+	}
+	defer lock.Close()
+
+	supervised, err := m.supervised()
+	if err != nil {
+		return State{}, err
+	}
+	if supervised {
+		s, err := m.awaitReady(ctx, nil)
+		if !errors.Is(err, errEnded) {
+			return s, err
+		}
+	}
+	if err := m.killStray(); err != nil {
+		return State{}, err
+	}
+	if _, err := m.kernel(ctx, progress); err != nil {
+		return State{}, err
+	}
+	if o.QEMU == "" {
+		o.QEMU = debqemu.Choose(ctx, m.qemuDir(), progress)
+	}
+	progress("starting machine " + m.Name)
+	exited, err := m.spawn(o, supervisor)
+	if err != nil {
+		return State{}, err
+	}
+	return m.awaitReady(ctx, exited)
+}
+
+// killStray ends a QEMU that outlived its supervisor, which the kernel should have prevented.
+func (m Machine) killStray() error {
+	s, err := m.State()
+	if err != nil {
+		return err
+	}
+	if err := s.QEMU.kill(unix.SIGKILL); err != nil && !errors.Is(err, errGone) {
+		return err
+	}
+	return nil
+}
+
+// spawn starts the supervisor in a session of its own. The channel yields its end, if the caller lives that long.
+func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
+	if _, err := m.token(); err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("start supervisor: %w", err)
+	}
+	if err := m.replace(fileOptions, b); err != nil {
+		return nil, err
+	}
+	// Copies whose clients were killed: nothing runs in an emulated host that is off.
+	if err := os.RemoveAll(m.path(dirRun)); err != nil {
+		return nil, fmt.Errorf("remove old copies: %w", err)
+	}
+	// What the last run left behind must not be taken for this one's.
+	if err := m.writeState(State{Name: m.Name, Phase: Starting, Options: o}); err != nil {
+		return nil, err
+	}
+	log, err := os.Create(m.path(fileSuperLog))
+	if err != nil {
+		return nil, fmt.Errorf("start supervisor: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(supervisor[0], supervisor[1:]...)
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start supervisor: %w", err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	return exited, nil
+}
+
+// errEnded means that a supervisor which another process had started was about to end.
+var errEnded = errors.New("the supervisor has ended")
+
+// awaitReady waits until the emulated host answers, fails for good, or ctx ends. exited is nil for
+// a supervisor that another process started; its end is errEnded.
+func (m Machine) awaitReady(ctx context.Context, exited <-chan error) (State, error) {
+	ticker := time.NewTicker(statePause)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-exited:
+			s, stateErr := m.State()
+			if stateErr != nil {
+				return s, stateErr
+			}
+			return s, fmt.Errorf("start emulated host %s: supervisor ended (%v): %s; see %s", m.Name, err, s.LastFailure,
+				m.path(fileSuperLog))
+		case <-ctx.Done():
+			return State{}, fmt.Errorf("start emulated host %s: %w", m.Name, ctx.Err())
+		case <-ticker.C:
+		}
+		s, err := m.State()
+		switch {
+		case err != nil:
+			return s, err
+		case s.Phase == Ready:
+			return s, nil
+		case exited == nil && (s.Phase == Failed || s.Phase == Stopped):
+			return s, errEnded
+		}
+	}
+}
+
+// Stop ends the emulated host in order: processes killed, disk synced, power off, supervisor gone.
+// It reports whether there was anything to stop.
+func (m Machine) Stop(ctx context.Context) (bool, error) {
+	if _, err := os.Stat(m.dir); errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	lock, err := waitLock(m.path(fileClientLock))
+	if err != nil {
+		return false, err
+	}
+	defer lock.Close()
+	s, err := m.State()
+	if err != nil {
+		return false, err
+	}
+	supervised, err := m.supervised()
+	if err != nil || !supervised {
+		return false, errors.Join(err, m.killStray())
+	}
+	if err := s.Supervisor.kill(unix.SIGTERM); err != nil && !errors.Is(err, errGone) {
+		return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
+	}
+	if !m.awaitUnsupervised(ctx, stopLimit) {
+		// QEMU dies with the supervisor.
+		if err := s.Supervisor.kill(unix.SIGKILL); err != nil && !errors.Is(err, errGone) {
+			return true, fmt.Errorf("stop emulated host %s: %w", m.Name, err)
+		}
+		if !m.awaitUnsupervised(ctx, qemuExitLimit) {
+			return true, fmt.Errorf("stop emulated host %s: supervisor %d cannot be ended", m.Name, s.Supervisor.PID)
+		}
+	}
+	return true, m.killStray()
+}
+
+func (m Machine) awaitUnsupervised(ctx context.Context, limit time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	ticker := time.NewTicker(statePause)
+	defer ticker.Stop()
+	for {
+		if supervised, err := m.supervised(); err == nil && !supervised {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package tcghost
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// Phase is where an emulated host is in its life.
+//
+//	starting ──▶ ready ──▶ stopping ──▶ stopped
+//	    ▲          │ died or hung
+//	    └──────────┘         starting ──▶ failed, after several starts in a row without an answer
+type Phase string
+
+// Phases. An emulated host without a supervisor is stopped or failed, whatever the file says.
+const (
+	Starting Phase = "starting"
+	Ready    Phase = "ready"
+	Stopping Phase = "stopping"
+	Stopped  Phase = "stopped"
+	Failed   Phase = "failed"
+)
+
+// State is what the supervisor publishes in the emulated host's state file. Only the supervisor
+// writes it.
+type State struct {
+	Name        string    `json:"name"`
+	Phase       Phase     `json:"phase"`
+	BootID      string    `json:"boot_id,omitempty"` // another one after every start of QEMU
+	Supervisor  Process   `json:"supervisor"`
+	QEMU        Process   `json:"qemu"`
+	InitAddr    string    `json:"init_addr"`   // host address of forkd-machined's API
+	DaemonAddr  string    `json:"daemon_addr"` // host address of the daemon's port in the emulated host
+	StartedAt   time.Time `json:"started_at"`  // of this boot
+	ReadyMS     int64     `json:"ready_ms"`    // from QEMU's start to the first answer
+	Restarts    int       `json:"restarts"`    // since `machine start`
+	LastFailure string    `json:"last_failure,omitempty"`
+	Options     Options   `json:"options"`
+}
+
+// State reads the emulated host's state. An emulated host that was never started, or whose
+// supervisor is gone, is Stopped or Failed.
+func (m Machine) State() (State, error) {
+	s := State{Name: m.Name, Phase: Stopped}
+	b, err := os.ReadFile(m.path(fileState))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, fmt.Errorf("read state of emulated host %s: %w", m.Name, err)
+	}
+	if err := json.Unmarshal(b, &s); err != nil {
+		return s, fmt.Errorf("read state of emulated host %s: %s: %w", m.Name, m.path(fileState), err)
+	}
+	supervised, err := m.supervised()
+	if err != nil {
+		return s, err
+	}
+	if !supervised && s.Phase != Stopped && s.Phase != Failed {
+		s.Phase = Failed
+		if s.LastFailure == "" {
+			s.LastFailure = "the supervisor was killed"
+		}
+	}
+	return s, nil
+}
+
+// writeState replaces the state file.
+func (m Machine) writeState(s State) error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write state: %w", err)
+	}
+	return m.replace(fileState, append(b, '\n'))
+}
+
+// replace writes one of the emulated host's files such that readers see the old or the new content.
+func (m Machine) replace(name string, data []byte) error {
+	return atomicfile.Write(m.path(name), data, 0o600)
+}
+
+// supervised reports whether a supervisor lives. Its lock says so, and not a process id, which may be another's by now.
+func (m Machine) supervised() (bool, error) {
+	f, err := os.Open(m.path(fileSuperLock))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for supervisor: %w", err)
+	}
+	defer f.Close()
+	// Asking does not take the lock, not even for a moment in which the supervisor may want it.
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return false, fmt.Errorf("look for supervisor: %w", err)
+	}
+	return lock.Type != unix.F_UNLCK, nil
+}
+
+var errLocked = errors.New("locked by another process")
+
+// tryLock locks path until the returned file is closed or the process ends. The file's directory must exist.
+// The error is errLocked if another process, or another file of this one, has the lock.
+func tryLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLK) }
+
+// waitLock is tryLock that waits for its turn.
+func waitLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLKW) }
+
+func lockFile(path string, cmd int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	for {
+		err = unix.FcntlFlock(f.Fd(), cmd, &unix.Flock_t{Type: unix.F_WRLCK})
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err == nil {
+		return f, nil
+	}
+	f.Close()
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
+		return nil, errLocked
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// token returns the emulated host's bearer token, made when it is first needed.
+func (m Machine) token() (string, error) {
+	b, err := os.ReadFile(m.path(fileToken))
+	if err == nil && len(b) > 0 {
+		return strings.TrimSpace(string(b)), nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read token: %w", err)
+	}
+	token := randomHex(32)
+	return token, m.replace(fileToken, []byte(token+"\n"))
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails: crypto/rand.Read ends the program instead
+	return hex.EncodeToString(b)
+}
+
+// freeAddr returns a loopback address that nobody listens on: prefer, if it is one. Somebody else may take it before
+// QEMU does; QEMU's start then fails and is repeated.
+func freeAddr(prefer string) (string, error) {
+	for _, addr := range []string{prefer, "127.0.0.1:0"} {
+		if addr == "" {
+			continue
+		}
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return l.Addr().String(), nil
+	}
+	return "", errors.New("find a free loopback port: none can be opened")
+}
+
+// rotate keeps the file called name under the name previous.
+func (m Machine) rotate(name, previous string) error {
+	err := os.Rename(m.path(name), m.path(previous))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("keep %s: %w", filepath.Base(name), err)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package disklayer
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"os"
+)
+
+// Merge makes the empty file dst a layer with the content of layers, base first, which lie over one another. The layers
+// are read and not mapped: a VMM may hold them open for writing, and a mapping that it cuts off under its reader ends the
+// whole process, which is the daemon's.
+func Merge(dst *os.File, layers []*os.File) error {
+	if len(layers) == 0 {
+		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())
+	}
+	sources := make([]*source, len(layers))
+	for i, f := range layers {
+		var err error
+		if sources[i], err = openSource(f); err != nil {
+			return fmt.Errorf("merge disk layers: %w", err)
+		}
+		if size := sources[i].size; size != sources[0].size {
+			return fmt.Errorf("merge disk layers: layer %d is of a disk of %d bytes, layer 0 of %d", i, size, sources[0].size)
+		}
+	}
+	if err := Format(dst, sources[0].size); err != nil {
+		return err
+	}
+	merged, err := Open(dst) // nobody else has it yet
+	if err != nil {
+		return err
+	}
+	for _, s := range sources {
+		if err := s.addTo(merged); err != nil {
+			return errors.Join(fmt.Errorf("merge disk layers: %w", err), merged.Close())
+		}
+	}
+	return merged.Close()
+}
+
+// source is a layer to be merged.
+type source struct {
+	file *os.File
+	size uint64 // of the disk
+	buf  []byte // for data
+}
+
+func openSource(f *os.File) (*source, error) {
+	size, err := checkFooter(f)
+	if err != nil {
+		return nil, fmt.Errorf("open disk layer %s: %w", f.Name(), err)
+	}
+	return &source{file: f, size: size}, nil
+}
+
+// Bytes that are read at a time. Both are whole clusters.
+const (
+	mergeBitmap = 64 << 10
+	mergeData   = 1 << 20
+)
+
+// addTo copies all clusters of s to dst.
+func (s *source) addTo(dst *Layer) error {
+	offset, length, _ := Layout(s.size)
+	bitmap := make([]byte, min(length, mergeBitmap))
+	s.buf = make([]byte, mergeData)
+	for at := uint64(0); at < length; {
+		chunk := bitmap[:min(length-at, mergeBitmap)]
+		if err := s.read(chunk, offset+at); err != nil {
+			return err
+		}
+		if err := s.addClusters(dst, at*8, chunk); err != nil {
+			return err
+		}
+		at += uint64(len(chunk))
+	}
+	return nil
+}
+
+// addClusters copies the clusters that chunk, a part of the bitmap, has from the cluster first on.
+func (s *source) addClusters(dst *Layer, first uint64, chunk []byte) error {
+	clusters := min(uint64(len(chunk))*8, dst.clusters-min(first, dst.clusters))
+	for c := uint64(0); c < clusters; {
+		n := ones(chunk, c, clusters)
+		if n == 0 {
+			c++
+			if c%8 == 0 { // empty bytes are most of a bitmap
+				for c < clusters && chunk[c/8] == 0 {
+					c += 8
+				}
+			}
+			continue
+		}
+		if err := s.copyTo(dst, first+c, n); err != nil {
+			return err
+		}
+		c += n
+	}
+	return nil
+}
+
+// ones returns how many bits from the bit at on are set, of those before end.
+func ones(bitmap []byte, at, end uint64) uint64 {
+	start := at
+	for at < end {
+		n := uint64(bits.TrailingZeros8(^(bitmap[at/8] >> (at % 8)))) // of this byte; the shift has brought in zeros
+		at += n
+		if n == 0 || at%8 != 0 {
+			break
+		}
+	}
+	return min(at, end) - start
+}
+
+// copyTo copies n clusters and marks them.
+func (s *source) copyTo(dst *Layer, first, n uint64) error {
+	for at, end := first*ClusterSize, (first+n)*ClusterSize; at < end; {
+		p := s.buf[:min(end-at, mergeData)]
+		if err := s.read(p, at); err != nil {
+			return err
+		}
+		if _, err := dst.file.WriteAt(p, int64(at)); err != nil {
+			return err
+		}
+		at += uint64(len(p))
+	}
+	return dst.Set(first, n)
+}
+
+// read fills p from offset at.
+func (s *source) read(p []byte, at uint64) error {
+	_, err := s.file.ReadAt(p, int64(at))
+	if errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: %s was cut off while it was read", ErrFormat, s.file.Name())
+	}
+	return err
+}

@@ -1,0 +1,157 @@
+package snapshot
+
+import (
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// idBytes is the entropy of an ID: 128 bits cannot be guessed and do not collide.
+const idBytes = 16
+
+// idEncoding writes IDs in lower-case letters and digits, which are safe in file names, host names and URLs.
+func idEncoding() *base32.Encoding {
+	return base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+}
+
+// NewID returns a new random identifier: 26 characters of [a-z2-7] with 128 bits of entropy.
+func NewID() string {
+	var p [idBytes]byte
+	rand.Read(p[:]) // never fails: crypto/rand ends the process instead
+	return idEncoding().EncodeToString(p[:])
+}
+
+// CheckID reports whether id is one that NewID can return.
+func CheckID(id string) error {
+	p, err := idEncoding().DecodeString(id)
+	if err != nil || len(p) != idBytes || idEncoding().EncodeToString(p) != id {
+		return fmt.Errorf("id %q: not a forkd id", id)
+	}
+	return nil
+}
+
+// check reports the first rule that the manifest breaks.
+func (m *Manifest) check() error {
+	if err := CheckID(m.ID); err != nil {
+		return err
+	}
+	if err := CheckTag(m.Tag); err != nil {
+		return err
+	}
+	if m.Parent != nil {
+		if err := errors.Join(CheckID(m.Parent.ID), CheckTag(m.Parent.Tag)); err != nil {
+			return fmt.Errorf("parent: %w", err)
+		}
+		if m.Parent.ID == m.ID {
+			return errors.New("parent: the snapshot itself")
+		}
+	}
+	if err := m.Machine.check(); err != nil {
+		return fmt.Errorf("machine: %w", err)
+	}
+	if err := CheckEnv(m.Guest.Env); err != nil {
+		return fmt.Errorf("guest: %w", err)
+	}
+	if err := errors.Join(m.State.checkOwn(m.ID), m.Map.checkOwn(m.ID)); err != nil {
+		return fmt.Errorf("state: %w", err)
+	}
+	if err := checkChain(m.Memory, m.ID, m.Parent != nil); err != nil {
+		return fmt.Errorf("memory_layers: %w", err)
+	}
+	if m.Disk == nil {
+		return nil
+	}
+	if err := m.Disk.check(m.ID, m.Parent != nil); err != nil {
+		return fmt.Errorf("disk: %w", err)
+	}
+	return nil
+}
+
+func (m *Machine) check() error {
+	switch {
+	case m.MemoryBytes == 0 || m.MemoryBytes%vm.PageSize != 0 || m.MemoryBytes > vm.MaxMemoryBytes:
+		return fmt.Errorf("memory_bytes %d: want whole pages, at most %d", m.MemoryBytes, uint64(vm.MaxMemoryBytes))
+	case m.VCPUs == 0 || m.VCPUs > vm.MaxVCPUs:
+		return fmt.Errorf("vcpus %d: want 1 to %d", m.VCPUs, vm.MaxVCPUs)
+	case m.Template == "":
+		return errors.New("cpu_template is empty")
+	}
+	return nil
+}
+
+// CheckEnv reports whether env can be an environment: at most 256 variables of UTF-8 text, names not empty and without
+// '=', nothing with a zero byte.
+func CheckEnv(env map[string]string) error {
+	if len(env) > maxEnv {
+		return fmt.Errorf("env has %d variables: at most %d", len(env), maxEnv)
+	}
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {
+			return fmt.Errorf("env %q: want a name without '=' and no zero bytes", name)
+		}
+		if !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return fmt.Errorf("env %q: not UTF-8", name)
+		}
+	}
+	return nil
+}
+
+func (d *Disk) check(id string, branched bool) error {
+	switch {
+	case d.SizeBytes == 0 || d.SizeBytes < d.Base.Bytes:
+		return fmt.Errorf("size_bytes %d: smaller than the base image of %d", d.SizeBytes, d.Base.Bytes)
+	case d.Base.Digest == "":
+		return errors.New("base: no digest")
+	}
+	if err := checkDigest(d.Base.Digest); err != nil {
+		return fmt.Errorf("base: %w", err)
+	}
+	if err := checkChain(d.Layers, id, branched); err != nil {
+		return fmt.Errorf("layers: %w", err)
+	}
+	return nil
+}
+
+// checkChain checks a list of layers of which the last belongs to snapshot id and the others to its ancestors.
+func checkChain(layers []File, id string, branched bool) error {
+	if len(layers) == 0 || len(layers) > MaxChain {
+		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
+	}
+	if len(layers) > 1 && !branched {
+		return fmt.Errorf("%d layers in a snapshot without a parent", len(layers))
+	}
+	owners := make(map[string]bool, len(layers))
+	for i, l := range layers {
+		if owners[l.Owner] {
+			return fmt.Errorf("layer %d: owner %q appears twice", i, l.Owner)
+		}
+		owners[l.Owner] = true
+		if err := l.check(); err != nil {
+			return fmt.Errorf("layer %d: %w", i, err)
+		}
+	}
+	return layers[len(layers)-1].checkOwn(id)
+}
+
+func (f *File) check() error {
+	if err := CheckID(f.Owner); err != nil {
+		return fmt.Errorf("owner: %w", err)
+	}
+	return checkDigest(f.Digest)
+}
+
+// checkOwn checks a file that must lie in the directory of snapshot id.
+func (f *File) checkOwn(id string) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	if f.Owner != id {
+		return fmt.Errorf("owner %q: want the snapshot's own id %q", f.Owner, id)
+	}
+	return nil
+}

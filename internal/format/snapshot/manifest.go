@@ -1,0 +1,219 @@
+// Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules that tie a snapshot
+// to its parents.
+//
+// It encodes, decodes and checks. It has no I/O policy: where files live, when they are flushed and which of them stay
+// in RAM is the store's business.
+package snapshot
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+)
+
+// Format and Version head every manifest. Version changes whenever the meaning of a snapshot's files does; a reader
+// refuses versions that it does not know.
+const (
+	Format  = "forkd-snapshot"
+	Version = 3
+)
+
+// The files of a snapshot directory.
+const (
+	ManifestFile    = "manifest.json"
+	MemoryMapFile   = "memory.map"   // extents over the memory layers of the whole chain
+	MemoryLayerFile = "memory.layer" // the pages this snapshot adds
+	StateFile       = "vmstate"      // vCPU and device state, in the VMM's own versioned format
+	DiskLayerFile   = "disk.layer"   // the blocks this snapshot adds
+)
+
+// LayerFile returns the name that a layer has in the directory of snapshot id: name if it is the snapshot's own, else one
+// with its owner's id in it.
+func LayerFile(name, id, owner string) string {
+	if owner == id {
+		return name
+	}
+	return name + "." + owner
+}
+
+// Bounds on what a manifest may claim. They keep a hostile manifest from making its reader allocate or loop.
+const (
+	MaxManifest = 1 << 20 // bytes of manifest.json
+	MaxChain    = 64      // layers of one snapshot
+	maxEnv      = 256     // environment variables
+)
+
+// Manifest describes a snapshot: which machine it was saved from and which files hold it. There is no path in it: the
+// snapshot's files have fixed names in its directory, and the base image is named by its digest.
+type Manifest struct {
+	Format  string    `json:"format"`
+	Version int       `json:"version"`
+	ID      string    `json:"id"` // random, see NewID; names the owner of layers
+	Tag     string    `json:"tag"`
+	Created time.Time `json:"created"`
+	Parent  *Ref      `json:"parent,omitempty"` // the snapshot below the topmost layers
+
+	Machine Machine `json:"machine"`
+	Guest   Guest   `json:"guest"`
+
+	State  File   `json:"state"`
+	Map    File   `json:"memory_map"`
+	Memory []File `json:"memory_layers"` // base first; the last is this snapshot's own
+	Disk   *Disk  `json:"disk,omitempty"`
+
+	Branch    *Branch `json:"branch,omitempty"`    // how it was branched from a running sandbox
+	Transient bool    `json:"transient,omitempty"` // removed with the last sandbox that needs it
+
+	// Checksum is the SHA-256 in hex of this manifest's encoding with an empty checksum.
+	Checksum string `json:"checksum"`
+}
+
+// Ref names a snapshot. The ID decides; the tag is for messages.
+type Ref struct {
+	ID  string `json:"id"`
+	Tag string `json:"tag"`
+}
+
+// Machine is the shape of the VM and what its state depends on.
+type Machine struct {
+	MemoryBytes uint64 `json:"memory_bytes"`
+	VCPUs       uint32 `json:"vcpus"`
+	Template    string `json:"cpu_template"`
+	Accel       string `json:"accel"` // what ran the parent: "kvm", or "tcg" for an emulated host
+}
+
+// Guest is what the guest said about itself and what its forks are given.
+type Guest struct {
+	Kernel   string            `json:"kernel"` // uname -r
+	Warm     []string          `json:"warm,omitempty"`
+	Hostname string            `json:"hostname"` // of the parent; forks get their own
+	Env      map[string]string `json:"env,omitempty"`
+}
+
+// Branch is how a snapshot was taken from a running sandbox.
+type Branch struct {
+	SandboxID  string `json:"sandbox_id"`
+	Mode       string `json:"mode"`
+	Fallback   string `json:"fallback,omitempty"` // why another mode than the one asked for
+	Pause      Micros `json:"pause_us"`           // the sandbox stood still
+	Stop       Micros `json:"stop_us,omitempty"`  // and again, because it wrote faster than could be copied
+	Ready      Micros `json:"ready_us"`           // from the request until children could start
+	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
+	Faults     uint64 `json:"faults,omitempty"`   // of these, copied because it wrote them again
+}
+
+// Micros is a duration that manifests have in whole microseconds.
+type Micros time.Duration
+
+// MarshalJSON writes the microseconds.
+func (m Micros) MarshalJSON() ([]byte, error) {
+	return strconv.AppendInt(nil, time.Duration(m).Microseconds(), 10), nil
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (m *Micros) UnmarshalJSON(p []byte) error {
+	us, err := strconv.ParseUint(string(p), 10, 64)
+	if err != nil || us > math.MaxInt64/uint64(time.Microsecond) {
+		return fmt.Errorf("%s: want a duration in microseconds", p)
+	}
+	*m = Micros(time.Duration(us) * time.Microsecond)
+	return nil
+}
+
+// File is one file of a snapshot.
+type File struct {
+	Owner  string `json:"owner"` // ID of the snapshot that the file was made for
+	Bytes  uint64 `json:"bytes"`
+	Digest string `json:"digest,omitempty"` // see Digester; absent until computed in the background
+}
+
+// Disk is the root disk: an immutable base image and the layers over it.
+type Disk struct {
+	SizeBytes uint64 `json:"size_bytes"`
+	Base      Base   `json:"base"`
+	Layers    []File `json:"layers"` // base first; the last is this snapshot's own
+}
+
+// Base is an immutable raw disk image outside the snapshot. Which file it is on a host is for the store to know.
+type Base struct {
+	Bytes  uint64 `json:"bytes"`
+	Digest string `json:"digest"` // see Digester; always there
+}
+
+// Encode returns the bytes of manifest.json and sets m.Checksum. It refuses a manifest that Parse would refuse.
+func (m *Manifest) Encode() ([]byte, error) {
+	m.Format, m.Version = Format, Version
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("encode manifest: %w", err)
+	}
+	sum, err := m.sum()
+	if err != nil {
+		return nil, fmt.Errorf("encode manifest: %w", err)
+	}
+	m.Checksum = sum
+	return m.marshal()
+}
+
+func (m *Manifest) marshal() ([]byte, error) {
+	p, err := json.MarshalIndent(m, "", "  ")
+	return append(p, '\n'), err
+}
+
+// sum returns what Checksum must be.
+func (m *Manifest) sum() (string, error) {
+	bare := *m
+	bare.Checksum = ""
+	p, err := bare.marshal()
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(p)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// ParseManifest decodes and checks the bytes of manifest.json. It accepts exactly what Encode writes: any other byte
+// is damage (or an edit by hand, which is refused for the same reason).
+func ParseManifest(p []byte) (*Manifest, error) {
+	if len(p) > MaxManifest {
+		return nil, fmt.Errorf("manifest of %d bytes: more than %d", len(p), MaxManifest)
+	}
+	var head struct {
+		Format  string `json:"format"`
+		Version int    `json:"version"`
+	}
+	if err := json.Unmarshal(p, &head); err != nil {
+		return nil, fmt.Errorf("manifest is not valid JSON (truncated or damaged): %w", err)
+	}
+	if head.Format != Format {
+		return nil, fmt.Errorf("manifest format %q: not a forkd snapshot (want %q)", head.Format, Format)
+	}
+	if head.Version != Version {
+		return nil, fmt.Errorf("manifest version %d: this forkd reads version %d; bake the snapshot again or use the forkd that wrote it",
+			head.Version, Version)
+	}
+	m := new(Manifest)
+	dec := json.NewDecoder(bytes.NewReader(p))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(m); err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	sum, err := m.sum()
+	if err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	if sum != m.Checksum {
+		return nil, fmt.Errorf("manifest checksum %.16q: the content has %.16q: the file is damaged", m.Checksum, sum)
+	}
+	if again, err := m.marshal(); err != nil || !bytes.Equal(again, p) {
+		return nil, fmt.Errorf("manifest is not in canonical form: the file is damaged")
+	}
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	return m, nil
+}

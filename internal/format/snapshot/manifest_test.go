@@ -1,0 +1,167 @@
+package snapshot
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func sample(t *testing.T) *Manifest {
+	t.Helper()
+	id, base := NewID(), NewID()
+	return &Manifest{
+		ID: id, Tag: "python-numpy", Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		Parent:  &Ref{ID: base, Tag: "base"},
+		Machine: Machine{MemoryBytes: 512 << 20, VCPUs: 2, Template: "host", Accel: "kvm"},
+		Guest:   Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd", Env: map[string]string{"A": "<b>"}},
+		State:   File{Owner: id, Bytes: 100},
+		Map:     File{Owner: id, Bytes: 40},
+		Memory:  []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)}, {Owner: id, Bytes: 8192}},
+		Disk: &Disk{SizeBytes: 1 << 30, Base: Base{Bytes: 1 << 30, Digest: digestPrefix + strings.Repeat("0b", 32)},
+			Layers: []File{{Owner: base, Bytes: 1}, {Owner: id, Bytes: 2}}},
+	}
+}
+
+func TestManifestRoundTrip(t *testing.T) {
+	m := sample(t)
+	p, err := m.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseManifest(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := got.Encode()
+	if err != nil || string(again) != string(p) {
+		t.Fatalf("second encoding differs (err %v)", err)
+	}
+}
+
+// Whatever bit of a manifest flips and wherever it is cut, it is refused.
+// Manifests keep durations in whole microseconds, as those that older builds wrote do.
+func TestBranchFigures(t *testing.T) {
+	const text = `{"sandbox_id":"","mode":"live","pause_us":1500,"stop_us":7,"ready_us":2000000,"dirty_bytes":0}`
+	want := Branch{Mode: "live", Pause: Micros(1500 * time.Microsecond), Stop: Micros(7 * time.Microsecond),
+		Ready: Micros(2 * time.Second)}
+	var got Branch
+	if err := json.Unmarshal([]byte(text), &got); err != nil || got != want {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if p, err := json.Marshal(&got); err != nil || string(p) != text {
+		t.Fatalf("%s, %v", p, err)
+	}
+	for _, bad := range []string{"-1", "1.5", `"1"`, "9223372036854776"} {
+		if err := json.Unmarshal([]byte(`{"pause_us":`+bad+`}`), &got); err == nil {
+			t.Errorf("%s: accepted", bad)
+		}
+	}
+}
+
+func TestManifestDamageIsRefused(t *testing.T) {
+	p, err := sample(t).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range p {
+		if _, err := ParseManifest(p[:n]); err == nil {
+			t.Fatalf("cut to %d of %d bytes: accepted", n, len(p))
+		}
+	}
+	for i := range p {
+		for bit := range 8 {
+			p[i] ^= 1 << bit
+			if _, err := ParseManifest(p); err == nil {
+				t.Fatalf("bit %d of byte %d (%q) flipped: accepted", bit, i, p[i])
+			}
+			p[i] ^= 1 << bit
+		}
+	}
+	if _, err := ParseManifest(append(p, ' ')); err == nil {
+		t.Error("trailing space: accepted")
+	}
+}
+
+func TestManifestOtherFormatsAreNamed(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"format":"other","version":3}`:                   "not a forkd snapshot",
+		`{"format":"forkd-snapshot","version":9}`:          "version 9",
+		`{"format":"forkd-snapshot","version":3,"x":true}`: "unknown field",
+		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
+	} {
+		if _, err := ParseManifest([]byte(in)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one with %q", in, err, want)
+		}
+	}
+}
+
+func TestManifestRules(t *testing.T) {
+	for name, breakIt := range map[string]func(*Manifest){
+		"traversing tag":         func(m *Manifest) { m.Tag = "../x" },
+		"foreign id":             func(m *Manifest) { m.ID = "x" },
+		"own parent":             func(m *Manifest) { m.Parent.ID = m.ID },
+		"no memory":              func(m *Manifest) { m.Machine.MemoryBytes = 0 },
+		"odd memory":             func(m *Manifest) { m.Machine.MemoryBytes = 4097 },
+		"no vcpus":               func(m *Manifest) { m.Machine.VCPUs = 0 },
+		"no template":            func(m *Manifest) { m.Machine.Template = "" },
+		"foreign state":          func(m *Manifest) { m.State.Owner = m.Parent.ID },
+		"no layers":              func(m *Manifest) { m.Memory = nil },
+		"chain without a parent": func(m *Manifest) { m.Parent = nil },
+		"same owner twice":       func(m *Manifest) { m.Memory[0].Owner = m.ID },
+		"foreign top layer":      func(m *Manifest) { m.Memory[1].Owner = NewID() },
+		"bad digest":             func(m *Manifest) { m.Memory[0].Digest = digestPrefix + "AB" },
+		"unknown digest":         func(m *Manifest) { m.Memory[0].Digest = strings.Repeat("0a", 32) },
+		"disk below its base":    func(m *Manifest) { m.Disk.SizeBytes = 1 },
+		"no base":                func(m *Manifest) { m.Disk.Base.Digest = "" },
+		"base by its path":       func(m *Manifest) { m.Disk.Base.Digest = "/etc/passwd" },
+		"too much memory":        func(m *Manifest) { m.Machine.MemoryBytes = vm.MaxMemoryBytes + 4096 },
+		"too many vcpus":         func(m *Manifest) { m.Machine.VCPUs = vm.MaxVCPUs + 1 },
+		"env name":               func(m *Manifest) { m.Guest.Env["a=b"] = "" },
+		"env bytes":              func(m *Manifest) { m.Guest.Env["a"] = "\xff" },
+	} {
+		m := sample(t)
+		breakIt(m)
+		if _, err := m.Encode(); err == nil {
+			t.Errorf("%s: encoded", name)
+		}
+	}
+}
+
+func TestTag(t *testing.T) {
+	for _, tag := range []string{"a", "_", "A.b-c_9", strings.Repeat("x", 64)} {
+		if err := CheckTag(tag); err != nil {
+			t.Errorf("%q: %v", tag, err)
+		}
+	}
+	for _, tag := range []string{"", ".", "..", "-a", ".a", "a/b", "a b", "ä", "a\x00", strings.Repeat("x", 65)} {
+		if CheckTag(tag) == nil {
+			t.Errorf("%q: accepted", tag)
+		}
+	}
+	for tag, want := range map[string]string{
+		"aü":                     `tag "aü": character 'ü' at position 2:`,
+		"ßü":                     `character 'ß' at position 1:`,
+		"a\xff":                  "character '\uFFFD' at position 2:",
+		strings.Repeat("x", 65):  "tag of 65 characters",
+		strings.Repeat("ü", 500): `tag "` + strings.Repeat("ü", 64) + `": character 'ü' at position 1:`,
+	} {
+		if err := CheckTag(tag); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", tag, err, want)
+		}
+	}
+}
+
+func TestIDsAreDistinctAndChecked(t *testing.T) {
+	a, b := NewID(), NewID()
+	if a == b || CheckID(a) != nil || CheckID(b) != nil {
+		t.Errorf("ids %q, %q", a, b)
+	}
+	for _, id := range []string{"", "../../etc", a[1:], a + "a", strings.ToUpper(a)} {
+		if CheckID(id) == nil {
+			t.Errorf("%q: accepted", id)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+// Package agent is the guest side of forkd: it boots the guest's user space as PID 1, keeps warm interpreters, serves
+// the E2B envd and code interpreter protocols and forkd's control protocol on vsock, and gives each fork of the guest
+// an identity of its own.
+//
+// It trusts whoever connects: only the host can reach a guest's vsock. It has no network listener, takes no update,
+// and does not supervise what users start.
+package agent
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"time"
+
+	"github.com/mdlayher/vsock"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/envd"
+	"github.com/forkd/forkd/internal/guest/eval"
+	"github.com/forkd/forkd/internal/guest/forkhook"
+	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/pid1"
+	"github.com/forkd/forkd/internal/guest/reap"
+	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// memoryLimit is when the agent's garbage collector starts working, in bytes. Below it there is no collection at all,
+// also none by time: a cycle that begins in a fresh child would write to, and so copy, much of the agent's memory.
+const memoryLimit = 64 << 20
+
+// maxProcs is how many threads may run the agent's Go code; each has caches of its own, which children would copy. It is
+// two on one CPU too: when a thread waits in the kernel, as that of forks does, the runtime wakes another to look for work
+// unless it has a processor to spare.
+const maxProcs = 2
+
+// Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the machine off rather
+// than return.
+func Main(args []string, stderr io.Writer) int {
+	flags := flag.NewFlagSet("forkd-agent", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	dir := flags.String("listen-dir", "", "serve on unix sockets in this directory, named by port, as an ordinary process")
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(memoryLimit)
+	runtime.GOMAXPROCS(maxProcs)
+	if *dir != "" {
+		fmt.Fprintf(stderr, "forkd-agent: %v\n", serveDir(*dir, stderr))
+		return 1
+	}
+	if os.Getpid() != 1 {
+		fmt.Fprintln(stderr, "forkd-agent: this is a guest's init; give -listen-dir to run it as an ordinary process")
+		return 2
+	}
+	log, err := pid1.EarlyLog()
+	if err == nil {
+		err = serveGuest(log)
+	}
+	pid1.PowerOff(log, err)
+	return 1
+}
+
+// sockets opens listeners by port.
+type sockets struct {
+	listen func(port uint32) (net.Listener, error)
+	raw    func(port uint32) (fd int, err error) // in blocking mode
+}
+
+// unixSockets are files in dir, named by port.
+func unixSockets(dir string) sockets {
+	path := func(port uint32) string { return filepath.Join(dir, strconv.Itoa(int(port))) }
+	return sockets{
+		listen: func(port uint32) (net.Listener, error) { return net.Listen("unix", path(port)) },
+		raw:    func(port uint32) (int, error) { return listenRaw(unix.AF_UNIX, &unix.SockaddrUnix{Name: path(port)}) },
+	}
+}
+
+// vsockSockets listen on any CID: a listener must outlive a fork, whatever address the host gives the copy.
+func vsockSockets() sockets {
+	return sockets{
+		listen: func(port uint32) (net.Listener, error) {
+			return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
+		},
+		raw: func(port uint32) (int, error) {
+			return listenRaw(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+		},
+	}
+}
+
+// serveDir runs the services as an ordinary process until one of them fails.
+func serveDir(dir string, stderr io.Writer) error {
+	a := newAgent(kmsg.NewPlain(stderr), reap.New(), nil)
+	failed, err := a.start(unixSockets(dir))
+	if err != nil {
+		return err
+	}
+	return <-failed
+}
+
+// serveGuest boots the guest, starts the services, announces them and serves until one fails.
+func serveGuest(log *kmsg.Log) error {
+	// The kernel shields init only from signals without a handler, and Go has handlers that exit. These go unread;
+	// ignoring them instead would pass the ignorance on to every process of the guest.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
+	if err := pid1.Boot(log); err != nil {
+		return err
+	}
+	id, err := pid1.OpenIdentity(log)
+	if err != nil {
+		return err
+	}
+	reaper := reap.NewInit()
+	a := newAgent(log, reaper, id)
+	a.forks.flush, a.forks.quiet = unix.Sync, true
+	a.forks.hooks = forkhook.New(reaper, a.rootEnviron)
+	failed, err := a.start(vsockSockets())
+	if err != nil {
+		return err
+	}
+	if err := announce(a.control.ready); err != nil {
+		return err
+	}
+	log.Infof("ready: kernel %s, warm %v", a.control.ready.Kernel, a.control.ready.Warm)
+	return <-failed
+}
+
+type agent struct {
+	log     *kmsg.Log
+	env     *userenv.Env
+	eval    *eval.Server
+	envd    *envd.Server
+	control *control
+	forks   *forks
+}
+
+func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
+	env := userenv.New()
+	interps := eval.New(eval.Config{Reaper: reaper, Env: env, Log: log})
+	return &agent{
+		log:     log,
+		env:     env,
+		eval:    interps,
+		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv}),
+		control: &control{},
+		forks:   &forks{identity: id, env: env, interps: interps},
+	}
+}
+
+// rootEnviron is what fork hooks run with.
+func (a *agent) rootEnviron() []string {
+	return a.env.Environ(&userenv.User{Name: "root", Home: "/root"}, nil)
+}
+
+// start warms the interpreters and opens every port; errors of the services arrive on the channel.
+func (a *agent) start(open sockets) (<-chan error, error) {
+	a.control.ready = agentproto.Ready{Version: agentproto.Version, Kernel: kernelRelease()}
+	warm, err := a.eval.Warm()
+	if err != nil {
+		a.log.Warnf("%v", err)
+		a.control.ready.Errors = append(a.control.ready.Errors, err.Error())
+	}
+	a.control.ready.Warm = warm
+	services := map[uint32]func(net.Listener) error{
+		agentproto.ControlPort:         a.control.serve,
+		agentproto.EnvdPort:            httpService(a.envd.Handler()),
+		agentproto.CodeInterpreterPort: httpService(a.eval.Handler()),
+	}
+	failed := make(chan error, len(services)+1)
+	for port, serve := range services {
+		l, err := open.listen(port)
+		if err != nil {
+			return nil, fmt.Errorf("listen on port %d: %w", port, err)
+		}
+		go func() { failed <- fmt.Errorf("service on port %d: %w", port, serve(patient{l})) }()
+	}
+	fd, err := open.raw(agentproto.ForkPort)
+	if err != nil {
+		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
+	}
+	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(fd)) }()
+	// What start-up left behind is collected here, once, and not in every child.
+	debug.FreeOSMemory()
+	return failed, nil
+}
+
+// headerTimeout bounds how long a client may take to send a request's header.
+const headerTimeout = 30 * time.Second
+
+func httpService(h http.Handler) func(net.Listener) error {
+	return func(l net.Listener) error {
+		s := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout}
+		return s.Serve(l)
+	}
+}
+
+// announce tells the host that the guest serves.
+func announce(ready agentproto.Ready) error {
+	conn, err := vsock.Dial(agentproto.HostCID, agentproto.ReadyPort, nil)
+	if err != nil {
+		return fmt.Errorf("announce ready on vsock port %d: %w", agentproto.ReadyPort, err)
+	}
+	defer conn.Close()
+	line, err := json.Marshal(ready)
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("announce ready: %w", err)
+	}
+	return nil
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

@@ -1,0 +1,414 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/reap"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// recorder is an identity that notes what it was asked to become.
+type recorder struct {
+	calls []string
+	fail  string
+}
+
+func (r *recorder) note(call string) error {
+	r.calls = append(r.calls, call)
+	if call == r.fail {
+		return errors.New(call + " is broken")
+	}
+	return nil
+}
+
+func (r *recorder) Reseed(e []byte) error      { return r.note("reseed " + string(e)) }
+func (r *recorder) SetClock(ns int64) error    { return r.note("clock " + strconv.FormatInt(ns, 10)) }
+func (r *recorder) SetHostname(n []byte) error { return r.note("hostname " + string(n)) }
+func (r *recorder) Rehearse() error            { return r.note("rehearse") }
+
+// serve starts an agent and returns a client of it.
+func serve(t *testing.T, id identity) *agentclient.Client {
+	t.Helper()
+	return agentclient.New(listen(t, id))
+}
+
+// listen starts an agent on unix sockets and returns a function that dials it.
+func listen(t *testing.T, id identity) agentclient.DialFunc {
+	t.Helper()
+	dir := t.TempDir()
+	a := newAgent(kmsg.NewPlain(io.Discard), reap.New(), id)
+	open := unixSockets(dir)
+	_, err := a.start(sockets{
+		listen: func(port uint32) (net.Listener, error) {
+			l, err := open.listen(port)
+			if err == nil {
+				t.Cleanup(func() { l.Close() })
+			}
+			return l, err
+		},
+		raw: func(port uint32) (int, error) {
+			fd, err := open.raw(port)
+			if err == nil {
+				t.Cleanup(func() { unix.Shutdown(fd, unix.SHUT_RDWR) }) // not closed: accept may not have returned
+			}
+			return fd, err
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.eval.Close)
+	return func(ctx context.Context, port uint32) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(dir, strconv.Itoa(int(port))))
+	}
+}
+
+func TestPingAnswersReady(t *testing.T) {
+	ready, err := serve(t, nil).Ping(t.Context())
+	if err != nil || ready.Version != agentproto.Version || ready.Kernel == "" {
+		t.Fatalf("ready = %+v, %v", ready, err)
+	}
+}
+
+func TestForkedAppliesEverythingInOrder(t *testing.T) {
+	id := &recorder{}
+	c := serve(t, id)
+	f := agentproto.Forked{Entropy: []byte("e"), RealtimeNanos: 5, Hostname: "h", Env: map[string]string{"FORKD_N": "9"}}
+	if err := c.Forked(t.Context(), f); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"reseed e", "clock 5", "hostname h"}; !slices.Equal(id.calls, want) {
+		t.Fatalf("calls = %q, want %q", id.calls, want)
+	}
+	r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"sh", "-c", "echo $FORKD_N"}})
+	if err != nil || string(r.Stdout) != "9\n" {
+		t.Fatalf("env of a later process: %q, %v", r.Stdout, err)
+	}
+}
+
+// hookFunc is the hooks of an image.
+type hookFunc func() error
+
+func (f hookFunc) Any() bool  { return true }
+func (f hookFunc) Run() error { return f() }
+
+func TestAFailedHookFailsTheFork(t *testing.T) {
+	id := &recorder{}
+	f := &forks{identity: id, env: discard{}, interps: discard{}, hooks: hookFunc(func() error {
+		if !slices.Contains(id.calls, "hostname h") {
+			t.Error("a hook runs before the guest has its name")
+		}
+		return errors.New("no licence left")
+	})}
+	p, err := (&agentproto.Forked{Entropy: []byte("e"), Hostname: "h"}).Append(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.handle(p[agentproto.LengthSize:]); err == nil || err.Error() != "no licence left" {
+		t.Errorf("the fork's error is %v", err)
+	}
+}
+
+func TestPrepareThenFlush(t *testing.T) {
+	flushed := 0
+	id := &recorder{}
+	f := &forks{identity: id, interps: discard{}, flush: func() { flushed++ }}
+	prepared, err := f.handle(agentproto.AppendPrepare(nil)[agentproto.LengthSize:])
+	if !prepared || err != nil || flushed != 1 {
+		t.Fatalf("prepared %v, flushed %d times, %v", prepared, flushed, err)
+	}
+	if want := []string{"rehearse"}; !slices.Equal(id.calls, want) {
+		t.Errorf("calls = %q, want %q", id.calls, want)
+	}
+}
+
+// A guest that was saved too early must not let its children wait.
+func TestAConnectionEndsSettling(t *testing.T) {
+	open := unixSockets(t.TempDir())
+	fd, err := open.raw(agentproto.ForkPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if !undisturbed(fd, 0) {
+		t.Error("somebody disturbed the guest")
+	}
+	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(client)
+	addr, err := unix.Getsockname(fd)
+	if err == nil {
+		err = unix.Connect(client, addr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if undisturbed(fd, time.Hour) {
+		t.Error("nobody disturbed the guest")
+	}
+}
+
+// Messages beyond the usual size have another buffer, and a broken one does not end the service.
+func TestForkMessagesOfAllSizes(t *testing.T) {
+	c := serve(t, nil)
+	for _, n := range []int{1, usualMessage, 100 * usualMessage, agentproto.MaxForked} {
+		err := c.Forked(t.Context(), agentproto.Forked{Env: map[string]string{"FORKD_LONG": strings.Repeat("x", n)}})
+		if (err == nil) != (n < agentproto.MaxForked) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+		if n == agentproto.MaxForked {
+			break
+		}
+		r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"sh", "-c", "echo ${#FORKD_LONG}"}})
+		if err != nil || string(r.Stdout) != strconv.Itoa(n)+"\n" {
+			t.Errorf("%d bytes became %q, %v", n, r.Stdout, err)
+		}
+	}
+}
+
+func TestBrokenForkMessagesGetNoAnswer(t *testing.T) {
+	dial := listen(t, nil)
+	for _, p := range []string{"", "\x01\x00", "\xff\xff\xff\xff", "\x09\x00\x00\x00short"} {
+		conn, err := dial(t.Context(), agentproto.ForkPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, p); err != nil {
+			t.Fatal(err)
+		}
+		conn.(*net.UnixConn).CloseWrite()
+		if got, err := io.ReadAll(conn); err != nil || len(got) > 0 {
+			t.Errorf("%q is answered %q, %v", p, got, err)
+		}
+		conn.Close()
+	}
+	if err := agentclient.New(dial).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzForks(f *testing.F) {
+	p, err := (&agentproto.Forked{Entropy: []byte("e"), Hostname: "h", Env: map[string]string{"A": "1"}}).Append(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(p[agentproto.LengthSize:])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		s := &forks{identity: &recorder{}, env: discard{}, interps: discard{}}
+		if prepared, err := s.handle(body); prepared && err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestForkedFailsWithItsFirstFailure(t *testing.T) {
+	for _, broken := range []string{"reseed e", "clock 0", "hostname h"} {
+		c := serve(t, &recorder{fail: broken})
+		err := c.Forked(t.Context(), agentproto.Forked{Entropy: []byte("e"), Hostname: "h"})
+		if err == nil || !strings.Contains(err.Error(), broken) {
+			t.Errorf("%s: err = %v", broken, err)
+		}
+	}
+}
+
+func TestControlRefusesNonsense(t *testing.T) {
+	c := &control{}
+	for line, want := range map[string]string{
+		`{`:              "control request",
+		`{"op":"dance"}`: `"dance"`,
+	} {
+		if _, err := c.handle([]byte(line)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: err = %v", line, err)
+		}
+	}
+}
+
+func FuzzControl(f *testing.F) {
+	line, _ := json.Marshal(agentproto.Request{Op: agentproto.OpPing})
+	f.Add(line)
+	f.Fuzz(func(t *testing.T, line []byte) {
+		c := &control{}
+		c.handle(line)
+	})
+}
+
+type discard struct{}
+
+func (discard) Merge(map[string]string)        {}
+func (discard) Forked(map[string]string) error { return nil }
+func (discard) Prepare() error                 { return nil }
+
+func TestExecOutcomes(t *testing.T) {
+	c := serve(t, nil)
+	sh := func(script string) agentclient.ExecRequest {
+		return agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}}
+	}
+	timeout := sh("echo begun; sleep 1000")
+	timeout.Timeout = 300 * time.Millisecond
+	long := sh("head -c 1500 /dev/zero")
+	long.MaxOutput = 1000
+	for name, tc := range map[string]struct {
+		req     agentclient.ExecRequest
+		outcome agentclient.Outcome
+		code    int
+		err     error
+		stdout  string
+	}{
+		"success":        {sh("printf out; printf err >&2"), agentclient.Exited, 0, nil, "out"},
+		"exit code":      {sh("exit 3"), agentclient.Exited, 3, nil, ""},
+		"signal":         {sh("kill -9 $$"), agentclient.Signaled, -1, agentclient.ErrSignaled, ""},
+		"timeout":        {timeout, agentclient.TimedOut, -1, agentclient.ErrTimeout, "begun\n"},
+		"missing":        {agentclient.ExecRequest{Args: []string{"no-such-command"}}, agentclient.NotFound, -1, agentclient.ErrCommandNotFound, ""},
+		"not executable": {agentclient.ExecRequest{Args: []string{"/etc/passwd"}}, agentclient.NotExecutable, -1, agentclient.ErrNotExecutable, ""},
+		"truncated":      {long, agentclient.Exited, 0, agentclient.ErrOutputTruncated, strings.Repeat("\x00", 1000)},
+	} {
+		r, err := c.Exec(t.Context(), tc.req)
+		if err != nil || r.Outcome != tc.outcome || r.ExitCode != tc.code || string(r.Stdout) != tc.stdout {
+			t.Errorf("%s: %s code %d stdout %.40q, %v", name, r.Outcome, r.ExitCode, r.Stdout, err)
+		}
+		if !errors.Is(r.Err(), tc.err) || (tc.err == nil) != (r.Err() == nil) {
+			t.Errorf("%s: Err() = %v, want %v", name, r.Err(), tc.err)
+		}
+	}
+}
+
+func TestExecInputAndRefusals(t *testing.T) {
+	c := serve(t, nil)
+	in := bytes.Repeat([]byte("0123456789abcdef"), 200_000)
+	r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"cat"}, Stdin: bytes.NewReader(in)})
+	if err != nil || !bytes.Equal(r.Stdout, in) {
+		t.Fatalf("cat returned %d of %d bytes, %v", len(r.Stdout), len(in), err)
+	}
+	r, err = c.Exec(t.Context(), agentclient.ExecRequest{
+		Args: []string{"sh", "-c", "pwd; echo $A"}, Cwd: "/etc", Env: map[string]string{"A": "b"},
+	})
+	if err != nil || string(r.Stdout) != "/etc\nb\n" {
+		t.Fatalf("cwd and env: %q, %v", r.Stdout, err)
+	}
+	for name, req := range map[string]agentclient.ExecRequest{
+		"invalid_argument": {Args: []string{"true"}, Cwd: "/no/such"},
+		"unauthenticated":  {Args: []string{"true"}, User: "nobody-here"},
+	} {
+		_, err := c.Exec(t.Context(), req)
+		var refused *agentclient.Error
+		if !errors.As(err, &refused) || string(refused.Code) != name {
+			t.Errorf("%s: err = %v", name, err)
+		}
+	}
+	for _, bad := range []string{"", "A=B", "A\x00"} {
+		_, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"true"}, Env: map[string]string{bad: "v"}})
+		var refused *agentclient.Error
+		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid || !strings.Contains(refused.Message, "environment") {
+			t.Errorf("variable %q: %v", bad, err)
+		}
+		_, err = c.Eval(t.Context(), "1", agentclient.EvalOptions{Env: map[string]string{bad: "v"}})
+		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid || !strings.Contains(refused.Message, "environment") {
+			t.Errorf("variable %q of an eval: %v", bad, err)
+		}
+	}
+}
+
+func TestACancelledExecEndsTheCommandsOfItsShell(t *testing.T) {
+	c := serve(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var group int
+	_, err := c.ExecStream(ctx, agentclient.ExecRequest{Args: []string{"sh", "-c", "sleep 1000 & echo $$; wait"}},
+		func(_ agentclient.Stream, p []byte) (err error) {
+			group, err = strconv.Atoi(strings.TrimSpace(string(p)))
+			cancel()
+			return err
+		})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	for unix.Kill(-group, 0) == nil { // until nobody is left in it; the test's own limit ends a failure
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestExecCancelKillsTheProcess(t *testing.T) {
+	c := serve(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	marker := "sleep 98765.4321"
+	_, err := c.ExecStream(ctx, agentclient.ExecRequest{Args: []string{"sh", "-c", "echo up; exec " + marker}},
+		func(agentclient.Stream, []byte) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("err = %v", err)
+	}
+	// pgrep's own command line has the pattern in brackets, so it does not find itself.
+	for {
+		r, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"sh", "-c", "pgrep -f '[s]leep 98765'"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.ExitCode == 1 {
+			return
+		}
+	}
+}
+
+func TestEvalThroughTheClient(t *testing.T) {
+	c := serve(t, nil)
+	ready, err := c.Ping(t.Context())
+	if err != nil || len(ready.Warm) == 0 {
+		t.Skipf("no warm interpreter: %v %v", ready.Errors, err)
+	}
+	r, err := c.Eval(t.Context(), "print('hi')\n6 * 7", agentclient.EvalOptions{})
+	if err != nil || r.Result == nil || *r.Result != "42" || string(r.Stdout) != "hi\n" || r.Err() != nil {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	r, err = c.Eval(t.Context(), "undefined_name", agentclient.EvalOptions{})
+	if err != nil || r.Error == nil || r.Error.Name != "NameError" || !strings.Contains(r.Error.Traceback, "undefined_name") {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	r, err = c.Eval(t.Context(), "import time\ntime.sleep(1000)", agentclient.EvalOptions{Timeout: 200 * time.Millisecond})
+	if err != nil || !errors.Is(r.Err(), agentclient.ErrTimeout) {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	r, err = c.Eval(t.Context(), "'x' * 100000", agentclient.EvalOptions{MaxOutput: 1000})
+	if err != nil || !errors.Is(r.Err(), agentclient.ErrOutputTruncated) {
+		t.Fatalf("got %d outputs, truncated %v, %v", len(r.Outputs), r.Truncated, err)
+	}
+	if r.Result == nil || !strings.HasPrefix(*r.Result, "'xxx") || !strings.HasSuffix(*r.Result, "(cut, 100002 bytes in all)") {
+		t.Errorf("the result is not cut but %v", r.Result)
+	}
+}
+
+func TestFilesThroughTheClient(t *testing.T) {
+	c := serve(t, nil)
+	path := filepath.Join(t.TempDir(), "a b", "ü.txt")
+	if err := c.WriteFile(t.Context(), path, "", strings.NewReader("content")); err != nil {
+		t.Fatal(err)
+	}
+	f, err := c.ReadFile(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if got, err := io.ReadAll(f); err != nil || string(got) != "content" {
+		t.Fatalf("read %q, %v", got, err)
+	}
+	var refused *agentclient.Error
+	if _, err := c.ReadFile(t.Context(), path+".missing", ""); !errors.As(err, &refused) || refused.Code != agentclient.CodeNotFound {
+		t.Fatalf("missing file: %v", err)
+	}
+}

@@ -1,0 +1,82 @@
+package agent
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// maxControlLine bounds one control request in bytes.
+const maxControlLine = 1 << 20
+
+// control serves agentproto's requests, one goroutine a connection.
+type control struct{ ready agentproto.Ready }
+
+// serve accepts connections until the listener is closed.
+func (c *control) serve(l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go c.serveConn(conn)
+	}
+}
+
+func (c *control) serveConn(conn net.Conn) {
+	defer conn.Close()
+	lines := bufio.NewReader(conn)
+	for {
+		line, err := readRequest(lines)
+		if err == io.EOF {
+			return
+		}
+		var reply agentproto.Reply
+		if err == nil {
+			reply, err = c.handle(line)
+		}
+		if err != nil {
+			reply = agentproto.Reply{Error: err.Error()}
+		}
+		out, err := json.Marshal(reply)
+		if err != nil {
+			return // strings always encode
+		}
+		if _, err := conn.Write(append(out, '\n')); err != nil {
+			return
+		}
+	}
+}
+
+func readRequest(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if line = append(line, part...); len(line) > maxControlLine {
+			return nil, io.EOF // a peer that does not keep to the protocol gets no answer
+		}
+		if err == nil {
+			return line, nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, io.EOF
+		}
+	}
+}
+
+func (c *control) handle(line []byte) (agentproto.Reply, error) {
+	var req agentproto.Request
+	if err := json.Unmarshal(line, &req); err != nil {
+		return agentproto.Reply{}, fmt.Errorf("control request: %w", err)
+	}
+	switch req.Op {
+	case agentproto.OpPing:
+		return agentproto.Reply{Ready: &c.ready}, nil
+	}
+	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
+}

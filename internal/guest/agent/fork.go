@@ -1,0 +1,252 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// identity is the part of a fork that concerns the machine: the kernel's random numbers, clock and name.
+type identity interface {
+	Reseed(entropy []byte) error
+	SetClock(ns int64) error
+	SetHostname(name []byte) error
+	Rehearse() error
+}
+
+// interpreters is the part of a fork that concerns warm interpreters.
+type interpreters interface {
+	Forked(env map[string]string) error
+	Prepare() error
+}
+
+// hooks are what the image wants done in a fork.
+type hooks interface {
+	Any() bool
+	Run() error
+}
+
+// forks serves agentproto.ForkPort. All it touches is copied in every child, so it works without the runtime's poller,
+// in one goroutine that waits in the kernel, and allocates nothing for a message of the usual size: that keeps the
+// agent's other threads, their stacks and its heap out of it. Connections have their turn one after another; a client
+// must not dawdle.
+type forks struct {
+	identity identity // nil if the agent is not its machine's init, as in tests
+	env      interface{ Merge(map[string]string) }
+	interps  interpreters
+	hooks    hooks              // nil if the agent is not its machine's init
+	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
+	buf      [usualMessage]byte // for the message in hand
+	quiet    bool               // see keepQuiet
+}
+
+// serve accepts connections on a listening socket in blocking mode until it is shut down.
+func (f *forks) serve(listener int) error {
+	for {
+		conn, err := accept(listener)
+		if err != nil {
+			return err
+		}
+		prepared := f.serveConn(conn)
+		_ = unix.Close(conn)
+		if prepared && f.quiet {
+			keepQuiet(listener)
+		}
+	}
+}
+
+// usualMessage is room for a fork message without variables, in bytes.
+const usualMessage = 512
+
+// serveConn answers one message and reports whether the guest is now to be saved. What is not a message gets no answer.
+func (f *forks) serveConn(conn int) (prepared bool) {
+	message, err := readMessage(conn, f.buf[:])
+	if err != nil {
+		return false
+	}
+	prepared, err = f.handle(message)
+	var answer [agentproto.LengthSize]byte
+	out := agentproto.AppendAnswer(answer[:0], err)
+	for len(out) > 0 {
+		n, err := unix.Write(conn, out)
+		if err != nil && err != unix.EINTR {
+			break
+		}
+		out = out[max(n, 0):]
+	}
+	return prepared
+}
+
+// readMessage reads a message into buf, or into new memory if that is too short, and returns it without its length.
+func readMessage(conn int, buf []byte) ([]byte, error) {
+	n, err := readAtLeast(conn, buf, agentproto.LengthSize)
+	if err != nil {
+		return nil, err
+	}
+	size, err := agentproto.Length(buf[:n], agentproto.MaxForked)
+	if err != nil {
+		return nil, err
+	}
+	total := agentproto.LengthSize + size
+	if total > len(buf) {
+		buf = append(make([]byte, 0, total), buf[:n]...)
+	}
+	if n < total {
+		if _, err := readAtLeast(conn, buf[n:total], total-n); err != nil {
+			return nil, err
+		}
+	}
+	return buf[agentproto.LengthSize:total], nil
+}
+
+func (f *forks) handle(message []byte) (prepared bool, err error) {
+	m, err := agentproto.Parse(message)
+	if err != nil {
+		return false, err
+	}
+	if m.Prepare {
+		err := f.prepare()
+		return err == nil, err
+	}
+	return false, f.forked(&m)
+}
+
+// forked makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
+// kernel's, so the kernel comes first; and no step is skipped after an error, because the guest is killed then.
+//
+// Code that was running when the snapshot was taken runs on while this happens; only what starts after the answer is
+// certain to see the new identity.
+func (f *forks) forked(m *agentproto.Received) error {
+	if f.identity != nil {
+		if err := f.identity.Reseed(m.Entropy); err != nil {
+			return err
+		}
+		if err := f.identity.SetClock(m.RealtimeNanos); err != nil {
+			return err
+		}
+		if err := f.identity.SetHostname(m.Hostname); err != nil {
+			return err
+		}
+	}
+	if len(m.Env) > 0 {
+		f.env.Merge(m.Env)
+	}
+	if f.hooks != nil {
+		if err := f.hooks.Run(); err != nil {
+			return err
+		}
+	}
+	return f.interps.Forked(m.Env)
+}
+
+// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in every child, and the
+// disk holds what was written. What the rehearsal leaves behind, such as a larger stack, comes after the collection, which
+// would take it away again.
+func (f *forks) prepare() error {
+	if err := f.interps.Prepare(); err != nil {
+		return err
+	}
+	debug.FreeOSMemory()
+	if err := f.rehearse(); err != nil {
+		return err
+	}
+	if f.flush != nil {
+		f.flush()
+	}
+	return nil
+}
+
+// rehearse does once what every child would otherwise do for the first time, and pay for with memory of its own: to grow
+// the stack, to fault code in, to make the kernel remember that a file is missing.
+func (f *forks) rehearse() error {
+	if f.hooks != nil {
+		f.hooks.Any()
+	}
+	if f.identity == nil {
+		return nil
+	}
+	return f.identity.Rehearse()
+}
+
+// Parts of agentproto.QuietTime; the rest of it is for what comes after them.
+const (
+	quietIdle = agentproto.QuietTime * 4 / 5
+	quietBusy = agentproto.QuietTime / 60
+)
+
+// keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then keeps the CPU busy for a
+// few ticks: timers that may wait while a CPU sleeps, as those of the kernel's statistics, would otherwise expire in
+// every child as soon as it wakes. It ends when a connection comes, which may be a child's first.
+func keepQuiet(listener int) {
+	if !undisturbed(listener, quietIdle) {
+		return
+	}
+	for begin := time.Now(); time.Since(begin) < quietBusy; {
+	}
+}
+
+// undisturbed waits for d, or until a connection comes, and reports whether none did. It does without time.Sleep and
+// its like, whose timers would keep another thread awake.
+func undisturbed(listener int, d time.Duration) bool {
+	waiting := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
+	for begin := time.Now(); ; {
+		n, err := unix.Poll(waiting, int(max(0, d-time.Since(begin)).Milliseconds()))
+		if err != unix.EINTR {
+			return n == 0 && err == nil
+		}
+	}
+}
+
+// accept takes the next connection. It asks for no peer address: unix.Accept4 would allocate one.
+func accept(listener int) (int, error) {
+	for {
+		conn, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener), 0, 0, unix.SOCK_CLOEXEC, 0, 0)
+		switch {
+		case errno == 0:
+			return int(conn), nil
+		case errno == unix.EINTR:
+		case passes(errno):
+			time.Sleep(acceptPause)
+		default:
+			return -1, fmt.Errorf("accept: %w", errno)
+		}
+	}
+}
+
+// readAtLeast reads until at least least bytes of p are filled, and returns how many are.
+func readAtLeast(fd int, p []byte, least int) (n int, err error) {
+	for n < least {
+		k, err := unix.Read(fd, p[n:])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return n, err
+		case k == 0:
+			return n, io.ErrUnexpectedEOF
+		default:
+			n += k
+		}
+	}
+	return n, nil
+}
+
+// backlog is how many connections may wait. There is one at a time but for clients that gave up.
+const backlog = 16
+
+// listenRaw opens a listening socket in blocking mode.
+func listenRaw(family int, addr unix.Sockaddr) (int, error) {
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err := errors.Join(unix.Bind(fd, addr), unix.Listen(fd, backlog)); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}

@@ -1,0 +1,157 @@
+package envd
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
+)
+
+// describer describes directory entries. It remembers account names, which are read from files.
+type describer struct {
+	users  map[uint32]string
+	groups map[uint32]string
+}
+
+func newDescriber() *describer {
+	return &describer{users: map[uint32]string{}, groups: map[uint32]string{}}
+}
+
+// entry describes path. A link has the type and mode of what it leads to, and the permission string of a link.
+func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil, err
+	}
+	e := &filesystem.EntryInfo{
+		Name:         info.Name(),
+		Path:         path,
+		Size:         info.Size(),
+		Type:         fileType(info.Mode()),
+		Mode:         uint32(info.Mode().Perm()),
+		Permissions:  info.Mode().String(),
+		ModifiedTime: timestamppb.New(info.ModTime()),
+		Metadata:     metadata(path),
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		e.Owner = d.name(d.users, st.Uid, func(id string) (string, error) {
+			u, err := user.LookupId(id)
+			if err != nil {
+				return "", err
+			}
+			return u.Username, nil
+		})
+		e.Group = d.name(d.groups, st.Gid, func(id string) (string, error) {
+			g, err := user.LookupGroupId(id)
+			if err != nil {
+				return "", err
+			}
+			return g.Name, nil
+		})
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			e.SymlinkTarget = &target
+		} else if target, err := os.Readlink(path); err == nil {
+			e.SymlinkTarget = &target
+		}
+		if at, err := os.Stat(path); err == nil {
+			e.Type, e.Mode = fileType(at.Mode()), uint32(at.Mode().Perm())
+		}
+	}
+	return e, nil
+}
+
+// name returns the name of an account, or its number if it has none.
+func (d *describer) name(known map[uint32]string, id uint32, lookup func(string) (string, error)) string {
+	if n, ok := known[id]; ok {
+		return n
+	}
+	number := strconv.FormatUint(uint64(id), 10)
+	n, err := lookup(number)
+	if err != nil {
+		n = number
+	}
+	known[id] = n
+	return n
+}
+
+func fileType(m fs.FileMode) filesystem.FileType {
+	switch m.Type() {
+	case 0:
+		return filesystem.FileType_FILE_TYPE_FILE
+	case fs.ModeDir:
+		return filesystem.FileType_FILE_TYPE_DIRECTORY
+	case fs.ModeSymlink:
+		return filesystem.FileType_FILE_TYPE_SYMLINK
+	}
+	return filesystem.FileType_FILE_TYPE_UNSPECIFIED
+}
+
+// metadataPrefix is where E2B keeps a file's metadata: extended attributes.
+const metadataPrefix = "user.e2b."
+
+// Bounds on metadata, in bytes: a key without the prefix (the kernel allows 255 with it), and all keys and values.
+const (
+	maxMetadataKey   = 246
+	maxMetadataTotal = 4096
+)
+
+// metadata returns a file's metadata, nil if it has none or its file system cannot hold any.
+func metadata(path string) map[string]string {
+	var out map[string]string
+	for _, name := range metadataNames(path) {
+		value := make([]byte, maxMetadataTotal)
+		n, err := unix.Lgetxattr(path, name, value)
+		if err != nil {
+			continue // removed meanwhile
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[strings.TrimPrefix(name, metadataPrefix)] = string(value[:n])
+	}
+	return out
+}
+
+func metadataNames(path string) []string {
+	size, err := unix.Llistxattr(path, nil)
+	if err != nil || size == 0 {
+		return nil
+	}
+	buf := make([]byte, size)
+	if size, err = unix.Llistxattr(path, buf); err != nil {
+		return nil
+	}
+	var out []string
+	for name := range strings.SplitSeq(string(buf[:size]), "\x00") {
+		if strings.HasPrefix(name, metadataPrefix) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// setMetadata replaces a file's metadata.
+func setMetadata(path string, set map[string]string) error {
+	for _, name := range metadataNames(path) {
+		if err := unix.Lremovexattr(path, name); err != nil && !errors.Is(err, unix.ENODATA) {
+			return &fs.PathError{Op: "remove metadata of", Path: path, Err: err}
+		}
+	}
+	for k, v := range set {
+		if err := unix.Lsetxattr(path, metadataPrefix+k, []byte(v), 0); err != nil {
+			return &fs.PathError{Op: "set metadata of", Path: path, Err: err}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+// Package envd serves the E2B envd protocol in the guest: processes and files over Connect RPC with the JSON codec, file
+// contents over plain HTTP.
+//
+// Requests act as a user of the guest: processes really run as that user, file operations run as the agent and give
+// what they create to the user. The user is a convenience, not a boundary: who can reach this service has root. The
+// package compresses no reply, keeps no output for clients that come later, and never kills a process because its
+// client left.
+package envd
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/reap"
+	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
+	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
+)
+
+// Bounds on requests, in bytes.
+const (
+	maxMessage = 8 << 20 // one RPC message
+	maxInit    = 1 << 20 // the body of /init
+)
+
+// defaultKeepalive is the interval of keepalive events for clients that do not ask for another.
+const defaultKeepalive = 90 * time.Second
+
+// Config is what a Server works with.
+type Config struct {
+	Reaper *reap.Reaper
+	Env    *userenv.Env
+	Log    *kmsg.Log
+	OnEnv  func(map[string]string) error // told of variables that /init adds
+}
+
+// Server is the envd of one guest.
+type Server struct {
+	cfg   Config
+	procs *table
+	cpu   cpuMeter
+
+	mu    sync.Mutex
+	token string // required of requests unless empty
+}
+
+// New returns a server without processes.
+func New(cfg Config) *Server {
+	return &Server{cfg: cfg, procs: newTable()}
+}
+
+// Handler serves the protocol.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	opts := []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxMessage),
+		connect.WithCompression("gzip", nil, nil), // the SDKs refuse compressed replies
+	}
+	mux.Handle(processconnect.NewProcessHandler(&processService{s}, opts...))
+	mux.Handle(filesystemconnect.NewFilesystemHandler(&filesystemService{s: s, watchers: newWatchers()}, opts...))
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("GET /files", s.handleRead)
+	mux.HandleFunc("POST /files", s.handleWrite)
+	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.cfg.Env.Vars()) })
+	mux.HandleFunc("GET /metrics", s.handleMetrics)
+	mux.HandleFunc("POST /init", s.handleInit)
+	return s.authenticate(mux)
+}
+
+// authenticate refuses requests without the access token, if there is one. /health is open, and /files checks for
+// itself because signed URLs carry no header.
+func (s *Server) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token := s.accessToken()
+		open := r.URL.Path == "/health" || r.URL.Path == "/files"
+		if token == "" || open || equal(r.Header.Get("X-Access-Token"), token) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		writeError(w, http.StatusUnauthorized, "X-Access-Token is missing or wrong")
+	})
+}
+
+func (s *Server) accessToken() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.token
+}
+
+func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+// handleInit sets what a sandbox is created with. Fields of the protocol that concern E2B's own hosts are ignored.
+func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		EnvVars        map[string]string `json:"envVars"`
+		AccessToken    *string           `json:"accessToken"`
+		DefaultUser    string            `json:"defaultUser"`
+		DefaultWorkdir string            `json:"defaultWorkdir"`
+	}
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInit)).Decode(&req); err != nil {
+		writeError(w, http.StatusBadRequest, "request body: "+err.Error())
+		return
+	}
+	if req.DefaultUser != "" {
+		if _, err := s.cfg.Env.User(req.DefaultUser); err != nil {
+			writeError(w, http.StatusBadRequest, "defaultUser: "+err.Error())
+			return
+		}
+	}
+	if err := userenv.CheckVars(req.EnvVars); err != nil {
+		writeError(w, http.StatusBadRequest, "envVars: "+err.Error())
+		return
+	}
+	s.cfg.Env.SetDefaults(req.DefaultUser, req.DefaultWorkdir)
+	s.cfg.Env.Merge(req.EnvVars)
+	if len(req.EnvVars) > 0 {
+		if err := s.cfg.OnEnv(req.EnvVars); err != nil {
+			writeError(w, http.StatusInternalServerError, "envVars: "+err.Error())
+			return
+		}
+	}
+	if req.AccessToken != nil {
+		s.mu.Lock()
+		s.token = *req.AccessToken
+		s.mu.Unlock()
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// rpcUser returns the user that a request's basic authentication names.
+func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
+	name := ""
+	if auth := h.Get("Authorization"); auth != "" {
+		r := http.Request{Header: h}
+		user, _, ok := r.BasicAuth()
+		if !ok && strings.HasPrefix(auth, "Basic ") {
+			return nil, connect.NewError(connect.CodeUnauthenticated, errors.New("the Authorization header is malformed"))
+		}
+		name = user
+	}
+	u, err := s.cfg.Env.User(name)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeUnauthenticated, err)
+	}
+	return u, nil
+}
+
+// keepalive returns the interval that a client asks for in seconds.
+func keepalive(h http.Header) time.Duration {
+	if d, err := time.ParseDuration(h.Get("Keepalive-Ping-Interval") + "s"); err == nil && d >= time.Second {
+		return d
+	}
+	return defaultKeepalive
+}
+
+// streamEvents sends events to a client until the channel is closed, and a keepalive whenever it was silent for
+// interval. It returns early when the client has gone or its deadline has passed.
+func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error, alive func() error) error {
+	timer := time.NewTimer(interval)
+	defer timer.Stop()
+	for {
+		var err error
+		select {
+		case ev, ok := <-events:
+			if !ok {
+				return nil
+			}
+			err = send(ev)
+		case <-timer.C:
+			err = alive()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		timer.Reset(interval)
+	}
+}
+
+func invalid(err error) error { return connect.NewError(connect.CodeInvalidArgument, err) }
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the client has gone if this fails
+}
+
+func writeError(w http.ResponseWriter, status int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"code": status, "message": message})
+}

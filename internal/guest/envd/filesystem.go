@@ -1,0 +1,199 @@
+package envd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
+)
+
+// filesystemService implements filesystem.Filesystem.
+type filesystemService struct {
+	s        *Server
+	watchers *watchers
+}
+
+// maxEntries bounds one listing, so that its reply stays within what clients read.
+const maxEntries = 20000
+
+// target resolves a request's path for its user.
+func (fsv *filesystemService) target(req connect.AnyRequest, path string) (string, *userenv.User, error) {
+	u, err := fsv.s.rpcUser(req.Header())
+	if err != nil {
+		return "", nil, err
+	}
+	return userenv.Path(u, path), u, nil
+}
+
+// fsError gives a file system error its code.
+func fsError(err error) error {
+	code := connect.CodeInternal
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		code = connect.CodeNotFound
+	case errors.Is(err, fs.ErrExist):
+		code = connect.CodeAlreadyExists
+	case errors.Is(err, fs.ErrPermission):
+		code = connect.CodePermissionDenied
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG):
+		code = connect.CodeInvalidArgument
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		code = connect.CodeResourceExhausted
+	}
+	return connect.NewError(code, err)
+}
+
+// Stat describes one entry.
+func (fsv *filesystemService) Stat(_ context.Context, req *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error) {
+	path, _, err := fsv.target(req, req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	e, err := newDescriber().entry(path)
+	if err != nil {
+		return nil, fsError(err)
+	}
+	return connect.NewResponse(&filesystem.StatResponse{Entry: e}), nil
+}
+
+// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link that is the directory
+// asked for, and none below it.
+func (fsv *filesystemService) ListDir(_ context.Context, req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
+	path, _, err := fsv.target(req, req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fsError(err)
+	}
+	if !info.IsDir() {
+		return nil, invalid(fmt.Errorf("path %q is not a directory", path))
+	}
+	out := &filesystem.ListDirResponse{}
+	if err := list(newDescriber(), path, max(req.Msg.GetDepth(), 1), out); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
+func list(d *describer, dir string, depth uint32, out *filesystem.ListDirResponse) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fsError(err)
+	}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		e, err := d.entry(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return fsError(err)
+		}
+		if len(out.Entries) == maxEntries {
+			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries; list a smaller depth", maxEntries))
+		}
+		out.Entries = append(out.Entries, e)
+		if entry.IsDir() && depth > 1 {
+			if err := list(d, path, depth-1, out); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// MakeDir makes a directory and its parents.
+func (fsv *filesystemService) MakeDir(_ context.Context, req *connect.Request[filesystem.MakeDirRequest]) (*connect.Response[filesystem.MakeDirResponse], error) {
+	path, u, err := fsv.target(req, req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	if info, err := os.Stat(path); err == nil {
+		if info.IsDir() {
+			return nil, connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("directory %q exists already", path))
+		}
+		return nil, invalid(fmt.Errorf("path %q is a file", path))
+	}
+	if err := makeDirs(path, u); err != nil {
+		return nil, fsError(err)
+	}
+	e, err := newDescriber().entry(path)
+	if err != nil {
+		return nil, fsError(err)
+	}
+	return connect.NewResponse(&filesystem.MakeDirResponse{Entry: e}), nil
+}
+
+// makeDirs makes a directory and its missing parents, all owned by u.
+func makeDirs(path string, u *userenv.User) error {
+	info, err := os.Stat(path)
+	if err == nil {
+		if !info.IsDir() {
+			return &fs.PathError{Op: "mkdir", Path: path, Err: unix.ENOTDIR}
+		}
+		return nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := makeDirs(filepath.Dir(path), u); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return give(path, u)
+}
+
+// give makes u the owner of what a request has created.
+func give(path string, u *userenv.User) error {
+	if u.Credential() == nil {
+		return nil // the agent's own user
+	}
+	return os.Lchown(path, int(u.UID), int(u.GID))
+}
+
+// Move renames an entry, making the parents of its new place.
+func (fsv *filesystemService) Move(_ context.Context, req *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
+	source, u, err := fsv.target(req, req.Msg.GetSource())
+	if err != nil {
+		return nil, err
+	}
+	destination := userenv.Path(u, req.Msg.GetDestination())
+	if _, err := os.Lstat(source); err != nil {
+		return nil, fsError(err)
+	}
+	if err := makeDirs(filepath.Dir(destination), u); err != nil {
+		return nil, fsError(err)
+	}
+	if err := os.Rename(source, destination); err != nil {
+		return nil, fsError(err)
+	}
+	e, err := newDescriber().entry(destination)
+	if err != nil {
+		return nil, fsError(err)
+	}
+	return connect.NewResponse(&filesystem.MoveResponse{Entry: e}), nil
+}
+
+// Remove removes an entry with everything below it; one that does not exist is removed already.
+func (fsv *filesystemService) Remove(_ context.Context, req *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error) {
+	path, _, err := fsv.target(req, req.Msg.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return nil, fsError(err)
+	}
+	return connect.NewResponse(&filesystem.RemoveResponse{}), nil
+}

@@ -1,0 +1,77 @@
+package envd
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/envdproto/process"
+)
+
+// connectableFor is how long after its end a process can still be connected to, to learn how it ended.
+const connectableFor = 30 * time.Second
+
+// table knows the processes that were started by clients: those running, and those that ended a moment ago.
+type table struct {
+	mu    sync.Mutex
+	procs []*proc // in the order they were started
+}
+
+func newTable() *table { return &table{} }
+
+func (t *table) add(p *proc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pruneLocked(time.Now())
+	t.procs = append(t.procs, p)
+}
+
+// pruneLocked forgets processes that ended long ago. It runs on use and not by a timer, which every child of a
+// snapshot would have to serve.
+func (t *table) pruneLocked(now time.Time) {
+	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
+		return p.hasEnded() && now.Sub(p.stopped) > connectableFor
+	})
+}
+
+func (p *proc) hasEnded() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// find returns the process that a selector means, the youngest if several match, or nil.
+func (t *table) find(sel *process.ProcessSelector) *proc {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pruneLocked(time.Now())
+	for _, p := range slices.Backward(t.procs) {
+		switch s := sel.GetSelector().(type) {
+		case *process.ProcessSelector_Pid:
+			if uint32(p.child.Pid) == s.Pid {
+				return p
+			}
+		case *process.ProcessSelector_Tag:
+			if p.tag != nil && *p.tag == s.Tag {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// live returns the running processes.
+func (t *table) live() []*proc {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []*proc
+	for _, p := range t.procs {
+		if !p.hasEnded() {
+			out = append(out, p)
+		}
+	}
+	return out
+}

@@ -1,0 +1,123 @@
+package eval
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Operations of the driver's control thread; see kernel.py.
+const (
+	opForked  = "forked"
+	opEnv     = "env"
+	opPrepare = "prepare"
+)
+
+// controlRequest is one line to the driver's control thread.
+type controlRequest struct {
+	Op  string            `json:"op"`
+	Env map[string]string `json:"env,omitempty"`
+}
+
+// controlReply is its answer.
+type controlReply struct {
+	Error string `json:"error"`
+	Idle  bool   `json:"idle"` // no code of the user's can run before the next call; only "prepare" finds out
+}
+
+// putOff keeps a request for the next call if the interpreter can sleep until then, and reports whether it did.
+func (i *interpreter) putOff(req controlRequest) bool {
+	if !i.idle || req.Op == opPrepare {
+		return false
+	}
+	if i.late.Op != opForked {
+		i.late.Op = req.Op
+	}
+	if len(req.Env) > 0 {
+		env := maps.Clone(i.late.Env)
+		if env == nil {
+			env = map[string]string{}
+		}
+		maps.Copy(env, req.Env)
+		i.late.Env = env
+	}
+	return true
+}
+
+// catchUp carries out what was put off.
+func (i *interpreter) catchUp() error {
+	if i.late.Op == "" {
+		return nil
+	}
+	req := i.late
+	i.late = controlRequest{}
+	if err := i.sendControl(req); err != nil {
+		return err
+	}
+	return i.awaitControl()
+}
+
+// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so that several
+// interpreters work at the same time.
+func (i *interpreter) sendControl(req controlRequest) error {
+	line, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	timeout := forkTimeout
+	if req.Op == opPrepare {
+		timeout = prepareTimeout
+	}
+	i.control.SetDeadline(time.Now().Add(timeout))
+	if _, err := i.control.Write(append(line, '\n')); err != nil {
+		return i.controlError(err)
+	}
+	return nil
+}
+
+// awaitControl reads the answer to a request.
+func (i *interpreter) awaitControl() error {
+	i.idle = false
+	line, err := readLine(i.answers, maxMessage)
+	i.control.SetDeadline(time.Time{})
+	if err != nil {
+		return i.controlError(err)
+	}
+	var reply controlReply
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return fmt.Errorf("interpreter: answer: %w", err)
+	}
+	if reply.Error != "" {
+		return fmt.Errorf("interpreter: %s", reply.Error)
+	}
+	i.idle = reply.Idle
+	return nil
+}
+
+func (i *interpreter) controlError(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// The answer would be taken for the next one's.
+		i.stop()
+		return errors.New("interpreter: no answer in time; is it in a long call that holds the interpreter lock?")
+	}
+	return fmt.Errorf("interpreter: control: %w", err)
+}
+
+// endedInstead reports whether a control request failed because the interpreter has ended, as one
+// does whose code is killed just then: there is nothing left that could repeat a sibling's numbers.
+func (i *interpreter) endedInstead(err error) bool {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		return false
+	}
+	select {
+	case <-i.child.Done():
+		return true
+	case <-time.After(lastReplies): // its socket is closed, and yet it lives
+		return false
+	}
+}

@@ -1,0 +1,173 @@
+package eval
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/guest/userenv"
+)
+
+// Bounds of a request.
+const (
+	maxRequest = 32 << 20 // bytes of its body
+	maxTimeout = 24 * time.Hour
+)
+
+// Handler serves the code interpreter protocol. Errors are plain text, as its clients expect.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /execute", s.handleExecute)
+	mux.HandleFunc("POST /contexts", s.handleCreate)
+	mux.HandleFunc("GET /contexts", s.handleList)
+	mux.HandleFunc("POST /contexts/{id}/restart", s.handleRestart)
+	mux.HandleFunc("POST /contexts/{id}/interrupt", s.handleInterrupt)
+	mux.HandleFunc("DELETE /contexts/{id}", s.handleDelete)
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("OK")) })
+	return mux
+}
+
+type executeRequest struct {
+	Code      string            `json:"code"`
+	ContextID string            `json:"context_id"`
+	Language  string            `json:"language"`
+	Env       map[string]string `json:"env_vars"`
+	Repr      bool              `json:"repr"`       // forkd's own: keep the quotes of a result's text
+	TimeoutMS int64             `json:"timeout_ms"` // forkd's own: when to interrupt the code; 0: never
+}
+
+func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
+	var req executeRequest
+	if !decode(w, r, &req) {
+		return
+	}
+	c, status, err := s.find(req)
+	if err != nil {
+		http.Error(w, err.Error(), status)
+		return
+	}
+	if req.TimeoutMS < 0 || req.TimeoutMS > maxTimeout.Milliseconds() {
+		http.Error(w, fmt.Sprintf("timeout_ms %d: want 0 to %d", req.TimeoutMS, maxTimeout.Milliseconds()), http.StatusBadRequest)
+		return
+	}
+	if err := userenv.CheckVars(req.Env); err != nil {
+		http.Error(w, "env_vars: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	timeout := time.Duration(req.TimeoutMS) * time.Millisecond
+	flush := http.NewResponseController(w)
+	started := false
+	err = s.execute(r.Context(), c, runRequest{Code: req.Code, Env: req.Env, Repr: req.Repr}, timeout, func(line []byte) {
+		if !started {
+			started = true
+			w.Header().Set("Content-Type", "application/x-ndjson")
+		}
+		// A client that has gone is noticed by the request's context.
+		_, _ = w.Write(append(line[:len(line):len(line)], '\n'))
+		_ = flush.Flush()
+	})
+	var busy *busyError
+	switch {
+	case err == nil:
+	case errors.As(err, &busy):
+		http.Error(w, err.Error(), http.StatusConflict)
+	case errors.Is(err, ErrNoPython):
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// find returns the context that a request means, or an error and its HTTP status.
+func (s *Server) find(req executeRequest) (*session, int, error) {
+	if req.ContextID != "" && req.Language != "" {
+		return nil, http.StatusBadRequest, errors.New("context_id and language exclude each other; send one")
+	}
+	if req.ContextID != "" {
+		if c := s.get(req.ContextID); c != nil {
+			return c, 0, nil
+		}
+		return nil, http.StatusNotFound, fmt.Errorf("context %q does not exist", req.ContextID)
+	}
+	if req.Language == "" {
+		req.Language = python
+	}
+	c, err := s.defaultContext(req.Language)
+	return c, http.StatusBadRequest, err
+}
+
+func (s *Server) handleCreate(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		Language string `json:"language"`
+		Cwd      string `json:"cwd"`
+	}
+	if !decode(w, r, &req) {
+		return
+	}
+	if req.Language == "" {
+		req.Language = python
+	}
+	c, err := s.create("", req.Language, req.Cwd)
+	switch {
+	case errors.Is(err, errTooMany):
+		http.Error(w, err.Error(), http.StatusTooManyRequests)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusBadRequest)
+	default:
+		if _, err := c.live(s.cfg); err != nil {
+			s.remove(c.ID)
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		encode(w, c)
+	}
+}
+
+func (s *Server) handleList(w http.ResponseWriter, _ *http.Request) { encode(w, s.list()) }
+
+func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
+	c := s.get(r.PathValue("id"))
+	if c == nil {
+		http.Error(w, fmt.Sprintf("context %q does not exist", r.PathValue("id")), http.StatusNotFound)
+		return
+	}
+	c.kill(false)
+	if _, err := c.live(s.cfg); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+	}
+}
+
+// handleInterrupt interrupts the code that runs, once: code may go on, and restart ends it for certain.
+func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
+	c := s.get(r.PathValue("id"))
+	if c == nil {
+		http.Error(w, fmt.Sprintf("context %q does not exist", r.PathValue("id")), http.StatusNotFound)
+		return
+	}
+	c.mu.Lock()
+	code := c.running
+	c.mu.Unlock()
+	encode(w, map[string]bool{"interrupted": code != nil && code.signal(syscall.SIGINT)})
+}
+
+func (s *Server) handleDelete(w http.ResponseWriter, r *http.Request) {
+	if !s.remove(r.PathValue("id")) {
+		http.Error(w, fmt.Sprintf("context %q does not exist", r.PathValue("id")), http.StatusNotFound)
+	}
+}
+
+func decode(w http.ResponseWriter, r *http.Request, into any) bool {
+	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequest)).Decode(into)
+	if err != nil {
+		http.Error(w, "request body: "+err.Error(), http.StatusBadRequest)
+	}
+	return err == nil
+}
+
+func encode(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(v) // the client has gone if this fails
+}

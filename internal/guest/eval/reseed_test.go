@@ -1,0 +1,138 @@
+package eval
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/cachedir"
+)
+
+// wheelsPython is a python3 whose packages have an OpenSSL of their own; see scripts/test-wheels.
+func wheelsPython(t *testing.T) string {
+	t.Helper()
+	dir, err := cachedir.Dir()
+	if err != nil {
+		t.Skip(err)
+	}
+	python := filepath.Join(dir, "test-wheels", "bin", "python3")
+	if _, err := os.Stat(filepath.Join(dir, "test-wheels", "done")); err != nil {
+		t.Skipf("%s is missing; run scripts/test-wheels, which needs a package index", python)
+	}
+	return python
+}
+
+// siblings clones a warm interpreter twice and returns what each copy draws.
+func siblings(t *testing.T, python, mode string) [2]map[string]string {
+	t.Helper()
+	driver := filepath.Join(t.TempDir(), "reseed.py")
+	if err := os.WriteFile(driver, []byte(pythonReseed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, "testdata/siblings.py", driver, mode)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if os.Getuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+	}
+	out, err := cmd.Output()
+	if errors.Is(err, syscall.EPERM) {
+		t.Skipf("PID namespaces are not allowed here: %v", err)
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	var got [2]map[string]string
+	lines := json.NewDecoder(strings.NewReader(string(out)))
+	for i := range got {
+		var copied struct {
+			PID   int               `json:"pid"`
+			Drawn map[string]string `json:"drawn"`
+		}
+		if err := lines.Decode(&copied); err != nil || copied.PID != 1 {
+			t.Fatalf("copy %d: %+v, %v in %s", i, copied, err, out)
+		}
+		got[i] = copied.Drawn
+	}
+	return got
+}
+
+func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
+	python := wheelsPython(t)
+	// Without the reseed they draw the same, or the comparison below would prove nothing.
+	same := siblings(t, python, "keep")
+	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key", "bundled libcrypto"} {
+		if v := same[0][kind]; v == "" || v != same[1][kind] {
+			t.Errorf("copies that keep their state draw %q and %q as %s", v, same[1][kind], kind)
+		}
+	}
+	got := siblings(t, python, "reseed")
+	for kind, v := range got[0] {
+		if v == got[1][kind] {
+			t.Errorf("both copies draw %s as %s", v, kind)
+		}
+		if v == same[0][kind] {
+			t.Errorf("a process of its own draws the same %s", kind)
+		}
+	}
+	if len(got[0]) != len(same[0]) {
+		t.Errorf("drawn: %v", got[0])
+	}
+}
+
+func TestForkFailsWhereAGeneratorIsOutOfReach(t *testing.T) {
+	for name, c := range map[string]struct{ code, want string }{
+		"cryptography without RAND_add": {
+			`import sys, types
+sys.modules["cryptography"] = types.SimpleNamespace(__version__="99.0")
+sys.modules["cryptography.hazmat.bindings._rust"] = types.SimpleNamespace()`,
+			"cannot reseed the generator of module cryptography.hazmat.bindings._rust",
+		},
+		"libcrypto without RAND_add": {
+			`import ctypes, shutil, tempfile
+import math
+libm = next(l.split()[-1] for l in open("/proc/self/maps") if "/libm.so" in l)
+dir = tempfile.mkdtemp()
+shutil.copy(libm, dir + "/libcrypto-0a1b.so.3")
+lib = ctypes.CDLL(dir + "/libcrypto-0a1b.so.3")
+shutil.rmtree(dir)`,
+			"libcrypto-0a1b.so.3: ",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, h := newServer(t)
+			if got := run(t, h, code(c.code)); field(got, "error", "name") != "" {
+				t.Fatal(got)
+			}
+			if err := s.Forked(nil); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the fork's error is %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// A package manager may replace a library that a process goes on using.
+func TestALibraryWhoseFileIsGoneIsReseeded(t *testing.T) {
+	s, h := newServer(t)
+	got := run(t, h, code(`import ctypes, shutil, tempfile, _hashlib
+path = next(l.split()[-1] for l in open("/proc/self/maps") if "/libcrypto.so" in l)
+dir = tempfile.mkdtemp()
+shutil.copy(path, dir + "/libcrypto.so.3")
+lib = ctypes.CDLL(dir + "/libcrypto.so.3")
+shutil.rmtree(dir)`))
+	if name := field(got, "error", "name"); name == "StopIteration" {
+		t.Skip("this python3 has OpenSSL linked into it")
+	} else if name != "" {
+		t.Fatal(got)
+	}
+	if err := s.Forked(nil); err != nil {
+		t.Error(err)
+	}
+}

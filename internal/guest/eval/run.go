@@ -1,0 +1,314 @@
+package eval
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// keepaliveInterval is how long a stream may be silent, as the protocol's clients expect it.
+const keepaliveInterval = 5 * time.Second
+
+// interruptInterval is how soon code that goes on is interrupted again. One signal may be lost: os.system ignores it
+// before its command is there to receive it, and code may catch it.
+const interruptInterval = time.Second
+
+// interruptGrace is how long interrupted code may take to end. Then its interpreter is killed, because it would keep
+// every later call waiting: code can catch the interrupt, and a loop within one C function never sees it.
+const interruptGrace = agentproto.EvalGrace
+
+// busyWait is how long a call with a timeout waits for its turn. The others wait as long as their clients do, as in a
+// notebook.
+const busyWait = 10 * time.Second
+
+// runRequest is one line to the driver's code channel.
+type runRequest struct {
+	ID   int               `json:"id"` // that of the replies
+	Code string            `json:"code"`
+	Env  map[string]string `json:"env,omitempty"`
+	Repr bool              `json:"repr"`
+}
+
+// message is a line of the /execute stream that the agent itself makes; the others come from the driver as they are.
+type message struct {
+	Type      string `json:"type"`
+	Count     int    `json:"execution_count,omitempty"`
+	Text      string `json:"text,omitempty"`
+	Timestamp int64  `json:"timestamp,omitempty"` // ns since 1970
+	Name      string `json:"name,omitempty"`
+	Value     string `json:"value,omitempty"`
+	Traceback string `json:"traceback,omitempty"`
+	Restarted bool   `json:"restarted,omitempty"` // of type timeout, which is forkd's own: the interpreter was killed
+}
+
+// stream passes lines to a client until it is detached. It may be used concurrently.
+type stream struct {
+	mu       sync.Mutex
+	write    func(line []byte) // nil once detached
+	activity bool              // a line was written since the last keepalive tick
+}
+
+// line passes a line on and reports whether there is still a client.
+func (s *stream) line(line []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.activity = true
+	if s.write == nil {
+		return false
+	}
+	s.write(line)
+	return true
+}
+
+func (s *stream) send(m message) bool {
+	line, err := json.Marshal(m)
+	return err == nil && s.line(line) // strings and numbers always encode
+}
+
+func (s *stream) output(name, text string) {
+	s.send(message{Type: name, Text: text, Timestamp: time.Now().UnixNano()})
+}
+
+func (s *stream) keepalive() {
+	s.mu.Lock()
+	idle := !s.activity
+	s.activity = false
+	s.mu.Unlock()
+	if idle {
+		s.send(message{Type: "keepalive"})
+	}
+}
+
+// detach returns when no line is being written and none will be.
+func (s *stream) detach() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write = nil
+}
+
+// busyError refuses a call whose context runs the code of another.
+type busyError struct {
+	context string
+	running time.Duration
+}
+
+func (e *busyError) Error() string {
+	return fmt.Sprintf("context %s is busy with an earlier call (started %v ago); interrupt or restart it, or call again later",
+		e.context, e.running.Round(time.Second))
+}
+
+// takeTurn waits until no other code runs in the context.
+func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
+	var late <-chan time.Time
+	if timeout > 0 {
+		timer := time.NewTimer(min(timeout, busyWait))
+		defer timer.Stop()
+		late = timer.C
+	}
+	select {
+	case <-c.turn:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-late:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		busy := &busyError{context: c.ID}
+		if c.running != nil {
+			busy.running = time.Since(c.running.started)
+		}
+		return busy
+	}
+}
+
+// execute runs code in a context and passes what it says to write, line by line without newlines. It waits for its
+// turn first. When timeout (0: none) has passed, the code is interrupted, and killed with its interpreter if that does
+// not end it; the client is told how it went. When ctx ends, the same happens and execute returns at once. The context
+// is free again when the code has really ended. An error means that nothing was written.
+func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration, write func(line []byte)) error {
+	if err := c.takeTurn(ctx, timeout); err != nil {
+		return err
+	}
+	interp, err := c.awake(s.cfg)
+	if err != nil {
+		c.turn <- struct{}{}
+		return err
+	}
+	interp.executions++
+	req.ID = interp.executions
+	line, err := json.Marshal(req)
+	if err != nil {
+		c.turn <- struct{}{}
+		return err
+	}
+	out := &stream{write: write}
+	code := &running{interp: interp, grace: s.grace, started: time.Now(), ended: make(chan struct{})}
+	c.mu.Lock()
+	c.running = code
+	note := c.note
+	c.note = ""
+	c.mu.Unlock()
+	go func() {
+		interp.runCode(append(line, '\n'), out, note, code)
+		code.end(c)
+	}()
+	tick := time.NewTicker(keepaliveInterval)
+	defer tick.Stop()
+	var late <-chan time.Time
+	if timeout > 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		late = timer.C
+	}
+	for {
+		select {
+		case <-code.ended:
+			return nil
+		case <-tick.C:
+			out.keepalive()
+		case <-late:
+			code.late.Store(true)
+			go code.stop()
+		case <-ctx.Done():
+			out.detach()
+			if !code.late.Load() {
+				go code.stop()
+			}
+			return nil
+		}
+	}
+}
+
+// running is code that has not given back its turn.
+type running struct {
+	interp  *interpreter
+	grace   time.Duration // interruptGrace but in tests
+	started time.Time
+	late    atomic.Bool // its timeout has passed
+
+	mu    sync.Mutex
+	ended chan struct{} // closed under mu together with giving back the turn: no interrupt can hit the next call
+}
+
+func (r *running) end(c *session) {
+	c.mu.Lock()
+	c.running = nil
+	c.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c.turn <- struct{}{}
+	close(r.ended)
+}
+
+// signal signals the interpreter's group, as a terminal does, and reports whether the code has not ended. While os.system
+// waits for a command, only the command ends it. Code that ends just now is no matter, for the driver ignores
+// interrupts between calls.
+func (r *running) signal(sig syscall.Signal) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.ended:
+		return false
+	default:
+		if sig == syscall.SIGKILL {
+			r.interp.killed.Store(true)
+		}
+		_ = r.interp.child.SignalGroup(sig)
+		return true
+	}
+}
+
+// stop interrupts the code until it ends, and kills its interpreter when its grace is over.
+func (r *running) stop() {
+	again := time.NewTicker(interruptInterval)
+	defer again.Stop()
+	over := time.NewTimer(r.grace)
+	defer over.Stop()
+	for r.signal(syscall.SIGINT) {
+		select {
+		case <-r.ended:
+			return
+		case <-over.C:
+			r.signal(syscall.SIGKILL)
+			return
+		case <-again.C:
+		}
+	}
+}
+
+// runCode sends one request and relays its messages until the code has ended or the interpreter has died; either way
+// the stream gets its end. The client reads note first, as if the code had written it.
+func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
+	// Not the driver's message: the code's output, which comes another way, could overtake it.
+	out.send(message{Type: "number_of_executions", Count: i.executions})
+	if note != "" {
+		out.output("stderr", note)
+	}
+	i.output.attach(out.output)
+	defer i.output.attach(nil)
+	defer func() {
+		i.output.drain()
+		if code.late.Load() {
+			out.send(message{Type: "timeout", Restarted: i.killed.Load()})
+		}
+		out.send(message{Type: "end_of_execution"})
+	}()
+	finished := make(chan struct{})
+	defer close(finished)
+	go i.endReplies(finished)
+	prefix, end := fmt.Sprintf("M%d ", i.executions), fmt.Sprintf("D%d", i.executions)
+	_, err := i.code.Write(line)
+	for err == nil {
+		var reply []byte
+		if reply, err = i.receive(); err != nil {
+			break
+		}
+		if string(reply) == end {
+			return
+		}
+		// What a thread of an earlier call displays is nobody's.
+		if text, ok := bytes.CutPrefix(reply, []byte(prefix)); ok {
+			out.line(text)
+		}
+	}
+	// A broken channel is of no use even if the process still lives.
+	_ = i.child.SignalGroup(syscall.SIGKILL)
+	i.child.Status()
+	i.output.drain()
+	value := fmt.Sprintf("%v; its state is lost, the next call starts a new one", i.death())
+	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value})
+}
+
+// lastReplies is how long replies are read after the process's end; it has written them all by then.
+const lastReplies = time.Second
+
+// endReplies makes receive fail soon after the process has ended, though copies of it may hold its socket open.
+func (i *interpreter) endReplies(finished <-chan struct{}) {
+	select {
+	case <-i.child.Done():
+		i.code.SetReadDeadline(time.Now().Add(lastReplies))
+	case <-finished:
+	}
+}
+
+// death says how the process ended.
+func (i *interpreter) death() error {
+	if i.killed.Load() {
+		return fmt.Errorf("%w: it was killed because its code did not end when it was interrupted", errDied)
+	}
+	return fmt.Errorf("%w: %s", errDied, describe(i.child.Status()))
+}
+
+func describe(status syscall.WaitStatus) string {
+	if status.Signaled() {
+		return "signal: " + status.Signal().String()
+	}
+	return fmt.Sprintf("exit status %d", status.ExitStatus())
+}

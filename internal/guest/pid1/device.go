@@ -1,0 +1,98 @@
+package pid1
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/kmsg"
+)
+
+// loadModules loads the modules that the file dir/order lists, in its order. A module that finds no device
+// is not an error; one that is missing or refused is. An initramfs without modules is for kernels with
+// everything built in.
+func loadModules(dir string, log *kmsg.Log) error {
+	order, err := os.ReadFile(filepath.Join(dir, "order"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("load modules: %w", err)
+	}
+	for name := range strings.FieldsSeq(string(order)) {
+		err := loadModule(filepath.Join(dir, filepath.Base(name)))
+		switch {
+		case errors.Is(err, unix.EEXIST): // loaded already, or built in
+		case errors.Is(err, unix.ENODEV):
+			log.Infof("module %s: no such device", name)
+		case err != nil:
+			return fmt.Errorf("load module %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func loadModule(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.FinitModule(int(f.Fd()), "", 0)
+}
+
+// deviceTimeout bounds the wait for the root disk. The kernel finds a virtio disk within milliseconds of loading its
+// driver; the bound covers software emulation of the whole machine.
+const deviceTimeout = 20 * time.Second
+
+// uevents is a netlink socket on which the kernel announces devices.
+type uevents struct{ fd int }
+
+// kernelGroup is the multicast group of events that come from the kernel itself.
+const kernelGroup = 1
+
+func openUevents() (uevents, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		return uevents{}, fmt.Errorf("device events: socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: kernelGroup}); err != nil {
+		unix.Close(fd)
+		return uevents{}, fmt.Errorf("device events: bind: %w", err)
+	}
+	return uevents{fd}, nil
+}
+
+func (u uevents) close() { unix.Close(u.fd) }
+
+// waitForDevice returns when path exists. The events' contents do not matter: each one is a reason to look again.
+func (u uevents) waitForDevice(path string) error {
+	deadline := time.Now().Add(deviceTimeout)
+	for buf := make([]byte, 4096); ; {
+		if exists(path) {
+			return nil
+		}
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("root disk %s did not appear within %v; is a disk attached, and is its driver in the initramfs?",
+				path, deviceTimeout)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(u.fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if err != nil && err != unix.EINTR {
+			return fmt.Errorf("wait for %s: %w", path, err)
+		}
+		if n > 0 {
+			// An overrun of the socket's buffer loses events, which the look at the path makes up for.
+			if _, _, err := unix.Recvfrom(u.fd, buf, unix.MSG_DONTWAIT); err != nil &&
+				err != unix.ENOBUFS && err != unix.EAGAIN && err != unix.EINTR {
+				return fmt.Errorf("wait for %s: %w", path, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package pid1
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/kmsg"
+)
+
+// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that programs read: a write to
+// the disk would cost each child blocks of its own, and wake it again when the journal is committed.
+const idDir = "/run/forkd"
+
+// Paths of what a fork rewrites.
+const (
+	machineIDPath = "/etc/machine-id"
+	dbusIDPath    = "/var/lib/dbus/machine-id"        // machineIDPath, in images where it is no link
+	bootIDPath    = "/proc/sys/kernel/random/boot_id" // the kernel makes it once; its own is under the mount
+	hostsPath     = "/etc/hosts"
+)
+
+// hostsDefault is /etc/hosts of an image that has none.
+const hostsDefault = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+
+// maxHostname is HOST_NAME_MAX of Linux.
+const maxHostname = 64
+
+// hostsPrefix begins the first line of /etc/hosts, by which the host name resolves. Debian uses this address for it. The
+// line is padded with spaces, so that one write replaces it whatever stands below.
+const hostsPrefix = "127.0.1.1 "
+
+type hostsLine [len(hostsPrefix) + maxHostname + 1]byte
+
+func newHostsLine(name []byte) (l hostsLine) {
+	for i := range l {
+		l[i] = ' '
+	}
+	copy(l[:], hostsPrefix)
+	copy(l[len(hostsPrefix):len(l)-1], name)
+	l[len(l)-1] = '\n'
+	return l
+}
+
+// newMachineID derives the machine id from the host name: it stays what it is when a sandbox is
+// rolled back or resumed, and siblings have different ones because their names are. Like the name,
+// it is no secret. It is computed on the stack.
+func newMachineID(name []byte) (id [33]byte) {
+	const prefix = "forkd machine-id "
+	sum := sha256.Sum256(append(append(make([]byte, 0, len(prefix)+maxHostname), prefix...), name...))
+	sum[6], sum[8] = sum[6]&0x0f|0x40, sum[8]&0x3f|0x80 // UUID version 4, as systemd wants it
+	hex.Encode(id[:], sum[:16])
+	id[32] = '\n'
+	return id
+}
+
+// newBootID returns a random UUID: a fork, a rollback and a resume are boots of their own to who compares ids. The bytes
+// come from a descriptor of /dev/urandom, since getrandom of the vDSO keeps a state in memory for each thread.
+func newBootID(random int) (id [37]byte, err error) {
+	var r [16]byte
+	if n, err := unix.Read(random, r[:]); err != nil || n != len(r) {
+		return id, fmt.Errorf("boot id: read %d random bytes: %w", n, err)
+	}
+	r[6], r[8] = r[6]&0x0f|0x40, r[8]&0x3f|0x80
+	at := 0
+	for _, part := range [][]byte{r[:4], r[4:6], r[6:8], r[8:10], r[10:]} {
+		at += hex.Encode(id[at:], part)
+		id[at] = '-'
+		at++
+	}
+	id[36] = '\n'
+	return id, nil
+}
+
+// idFiles are descriptors of the files in idDir, negative for those that could not be mounted, and of /dev/urandom.
+type idFiles struct{ random, machineID, bootID, hosts int }
+
+// write gives the guest the ids that go with a host name.
+func (f idFiles) write(name []byte) error { return f.put(name, false) }
+
+// rehearse does what write does for the present name, but leaves the files as they are.
+func (f idFiles) rehearse() error {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return fmt.Errorf("uname: %w", err)
+	}
+	n := bytes.IndexByte(u.Nodename[:], 0)
+	return f.put(u.Nodename[:max(n, 0)], true)
+}
+
+func (f idFiles) put(name []byte, rehearsal bool) error {
+	if f.machineID >= 0 {
+		id := newMachineID(name)
+		if err := writeAt(f.machineID, id[:], rehearsal); err != nil {
+			return fmt.Errorf("set %s: %w", machineIDPath, err)
+		}
+	}
+	if f.bootID >= 0 {
+		id, err := newBootID(f.random)
+		if err == nil {
+			err = writeAt(f.bootID, id[:], rehearsal)
+		}
+		if err != nil {
+			return fmt.Errorf("set %s: %w", bootIDPath, err)
+		}
+	}
+	if f.hosts >= 0 {
+		if err := writeHosts(f.hosts, name, rehearsal); err != nil {
+			return fmt.Errorf("set %s: %w", hostsPath, err)
+		}
+	}
+	return nil
+}
+
+// writeHosts replaces the first line, unless the user has put another in its place.
+func writeHosts(fd int, name []byte, rehearsal bool) error {
+	var was hostsLine
+	n, err := unix.Pread(fd, was[:], 0)
+	if err != nil {
+		return err
+	}
+	if n < len(was) || string(was[:len(hostsPrefix)]) != hostsPrefix || was[len(was)-1] != '\n' {
+		return nil
+	}
+	line := newHostsLine(name)
+	return writeAt(fd, line[:], rehearsal)
+}
+
+// writeAt replaces the beginning of a file. In a rehearsal it makes the same system call for no bytes.
+func writeAt(fd int, p []byte, rehearsal bool) error {
+	if rehearsal {
+		p = p[:0]
+	}
+	if n, err := unix.Pwrite(fd, p, 0); err != nil || n != len(p) {
+		return fmt.Errorf("wrote %d of %d bytes: %w", n, len(p), err)
+	}
+	return nil
+}
+
+// mountIDFiles makes the files and mounts them. One that cannot be, such as on a read-only disk that lacks the file, is
+// left out with a warning: programs find then what the image has.
+func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
+	files := idFiles{random, -1, -1, -1}
+	if err := os.MkdirAll(idDir, dirMode); err != nil {
+		log.Warnf("identity: %v", err)
+		return files
+	}
+	hosts, err := os.ReadFile(hostsPath)
+	if err != nil {
+		hosts = []byte(hostsDefault)
+	}
+	line := newHostsLine(name)
+	for _, f := range []struct {
+		fd      *int
+		name    string
+		mode    fs.FileMode
+		content []byte
+		targets []string
+	}{
+		{&files.machineID, "machine-id", 0o444, nil, []string{machineIDPath, dbusIDPath}},
+		{&files.bootID, "boot_id", 0o444, nil, []string{bootIDPath}},
+		{&files.hosts, "hosts", 0o644, append(line[:], hosts...), []string{hostsPath}},
+	} {
+		fd, err := newIDFile(idDir+"/"+f.name, f.mode, f.content)
+		if err == nil {
+			*f.fd = fd
+			err = mountOver(idDir+"/"+f.name, f.targets)
+		}
+		if err != nil {
+			log.Warnf("identity: %v", err)
+		}
+	}
+	if err := files.write(name); err != nil {
+		log.Warnf("identity: %v", err)
+	}
+	return files
+}
+
+func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
+	if err := os.WriteFile(path, content, mode); err != nil {
+		return -1, err
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+// mountOver mounts a file over the targets. The first is created if it is missing; of the others, those that are files of
+// their own are covered.
+func mountOver(path string, targets []string) error {
+	for i, target := range targets {
+		info, err := os.Lstat(target)
+		switch {
+		case i > 0 && (err != nil || !info.Mode().IsRegular()):
+			continue
+		case errors.Is(err, fs.ErrNotExist):
+			if err := os.WriteFile(target, nil, 0o644); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		}
+		if err := unix.Mount(path, target, "", unix.MS_BIND, ""); err != nil {
+			return &os.PathError{Op: "mount over", Path: target, Err: err}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+// Package pid1 turns a freshly booted kernel with forkd's initramfs into a running system on the root disk: it mounts
+// the kernel's file systems, loads the modules, waits for the disk, moves the process's root there, and quiets what
+// the kernel does by itself.
+//
+// It starts no service, configures no network beyond loopback, and does not fork: the process that calls Boot stays
+// PID 1. It reads these options of the kernel command line:
+//
+//	forkd.ro            mount the root disk read-only
+//	forkd.hostname=NAME host name until the first fork gives another (default "forkd")
+package pid1
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/userenv"
+)
+
+// Paths of the initramfs and the guest.
+const (
+	modulesDir = "/modules" // *.ko, and the text file "order" with one file name per line
+	rootDevice = "/dev/vda"
+	newRoot    = "/newroot"
+)
+
+// defaultHostname is used until a fork names the guest.
+const defaultHostname = "forkd"
+
+// Options are the "forkd." options of the kernel command line.
+type Options struct {
+	ReadOnly bool
+	Hostname string
+}
+
+// ParseCmdline reads a kernel command line. An unknown "forkd." option is an error that names it.
+func ParseCmdline(cmdline string) (Options, error) {
+	o := Options{Hostname: defaultHostname}
+	for word := range strings.FieldsSeq(cmdline) {
+		name, ok := strings.CutPrefix(word, "forkd.")
+		if !ok {
+			continue
+		}
+		name, value, _ := strings.Cut(name, "=")
+		switch name {
+		case "ro":
+			o.ReadOnly = true
+		case "hostname":
+			if value == "" {
+				return o, fmt.Errorf("kernel command line: forkd.hostname is empty")
+			}
+			o.Hostname = value
+		default:
+			return o, fmt.Errorf("kernel command line: unknown option %q", word)
+		}
+	}
+	return o, nil
+}
+
+// EarlyLog mounts /dev and opens the kernel's log. Without it nothing can be reported but the reason it failed.
+func EarlyLog() (*kmsg.Log, error) {
+	if err := mount(mountPoint{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"}); err != nil {
+		return kmsg.NewPlain(os.Stderr), err
+	}
+	// Not os.OpenFile, which lets the runtime poll the file: each message of the kernel would wake the agent, and the
+	// kernel has one in every fork.
+	fd, err := unix.Open("/dev/kmsg", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return kmsg.NewPlain(os.Stderr), &os.PathError{Op: "open", Path: "/dev/kmsg", Err: err}
+	}
+	return kmsg.New(os.NewFile(uintptr(fd), "/dev/kmsg")), nil
+}
+
+// Boot does everything between EarlyLog and the start of services.
+func Boot(log *kmsg.Log) error {
+	for _, m := range kernelMounts("") {
+		if err := mount(m); err != nil {
+			return err
+		}
+	}
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	opts, err := ParseCmdline(string(cmdline))
+	if err != nil {
+		return err
+	}
+	// The socket is open before the first module can find a device, so that no event is missed.
+	events, err := openUevents()
+	if err != nil {
+		return err
+	}
+	defer events.close()
+	if err := loadModules(modulesDir, log); err != nil {
+		return err
+	}
+	if err := events.waitForDevice(rootDevice); err != nil {
+		return err
+	}
+	if err := mountRoot(opts); err != nil {
+		return err
+	}
+	// What is left of the initramfs is memory; of the modules nothing is needed any more.
+	if err := os.RemoveAll(modulesDir); err != nil {
+		log.Warnf("free the initramfs: %v", err)
+	}
+	if err := switchRoot(); err != nil {
+		return err
+	}
+	applySettings(quiet, log)
+	return identify(opts)
+}
+
+// identify gives the system its name, its loopback interface and the environment that libraries look for.
+func identify(opts Options) error {
+	if err := unix.Sethostname([]byte(opts.Hostname)); err != nil {
+		return fmt.Errorf("set hostname %q: %w", opts.Hostname, err)
+	}
+	if err := loopbackUp(); err != nil {
+		return err
+	}
+	os.Setenv("PATH", userenv.DefaultPath)
+	os.Setenv("HOME", "/root")
+	return nil
+}
+
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("loopback: socket: %w", err)
+	}
+	defer unix.Close(s)
+	req, err := unix.NewIfreq("lo")
+	if err != nil {
+		return fmt.Errorf("loopback: %w", err)
+	}
+	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req); err != nil {
+		return fmt.Errorf("loopback: bring up: %w", err)
+	}
+	return nil
+}
+
+// PowerOff reports why the guest cannot go on and ends it: the host sees a power-off, or the panic that follows
+// where the machine cannot power off. It returns only if the kernel refuses.
+func PowerOff(log *kmsg.Log, reason error) {
+	log.Errorf("fatal: %v; powering off", reason)
+	unix.Sync()
+	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {
+		log.Errorf("power off: %v", err)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil || !os.IsNotExist(err)
+}
+
+const dirMode fs.FileMode = 0o755

@@ -1,0 +1,197 @@
+// Package userenv answers what a new process of the guest gets: which user it runs as, its environment, and what its
+// paths are relative to.
+//
+// It reads /etc/passwd and /etc/group as they are at the call and writes nothing.
+package userenv
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// DefaultPath is the PATH of processes: Debian's for root, which finds everything for every user.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// preferredUser is the default user if it exists in the guest; otherwise root is.
+const preferredUser = "user"
+
+// Env is the state that all later processes share. It may be used concurrently.
+type Env struct {
+	mu          sync.Mutex
+	vars        map[string]string
+	defaultUser string
+	defaultDir  string
+}
+
+// New returns an Env without variables.
+func New() *Env { return &Env{vars: map[string]string{}} }
+
+// Merge adds variables to the environment of later processes.
+func (e *Env) Merge(vars map[string]string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.Copy(e.vars, vars)
+}
+
+// Vars returns a copy of the variables added so far.
+func (e *Env) Vars() map[string]string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.vars)
+}
+
+// SetDefaults changes the user and the working directory of requests that name none. An empty string leaves the value.
+func (e *Env) SetDefaults(user, dir string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if user != "" {
+		e.defaultUser = user
+	}
+	if dir != "" {
+		e.defaultDir = dir
+	}
+}
+
+// User is an account of the guest.
+type User struct {
+	Name   string
+	UID    uint32
+	GID    uint32
+	Groups []uint32
+	Home   string
+}
+
+// User looks up an account; the empty name is the default user.
+func (e *Env) User(name string) (*User, error) {
+	if name == "" {
+		e.mu.Lock()
+		name = e.defaultUser
+		e.mu.Unlock()
+	}
+	if name == "" {
+		if u, err := lookup(preferredUser); err == nil {
+			return u, nil
+		}
+		name = "root"
+	}
+	return lookup(name)
+}
+
+func lookup(name string) (*User, error) { return account(name, user.Lookup) }
+
+// account is lookup in the accounts that find knows.
+func account(name string, find func(string) (*user.User, error)) (*User, error) {
+	u, err := find(name)
+	if err != nil && name == "root" {
+		return &User{Name: "root", Home: rootHome()}, nil // an image without /etc/passwd has the kernel's one account
+	}
+	if err != nil {
+		return nil, fmt.Errorf("user %q does not exist in the guest", name)
+	}
+	uid, err1 := strconv.ParseUint(u.Uid, 10, 32)
+	gid, err2 := strconv.ParseUint(u.Gid, 10, 32)
+	if err1 != nil || err2 != nil {
+		return nil, fmt.Errorf("user %q: /etc/passwd has ids %q:%q", name, u.Uid, u.Gid)
+	}
+	out := &User{Name: u.Username, UID: uint32(uid), GID: uint32(gid), Home: u.HomeDir}
+	ids, err := u.GroupIds()
+	if err != nil {
+		ids = nil // a guest without /etc/group has no further groups
+	}
+	for _, id := range ids {
+		if n, err := strconv.ParseUint(id, 10, 32); err == nil {
+			out.Groups = append(out.Groups, uint32(n))
+		}
+	}
+	return out, nil
+}
+
+func rootHome() string {
+	if info, err := os.Stat("/root"); err == nil && info.IsDir() {
+		return "/root"
+	}
+	return "/"
+}
+
+// CheckVars refuses variables that no environment can hold.
+func CheckVars(vars map[string]string) error {
+	for name, value := range vars {
+		switch {
+		case name == "":
+			return errors.New("environment: a variable has an empty name")
+		case strings.ContainsAny(name, "=\x00"):
+			return fmt.Errorf("environment: the name %q has a '=' or a NUL byte in it", name)
+		case strings.ContainsRune(value, 0):
+			return fmt.Errorf("environment: the value of %s has a NUL byte in it", name)
+		}
+	}
+	return nil
+}
+
+// Credential returns what a process must be started with to run as u, nil if the agent itself runs as u.
+func (u *User) Credential() *syscall.Credential {
+	if os.Getuid() == int(u.UID) && os.Getgid() == int(u.GID) {
+		return nil
+	}
+	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
+}
+
+// Environ builds the environment of a process of u: the account's basics, then the shared variables, then those of
+// the call, the later ones winning.
+func (e *Env) Environ(u *User, call map[string]string) []string {
+	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
+	e.mu.Lock()
+	maps.Copy(vars, e.vars)
+	e.mu.Unlock()
+	maps.Copy(vars, call)
+	out := make([]string, 0, len(vars))
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		out = append(out, k+"="+vars[k])
+	}
+	return out
+}
+
+// Dir resolves the working directory of a process of u: empty is the default directory, else the user's home, or / for
+// an account whose home is missing.
+func (e *Env) Dir(u *User, dir string) (string, error) {
+	if dir == "" {
+		e.mu.Lock()
+		dir = e.defaultDir
+		e.mu.Unlock()
+	}
+	if dir == "" {
+		if info, err := os.Stat(Path(u, "")); err != nil || !info.IsDir() {
+			return "/", nil
+		}
+	}
+	dir = Path(u, dir)
+	info, err := os.Stat(dir)
+	if err != nil {
+		return "", fmt.Errorf("cwd %q does not exist", dir)
+	}
+	if !info.IsDir() {
+		return "", fmt.Errorf("cwd %q is not a directory", dir)
+	}
+	return dir, nil
+}
+
+// Path makes a path absolute: "~" and relative paths are in u's home, and so is the empty path.
+func Path(u *User, path string) string {
+	if path == "~" || strings.HasPrefix(path, "~/") {
+		path = path[1:]
+		path = filepath.Join(u.Home, path)
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(u.Home, path)
+	}
+	return filepath.Clean(path)
+}

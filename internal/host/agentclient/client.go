@@ -1,0 +1,184 @@
+// Package agentclient is the host side of the guest agent: it speaks to one guest over a dial function, which normally
+// connects to the unix socket of the guest's VMM and names a vsock port.
+//
+// Every call makes its own connection: a vsock stream does not survive a fork, so none is kept where a stale one could
+// be handed out. The package does not start or find guests, does not retry, and trusts nothing a guest answers: every
+// reply is bounded.
+package agentclient
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
+)
+
+// Bounds on what a guest may answer, in bytes.
+const (
+	maxControlReply  = 64 << 10
+	maxMessage       = 8 << 20 // one RPC message
+	maxLine          = 32 << 20
+	maxErrorBody     = 64 << 10
+	maxHeaders       = 64 << 10
+	defaultMaxOutput = 8 << 20
+)
+
+// maxTotal is how many bytes of output a command or code may send in all before it is ended, where the first limit of each
+// stream are kept: what is dropped has to be decoded too.
+func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
+
+// DialFunc opens a stream to a vsock port of one guest.
+type DialFunc func(ctx context.Context, port uint32) (net.Conn, error)
+
+// Client calls the agent of one guest. Its methods may be called concurrently.
+type Client struct {
+	dial  DialFunc
+	quiet time.Duration // agentproto.QuietTime
+	envd  *http.Client
+	code  *http.Client
+	procs processconnect.ProcessClient
+}
+
+// Hosts of the URLs that the client requests; the dial function ignores them.
+const (
+	envdURL = "http://envd"
+	codeURL = "http://code-interpreter"
+)
+
+// New returns a client that reaches its guest through dial. It connects to nothing yet.
+func New(dial DialFunc) *Client {
+	c := &Client{dial: dial, quiet: agentproto.QuietTime}
+	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
+	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
+	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage),
+		connect.WithAcceptCompression("gzip", nil, nil)} // a message is bounded only as it is sent, not as it is unpacked
+	c.procs = processconnect.NewProcessClient(c.envd, envdURL, opts...)
+	return c
+}
+
+// Dial opens a stream to a port of the guest.
+func (c *Client) Dial(ctx context.Context, port uint32) (net.Conn, error) { return c.dial(ctx, port) }
+
+// Transport returns a round tripper whose requests all go to one port of the guest, whatever host their URL names: for
+// proxying the raw envd or code interpreter protocol, or a guest's own HTTP server on vsock.
+func (c *Client) Transport(port uint32) http.RoundTripper {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return c.dial(ctx, port)
+		},
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeaders,
+	}
+}
+
+// Ping asks the agent for its announcement.
+func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
+	reply, err := c.control(ctx, agentproto.Request{Op: agentproto.OpPing})
+	if err != nil {
+		return agentproto.Ready{}, err
+	}
+	if reply.Ready == nil {
+		return agentproto.Ready{}, errors.New("agent ping: the reply has no ready message")
+	}
+	return *reply.Ready, nil
+}
+
+func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
+	var reply agentproto.Reply
+	line, err := json.Marshal(req)
+	if err != nil {
+		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
+	}
+	err = c.exchange(ctx, agentproto.ControlPort, append(line, '\n'), func(r io.Reader) (err error) {
+		line, err = bufio.NewReader(io.LimitReader(r, maxControlReply)).ReadBytes('\n')
+		return err
+	})
+	if err != nil {
+		return reply, fmt.Errorf("agent %s: %w", req.Op, err)
+	}
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return reply, fmt.Errorf("agent %s: reply: %w", req.Op, err)
+	}
+	if reply.Error != "" {
+		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: reply.Error}
+	}
+	return reply, nil
+}
+
+// Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have collected their
+// garbage, and it has been idle for some seconds.
+func (c *Client) Sync(ctx context.Context) error {
+	if err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(c.quiet):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("agent sync: %w", ctx.Err())
+	}
+}
+
+// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
+// must be killed: it may share random numbers with its siblings.
+func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
+	message, err := f.Append(nil)
+	if err != nil {
+		return fmt.Errorf("agent forked: %w", err)
+	}
+	return c.forkMessage(ctx, "agent forked", message)
+}
+
+// forkMessage sends a message to agentproto.ForkPort and returns the error in the answer.
+func (c *Client) forkMessage(ctx context.Context, op string, message []byte) error {
+	var text []byte
+	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
+		var head [agentproto.LengthSize]byte
+		if _, err := io.ReadFull(r, head[:]); err != nil {
+			return err
+		}
+		n, err := agentproto.Length(head[:], agentproto.MaxAnswer)
+		if err != nil {
+			return err
+		}
+		text = make([]byte, n)
+		_, err = io.ReadFull(r, text)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	if len(text) > 0 {
+		return &Error{Op: op, Code: CodeInternal, Message: string(text)}
+	}
+	return nil
+}
+
+// exchange sends a request on a connection of its own and lets read take the answer.
+func (c *Client) exchange(ctx context.Context, port uint32, request []byte, read func(io.Reader) error) error {
+	conn, err := c.dial(ctx, port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err = conn.Write(request); err == nil {
+		err = read(conn)
+	}
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}

@@ -1,0 +1,84 @@
+package agentclient
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+)
+
+// How a command or an evaluation can end other than by itself; see ExecResult.Err and EvalResult.Err.
+var (
+	ErrTimeout         = errors.New("timed out")
+	ErrCommandNotFound = errors.New("command not found")
+	ErrNotExecutable   = errors.New("command is not executable")
+	ErrSignaled        = errors.New("killed by a signal")
+	ErrOutputTruncated = errors.New("output truncated")
+)
+
+// Code classifies an Error; the words are those of the Connect protocol.
+type Code string
+
+// The codes that callers tell apart. Others pass through as the guest sent them.
+const (
+	CodeInvalid         Code = "invalid_argument"   // a field of the request is wrong; the message names it
+	CodeNotFound        Code = "not_found"          // file, process or context
+	CodeUnauthenticated Code = "unauthenticated"    // unknown user or missing token
+	CodeExists          Code = "already_exists"     // directory
+	CodeNoSpace         Code = "resource_exhausted" // the guest's disk is full
+	CodeBusy            Code = "aborted"            // the context runs the code of another call
+	CodeInternal        Code = "internal"           // the agent failed
+
+	codeDeadline Code = "deadline_exceeded" // callers see Outcome TimedOut instead
+)
+
+// Error is a refusal by the agent, as opposed to a failure to reach it.
+type Error struct {
+	Op      string // such as "read file /etc/motd"
+	Code    Code
+	Message string
+}
+
+func (e *Error) Error() string { return e.Op + ": " + e.Message }
+
+// remote turns an error of an RPC into an *Error if the guest sent it.
+func remote(op string, err error) error {
+	var ce *connect.Error
+	if errors.As(err, &ce) && connect.IsWireError(err) {
+		return &Error{Op: op, Code: Code(ce.Code().String()), Message: ce.Message()}
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+// httpError reads the error of a plain HTTP route: envd answers {"code","message"}, the code interpreter plain text.
+func httpError(op string, resp *http.Response) error {
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	message := strings.TrimSpace(string(body))
+	var parsed struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(body, &parsed) == nil && parsed.Message != "" {
+		message = parsed.Message
+	}
+	if message == "" {
+		message = resp.Status
+	}
+	code := CodeInternal
+	switch resp.StatusCode {
+	case http.StatusBadRequest:
+		code = CodeInvalid
+	case http.StatusUnauthorized:
+		code = CodeUnauthenticated
+	case http.StatusNotFound:
+		code = CodeNotFound
+	case http.StatusConflict:
+		code = CodeBusy
+	case http.StatusInsufficientStorage:
+		code = CodeNoSpace
+	}
+	return &Error{Op: op, Code: code, Message: message}
+}

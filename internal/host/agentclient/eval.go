@@ -1,0 +1,269 @@
+package agentclient
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+	"unicode/utf8"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// EvalOptions are the optional parts of an evaluation.
+type EvalOptions struct {
+	ContextID string            // empty: the language's default context, whose state all such calls share
+	Language  string            // empty: python; not together with ContextID
+	Env       map[string]string // for this call only
+	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+	MaxOutput int               // bytes kept of each of stdout and stderr, and of the rich results; 0: 8 MiB
+}
+
+// EvalResult is the end of an evaluation.
+type EvalResult struct {
+	Result         *string      // repr of the last expression; nil if the code has none or it is None
+	Outputs        []RichOutput // the result and what was displayed, as far as they have rich forms
+	Stdout         []byte
+	Stderr         []byte
+	Error          *EvalError // exception that ended the code
+	ExecutionCount int
+	TimedOut       bool
+	Restarted      bool // after TimedOut: the interpreter had to be killed, and its state is lost
+	Truncated      bool // something was longer than MaxOutput and its rest was dropped
+}
+
+// RichOutput maps formats of the code interpreter protocol, such as "text", "html", "png" and "json", to values;
+// binary ones are base64.
+type RichOutput struct {
+	Main   bool // the value of the last expression, not something displayed
+	Fields map[string]json.RawMessage
+}
+
+// EvalError is an exception in evaluated code.
+type EvalError struct {
+	Name      string `json:"name"`
+	Value     string `json:"value"`
+	Traceback string `json:"traceback"`
+}
+
+func (e *EvalError) Error() string { return e.Name + ": " + e.Value }
+
+// Err returns nil if the code ran to its end and the output is whole, else ErrTimeout, the *EvalError or
+// ErrOutputTruncated.
+func (r EvalResult) Err() error {
+	switch {
+	case r.TimedOut:
+		return ErrTimeout
+	case r.Error != nil:
+		return r.Error
+	case r.Truncated:
+		return ErrOutputTruncated
+	}
+	return nil
+}
+
+type executeRequest struct {
+	Code      string            `json:"code"`
+	ContextID string            `json:"context_id,omitempty"`
+	Language  string            `json:"language,omitempty"`
+	Env       map[string]string `json:"env_vars,omitempty"`
+	Repr      bool              `json:"repr"`                 // forkd's own: "text" is the repr as it is, quotes kept
+	TimeoutMS int64             `json:"timeout_ms,omitempty"` // forkd's own
+}
+
+// evalSlack is how long after its timeout and agentproto.EvalGrace a guest may take to say that the code has ended.
+const evalSlack = 5 * time.Second
+
+// Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say how it went; an
+// exception is in EvalResult.Error.
+func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
+	req := executeRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env, Repr: true}
+	if opts.Timeout > 0 {
+		req.TimeoutMS = max(1, opts.Timeout.Milliseconds())
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return EvalResult{}, fmt.Errorf("eval: %w", err)
+	}
+	callCtx, cancel := context.WithCancel(ctx)
+	if opts.Timeout > 0 {
+		callCtx, cancel = context.WithTimeout(ctx, opts.Timeout+agentproto.EvalGrace+evalSlack)
+	}
+	defer cancel()
+	limit := opts.MaxOutput
+	if limit <= 0 {
+		limit = defaultMaxOutput
+	}
+	e := evaluation{limit: limit}
+	e.stdout.limit, e.stderr.limit = limit, limit
+	err = e.run(callCtx, c.code, body)
+	e.result.Stdout, e.result.Stderr = e.stdout.buf.Bytes(), e.stderr.buf.Bytes()
+	e.result.Truncated = e.result.Truncated || e.stdout.truncated || e.stderr.truncated
+	if err != nil && opts.Timeout > 0 && ctx.Err() == nil && callCtx.Err() != nil {
+		e.result.TimedOut = true // closing the connection interrupts the code in the guest
+		return e.result, nil
+	}
+	return e.result, err
+}
+
+type evaluation struct {
+	result         EvalResult
+	stdout, stderr capped
+	limit          int
+	richBytes      int
+}
+
+func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, codeURL+"/execute", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("eval: %w", err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("eval: %w", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return httpError("eval", resp)
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxLine)
+	for total := 0; lines.Scan(); {
+		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // the end of the connection interrupts the code
+			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
+			e.result.Truncated = true
+			return nil
+		}
+		done, err := e.line(lines.Bytes())
+		if err != nil {
+			return fmt.Errorf("eval: reply: %w", err)
+		}
+		if done {
+			return nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("eval: reply: %w", err)
+	}
+	return errors.New("eval: the reply ended before the code did")
+}
+
+// line takes one message of the /execute stream and reports whether it is the last one.
+func (e *evaluation) line(line []byte) (done bool, err error) {
+	var m struct {
+		Type  string `json:"type"`
+		Text  string `json:"text"`
+		Count int    `json:"execution_count"`
+		Main  bool   `json:"is_main_result"`
+
+		Restarted bool `json:"restarted"`
+		EvalError
+	}
+	if err := json.Unmarshal(line, &m); err != nil {
+		return false, err
+	}
+	switch m.Type {
+	case "number_of_executions":
+		e.result.ExecutionCount = m.Count
+	case "stdout":
+		e.stdout.add([]byte(m.Text))
+	case "stderr":
+		e.stderr.add([]byte(m.Text))
+	case "error":
+		ee := m.EvalError
+		e.result.Error = &ee
+	case "result":
+		return false, e.rich(line, m.Main, m.Text)
+	case "timeout":
+		e.result.TimedOut, e.result.Restarted = true, m.Restarted
+	case "end_of_execution":
+		return true, nil
+	}
+	return false, nil
+}
+
+func (e *evaluation) rich(line []byte, main bool, text string) error {
+	if len(line) > e.limit-e.richBytes {
+		e.result.Truncated = true
+		if main && e.result.Result == nil {
+			text = cut(text, e.limit-e.richBytes)
+			e.result.Result = &text
+			e.richBytes = e.limit
+		}
+		return nil
+	}
+	e.richBytes += len(line)
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(line, &fields); err != nil {
+		return err
+	}
+	delete(fields, "type")
+	delete(fields, "is_main_result")
+	if main && e.result.Result == nil {
+		e.result.Result = &text
+	}
+	e.result.Outputs = append(e.result.Outputs, RichOutput{Main: main, Fields: fields})
+	return nil
+}
+
+// cut returns about limit bytes of the beginning of a text, in whole characters, and says how much there was.
+func cut(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	head := text[:limit]
+	for len(head) > 0 && !utf8.RuneStart(text[len(head)]) {
+		head = head[:len(head)-1]
+	}
+	return fmt.Sprintf("%s… (cut, %d bytes in all)", head, len(text))
+}
+
+// Interrupt interrupts what runs in an interpreter, once, and says whether anything ran. Code may catch it and go on; an
+// empty context is the default one of Python.
+func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) {
+	var answer struct {
+		Interrupted bool `json:"interrupted"`
+	}
+	err := c.onContext(ctx, contextID, "interrupt", func(body io.Reader) error {
+		return json.NewDecoder(io.LimitReader(body, maxControlReply)).Decode(&answer)
+	})
+	return answer.Interrupted, err
+}
+
+// Restart replaces an interpreter: what runs in it ends, and its variables are lost.
+func (c *Client) Restart(ctx context.Context, contextID string) error {
+	return c.onContext(ctx, contextID, "restart", func(io.Reader) error { return nil })
+}
+
+// defaultContext is the interpreter of calls that name none.
+const defaultContext = "python"
+
+func (c *Client) onContext(ctx context.Context, contextID, verb string, read func(body io.Reader) error) error {
+	if contextID == "" {
+		contextID = defaultContext
+	}
+	op := verb + " interpreter"
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, codeURL+"/contexts/"+url.PathEscape(contextID)+"/"+verb, nil)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	resp, err := c.code.Do(req)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return httpError(op, resp)
+	}
+	if err := read(resp.Body); err != nil {
+		return fmt.Errorf("%s: reply: %w", op, err)
+	}
+	return nil
+}

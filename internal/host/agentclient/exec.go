@@ -1,0 +1,294 @@
+package agentclient
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/envdproto/process"
+)
+
+// ExecRequest is a command to run in the guest.
+type ExecRequest struct {
+	Args      []string // command and arguments; no shell is involved
+	Env       map[string]string
+	Cwd       string        // empty: the user's home
+	User      string        // empty: the guest's default user
+	Stdin     io.Reader     // nil: /dev/null
+	Timeout   time.Duration // 0: none; the guest kills the command's process group when it passes
+	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Unused by ExecStream
+}
+
+// Outcome says how a command ended.
+type Outcome string
+
+// The outcomes.
+const (
+	Exited        Outcome = "exited"         // ExitCode is set
+	Signaled      Outcome = "signaled"       // Signal is set
+	TimedOut      Outcome = "timeout"        // killed because ExecRequest.Timeout passed
+	NotFound      Outcome = "not_found"      // never started: no such command
+	NotExecutable Outcome = "not_executable" // never started: the file cannot be executed
+)
+
+// ExecResult is the end of a command.
+type ExecResult struct {
+	Outcome         Outcome
+	ExitCode        int // -1 unless Outcome is Exited
+	Signal          syscall.Signal
+	Status          string // in words, such as "exit status 2" or "signal: killed"
+	Stdout          []byte
+	Stderr          []byte
+	StdoutTruncated bool // more than MaxOutput bytes were written; the rest was dropped
+	StderrTruncated bool
+}
+
+// Err returns nil if the command ran to its own end, with whatever exit code, and its output is whole; else an error
+// that wraps one of the Err variables.
+func (r ExecResult) Err() error {
+	switch {
+	case r.Outcome == TimedOut:
+		return ErrTimeout
+	case r.Outcome == NotFound:
+		return fmt.Errorf("%w: %s", ErrCommandNotFound, r.Status)
+	case r.Outcome == NotExecutable:
+		return fmt.Errorf("%w: %s", ErrNotExecutable, r.Status)
+	case r.Outcome == Signaled:
+		return fmt.Errorf("%w: %s", ErrSignaled, r.Status)
+	case r.StdoutTruncated || r.StderrTruncated:
+		return ErrOutputTruncated
+	}
+	return nil
+}
+
+// Stream names an output of a command.
+type Stream int
+
+// The output streams.
+const (
+	Stdout Stream = iota + 1
+	Stderr
+)
+
+var errExcess = errors.New("too much output")
+
+// Exec runs a command and collects its output. The error is nil whenever the guest could say how the command ended,
+// see ExecResult.Outcome; it is an *Error if the guest refused the request, such as an unknown user or directory.
+func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
+	limit := req.MaxOutput
+	if limit <= 0 {
+		limit = defaultMaxOutput
+	}
+	var stdout, stderr capped
+	stdout.limit, stderr.limit = limit, limit
+	total := 0
+	r, err := c.ExecStream(ctx, req, func(s Stream, p []byte) error {
+		if total += len(p); total > maxTotal(limit) {
+			return errExcess
+		}
+		if s == Stdout {
+			stdout.add(p)
+		} else {
+			stderr.add(p)
+		}
+		return nil
+	})
+	if errors.Is(err, errExcess) {
+		r, err = ExecResult{Outcome: Signaled, ExitCode: -1, Signal: syscall.SIGKILL,
+			Status: fmt.Sprintf("killed after %d bytes of output", total)}, nil
+		stdout.truncated = true
+	}
+	r.Stdout, r.StdoutTruncated = stdout.buf.Bytes(), stdout.truncated
+	r.Stderr, r.StderrTruncated = stderr.buf.Bytes(), stderr.truncated
+	return r, err
+}
+
+// ExecStream runs a command and hands its output to sink as it arrives, from one goroutine. An error of sink kills the
+// command and is returned. The command is also killed if ctx ends first.
+func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
+	none := ExecResult{ExitCode: -1}
+	if len(req.Args) == 0 || req.Args[0] == "" {
+		return none, &Error{Op: "exec", Code: CodeInvalid, Message: "args is empty; name a command"}
+	}
+	callCtx, cancel := context.WithCancel(ctx)
+	if req.Timeout > 0 {
+		callCtx, cancel = context.WithTimeout(ctx, req.Timeout)
+	}
+	defer cancel()
+	run := execCall{client: c, req: req, sink: sink}
+	result, err := run.stream(callCtx)
+	if err == nil {
+		return result, nil
+	}
+	// The guest's clock may reach the deadline a moment before ours.
+	var refused *Error
+	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == codeDeadline
+	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
+		// The guest has the same deadline and kills the process by itself.
+		status := "timed out"
+		if run.pid == 0 {
+			status += ", and the guest did not say that the command had started"
+		}
+		return ExecResult{Outcome: TimedOut, ExitCode: -1, Status: status}, nil
+	}
+	if run.pid != 0 {
+		run.kill(context.WithoutCancel(ctx))
+	}
+	return none, err
+}
+
+type execCall struct {
+	client  *Client
+	req     ExecRequest
+	sink    func(Stream, []byte) error
+	sinkErr error
+	pid     uint32
+}
+
+func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
+	none := ExecResult{ExitCode: -1}
+	stdin := e.req.Stdin != nil
+	cfg := &process.ProcessConfig{Cmd: e.req.Args[0], Args: e.req.Args[1:], Envs: e.req.Env}
+	if e.req.Cwd != "" {
+		cfg.Cwd = &e.req.Cwd
+	}
+	req := connect.NewRequest(&process.StartRequest{Process: cfg, Stdin: &stdin})
+	setUser(req.Header(), e.req.User)
+	op := fmt.Sprintf("exec %q", e.req.Args[0])
+	stream, err := e.client.procs.Start(ctx, req)
+	if err != nil {
+		return none, remote(op, err)
+	}
+	defer stream.Close()
+	fed := !stdin
+	for stream.Receive() {
+		switch ev := stream.Msg().GetEvent().GetEvent().(type) {
+		case *process.ProcessEvent_Start:
+			e.pid = ev.Start.GetPid()
+			if !fed { // once, however often the guest says so: the request's reader is for one goroutine
+				fed = true
+				go e.feed(ctx)
+			}
+		case *process.ProcessEvent_Data:
+			if e.sinkErr = e.deliver(ev.Data); e.sinkErr != nil {
+				return none, e.sinkErr
+			}
+		case *process.ProcessEvent_End:
+			return ended(ev.End), nil
+		}
+	}
+	return notStarted(op, stream.Err())
+}
+
+func (e *execCall) deliver(d *process.ProcessEvent_DataEvent) error {
+	switch out := d.GetOutput().(type) {
+	case *process.ProcessEvent_DataEvent_Stdout:
+		return e.sink(Stdout, out.Stdout)
+	case *process.ProcessEvent_DataEvent_Stderr:
+		return e.sink(Stderr, out.Stderr)
+	}
+	return nil
+}
+
+func ended(end *process.ProcessEvent_EndEvent) ExecResult {
+	if end.GetExited() {
+		return ExecResult{Outcome: Exited, ExitCode: int(end.GetExitCode()), Status: end.GetStatus()}
+	}
+	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(end.GetStatus()), Status: end.GetStatus()}
+}
+
+// signalOf finds the signal that a status such as "signal: killed (core dumped)" names, in the words of package syscall;
+// 0 if there is none.
+func signalOf(status string) syscall.Signal {
+	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
+	for s := syscall.Signal(1); s <= maxSignal; s++ {
+		if s.String() == words {
+			return s
+		}
+	}
+	return 0
+}
+
+// maxSignal is the last signal of Linux, SIGRTMAX.
+const maxSignal = 64
+
+// notStarted tells the outcomes without a process apart from errors. In Start, not_found and permission_denied can
+// only be about the command.
+func notStarted(op string, err error) (ExecResult, error) {
+	none := ExecResult{ExitCode: -1}
+	if err == nil {
+		return none, fmt.Errorf("%s: the stream ended without the process's end", op)
+	}
+	var ce *connect.Error
+	if errors.As(err, &ce) && connect.IsWireError(err) {
+		switch ce.Code() {
+		case connect.CodeNotFound:
+			return ExecResult{Outcome: NotFound, ExitCode: -1, Status: ce.Message()}, nil
+		case connect.CodePermissionDenied:
+			return ExecResult{Outcome: NotExecutable, ExitCode: -1, Status: ce.Message()}, nil
+		}
+	}
+	return none, remote(op, err)
+}
+
+// feed copies the request's stdin to the process and closes it. A process may end or close its stdin before all is
+// written, so failures end the copy and are not reported.
+func (e *execCall) feed(ctx context.Context) {
+	selector := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: e.pid}}
+	for buf := make([]byte, 1<<20); ; {
+		n, err := io.ReadFull(e.req.Stdin, buf)
+		if n > 0 {
+			in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: buf[:n]}}
+			req := connect.NewRequest(&process.SendInputRequest{Process: selector, Input: in})
+			if _, err := e.client.procs.SendInput(ctx, req); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			e.client.procs.CloseStdin(ctx, connect.NewRequest(&process.CloseStdinRequest{Process: selector}))
+			return
+		}
+	}
+}
+
+// killTimeout bounds the attempt to kill a process whose caller has gone.
+const killTimeout = 5 * time.Second
+
+func (e *execCall) kill(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	selector := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: e.pid}}
+	req := connect.NewRequest(&process.SendSignalRequest{Process: selector, Signal: process.Signal_SIGNAL_SIGKILL})
+	req.Header().Set(agentproto.GroupHeader, "1") // a shell's commands too, as when the timeout passes
+	e.client.procs.SendSignal(ctx, req)
+}
+
+// setUser selects the guest user as the E2B SDKs do: basic authentication with an empty password.
+func setUser(h interface{ Set(k, v string) }, user string) {
+	if user != "" {
+		h.Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))
+	}
+}
+
+// capped keeps the first limit bytes of what is added.
+type capped struct {
+	buf       bytes.Buffer
+	limit     int
+	truncated bool
+}
+
+func (c *capped) add(p []byte) {
+	if room := c.limit - c.buf.Len(); len(p) > room {
+		p, c.truncated = p[:room], true
+	}
+	c.buf.Write(p)
+}

@@ -1,0 +1,327 @@
+// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, warms it up, and saves it.
+//
+// It neither builds images nor forks from what it made. Files of snapshots are package store's, VMM processes come in
+// through vmpool.VMMs, and the guest's agent through the Guest interface.
+package bake
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// Result is what a bake made and how long its steps took.
+type Result struct {
+	Info     store.Info
+	Ready    agentproto.Ready
+	Boot     time.Duration // from the first instruction to the agent's announcement
+	Warmup   time.Duration
+	Save     time.Duration // state and memory into RAM
+	Persist  time.Duration // flushed to disk and published
+	MemBytes uint64        // length of the memory layer
+	Output   string        // of the warm-up steps: the last of it, stdout before stderr of each
+}
+
+// Guest is the agent in a parent.
+type Guest interface {
+	Forked(context.Context, agentproto.Forked) error
+	Sync(context.Context) error
+	Exec(context.Context, agentclient.ExecRequest) (agentclient.ExecResult, error)
+	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)
+}
+
+// Config is what a Baker works with. All fields are required.
+type Config struct {
+	Store    *store.Store
+	VMMs     vmpool.VMMs
+	Guest    func(vsockPath string) Guest // agent behind the vsock socket of a VM
+	RunDir   string                       // a directory for each VM goes into it
+	Template string                       // CPU template of parents whose request names none
+	Accel    string                       // "kvm", or "tcg" on an emulated host
+	Cmdline  string                       // kernel command line of parents
+	Log      *slog.Logger
+}
+
+// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request bounds.
+type Baker struct {
+	cfg   Config
+	place chan struct{} // held by the bake that is under way
+}
+
+// New returns a Baker.
+func New(cfg Config) *Baker { return &Baker{cfg: cfg, place: make(chan struct{}, 1)} }
+
+// bake is one parent on its way to a snapshot.
+type bake struct {
+	cfg     *Config
+	req     Request
+	staging *store.Staging
+	dir     string
+	vmm     vmpool.VMM
+	guest   Guest
+	rootfs  os.FileInfo
+	undo    cleanup.Stack
+	step    string // what is being done, for errors
+	result  Result
+}
+
+// Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the snapshot. Whatever
+// fails, nothing is left behind; once the guest has run the error is a *Error with the end of its console.
+func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
+	req = k.withDefaults(req)
+	if err := req.check(); err != nil {
+		return Result{}, err
+	}
+	select {
+	case k.place <- struct{}{}:
+		defer func() { <-k.place }()
+	case <-ctx.Done():
+		return Result{}, ctx.Err()
+	}
+	b := &bake{cfg: &k.cfg, req: req}
+	defer b.undo.Run()
+	var err error
+	if b.staging, err = k.cfg.Store.Stage(req.Tag); err != nil {
+		return Result{}, err
+	}
+	b.undo.Add(b.staging.Discard)
+	if err := b.run(ctx); err != nil {
+		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
+		if b.vmm != nil {
+			console, _ := k.cfg.VMMs.Console(b.dir) // without it the error says less
+			failed.Console = excerpt.Console(console, 10)
+		}
+		return Result{}, failed
+	}
+	return b.result, nil
+}
+
+// begin notes what is being done, for errors and for those who ask for the snapshot meanwhile.
+func (b *bake) begin(step string) {
+	b.step = step
+	b.staging.SetStep(step)
+}
+
+func (b *bake) run(ctx context.Context) error {
+	b.begin("start the VMM")
+	shell, err := vmpool.Spawn(ctx, b.cfg.VMMs, b.cfg.RunDir, vm.Shape{
+		MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template,
+	})
+	if err != nil {
+		return err
+	}
+	b.vmm, b.dir = shell.VMM, shell.Dir
+	b.undo.Add(func() { b.kill() })
+	b.guest = b.cfg.Guest(filepath.Join(b.dir, vmmclient.VsockSocket))
+	ctx, stop := vmpool.WhileAlive(ctx, b.vmm)
+	defer stop()
+	ctx, unwatch := whileRoom(ctx, b.vmm)
+	defer unwatch()
+	if err := b.toWarm(ctx); err != nil {
+		return vmpool.Cause(ctx, err)
+	}
+	manifest, extents, err := b.save(ctx)
+	if err != nil {
+		return vmpool.Cause(ctx, err)
+	}
+	b.begin("publish")
+	start := time.Now()
+	b.kill() // the disk layer must have no writer any more
+	if b.result.Info, err = b.staging.Publish(manifest, extents); err != nil {
+		return err
+	}
+	b.result.Persist = time.Since(start)
+	return nil
+}
+
+func (b *bake) kill() {
+	if err := b.vmm.Kill(); err != nil {
+		b.cfg.Log.Error("end a parent's VMM", "snapshot", b.req.Tag, "pid", b.vmm.PID(), "error", err)
+	}
+}
+
+// toWarm boots the guest and warms it up.
+func (b *bake) toWarm(ctx context.Context) error {
+	b.begin("boot")
+	start := time.Now()
+	if err := b.boot(ctx); err != nil {
+		return err
+	}
+	b.begin("wait for the guest's agent")
+	ready, err := b.waitReady(ctx)
+	if err != nil {
+		return err
+	}
+	b.result.Ready, b.result.Boot = ready, time.Since(start)
+	start = time.Now()
+	b.begin("set up the guest")
+	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
+		return identity.Give(ctx, b.guest, parentHostname, b.req.Env)
+	})
+	if err != nil {
+		return err
+	}
+	if err := b.warm(ctx); err != nil {
+		return err
+	}
+	b.begin("flush the guest's disk")
+	err = within(ctx, b.req.Warmup, b.guest.Sync)
+	b.result.Warmup = time.Since(start)
+	return err
+}
+
+// boot loads the kernel and lets it run. The disk top becomes the snapshot's disk layer, so it is made in place.
+func (b *bake) boot(ctx context.Context) error {
+	var files [3]*os.File
+	for i, path := range []string{b.req.Kernel, b.req.Initrd, b.req.Rootfs} {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	var err error
+	if b.rootfs, err = files[2].Stat(); err != nil {
+		return err
+	}
+	if err := b.staging.UseBase(files[2]); err != nil {
+		return err
+	}
+	size := uint64(b.rootfs.Size())
+	top, err := chain.NewTop(b.staging.Path(snapshot.DiskLayerFile), size, disklayer.Format)
+	if err != nil {
+		return err
+	}
+	defer top.Close()
+	req := vmmproto.Boot{
+		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
+		Disks: []vmmproto.Disk{{SizeBytes: size}},
+	}
+	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}}})
+	if err != nil {
+		return err
+	}
+	return b.vmm.Resume(ctx)
+}
+
+// waitReady waits for the agent's announcement.
+func (b *bake) waitReady(ctx context.Context) (agentproto.Ready, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, b.req.Ready,
+		fmt.Errorf("no announcement within %v: look at the console, or raise ready_timeout_secs", b.req.Ready))
+	defer cancel()
+	for {
+		select {
+		case <-ctx.Done():
+			return agentproto.Ready{}, context.Cause(ctx)
+		case c, ok := <-b.vmm.Conns():
+			switch {
+			case !ok:
+				<-ctx.Done() // the VM is ending; its end is the cause
+			case c.Port != agentproto.ReadyPort:
+				c.Conn.Close() // nothing else listens on the host
+			default:
+				ready, err := readReady(ctx, c.Conn)
+				return ready, vmpool.Cause(ctx, err)
+			}
+		}
+	}
+}
+
+// maxReady bounds the agent's announcement, in bytes.
+const maxReady = 64 << 10
+
+func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var ready agentproto.Ready
+	line, err := bufio.NewReader(io.LimitReader(conn, maxReady)).ReadBytes('\n')
+	if err != nil && len(line) == 0 {
+		return ready, fmt.Errorf("read the agent's announcement: %w", err)
+	}
+	if err := json.Unmarshal(line, &ready); err != nil {
+		return ready, fmt.Errorf("read the agent's announcement: %w", err)
+	}
+	if ready.Version != agentproto.Version {
+		return ready, fmt.Errorf("the agent in the initramfs speaks protocol %d, this forkd %d: build the image again",
+			ready.Version, agentproto.Version)
+	}
+	return ready, nil
+}
+
+// save stops the parent and writes its state and memory.
+func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
+	b.begin("save")
+	start := time.Now()
+	if err := b.vmm.Pause(ctx); err != nil {
+		return nil, nil, err
+	}
+	state, err := b.staging.Create(snapshot.StateFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer state.Close()
+	layer, err := b.staging.Create(snapshot.MemoryLayerFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer layer.Close()
+	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
+	if err != nil {
+		return nil, nil, err
+	}
+	b.result.Save, b.result.MemBytes = time.Since(start), saved.LayerBytes
+	return &snapshot.Manifest{
+		Machine: snapshot.Machine{
+			MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template, Accel: b.cfg.Accel,
+		},
+		Guest: snapshot.Guest{
+			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
+		},
+		Disk: &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
+	}, saved.Extents, nil
+}
+
+// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is filled instead some room
+// in its layer. It leaves branches something of maxExtents.
+const maxLayerExtents = 128
+
+// Error reports a parent that did not become a snapshot.
+type Error struct {
+	Tag     string
+	Step    string // what was being done
+	Err     error
+	Console string // last lines of the guest's console, its panic message if it had one
+}
+
+func (e *Error) Error() string {
+	msg := fmt.Sprintf("bake snapshot %q: %s: %v", e.Tag, e.Step, e.Err)
+	if e.Console != "" {
+		msg += "; the guest's console ends with:\n" + e.Console
+	}
+	return msg
+}
+
+func (e *Error) Unwrap() error { return e.Err }

@@ -1,0 +1,174 @@
+package bake
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// kitchen is a Baker over fakes, and the directories it must leave clean.
+type kitchen struct {
+	*Baker
+	vmms    *vmfake.VMMs
+	dir     string
+	request Request
+}
+
+func newKitchen(t *testing.T) *kitchen {
+	t.Helper()
+	dir := t.TempDir()
+	w := &kitchen{dir: dir, vmms: &vmfake.VMMs{}, request: Request{Tag: "p"}}
+	for name, field := range map[string]*string{
+		"kernel": &w.request.Kernel, "initrd": &w.request.Initrd, "rootfs": &w.request.Rootfs,
+	} {
+		*field = filepath.Join(dir, name)
+		if err := os.WriteFile(*field, make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { st.Close() })
+	run := filepath.Join(dir, "run")
+	if err := os.Mkdir(run, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.Baker = New(Config{Store: st, VMMs: w.vmms, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		RunDir: run, Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+	return w
+}
+
+// checkClean fails if anything of a bake is left.
+func (w *kitchen) checkClean(t *testing.T) {
+	t.Helper()
+	if n := w.vmms.Count(); n != 0 {
+		t.Errorf("%d VMs are left", n)
+	}
+	for _, dir := range []string{"run", "state/staging", "ram"} {
+		entries, err := os.ReadDir(filepath.Join(w.dir, dir))
+		if err != nil || len(entries) != 0 {
+			t.Errorf("%s: %v left (%v)", dir, entries, err)
+		}
+	}
+}
+
+func TestBadRequestsNameTheField(t *testing.T) {
+	w := newKitchen(t)
+	for field, change := range map[string]func(*Request){
+		"tag": func(r *Request) { r.Tag = "" }, "kernel": func(r *Request) { r.Kernel = "/nonexistent" },
+		"initrd": func(r *Request) { r.Initrd = "relative" }, "rootfs": func(r *Request) { r.Rootfs = w.dir },
+		"mem_size_mib": func(r *Request) { r.MemoryMiB = 1 }, "vcpus": func(r *Request) { r.VCPUs = 9999 },
+	} {
+		req := w.request
+		change(&req)
+		var invalid *invalid.Error
+		if _, err := w.Bake(t.Context(), req); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+	// More memory than the host has is refused before a guest spends minutes on it.
+	req := w.request
+	req.MemoryMiB = HostMemoryMiB() + 1
+	_, err := w.Bake(t.Context(), req)
+	if want := fmt.Sprintf("mem_size_mib: %d: the daemon's host has %d MiB", req.MemoryMiB, HostMemoryMiB()); err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("more memory than the host has: %v, want %q", err, want)
+	}
+	w.checkClean(t)
+}
+
+func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
+	for want, breakIt := range map[string]func(*kitchen){
+		"reset":         func(w *kitchen) { w.vmms.BootExit = &vm.Exit{Reason: vm.ExitReset} },
+		"NameError":     func(w *kitchen) { w.request.Python = "x"; w.vmms.EvalErr = &agentclient.EvalError{Name: "NameError"} },
+		"no space left": func(w *kitchen) { w.vmms.SaveErr = errors.New("no space left") },
+	} {
+		t.Run(want, func(t *testing.T) {
+			w := newKitchen(t)
+			breakIt(w)
+			_, err := w.Bake(t.Context(), w.request)
+			var failed *Error
+			if !errors.As(err, &failed) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Kernel panic") {
+				t.Fatalf("bake: %v", err)
+			}
+			w.checkClean(t)
+			if entries, _ := os.ReadDir(filepath.Join(w.dir, "ram")); len(entries) != 0 {
+				t.Errorf("RAM layers are left: %v", entries)
+			}
+			w.vmms.BootExit, w.vmms.EvalErr, w.vmms.SaveErr = nil, nil, nil
+			if _, err := w.Bake(t.Context(), w.request); err != nil { // the tag is free again
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A warm-up command that fails is its caller's mistake, quoted with what it wrote; what others wrote is in the result.
+func TestWarmupCommands(t *testing.T) {
+	w := newKitchen(t)
+	w.request.Commands = []string{"pip install nothing"}
+	for reason, r := range map[string]agentclient.ExecResult{
+		"exit code 3":         {Outcome: agentclient.Exited, ExitCode: 3, Stdout: []byte("collecting\n"), Stderr: []byte("no match\n")},
+		"warmup_timeout_secs": {Outcome: agentclient.TimedOut, ExitCode: -1, Stdout: []byte("collecting\nno match")},
+		"killed":              {Outcome: agentclient.Signaled, ExitCode: -1, Status: "signal: killed", Stdout: []byte("no match")},
+	} {
+		w.vmms.Exec = func() agentclient.ExecResult { return r }
+		_, err := w.Bake(t.Context(), w.request)
+		var failed *WarmupError
+		if !errors.As(err, &failed) || !strings.Contains(failed.Reason, reason) || !strings.Contains(failed.Output, "no match") {
+			t.Errorf("%s: %v", reason, err)
+		}
+		w.checkClean(t)
+	}
+	w.vmms.Exec = func() agentclient.ExecResult {
+		return agentclient.ExecResult{Outcome: agentclient.Exited, Stdout: []byte("done\n"), Stderr: []byte("slowly\n")}
+	}
+	r, err := w.Bake(t.Context(), w.request)
+	if err != nil || r.Output != "done\nslowly\n" {
+		t.Errorf("output %q, %v", r.Output, err)
+	}
+}
+
+// A guest that does not answer gives up the place for bakes.
+func TestGuestThatHangs(t *testing.T) {
+	w := newKitchen(t)
+	w.vmms.SyncHangs = true
+	w.request.Warmup = 50 * time.Millisecond
+	if _, err := w.Bake(t.Context(), w.request); err == nil || !strings.Contains(err.Error(), "did not answer within") {
+		t.Errorf("bake: %v", err)
+	}
+	w.checkClean(t)
+}
+
+// A guest that fills the host's disk gives up the place for bakes at once, and the error says why.
+func TestGuestThatFillsTheDisk(t *testing.T) {
+	w := newKitchen(t)
+	w.vmms.SyncHangs = true
+	w.request.Warmup = 5 * time.Second // which ends the test where the disk does not
+	go func() {
+		for ; ; time.Sleep(time.Millisecond) {
+			if vms := w.vmms.All(); len(vms) > 0 {
+				vms[0].Stall()
+				return
+			}
+		}
+	}()
+	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "has room for") {
+		t.Errorf("bake: %v", err)
+	}
+	w.checkClean(t)
+}

@@ -1,0 +1,99 @@
+package bake
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Request asks for a parent to be booted, warmed up and saved.
+type Request struct {
+	Tag       string
+	Kernel    string // path of a bzImage or ELF kernel
+	Initrd    string // path of the initramfs with the agent
+	Rootfs    string // path of the raw root file system; never written
+	MemoryMiB uint64 // 0: 512
+	VCPUs     uint32 // 0: 1
+	Template  string // CPU template; empty: the manager's
+	Env       map[string]string
+	Commands  []string      // warm-up, each for /bin/sh -c, one after another
+	Python    string        // warm-up, then run in the warm interpreter
+	Ready     time.Duration // how long the guest may take to boot; 0: 120 s
+	Warmup    time.Duration // how long each warm-up step may take; 0: 600 s
+}
+
+// Defaults and bounds of a Request.
+const (
+	defaultMemoryMiB = 512
+	minMemoryMiB     = 64
+	maxMemoryMiB     = vm.MaxMemoryBytes >> 20
+	defaultReady     = 120 * time.Second
+	defaultWarmup    = 600 * time.Second
+	parentHostname   = "forkd"
+)
+
+func (r *Request) check() error {
+	if err := snapshot.CheckTag(r.Tag); err != nil {
+		return &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	for _, f := range []struct{ field, path string }{{"kernel", r.Kernel}, {"initrd", r.Initrd}, {"rootfs", r.Rootfs}} {
+		if f.path == "" || !filepath.IsAbs(f.path) {
+			return invalid.Errorf(f.field, "%q: want the absolute path of a file on the daemon's host", f.path)
+		}
+		st, err := os.Stat(f.path)
+		if err != nil {
+			return &invalid.Error{Field: f.field, Reason: err.Error()}
+		}
+		if !st.Mode().IsRegular() || st.Size() == 0 {
+			return &invalid.Error{Field: f.field, Reason: f.path + ": not a regular file with content"}
+		}
+	}
+	if r.MemoryMiB < minMemoryMiB || r.MemoryMiB > maxMemoryMiB {
+		return invalid.Errorf("mem_size_mib", "%d: want %d to %d", r.MemoryMiB, minMemoryMiB, maxMemoryMiB)
+	}
+	if have := HostMemoryMiB(); r.MemoryMiB > have {
+		return invalid.Errorf("mem_size_mib", "%d: the daemon's host has %d MiB of memory", r.MemoryMiB, have)
+	}
+	if r.VCPUs < 1 || r.VCPUs > vm.MaxVCPUs {
+		return invalid.Errorf("vcpus", "%d: want 1 to %d", r.VCPUs, vm.MaxVCPUs)
+	}
+	if err := snapshot.CheckEnv(r.Env); err != nil {
+		return &invalid.Error{Field: "env", Reason: err.Error()}
+	}
+	return nil
+}
+
+// HostMemoryMiB returns how much memory this host has. No VM can use more; one that asks for it spends minutes on setting
+// up what it never gets.
+func HostMemoryMiB() uint64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return maxMemoryMiB // it fails for a bad address only
+	}
+	return info.Totalram * uint64(info.Unit) >> 20
+}
+
+func (k *Baker) withDefaults(r Request) Request {
+	if r.MemoryMiB == 0 {
+		r.MemoryMiB = defaultMemoryMiB
+	}
+	if r.VCPUs == 0 {
+		r.VCPUs = 1
+	}
+	if r.Template == "" {
+		r.Template = k.cfg.Template
+	}
+	if r.Ready == 0 {
+		r.Ready = defaultReady
+	}
+	if r.Warmup == 0 {
+		r.Warmup = defaultWarmup
+	}
+	return r
+}

@@ -1,0 +1,131 @@
+package bake
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// maxWarmupOutput is how much output of the warm-up is kept, in bytes.
+const maxWarmupOutput = 64 << 10
+
+// quotedLines is how many lines of the output of a step that failed its error quotes.
+const quotedLines = 10
+
+// WarmupError reports a warm-up step that failed in the guest: what it was asked to do is wrong, not the daemon.
+type WarmupError struct {
+	What   string // the command, or "python"
+	Reason string // how it ended
+	Output string // its last lines
+}
+
+func (e *WarmupError) Error() string {
+	msg := fmt.Sprintf("%s: %s", e.What, e.Reason)
+	if e.Output != "" {
+		msg += "; its output ends with:\n" + e.Output
+	}
+	return msg
+}
+
+// lateAnswer is how much longer than its own timeout a step may take until the guest has said so. A guest that does not
+// would hold the only place for bakes.
+const lateAnswer = 30 * time.Second
+
+// within calls f, which waits for the guest, with a deadline.
+func within(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("the guest did not answer within %v", limit))
+	defer cancel()
+	return vmpool.Cause(ctx, f(ctx))
+}
+
+// errFull ends a bake. A guest whose writes find no room stands still until there is some, and would hold the only place for
+// bakes until its time is over.
+var errFull = fmt.Errorf("the guest writes more than the disk under the daemon's state has room for: %w", syscall.ENOSPC)
+
+// whileRoom returns a context that ends, with errFull as its cause, when the VM pauses itself because the disk is full.
+func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-v.Stalled():
+			cancel(errFull)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// warm runs the warm-up steps.
+func (b *bake) warm(ctx context.Context) error {
+	for i, command := range b.req.Commands {
+		b.begin(fmt.Sprintf("run warm-up command %d", i+1))
+		if err := b.runCommand(ctx, command); err != nil {
+			return err
+		}
+	}
+	if b.req.Python == "" {
+		return nil
+	}
+	b.begin("run the warm-up code")
+	return b.runPython(ctx)
+}
+
+func (b *bake) runCommand(ctx context.Context, command string) error {
+	var r agentclient.ExecResult
+	err := within(ctx, b.req.Warmup+lateAnswer, func(ctx context.Context) (err error) {
+		r, err = b.guest.Exec(ctx, agentclient.ExecRequest{
+			Args: []string{"/bin/sh", "-c", command}, Timeout: b.req.Warmup, MaxOutput: maxWarmupOutput,
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	output := string(r.Stdout) + string(r.Stderr)
+	b.keep(output)
+	failed := &WarmupError{What: fmt.Sprintf("%q", command), Output: excerpt.Lines([]byte(output), quotedLines)}
+	switch err := r.Err(); {
+	case errors.Is(err, agentclient.ErrTimeout):
+		failed.Reason = fmt.Sprintf("not done after %v; raise warmup_timeout_secs", b.req.Warmup)
+	case err != nil && !errors.Is(err, agentclient.ErrOutputTruncated):
+		failed.Reason = err.Error()
+	case r.ExitCode != 0:
+		failed.Reason = fmt.Sprintf("exit code %d", r.ExitCode)
+	default:
+		return nil
+	}
+	return failed
+}
+
+func (b *bake) runPython(ctx context.Context) error {
+	var r agentclient.EvalResult
+	err := within(ctx, b.req.Warmup+lateAnswer, func(ctx context.Context) (err error) {
+		r, err = b.guest.Eval(ctx, b.req.Python, agentclient.EvalOptions{Timeout: b.req.Warmup, MaxOutput: maxWarmupOutput})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	output := string(r.Stdout) + string(r.Stderr)
+	b.keep(output)
+	if r.Error != nil {
+		return &WarmupError{What: "python", Reason: r.Error.Error(), Output: r.Error.Traceback}
+	}
+	if err := r.Err(); err != nil && !errors.Is(err, agentclient.ErrOutputTruncated) {
+		return &WarmupError{What: "python", Reason: err.Error(), Output: excerpt.Lines([]byte(output), quotedLines)}
+	}
+	return nil
+}
+
+// keep adds to the output that the result reports.
+func (b *bake) keep(output string) {
+	all := strings.ToValidUTF8(b.result.Output+output, "?")
+	b.result.Output = all[max(0, len(all)-maxWarmupOutput):]
+}

@@ -1,0 +1,71 @@
+package chain
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Compact makes to a snapshot with the content of from and no layers of others: one memory layer, one disk layer.
+func Compact(ctx context.Context, st *store.Store, from, to string) (store.Info, error) {
+	if from == to {
+		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}
+	}
+	lease, err := st.Acquire(from)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer lease.Release()
+	staging, err := st.Stage(to)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer staging.Discard()
+	old := lease.Manifest()
+	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest}
+	if old.Disk != nil {
+		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
+		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error { return disklayer.Merge(f, lease.Disk()[1:]) })
+		if err != nil {
+			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+		}
+	}
+	err = stageFile(staging, snapshot.StateFile, func(f *os.File) error {
+		_, err := io.Copy(f, io.NewSectionReader(lease.State(), 0, int64(old.State.Bytes)))
+		return err
+	})
+	if err != nil {
+		return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+	}
+	extents := lease.Extents()
+	err = stageFile(staging, snapshot.MemoryLayerFile, func(f *os.File) error {
+		if err := f.Truncate(int64(old.Memory[len(old.Memory)-1].Bytes)); err != nil {
+			return err
+		}
+		extents, err = flatten(f, uint32(len(old.Memory)), extents, lease.Layers())
+		return err
+	})
+	if err != nil {
+		return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return store.Info{}, err
+	}
+	return staging.Publish(fresh, extents)
+}
+
+// stageFile makes one file of a snapshot.
+func stageFile(g *store.Staging, name string, fill func(*os.File) error) error {
+	f, err := g.Create(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return fill(f)
+}

@@ -1,0 +1,160 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// hungVMM is a VM whose process hangs while hung is set, and then does what it was asked.
+type hungVMM struct {
+	*vmfake.VMM
+	hung   bool
+	slow   bool // it hangs from the next branch on
+	paused bool
+}
+
+func (v *hungVMM) answer() error {
+	if v.hung {
+		return fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, context.DeadlineExceeded)
+	}
+	return nil
+}
+
+func (v *hungVMM) Pause(context.Context) error  { v.paused = true; return v.answer() }
+func (v *hungVMM) Resume(context.Context) error { v.paused = false; return v.answer() }
+func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
+	stats, _ := v.VMM.Stats(ctx)
+	stats.Paused = v.paused
+	return stats, v.answer()
+}
+func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	v.hung = v.hung || v.slow
+	result, err := v.VMM.Branch(ctx, req, f)
+	return result, errors.Join(err, v.answer())
+}
+
+func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
+	t.Helper()
+	var v *hungVMM
+	w.vmms.Wrap = func(f *vmfake.VMM) vmpool.VMM { v = &hungVMM{VMM: f}; return v }
+	s, err := w.Get(w.source(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.Wrap = nil
+	return s, v
+}
+
+// A sandbox whose VMM hangs says so, operations on it fail, and what the VMM did late is put right when it answers.
+func TestVMMThatHangs(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.hung(t)
+	id := s.id
+	v.hung = true
+	if _, err := w.Pause(t.Context(), id); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Pause = %v", err)
+	}
+	if info := s.Info(); !info.Silent || info.State != Running {
+		t.Errorf("after a pause without an answer: %+v", info)
+	}
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Branch = %v", err)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Eval = %v", err)
+	}
+	v.hung = false
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("Eval after its VMM answers again = %v", err)
+	}
+	if info := s.Info(); v.paused || info.Silent || info.State != Running {
+		t.Errorf("a pause that was reported as failed is in force: %+v, VM paused %v", info, v.paused)
+	}
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	v.hung = true
+	if _, err := w.Resume(t.Context(), id); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Errorf("Resume = %v", err)
+	}
+	v.hung = false
+	if info, err := w.Resume(t.Context(), id); err != nil || info.State != Running || v.paused {
+		t.Errorf("Resume = %+v, %v; VM paused %v", info, err, v.paused)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A branch without an answer may have put the new top onto the disk: the next branch asks.
+func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.hung(t)
+	v.slow = true
+	if _, err := w.Branch(t.Context(), s.id, BranchRequest{Mode: vm.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Branch = %v", err)
+	}
+	v.hung, v.slow = false, false
+	w.branch(t, s.id, "next", vm.BranchDiff)
+	if _, disk := w.layers(t, "next"); disk != 3 {
+		t.Errorf("%d disk layers, want those of the parent, of the branch without an answer, and of this one", disk)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A VMM that hangs while a new daemon takes over is not ended for it: it may be at work for the earlier one.
+func TestVMMThatHangsIsTakenOver(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	w.vmms.StatsErr = fmt.Errorf("forkd-vmm: %w: %w", vmmclient.ErrNoAnswer, context.DeadlineExceeded)
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchDiff}); !errors.Is(err, vmmclient.ErrNoAnswer) {
+		t.Fatalf("Branch = %v", err)
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d sandboxes, %v", n, err)
+	}
+	if s, err := w.Get(id); err != nil || !s.Info().Silent || s.Info().State != Running {
+		t.Errorf("%+v, %v", s.Info(), err)
+	}
+	w.vmms.StatsErr = nil
+	w.branch(t, id, "b", vm.BranchDiff)
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// Requests to a sandbox do not wait for the branch that is being made of it.
+func TestRequestsDoNotWaitForABranch(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.torn(t)
+	served := make(chan error, 1)
+	v.branch = func() error { // in the VMM: the top is announced, the operation lock is held
+		go func() {
+			err := w.Use(t.Context(), s.id, "use", nothing)
+			served <- err
+		}()
+		select {
+		case err := <-served:
+			return err
+		case <-time.After(20 * time.Second):
+			return errors.New("the request waits for the branch")
+		}
+	}
+	w.branch(t, s.id, "b", vm.BranchLive)
+	w.KillAll()
+	w.checkClean(t)
+}

@@ -1,0 +1,290 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// defaultBranches is how many branches a daemon makes at once.
+const defaultBranches = 4
+
+// Bounds on what a branch makes others pay for.
+const (
+	vmmExtents    = 8192 // that the VMM may describe the dirty pages with: so many that it seldom fills gaps itself
+	branchTimeout = 10 * time.Minute
+)
+
+// BranchRequest asks for a snapshot of a running sandbox.
+type BranchRequest struct {
+	Tag       string // empty: one is chosen
+	Mode      vm.BranchMode
+	ParentTag string // empty, or the tag that the caller takes for the snapshot the sandbox runs from
+	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
+	Transient bool   // the snapshot goes with the last sandbox that runs from it
+}
+
+// BranchResult is a new snapshot and what it cost. Branch of Info has the figures; of a branch that is still being
+// written, those that are known.
+type BranchResult struct {
+	Info   store.Info
+	Figure snapshot.Branch
+}
+
+// branch is one on its way.
+type branch struct {
+	m       *Manager
+	s       *Sandbox
+	v       *liveVM
+	op      string // that the branch is for, in errors
+	req     BranchRequest
+	start   time.Time
+	lease   *store.Lease // of the snapshot that the sandbox runs from
+	staging *store.Staging
+	layer   *os.File
+	lower   []*os.File // the sandbox's frozen tops, oldest first, the present one last
+	owners  []string   // of these
+	done    vmmproto.BranchResult
+	figure  snapshot.Branch
+	undo    cleanup.Stack
+}
+
+// Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox wait for each other; too
+// many on the host are refused with a *BusyError. Whatever fails, the sandbox runs on and can be branched again. When
+// Branch returns, sandboxes can be forked from the snapshot, unless the request says not to wait; its flush to disk goes
+// on in the background.
+func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
+	start := time.Now()
+	if _, err := m.Get(id); err != nil {
+		return BranchResult{}, err
+	}
+	if req.Tag == "" {
+		req.Tag = fmt.Sprintf("branch-%s-%d-%s", id, start.Unix(), snapshot.NewID()[:4])
+	}
+	if err := snapshot.CheckTag(req.Tag); err != nil {
+		return BranchResult{}, &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	if req.NoWait && req.Mode != vm.BranchLive {
+		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
+	}
+	select {
+	case m.branches <- struct{}{}:
+	default:
+		return BranchResult{}, &BusyError{What: "branches", Limit: cap(m.branches)}
+	}
+	var free cleanup.Stack
+	defer free.Run()
+	free.Add(func() { <-m.branches })
+	s, unlock, err := m.lockAwake(ctx, id)
+	if err != nil {
+		return BranchResult{}, err
+	}
+	free.Add(unlock)
+	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start, figure: snapshot.Branch{Mode: req.Mode.String()}}
+	if err := b.freeze(ctx); err != nil {
+		b.undo.Run()
+		err = s.explain("branch", b.v, err)
+		m.cfg.Observer.BranchDone(BranchResult{Figure: b.figure}, err)
+		return BranchResult{}, err
+	}
+	if !req.NoWait || b.done.Mode != vm.BranchLive {
+		return b.finish(ctx)
+	}
+	parent := b.lease.Manifest()
+	result := BranchResult{Figure: b.figure, Info: store.Info{
+		Tag: req.Tag, Created: start, Writing: true, Parent: parent.Tag, Machine: parent.Machine, Guest: parent.Guest,
+	}}
+	rest := free // the places are held until the layer is complete
+	free = cleanup.Stack{}
+	complete := m.leaveUnwatched(req.Tag)
+	m.background.Go(func() {
+		defer rest.Run()
+		defer complete()
+		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
+			m.cfg.Log.Error("branch", "sandbox", id, "snapshot", req.Tag, "error", err)
+			m.cfg.Store.ListFailed(req.Tag, err)
+		}
+	})
+	return result, nil
+}
+
+// freeze takes state, memory and disk of one instant. After it the sandbox runs on.
+func (b *branch) freeze(ctx context.Context) error {
+	rec, v, err := b.s.withVM(b.op)
+	if err == nil && rec.Pending != nil { // an earlier branch could not write down what became of its top
+		if _, err = b.s.settleTop(v); err == nil {
+			rec, v, err = b.s.withVM(b.op)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	lease, err := b.m.leased(b.s, b.op, v)
+	if err != nil {
+		return err
+	}
+	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.tag() {
+		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.tag())
+	}
+	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
+		return err
+	}
+	b.undo.Add(b.lease.Release)
+	if b.staging, err = b.m.cfg.Store.Stage(b.req.Tag); err != nil {
+		return err
+	}
+	b.undo.Add(b.staging.Discard)
+	files := vmmclient.BranchFiles{}
+	if files.State, err = b.create(snapshot.StateFile); err != nil {
+		return err
+	}
+	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
+		return err
+	}
+	files.Layer = b.layer
+	if b.lease.Manifest().Disk != nil {
+		top, err := b.prepareTop(ctx, rec)
+		if err != nil {
+			return err
+		}
+		defer top.Close()
+		files.Tops = []*os.File{top}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
+	defer cancel()
+	b.done, err = b.ask(ctx, files)
+	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Fallback: b.done.Fallback,
+		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes}
+	if _, settled := b.s.settleTop(b.v); settled != nil {
+		return errors.Join(err, settled)
+	}
+	if err != nil {
+		return fmt.Errorf("%s sandbox %q: %w", b.op, b.s.id, err)
+	}
+	return nil
+}
+
+// copyPoll is how often a VMM is asked again that still copies for a daemon that has died.
+const copyPoll = 50 * time.Millisecond
+
+// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which changes nothing; the
+// copying is bounded by what the guest had written.
+func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	for {
+		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents}, files)
+		if !errors.Is(err, vm.ErrCopying) {
+			return done, err
+		}
+		select {
+		case <-time.After(copyPoll):
+		case <-ctx.Done():
+			return done, err
+		}
+	}
+}
+
+// create makes a file of the snapshot that is closed with the branch.
+func (b *branch) create(name string) (*os.File, error) {
+	f, err := b.staging.Create(name)
+	if err == nil {
+		b.undo.Add(func() { f.Close() })
+	}
+	return f, err
+}
+
+// prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from now on.
+func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
+	s := b.s
+	for _, f := range append(slices.Clone(rec.Frozen), frozenTop{rec.Top, b.staging.ID()}) {
+		file, err := os.Open(filepath.Join(s.data, f.Name))
+		if err != nil {
+			return nil, fmt.Errorf("open a disk top of sandbox %q: %w", rec.ID, err)
+		}
+		b.undo.Add(func() { file.Close() })
+		b.lower, b.owners = append(b.lower, file), append(b.owners, f.Owner)
+	}
+	stats, err := b.v.vmm.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	name := rec.nextTop()
+	top, err := chain.NewTop(filepath.Join(s.data, name), b.lease.Manifest().Disk.SizeBytes, b.m.cfg.NewTop)
+	if err != nil {
+		return nil, err
+	}
+	err = s.update(func(r *record) {
+		r.Tops++
+		r.Pending = &pendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
+	})
+	if err != nil {
+		top.Close()
+		return nil, errors.Join(err, os.Remove(filepath.Join(s.data, name)))
+	}
+	return top, nil
+}
+
+// finish completes the memory layer and publishes the snapshot.
+func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
+	defer b.undo.Run()
+	defer func() {
+		err = b.s.explain(b.op, b.v, err)
+		b.figure.Ready = snapshot.Micros(time.Since(b.start))
+		result.Figure = b.figure
+		b.m.cfg.Observer.BranchDone(result, err)
+	}()
+	if b.done.Mode == vm.BranchLive {
+		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+		defer cancel()
+		copied, err := b.v.vmm.WaitCopied(wait, b.done.Serial)
+		b.figure.Faults, b.figure.Stop = copied.Faults, snapshot.Micros(copied.Stop)
+		if err != nil {
+			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
+		}
+	}
+	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
+	if b.done.Mode != vm.BranchFull {
+		extents, memory, err = chain.Memory(b.layer, extents, b.lease)
+	}
+	if err != nil {
+		return result, fmt.Errorf("%s sandbox %q: complete the memory layer: %w", b.op, b.s.id, err)
+	}
+	parent := b.lease.Manifest()
+	b.figure.Ready = snapshot.Micros(time.Since(b.start))
+	m := &snapshot.Manifest{
+		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: parent.Guest,
+		Memory: memory, Branch: &b.figure, Transient: b.req.Transient,
+	}
+	disk, err := b.disk(m)
+	if err != nil {
+		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
+	}
+	// Before it is published: a snapshot that exists must not be answered with an error, nor be missing in the line of
+	// its sandbox because the daemon died. An ID that no snapshot gets names nothing.
+	err = b.s.update(func(r *record) {
+		r.Count++
+		r.Branches = append(slices.Clone(r.Branches), b.staging.ID())
+	})
+	if err != nil {
+		return result, err
+	}
+	if result.Info, err = b.staging.PublishHot(m, extents, disk); err != nil {
+		err = errors.Join(err, b.s.update(func(r *record) {
+			r.Count--
+			r.Branches = r.Branches[:len(r.Branches)-1]
+		}))
+	}
+	return result, err
+}

@@ -1,0 +1,391 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// source bakes a snapshot and forks one sandbox of it.
+func (w *world) source(t *testing.T) string {
+	t.Helper()
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	return w.fork(t, "p")
+}
+
+func (w *world) fork(t *testing.T, tag string) string {
+	t.Helper()
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: tag, N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Sandboxes[0].ID
+}
+
+func (w *world) branch(t *testing.T, id, tag string, mode vm.BranchMode) BranchResult {
+	t.Helper()
+	r, err := w.Branch(t.Context(), id, BranchRequest{Tag: tag, Mode: mode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
+	t.Helper()
+	d, err := w.Snapshots().Detail(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.MemoryLayers, d.DiskLayers
+}
+
+// Memory is cumulative since the fork, so its chain grows only by fork and branch; the disk's grows by each branch.
+func TestBranchChains(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	for i, c := range []struct {
+		mode         vm.BranchMode
+		memory, disk int
+	}{{vm.BranchLive, 2, 2}, {vm.BranchDiff, 2, 3}, {vm.BranchFull, 1, 4}} {
+		tag := fmt.Sprintf("b%d", i)
+		r := w.branch(t, id, tag, c.mode)
+		if r.Info.Parent != "p" || r.Figure.Mode != c.mode.String() {
+			t.Errorf("%s: %+v", tag, r)
+		}
+		if memory, disk := w.layers(t, tag); memory != c.memory || disk != c.disk {
+			t.Errorf("%s: %d memory and %d disk layers, want %d and %d", tag, memory, disk, c.memory, c.disk)
+		}
+	}
+	child := w.fork(t, "b1")
+	w.branch(t, child, "c", vm.BranchLive)
+	if memory, disk := w.layers(t, "c"); memory != 3 || disk != 4 {
+		t.Errorf("branch of a child: %d memory and %d disk layers", memory, disk)
+	}
+	if _, err := w.Snapshots().Delete("b1", store.DeleteSingle); err == nil {
+		t.Error("deleted a snapshot with a sandbox and a branch")
+	}
+	if i, err := w.Get(id); err != nil || i.Info().BranchCount != 3 {
+		t.Errorf("branch count %+v, %v", i.Info(), err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// checkTops fails if a sandbox that was branched often has kept what it wrote in too many files.
+func (w *world) checkTops(t *testing.T, id string) {
+	t.Helper()
+	files, err := os.ReadDir(filepath.Join(w.cfg.DataDir, id))
+	if err != nil || len(files) < 2 || len(files) > chain.MaxTops+1 {
+		t.Errorf("%d tops, want at most %d frozen ones and another: %v (%v)", len(files), chain.MaxTops, files, err)
+	}
+	if w.vmms.Most < chain.MaxTops || w.vmms.Most > chain.MaxTops+2 {
+		t.Errorf("its VM has had %d layers above those of its snapshot", w.vmms.Most)
+	}
+}
+
+// Chains stay bounded however often a sandbox is branched, and however deep forks and branches are nested.
+func TestChainsAreBounded(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	for i := range 3*chain.MaxDepth - 1 {
+		w.branch(t, id, fmt.Sprintf("wide-%d", i), vm.BranchDiff)
+		if _, disk := w.layers(t, fmt.Sprintf("wide-%d", i)); disk > chain.MaxDepth+1 {
+			t.Fatalf("branch %d has %d disk layers", i, disk)
+		}
+	}
+	w.checkTops(t, id)
+	deepest := 0
+	for i := range 2*chain.MaxDepth + 2 {
+		tag := fmt.Sprintf("deep-%d", i)
+		w.branch(t, id, tag, vm.BranchDiff)
+		if memory, disk := w.layers(t, tag); memory > chain.MaxDepth+1 || disk > chain.MaxDepth+1 {
+			t.Fatalf("branch %d has %d memory and %d disk layers", i, memory, disk)
+		}
+		id = w.fork(t, tag)
+		if _, disk := w.layers(t, tag); disk == chain.MaxDepth {
+			for j := range 2 * chain.MaxTops {
+				w.branch(t, id, fmt.Sprintf("deep-%d-%d", i, j), vm.BranchDiff)
+			}
+			w.checkTops(t, id)
+			deepest++
+		}
+	}
+	if deepest == 0 {
+		t.Error("no snapshot was as deep as can be")
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// Wherever a branch fails, the sandbox runs on with its disk known, nothing is published, and the next branch works.
+func TestFailedBranch(t *testing.T) {
+	full := &vm.Error{Code: vm.ErrNoSpace, Err: errors.New("the disk is full")}
+	for _, c := range []struct {
+		name string
+		set  func(*vmfake.VMMs, error)
+		disk int // layers of the next branch
+	}{
+		{"before the disk was swapped", func(f *vmfake.VMMs, err error) { f.BranchErr = err }, 2},
+		{"after", func(f *vmfake.VMMs, err error) { f.LateErr = err }, 3},
+		{"while copying", func(f *vmfake.VMMs, err error) { f.CopyErr = err }, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			id := w.source(t)
+			c.set(w.vmms, full)
+			_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive})
+			if !errors.Is(err, full) || !errors.Is(err, syscall.ENOSPC) {
+				t.Fatalf("branch: %v", err)
+			}
+			c.set(w.vmms, nil)
+			if list := w.Snapshots().List(); len(list) != 1 {
+				t.Errorf("published: %+v", list)
+			}
+			if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+				t.Errorf("the source: %v", err)
+			}
+			w.branch(t, id, "b", vm.BranchLive)
+			if _, disk := w.layers(t, "b"); disk != c.disk {
+				t.Errorf("%d disk layers, want %d", disk, c.disk)
+			}
+			w.KillAll()
+			w.checkClean(t)
+		})
+	}
+}
+
+// A branch that nobody waits for holds its place, its tag and its sandbox until it is complete.
+func TestBranchWithoutWaiting(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.branches = make(chan struct{}, 1)
+	id := w.source(t)
+	w.vmms.Copying = make(chan struct{})
+	r, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive, NoWait: true})
+	if err != nil || !r.Info.Writing {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	var busy *BusyError
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &busy) {
+		t.Errorf("beyond the limit: %v", err)
+	}
+	var exists *store.ExistsError
+	w.patience = 0
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1}); !errors.As(err, &exists) || !exists.InFlight {
+		t.Errorf("fork of a tag that takes too long: %v", err)
+	}
+	w.patience = time.Hour
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := w.Fork(gone, ForkRequest{Tag: "b", N: 1}); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that left: %v", err)
+	}
+	if err := w.DeleteSnapshot("b", store.DeleteForce); !errors.As(err, &exists) {
+		t.Errorf("delete of a tag that is being written: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := w.Rollback(ctx, id, ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("rollback beside a branch: %v", err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() { close(w.vmms.Copying) })
+	w.fork(t, "b") // waits for it
+
+	w.vmms.CopyErr = errors.New("lost")
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "f", Mode: vm.BranchLive, NoWait: true}); err != nil {
+		t.Fatal(err)
+	}
+	w.background.Wait()
+	var damaged *store.DamagedError
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "f", N: 1}); !errors.As(err, &damaged) || !strings.Contains(err.Error(), "lost") {
+		t.Errorf("a failure that nobody waited for: %v", err)
+	}
+	if err := w.DeleteSnapshot("f", store.DeleteSingle); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A daemon that dies between its note and the VMM's answer finds out which top the VM writes to.
+func TestRestartDuringABranch(t *testing.T) {
+	for _, swapped := range []bool{false, true} {
+		w := newWorld(t, 0)
+		id := w.source(t)
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(s.data, "next"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.update(func(r *record) { r.Pending = &pendingTop{Name: "next", Owner: "o", Swaps: 0} }); err != nil {
+			t.Fatal(err)
+		}
+		if swapped {
+			s.live.vmm.(*vmfake.VMM).Swaps = 1
+		}
+		w.stop()
+		w.start(t, 0)
+		if n, err := w.Recover(); n != 1 || err != nil {
+			t.Fatalf("recovered %d, %v", n, err)
+		}
+		if s, err = w.Get(id); err != nil {
+			t.Fatal(err)
+		}
+		r := s.record
+		if r.Pending != nil || (r.Top == "next") != swapped || (len(r.Frozen) == 1) != swapped {
+			t.Errorf("swapped %v: %+v", swapped, r)
+		}
+		if _, err := os.Stat(filepath.Join(s.data, "next")); (err == nil) != swapped {
+			t.Errorf("swapped %v: the new top: %v", swapped, err)
+		}
+		w.KillAll()
+		w.checkClean(t)
+		w.stop()
+	}
+}
+
+func TestRollback(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.branch(t, id, "b1", vm.BranchDiff)
+	w.branch(t, id, "b2", vm.BranchDiff)
+	other := w.fork(t, "p")
+	w.branch(t, other, "else", vm.BranchDiff)
+	var line *LineError
+	if _, err := w.Rollback(t.Context(), id, "else"); !errors.As(err, &line) {
+		t.Errorf("to a snapshot of another line: %v", err)
+	}
+	for _, to := range []string{"b1", "", "p"} {
+		r, err := w.Rollback(t.Context(), id, to)
+		if err != nil {
+			t.Fatalf("to %q: %v", to, err)
+		}
+		if to != "" && r.Info.SnapshotTag != to || r.Info.State != Running {
+			t.Errorf("to %q: %+v", to, r)
+		}
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(s.data); err != nil || len(files) != 1 {
+		t.Errorf("tops left: %v, %v", files, err)
+	}
+	w.branch(t, id, "b3", vm.BranchDiff)
+	if memory, disk := w.layers(t, "b3"); memory != 2 || disk != 2 {
+		t.Errorf("branch after the rollback: %d memory and %d disk layers", memory, disk)
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b1", N: 1}); err != nil {
+		t.Errorf("a branch of before the rollback: %v", err)
+	}
+	w.vmms.ForkedErr = func(int) error { return errors.New("no answer") }
+	var failed *RollbackError
+	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !strings.Contains(err.Error(), "was killed") {
+		t.Errorf("unconfirmed rollback: %v", err)
+	}
+	if _, err := w.Get(id); err == nil {
+		t.Error("an unconfirmed sandbox is left")
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed out.
+func TestRestartDuringARollback(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.update(func(r *record) { r.Restoring = true }); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 0 || err != nil {
+		t.Errorf("recovered %d, %v", n, err)
+	}
+	w.checkClean(t)
+}
+
+// The snapshot between source and children goes with the last child.
+func TestForkFromASandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	r, b, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 3})
+	if err != nil || len(r.Sandboxes) != 3 || r.Sandboxes[0].SnapshotTag != b.Info.Tag {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	for _, s := range r.Sandboxes[:2] {
+		if err := w.Kill(s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := w.Snapshots().Detail(b.Info.Tag); err != nil {
+		t.Errorf("with a child left: %v", err)
+	}
+	if err := w.Kill(r.Sandboxes[2].ID); err != nil {
+		t.Fatal(err)
+	}
+	w.Snapshots().Quiesce()
+	if list := w.Snapshots().List(); len(list) != 1 {
+		t.Errorf("left: %+v", list)
+	}
+	w.branch(t, id, "b", vm.BranchLive) // the source needs nothing of it
+	w.fork(t, "b")
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A child that cannot be taken over does not take along the transient snapshot that its siblings run from.
+func TestLostChildLeavesItsSiblings(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	r, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchLive}, ForkRequest{N: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range r.Sandboxes[1:] {
+		s, err := w.Get(info.ID)
+		if err == nil {
+			err = s.update(func(r *record) { r.Restoring = true }) // refused by the next daemon, having leased the snapshot
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 2 || err != nil {
+		t.Errorf("recovered %d sandboxes, %v", n, err)
+	}
+	if _, err := w.Get(r.Sandboxes[0].ID); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}

@@ -1,0 +1,94 @@
+package sandbox
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// disk adds the disk and its inherited layers to the manifest and returns the files of all layers, the snapshot's own
+// last. Snapshots stay shallow: where the tops that the sandbox has written since its fork do not fit any more they are
+// merged into one, and where the snapshot below it is as deep as can be, all layers are.
+func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
+	parent := b.lease.Manifest().Disk
+	if parent == nil {
+		return nil, nil
+	}
+	inherited := len(parent.Layers)
+	if chain.MergeTops(inherited, len(b.lower)) {
+		owner := b.staging.ID()
+		if chain.MergeDisk(inherited) {
+			owner = snapshot.NewID() // the snapshot's own layer will be another one
+		}
+		if err := b.mergeTops(owner); err != nil {
+			return nil, err
+		}
+	}
+	m.Disk = &snapshot.Disk{SizeBytes: parent.SizeBytes, Base: parent.Base}
+	files := append(slices.Clone(b.lease.Disk()[1:]), b.lower...)
+	if chain.MergeDisk(inherited) {
+		merged, err := b.merge("merged", files)
+		if err != nil {
+			return nil, err
+		}
+		return []*os.File{merged}, nil
+	}
+	var err error
+	m.Disk.Layers, err = chain.DiskLayers(parent.Layers, b.lower, b.owners)
+	return files, err
+}
+
+// merge makes one layer of many, in a file that goes with the branch unless it is linked.
+func (b *branch) merge(name string, layers []*os.File) (*os.File, error) {
+	merged, err := b.create(name)
+	if err != nil {
+		return nil, err
+	}
+	b.undo.Add(func() { os.Remove(merged.Name()) })
+	return merged, disklayer.Merge(merged, layers)
+}
+
+// mergeTops puts one layer in the place of the sandbox's frozen tops: for this branch, for later ones and in the VMM.
+func (b *branch) mergeTops(owner string) error {
+	merged, err := b.merge("tops", b.lower)
+	if err != nil {
+		return err
+	}
+	name := "disk.merged." + b.staging.ID()
+	path := filepath.Join(b.s.data, name)
+	if err := os.Link(merged.Name(), path); err != nil {
+		return err
+	}
+	var old []frozenTop
+	err = b.s.update(func(r *record) {
+		old, r.Frozen = r.Frozen, []frozenTop{{name, owner}}
+	})
+	if err != nil {
+		os.Remove(path)
+		return err
+	}
+	b.lower, b.owners = []*os.File{merged}, []string{owner}
+	if err := b.mergeInVMM(path); err != nil { // it goes on with what it has open, until the next time
+		b.m.cfg.Log.Warn("merge disk layers in a VMM", "sandbox", b.s.id, "error", err)
+	}
+	for _, f := range old {
+		os.Remove(filepath.Join(b.s.data, f.Name))
+	}
+	return nil
+}
+
+// mergeInVMM gives the VMM the layer at path for the tops it has frozen.
+func (b *branch) mergeInVMM(path string) error {
+	f, err := os.Open(path) // for reading only: snapshots share it
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return b.v.vmm.Merge(context.Background(), vmmproto.Merge{First: uint32(len(b.lease.Disk()) - 1)}, f)
+}

@@ -1,0 +1,77 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is suspended as before. The
+// caller holds s.ops.
+func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
+	start := time.Now()
+	var undo cleanup.Stack
+	defer undo.Run()
+	if err := s.transition("resume", Restoring, nil); err != nil {
+		return err
+	}
+	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused where it is being deleted
+	rec := s.record
+	lease, err := m.acquire(rec)
+	if err != nil {
+		return err
+	}
+	undo.Add(lease.Release)
+	dir := m.vmDir(s.id)
+	vmm, err := m.cfg.VMMs.Spawn(ctx, vmpool.ShellConfig{ID: s.id, Dir: dir, Shape: shape(lease.Manifest().Machine)})
+	if err != nil {
+		return fmt.Errorf("start a VMM: %w", err)
+	}
+	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
+	undo.Add(func() { m.kill(s.id, v); clearTops(s.data) })
+	rec.Top, rec.Tops, rec.PID = rec.nextTop(), rec.Tops+1, vmm.PID()
+	release, err := takePlace(ctx, m.restores)
+	if err != nil {
+		return err
+	}
+	timing, err := m.restore(ctx, start, v, s.data, rec.Top)
+	release()
+	if err != nil {
+		return fmt.Errorf("resume sandbox %q: %w", s.id, err)
+	}
+	if err := m.confirm(ctx, v, &rec); err != nil {
+		return err
+	}
+	timing.Ready = time.Since(start)
+	if err := writeRecord(dir, &rec); err != nil {
+		return err
+	}
+	err = s.transition("resume", Running, func() { s.live, s.record, s.timing = v, rec, timing })
+	if err != nil {
+		return err
+	}
+	undo.Release()
+	s.usage.touch()
+	m.watchers.Go(func() { m.watch(s, v) })
+	return nil
+}
+
+// fallBack makes an exited sandbox the suspended one that it was last. The caller holds s.ops.
+func (m *Manager) fallBack(s *Sandbox) error {
+	r, err := readSuspension(s.data)
+	if err != nil {
+		return fmt.Errorf("resume sandbox %q: read %s: %w", s.id, suspendedName, err)
+	}
+	var v *liveVM
+	err = s.transition("resume", Suspended, func() { v, s.live, s.record, s.silent = s.live, nil, r, false })
+	if err != nil {
+		return err
+	}
+	m.kill(s.id, v)
+	clearTops(s.data)
+	v.release()
+	return nil
+}

@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// startChild takes one child from nothing to confirmed. An error leaves nothing behind.
+func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string) (*Sandbox, error) {
+	release, err := takePlace(ctx, m.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	var undo cleanup.Stack
+	defer undo.Run()
+	lease, err := m.cfg.Store.Acquire(req.Tag)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add(lease.Release)
+	s, err := m.restoreChild(ctx, start, req, lease, &undo)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.confirm(ctx, s.live, &s.record); err != nil {
+		return nil, err
+	}
+	s.timing.Ready = time.Since(start)
+	s.record.Fork = fork
+	if err := writeRecord(s.live.dir, &s.record); err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return s, nil
+}
+
+// restoreChild brings the VM of a child up to its running vCPUs.
+func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest, lease *store.Lease,
+	undo *cleanup.Stack) (*Sandbox, error) {
+	release, err := takePlace(ctx, m.restores)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	manifest := lease.Manifest()
+	shell, pooled, err := m.pool.Take(ctx, shape(manifest.Machine))
+	if err != nil {
+		return nil, err
+	}
+	s := m.newSandbox(record{
+		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Created: start.UTC(),
+		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
+		Env: req.Env, IdleTimeout: req.IdleTimeout, MemoryLimitMiB: req.MemoryLimitMiB,
+	})
+	if req.TTL > 0 {
+		s.record.Expires = start.Add(req.TTL).UTC()
+	}
+	s.live = m.newLiveVM(shell, lease)
+	undo.Add(func() { m.end(s) })
+	if manifest.Disk != nil {
+		s.record.Top = topName
+		if err := os.Mkdir(s.data, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	if s.timing, err = m.restore(ctx, start, s.live, s.data, s.record.Top); err != nil {
+		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
+	}
+	s.timing.Pooled = pooled
+	return s, nil
+}
+
+// hostname makes the name of a child from its id.
+func hostname(prefix, id string) string {
+	if prefix == "" {
+		prefix = "sb"
+	}
+	return prefix + "-" + strings.TrimPrefix(id, vmpool.IDPrefix)[:6]
+}

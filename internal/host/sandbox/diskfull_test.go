@@ -1,0 +1,63 @@
+package sandbox
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/vmmclient"
+)
+
+// until waits for a state of a sandbox. One that never comes ends the test by its time limit.
+func until(t *testing.T, w *world, id string, ok func(Info) bool) {
+	t.Helper()
+	for {
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok(s.Info()) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A sandbox whose VM finds the disk full is shown as paused for that, and runs on when there is room, or when it is
+// resumed.
+func TestFullDiskPausesASandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	var room atomic.Uint64
+	w.Manager.room = func(string) (uint64, error) { return room.Load(), nil }
+	id := w.source(t)
+	full := func(i Info) bool { return i.State == Paused && i.DiskFull }
+	runs := func(i Info) bool { return i.State == Running && !i.DiskFull }
+	stall := func() {
+		w.vmms.All()[0].Stall()
+		until(t, w, id, full)
+	}
+	stall()
+	if info, err := w.Resume(context.Background(), id); err != nil || !runs(info) {
+		t.Fatalf("resumed by hand: %+v, %v", info, err)
+	}
+	stall()
+	room.Store(roomToResume)
+	until(t, w, id, runs)
+	if _, err := w.Pause(context.Background(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.All()[0].Stall() // of a write that was under way when it was paused by hand
+	until(t, w, id, func(i Info) bool { return i.State == Paused && !i.DiskFull })
+}
+
+// A VM that tells of a full disk and then does not answer is asked again: it would stand still for ever, shown as running.
+func TestFullDiskAndNoAnswer(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.vmms.StatsErr = vmmclient.ErrNoAnswer
+	w.vmms.All()[0].Stall()
+	until(t, w, id, func(i Info) bool { return i.Silent })
+}

@@ -1,0 +1,170 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// NotFoundError reports an id that no sandbox has.
+type NotFoundError struct{ ID string }
+
+func (e *NotFoundError) Error() string { return fmt.Sprintf("sandbox %q: not found", e.ID) }
+
+// StateError reports an operation on a sandbox that is not running.
+type StateError struct {
+	ID, Op  string
+	State   State
+	Exit    vm.Exit // if State is Exited
+	Console string  // its last lines
+}
+
+func (e *StateError) Error() string {
+	msg := fmt.Sprintf("%s sandbox %q: it is %s", e.Op, e.ID, e.State)
+	switch e.State {
+	case Exited:
+		msg += describeExit(e.Exit, e.Console)
+	case Paused, Suspended:
+		msg += fmt.Sprintf(" ('forkd resume %s' lets it run again)", e.ID)
+	}
+	return msg
+}
+
+// cutter is what takes a guest from under the requests to it.
+type cutter string
+
+const (
+	byDelete   cutter = "deleted"
+	bySuspend  cutter = "suspended"
+	byRollback cutter = "rolled back"
+)
+
+// CutOffError reports an operation that was under way when its sandbox was deleted, suspended or rolled back. What it had
+// done in the guest by then is gone with the guest's state, or suspended with it.
+type CutOffError struct {
+	ID, Op string
+	By     cutter
+}
+
+func (e *CutOffError) Error() string {
+	return fmt.Sprintf("%s sandbox %q: cut off: the sandbox was %s meanwhile", e.Op, e.ID, e.By)
+}
+
+// LeaseError reports an operation that needs the snapshot of a sandbox, which cannot be used. The sandbox itself runs.
+type LeaseError struct {
+	ID, Op, Tag string
+	Err         error
+}
+
+func (e *LeaseError) Error() string {
+	return fmt.Sprintf("%s sandbox %q: it runs, but its snapshot %q cannot be used: %v", e.Op, e.ID, e.Tag, e.Err)
+}
+
+func (e *LeaseError) Unwrap() error { return e.Err }
+
+// replacedError says that a tag has another snapshot than the one that is needed.
+type replacedError struct{ tag string }
+
+func (e *replacedError) Error() string {
+	return fmt.Sprintf("snapshot %q was replaced by another", e.tag)
+}
+
+// HeldError reports a sandbox that cannot be killed because a workspace stands for it.
+type HeldError struct{ ID, Workspace string }
+
+func (e *HeldError) Error() string {
+	return fmt.Sprintf("kill sandbox %q: it belongs to workspace %q, and so does what it has saved; "+
+		"delete the workspace instead (forkd workspace delete %s)", e.ID, e.Workspace, e.Workspace)
+}
+
+// ForkError reports children that did not start.
+type ForkError struct {
+	Tag         string
+	Asked       int
+	Failed      int
+	Unconfirmed int   // of Failed: their agent did not confirm its new identity
+	First       error // why the first of them failed
+}
+
+func (e *ForkError) Error() string {
+	return fmt.Sprintf("fork %d of snapshot %q: %d failed, none is kept: %v", e.Asked, e.Tag, e.Failed, e.First)
+}
+
+func (e *ForkError) Unwrap() error { return e.First }
+
+// unconfirmedError reports a child whose agent did not take up its new identity. Such a child may share random numbers
+// with its siblings, so nobody gets to see it.
+type unconfirmedError struct {
+	id      string
+	err     error
+	console string
+}
+
+func (e *unconfirmedError) Error() string {
+	msg := fmt.Sprintf("child %s: its agent did not confirm its new identity: %v", e.id, e.err)
+	if e.console != "" {
+		msg += "; its console ends with:\n" + e.console
+	}
+	return msg
+}
+
+func (e *unconfirmedError) Unwrap() error { return e.err }
+
+func isUnconfirmed(err error) bool {
+	var u *unconfirmedError
+	return errors.As(err, &u)
+}
+
+// BusyError reports that the host does enough of something already.
+type BusyError struct {
+	What  string
+	Limit int
+}
+
+func (e *BusyError) Error() string {
+	return fmt.Sprintf("%d %s are under way, the most at once; try again", e.Limit, e.What)
+}
+
+// LineError reports a snapshot that a sandbox cannot be rolled back to.
+type LineError struct {
+	ID, Tag string
+	Line    []string // root first; branches made of the sandbox count too
+}
+
+func (e *LineError) Error() string {
+	return fmt.Sprintf("roll back sandbox %q to %q: not in its line: it can go back to %s, or a branch made of it",
+		e.ID, e.Tag, strings.Join(e.Line, ", "))
+}
+
+// RollbackError reports a rollback that failed after its point of no return: the sandbox has been killed.
+type RollbackError struct {
+	ID, Tag string
+	Err     error
+	Console string
+}
+
+func (e *RollbackError) Error() string {
+	msg := fmt.Sprintf("roll back sandbox %q to %q: %v; the sandbox was killed", e.ID, e.Tag, e.Err)
+	if e.Console != "" {
+		msg += "; its console ends with:\n" + e.Console
+	}
+	return msg
+}
+
+func (e *RollbackError) Unwrap() error { return e.Err }
+
+func describeExit(x vm.Exit, console string) string {
+	msg := " (" + vmpool.DescribeExit(x) + ")"
+	if console != "" {
+		msg += "; its console ends with:\n" + console
+	}
+	return msg
+}
+
+func (s *Sandbox) stateErrorLocked(op string) error {
+	return &StateError{ID: s.id, Op: op, State: s.state, Exit: s.exit, Console: excerpt.Console(s.console, 5)}
+}

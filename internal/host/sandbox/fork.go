@@ -1,0 +1,161 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// MaxFork is the most children that one call may ask for.
+const MaxFork = 1000
+
+// ForkRequest asks for N children of a snapshot.
+type ForkRequest struct {
+	Tag            string
+	N              int               // 1 to MaxFork
+	Env            map[string]string // added to the snapshot's
+	HostnamePrefix string            // children are called <prefix>-<6 characters of their id>; empty: "sb"
+	AllowPartial   bool              // keep the children that started although others failed
+	MemoryLimitMiB uint64            // recorded; 0: none
+	TTL            time.Duration     // children are deleted when it has passed; 0: never
+	IdleTimeout    time.Duration     // children are suspended after so long without a request; 0: never
+}
+
+// ForkResult is what a fork made and how long it took.
+type ForkResult struct {
+	Sandboxes   []Info
+	Failed      int
+	Unconfirmed int
+	VMMWall     time.Duration // request → the last child's vCPUs entered
+	ForkWall    time.Duration // request → the last child's agent confirmed
+}
+
+// hostnamePrefix is the part of RFC 1123 labels that leaves room for the suffix.
+var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+
+func (r *ForkRequest) check() error {
+	if err := snapshot.CheckTag(r.Tag); err != nil {
+		return &invalid.Error{Field: "snapshot_tag", Reason: err.Error()}
+	}
+	return r.checkChildren()
+}
+
+// checkChildren checks what is asked of the children, whatever they are forked from.
+func (r *ForkRequest) checkChildren() error {
+	if r.N < 1 || r.N > MaxFork {
+		return invalid.Errorf("n", "%d: want 1 to %d", r.N, MaxFork)
+	}
+	if err := snapshot.CheckEnv(r.Env); err != nil {
+		return &invalid.Error{Field: "env", Reason: err.Error()}
+	}
+	if r.HostnamePrefix != "" && !hostnamePrefix.MatchString(r.HostnamePrefix) {
+		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes", r.HostnamePrefix)
+	}
+	if r.TTL < 0 {
+		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}
+	}
+	if r.IdleTimeout != 0 && r.IdleTimeout < minIdle {
+		return invalid.Errorf("idle_timeout_secs", "%g: want 0, or at least %g", r.IdleTimeout.Seconds(), minIdle.Seconds())
+	}
+	return nil
+}
+
+// Fork starts children of a snapshot. All of them start or none is left, unless the request allows a part; a child
+// counts as started when its agent has confirmed its new identity. The error of a failed fork is a *ForkError.
+func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
+	start := time.Now()
+	if err := req.check(); err != nil {
+		return ForkResult{}, err
+	}
+	// Held until every child has a lease of its own, so that the snapshot cannot go while they start.
+	lease, err := m.acquireToFork(ctx, req.Tag)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	defer lease.Release()
+	m.pool.Begin()
+	defer m.pool.End()
+	result, err := m.fork(ctx, start, req)
+	if err == nil {
+		m.pool.Keep(lease.Manifest().ID, shape(lease.Manifest().Machine))
+	}
+	m.cfg.Observer.ForkDone(result, err)
+	return result, err
+}
+
+// fork starts the children and hands them out, as one unit: should the daemon die before they are handed out, the next one
+// ends all of them.
+func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest) (ForkResult, error) {
+	unfinished, err := beginFork(m.cfg.RunDir, req.N)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	children, errs := m.startChildren(ctx, start, req, unfinished.id)
+	result, err := countFailed(req, errs)
+	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
+	if err == nil {
+		err = unfinished.finish()
+	}
+	if err != nil {
+		m.endAll(children)
+		_ = unfinished.finish() // nobody is left whom it could concern
+		return result, err
+	}
+	for _, s := range children {
+		m.adopt(s)
+		info := s.Info()
+		result.VMMWall = max(result.VMMWall, info.Timing.VMM)
+		result.ForkWall = max(result.ForkWall, info.Timing.Ready)
+		result.Sandboxes = append(result.Sandboxes, info)
+		m.cfg.Observer.ChildReady(info.Timing)
+	}
+	return result, nil
+}
+
+// startChildren starts all children at once, as far as the semaphores let it. Where all are needed the first failure
+// calls the others off.
+func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox, []error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	children, errs := make([]*Sandbox, req.N), make([]error, req.N)
+	var group sync.WaitGroup
+	for i := range children {
+		group.Go(func() {
+			children[i], errs[i] = m.startChild(ctx, start, req, fork)
+			if errs[i] != nil && !req.AllowPartial {
+				cancel()
+			}
+		})
+	}
+	group.Wait()
+	return children, errs
+}
+
+// countFailed counts the children that did not start. The error says that there are too many to keep the others.
+func countFailed(req ForkRequest, errs []error) (ForkResult, error) {
+	result := ForkResult{}
+	var first error
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		result.Failed++
+		if isUnconfirmed(err) {
+			result.Unconfirmed++
+		}
+		if first == nil || errors.Is(first, context.Canceled) {
+			first = err // what happened to one says more than that the others were called off
+		}
+	}
+	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N) {
+		return result, &ForkError{Tag: req.Tag, Asked: req.N, Failed: result.Failed,
+			Unconfirmed: result.Unconfirmed, First: first}
+	}
+	return result, nil
+}

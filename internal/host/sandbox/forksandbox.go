@@ -1,0 +1,26 @@
+package sandbox
+
+import "context"
+
+// ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between goes with the last
+// of them.
+func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
+	req ForkRequest) (ForkResult, BranchResult, error) {
+	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
+		return ForkResult{}, BranchResult{}, err
+	}
+	mode.Transient, mode.NoWait = true, false
+	b, err := m.Branch(ctx, source, mode)
+	if err != nil {
+		return ForkResult{}, b, err
+	}
+	// Held until the children have leases of their own.
+	unpin, err := m.cfg.Store.Pin(b.Info.Tag)
+	if err != nil {
+		return ForkResult{}, b, err
+	}
+	defer unpin()
+	req.Tag = b.Info.Tag
+	forked, err := m.Fork(ctx, req)
+	return forked, b, err
+}

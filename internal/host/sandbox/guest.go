@@ -1,0 +1,82 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// guestCall is one request to the agent of a running sandbox. Its context ends with the VM, and when the guest is taken
+// from under it: by a rollback, or because the sandbox is suspended or deleted.
+type guestCall struct {
+	Guest
+	ctx   context.Context
+	stop  func()
+	calls context.Context // of the VM; says why the guest was taken away
+	id    string
+	op    string
+}
+
+// wakeTries is how often a request is made to a sandbox that is suspended between its waking and the request.
+const wakeTries = 3
+
+// guestOf begins a request to the agent of a sandbox, which the caller stops.
+func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error) {
+	for try := 0; ; try++ {
+		s, err := m.awake(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		end := s.usage.begin()
+		v, calls, err := s.running(op)
+		if err == nil {
+			ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
+			ctx, cancel := context.WithCancelCause(ctx)
+			unwatch := context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })
+			return &guestCall{Guest: v.guest, ctx: ctx, calls: calls, id: id, op: op,
+				stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
+		}
+		end()
+		if s.Info().IdleTimeout == 0 || try == wakeTries {
+			return nil, err
+		}
+	}
+}
+
+// explain prefers what happened to the sandbox to the broken connection that came of it.
+func (c *guestCall) explain(err error) error {
+	var answer *agentclient.Error
+	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {
+		return err
+	}
+	select {
+	case <-c.ctx.Done():
+	case <-time.After(exitDelay):
+	}
+	var cut *CutOffError
+	if errors.As(context.Cause(c.calls), &cut) {
+		return &CutOffError{ID: c.id, Op: c.op, By: cut.By}
+	}
+	var end *vmpool.ExitError
+	if errors.As(context.Cause(c.ctx), &end) {
+		return &StateError{ID: c.id, Op: c.op, State: Exited, Exit: end.Exit}
+	}
+	return vmpool.Cause(c.ctx, err)
+}
+
+// Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the guest. A sandbox that
+// was suspended for being idle is brought back first, and counts as used until f returns. The context that f is given ends
+// with the VM, or when the guest is taken away; an error of f that came of that is replaced by a *StateError or a
+// *CutOffError. op stands before the sandbox in errors,
+// as in "exec in".
+func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+	call, err := m.guestOf(ctx, id, op)
+	if err != nil {
+		return err
+	}
+	defer call.stop()
+	return call.explain(f(call.ctx, call.Dial))
+}

@@ -1,0 +1,62 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+)
+
+func (m *Manager) suspendIdle(s *Sandbox) {
+	ctx := context.Background()
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if s.Info().State != Running {
+		return
+	}
+	if err = s.catchUp(); err == nil {
+		err = m.suspend(ctx, s, true)
+	}
+	if err != nil && !errors.Is(err, errBusy) && s.Info().State != Stopping {
+		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)
+	}
+	if err != nil {
+		s.usage.touch() // try again after another timeout
+	}
+}
+
+// awake returns a sandbox, brought back first if it was suspended for being idle.
+func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	info := s.Info()
+	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
+		return s, nil
+	}
+	_, unlock, err := m.lockAwake(ctx, id) // it may be on its way to being suspended
+	if err != nil {
+		return nil, err
+	}
+	unlock()
+	return s, nil
+}
+
+// lockAwake is lockSandbox of a sandbox that is brought back first if it was suspended for being idle. The operation
+// counts as a request.
+func (m *Manager) lockAwake(ctx context.Context, id string) (*Sandbox, func(), error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.Info().State == Suspended && s.record.AutoResume {
+		if err := m.bringBack(ctx, s); err != nil {
+			unlock()
+			return nil, nil, err
+		}
+	}
+	end := s.usage.begin()
+	return s, func() { end(); unlock() }, nil
+}

@@ -1,0 +1,255 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// A sandbox can be deleted at any moment of its being suspended or brought back: nobody is told that it does not exist,
+// and nothing of it survives.
+func TestDeletedWhileSuspending(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	for i := range 60 {
+		id := w.fork(t, "p")
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				if _, err := w.Suspend(t.Context(), id); err != nil {
+					return
+				}
+				if _, err := w.Resume(t.Context(), id); err != nil {
+					return
+				}
+			}
+		}()
+		time.Sleep(time.Duration(i) * 300 * time.Microsecond) // another moment each time
+		if err := w.Kill(id); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+		<-done
+		if _, err := w.Get(id); err == nil {
+			t.Fatal("it survived")
+		}
+	}
+	w.checkClean(t)
+}
+
+// The moments that matter, one by one: as the suspended state counts, and as the guest confirms when it is brought back.
+func TestDeletedAsItsStateChanges(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.vmms.Killing = func() {
+		w.vmms.Killing = nil
+		if s, err := w.Get(id); err != nil || s.Info().State != Suspended {
+			t.Errorf("as its VM is ended: %v", err)
+		}
+		if err := w.Kill(id); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Errorf("suspend: %v", err)
+	}
+	w.checkClean(t)
+
+	id = w.fork(t, "p")
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.ForkedErr = func(int) error { return w.Kill(id) }
+	var state *StateError
+	if _, err := w.Resume(t.Context(), id); !errors.As(err, &state) || state.State != Stopping {
+		t.Errorf("resume: %v", err)
+	}
+	w.checkClean(t)
+}
+
+// A deadline that passes while a sandbox is being suspended, or suspended, counts.
+func TestExpiresWhileSuspended(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, TTL: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if _, err := w.Suspend(t.Context(), r.Sandboxes[0].ID); err != nil {
+			break
+		}
+		if _, err := w.Resume(t.Context(), r.Sandboxes[0].ID); err != nil {
+			break
+		}
+	}
+	for deadline := time.Now().Add(30 * time.Second); w.has(r.Sandboxes[0].ID); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it outlives its deadline")
+		}
+	}
+	w.checkClean(t)
+}
+
+// A request that is cut off by what is done to its sandbox says by what.
+func TestRequestsThatAreCutOff(t *testing.T) {
+	for by, op := range map[cutter]func(w *world, id string) error{
+		byDelete:   func(w *world, id string) error { return w.Kill(id) },
+		bySuspend:  func(w *world, id string) error { _, err := w.Suspend(t.Context(), id); return err },
+		byRollback: func(w *world, id string) error { _, err := w.Rollback(t.Context(), id, ""); return err },
+	} {
+		w := newWorld(t, 0)
+		id := w.source(t)
+		begun, failed := make(chan struct{}), make(chan error)
+		go func() {
+			failed <- w.Use(t.Context(), id, "exec in", func(ctx context.Context, _ agentclient.DialFunc) error {
+				close(begun)
+				<-ctx.Done()
+				return errors.New("protocol error: incomplete envelope")
+			})
+		}()
+		<-begun
+		if err := op(w, id); err != nil {
+			t.Fatalf("%s: %v", by, err)
+		}
+		var cut *CutOffError
+		if err := <-failed; !errors.As(err, &cut) || cut.By != by || cut.ID != id || cut.Op != "exec in" {
+			t.Errorf("a request to a sandbox that is %s: %v", by, err)
+		}
+		w.KillAll()
+		w.checkClean(t)
+		w.stop()
+	}
+}
+
+// A branch that is cut off by the deletion of its sandbox says so, not that a process was killed.
+func TestBranchOfADeletedSandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.torn(t)
+	v.branch = func() error { return errors.Join(errors.New("gone"), w.Kill(s.id)) }
+	var cut *CutOffError
+	_, err := w.Branch(t.Context(), s.id, BranchRequest{Mode: vm.BranchLive})
+	if !errors.As(err, &cut) || cut.By != byDelete {
+		t.Errorf("branch: %v", err)
+	}
+	w.checkClean(t)
+}
+
+// A fork that its daemon did not live to hand out is gone after the restart, the children that had confirmed too.
+func TestRestartDuringAFork(t *testing.T) {
+	const n = 8
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	kept := w.fork(t, "p")
+	hang := make(chan struct{})
+	before := len(w.vmms.Forked)
+	w.vmms.ForkedErr = func(i int) error {
+		if i == before+n {
+			<-hang // the last child is never confirmed
+		}
+		return nil
+	}
+	forked := make(chan error)
+	go func() {
+		_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: n})
+		forked <- err
+	}()
+	records := func() int {
+		files, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, "*", recordName))
+		return len(files)
+	}
+	for deadline := time.Now().Add(30 * time.Second); records() < n; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the other children did not confirm")
+		}
+	}
+	w.Snapshots().Close() // as a daemon that dies
+	w.start(t, 0)
+	defer w.stop()
+	if alive, err := w.Recover(); alive != 1 || err != nil {
+		t.Errorf("recovered %d sandboxes, %v", alive, err)
+	}
+	if !w.has(kept) {
+		t.Error("a sandbox from before the fork is lost")
+	}
+	if notes, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, unfinishedPrefix+"*")); len(notes) != 0 {
+		t.Errorf("left: %v", notes)
+	}
+	close(hang)
+	<-forked // into a world that has gone
+	w.KillAll()
+	if list := w.vmms.Count(); list != 0 {
+		t.Errorf("%d VMs are left", list)
+	}
+}
+
+// A sandbox whose snapshot cannot be used when a daemon starts runs on. What needs the snapshot says so, and works again
+// as soon as it can.
+func TestRestartWithoutTheSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	w.stop()
+	bases := filepath.Join(w.dir, "state", "bases") // where the store has base images
+	if err := os.Rename(bases, bases+".away"); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d sandboxes, %v", n, err)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("use: %v", err)
+	}
+	var lease *LeaseError
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &lease) || lease.Op != "branch" {
+		t.Errorf("branch: %v", err)
+	}
+	if _, err := w.Suspend(t.Context(), id); !errors.As(err, &lease) || lease.Op != "suspend" {
+		t.Errorf("suspend: %v", err)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("use after a suspension that failed: %v", err)
+	}
+	if err := errors.Join(os.RemoveAll(bases), os.Rename(bases+".away", bases)); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, id, "b", vm.BranchLive)
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// What needs a VM says what a suspended sandbox is.
+func TestOperationsOnASuspendedSandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for op, f := range map[string]func() error{
+		"branch":    func() error { _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); return err },
+		"roll back": func() error { _, err := w.Rollback(t.Context(), id, ""); return err },
+		"pause":     func() error { _, err := w.Pause(t.Context(), id); return err },
+		"suspend":   func() error { _, err := w.Suspend(t.Context(), id); return err },
+		"measure":   func() error { _, err := w.Stats(t.Context(), id); return err },
+		"use":       func() error { return w.Use(t.Context(), id, "use", nothing) },
+	} {
+		var state *StateError
+		if err := f(); !errors.As(err, &state) || state.State != Suspended || state.Op != op {
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+}

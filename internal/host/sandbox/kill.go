@@ -1,0 +1,118 @@
+package sandbox
+
+import (
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// free gives back everything that s has besides its VMM process.
+func (m *Manager) free(s *Sandbox) {
+	s.freed.Do(func() {
+		if err := os.RemoveAll(s.data); err != nil {
+			m.cfg.Log.Warn("remove the files of a sandbox", "sandbox", s.id, "error", err)
+		}
+		s.mu.Lock()
+		v, unpin := s.live, s.unpin
+		s.unpin = nil
+		s.mu.Unlock()
+		if v != nil {
+			v.release()
+		}
+		if unpin != nil {
+			unpin()
+		}
+	})
+}
+
+// Hold keeps a sandbox from being killed until Release: it is the sandbox of a workspace, whose user means to come back.
+func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
+
+// Release ends what Hold began.
+func (m *Manager) Release(id string) error { return m.setHolder(id, "") }
+
+func (m *Manager) setHolder(id, workspace string) error {
+	s, err := m.Get(id)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.workspace = workspace
+	return nil
+}
+
+// Kill ends a sandbox and removes everything of it, its suspended state too. When it returns without an error nothing is
+// left. The sandbox of a workspace is refused with a *HeldError.
+func (m *Manager) Kill(id string) error {
+	s, err := m.Get(id)
+	if err != nil {
+		return err
+	}
+	if w := s.Info().Workspace; w != "" {
+		return &HeldError{ID: id, Workspace: w}
+	}
+	return m.remove(s)
+}
+
+// remove is Kill of any sandbox, that of a workspace too. The error is a *NotFoundError: another call is deleting it.
+func (m *Manager) remove(s *Sandbox) error {
+	id := s.id
+	var v *liveVM
+	err := s.transition("delete", Stopping, func() {
+		if v = s.live; v != nil {
+			v.cut(&CutOffError{ID: id, By: byDelete})
+		}
+		if s.expiry != nil {
+			s.expiry.Stop()
+		}
+	})
+	if err != nil {
+		return &NotFoundError{ID: id} // another Kill has it
+	}
+	s.usage.stop()
+	if v != nil {
+		m.kill(id, v)
+	}
+	m.free(s)
+	m.mu.Lock()
+	delete(m.sandboxes, id)
+	m.mu.Unlock()
+	return nil
+}
+
+// KillAll ends all sandboxes but those of workspaces.
+func (m *Manager) KillAll() {
+	var group errgroup.Group
+	group.SetLimit(vmpool.AtOnce)
+	for _, info := range m.List() {
+		if info.Workspace != "" {
+			continue
+		}
+		group.Go(func() error {
+			if err := m.Kill(info.ID); err != nil {
+				m.cfg.Log.Info("end a sandbox", "sandbox", info.ID, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+}
+
+// endAll undoes children that were never handed out.
+func (m *Manager) endAll(children []*Sandbox) {
+	var group errgroup.Group
+	group.SetLimit(vmpool.AtOnce)
+	for _, s := range children {
+		group.Go(func() error { m.end(s); return nil })
+	}
+	_ = group.Wait()
+}
+
+// end undoes a child that was never handed out.
+func (m *Manager) end(s *Sandbox) {
+	m.kill(s.id, s.live)
+	m.free(s)
+}

@@ -1,0 +1,61 @@
+package sandbox
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// Ending a VM takes a while: a hundred children of a fork that failed must not be ended one after another.
+func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	const n = 3 * vmpool.AtOnce
+	w.vmms.ForkedErr = func(i int) error {
+		if i == n {
+			return errors.New("no answer")
+		}
+		return nil
+	}
+	var mu sync.Mutex
+	calls, now, most := 0, 0, 0
+	together := make(chan struct{})
+	w.vmms.Killing = func() {
+		mu.Lock()
+		if calls++; calls == 1 { // the failed child, ended before the others
+			mu.Unlock()
+			return
+		}
+		if now++; now > most {
+			most = now
+		}
+		if now == vmpool.AtOnce {
+			select {
+			case <-together:
+			default:
+				close(together)
+			}
+		}
+		mu.Unlock()
+		select { // if they come one after another, they wait in vain
+		case <-together:
+		case <-time.After(10 * time.Second):
+		}
+		mu.Lock()
+		now--
+		mu.Unlock()
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: n}); err == nil {
+		t.Fatal("the fork succeeded")
+	}
+	if most != vmpool.AtOnce {
+		t.Errorf("%d VMs were ended at once, want %d", most, vmpool.AtOnce)
+	}
+	w.checkClean(t)
+}

@@ -1,0 +1,218 @@
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Observer is told of events that are worth counting. Its methods return at once.
+type Observer interface {
+	ForkDone(r ForkResult, err error)
+	ChildReady(t Timing)
+	ConfirmFailed()
+	SandboxExited(reason string)
+	BranchDone(r BranchResult, err error)
+	RollbackDone(err error)
+}
+
+// Config is what a Manager works with. All fields are required unless they say otherwise.
+type Config struct {
+	Store    *store.Store
+	VMMs     vmpool.VMMs
+	Guest    func(vsockPath string) Guest             // agent behind the vsock socket of a VM
+	NewTop   func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
+	RunDir   string                                   // sockets and records of sandboxes; of this manager alone
+	DataDir  string                                   // private disk tops; of this manager alone
+	Branches int                                      // branches at once; 0: 4
+	PoolSize int                                      // ready shells per hot snapshot; 0: none
+	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
+	Observer Observer
+	Log      *slog.Logger
+}
+
+// defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
+const defaultConfirm = 30 * time.Second
+
+// Children of one daemon that are restored at the same time, and that are on their way from nothing to confirmed, per
+// CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits itself, but every guest that was resumed
+// wants a CPU: with a hundred of them on one, none would answer in time.
+const (
+	restoresPerCPU = 2
+	startsPerCPU   = 4
+)
+
+// Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
+type Manager struct {
+	cfg      Config
+	pool     *vmpool.Pool
+	restores chan struct{} // semaphores
+	starts   chan struct{}
+	branches chan struct{}
+
+	mu         sync.Mutex
+	sandboxes  map[string]*Sandbox
+	unwatched  map[string]chan struct{} // tags of branches that nobody waits for; closed when they are complete
+	watchers   sync.WaitGroup
+	background sync.WaitGroup                   // branches that nobody waits for
+	patience   time.Duration                    // unwatchedWait but in tests
+	room       func(dir string) (uint64, error) // what is free on a file system in bytes
+	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
+	closed     bool
+}
+
+// New returns a Manager without sandboxes; see Recover for those of an earlier daemon.
+func New(cfg Config) (*Manager, error) {
+	for _, dir := range []string{cfg.RunDir, cfg.DataDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Branches == 0 {
+		cfg.Branches = defaultBranches
+	}
+	if cfg.Confirm == 0 {
+		cfg.Confirm = defaultConfirm
+	}
+	m := &Manager{
+		cfg:       cfg,
+		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
+		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
+		branches:  make(chan struct{}, cfg.Branches),
+		sandboxes: make(map[string]*Sandbox),
+		unwatched: make(map[string]chan struct{}),
+		patience:  unwatchedWait,
+		room:      freeBytes,
+		quit:      make(chan struct{}),
+	}
+	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Log: cfg.Log})
+	return m, nil
+}
+
+// Snapshots returns the manager's store.
+func (m *Manager) Snapshots() *store.Store { return m.cfg.Store }
+
+func (m *Manager) vmDir(id string) string { return filepath.Join(m.cfg.RunDir, id) }
+
+// Get returns the sandbox with an id.
+func (m *Manager) Get(id string) (*Sandbox, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.sandboxes[id]
+	if s == nil {
+		return nil, &NotFoundError{ID: id}
+	}
+	return s, nil
+}
+
+// List describes all sandboxes that were handed out and not deleted, oldest first.
+func (m *Manager) List() []Info {
+	m.mu.Lock()
+	all := make([]*Sandbox, 0, len(m.sandboxes))
+	for _, s := range m.sandboxes {
+		all = append(all, s)
+	}
+	m.mu.Unlock()
+	infos := make([]Info, len(all))
+	for i, s := range all {
+		infos[i] = s.Info()
+	}
+	slices.SortFunc(infos, func(a, b Info) int {
+		if c := a.Created.Compare(b.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return infos
+}
+
+// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is refused.
+func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.Info().State == Stopping {
+		err = &NotFoundError{ID: id}
+	} else {
+		err = s.catchUp()
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return s, unlock, nil
+}
+
+// lock waits until no other operation works on s.
+func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
+	release, err := takePlace(ctx, s.ops)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		if s.Info().State == Stopping {
+			os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
+		}
+		release()
+	}, nil
+}
+
+// shape is the VM that a snapshot's state fits into.
+func shape(m snapshot.Machine) vm.Shape {
+	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
+}
+
+// takePlace takes a place in a semaphore and returns how to give it back. The error is that of ctx.
+func takePlace(ctx context.Context, sem chan struct{}) (release func(), err error) {
+	select {
+	case sem <- struct{}{}:
+		return func() { <-sem }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.
+func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
+	ids := make(map[string]string) // tag → ID, of what may go
+	for _, info := range m.cfg.Store.List() {
+		if d, err := m.cfg.Store.Detail(info.Tag); err == nil {
+			ids[info.Tag] = d.ID
+		}
+	}
+	gone, err := m.cfg.Store.Delete(tag, mode)
+	for _, t := range gone {
+		m.pool.Drop(ids[t])
+	}
+	return err
+}
+
+// PoolSize returns the number of VMM shells that wait for a fork.
+func (m *Manager) PoolSize() int { return m.pool.Count() }
+
+// Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
+func (m *Manager) Close(kill bool) {
+	if kill {
+		m.KillAll()
+	}
+	close(m.quit)
+	m.background.Wait()
+	m.watchers.Wait()
+	m.pool.Close()
+}

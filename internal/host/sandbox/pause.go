@@ -1,0 +1,85 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+)
+
+// Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
+func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	v := s.live
+	if err := s.pause(ctx, v); err != nil {
+		return Info{}, s.explain("pause", v, err)
+	}
+	return s.Info(), nil
+}
+
+// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it runs.
+func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
+	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
+		return err
+	}
+	err := s.update(func(r *record) { r.Paused = true })
+	if err == nil {
+		err = s.stopVM(ctx, v)
+	}
+	if err != nil {
+		err = errors.Join(err, s.update(func(r *record) { r.Paused = false }))
+		_ = s.transition("pause", Running, nil) // refused where it has ended
+	}
+	return err
+}
+
+// unpause lets the VM of a paused s run again.
+func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
+	if s.record.Paused { // not if it waits for room on the disk, which writing would take
+		if err := s.update(func(r *record) { r.Paused = false }); err != nil {
+			return err
+		}
+	}
+	if err := s.startVM(ctx, v); err != nil {
+		return err
+	}
+	if err := s.transition("resume", Running, func() { s.full = false }); err != nil {
+		return err
+	}
+	s.usage.touch()
+	return nil
+}
+
+// Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM has ended comes back from
+// its latest suspended state, if it has one.
+func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	info := s.Info()
+	switch info.State {
+	case Running:
+		return info, nil
+	case Paused:
+		err = s.explain("resume", s.live, s.unpause(ctx, s.live))
+	case Suspended:
+		err = m.bringBack(ctx, s)
+	case Exited:
+		if !s.hasSuspension() {
+			return Info{}, s.stateError("resume")
+		}
+		if err = m.fallBack(s); err == nil {
+			err = m.bringBack(ctx, s)
+		}
+	default:
+		return Info{}, s.stateError("resume")
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	return s.Info(), nil
+}

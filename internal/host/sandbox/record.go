@@ -1,0 +1,121 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// recordName is the file that makes a VM directory a sandbox's; without it a restarted daemon ends the VM.
+const recordName = "sandbox.json"
+
+// record is the content of sandbox.json.
+type record struct {
+	ID             string    `json:"id"`
+	SnapshotTag    string    `json:"snapshot_tag"`
+	SnapshotID     string    `json:"snapshot_id"`
+	Origin         string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
+	Hostname       string    `json:"hostname"`
+	PID            int       `json:"pid"`
+	Created        time.Time `json:"created"`
+	MemoryBytes    uint64    `json:"memory_bytes,omitempty"` // of its guest's RAM
+	MemoryLimitMiB uint64    `json:"memory_limit_mib,omitempty"`
+	Expires        time.Time `json:"expires,omitzero"`
+	Fork           string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
+
+	Env         map[string]string `json:"env,omitempty"`          // given to it at its fork
+	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
+	AutoResume  bool              `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
+
+	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no list: what it has
+	// written since the snapshot is cumulative.
+	Frozen   []frozenTop `json:"frozen,omitempty"`
+	Top      string      `json:"top,omitempty"` // file in its data directory
+	Tops     int         `json:"tops,omitempty"`
+	Branches []string    `json:"branches,omitempty"` // IDs of the snapshots branched from it since its snapshot
+	Count    int         `json:"branch_count,omitempty"`
+	Suspends int         `json:"suspends,omitempty"` // tells a VM from the suspended state that followed it
+
+	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
+	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way
+	Restoring bool        `json:"restoring,omitempty"` // a rollback is under way: it may not have confirmed
+}
+
+// tag is the snapshot that users know the sandbox to run from.
+func (r *record) tag() string {
+	if r.Origin != "" {
+		return r.Origin
+	}
+	return r.SnapshotTag
+}
+
+// writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not either.
+func writeRecord(dir string, r *record) error {
+	p, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write sandbox record: %w", err)
+	}
+	return atomicfile.Write(filepath.Join(dir, recordName), p, 0o600)
+}
+
+func readRecord(dir string) (record, error) {
+	var r record
+	p, err := os.ReadFile(filepath.Join(dir, recordName))
+	if err == nil {
+		err = json.Unmarshal(p, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("read sandbox record: %w", err)
+	}
+	return r, nil
+}
+
+// update changes a sandbox's record, on disk first. The caller holds s.ops.
+func (s *Sandbox) update(change func(*record)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.record
+	change(&r)
+	if s.state == Exited || s.state == Stopping {
+		s.record = r // its directory is going
+		return nil
+	}
+	if err := writeRecord(s.live.dir, &r); err != nil {
+		return err
+	}
+	s.record = r
+	return nil
+}
+
+// suspendedName is the file in a sandbox's data directory that holds its latest suspended state. It is written when the
+// snapshot of that state is on disk, and stays when the sandbox is brought back: should its VM be lost with the host, the
+// sandbox is suspended again, as it was then.
+const suspendedName = "suspended.json"
+
+// suspension is the content of suspended.json.
+type suspension struct {
+	Record record `json:"record"` // of the sandbox to bring back; its snapshot is the suspended state
+}
+
+// writeSuspension makes a suspended state durable.
+func writeSuspension(data string, r *record) error {
+	p, err := json.Marshal(suspension{Record: *r})
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteDurable(filepath.Join(data, suspendedName), p, 0o600)
+}
+
+// readSuspension returns the suspended state in a data directory; os.ErrNotExist if there is none.
+func readSuspension(data string) (record, error) {
+	var s suspension
+	p, err := os.ReadFile(filepath.Join(data, suspendedName))
+	if err == nil {
+		err = json.Unmarshal(p, &s)
+	}
+	return s.Record, err
+}

@@ -1,0 +1,251 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/host/vmpool"
+)
+
+// Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs that were never
+// handed out, or whose process has ended. What it could not find out about is left alone. It is called once, before
+// anything else, and returns the number of sandboxes that live on.
+func (m *Manager) Recover() (int, error) {
+	entries, err := os.ReadDir(m.cfg.RunDir)
+	if err != nil {
+		return 0, fmt.Errorf("recover sandboxes: %w", err)
+	}
+	release := m.holdTransient()
+	defer release()
+	unknown := m.readoptAll(entries)
+	data, err := os.ReadDir(m.cfg.DataDir)
+	if err != nil {
+		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
+	}
+	for _, d := range data {
+		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.Contains(unknown, id) {
+			if err := m.recoverData(id); err != nil {
+				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
+			}
+		}
+	}
+	if len(unknown) == 0 { // else the forks of those would count as finished
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), unfinishedPrefix) {
+				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
+			}
+		}
+	}
+	release()
+	m.cfg.Store.DropUnused()
+	m.coolSuspended()
+	return len(m.List()), nil
+}
+
+// readoptAll takes over the VMs that have a directory, and returns the ids of those of which nothing could be learned.
+func (m *Manager) readoptAll(entries []os.DirEntry) (unknown []string) {
+	var group errgroup.Group
+	group.SetLimit(vmpool.AtOnce) // a VMM that does not answer takes its time
+	var mu sync.Mutex
+	for _, e := range entries {
+		id := e.Name()
+		if !vmpool.IsID(id) {
+			continue
+		}
+		group.Go(func() error {
+			err := m.readopt(id)
+			if l := (*lostError)(nil); errors.As(err, &l) {
+				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
+			} else if err != nil {
+				m.cfg.Log.Error("sandbox of an earlier daemon is left alone", "sandbox", id, "reason", err)
+				mu.Lock()
+				unknown = append(unknown, id)
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return unknown
+}
+
+// recoverData takes over the sandbox of a data directory that has no VM: it is suspended, or else what is left of it is
+// removed.
+func (m *Manager) recoverData(id string) error {
+	dir := filepath.Join(m.cfg.DataDir, id)
+	if _, err := os.Stat(filepath.Join(dir, suspendedName)); err != nil {
+		return os.RemoveAll(dir)
+	}
+	if err := m.recoverSuspended(id); err != nil {
+		// Its files stay: what is wrong with its snapshot may be put right.
+		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
+	}
+	return nil
+}
+
+// holdTransient keeps transient snapshots until all sandboxes that run from them have been taken over: one that is lost
+// must not take along the snapshot of the others.
+func (m *Manager) holdTransient() (release func()) {
+	var unpins []func()
+	for _, info := range m.cfg.Store.List() {
+		if !info.Transient {
+			continue
+		}
+		if unpin, err := m.cfg.Store.Pin(info.Tag); err == nil { // else it is going already
+			unpins = append(unpins, unpin)
+		}
+	}
+	return sync.OnceFunc(func() {
+		for _, unpin := range unpins {
+			unpin()
+		}
+	})
+}
+
+// coolSuspended frees the RAM of suspended states that a daemon left there which died right after suspending.
+func (m *Manager) coolSuspended() {
+	for _, info := range m.List() {
+		if info.State == Suspended {
+			m.cfg.Store.Cool(info.StateTag)
+		}
+	}
+}
+
+// lostError says why a VM was ended instead of being taken over.
+type lostError struct{ error }
+
+func (e *lostError) Unwrap() error { return e.error }
+
+func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
+
+// readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that was never handed
+// out, that may not have confirmed, or that has been replaced by a suspended state. After any other error nothing has
+// been touched. A healthy VM is taken over whatever else is missing: without its snapshot it runs as before.
+func (m *Manager) readopt(id string) error {
+	dir := m.vmDir(id)
+	vmm, err := m.cfg.VMMs.Attach(id, dir)
+	if vmpool.IsShortage(err) {
+		return err
+	}
+	if err != nil {
+		os.RemoveAll(dir)
+		return lost("its process has ended or does not answer: %w", err)
+	}
+	v := m.newLiveVM(&vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
+	r, err := m.handedOut(id, dir)
+	if l := (*lostError)(nil); errors.As(err, &l) {
+		m.kill(id, v)
+		os.RemoveAll(dir)
+	}
+	if err != nil {
+		return err
+	}
+	r.PID = vmm.PID()
+	s := m.newSandbox(r)
+	s.live = v
+	if v.lease, err = m.acquire(r); err != nil {
+		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
+	} else if r.MemoryBytes == 0 { // of a daemon that did not write it down
+		s.record.MemoryBytes = v.lease.Manifest().Machine.MemoryBytes
+	}
+	if last, err := readSuspension(s.data); err == nil {
+		if s.unpin, err = m.cfg.Store.Pin(last.SnapshotTag); err != nil {
+			m.cfg.Log.Error("sandbox runs, but its suspended state is lost", "sandbox", id, "error", err)
+		}
+	}
+	paused, err := s.settleTop(v)
+	if err == nil {
+		err = s.settlePause(v, paused)
+	}
+	if err != nil {
+		m.cfg.Log.Warn("sandbox does not answer", "sandbox", id, "error", err)
+		s.mu.Lock()
+		s.silent = true // it is asked again, see catchUp
+		s.mu.Unlock()
+	}
+	s.clearOrphans()
+	meantToStand := s.record.Paused
+	m.adopt(s)
+	if meantToStand {
+		_ = s.transition("recover", Paused, nil) // refused where it has ended meanwhile
+	}
+	return nil
+}
+
+// handedOut returns the record of a VM that somebody may use; a *lostError says that nobody may.
+func (m *Manager) handedOut(id, dir string) (record, error) {
+	r, err := readRecord(dir)
+	var syntax *json.SyntaxError
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return r, lost("it was never handed out")
+	case errors.As(err, &syntax):
+		return r, lost("%w", err)
+	case err != nil:
+		return r, err
+	case r.ID != id:
+		return r, lost("%s names sandbox %q", recordName, r.ID)
+	case r.Restoring:
+		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
+	}
+	unfinished, err := isUnfinished(m.cfg.RunDir, r.Fork)
+	if err != nil {
+		return r, err
+	}
+	if unfinished {
+		return r, lost("its fork was not finished when its daemon ended")
+	}
+	last, err := readSuspension(filepath.Join(m.cfg.DataDir, id))
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return r, err
+	case last.Suspends != r.Suspends:
+		return r, lost("it had been suspended")
+	}
+	return r, nil
+}
+
+// has reports whether a sandbox is known.
+func (m *Manager) has(id string) bool {
+	_, err := m.Get(id)
+	return err == nil
+}
+
+// recoverSuspended takes over a suspended sandbox of an earlier daemon.
+func (m *Manager) recoverSuspended(id string) error {
+	data := filepath.Join(m.cfg.DataDir, id)
+	r, err := readSuspension(data)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", suspendedName, err)
+	}
+	if r.ID != id {
+		return fmt.Errorf("%s names sandbox %q", suspendedName, r.ID)
+	}
+	detail, err := m.cfg.Store.Detail(r.SnapshotTag)
+	if err != nil {
+		return err
+	}
+	if detail.ID != r.SnapshotID {
+		return &replacedError{r.SnapshotTag}
+	}
+	unpin, err := m.cfg.Store.Pin(r.SnapshotTag)
+	if err != nil {
+		return err
+	}
+	clearTops(data)
+	s := m.newSandbox(r)
+	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {
+		return err
+	}
+	m.add(s)
+	return nil
+}

@@ -1,0 +1,71 @@
+package sandbox
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// newTopOver makes an empty top called name in the data directory of a sandbox, for the disk of lease; nil if that has
+// none.
+func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.File, error) {
+	d := lease.Manifest().Disk
+	if d == nil {
+		return nil, nil
+	}
+	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
+}
+
+// restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk, and lets it run.
+func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.File) (vmmproto.RestoreResult, error) {
+	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers()}
+	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true}
+	if d := lease.Manifest().Disk; d != nil {
+		files.Disks = [][]*os.File{append(slices.Clone(lease.Disk()), top)}
+		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes}}
+	}
+	return vmm.Restore(ctx, req, files)
+}
+
+// restore puts the snapshot that v was leased into its VM, with an empty top called name on its disk. start is when the
+// request came in. The caller holds a place in m.restores.
+func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data, name string) (Timing, error) {
+	top, err := m.newTopOver(data, v.lease, name)
+	if err != nil {
+		return Timing{}, err
+	}
+	if top != nil {
+		defer top.Close()
+	}
+	result, err := restoreVM(ctx, v.vmm, v.lease, top)
+	return Timing{VMM: time.Since(start), Restore: result}, err
+}
+
+// confirm tells the guest of a VM who it is and waits for its agent's answer. The error is an *unconfirmedError, unless
+// the caller has given up.
+func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
+	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
+	defer cancel()
+	wait, stop := vmpool.WhileAlive(wait, v.vmm)
+	defer stop()
+	err := vmpool.Cause(wait, identity.Give(wait, v.guest, r.Hostname, r.Env))
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err() // called off: the guest is not to blame
+	}
+	m.cfg.Observer.ConfirmFailed()
+	console, _ := m.cfg.VMMs.Console(v.dir) // without it the error says less
+	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console, 5)}
+}

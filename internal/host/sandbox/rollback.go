@@ -1,0 +1,163 @@
+package sandbox
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// RollbackResult is how long a rollback took, from the request.
+type RollbackResult struct {
+	Info  Info
+	Tag   string        // the snapshot it is at
+	VMM   time.Duration // until its vCPUs ran
+	Ready time.Duration // until its agent had confirmed
+}
+
+// Rollback puts a sandbox back to the snapshot to (empty: the one it runs from): memory, disk, vCPUs and devices, in the
+// same VMM process and under the same id. Its line is the snapshot it runs from, the ancestors of that, and the branches
+// made of it; others are refused. Up to the restoring itself a failure leaves the sandbox as it is. After that there is
+// nothing to go back to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so.
+func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
+	start := time.Now()
+	s, unlock, err := m.lockAwake(ctx, id)
+	if err != nil {
+		return r, err
+	}
+	defer unlock()
+	defer func() { m.cfg.Observer.RollbackDone(err) }()
+	rec, v, err := s.withVM(rollBackOp)
+	if err != nil {
+		return r, err
+	}
+	if to == "" {
+		to = rec.SnapshotTag
+	}
+	var undo cleanup.Stack
+	defer undo.Run()
+	lease, err := m.cfg.Store.Acquire(to)
+	if err != nil {
+		return r, err
+	}
+	undo.Add(lease.Release)
+	if err := m.inLine(rec, lease); err != nil {
+		return r, err
+	}
+	name := rec.nextTop()
+	top, err := m.newTopOver(s.data, lease, name)
+	if err != nil {
+		return r, err
+	}
+	if top != nil {
+		defer top.Close()
+		undo.Add(func() { os.Remove(top.Name()) })
+	}
+	if err := s.update(func(r *record) { r.Restoring, r.Tops = true, r.Tops+1 }); err != nil {
+		return r, err
+	}
+	err = s.transition(rollBackOp, Restoring, func() {
+		v.cut(&CutOffError{ID: id, By: byRollback})
+		v.calls, v.cut = context.WithCancelCause(context.Background())
+	})
+	if err != nil {
+		return r, err
+	}
+	err = m.rollBack(ctx, v, &rec, lease, top, &r, start)
+	if err == nil {
+		err = s.commitRollback(v, rec, lease, name)
+	}
+	if err != nil {
+		return r, m.endRolledBack(s, v, to, err)
+	}
+	undo.Release()
+	r.Info, r.Tag = s.Info(), to
+	return r, nil
+}
+
+// endRolledBack ends a sandbox whose rollback failed with err after its point of no return.
+func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
+	if s.Info().State == Stopping {
+		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
+	}
+	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
+	if !isUnconfirmed(err) { // that quotes the console itself
+		console, _ := m.cfg.VMMs.Console(v.dir)
+		failed.Console = excerpt.Console(console, 5)
+	}
+	_ = m.remove(s) // it fails only if the sandbox is gone
+	return failed
+}
+
+// rollBackOp is what errors call it.
+const rollBackOp = "roll back"
+
+// rollBack restores and waits for the agent. The request's end does not stop it half-way.
+func (m *Manager) rollBack(ctx context.Context, v *liveVM, rec *record, lease *store.Lease, top *os.File,
+	r *RollbackResult, start time.Time) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	defer cancel()
+	release, err := takePlace(ctx, m.restores)
+	if err != nil {
+		return err
+	}
+	_, err = restoreVM(ctx, v.vmm, lease, top)
+	release()
+	if err != nil {
+		return err
+	}
+	r.VMM = time.Since(start)
+	if err := m.confirm(ctx, v, rec); err != nil {
+		return err
+	}
+	r.Ready = time.Since(start)
+	return nil
+}
+
+// commitRollback makes the snapshot of lease the one that the sandbox runs from.
+func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name string) error {
+	target := lease.Manifest()
+	err := s.update(func(r *record) {
+		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
+		if r.SnapshotID != target.ID {
+			r.Origin, r.SnapshotTag, r.SnapshotID, r.Branches = "", target.Tag, target.ID, nil
+		}
+	})
+	if err != nil {
+		return err
+	}
+	old := v.lease
+	if err := s.transition(rollBackOp, Running, func() { v.lease = lease }); err != nil {
+		return err
+	}
+	if old != nil {
+		old.Release()
+	}
+	for _, f := range append(was.Frozen, frozenTop{Name: was.Top}) {
+		if f.Name != "" {
+			os.Remove(filepath.Join(s.data, f.Name))
+		}
+	}
+	return nil
+}
+
+// inLine reports whether a sandbox may be rolled back to the snapshot of to.
+func (m *Manager) inLine(rec record, to *store.Lease) error {
+	id := to.Manifest().ID
+	if id == rec.SnapshotID || slices.Contains(rec.Branches, id) {
+		return nil
+	}
+	line, err := m.cfg.Store.Detail(rec.SnapshotTag)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(line.AncestorIDs, id) {
+		return nil
+	}
+	return &LineError{ID: rec.ID, Tag: to.Manifest().Tag, Line: append(line.Ancestors, rec.SnapshotTag)}
+}

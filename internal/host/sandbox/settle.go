@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/forkd/forkd/internal/host/vmmclient"
+)
+
+// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top that the record only
+// announces. The caller holds s.ops: while a branch is under way the latter is as it should be.
+func (s *Sandbox) behind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state.hasVM() && (s.silent || s.record.Pending != nil)
+}
+
+// catchUp finds out what became of requests that the VMM of s did not answer, and brings record, state and VM into line.
+// The caller holds s.ops. An error means that the VMM still does not answer.
+func (s *Sandbox) catchUp() error {
+	if !s.behind() {
+		return nil
+	}
+	paused, err := s.settleTop(s.live)
+	if err == nil {
+		err = s.settlePause(s.live, paused)
+	}
+	if errors.Is(err, vmmclient.ErrGone) {
+		return nil // its state says so soon
+	}
+	if err != nil {
+		return s.answered(err)
+	}
+	s.mu.Lock()
+	s.silent = false
+	meant := Running
+	if s.record.Paused {
+		meant = Paused
+	}
+	s.mu.Unlock()
+	_ = s.transition("settle", meant, nil) // refused where it is so already, or has ended
+	return nil
+}
+
+// settleTop finds out whether the VMM has taken a new top, and writes that down. It also returns whether the VM stands
+// still.
+func (s *Sandbox) settleTop(v *liveVM) (paused bool, err error) {
+	stats, err := v.vmm.Stats(context.Background())
+	if s.answered(err) != nil {
+		return false, fmt.Errorf("ask the VMM of sandbox %q for its disk: %w", s.id, err)
+	}
+	s.mu.Lock()
+	pending := s.record.Pending
+	s.mu.Unlock()
+	if pending == nil {
+		return stats.Paused, nil
+	}
+	swapped := stats.TopSwaps > pending.Swaps
+	err = s.update(func(r *record) {
+		r.Pending = nil
+		if swapped {
+			r.Frozen = append(slices.Clone(r.Frozen), frozenTop{r.Top, pending.Owner})
+			r.Top = pending.Name
+		}
+	})
+	if err == nil && !swapped {
+		os.Remove(filepath.Join(s.data, pending.Name)) // an empty file that nobody uses
+	}
+	return stats.Paused, err
+}
+
+// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it was meant to be in:
+// one that stands still without having been paused on request was about to be suspended, and runs on.
+func (s *Sandbox) settlePause(v *liveVM, paused bool) error {
+	switch {
+	case paused && !s.record.Paused:
+		return s.startVM(context.Background(), v)
+	case !paused && s.record.Paused:
+		return s.update(func(r *record) { r.Paused = false })
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package sandbox
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/internal/host/procmem"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Stats is what a sandbox costs.
+type Stats struct {
+	PID    int
+	VMM    vm.Stats
+	Memory procmem.Memory
+}
+
+// Stats measures a running sandbox.
+func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return Stats{}, err
+	}
+	v, _, err := s.running("measure")
+	if err != nil {
+		return Stats{}, err
+	}
+	st := Stats{PID: v.vmm.PID()}
+	if st.VMM, err = v.vmm.Stats(ctx); s.answered(err) != nil {
+		return Stats{}, s.explain("measure", v, err)
+	}
+	s.mu.Lock()
+	ram := s.record.MemoryBytes
+	s.mu.Unlock()
+	st.Memory, err = procmem.Of(st.PID, ram)
+	return st, err
+}
+
+// Console returns the last output of a sandbox's serial console, also of an exited one.
+func (m *Manager) Console(id string) ([]byte, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	state, v, console := s.state, s.live, s.console
+	s.mu.Unlock()
+	if state == Exited || v == nil {
+		return console, nil
+	}
+	return m.cfg.VMMs.Console(v.dir)
+}

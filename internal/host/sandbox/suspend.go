@@ -1,0 +1,150 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under the same id. Until the
+// snapshot is on disk nothing is given up: after an error the sandbox runs on (or stays paused), its earlier suspended
+// state untouched.
+func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	v := s.live
+	if err := m.suspend(ctx, s, false); err != nil {
+		return Info{}, s.explain("suspend", v, err)
+	}
+	return s.Info(), nil
+}
+
+// errBusy says that an idle sandbox got a request before it was suspended.
+var errBusy = errors.New("a request came in")
+
+// suspend is Suspend of a sandbox whose ops the caller holds. An automatic suspension gives way to requests: errBusy.
+func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) error {
+	var undo cleanup.Stack
+	defer undo.Run()
+	if err := m.standStill(ctx, s, auto, &undo); err != nil {
+		return err
+	}
+	rec, v, err := s.withVM("suspend")
+	if err != nil {
+		return err
+	}
+	b := &branch{m: m, s: s, v: v, op: "suspend", start: time.Now(), req: BranchRequest{
+		Tag: fmt.Sprintf("suspended-%s-%d", rec.ID, rec.Tops+1), Mode: vm.BranchDiff, Transient: true,
+	}}
+	if err := b.freeze(ctx); err != nil {
+		b.undo.Run()
+		return err
+	}
+	result, err := b.finish(ctx)
+	if err != nil {
+		return err
+	}
+	unpin, err := m.cfg.Store.Pin(result.Info.Tag)
+	if err != nil {
+		return err
+	}
+	undo.Add(unpin)
+	if err := m.cfg.Store.WaitFlushed(context.WithoutCancel(ctx), result.Info.Tag); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	suspended := s.record
+	s.mu.Unlock()
+	suspended.suspendAs(result.Info.Tag, b.staging.ID(), auto)
+	if err := m.commitSuspension(s, suspended, unpin); err != nil {
+		return err
+	}
+	undo.Release()
+	return nil
+}
+
+// suspendAs makes the record of a running sandbox that of a suspended one.
+func (r *record) suspendAs(tag, snapshotID string, auto bool) {
+	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.tag(), tag, snapshotID, 0, auto
+	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them
+	r.Suspends++
+}
+
+// standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run again. One that is
+// paused stays so. Where the disk has no room for what it has written it is not stopped at all.
+func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
+	paused := s.Info().State == Paused
+	if !paused {
+		if err := s.transition("suspend", Paused, nil); err != nil {
+			return err
+		}
+		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused where it has ended
+		if auto && !s.usage.idle() {
+			return errBusy
+		}
+	}
+	v := s.live
+	stats, err := v.vmm.Stats(ctx)
+	if s.answered(err) != nil {
+		return err
+	}
+	room, err := m.cfg.Store.Room()
+	if err != nil {
+		return err
+	}
+	if room < stats.GuestDirtyBytes {
+		return fmt.Errorf("suspend sandbox %q: it has written %d MiB of memory, there is room for %d MiB: %w",
+			s.id, stats.GuestDirtyBytes>>20, room>>20, syscall.ENOSPC)
+	}
+	if paused {
+		return nil
+	}
+	if err := s.stopVM(ctx, v); err != nil {
+		return err
+	}
+	undo.Add(func() {
+		if s.Info().State != Paused {
+			return // its VM is gone
+		}
+		if err := s.startVM(ctx, v); err != nil {
+			m.cfg.Log.Error("resume a sandbox that could not be suspended", "sandbox", s.id, "error", err)
+		}
+	})
+	return nil
+}
+
+// commitSuspension makes a suspended state count, whose snapshot is on disk and kept until unpin is called, and frees the
+// VM. After an error the sandbox has its VM, or is being deleted.
+func (m *Manager) commitSuspension(s *Sandbox, suspended record, unpin func()) error {
+	if err := writeSuspension(s.data, &suspended); err != nil {
+		return err
+	}
+	var v *liveVM
+	var earlier func()
+	err := s.transition("suspend", Suspended, func() {
+		v, s.live = s.live, nil
+		earlier, s.unpin = s.unpin, unpin
+		s.record = suspended
+	})
+	if err != nil { // it is being deleted, or its VM has ended
+		return err
+	}
+	s.usage.stop()
+	v.cut(&CutOffError{ID: s.id, By: bySuspend})
+	m.kill(s.id, v)
+	clearTops(s.data)
+	v.release()
+	if earlier != nil {
+		earlier()
+	}
+	m.cfg.Store.Cool(suspended.SnapshotTag)
+	return nil
+}

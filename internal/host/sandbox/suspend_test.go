@@ -1,0 +1,246 @@
+package sandbox
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func TestPauseAndResume(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	if i, err := w.Pause(t.Context(), id); err != nil || i.State != Paused {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	var state *StateError
+	if err := w.Use(t.Context(), id, "use", nothing); !errors.As(err, &state) || state.State != Paused {
+		t.Errorf("ping of a paused sandbox: %v", err)
+	}
+	if _, err := w.Pause(t.Context(), id); !errors.As(err, &state) {
+		t.Errorf("pause twice: %v", err)
+	}
+	w.branch(t, id, "b", vm.BranchLive)
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A suspended sandbox has no VM, survives restarts, and comes back under its id, again and again.
+func TestSuspendAndResume(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	for round := range 3 {
+		if i, err := w.Suspend(t.Context(), id); err != nil || i.State != Suspended || i.ID != id || i.PID != 0 {
+			t.Fatalf("round %d: %+v, %v", round, i, err)
+		}
+		if n := w.vmms.Count(); n != 0 {
+			t.Errorf("%d VMs run", n)
+		}
+		w.stop()
+		w.start(t, 0)
+		if n, err := w.Recover(); n != 1 || err != nil {
+			t.Fatalf("recovered %d, %v", n, err)
+		}
+		if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+			t.Fatalf("round %d: %+v, %v", round, i, err)
+		}
+		if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+			t.Error(err)
+		}
+		w.Snapshots().Quiesce()
+		if list := w.Snapshots().List(); len(list) != 2 {
+			t.Errorf("round %d: %d snapshots, want the parent and the last suspended state", round, len(list))
+		}
+		w.branch(t, id, "b"+string(rune('0'+round)), vm.BranchDiff)
+		if err := w.DeleteSnapshot("b"+string(rune('0'+round)), 0); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.Kill(id); err != nil {
+		t.Fatal(err)
+	}
+	w.Snapshots().Quiesce()
+	if list := w.Snapshots().List(); len(list) != 1 {
+		t.Errorf("left: %+v", list)
+	}
+	w.checkClean(t)
+	w.stop()
+}
+
+// A host that dies while a sandbox runs puts it back to its last suspended state.
+func TestLostVMIsSuspendedAgain(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.vmms.Mu.Lock()
+	clear(w.vmms.Live)
+	w.vmms.Mu.Unlock()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	s, err := w.Get(id)
+	if err != nil || s.Info().State != Suspended {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A sandbox whose VM ends by itself can be resumed from its last suspended state, if it has one.
+func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r.Sandboxes[0].ID // never suspended
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running || i.ID != id {
+			t.Fatalf("round %d: %+v, %v", round, i, err)
+		}
+		for _, v := range w.vmms.All() {
+			v.End(vm.Exit{Reason: vm.ExitReset})
+		}
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			if s, err := w.Get(id); err == nil && s.Info().State == Exited {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("its end was not noticed")
+			}
+		}
+	}
+	var state *StateError
+	if err := w.Use(t.Context(), id, "use", nothing); !errors.As(err, &state) || state.State != Exited {
+		t.Errorf("a request to it: %v", err)
+	}
+	if _, err := w.Resume(t.Context(), other); !errors.As(err, &state) || state.State != Exited {
+		t.Errorf("resume without a suspended state: %v", err)
+	}
+	w.KillAll()
+	w.Snapshots().Quiesce()
+	if list := w.Snapshots().List(); len(list) != 1 {
+		t.Errorf("left: %+v", list)
+	}
+	w.checkClean(t)
+}
+
+// Until the new state is on disk a suspension changes nothing.
+func TestFailedSuspension(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.vmms.BranchErr = errors.New("no space left on device")
+	if _, err := w.Suspend(t.Context(), id); err == nil {
+		t.Fatal("suspended without a branch")
+	}
+	w.vmms.BranchErr = nil
+	obstacle := filepath.Join(w.dir, "state", "snapshots", "suspended-"+id+"-2", "x")
+	if err := os.MkdirAll(obstacle, 0o700); err != nil { // its flush cannot put the snapshot there
+		t.Fatal(err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err == nil {
+		t.Fatal("suspended without a state on disk")
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("the sandbox: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	w.vmms.ForkedErr = func(int) error { return errors.New("no answer") }
+	if _, err := w.Resume(t.Context(), id); err == nil {
+		t.Error("brought back unconfirmed")
+	}
+	w.vmms.ForkedErr = nil
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Errorf("after a failed attempt: %+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// An idle sandbox is suspended and the next request brings it back.
+func TestIdleSandboxIsSuspended(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, IdleTimeout: minIdle})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Sandboxes[0].ID
+	for range 2 {
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			if s, err := w.Get(id); err != nil || s.Info().State == Suspended {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("it was not suspended")
+			}
+		}
+		if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+			t.Fatalf("the request that brings it back: %v", err)
+		}
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	var state *StateError
+	if err := w.Use(t.Context(), id, "use", nothing); !errors.As(err, &state) {
+		t.Errorf("a request to a sandbox that was suspended on purpose: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+func TestCompact(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.branch(t, id, "b", vm.BranchDiff)
+	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "b"); err == nil {
+		t.Error("compacted onto itself")
+	}
+	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "flat"); err != nil {
+		t.Fatal(err)
+	}
+	if memory, disk := w.layers(t, "flat"); memory != 1 || disk != 1 {
+		t.Errorf("%d memory and %d disk layers", memory, disk)
+	}
+	w.fork(t, "flat")
+	w.KillAll()
+	w.checkClean(t)
+}

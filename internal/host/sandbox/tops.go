@@ -1,0 +1,55 @@
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// topName begins the names of private disk tops in a sandbox's data directory; the first has no number.
+const topName = "disk.top"
+
+// nextTop is the name of the top that follows those that the sandbox has had.
+func (r *record) nextTop() string { return fmt.Sprintf("%s.%d", topName, r.Tops+1) }
+
+// frozenTop is a former disk top, below the present one.
+type frozenTop struct {
+	Name  string `json:"name"`  // file in the data directory
+	Owner string `json:"owner"` // the ID that the layer has in snapshots
+}
+
+// pendingTop is a top that a VMM may have put onto the disk by now: it has if it has counted more swaps than Swaps.
+type pendingTop struct {
+	Name  string `json:"name"`
+	Owner string `json:"owner"` // of the layer that the present top becomes
+	Swaps uint64 `json:"swaps"`
+}
+
+// clearOrphans removes disk tops that a daemon made or replaced and did not live to write down: they take space, and the
+// name of a new one is that of the next.
+func (s *Sandbox) clearOrphans() {
+	keep := []string{s.record.Top, suspendedName}
+	for _, f := range s.record.Frozen {
+		keep = append(keep, f.Name)
+	}
+	if p := s.record.Pending; p != nil {
+		keep = append(keep, p.Name)
+	}
+	entries, _ := os.ReadDir(s.data) // a sandbox without a disk has none
+	for _, e := range entries {
+		if !slices.Contains(keep, e.Name()) {
+			os.Remove(filepath.Join(s.data, e.Name()))
+		}
+	}
+}
+
+// clearTops removes all disk tops of a sandbox without a VM.
+func clearTops(data string) {
+	entries, _ := os.ReadDir(data) // what is left goes with the sandbox
+	for _, e := range entries {
+		if e.Name() != suspendedName {
+			os.Remove(filepath.Join(data, e.Name()))
+		}
+	}
+}

@@ -1,0 +1,241 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// tornVMM is a VM in which something happens when it is to branch.
+type tornVMM struct {
+	*vmfake.VMM
+	branch func() error // before the VM carries it out; may be nil
+}
+
+func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	if v.branch != nil {
+		if err := v.branch(); err != nil {
+			return vmmproto.BranchResult{}, err
+		}
+	}
+	return v.VMM.Branch(ctx, req, f)
+}
+
+// whileCopying begins a live branch, runs f while its pages are being copied, and returns how it is answered.
+func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) error {
+	t.Helper()
+	w.vmms.Copying = make(chan struct{})
+	answered := make(chan error, 1)
+	before := s.top()
+	go func() {
+		_, err := w.Branch(context.Background(), s.id, BranchRequest{Tag: tag, Mode: vm.BranchLive})
+		answered <- err
+	}()
+	for s.top() == before {
+		time.Sleep(time.Millisecond)
+	}
+	f()
+	close(w.vmms.Copying)
+	return <-answered
+}
+
+// top returns the disk top that the sandbox is known to write to.
+func (s *Sandbox) top() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Top
+}
+
+// torn returns a sandbox whose VM a test can interfere with.
+func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
+	t.Helper()
+	w.vmms.Wrap = func(f *vmfake.VMM) vmpool.VMM { v = &tornVMM{VMM: f}; return v }
+	s, err := w.Get(w.source(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.vmms.Wrap = nil
+	return s, v
+}
+
+// obstruct makes the record of s unwritable until the returned function is called.
+func obstruct(t *testing.T, s *Sandbox) (clear func()) {
+	t.Helper()
+	path := filepath.Join(s.live.dir, recordName)
+	if err := errors.Join(os.Rename(path, path+".aside"), os.Mkdir(path, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := errors.Join(os.Remove(path), os.Rename(path+".aside", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Where it cannot be written down that a top is in use, no later branch forgets that top.
+func TestBranchThatCannotBeSettled(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.torn(t)
+	var clear func()
+	v.branch = func() error { clear = obstruct(t, s); return nil }
+	if _, err := w.Branch(t.Context(), s.id, BranchRequest{Tag: "a", Mode: vm.BranchDiff}); err == nil {
+		t.Fatal("a branch whose record cannot be written succeeded")
+	}
+	v.branch = nil
+	if _, err := w.Branch(t.Context(), s.id, BranchRequest{Tag: "a", Mode: vm.BranchDiff}); err == nil {
+		t.Fatal("and the next one")
+	}
+	clear()
+	w.branch(t, s.id, "b", vm.BranchDiff)
+	if _, disk := w.layers(t, "b"); disk != 3 {
+		t.Errorf("%d disk layers, want those of the parent, of the branch that failed, and of this one", disk)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A branch that is answered with an error has made no snapshot.
+func TestBranchThatCannotBeNoted(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, _ := w.torn(t)
+	var clear func()
+	if err := w.whileCopying(t, s, "a", func() { clear = obstruct(t, s) }); err == nil {
+		t.Fatal("a branch whose record cannot be written succeeded")
+	}
+	if list := w.Snapshots().List(); len(list) != 1 {
+		t.Errorf("published: %+v", list)
+	}
+	clear()
+	w.branch(t, s.id, "a", vm.BranchLive)
+	if n := s.Info().BranchCount; n != 1 {
+		t.Errorf("branch count %d", n)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A top that was made for nothing, by this daemon or one that died, does not stand in the way of the next.
+func TestTopsWithoutUse(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	newTop := w.cfg.NewTop
+	w.cfg.NewTop = func(f *os.File, _ uint64) error {
+		f.WriteString("half")
+		return &os.PathError{Op: "write", Path: f.Name(), Err: syscall.ENOSPC}
+	}
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("branch without room for a top: %v", err)
+	}
+	if _, err := w.Rollback(t.Context(), id, ""); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("rollback without room for a top: %v", err)
+	}
+	w.cfg.NewTop = newTop
+	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+		t.Errorf("rollback after one that found no room: %v", err)
+	}
+	w.branch(t, id, "a", vm.BranchLive)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	orphan := filepath.Join(s.data, fmt.Sprintf("%s.%d", topName, s.record.Tops+1))
+	if err := os.WriteFile(orphan, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	w.branch(t, id, "b", vm.BranchLive)
+	if _, disk := w.layers(t, "b"); disk != 3 {
+		t.Errorf("%d disk layers", disk)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A VMM that still copies for a daemon that died is asked again.
+func TestBranchAfterACopyOfAnotherDaemon(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	s, v := w.torn(t)
+	asked := 0
+	v.branch = func() error {
+		if asked++; asked < 3 {
+			return &vm.Error{Code: vm.ErrCopying, Err: errors.New("busy")}
+		}
+		return nil
+	}
+	w.branch(t, s.id, "a", vm.BranchLive)
+	if asked != 3 {
+		t.Errorf("asked %d times", asked)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A branch that fails with its VM says what happened to that.
+func TestBranchOfAVMThatEnds(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		w := newWorld(t, 0)
+		s, v := w.torn(t)
+		end := func() { v.End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"}) }
+		var err error
+		if late {
+			w.vmms.CopyErr = vmmclient.ErrGone
+			err = w.whileCopying(t, s, "a", end)
+		} else {
+			v.branch = func() error { // its process ends a little later
+				time.AfterFunc(20*time.Millisecond, end)
+				return vmmclient.ErrGone
+			}
+			_, err = w.Branch(t.Context(), s.id, BranchRequest{Tag: "a", Mode: vm.BranchLive})
+		}
+		var state *StateError
+		if !errors.As(err, &state) || state.State != Exited || state.Exit.Detail != "killed" {
+			t.Errorf("late %v: %v", late, err)
+		}
+		w.KillAll()
+		w.checkClean(t)
+		w.stop()
+	}
+}
+
+// What users see of a sandbox does not change by its being suspended, nor does where it can be rolled back to.
+func TestSuspendedSnapshotIsNobodysBusiness(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.branch(t, id, "point", vm.BranchLive)
+	for range 2 {
+		if i, err := w.Suspend(t.Context(), id); err != nil || i.SnapshotTag != "p" {
+			t.Fatalf("suspend: %+v, %v", i, err)
+		}
+		if i, err := w.Resume(t.Context(), id); err != nil || i.SnapshotTag != "p" {
+			t.Fatalf("resume: %+v, %v", i, err)
+		}
+	}
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive, ParentTag: "p"}); err != nil {
+		t.Errorf("branch that names the parent: %v", err)
+	}
+	if r, err := w.Rollback(t.Context(), id, "point"); err != nil || r.Info.SnapshotTag != "point" {
+		t.Errorf("rollback to a branch from before: %+v, %v", r, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}

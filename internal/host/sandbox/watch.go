@@ -1,0 +1,92 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// newSandbox returns a sandbox that starts.
+func (m *Manager) newSandbox(r record) *Sandbox {
+	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), record: r}
+	s.usage = newUsage(r.IdleTimeout, func() { m.suspendIdle(s) })
+	return s
+}
+
+// add makes a sandbox known, and deletes it when its time has come.
+func (m *Manager) add(s *Sandbox) {
+	m.mu.Lock()
+	m.sandboxes[s.id] = s
+	m.mu.Unlock()
+	if expires := s.Info().Expires; !expires.IsZero() {
+		s.mu.Lock()
+		s.expiry = time.AfterFunc(time.Until(expires), func() { _ = m.remove(s) })
+		s.mu.Unlock()
+	}
+}
+
+// adopt makes a sandbox with a confirmed child a running one, and watches over it.
+func (m *Manager) adopt(s *Sandbox) {
+	v := s.live
+	_ = s.transition("start", Running, nil) // nobody else knows it yet
+	s.usage.touch()
+	m.add(s)
+	m.watchers.Go(func() { m.watch(s, v) })
+}
+
+// watch notices the end of a VM of s that nobody asked for.
+func (m *Manager) watch(s *Sandbox, v *liveVM) {
+	for conns := v.vmm.Conns(); ; {
+		select {
+		case <-m.quit:
+			return
+		case c, ok := <-conns:
+			if ok {
+				c.Conn.Close() // nothing of a sandbox listens on the host
+			} else {
+				conns = nil // closed by the end of the VM, which Done reports
+			}
+			continue
+		case <-v.vmm.Stalled():
+			m.diskFull(s, v)
+			continue
+		case <-v.vmm.Done():
+		}
+		break
+	}
+	console, err := m.cfg.VMMs.Console(v.dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		m.cfg.Log.Warn("read the console of an ended VM", "sandbox", s.id, "error", err)
+	}
+	exit := v.vmm.Exit()
+	if !s.exited(v, exit, console) {
+		return // it is being deleted, or has been suspended
+	}
+	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
+	m.cfg.Observer.SandboxExited(exit.Reason.String())
+	m.kill(s.id, v)
+	unlock, err := s.lock(context.Background())
+	if err != nil {
+		return
+	}
+	defer unlock()
+	switch {
+	case !s.hasSuspension():
+		m.free(s)
+	case s.Info().State == Exited: // what is left of it can be resumed
+		clearTops(s.data)
+		v.release()
+	}
+}
+
+// exited notes the end of a VM, unless s has another by now or none.
+func (s *Sandbox) exited(v *liveVM, exit vm.Exit, console []byte) bool {
+	s.mu.Lock()
+	current := s.live == v
+	s.mu.Unlock()
+	return current && s.transition("exit", Exited, func() { s.exit, s.console = exit, console }) == nil
+}

@@ -1,0 +1,101 @@
+package sandbox
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+)
+
+type counter struct {
+	mu                        sync.Mutex
+	forks, ready, unconfirmed int
+	exits                     []string
+	branches, rollbacks       int
+}
+
+func (c *counter) lock() func()                   { c.mu.Lock(); return c.mu.Unlock }
+func (c *counter) ForkDone(ForkResult, error)     { defer c.lock()(); c.forks++ }
+func (c *counter) ChildReady(Timing)              { defer c.lock()(); c.ready++ }
+func (c *counter) ConfirmFailed()                 { defer c.lock()(); c.unconfirmed++ }
+func (c *counter) BranchDone(BranchResult, error) { defer c.lock()(); c.branches++ }
+func (c *counter) RollbackDone(error)             { defer c.lock()(); c.rollbacks++ }
+func (c *counter) SandboxExited(r string)         { defer c.lock()(); c.exits = append(c.exits, r) }
+
+// world is a manager over fakes, and the directories it must leave clean.
+type world struct {
+	*Manager
+	*bake.Baker
+	vmms  *vmfake.VMMs
+	count *counter
+	dir   string
+	bake  bake.Request
+}
+
+func newWorld(t *testing.T, poolSize int) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w := &world{dir: dir, vmms: &vmfake.VMMs{}, bake: bake.Request{Tag: "p"}}
+	for name, field := range map[string]*string{"kernel": &w.bake.Kernel, "initrd": &w.bake.Initrd, "rootfs": &w.bake.Rootfs} {
+		*field = filepath.Join(dir, name)
+		if err := os.WriteFile(*field, make([]byte, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.start(t, poolSize)
+	return w
+}
+
+// start makes a manager over what is in the world's directory.
+func (w *world) start(t *testing.T, poolSize int) {
+	t.Helper()
+	st, err := store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.count = &counter{}
+	w.Manager, err = New(Config{
+		Store: st, VMMs: w.vmms, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		NewTop:   disklayer.Format,
+		RunDir:   filepath.Join(w.dir, "run"),
+		DataDir:  filepath.Join(w.dir, "data"),
+		PoolSize: poolSize,
+		Observer: w.count, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
+		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+}
+
+func (w *world) stop() {
+	w.Close(false)
+	w.Snapshots().Close()
+}
+
+// checkClean fails if anything of a sandbox is left.
+func (w *world) checkClean(t *testing.T) {
+	t.Helper()
+	w.Snapshots().Quiesce()
+	if n := w.vmms.Count(); n != 0 {
+		t.Errorf("%d VMs are left", n)
+	}
+	for _, dir := range []string{w.cfg.RunDir, w.cfg.DataDir, filepath.Join(w.dir, "state", "staging")} {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) != 0 {
+			t.Errorf("%s: %v left (%v)", dir, entries, err)
+		}
+	}
+	for _, i := range w.Snapshots().List() {
+		if i.Leases != 0 {
+			t.Errorf("snapshot %s has %d leases", i.Tag, i.Leases)
+		}
+	}
+}

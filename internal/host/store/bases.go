@@ -1,0 +1,223 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/private"
+)
+
+// Snapshots name their base image by its digest. The store knows which file that is, and nobody else says so: a path in a
+// manifest would let whoever makes one choose a file of this host as the guest's disk. For every base there are
+//
+//	<root>/bases/<hex>.json   a baseRecord
+//	<root>/bases/<hex>        another name of the image's file, where that is on the same file system: the image may then
+//	                          be moved, or removed from its cache
+type baseRecord struct {
+	Digest string `json:"digest"`
+	Path   string `json:"path"` // of the image in the latest bake from it
+	File   fileID `json:"file"` // what the digest was computed of
+}
+
+// maxBaseRecord bounds a record, in bytes: a path may have 4096, and JSON escapes up to six for one.
+const maxBaseRecord = 32 << 10
+
+// basing is a base image on its way into the store.
+type basing struct {
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the others are valid
+	base   snapshot.Base
+	err    error
+}
+
+func (s *Store) bases() string                 { return filepath.Join(s.root, "bases") }
+func (s *Store) baseLink(digest string) string { return filepath.Join(s.bases(), hexOf(digest)) }
+func (s *Store) baseRecord(digest string) string {
+	return filepath.Join(s.bases(), hexOf(digest)+recordSuffix)
+}
+
+const recordSuffix = ".json"
+
+// hexOf returns the part of a valid digest that is a file name.
+func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
+
+// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest, unless the store knows it
+// already, is computed in the background while the parent boots; Publish waits for it, Discard gives it up. It is called
+// at most once.
+func (g *Staging) UseBase(image *os.File) error {
+	// Opened once more: digesting moves the offset, which all copies of a descriptor share.
+	f, err := os.Open(procPath(image))
+	if err != nil {
+		return fmt.Errorf("use base image %s: %w", image.Name(), err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	b := &basing{cancel: cancel, done: make(chan struct{})}
+	g.basing = b
+	go func() {
+		defer close(b.done)
+		defer f.Close()
+		atLowestPriority()
+		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(image.Name())); b.err != nil {
+			b.err = fmt.Errorf("use base image %s: %w", image.Name(), b.err)
+		}
+	}()
+	return nil
+}
+
+// lowestNice is the largest nice value, setpriority(2).
+const lowestNice = 19
+
+// atLowestPriority is called at the beginning of a goroutine. Its thread is never unlocked, so that it ends with the
+// goroutine, and the priority with it.
+func atLowestPriority() {
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
+}
+
+// procPath is a name of an open file.
+func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
+
+// addBase digests an image and writes down where it is. From then on it is kept for g.
+func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string) (snapshot.Base, error) {
+	id, err := identify(f)
+	if err != nil {
+		return snapshot.Base{}, err
+	}
+	rec := baseRecord{Digest: s.knownDigest(id), Path: path, File: id}
+	if rec.Digest == "" {
+		if rec.Digest, err = digest(ctx, f); err != nil {
+			return snapshot.Base{}, err
+		}
+		if now, err := identify(f); err != nil || now != id {
+			return snapshot.Base{}, errors.Join(errors.New("it was changed while it was read; build the image again"), err)
+		}
+	}
+	base := snapshot.Base{Digest: rec.Digest, Bytes: id.Bytes}
+	s.basesMu.Lock()
+	defer s.basesMu.Unlock()
+	s.mu.Lock()
+	g.base = base.Digest
+	s.mu.Unlock()
+	if have, err := s.openBase(base); err == nil {
+		_, linked := os.Lstat(s.baseLink(base.Digest))
+		if have.Close(); linked == nil {
+			return base, nil
+		}
+	}
+	p, err := json.MarshalIndent(rec, "", "  ")
+	if err != nil {
+		return base, err
+	}
+	if err := s.linkBase(f, base.Digest); err != nil {
+		return base, err
+	}
+	p = append(p, '\n')
+	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
+}
+
+// linkBase gives an image its name in the store. Where it is on another file system, or is not ours to link, the store
+// relies on its path.
+func (s *Store) linkBase(f *os.File, digest string) error {
+	name := s.baseLink(digest)
+	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW)
+	switch err {
+	case nil, unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // the last: its only name is gone
+		return nil
+	}
+	return fmt.Errorf("link it to %s: %w", name, err)
+}
+
+// knownDigest returns the digest of a file that has been a base before and has not changed since, else nothing.
+func (s *Store) knownDigest(id fileID) string {
+	entries, err := os.ReadDir(s.bases())
+	if err != nil {
+		return ""
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
+		if !ok {
+			continue
+		}
+		if rec, err := s.readBase(name); err == nil && rec.File == id {
+			return rec.Digest
+		}
+	}
+	return ""
+}
+
+// readBase reads the record of a base.
+func (s *Store) readBase(digest string) (baseRecord, error) {
+	var rec baseRecord
+	p, err := s.readBounded(s.baseRecord(digest), maxBaseRecord)
+	if err != nil {
+		return rec, err
+	}
+	if err := json.Unmarshal(p, &rec); err != nil {
+		return rec, err
+	}
+	if hexOf(rec.Digest) != hexOf(digest) {
+		return rec, fmt.Errorf("record is that of %s", rec.Digest)
+	}
+	return rec, nil
+}
+
+// openBase opens the base image of a snapshot. Length and time of the latest change must be those of the file that was
+// digested: nothing is hashed on the way of a fork.
+func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
+	rec, err := s.readBase(base.Digest)
+	if err != nil {
+		return nil, fmt.Errorf("unknown to this store: build its image on this host and bake any snapshot from it (%w)", err)
+	}
+	f, err := s.open(s.baseLink(base.Digest))
+	if errors.Is(err, fs.ErrNotExist) {
+		f, err = private.OpenPath(rec.Path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("it was %s: put it back there, or build its image again and bake any snapshot from it: %w", rec.Path, err)
+	}
+	id, err := identify(f)
+	if err == nil && (id.Bytes != base.Bytes || id.Bytes != rec.File.Bytes || id.ModNanos != rec.File.ModNanos) {
+		err = fmt.Errorf("%s was changed after it was digested: build its image again and bake any snapshot from it", rec.Path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// dropBases forgets the images that are the base of no snapshot, nor of one being made. Where a manifest cannot be read
+// nobody knows which base it needs, and all are kept.
+func (s *Store) dropBases() error {
+	s.basesMu.Lock()
+	defer s.basesMu.Unlock()
+	used := make(map[string]bool)
+	s.mu.Lock()
+	for _, g := range s.reserved {
+		used[hexOf(g.base)] = true
+	}
+	for _, e := range s.byTag {
+		if e.manifest == nil && !e.phantom {
+			s.mu.Unlock()
+			return nil
+		}
+		if e.manifest != nil && e.manifest.Disk != nil {
+			used[hexOf(e.manifest.Disk.Base.Digest)] = true
+		}
+	}
+	s.mu.Unlock()
+	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
+}

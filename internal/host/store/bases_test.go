@@ -1,0 +1,165 @@
+package store
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+func acquire(s *Store, tag string) error {
+	lease, err := s.Acquire(tag)
+	if err == nil {
+		lease.Release()
+	}
+	return err
+}
+
+// A snapshot's base outlives the move of its image, and is forgotten with the last snapshot that needs it.
+func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	publish(t, s, d, "b", "a")
+	if err := os.Remove(d.base); err != nil { // the cache was cleaned
+		t.Fatal(err)
+	}
+	s.Close()
+	s = d.open(t)
+	for _, tag := range []string{"a", "b"} {
+		if err := s.Verify(t.Context(), tag); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, tag := range []string{"b", "a"} {
+		if left, _ := os.ReadDir(s.bases()); len(left) != 2 {
+			t.Errorf("%v: want link and record while %s needs them", left, tag)
+		}
+		if _, err := s.Delete(tag, DeleteSingle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _ := os.ReadDir(s.bases()); len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+}
+
+// Where the image cannot be linked, its path counts: a cache that has moved is found again with the next bake from it.
+func TestBaseOnAnotherFileSystem(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	digest := s.manifestOf("a").Disk.Base.Digest
+	if err := os.Remove(s.baseLink(digest)); err != nil { // as if it had never been made
+		t.Fatal(err)
+	}
+	if err := acquire(s, "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.byTag["a"].cool()
+	moved := d
+	moved.base += ".moved"
+	if err := os.Rename(d.base, moved.base); err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(s, "a"); err == nil || !strings.Contains(err.Error(), d.base) {
+		t.Fatalf("with a moved image: %v", err)
+	}
+	publish(t, s, moved, "b", "")
+	if err := acquire(s, "a"); err != nil {
+		t.Errorf("after a bake from where it is now: %v", err)
+	}
+}
+
+// An image that was changed is not the base any more, by either of its names.
+func TestChangedBaseIsRefused(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	if err := os.Chmod(d.base, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(d.base, bytes.Repeat([]byte{1}, 8192), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(d.base, time.Time{}, time.Now().Add(time.Hour)); err != nil { // coarse clocks hide the change
+		t.Fatal(err)
+	}
+	if err := acquire(s, "a"); err == nil || !strings.Contains(err.Error(), "was changed") {
+		t.Fatalf("with a changed image: %v", err)
+	}
+	publish(t, s, d, "b", "")
+	if a, b := s.manifestOf("a").Disk.Base, s.manifestOf("b").Disk.Base; a == b || acquire(s, "b") != nil {
+		t.Errorf("bases %+v, %+v", a, b)
+	}
+}
+
+// One image is digested once. A bake that is given up leaves nothing of its base.
+func TestBaseIsDigestedOnce(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	f, err := os.Open(d.base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	id, err := identify(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := s.knownDigest(id), s.manifestOf("a").Disk.Base.Digest; got != want {
+		t.Errorf("known digest %q, want %q", got, want)
+	}
+	if _, err := s.Delete("a", DeleteSingle); err != nil {
+		t.Fatal(err)
+	}
+	g, err := s.Stage("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.UseBase(f); err != nil {
+		t.Fatal(err)
+	}
+	<-g.basing.done
+	if err := s.dropBases(); err != nil { // a deletion elsewhere does not take it from a bake
+		t.Fatal(err)
+	}
+	if _, err := s.openBase(g.basing.base); err != nil {
+		t.Error(err)
+	}
+	g.Discard()
+	if left, _ := os.ReadDir(s.bases()); len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+}
+
+// While a manifest cannot be read nobody knows which base it needs.
+func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	path := s.file("a", snapshot.ManifestFile)
+	s.Close()
+	kept, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.open(t).Close()
+	if err := os.WriteFile(path, kept, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := acquire(d.open(t), "a"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(d.root, "bases")); err != nil {
+		t.Error(err)
+	}
+}

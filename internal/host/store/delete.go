@@ -1,0 +1,126 @@
+package store
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// DeleteMode says what happens to the snapshots that build on a deleted one.
+type DeleteMode int
+
+// The modes of deletion. None of them deletes a snapshot that sandboxes run from.
+const (
+	DeleteSingle  DeleteMode = iota // refuse if there are any
+	DeleteCascade                   // delete them first
+	DeleteForce                     // leave them behind: they have links of their own to all their layers
+)
+
+// deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
+const deletedPrefix = ".deleted-"
+
+// Delete removes the snapshot tag and returns the tags that went, dependents first. The error is a *NotFoundError or an
+// *InUseError if nothing was removed.
+func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return nil, err
+	}
+	victims, err := s.condemn(tag, mode)
+	if err != nil {
+		return nil, err
+	}
+	var gone []string
+	for i, e := range victims {
+		if err := s.remove(e); err != nil {
+			s.mu.Lock()
+			for _, rest := range victims[i:] {
+				rest.deleting = false
+			}
+			s.mu.Unlock()
+			return gone, fmt.Errorf("delete snapshot %q: %w", e.tag, err)
+		}
+		gone = append(gone, e.tag)
+	}
+	s.keepReserve() // there is room now
+	s.flusher.retry()
+	return gone, nil
+}
+
+// condemn chooses what to delete and hides it from new leases.
+func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[tag]
+	if e == nil && s.reserved[tag] != nil {
+		return nil, &ExistsError{Tag: tag, InFlight: true}
+	}
+	if e == nil || e.deleting {
+		return nil, &NotFoundError{Tag: tag}
+	}
+	victims := []*entry{e}
+	dependents := s.dependentsLocked(e)
+	switch {
+	case mode == DeleteSingle && len(dependents) > 0:
+		return nil, &InUseError{Tag: tag, Dependents: dependents}
+	case mode == DeleteCascade:
+		victims = s.familyLocked(e, map[*entry]bool{})
+	}
+	for _, v := range victims {
+		if v.leases+v.pins > 0 {
+			return nil, &InUseError{Tag: v.tag, Leases: v.leases + v.pins}
+		}
+	}
+	for _, v := range victims {
+		v.deleting = true
+	}
+	return victims, nil
+}
+
+// familyLocked returns e after everything that builds on it.
+func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
+	if seen[e] {
+		return nil
+	}
+	seen[e] = true
+	var family []*entry
+	for _, tag := range s.dependentsLocked(e) {
+		family = append(family, s.familyLocked(s.byTag[tag], seen)...)
+	}
+	return append(family, e)
+}
+
+// remove deletes a condemned snapshot. The rename makes it vanish at once; a crash after it leaves only a directory
+// that the next start removes.
+func (s *Store) remove(e *entry) error {
+	e.flushMu.Lock()
+	defer e.flushMu.Unlock()
+	s.sealer.drop(e.tag)
+	e.cool()
+	grave := filepath.Join(s.snapshots(), deletedPrefix+snapshot.NewID())
+	if err := os.Rename(e.dir, grave); err != nil && !os.IsNotExist(err) {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.byTag, e.tag)
+	var cold []string
+	if e.manifest != nil {
+		for _, l := range e.manifest.Memory {
+			if !s.ownsMemoryLocked(l.Owner) {
+				cold = append(cold, l.Owner)
+			}
+		}
+	}
+	s.mu.Unlock()
+	for _, owner := range cold {
+		os.RemoveAll(s.layerDir(owner))
+	}
+	if err := os.RemoveAll(grave); err != nil {
+		return err
+	}
+	if e.manifest != nil && e.manifest.Disk == nil {
+		return nil
+	}
+	return s.dropBases()
+}

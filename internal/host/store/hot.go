@@ -1,0 +1,236 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// PublishHot completes a branch and makes it visible: sandboxes can be forked from it as soon as PublishHot returns,
+// while the flusher writes it to disk. m must have the machine, the guest, the parent, the inherited memory layers, and
+// the disk with all its layers but the last; disk are the files of all of them, the last being the new one. They must
+// lie on the store's file system: the snapshot links them, so it needs no other snapshot to stay.
+func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
+	if err := g.prepareHot(m, extents, disk); err != nil {
+		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
+	}
+	s := g.store
+	s.mu.Lock()
+	delete(s.reserved, g.tag)
+	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{}),
+		published: time.Now()}
+	s.byTag[g.tag] = e
+	info := s.infoLocked(e)
+	s.mu.Unlock()
+	g.done = true
+	s.flusher.add(e)
+	return info, nil
+}
+
+func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
+	st, err := os.Stat(g.store.ramLayer(g.id))
+	if err != nil {
+		return err
+	}
+	p, err := snapshot.EncodeMemoryMap(extents)
+	if err != nil {
+		return err
+	}
+	if err := g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) }); err != nil {
+		return err
+	}
+	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
+	if m.State, err = g.describe(snapshot.StateFile); err != nil {
+		return err
+	}
+	if m.Map, err = g.describe(snapshot.MemoryMapFile); err != nil {
+		return err
+	}
+	if err := g.linkMemory(m); err != nil {
+		return err
+	}
+	m.Memory = append(m.Memory, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
+	if m.Disk != nil {
+		if err := g.linkDisk(m.Disk, disk); err != nil {
+			return err
+		}
+	}
+	if p, err = m.Encode(); err != nil {
+		return err
+	}
+	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon that finds both goes on.
+	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
+}
+
+// linkMemory gives the snapshot its own links to those inherited memory layers that are on disk: where RAM is short they
+// may be nowhere else, and the snapshots that have them may be removed before this one is flushed.
+func (g *Staging) linkMemory(m *snapshot.Manifest) error {
+	for _, l := range m.Memory {
+		if from := g.store.findLayer(m, l.Owner); from != "" {
+			if err := os.Link(from, g.Path(snapshot.LayerFile(snapshot.MemoryLayerFile, g.id, l.Owner))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// describe is own without flushing.
+func (g *Staging) describe(name string) (snapshot.File, error) {
+	st, err := os.Stat(g.Path(name))
+	if err != nil {
+		return snapshot.File{}, err
+	}
+	return snapshot.File{Owner: g.id, Bytes: uint64(st.Size())}, nil
+}
+
+// linkDisk gives the snapshot its own links to all disk layers.
+func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
+	if len(files) != len(d.Layers)+1 {
+		return fmt.Errorf("%d disk layers described, %d files", len(d.Layers)+1, len(files))
+	}
+	st, err := files[len(files)-1].Stat()
+	if err != nil {
+		return err
+	}
+	d.Layers = append(d.Layers, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
+	for i, l := range d.Layers {
+		if err := linkFile(files[i], g.Path(snapshot.LayerFile(snapshot.DiskLayerFile, g.id, l.Owner))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// linkFile gives an open file another name. The name that it was opened by may be gone, but not its last one.
+func linkFile(f *os.File, to string) error {
+	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return fmt.Errorf("link disk layer %s to %s: %w", f.Name(), to, err)
+	}
+	return nil
+}
+
+// flush makes a hot snapshot durable and gives it its directory.
+func (s *Store) flush(e *entry) error {
+	e.flushMu.Lock() // a deletion waits
+	defer e.flushMu.Unlock()
+	s.mu.Lock()
+	gone, m, dir := e.deleting, e.manifest, e.dir
+	s.mu.Unlock()
+	if gone {
+		return nil
+	}
+	for _, l := range m.Memory {
+		if err := s.flushLayer(dir, m, l); err != nil {
+			return err
+		}
+	}
+	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
+	if m.Disk != nil {
+		for _, l := range m.Disk.Layers {
+			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
+		}
+	}
+	for _, name := range names {
+		if err := syncFile(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	if err := atomicfile.SyncDir(dir); err != nil {
+		return err
+	}
+	e.hotMu.Lock() // opening its files waits
+	defer e.hotMu.Unlock()
+	if err := os.Rename(dir, s.dir(e.tag)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e.dir = s.dir(e.tag)
+	s.mu.Unlock()
+	return atomicfile.SyncDir(s.snapshots())
+}
+
+// flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk, else from RAM.
+func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
+	to := layerPath(dir, m, l.Owner)
+	if _, err := os.Lstat(to); err == nil {
+		return nil
+	}
+	if l.Owner != m.ID {
+		if from := s.findLayer(m, l.Owner); from != "" && os.Link(from, to) == nil {
+			return nil
+		}
+	}
+	hot, err := s.openHot(l)
+	if err != nil {
+		return fmt.Errorf("memory layer in RAM: %w", err)
+	}
+	defer hot.Close()
+	// A copy that runs into the end of the disk takes the room of running sandboxes until it is given up.
+	room, err := s.Room()
+	if err != nil {
+		return err
+	}
+	if need := blocks(s.ramLayer(l.Owner)); need > room {
+		return fmt.Errorf("memory layer of %d MiB, %d MiB are left: %w", need>>20, room>>20, unix.ENOSPC)
+	}
+	return atomicfile.Fill(to, func(tmp string) error {
+		if err := copyFile(tmp, hot); err != nil {
+			return err
+		}
+		disk, err := os.Open(tmp)
+		if err != nil {
+			return err
+		}
+		defer disk.Close()
+		if err := disk.Sync(); err != nil {
+			return err
+		}
+		return setOrigin(s.layerDir(l.Owner), disk) // before it has its name: who finds the file finds the copy in RAM
+	})
+}
+
+func syncFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are still in RAM. One that
+// is lost with them is listed as failed, unless nobody but a sandbox knew of it.
+func (s *Store) reload(name string) bool {
+	dir := filepath.Join(s.staging(), name)
+	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
+		return false
+	}
+	for _, l := range m.Memory {
+		f, err := s.openHot(l)
+		if err != nil && l.Owner != m.ID { // its own layer is on disk only if it is flushed
+			f, err = s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
+		}
+		if err == nil {
+			f.Close()
+			continue
+		}
+		if l.Owner != m.ID && s.findLayer(m, l.Owner) != "" {
+			continue
+		}
+		if !m.Transient {
+			s.ListFailed(m.Tag, errors.New("was in RAM only when the host or its daemon went down, and is lost"))
+		}
+		return false
+	}
+	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
+	return true
+}

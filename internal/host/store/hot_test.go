@@ -1,0 +1,216 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// A snapshot that cannot be flushed is usable as long as its layer is in RAM, says so, and is flushed by the next start.
+func TestFailedFlush(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	obstacle := filepath.Join(s.dir("child"), "x") // a directory that is not empty cannot be renamed over
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, s, d, "child", "base")
+	if err := s.WaitFlushed(t.Context(), "child"); err == nil {
+		t.Fatal("flushed over an obstacle")
+	}
+	detail, err := s.Detail("child")
+	if err != nil || !detail.InRAM || detail.FlushErr == "" {
+		t.Errorf("detail %+v, %v", detail.Info, err)
+	}
+	lease, err := s.Acquire("child")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Release()
+	s.Close()
+	if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	if err := s.WaitFlushed(t.Context(), "child"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Verify(t.Context(), "child"); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where RAM is short an inherited layer is on disk only. It does not go with the snapshot that it is from while another
+// that needs it is not flushed.
+func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "other", "")
+	base, err := s.Detail("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := s.byTag["other"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	publish(t, s, d, "child", "base")
+	publish(t, s, d, "grandchild", "child")
+	if err := os.RemoveAll(s.layerDir(base.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete("base", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	other.flushMu.Unlock()
+	for _, tag := range []string{"child", "grandchild"} {
+		if err := s.WaitFlushed(t.Context(), tag); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Verify(t.Context(), tag); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A flush that failed is tried again when a snapshot was deleted and when the store is closed.
+func TestFlushIsTriedAgain(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "other", "base")
+	for _, tag := range []string{"first", "second"} {
+		obstacle := filepath.Join(s.dir(tag), "x")
+		if err := os.MkdirAll(obstacle, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		publish(t, s, d, tag, "base")
+		if err := s.WaitFlushed(t.Context(), tag); err == nil {
+			t.Fatal("flushed over an obstacle")
+		}
+		if tag == "second" {
+			break
+		}
+		if err := os.RemoveAll(filepath.Dir(obstacle)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Delete("other", DeleteSingle); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(time.Minute); s.WaitFlushed(t.Context(), tag) != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("it was not tried again")
+			}
+		}
+		if detail, err := s.Detail(tag); err != nil || detail.InRAM || detail.FlushErr != "" {
+			t.Errorf("%+v, %v", detail.Info, err)
+		}
+	}
+	if err := os.RemoveAll(s.dir("second")); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if _, err := os.Stat(s.file("second", snapshot.ManifestFile)); err != nil {
+		t.Errorf("closed without another attempt: %v", err)
+	}
+}
+
+// Without its layer in RAM an unflushed snapshot is lost, which the next store says.
+func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	obstacle := filepath.Join(s.dir("child"), "x")
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, s, d, "child", "base")
+	s.Close()
+	if err := errors.Join(os.RemoveAll(filepath.Dir(obstacle)), os.RemoveAll(d.ram)); err != nil {
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	list := s.List()
+	if len(list) != 2 || list[0].Tag != "base" || list[0].Damage != "" || list[1].Tag != "child" || list[1].Damage == "" {
+		t.Errorf("%+v", list)
+	}
+	var damaged *DamagedError
+	if _, err := s.Acquire("child"); !errors.As(err, &damaged) {
+		t.Errorf("acquire: %v", err)
+	}
+	if _, err := s.Delete("child", DeleteSingle); err != nil {
+		t.Errorf("delete what is lost: %v", err)
+	}
+	if left, _ := os.ReadDir(s.staging()); len(left) != 0 {
+		t.Errorf("staging: %v left", left)
+	}
+}
+
+func TestWritingTagIsListedAndRefused(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	g, err := s.Stage("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Discard()
+	if list := s.List(); len(list) != 1 || !list[0].Writing {
+		t.Errorf("%+v", list)
+	}
+	var exists *ExistsError
+	if _, err := s.Acquire("a"); !errors.As(err, &exists) {
+		t.Errorf("acquire: %v", err)
+	}
+	if _, err := s.Delete("a", DeleteForce); !errors.As(err, &exists) {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+// A transient snapshot goes with its last lease or pin, and Cool frees the RAM of a pinned one.
+func TestTransient(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "transient", "base")
+	if err := s.WaitFlushed(t.Context(), "transient"); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	id := s.byTag["transient"].manifest.ID
+	s.mu.Unlock()
+	lease, err := s.Acquire("transient")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpin, err := s.Pin("transient")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Cool("transient")
+	if _, err := os.Stat(s.ramLayer(id)); err != nil {
+		t.Errorf("a leased layer was cooled: %v", err)
+	}
+	lease.Release()
+	s.Cool("transient")
+	if _, err := os.Stat(s.ramLayer(id)); !os.IsNotExist(err) {
+		t.Errorf("a pinned layer is still in RAM: %v", err)
+	}
+	if lease, err = s.Acquire("transient"); err != nil {
+		t.Fatalf("after cooling: %v", err)
+	}
+	lease.Release()
+	unpin()
+	s.drops.Wait()
+	if _, err := s.Acquire("transient"); err == nil {
+		t.Error("nobody needs it and it is still there")
+	}
+	if _, err := os.Stat(filepath.Join(s.snapshots(), "transient", snapshot.ManifestFile)); !os.IsNotExist(err) {
+		t.Error(err)
+	}
+}

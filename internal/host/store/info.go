@@ -1,0 +1,159 @@
+package store
+
+import (
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// Info is one line of the list of snapshots.
+type Info struct {
+	Tag     string
+	Dir     string
+	Created time.Time
+	Parent  string // tag of the snapshot it was branched from, or empty
+	Damage  string // why it cannot be used, or empty
+	Machine snapshot.Machine
+	Guest   snapshot.Guest
+	Base    snapshot.Base // image of its disk; see BaseImage
+	Leases  int
+
+	Writing   bool   // being made: it cannot be used yet
+	Step      string // of its making, in words; empty where that has none
+	Branch    *snapshot.Branch
+	Transient bool
+	FlushedIn time.Duration // from its being usable until it was on disk, of a branch made by this daemon
+	InRAM     bool          // not on disk yet
+	FlushErr  string        // why it is not, though that was tried: it lives as long as its layer in RAM
+}
+
+// Detail is everything the store knows about one snapshot. Sizes are in bytes.
+type Detail struct {
+	Info
+	ID             string
+	MemoryLogical  uint64 // guest RAM
+	MemoryPhysical uint64 // blocks that the snapshot's own memory layer takes on disk
+	DiskPhysical   uint64 // blocks of its own disk layer
+	StateBytes     uint64
+	ParentDigest   string   // digest of the parent's memory layer; empty until computed
+	Ancestors      []string // root first
+	AncestorIDs    []string // the same
+	MemoryLayers   int
+	DiskLayers     int
+	Dependents     []string // snapshots that build on it directly
+	Sealed         bool     // digests are recorded
+}
+
+func (s *Store) infoLocked(e *entry) Info {
+	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.leases + e.pins,
+		InRAM: e.unflushed, FlushedIn: e.flushTime}
+	if e.flushErr != nil {
+		info.FlushErr = e.flushErr.Error()
+	}
+	if e.damage != nil {
+		info.Damage = e.damage.Error()
+	}
+	if m := e.manifest; m != nil {
+		info.Machine, info.Guest, info.Branch, info.Transient = m.Machine, m.Guest, m.Branch, m.Transient
+		if m.Parent != nil {
+			info.Parent = m.Parent.Tag
+		}
+		if m.Disk != nil {
+			info.Base = m.Disk.Base
+		}
+	}
+	return info
+}
+
+// List returns all snapshots, those being made too, sorted by tag.
+func (s *Store) List() []Info {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Info, 0, len(s.byTag))
+	for _, e := range s.byTag {
+		if !e.deleting {
+			list = append(list, s.infoLocked(e))
+		}
+	}
+	for _, g := range s.reserved {
+		list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
+	}
+	slices.SortFunc(list, func(a, b Info) int {
+		if a.Tag < b.Tag {
+			return -1
+		}
+		return 1
+	})
+	return list
+}
+
+// Detail describes the snapshot tag. For a damaged one only Info is filled in.
+func (s *Store) Detail(tag string) (Detail, error) {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return Detail{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[tag]
+	if g := s.reserved[tag]; e == nil && g != nil {
+		return Detail{Info: Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true, Step: g.step}}, nil
+	}
+	if e == nil || e.deleting {
+		return Detail{}, &NotFoundError{Tag: tag}
+	}
+	d := Detail{Info: s.infoLocked(e), Dependents: s.dependentsLocked(e)}
+	m := e.manifest
+	if m == nil {
+		return d, nil
+	}
+	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
+	d.MemoryPhysical = blocks(filepath.Join(e.dir, snapshot.MemoryLayerFile))
+	d.DiskPhysical = blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
+	d.MemoryLayers = len(m.Memory)
+	if m.Disk != nil {
+		d.DiskLayers = len(m.Disk.Layers)
+	}
+	if e.unflushed {
+		d.MemoryPhysical = blocks(s.ramLayer(m.ID))
+	}
+	if n := len(m.Memory); n > 1 {
+		d.ParentDigest = m.Memory[n-2].Digest
+	}
+	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
+		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)
+		above := s.byIDLocked(p.ID)
+		if above == nil {
+			break
+		}
+		p = above.manifest.Parent
+	}
+	slices.Reverse(d.Ancestors)
+	slices.Reverse(d.AncestorIDs)
+	return d, nil
+}
+
+// BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing if the store does not
+// know. The store needs it there unless it has a link to it.
+func (s *Store) BaseImage(base snapshot.Base) string {
+	if base.Digest == "" {
+		return ""
+	}
+	rec, err := s.readBase(base.Digest)
+	if err != nil {
+		return ""
+	}
+	return rec.Path
+}
+
+// blocks returns the bytes that a file takes on disk, 0 if there is none.
+func blocks(path string) uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0
+	}
+	return uint64(st.Blocks) * 512 // st_blocks is in units of 512 bytes, stat(2)
+}

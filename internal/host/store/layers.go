@@ -1,0 +1,164 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// A memory layer is named after the snapshot that it was made for, its owner. A name proves nothing: any manifest can
+// claim one. So a layer in RAM is taken for a snapshot in two cases only:
+//
+//   - the snapshot has the layer's file on disk, and the RAM holds a copy of just that file, as <ram>/<owner>/origin says.
+//     Snapshots of one chain have links to one file, so they share the copy;
+//   - the snapshot was published hot by this store, from a lease, and has not been flushed yet.
+//
+// A snapshot that came here with the name of a layer which is not its own maps its own file from disk.
+const originFile = "origin"
+
+// openLayer opens a memory layer, in RAM if it is there or there is room for it. Where there is none it opens the file on
+// disk instead: slower for the first touch of a page, otherwise the same. unflushed says that the snapshot may have the
+// layer in RAM only.
+func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (*os.File, error) {
+	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
+	if errors.Is(err, errMissing) && unflushed {
+		return s.openHot(l)
+	}
+	if err != nil {
+		return nil, err
+	}
+	hot, err := s.openCopy(l, disk)
+	if err == nil && hot == nil && s.hasRoom(l.Bytes) {
+		hot, err = s.readBack(l, disk)
+	}
+	if err != nil {
+		return nil, errors.Join(err, disk.Close())
+	}
+	if hot == nil {
+		return disk, nil
+	}
+	return hot, disk.Close()
+}
+
+func layerPath(dir string, m *snapshot.Manifest, owner string) string {
+	return filepath.Join(dir, snapshot.LayerFile(snapshot.MemoryLayerFile, m.ID, owner))
+}
+
+// openHot opens a layer in RAM whatever it is a copy of. Its caller knows that it is the right one.
+func (s *Store) openHot(l snapshot.File) (*os.File, error) {
+	return s.openAlone(s.ramLayer(l.Owner), l.Bytes)
+}
+
+// openCopy opens the copy in RAM of a layer's file on disk, nil if there is none.
+func (s *Store) openCopy(l snapshot.File, disk *os.File) (*os.File, error) {
+	id, err := identify(disk)
+	if err != nil || s.origin(l.Owner) != id {
+		return nil, err
+	}
+	f, err := s.openHot(l)
+	if err != nil {
+		return nil, nil // of no use; the file on disk is
+	}
+	return f, nil
+}
+
+// origin returns of which file on disk the layer in RAM is a copy; the zero fileID if of none.
+func (s *Store) origin(owner string) (id fileID) {
+	p, err := s.readBounded(filepath.Join(s.layerDir(owner), originFile), 4096)
+	if err != nil || json.Unmarshal(p, &id) != nil {
+		return fileID{}
+	}
+	return id
+}
+
+// setOrigin writes down that the layer in dir has the content of the file on disk.
+func setOrigin(dir string, disk *os.File) error {
+	id, err := identify(disk)
+	if err != nil {
+		return err
+	}
+	p, err := json.Marshal(id)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(dir, originFile), p, 0o600)
+}
+
+// readBack copies a layer into RAM. It returns nil if there is no room after all, or if the place is taken: another
+// snapshot of the chain may be read back at the same time, and whoever comes first stays.
+func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
+	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
+		return nil, nil
+	}
+	tmp := s.layerDir(l.Owner) + "." + snapshot.NewID()
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(tmp)
+	err := copyFile(filepath.Join(tmp, snapshot.MemoryLayerFile), disk)
+	if err == nil {
+		err = setOrigin(tmp, disk)
+	}
+	if err == nil {
+		err = unix.Rename(tmp, s.layerDir(l.Owner)) // layer and origin at once
+	}
+	switch {
+	case err == nil, errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return s.openCopy(l, disk)
+	case errors.Is(err, unix.ENOSPC):
+		return nil, nil
+	}
+	return nil, fmt.Errorf("read it back into RAM: %w", err)
+}
+
+// ramReserve is what stays free of the RAM file system, in bytes: sandboxes need memory too.
+const ramReserve = 256 << 20
+
+func (s *Store) hasRoom(n uint64) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.ram, &st); err != nil {
+		return false
+	}
+	return st.Bavail*uint64(st.Bsize) > n+ramReserve
+}
+
+// findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the snapshot that m was branched
+// from, or where the copy in RAM is from or went to.
+func (s *Store) findLayer(m *snapshot.Manifest, owner string) string {
+	var fromParent string
+	var others []string
+	s.mu.Lock()
+	for _, e := range s.byTag {
+		switch {
+		case e.manifest == nil || e.manifest.ID == m.ID || !hasMemory(e.manifest, owner):
+		case m.Parent != nil && e.manifest.ID == m.Parent.ID:
+			fromParent = layerPath(e.dir, e.manifest, owner)
+		default:
+			others = append(others, layerPath(e.dir, e.manifest, owner))
+		}
+	}
+	s.mu.Unlock()
+	if fromParent != "" && identifyPath(fromParent) != (fileID{}) { // one that is not flushed yet may have it, or not
+		return fromParent
+	}
+	origin := s.origin(owner)
+	for _, path := range others {
+		if id := identifyPath(path); id != (fileID{}) && id == origin {
+			return path
+		}
+	}
+	return ""
+}
+
+// hasMemory reports whether a snapshot has the memory layer of owner.
+func hasMemory(m *snapshot.Manifest, owner string) bool {
+	return slices.ContainsFunc(m.Memory, func(l snapshot.File) bool { return l.Owner == owner })
+}

@@ -1,0 +1,181 @@
+package store
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// hotFiles are the open files of a snapshot in use. They are shared by all its forks and only ever read with pread or
+// mmap, never through the file offset.
+type hotFiles struct {
+	manifest *snapshot.Manifest
+	extents  []vm.Extent
+	state    *os.File
+	layers   []*os.File
+	disk     []*os.File // base image, then layers; empty without a disk
+}
+
+// Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files stay open.
+// All files are open for reading only and shared: use pread or mmap, and do not close them.
+type Lease struct {
+	*hotFiles
+	release func()
+}
+
+// Manifest returns the snapshot's manifest, which must not be changed.
+func (l *Lease) Manifest() *snapshot.Manifest { return l.manifest }
+
+// Extents returns the memory map over Layers; it must not be changed.
+func (l *Lease) Extents() []vm.Extent { return l.extents }
+
+// State returns the vmstate file.
+func (l *Lease) State() *os.File { return l.state }
+
+// Layers returns the memory layers, base first.
+func (l *Lease) Layers() []*os.File { return l.layers }
+
+// Disk returns the base image and the disk layers over it, base first; nothing if the snapshot has no disk.
+func (l *Lease) Disk() []*os.File { return l.disk }
+
+// Release ends the lease. Further calls do nothing.
+func (l *Lease) Release() { l.release() }
+
+// Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a *DamagedError says what
+// is wrong with them.
+func (s *Store) Acquire(tag string) (*Lease, error) {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	e := s.byTag[tag]
+	switch {
+	case e == nil && s.reserved[tag] != nil:
+		s.mu.Unlock()
+		return nil, &ExistsError{Tag: tag, InFlight: true}
+	case e == nil || e.deleting:
+		s.mu.Unlock()
+		return nil, &NotFoundError{Tag: tag}
+	case e.damage != nil:
+		s.mu.Unlock()
+		return nil, e.damage
+	}
+	e.leases++
+	s.mu.Unlock()
+	release := sync.OnceFunc(func() {
+		s.mu.Lock()
+		victim := s.releaseLocked(e)
+		s.mu.Unlock()
+		if victim != nil {
+			s.closeIdle(victim)
+		}
+	})
+	hot, err := s.heat(e)
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return &Lease{hotFiles: hot, release: release}, nil
+}
+
+// heat opens the files of a snapshot once. The caller holds a lease.
+func (s *Store) heat(e *entry) (*hotFiles, error) {
+	e.hotMu.Lock()
+	defer e.hotMu.Unlock()
+	if e.hot != nil {
+		return e.hot, nil
+	}
+	s.mu.Lock()
+	m, dir, unflushed := e.manifest, e.dir, e.unflushed
+	s.mu.Unlock()
+	h := &hotFiles{manifest: m}
+	if err := s.openFiles(h, dir, unflushed); err != nil {
+		h.close()
+		return nil, err
+	}
+	e.hot = h
+	return h, nil
+}
+
+// cool closes the files of a snapshot that nobody leases.
+func (e *entry) cool() {
+	e.hotMu.Lock()
+	defer e.hotMu.Unlock()
+	e.closeHot()
+}
+
+// closeHot does it. Preconditions: e.hotMu is held.
+func (e *entry) closeHot() {
+	if e.hot != nil {
+		e.hot.close()
+		e.hot = nil
+	}
+}
+
+func (h *hotFiles) close() {
+	for _, f := range append(append([]*os.File{h.state}, h.layers...), h.disk...) {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
+	m := h.manifest
+	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }
+	var err error
+	if h.state, err = s.openAlone(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
+		return damaged(snapshot.StateFile, err)
+	}
+	sizes := make([]uint64, len(m.Memory))
+	for i, l := range m.Memory {
+		f, err := s.openLayer(dir, m, l, unflushed)
+		if err != nil {
+			return damaged(snapshot.MemoryLayerFile, err)
+		}
+		h.layers = append(h.layers, f)
+		sizes[i] = l.Bytes
+	}
+	p, err := s.readBounded(filepath.Join(dir, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
+	if err == nil && uint64(len(p)) != m.Map.Bytes {
+		err = fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
+	}
+	if err == nil {
+		h.extents, err = snapshot.ParseMemoryMap(p, sizes, vm.RAMEnd(m.Machine.MemoryBytes))
+	}
+	if err != nil {
+		return damaged(snapshot.MemoryMapFile, err)
+	}
+	if m.Disk == nil {
+		return nil
+	}
+	base, err := s.openBase(m.Disk.Base)
+	if err != nil {
+		return damaged("base image "+m.Disk.Base.Digest, err)
+	}
+	h.disk = append(h.disk, base)
+	for _, l := range m.Disk.Layers {
+		name := snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner)
+		f, err := s.openSized(filepath.Join(dir, name), l.Bytes)
+		if err != nil {
+			return damaged(name, err)
+		}
+		h.disk = append(h.disk, f)
+	}
+	return nil
+}
+
+// Room returns how many bytes the disk under the store has left.
+func (s *Store) Room() (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.root, &st); err != nil {
+		return 0, fmt.Errorf("ask for the room in %s: %w", s.root, err)
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}

@@ -1,0 +1,80 @@
+package store
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// smallDisk mounts a file system of its own at a new directory.
+func smallDisk(t *testing.T, options string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Skipf("needs the right to mount: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fill writes a file until the disk is full.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for page := make([]byte, 4096); err == nil; {
+		_, err = f.Write(page)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// On a disk that sandboxes have filled, digests are still written down and snapshots removed, and then the store has its
+// reserve again.
+func TestFullDiskLeavesRoomForManifests(t *testing.T) {
+	disk := smallDisk(t, "size=40m,mode=700")
+	d := newDirs(t)
+	d.root = filepath.Join(disk, "state")
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	publish(t, s, d, "b", "a")
+	if err := s.WaitFlushed(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	if got := blocks(s.reserveFile()); got < reserveBytes {
+		t.Fatalf("the reserve takes %d bytes, want %d", got, reserveBytes)
+	}
+	top := filepath.Join(disk, "top of a sandbox")
+	fill(t, top)
+	for _, tag := range []string{"a", "b"} {
+		if err := s.seal(t.Context(), tag); err != nil {
+			t.Errorf("seal %s on a full disk: %v", tag, err)
+		}
+	}
+	if left, _ := os.ReadDir(s.dir("a")); len(left) != 5 {
+		t.Errorf("files of the snapshot: %v", left)
+	}
+	if err := os.Remove(top); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Delete("a", DeleteCascade); err != nil {
+		t.Fatal(err)
+	}
+	if got := blocks(s.reserveFile()); got < reserveBytes {
+		t.Errorf("after a deletion the reserve takes %d bytes, want %d", got, reserveBytes)
+	}
+}

@@ -1,0 +1,265 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// sealer computes the digests of published snapshots in the background, one snapshot at a time and at the lowest
+// priority, and writes them into their manifests. A snapshot is complete and usable without them; verify is not.
+type sealer struct {
+	store  *Store
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu    sync.Mutex
+	queue []string
+	tag   string             // the one at hand, or empty
+	stop  context.CancelFunc // gives it up
+	wake  chan struct{}      // has room for one
+}
+
+func newSealer(s *Store) *sealer {
+	ctx, cancel := context.WithCancel(context.Background())
+	q := &sealer{store: s, cancel: cancel, done: make(chan struct{}), stop: func() {}, wake: make(chan struct{}, 1)}
+	go q.run(ctx)
+	return q
+}
+
+func (q *sealer) add(tag string) {
+	q.mu.Lock()
+	q.queue = append(q.queue, tag)
+	q.mu.Unlock()
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// next takes a tag off the queue, and returns it with the time to seal it in; nothing if there is none.
+func (q *sealer) next(ctx context.Context) (context.Context, string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stop()
+	q.tag = ""
+	if len(q.queue) > 0 {
+		q.tag, q.queue = q.queue[0], q.queue[1:]
+	}
+	ctx, q.stop = context.WithCancel(ctx)
+	return ctx, q.tag
+}
+
+// drop gives up a snapshot that is being removed: its files take their space until they are closed.
+func (q *sealer) drop(tag string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.tag == tag {
+		q.stop()
+	}
+	q.queue = slices.DeleteFunc(q.queue, func(queued string) bool { return queued == tag })
+}
+
+func (q *sealer) close() {
+	q.cancel()
+	<-q.done
+}
+
+func (q *sealer) run(ctx context.Context) {
+	defer close(q.done)
+	atLowestPriority()
+	for {
+		if sealing, tag := q.next(ctx); tag != "" {
+			// A failure leaves the snapshot unsealed: verify reports it and the next start tries again.
+			_ = q.store.seal(sealing, tag)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-q.wake:
+		}
+	}
+}
+
+// sealed reports whether m has all its digests.
+func sealed(m *snapshot.Manifest) bool {
+	missing := m.State.Digest == "" || m.Map.Digest == ""
+	for _, l := range m.Memory {
+		missing = missing || l.Digest == ""
+	}
+	if m.Disk != nil {
+		for _, l := range m.Disk.Layers {
+			missing = missing || l.Digest == ""
+		}
+	}
+	return !missing
+}
+
+// digested is a file of a snapshot and the place of its digest.
+type digested struct {
+	name string
+	open func() (*os.File, error)
+	want *string
+}
+
+func (d *digested) digest(ctx context.Context) (string, error) {
+	f, err := d.open()
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return digest(ctx, f)
+}
+
+// files lists the files of m and of its chain. The digests point into m.
+func (s *Store) files(m *snapshot.Manifest) []digested {
+	inDir := func(name string, want *string) digested {
+		return digested{name, func() (*os.File, error) { return s.open(s.file(m.Tag, name)) }, want}
+	}
+	list := []digested{inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest)}
+	add := func(base string, layers []snapshot.File) {
+		for i := range layers {
+			list = append(list, inDir(snapshot.LayerFile(base, m.ID, layers[i].Owner), &layers[i].Digest))
+		}
+	}
+	add(snapshot.MemoryLayerFile, m.Memory)
+	if d := m.Disk; d != nil {
+		base := digested{"base image " + d.Base.Digest, func() (*os.File, error) { return s.openBase(d.Base) }, &d.Base.Digest}
+		list = append(list, base)
+		add(snapshot.DiskLayerFile, d.Layers)
+	}
+	return list
+}
+
+// seal fills in the missing digests of one snapshot.
+func (s *Store) seal(ctx context.Context, tag string) error {
+	m, err := s.readManifest(s.file(tag, snapshot.ManifestFile))
+	if err != nil {
+		return err
+	}
+	s.inheritDigests(m)
+	for _, f := range s.files(m) {
+		if *f.want == "" {
+			if *f.want, err = f.digest(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	p, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e := s.byTag[tag]
+	s.mu.Unlock()
+	if e == nil {
+		return nil // deleted meanwhile
+	}
+	e.flushMu.Lock() // a deletion waits
+	defer e.flushMu.Unlock()
+	s.mu.Lock()
+	gone := s.byTag[tag] != e || e.deleting || e.manifest == nil || e.manifest.ID != m.ID
+	s.mu.Unlock()
+	if gone {
+		return nil
+	}
+	path := s.file(tag, snapshot.ManifestFile)
+	if err := s.essential(func() error { return atomicfile.WriteDurable(path, p, 0o600) }); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e.manifest = m
+	s.mu.Unlock()
+	return nil
+}
+
+// inheritDigests takes the digests of layers from other snapshots that have links to the same files.
+func (s *Store) inheritDigests(m *snapshot.Manifest) {
+	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
+	if m.Disk != nil {
+		s.inherit(m, snapshot.DiskLayerFile, m.Disk.Layers, func(o *snapshot.Manifest) []snapshot.File {
+			if o.Disk == nil {
+				return nil
+			}
+			return o.Disk.Layers
+		})
+	}
+}
+
+// inherit does it for the layers of one kind.
+func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File, of func(*snapshot.Manifest) []snapshot.File) {
+	type known struct{ path, digest string }
+	byOwner := make(map[string][]known)
+	s.mu.Lock()
+	for _, e := range s.byTag {
+		if e.manifest == nil || e.manifest.ID == m.ID {
+			continue
+		}
+		for _, l := range of(e.manifest) {
+			if l.Digest != "" {
+				path := filepath.Join(e.dir, snapshot.LayerFile(kind, e.manifest.ID, l.Owner))
+				byOwner[l.Owner] = append(byOwner[l.Owner], known{path, l.Digest})
+			}
+		}
+	}
+	s.mu.Unlock()
+	for i := range layers {
+		l := &layers[i]
+		if l.Digest != "" {
+			continue
+		}
+		id := identifyPath(s.file(m.Tag, snapshot.LayerFile(kind, m.ID, l.Owner)))
+		for _, k := range byOwner[l.Owner] {
+			if id != (fileID{}) && identifyPath(k.path) == id {
+				l.Digest = k.digest
+				break
+			}
+		}
+	}
+}
+
+// Verify reads every file of the snapshot and of its chain and compares the digests. The error is a *DamagedError that
+// names the first file that differs. Digests that are not recorded yet are computed and recorded first.
+func (s *Store) Verify(ctx context.Context, tag string) error {
+	lease, err := s.Acquire(tag)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	if err := s.WaitFlushed(ctx, tag); err != nil {
+		return err
+	}
+	if !sealed(s.manifestOf(tag)) {
+		if err := s.seal(ctx, tag); err != nil {
+			return fmt.Errorf("verify snapshot %q: %w", tag, err)
+		}
+	}
+	m, err := s.readManifest(s.file(tag, snapshot.ManifestFile))
+	if err != nil {
+		return &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
+	}
+	for _, f := range s.files(m) {
+		got, err := f.digest(ctx)
+		if err == nil && got != *f.want {
+			err = fmt.Errorf("digest is %.20s…, the manifest says %.20s…: the content was changed", got, *f.want)
+		}
+		if err != nil {
+			return &DamagedError{Tag: tag, File: f.name, Err: err}
+		}
+	}
+	return nil
+}
+
+// manifestOf returns the manifest of a leased snapshot.
+func (s *Store) manifestOf(tag string) *snapshot.Manifest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byTag[tag].manifest
+}

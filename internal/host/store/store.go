@@ -1,0 +1,311 @@
+// Package store keeps the snapshots of one host: directories on disk that are published whole or not at all, copies of
+// hot memory layers on a RAM file system, leases that protect what is in use, and the rules of deletion.
+//
+// It starts no VM, knows nothing of the content of vmstate and layers, and never hashes or copies on the way of a fork:
+// the first use of a snapshot opens its files (and reads its memory layers back into RAM if they are not there), later
+// ones share them. Images belong to package image; a snapshot only names its base.
+//
+// What lies in the store may have been made elsewhere. Files are opened without following links or leaving the store's
+// directories; which file is a base image, and which layer in RAM is whose, says no manifest but the store's own records.
+//
+// Layout:
+//
+//	<root>/lock                        held by the daemon that owns the store
+//	<root>/reserve                     room for small files on a full disk
+//	<root>/snapshots/<tag>/            a published snapshot, see package snapshot for its files
+//	<root>/bases/                      which files are the base images that snapshots name
+//	<root>/staging/<id>/               a snapshot being made, or published hot and not flushed yet. The next start goes
+//	                                   on with the latter if its memory layer is still in RAM, and removes the rest
+//	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
+//	<ram>/<id>/origin                  of which file on disk that is a copy; none until it is flushed
+//
+// Locks are taken in this order; one without an arrow into it is taken alone or first:
+//
+//	entry.flushMu ─▶ entry.hotMu ─┐
+//	basesMu ──────────────────────┴▶ mu ─▶ nothing
+//	reserveMu, flusher.mu, sealer.mu ───▶ nothing
+//
+// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on that one snapshot; mu
+// only for as long as it takes to look something up. No file is opened or written under mu, except that Stage makes two
+// directories.
+package store
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/private"
+)
+
+// Config says where a store lives.
+type Config struct {
+	Root string // directory on disk, created if missing
+	RAM  string // directory on tmpfs, created if missing; of this store alone
+}
+
+// Store is the set of snapshots under one root. Its methods may be called concurrently.
+type Store struct {
+	root, ram       string
+	rootDir, ramDir *os.File // what is read below them is opened through these
+	lock            *os.File
+	sealer          *sealer
+	flusher         *flusher
+	drops           sync.WaitGroup // removals of transient snapshots
+
+	basesMu   sync.Mutex // held while files of bases come and go
+	reserveMu sync.Mutex // held while the reserve comes and goes
+
+	mu       sync.Mutex
+	byTag    map[string]*entry
+	reserved map[string]*Staging // by tag, in flight
+	idle     []*entry            // whose last lease has ended, the most recent last; some of them may be leased again
+}
+
+// entry is one published snapshot.
+type entry struct {
+	tag      string
+	dir      string             // in snapshots, or in staging while unflushed
+	manifest *snapshot.Manifest // nil if damaged
+	damage   error              // why the snapshot cannot be used
+	phantom  bool               // see ListFailed
+	created  time.Time
+	leases   int
+	pins     int // by suspended sandboxes: as a lease, but no file is open
+	deleting bool
+
+	unflushed bool          // its memory layer, at least, is in RAM only
+	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
+	flushErr  error         // of the latest one
+	published time.Time     // by this daemon
+	flushTime time.Duration
+	flushMu   sync.Mutex // held while flushing
+
+	hotMu sync.Mutex // serializes the first use
+	hot   *hotFiles  // nil until first used; guarded by hotMu
+}
+
+// Open takes over the store at cfg.Root: it removes what a crash left behind and reads every manifest. Damaged
+// snapshots stay listed, with the reason, and cannot be used. It fails if another process owns the store.
+func Open(cfg Config) (*Store, error) {
+	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM),
+		byTag: make(map[string]*entry), reserved: make(map[string]*Staging)}
+	var undo cleanup.Stack
+	defer undo.Run()
+	undo.Add(func() { s.closeDirs() })
+	if err := s.openDirs(); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	if err := s.scan(); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	undo.Release()
+	s.keepReserve()
+	s.sealer, s.flusher = newSealer(s), newFlusher(s)
+	var unflushed []*entry
+	for _, e := range s.byTag {
+		switch {
+		case e.unflushed:
+			unflushed = append(unflushed, e)
+		case e.manifest != nil && !sealed(e.manifest):
+			s.sealer.add(e.tag)
+		}
+	}
+	slices.SortFunc(unflushed, func(a, b *entry) int { return a.created.Compare(b.created) })
+	for _, e := range unflushed {
+		s.flusher.add(e)
+	}
+	return s, nil
+}
+
+// openDirs makes the store's directories and takes its lock.
+func (s *Store) openDirs() (err error) {
+	if s.rootDir, err = private.Dir(s.root, "--state-dir"); err != nil {
+		return err
+	}
+	if s.ramDir, err = private.Dir(s.ram, "--ram-dir"); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.snapshots(), s.staging(), s.bases()} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	if s.lock, err = os.OpenFile(filepath.Join(s.root, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return err
+	}
+	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("%s: another daemon owns it (stop it, or use another --state-dir): %w", s.root, err)
+	}
+	return nil
+}
+
+// closeDirs gives up the lock, and the directories before it.
+func (s *Store) closeDirs() error {
+	var err error
+	for _, f := range []*os.File{s.rootDir, s.ramDir, s.lock} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	return err
+}
+
+// Close flushes what is in RAM only, stops background work, closes the files of hot snapshots and gives the store up.
+// Snapshots stay hot in RAM for the next owner.
+func (s *Store) Close() error {
+	s.flusher.close()
+	s.drops.Wait()
+	s.sealer.close()
+	s.mu.Lock()
+	entries := slices.Collect(maps.Values(s.byTag))
+	s.mu.Unlock()
+	for _, e := range entries { // outside of mu: heat takes the locks in the other order
+		e.cool()
+	}
+	return s.closeDirs()
+}
+
+func (s *Store) snapshots() string         { return filepath.Join(s.root, "snapshots") }
+func (s *Store) staging() string           { return filepath.Join(s.root, "staging") }
+func (s *Store) dir(tag string) string     { return filepath.Join(s.snapshots(), tag) }
+func (s *Store) layerDir(id string) string { return filepath.Join(s.ram, id) }
+func (s *Store) ramLayer(id string) string {
+	return filepath.Join(s.layerDir(id), snapshot.MemoryLayerFile)
+}
+func (s *Store) file(tag, name string) string { return filepath.Join(s.dir(tag), name) }
+
+// scan reads the snapshots and removes leftovers.
+func (s *Store) scan() error {
+	dirs, err := os.ReadDir(s.snapshots())
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash cut short
+			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
+				return err
+			}
+			continue
+		}
+		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
+			continue // not ours to judge: nothing can name it
+		}
+		e := s.load(d.Name())
+		s.byTag[e.tag] = e
+	}
+	s.refuseTwins()
+	if err := emptyDir(s.staging(), s.reload); err != nil {
+		return err
+	}
+	if err := emptyDir(s.ram, s.ownsMemoryLocked); err != nil {
+		return err
+	}
+	return s.dropBases()
+}
+
+// refuseTwins marks snapshots with one ID as damaged. The ID of one is all that its branches know of it.
+func (s *Store) refuseTwins() {
+	byID := make(map[string][]*entry)
+	for _, e := range s.byTag {
+		if e.manifest != nil {
+			byID[e.manifest.ID] = append(byID[e.manifest.ID], e)
+		}
+	}
+	for _, twins := range byID {
+		for i, e := range twins {
+			if len(twins) > 1 {
+				err := fmt.Errorf("snapshot %q has the same id: remove one of them", twins[(i+1)%len(twins)].tag)
+				e.manifest, e.damage = nil, &DamagedError{Tag: e.tag, File: snapshot.ManifestFile, Err: err}
+			}
+		}
+	}
+}
+
+// load reads one snapshot directory.
+func (s *Store) load(tag string) *entry {
+	e := &entry{tag: tag, dir: s.dir(tag)}
+	path := s.file(tag, snapshot.ManifestFile)
+	if st, err := os.Stat(s.dir(tag)); err == nil {
+		e.created = st.ModTime()
+	}
+	m, err := s.readManifest(path)
+	if err == nil && m.Tag != tag {
+		err = fmt.Errorf("manifest is that of tag %q: the directory was renamed", m.Tag)
+	}
+	if err != nil {
+		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
+		return e
+	}
+	e.manifest, e.created = m, m.Created
+	return e
+}
+
+func (s *Store) readManifest(path string) (*snapshot.Manifest, error) {
+	p, err := s.readBounded(path, snapshot.MaxManifest)
+	if err != nil {
+		return nil, err
+	}
+	return snapshot.ParseManifest(p)
+}
+
+// emptyDir removes everything in dir whose name keep does not claim.
+func emptyDir(dir string, keep func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !keep(e.Name()) {
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// byIDLocked returns the snapshot with an ID, or nil.
+func (s *Store) byIDLocked(id string) *entry {
+	for _, e := range s.byTag {
+		if e.manifest != nil && e.manifest.ID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+// ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
+func (s *Store) ownsMemoryLocked(owner string) bool {
+	for _, e := range s.byTag {
+		if e.manifest != nil && hasMemory(e.manifest, owner) {
+			return true
+		}
+	}
+	return false
+}
+
+// dependentsLocked returns the tags whose snapshots were branched from e's sandboxes, sorted.
+func (s *Store) dependentsLocked(e *entry) []string {
+	var tags []string
+	if e.manifest == nil {
+		return nil
+	}
+	for _, d := range s.byTag {
+		if d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
+			tags = append(tags, d.tag)
+		}
+	}
+	slices.Sort(tags)
+	return tags
+}

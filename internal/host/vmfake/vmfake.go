@@ -1,0 +1,248 @@
+// Package vmfake is VMs and guests that do nothing except what a test tells them to, for tests of what is built on them.
+//
+// No product code imports it. Real VMs run in the machine's tests.
+package vmfake
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// VMMs starts VMs that do nothing, except what a test tells them to. Real ones run in the machine's tests.
+type VMMs struct {
+	Mu      sync.Mutex
+	Live    map[string]*VMM // by directory; nil until the first is spawned
+	Spawned int
+
+	SpawnErr   error
+	RestoreErr func(n int) error // n-th restore, from 1
+	Restores   int
+	BootExit   *vm.Exit // the guest ends like this instead of announcing itself
+	ForkedErr  func(n int) error
+	Forked     []agentproto.Forked
+	EvalErr    *agentclient.EvalError
+	Exec       func() agentclient.ExecResult // of every command; nil: it succeeds
+	SyncHangs  bool
+	SaveErr    error
+	BranchErr  error // before the disk tops are swapped
+	LateErr    error // after that
+	CopyErr    error // of a live branch
+	StatsErr   error
+	GuestDirty uint64                // bytes, as Stats says
+	Wrap       func(*VMM) vmpool.VMM // what Spawn returns; nil: the VM itself
+	Killing    func()                // called by every Kill; nil: nothing
+	Most       int                   // layers that a VM has had above those of its snapshot
+	Copying    chan struct{}         // closed when a live branch is copied; nil: at once
+}
+
+// VMM is one of them.
+type VMM struct {
+	all     *VMMs
+	dir     string
+	conns   chan vmmclient.Conn
+	done    chan struct{}
+	stalled chan struct{}
+	full    atomic.Bool
+	once    sync.Once
+	exit    vm.Exit
+	Swaps   uint64
+	above   int // layers above those of the snapshot, the top included
+}
+
+// Spawn implements vmpool.VMMs.
+func (f *VMMs) Spawn(_ context.Context, c vmpool.ShellConfig) (vmpool.VMM, error) {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	if f.SpawnErr != nil {
+		return nil, f.SpawnErr
+	}
+	if err := os.Mkdir(c.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(c.Dir, "console"), []byte("hello\nKernel panic - not syncing: x\nbye\n"), 0o600); err != nil {
+		return nil, err
+	}
+	v := &VMM{all: f, dir: c.Dir, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
+		stalled: make(chan struct{}, 1)}
+	if f.Live == nil {
+		f.Live = make(map[string]*VMM)
+	}
+	f.Live[c.Dir] = v
+	f.Spawned++
+	if f.Wrap != nil {
+		return f.Wrap(v), nil
+	}
+	return v, nil
+}
+
+// Attach implements vmpool.VMMs.
+func (f *VMMs) Attach(_, dir string) (vmpool.VMM, error) {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	if v := f.Live[dir]; v != nil {
+		return v, nil
+	}
+	return nil, errors.New("no such process")
+}
+
+// Console implements vmpool.VMMs.
+func (f *VMMs) Console(dir string) ([]byte, error) {
+	return os.ReadFile(filepath.Join(dir, "console"))
+}
+
+// Count returns how many VMs live.
+func (f *VMMs) Count() int {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	return len(f.Live)
+}
+
+// All returns the VMs that live.
+func (f *VMMs) All() []*VMM {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	return slices.Collect(maps.Values(f.Live))
+}
+
+// Stall lets the VM pause itself because the disk is full, until it is resumed.
+func (v *VMM) Stall() {
+	v.full.Store(true)
+	v.stalled <- struct{}{}
+}
+
+// End lets the VM end by itself.
+func (v *VMM) End(x vm.Exit) {
+	v.once.Do(func() {
+		v.exit = x
+		v.all.Mu.Lock()
+		delete(v.all.Live, v.dir)
+		v.all.Mu.Unlock()
+		close(v.done)
+		close(v.conns)
+	})
+}
+
+func (v *VMM) PID() int { return os.Getpid() }
+func (v *VMM) Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error {
+	if v.all.BootExit != nil {
+		v.End(*v.all.BootExit)
+		return nil
+	}
+	ours, theirs := net.Pipe()
+	go func() {
+		json.NewEncoder(theirs).Encode(agentproto.Ready{Version: agentproto.Version, Kernel: "6.12", Warm: []string{"python"}})
+		theirs.Close()
+	}()
+	v.conns <- vmmclient.Conn{Port: agentproto.ReadyPort, Conn: ours}
+	return nil
+}
+
+func (v *VMM) Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	v.all.Restores++
+	if v.all.RestoreErr != nil {
+		return vmmproto.RestoreResult{}, v.all.RestoreErr(v.all.Restores)
+	}
+	return vmmproto.RestoreResult{}, nil
+}
+func (v *VMM) Resume(context.Context) error { v.full.Store(false); return nil }
+func (v *VMM) Pause(context.Context) error  { return nil }
+func (v *VMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (vmmproto.SaveResult, error) {
+	if v.all.SaveErr != nil {
+		return vmmproto.SaveResult{}, v.all.SaveErr
+	}
+	f.State.WriteString("state")
+	f.Layer.Write(make([]byte, vm.PageSize))
+	return vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: vm.PageSize}, nil
+}
+func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult, err error) {
+	if v.all.BranchErr != nil {
+		return r, v.all.BranchErr
+	}
+	f.State.WriteString("state")
+	f.Layer.Write(make([]byte, vm.PageSize))
+	v.Swaps += uint64(len(f.Tops))
+	v.above += len(f.Tops)
+	v.all.Most = max(v.all.Most, v.above)
+	r.Mode, r.Pause, r.Save.DirtyBytes = req.Mode, 3*time.Millisecond, vm.PageSize
+	r.Save.Extents = []vm.Extent{{Length: vm.PageSize}}
+	return r, v.all.LateErr
+}
+func (v *VMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) {
+	if v.all.Copying != nil {
+		<-v.all.Copying
+	}
+	return b, v.all.CopyErr
+}
+func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
+	v.above = 2
+	return nil
+}
+func (v *VMM) Stats(context.Context) (vm.Stats, error) {
+	return vm.Stats{TopSwaps: v.Swaps, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
+}
+func (v *VMM) Conns() <-chan vmmclient.Conn { return v.conns }
+func (v *VMM) Stalled() <-chan struct{}     { return v.stalled }
+func (v *VMM) Done() <-chan struct{}        { return v.done }
+func (v *VMM) Exit() vm.Exit                { return v.exit }
+func (v *VMM) Kill() error {
+	if v.all.Killing != nil {
+		v.all.Killing()
+	}
+	v.End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"})
+	return os.RemoveAll(v.dir)
+}
+
+// Guest is the agent of every fake VM.
+type Guest struct{ All *VMMs }
+
+// Sync hangs if it was told to.
+func (g Guest) Sync(ctx context.Context) error {
+	if g.All.SyncHangs {
+		<-ctx.Done()
+		return errors.New("broken pipe")
+	}
+	return nil
+}
+
+func (g Guest) Forked(ctx context.Context, f agentproto.Forked) error {
+	g.All.Mu.Lock()
+	g.All.Forked = append(g.All.Forked, f)
+	n, hook := len(g.All.Forked), g.All.ForkedErr
+	g.All.Mu.Unlock()
+	if hook != nil {
+		return hook(n)
+	}
+	return nil
+}
+func (g Guest) Exec(context.Context, agentclient.ExecRequest) (agentclient.ExecResult, error) {
+	if g.All.Exec != nil {
+		return g.All.Exec(), nil
+	}
+	return agentclient.ExecResult{Outcome: agentclient.Exited}, nil
+}
+func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclient.EvalResult, error) {
+	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
+}
+
+// Dial reaches nobody: what sandboxes do for those who use their guests is tested without a guest.
+func (g Guest) Dial(context.Context, uint32) (net.Conn, error) {
+	return nil, errors.New("a fake VM has no guest")
+}

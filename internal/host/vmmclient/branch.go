@@ -1,0 +1,98 @@
+package vmmclient
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// BranchFiles are the files of a branch; the caller keeps and closes its own descriptors.
+type BranchFiles struct {
+	State *os.File   // empty
+	Layer *os.File   // empty; on tmpfs if children are to run on it
+	Tops  []*os.File // formatted, one for every disk
+}
+
+// Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is complete when WaitCopied
+// returns, which is to be called for it. While it is being copied the VMM refuses further branches, and a refused one
+// changes nothing for the one under way. Branch.Tops and Branch.Serial are set here.
+func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
+	fds := descriptors(files.State, files.Layer)
+	if req.Mode == vm.BranchLive {
+		// Without the device the VMM falls back to diff and says so.
+		if device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
+			defer device.Close()
+			fds = append(fds, int(device.Fd()))
+		}
+	}
+	req.Tops, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
+	v.expect(req.Serial) // the end may be announced before the answer is read
+	err = v.call(ctx, vmmproto.KindBranch, &req, append(fds, descriptors(files.Tops...)...), &result)
+	result.Serial = req.Serial // whatever the VMM says
+	if err != nil || result.Mode != vm.BranchLive {
+		v.stopExpecting(req.Serial)
+	}
+	return result, err
+}
+
+// WaitCopied waits for the end of the live branch that BranchResult.Serial names; it is called once for each. An error
+// in Branched means that the layer is incomplete and of no use; the machine runs on.
+func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error) {
+	end := v.copying(serial)
+	if end == nil {
+		return vmmproto.Branched{}, fmt.Errorf("no live branch %d of forkd-vmm %s is to be waited for", serial, v.id)
+	}
+	defer v.stopExpecting(serial)
+	select {
+	case b := <-end:
+		return copied(b)
+	case <-v.lost:
+		select {
+		case b := <-end: // the last that the VMM said
+			return copied(b)
+		default:
+			return vmmproto.Branched{}, v.gone()
+		}
+	case <-ctx.Done():
+		return vmmproto.Branched{}, ctx.Err()
+	}
+}
+
+// expect makes room for the announcement of a branch's end.
+func (v *VMM) expect(serial uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.copies[serial] = make(chan vmmproto.Branched, 1)
+}
+
+// copying returns where the end of a branch is announced, nil if nobody expects it.
+func (v *VMM) copying(serial uint64) chan vmmproto.Branched {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.copies[serial]
+}
+
+func (v *VMM) stopExpecting(serial uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.copies, serial)
+}
+
+// announce puts b where WaitCopied looks. The end of a branch is announced once; what else a VMM says, or says of an
+// earlier daemon's branch, goes nowhere.
+func (v *VMM) announce(b vmmproto.Branched) {
+	select {
+	case v.copying(b.Serial) <- b:
+	default:
+	}
+}
+
+func copied(b vmmproto.Branched) (vmmproto.Branched, error) {
+	if b.Failed != nil {
+		return b, b.Failed.Err()
+	}
+	return b, nil
+}

@@ -1,0 +1,124 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+type reply struct {
+	body []byte
+	err  error
+}
+
+type parser interface{ Parse(r *codec.Reader) error }
+
+// limits bound how long a VMM may take to answer, the wait for its earlier requests included.
+type limits struct {
+	short  time.Duration // requests that do no long work
+	long   time.Duration // requests that write memory to files
+	hangUp time.Duration // to end after it hung up, which tells why
+	end    time.Duration // to end after SIGKILL
+}
+
+// defaultLimits are far beyond what a healthy VMM needs on an emulated or badly overloaded host.
+var defaultLimits = limits{short: time.Minute, long: 10 * time.Minute, hangUp: 5 * time.Second, end: time.Minute}
+
+func (l *limits) of(kind vmmproto.Kind) time.Duration {
+	if kind == vmmproto.KindSave || kind == vmmproto.KindBranch {
+		return l.long
+	}
+	return l.short
+}
+
+// call sends a request and waits for its reply, which it parses into result if that is not nil.
+func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Message, fds []int, result parser) error {
+	var w codec.Writer
+	if body != nil {
+		body.Append(&w)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, v.limits.of(kind))
+	defer cancel()
+	select {
+	case v.turn <- struct{}{}:
+	case <-v.lost:
+		return v.gone()
+	case <-ctx.Done():
+		return v.noAnswer(ctx) // it was not even sent
+	}
+	answer := make(chan reply, 1)
+	v.replyTo(answer)
+	// It cannot block: the VMM has received all earlier requests, because it has answered them.
+	if err := v.ctl.Send(kind, w.Bytes(), fds...); err != nil {
+		v.withdraw(answer)
+		return errors.Join(ErrGone, err)
+	}
+	select {
+	case r := <-answer:
+		if r.err != nil || result == nil {
+			return r.err
+		}
+		return result.Parse(codec.NewReader(r.body))
+	case <-v.lost:
+		return v.gone()
+	case <-ctx.Done():
+		return v.noAnswer(ctx) // deliver frees the turn when the reply comes
+	}
+}
+
+// replyTo sets where the next reply goes.
+func (v *VMM) replyTo(answer chan reply) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.answer = answer
+}
+
+// withdraw takes back a request that could not be sent. A VMM that answered it all the same has had
+// its turn ended by deliver.
+func (v *VMM) withdraw(answer chan reply) {
+	v.mu.Lock()
+	waiting := v.answer == answer
+	if waiting {
+		v.answer = nil
+	}
+	v.mu.Unlock()
+	if waiting {
+		<-v.turn
+	}
+}
+
+// deliver hands a reply to its request, which may not wait for it any more, and lets the next request be sent. It
+// reports whether there was a request.
+func (v *VMM) deliver(r reply) bool {
+	v.mu.Lock()
+	answer := v.answer
+	v.answer = nil
+	v.mu.Unlock()
+	if answer == nil {
+		return false
+	}
+	answer <- r
+	<-v.turn
+	return true
+}
+
+func (v *VMM) noAnswer(ctx context.Context) error {
+	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrNoAnswer, ctx.Err())
+}
+
+// gone returns the error of what waits for a VMM that has hung up.
+func (v *VMM) gone() error {
+	select {
+	case <-v.done:
+		return fmt.Errorf("%w: %s", ErrGone, v.Exit().Detail)
+	case <-time.After(v.limits.hangUp):
+		return fmt.Errorf("%w: forkd-vmm %s has hung up, kill it", ErrGone, v.id)
+	}
+}

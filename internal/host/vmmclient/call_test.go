@@ -1,0 +1,198 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// receive returns the next request that the client sent, or ends the test.
+func receive(t *testing.T, vmm *ctlsock.Conn) vmmproto.Kind {
+	t.Helper()
+	kind, _, fds, err := vmm.Receive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctlsock.CloseAll(fds)
+	return kind
+}
+
+// answerStats answers a Stats request with a figure by which the test knows the reply.
+func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
+	t.Helper()
+	var w codec.Writer
+	(&vmmproto.Stats{Exits: exits}).Append(&w)
+	if err := vmm.Send(vmmproto.KindOK, w.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A request that was given up must not cost the connection, and its late reply must not be taken for the next one's.
+func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
+	v, vmm := scripted(t)
+	for round := range uint64(3) {
+		ctx, cancel := context.WithCancel(t.Context())
+		given := make(chan error, 1)
+		go func() {
+			_, err := v.Stats(ctx)
+			given <- err
+		}()
+		receive(t, vmm)
+		cancel()
+		if err := <-given; !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+			t.Fatalf("abandoned Stats = %v", err)
+		}
+		next := make(chan vm.Stats, 1)
+		go func() {
+			stats, err := v.Stats(context.Background())
+			if err != nil {
+				t.Error(err)
+			}
+			next <- stats
+		}()
+		answerStats(t, vmm, 1000+round)
+		receive(t, vmm)
+		answerStats(t, vmm, round)
+		if got := <-next; got.Exits != round {
+			t.Fatalf("round %d: got the reply %d", round, got.Exits)
+		}
+	}
+}
+
+// A VMM that hangs fails every request in bounded time, is sent no more of them, and recovers when it answers.
+func TestVMMThatHangsIsReported(t *testing.T) {
+	v, vmm := scripted(t)
+	v.limits.short = 10 * time.Millisecond
+	within(t, "a request to a VMM that hangs", func() {
+		for range 3 {
+			if _, err := v.Stats(t.Context()); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Stats = %v", err)
+			}
+		}
+		if err := v.Pause(t.Context()); !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("Pause = %v", err)
+		}
+	})
+	if kind := receive(t, vmm); kind != vmmproto.KindStats {
+		t.Errorf("the first request is %d", kind)
+	}
+	v.limits = defaultLimits
+	answerStats(t, vmm, 1)
+	done := make(chan error, 1)
+	go func() { done <- v.Resume(t.Context()) }()
+	if kind := receive(t, vmm); kind != vmmproto.KindResume {
+		t.Errorf("after the answer came request %d: those that were given up were sent", kind)
+	}
+	if err := vmm.Send(vmmproto.KindOK, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("Resume = %v", err)
+	}
+}
+
+// A hostile VMM may answer a request that it was never sent, and hang up before it can be.
+func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
+	v, _ := scripted(t)
+	for _, early := range []bool{true, false} {
+		v.turn <- struct{}{}
+		answer := make(chan reply, 1)
+		v.replyTo(answer)
+		if early && !v.deliver(reply{}) {
+			t.Fatal("the early answer found no request")
+		}
+		within(t, "taking a request back", func() { v.withdraw(answer) })
+		if len(v.turn) != 0 {
+			t.Errorf("early answer %v: the turn was not given back", early)
+		}
+	}
+}
+
+// Requests that wait for a hung VMM end with it.
+func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
+	v, vmm := scripted(t)
+	errs := make(chan error, 2)
+	for range cap(errs) {
+		go func() { errs <- v.Pause(context.Background()) }()
+	}
+	receive(t, vmm)
+	_ = vmm.Close() // as the kernel does with its process
+	within(t, "the end of a hung VMM", func() {
+		if err := v.Kill(); err != nil {
+			t.Error(err)
+		}
+		for range cap(errs) {
+			if err := <-errs; !errors.Is(err, ErrGone) {
+				t.Errorf("Pause = %v", err)
+			}
+		}
+	})
+}
+
+// What a VMM failed of is known by its code, whatever the text; a text that quotes another error changes nothing.
+func TestErrorsKeepTheirCode(t *testing.T) {
+	v, vmm := scripted(t)
+	for _, c := range []struct {
+		err  error
+		is   []error
+		isNo []error
+	}{
+		{fmt.Errorf("branch: %w", vm.ErrCopying), []error{vm.ErrCopying}, []error{vm.ErrOther, unix.ENOSPC}},
+		{&os.PathError{Op: "write", Path: "x", Err: unix.ENOSPC}, []error{unix.ENOSPC, vm.ErrNoSpace}, []error{vm.ErrCopying}},
+		{vm.WithCode(vm.ErrShape, errors.New("two vCPUs")), []error{vm.ErrShape}, []error{vm.ErrBadState}},
+		{vm.WithCode(vm.ErrBadState, fmt.Errorf("x: %w", vm.WithCode(vm.ErrCPU, errors.New("y")))), []error{vm.ErrCPU}, []error{vm.ErrBadState}},
+		{errors.New("the guest says: no space left on device, still being copied"), []error{vm.ErrOther},
+			[]error{unix.ENOSPC, vm.ErrNoSpace, vm.ErrCopying}},
+	} {
+		var w codec.Writer
+		vmmproto.ErrorOf(c.err).Append(&w)
+		failed := make(chan error, 1)
+		go func() { failed <- v.Pause(t.Context()) }()
+		receive(t, vmm)
+		if err := vmm.Send(vmmproto.KindError, w.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		answer := <-failed
+		v.expect(1)
+		var end codec.Writer
+		(&vmmproto.Branched{Serial: 1, Failed: vmmproto.ErrorOf(c.err)}).Append(&end)
+		if err := vmm.Send(vmmproto.KindBranched, end.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		_, copied := v.WaitCopied(t.Context(), 1)
+		for name, err := range map[string]error{"reply": answer, "end of a copy": copied} {
+			if err == nil || err.Error() != c.err.Error() {
+				t.Fatalf("%s: %v, want %v", name, err, c.err)
+			}
+			for _, want := range c.is {
+				if !errors.Is(err, want) {
+					t.Errorf("%s %v: is not %q", name, err, want)
+				}
+			}
+			for _, not := range c.isNo {
+				if errors.Is(err, not) {
+					t.Errorf("%s %v: is %q", name, err, not)
+				}
+			}
+		}
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- v.Pause(t.Context()) }()
+	receive(t, vmm)
+	if err := vmm.Send(vmmproto.KindError, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("an error without a body is none")
+	}
+}

@@ -1,0 +1,166 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// sleeper starts a process that ends only when it is killed.
+func sleeper(t *testing.T) *process {
+	t.Helper()
+	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "1000"}, &os.ProcAttr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(child.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := newProcess(child.Pid, fd, child)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// The descriptor of a process that is gone is soon another's: killing the first must not kill that.
+func TestKillAfterTheEndKillsNobody(t *testing.T) {
+	gone := sleeper(t)
+	number := gone.pidfd.Fd()
+	if err := gone.kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.wait(); err != nil {
+		t.Fatal(err)
+	}
+	other := sleeper(t)
+	if other.pidfd.Fd() != number {
+		t.Logf("descriptors %d and %d", number, other.pidfd.Fd())
+	}
+	if err := gone.kill(); err != nil {
+		t.Errorf("kill of a process that has ended: %v", err)
+	}
+	poll := []unix.PollFd{{Fd: int32(other.pidfd.Fd()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(poll, 200); n != 0 {
+		t.Errorf("the other process has ended: %d, %v", n, err)
+	}
+	if err := errors.Join(other.kill(), other.wait()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// scripted is a client of a VMM that the test plays; its process is a sleeper.
+func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
+	t.Helper()
+	dir := t.TempDir()
+	listener, err := ctlsock.Listen(dir + "/" + ControlSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(listener)
+	ctl, err := ctlsock.Dial(dir + "/" + ControlSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := newVMM("test", dir, sleeper(t), ctl)
+	vmm, err := ctlsock.Accept(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = vmm.Close() // as the end of a real VMM's process does
+		if err := v.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	return v, vmm
+}
+
+// within fails the test if f does not return, which a deadlock would otherwise show as a time-out of all tests.
+func within(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); f() }()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("%s hangs", what)
+	}
+}
+
+// A VMM that a guest has taken over may send anything: the daemon must still be able to end it.
+func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
+	v, vmm := scripted(t)
+	var branched codec.Writer
+	v.expect(1)
+	(&vmmproto.Branched{Serial: 1}).Append(&branched)
+	for range 5 {
+		for _, kind := range []vmmproto.Kind{vmmproto.KindBranched, vmmproto.KindExit, 200} {
+			if err := vmm.Send(kind, branched.Bytes()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 5 {
+		_ = vmm.Send(vmmproto.KindOK, nil) // the client hangs up: it has asked nothing
+	}
+	within(t, "end of a hostile VMM", func() {
+		if err := v.proc.kill(); err != nil {
+			t.Error(err)
+		}
+		_ = vmm.Close()
+		<-v.Done()
+	})
+}
+
+// A VMM that hangs up but lives fails requests, though their context never ends.
+func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
+	v, vmm := scripted(t)
+	v.limits.hangUp = time.Millisecond
+	go func() {
+		_, _, _, _ = vmm.Receive()
+		vmm.Shutdown()
+	}()
+	within(t, "request to a VMM that hung up", func() {
+		if err := v.Pause(context.Background()); !errors.Is(err, ErrGone) {
+			t.Errorf("Pause = %v", err)
+		}
+		v.expect(1)
+		if _, err := v.WaitCopied(context.Background(), 1); !errors.Is(err, ErrGone) {
+			t.Errorf("WaitCopied = %v", err)
+		}
+	})
+}
+
+// The control descriptor of a VMM that is gone is soon another's: no request may go there.
+func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
+	v, vmm := scripted(t)
+	_ = vmm.Close()
+	if err := v.proc.kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-v.Done()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ctlsock.CloseAll(pair[:])
+	if err := v.Pause(t.Context()); !errors.Is(err, ErrGone) {
+		t.Errorf("Pause = %v", err)
+	}
+	v.ctl.Shutdown()
+	for _, fd := range pair {
+		if n, err := unix.Read(fd, make([]byte, 16)); err != unix.EAGAIN {
+			t.Errorf("descriptor %d got %d bytes, %v", fd, n, err)
+		}
+	}
+}

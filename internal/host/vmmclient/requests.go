@@ -1,0 +1,133 @@
+package vmmclient
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// BootFiles are the files that a boot donates; the caller keeps and closes its own descriptors.
+type BootFiles struct {
+	Kernel *os.File
+	Initrd *os.File // nil for none
+	Disks  [][]*os.File
+}
+
+// RestoreFiles are the files that a restore donates; the caller keeps and closes its own descriptors.
+type RestoreFiles struct {
+	State  *os.File
+	Layers []*os.File
+	Disks  [][]*os.File
+}
+
+// SaveFiles are the empty files that a save fills.
+type SaveFiles struct {
+	State *os.File
+	Layer *os.File
+}
+
+// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd and the layer counts of Boot.Disks are set
+// from files.
+func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
+	req.Initrd = files.Initrd != nil
+	fds := descriptors(files.Kernel)
+	if req.Initrd {
+		fds = append(fds, descriptors(files.Initrd)...)
+	}
+	return v.call(ctx, vmmproto.KindBoot, &req, append(fds, diskDescriptors(req.Disks, files.Disks)...), nil)
+}
+
+// Restore makes the machine a copy of a snapshot. Restore.Layers and the layer counts of Restore.Disks are set from
+// files.
+func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult, err error) {
+	req.Layers = uint32(len(files.Layers))
+	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
+	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
+	err = v.call(ctx, vmmproto.KindRestore, &req, fds, &result)
+	return result, err
+}
+
+// Resume lets the guest run; it returns when every vCPU is about to enter the guest.
+func (v *VMM) Resume(ctx context.Context) error {
+	return v.call(ctx, vmmproto.KindResume, nil, nil, nil)
+}
+
+// Pause stops the guest.
+func (v *VMM) Pause(ctx context.Context) error { return v.call(ctx, vmmproto.KindPause, nil, nil, nil) }
+
+// Save writes the state and the dirty memory of the paused machine.
+func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (result vmmproto.SaveResult, err error) {
+	err = v.call(ctx, vmmproto.KindSave, &req, descriptors(files.State, files.Layer), &result)
+	return result, err
+}
+
+// Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and bitmaps of these are
+// what a VMM that is branched again and again would run out of.
+func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
+	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
+}
+
+// Stats returns the VMM's figures of its machine.
+func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
+	err = v.call(ctx, vmmproto.KindStats, nil, nil, (*vmmproto.Stats)(&result))
+	return result, err
+}
+
+// PID returns the process id of the VMM.
+func (v *VMM) PID() int { return v.proc.pid }
+
+// Dir returns the VMM's directory.
+func (v *VMM) Dir() string { return v.dir }
+
+// Conns delivers the streams that the guest opens; it is closed when the VMM ends. Streams that are not received soon
+// are refused.
+func (v *VMM) Conns() <-chan Conn { return v.conns }
+
+// Stalled tells when the VM has paused itself because the host has no room for its disks; Stats says whether it still is.
+func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
+
+// Done is closed when the process has ended.
+func (v *VMM) Done() <-chan struct{} { return v.done }
+
+// Exit returns why the VMM ended. It is valid after Done.
+func (v *VMM) Exit() vm.Exit {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.exit
+}
+
+// Kill ends the process if it still runs, waits for its end and removes its directory. A process that the kernel does
+// not let go keeps its directory, and Kill may be called again.
+func (v *VMM) Kill() error {
+	if err := v.proc.kill(); err != nil {
+		return err
+	}
+	select {
+	case <-v.done:
+		return os.RemoveAll(v.dir)
+	case <-time.After(v.limits.end):
+		return fmt.Errorf("forkd-vmm %s (process %d) has not ended %v after SIGKILL", v.id, v.proc.pid, v.limits.end)
+	}
+}
+
+func descriptors(files ...*os.File) []int {
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	return fds
+}
+
+// diskDescriptors lists the files of all disks and sets their counts in specs.
+func diskDescriptors(specs []vmmproto.Disk, disks [][]*os.File) []int {
+	var fds []int
+	for i, files := range disks {
+		specs[i].Layers = uint32(len(files))
+		fds = append(fds, descriptors(files...)...)
+	}
+	return fds
+}

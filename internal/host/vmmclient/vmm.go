@@ -1,0 +1,260 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// Config is what Spawn needs.
+type Config struct {
+	Bin   string // path of the forkd-vmm binary
+	Dir   string // directory of this VMM, made by Spawn; its path must leave room in a unix socket address
+	ID    string // for messages
+	Shape vm.Shape
+}
+
+// Conn is a stream that the guest opened to the host.
+type Conn struct {
+	Port uint32
+	Conn net.Conn
+}
+
+// VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out one after another.
+//
+// A request ends with its context, and after a time that depends on its work; its error is then an ErrNoAnswer and what
+// the VMM makes of it is not known. Its reply is dropped when it comes. Until then the VMM takes no other request.
+type VMM struct {
+	id      string
+	dir     string
+	proc    *process
+	ctl     *ctlsock.Conn
+	conns   chan Conn
+	stalled chan struct{} // has room for one
+	lost    chan struct{} // closed when nothing more comes from the VMM: it hung up, or broke the protocol
+	done    chan struct{} // closed when the process has ended too
+
+	limits limits
+	turn   chan struct{} // has room for one: held from a request to its reply, whether or not somebody waits for that
+
+	first uint64        // before the serials of this client: a random number
+	asked atomic.Uint64 // branches that this client asked for; first+asked is the serial of the latest
+
+	mu     sync.Mutex
+	exit   vm.Exit
+	answer chan reply                        // of the request under way, nil if there is none; has room for one
+	copies map[uint64]chan vmmproto.Branched // ends of live branches under way, by serial; each has room for one
+}
+
+// Errors of requests. The outcome of one that got no answer is not known; asking for Stats again tells.
+var (
+	ErrGone     = errors.New("the VMM has ended")
+	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
+)
+
+// Spawn starts a VMM and makes its machine, empty and paused. On failure nothing is left behind.
+func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	if err := os.Mkdir(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create VMM directory: %w", err)
+	}
+	undo.Add(func() { _ = os.RemoveAll(cfg.Dir) })
+	listener, err := ctlsock.Listen(filepath.Join(cfg.Dir, ControlSocket))
+	if err != nil {
+		return nil, err
+	}
+	listenerFile := os.NewFile(uintptr(listener), "control listener")
+	defer listenerFile.Close()
+	// Connected before the process starts, for it ends when its daemon hangs up: a daemon that dies before it has
+	// written down the process leaves none behind.
+	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
+	if err != nil {
+		return nil, err
+	}
+	proc, err := startProcess(&cfg, listenerFile)
+	if err != nil {
+		return nil, errors.Join(err, ctl.Close())
+	}
+	v := newVMM(cfg.ID, cfg.Dir, proc, ctl)
+	undo.Add(func() { _ = v.Kill() })
+	if err := v.create(ctx, &cfg); err != nil {
+		return nil, fmt.Errorf("create machine: %w", err)
+	}
+	undo.Release()
+	return v, nil
+}
+
+// Attach finds the VMM that another daemon started in dir and left running.
+func Attach(id, dir string) (*VMM, error) {
+	proc, err := findProcess(dir)
+	if err != nil {
+		return nil, err
+	}
+	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
+	if err != nil {
+		proc.release()
+		return nil, err
+	}
+	return newVMM(id, dir, proc, ctl), nil
+}
+
+func newVMM(id, dir string, proc *process, ctl *ctlsock.Conn) *VMM {
+	v := &VMM{
+		id: id, dir: dir, proc: proc, ctl: ctl,
+		conns: make(chan Conn, 4), stalled: make(chan struct{}, 1), lost: make(chan struct{}), done: make(chan struct{}),
+		limits: defaultLimits, turn: make(chan struct{}, 1), copies: map[uint64]chan vmmproto.Branched{},
+	}
+	v.first = rand.Uint64()
+	go v.receive()
+	go v.reap()
+	return v
+}
+
+// receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a VMM that its guest
+// has taken over may send anything, and must still be reaped.
+func (v *VMM) receive() {
+	defer close(v.lost)
+	defer close(v.conns)
+	for {
+		kind, body, fds, err := v.ctl.Receive()
+		if err != nil {
+			return
+		}
+		switch kind {
+		case vmmproto.KindOK, vmmproto.KindError:
+			r := reply{body: append([]byte(nil), body...)}
+			if kind == vmmproto.KindError {
+				r = reply{err: reported(body)}
+			}
+			if !v.deliver(r) {
+				ctlsock.CloseAll(fds)
+				v.ctl.Shutdown()
+				return
+			}
+		case vmmproto.KindExit:
+			v.mu.Lock()
+			_ = (*vmmproto.Exit)(&v.exit).Parse(codec.NewReader(body))
+			v.mu.Unlock()
+		case vmmproto.KindBranched:
+			var b vmmproto.Branched
+			if b.Parse(codec.NewReader(body)) == nil {
+				v.announce(b)
+			}
+		case vmmproto.KindStalled:
+			select {
+			case v.stalled <- struct{}{}:
+			default: // nobody has looked at the last one yet
+			}
+		case vmmproto.KindConn:
+			fds = v.guestConn(codec.NewReader(body).U32(), fds)
+		}
+		ctlsock.CloseAll(fds)
+	}
+}
+
+// reported returns the error that a VMM answers with.
+func reported(body []byte) error {
+	var e vmmproto.Error
+	if err := e.Parse(codec.NewReader(body)); err != nil {
+		return fmt.Errorf("the VMM reports an error that cannot be read: %w", err)
+	}
+	return e.Err()
+}
+
+// guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that nobody is waiting for
+// is refused: the guest must not fill the daemon.
+func (v *VMM) guestConn(port uint32, fds []int) []int {
+	if len(fds) != 1 {
+		return fds
+	}
+	f := os.NewFile(uintptr(fds[0]), "guest stream")
+	conn, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return nil
+	}
+	select {
+	case v.conns <- Conn{Port: port, Conn: conn}:
+	default:
+		_ = conn.Close()
+	}
+	return nil
+}
+
+// reap waits for the end of the process and of its connection, then announces it.
+func (v *VMM) reap() {
+	_ = v.proc.wait()
+	<-v.lost // the exit event may still be in the socket
+	v.mu.Lock()
+	if v.exit.Reason == 0 {
+		v.exit = vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
+	}
+	v.mu.Unlock()
+	_ = v.ctl.Close()
+	close(v.done)
+}
+
+// lastWords returns the end of what the VMM wrote to its standard error, such as a panic.
+func (v *VMM) lastWords() string {
+	p, err := os.ReadFile(filepath.Join(v.dir, logFile))
+	text := strings.TrimSpace(string(p))
+	if err != nil || text == "" {
+		return ""
+	}
+	const most = 2000
+	return ": " + text[:min(len(text), most)]
+}
+
+func (v *VMM) create(ctx context.Context, cfg *Config) error {
+	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer kvm.Close()
+	vsock, err := listenVsock(filepath.Join(cfg.Dir, VsockSocket))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(vsock)
+	ring, err := os.OpenFile(filepath.Join(cfg.Dir, consoleFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer ring.Close()
+	if err := console.Format(ring); err != nil {
+		return err
+	}
+	req := &vmmproto.Create{Version: vmmproto.Version, Shape: cfg.Shape}
+	return v.call(ctx, vmmproto.KindCreate, req, []int{int(kvm.Fd()), vsock, int(ring.Fd())}, nil)
+}
+
+// vsockBacklog is the number of host connections that may wait for the VMM.
+const vsockBacklog = 64
+
+func listenVsock(path string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("create vsock socket: %w", err)
+	}
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, vsockBacklog)); err != nil {
+		return -1, errors.Join(fmt.Errorf("listen on vsock socket %s: %w", path, err), unix.Close(fd))
+	}
+	return fd, nil
+}

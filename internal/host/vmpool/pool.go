@@ -1,0 +1,230 @@
+// Package vmpool has the VM processes of the daemon's side: what one can do, how it is started and found again, and a
+// pool of those that wait for a fork.
+//
+// A process in the pool is a shell: its VM is created and empty. What is put into it, and who owns it from then on, is
+// the business of those who take it; the control protocol is package vmmclient's.
+package vmpool
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// AtOnce is how many VMs are ended or taken over at the same time. To end one takes the kernel a while, most of it for
+// its memory; one that does not answer takes long to be taken over.
+const AtOnce = 16
+
+// Pool keeps size shells ready for every machine shape that was forked lately. It never makes a fork wait:
+// refilling happens in the background, one shell at a time, while no fork is running.
+type Pool struct {
+	cfg Config
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+	wake   chan struct{} // has room for one
+
+	mu    sync.Mutex
+	busy  int // forks that are running
+	ready map[vm.Shape][]*Shell
+	want  map[string]vm.Shape // by ID of the hot snapshot
+}
+
+// Config is what a Pool works with.
+type Config struct {
+	VMMs   VMMs
+	RunDir string // a directory for each shell goes into it
+	Size   int    // ready shells per shape; 0: none
+	Log    *slog.Logger
+}
+
+// New returns an empty pool.
+func New(cfg Config) *Pool {
+	ctx, cancel := context.WithCancel(context.Background())
+	p := &Pool{
+		cfg: cfg, ctx: ctx, cancel: cancel,
+		done: make(chan struct{}), wake: make(chan struct{}, 1),
+		ready: make(map[vm.Shape][]*Shell), want: make(map[string]vm.Shape),
+	}
+	go p.run()
+	return p
+}
+
+// Begin and End bracket a fork: refilling would compete with it.
+func (p *Pool) Begin() {
+	p.mu.Lock()
+	p.busy++
+	p.mu.Unlock()
+}
+
+// End: see Begin.
+func (p *Pool) End() {
+	p.mu.Lock()
+	p.busy--
+	p.mu.Unlock()
+	p.kick()
+}
+
+// Keep starts to hold shells for a snapshot, Drop stops it. Snapshots of one shape share shells.
+func (p *Pool) Keep(snapshotID string, shape vm.Shape) {
+	p.mu.Lock()
+	p.want[snapshotID] = shape
+	p.mu.Unlock()
+	p.kick()
+}
+
+// Drop: see Keep.
+func (p *Pool) Drop(snapshotID string) {
+	p.mu.Lock()
+	var victims []*Shell
+	shape := p.want[snapshotID]
+	delete(p.want, snapshotID)
+	if !p.wantedLocked(shape) {
+		victims = p.ready[shape]
+		delete(p.ready, shape)
+	}
+	p.mu.Unlock()
+	p.kill(victims)
+}
+
+func (p *Pool) wantedLocked(shape vm.Shape) bool {
+	for _, s := range p.want {
+		if s == shape {
+			return true
+		}
+	}
+	return false
+}
+
+// Take returns a shell: a ready one, or else one that is started now.
+func (p *Pool) Take(ctx context.Context, shape vm.Shape) (s *Shell, pooled bool, err error) {
+	if s := p.takeReady(shape); s != nil {
+		return s, true, nil
+	}
+	s, err = Spawn(ctx, p.cfg.VMMs, p.cfg.RunDir, shape)
+	return s, false, err
+}
+
+func (p *Pool) takeReady(shape vm.Shape) *Shell {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		list := p.ready[shape]
+		if len(list) == 0 {
+			return nil
+		}
+		s := list[len(list)-1]
+		p.ready[shape] = list[:len(list)-1]
+		if s.alive() {
+			return s
+		}
+		go p.kill([]*Shell{s}) // it died waiting: only reap it
+	}
+}
+
+// Close ends refilling and all waiting shells.
+func (p *Pool) Close() {
+	p.cancel()
+	<-p.done
+	p.mu.Lock()
+	var victims []*Shell
+	for _, list := range p.ready {
+		victims = append(victims, list...)
+	}
+	clear(p.ready)
+	p.mu.Unlock()
+	p.kill(victims)
+}
+
+func (p *Pool) kill(shells []*Shell) {
+	var group errgroup.Group
+	group.SetLimit(AtOnce)
+	for _, s := range shells {
+		group.Go(func() error {
+			if err := s.VMM.Kill(); err != nil {
+				p.cfg.Log.Warn("end a pooled VMM", "id", s.ID, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+}
+
+func (p *Pool) kick() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// poolRetry is the pause after a shell could not be started, so that a host out of memory is not hammered.
+const poolRetry = 5 * time.Second
+
+func (p *Pool) run() {
+	defer close(p.done)
+	for {
+		shape, ok := p.missing()
+		if !ok {
+			select {
+			case <-p.ctx.Done():
+				return
+			case <-p.wake:
+			}
+			continue
+		}
+		s, err := Spawn(p.ctx, p.cfg.VMMs, p.cfg.RunDir, shape)
+		if err != nil {
+			if p.ctx.Err() != nil {
+				return
+			}
+			p.cfg.Log.Warn("refill the pool", "error", err)
+			select {
+			case <-p.ctx.Done():
+				return
+			case <-time.After(poolRetry):
+			}
+			continue
+		}
+		p.mu.Lock()
+		wanted := p.wantedLocked(shape)
+		if wanted {
+			p.ready[shape] = append(p.ready[shape], s)
+		}
+		p.mu.Unlock()
+		if !wanted {
+			p.kill([]*Shell{s})
+		}
+	}
+}
+
+// missing returns a shape of which there are too few shells.
+func (p *Pool) missing() (vm.Shape, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.busy > 0 || p.ctx.Err() != nil {
+		return vm.Shape{}, false
+	}
+	for _, shape := range p.want {
+		if len(p.ready[shape]) < p.cfg.Size {
+			return shape, true
+		}
+	}
+	return vm.Shape{}, false
+}
+
+// Count returns the number of ready shells.
+func (p *Pool) Count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, list := range p.ready {
+		n += len(list)
+	}
+	return n
+}

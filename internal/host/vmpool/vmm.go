@@ -1,0 +1,120 @@
+package vmpool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// VMM is one VM process, as *vmmclient.VMM describes it.
+type VMM interface {
+	PID() int
+	Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error
+	Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (vmmproto.RestoreResult, error)
+	Resume(context.Context) error
+	Pause(context.Context) error
+	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
+	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
+	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
+	Merge(context.Context, vmmproto.Merge, *os.File) error
+	Stats(context.Context) (vm.Stats, error)
+	Conns() <-chan vmmclient.Conn
+	Stalled() <-chan struct{}
+	Done() <-chan struct{}
+	Exit() vm.Exit
+	Kill() error
+}
+
+// ShellConfig names a VM process to start.
+type ShellConfig struct {
+	ID    string
+	Dir   string // made by Spawn: sockets and console of this VM
+	Shape vm.Shape
+}
+
+// VMMs starts and finds VM processes.
+type VMMs interface {
+	// Spawn starts a process and creates its VM, with nothing running: a shell.
+	Spawn(context.Context, ShellConfig) (VMM, error)
+	// Attach finds the process of dir again after a restart of the daemon.
+	Attach(id, dir string) (VMM, error)
+	// Console returns the last output of the VM of dir, also after its process has ended.
+	Console(dir string) ([]byte, error)
+}
+
+// Shell is a VMM process with a created VM that nothing runs in yet.
+type Shell struct {
+	ID  string
+	Dir string
+	VMM VMM
+}
+
+// Spawn starts a shell with an id of its own, in a directory of that name below runDir.
+func Spawn(ctx context.Context, vmms VMMs, runDir string, shape vm.Shape) (*Shell, error) {
+	id := newID()
+	s := &Shell{ID: id, Dir: filepath.Join(runDir, id)}
+	var err error
+	if s.VMM, err = vmms.Spawn(ctx, ShellConfig{ID: id, Dir: s.Dir, Shape: shape}); err != nil {
+		return nil, fmt.Errorf("start a VMM: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Shell) alive() bool {
+	select {
+	case <-s.VMM.Done():
+		return false
+	default:
+		return true
+	}
+}
+
+// WhileAlive returns a context that ends, with an *ExitError as its cause, when the VM does.
+func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	finished := make(chan struct{})
+	go func() {
+		select {
+		case <-v.Done():
+			cancel(&ExitError{v.Exit()})
+		case <-finished:
+		}
+	}()
+	return ctx, func() {
+		close(finished)
+		cancel(nil)
+	}
+}
+
+// Cause prefers the reason why ctx ended, of WhileAlive perhaps, to the broken connection that came of it.
+func Cause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
+
+// ExitError says that a VM ended while it was needed.
+type ExitError struct{ Exit vm.Exit }
+
+func (e *ExitError) Error() string { return "the VM ended (" + DescribeExit(e.Exit) + ")" }
+
+// DescribeExit says in a few words why a VM ended.
+func DescribeExit(x vm.Exit) string {
+	if x.Detail == "" {
+		return x.Reason.String()
+	}
+	return x.Reason.String() + ": " + x.Detail
+}
+
+// IsShortage reports whether an error came of what the daemon ran out of, and so says nothing about the VM.
+func IsShortage(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+}

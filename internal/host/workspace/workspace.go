@@ -1,0 +1,264 @@
+// Package workspace gives sandboxes names under which they are suspended and brought back, also across reboots.
+//
+// It keeps the names and which sandbox each stands for. Forking, suspending and ending that sandbox is done by package
+// sandbox.
+package workspace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Workspace is a name for one sandbox that is suspended and brought back, also across reboots of the host.
+type Workspace struct {
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	SourceTag  string    `json:"source_snapshot_tag"`
+	SandboxID  string    `json:"sandbox_id"`
+	Created    time.Time `json:"created"`
+	LastActive time.Time `json:"last_active"` // created, suspended or brought back
+}
+
+// Info is a workspace and how its sandbox is.
+type Info struct {
+	Workspace
+	State    sandbox.State // Running (or paused), Suspended, or Exited: its sandbox is lost
+	StateTag string        // the snapshot of its suspended state
+}
+
+// Error reports a workspace that is not there, or is there already.
+type Error struct {
+	Name   string
+	Exists bool
+}
+
+func (e *Error) Error() string {
+	if e.Exists {
+		return fmt.Sprintf("workspace %q: exists; delete it first or choose another name", e.Name)
+	}
+	return fmt.Sprintf("workspace %q: not found", e.Name)
+}
+
+// Sandboxes is what a Set does with sandboxes; *sandbox.Manager has it.
+type Sandboxes interface {
+	Fork(context.Context, sandbox.ForkRequest) (sandbox.ForkResult, error)
+	Suspend(ctx context.Context, id string) (sandbox.Info, error)
+	Resume(ctx context.Context, id string) (sandbox.Info, error)
+	Hold(id, workspace string) error
+	Release(id string) error
+	Kill(id string) error
+	Get(id string) (*sandbox.Sandbox, error)
+}
+
+// Set is the workspaces of one daemon. Its methods may be called concurrently.
+type Set struct {
+	sandboxes Sandboxes
+	dir       string
+	log       *slog.Logger
+
+	mu     sync.Mutex
+	byName map[string]*Workspace // without a sandbox while they are being created
+}
+
+// Open returns the workspaces that an earlier daemon has left in dir, which need not exist. Their sandboxes have been
+// recovered before.
+func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
+	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace)}
+	return s, s.load()
+}
+
+// load reads the workspaces of an earlier daemon.
+func (s *Set) load() error {
+	files, err := os.ReadDir(s.dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range files {
+		name, ok := strings.CutSuffix(f.Name(), ".json")
+		if !ok {
+			continue
+		}
+		w := &Workspace{}
+		p, err := os.ReadFile(filepath.Join(s.dir, f.Name()))
+		if err == nil {
+			err = json.Unmarshal(p, w)
+		}
+		if err != nil || w.Name != name {
+			s.log.Error("workspace cannot be read", "name", name, "error", err)
+			continue
+		}
+		s.byName[name] = w
+		if err := s.sandboxes.Hold(w.SandboxID, name); err != nil {
+			s.log.Error("the sandbox of a workspace is lost", "name", name, "error", err)
+		}
+	}
+	return nil
+}
+
+// saveLocked makes a workspace durable.
+func (s *Set) saveLocked(w *Workspace) error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	p, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteDurable(filepath.Join(s.dir, w.Name+".json"), p, 0o600)
+}
+
+// Create forks a sandbox and gives it a name, by the rules of tags. The request's N is ignored.
+func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) (Info, error) {
+	if err := snapshot.CheckTag(name); err != nil {
+		return Info{}, &invalid.Error{Field: "name", Reason: err.Error()}
+	}
+	now := time.Now().UTC()
+	w := &Workspace{ID: "ws-" + snapshot.NewID(), Name: name, SourceTag: req.Tag, Created: now, LastActive: now}
+	s.mu.Lock()
+	if s.byName[name] != nil {
+		s.mu.Unlock()
+		return Info{}, &Error{Name: name, Exists: true}
+	}
+	s.byName[name] = w // reserved
+	s.mu.Unlock()
+	req.N, req.AllowPartial = 1, false
+	forked, err := s.sandboxes.Fork(ctx, req)
+	s.mu.Lock()
+	if err == nil {
+		w.SandboxID = forked.Sandboxes[0].ID
+		if err = s.sandboxes.Hold(w.SandboxID, name); err == nil {
+			err = s.saveLocked(w)
+		}
+	}
+	if err != nil {
+		delete(s.byName, name)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		if w.SandboxID != "" {
+			_ = s.end(w.SandboxID) // the first error says what matters
+		}
+		return Info{}, err
+	}
+	return s.Get(name)
+}
+
+// Get describes one workspace.
+func (s *Set) Get(name string) (Info, error) {
+	s.mu.Lock()
+	w := s.byName[name]
+	if w == nil || w.SandboxID == "" {
+		s.mu.Unlock()
+		return Info{}, &Error{Name: name}
+	}
+	info := Info{Workspace: *w, State: sandbox.Exited}
+	s.mu.Unlock()
+	if box, err := s.sandboxes.Get(w.SandboxID); err == nil {
+		now := box.Info()
+		if info.State = now.State; info.State == sandbox.Suspended {
+			info.StateTag = now.StateTag
+		}
+	}
+	return info, nil
+}
+
+// List describes all workspaces, sorted by name.
+func (s *Set) List() []Info {
+	s.mu.Lock()
+	var names []string
+	for name := range s.byName {
+		names = append(names, name)
+	}
+	s.mu.Unlock()
+	slices.Sort(names)
+	list := []Info{}
+	for _, name := range names {
+		if w, err := s.Get(name); err == nil {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// Suspend suspends the sandbox of a workspace.
+func (s *Set) Suspend(ctx context.Context, name string) (Info, error) {
+	return s.on(name, func(id string) error { _, err := s.sandboxes.Suspend(ctx, id); return err })
+}
+
+// Resume brings the sandbox of a workspace back.
+func (s *Set) Resume(ctx context.Context, name string) (Info, error) {
+	return s.on(name, func(id string) error { _, err := s.sandboxes.Resume(ctx, id); return err })
+}
+
+func (s *Set) on(name string, do func(id string) error) (Info, error) {
+	info, err := s.Get(name)
+	if err != nil {
+		return info, err
+	}
+	if err := do(info.SandboxID); err != nil {
+		return info, err
+	}
+	s.mu.Lock()
+	if w := s.byName[name]; w != nil {
+		w.LastActive = time.Now().UTC()
+		err = s.saveLocked(w)
+	}
+	s.mu.Unlock()
+	if err != nil {
+		return info, err
+	}
+	return s.Get(name)
+}
+
+// Delete ends the sandbox of a workspace, whatever its state, and removes both.
+func (s *Set) Delete(name string) error {
+	info, err := s.Get(name)
+	if err != nil {
+		return err
+	}
+	if err := s.end(info.SandboxID); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.byName[name]; w == nil || w.ID != info.ID {
+		return nil // somebody else has deleted it meanwhile, and the name may stand for another
+	}
+	delete(s.byName, name)
+	if err := os.Remove(filepath.Join(s.dir, name+".json")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	_ = os.Remove(s.dir) // if it was the last one
+	return nil
+}
+
+// end ends the sandbox of a workspace, if it is still there.
+func (s *Set) end(id string) error {
+	err := s.sandboxes.Release(id)
+	if err == nil {
+		err = s.sandboxes.Kill(id)
+	}
+	if gone := (*sandbox.NotFoundError)(nil); errors.As(err, &gone) {
+		return nil
+	}
+	return err
+}

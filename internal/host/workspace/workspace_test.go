@@ -1,0 +1,194 @@
+package workspace
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+)
+
+// world is a Set over a manager of sandboxes over fakes, with the snapshot "p".
+type world struct {
+	*Set
+	manager *sandbox.Manager
+	store   *store.Store
+	vmms    *vmfake.VMMs
+	dir     string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{dir: t.TempDir(), vmms: &vmfake.VMMs{}}
+	w.start(t)
+	file := filepath.Join(w.dir, "file")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	baker := bake.New(bake.Config{Store: w.store, VMMs: w.vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
+		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
+	if _, err := baker.Bake(t.Context(), bake.Request{Tag: "p", Kernel: file, Initrd: file, Rootfs: file}); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// start takes over what is in the world's directory, as a daemon does.
+func (w *world) start(t *testing.T) {
+	t.Helper()
+	var err error
+	if w.store, err = store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")}); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(w.dir, "data")
+	log := slog.New(slog.DiscardHandler)
+	w.manager, err = sandbox.New(sandbox.Config{
+		Store: w.store, VMMs: w.vmms, Guest: func(string) sandbox.Guest { return vmfake.Guest{All: w.vmms} },
+		NewTop: disklayer.Format, RunDir: filepath.Join(w.dir, "run"), DataDir: data, Observer: metrics{}, Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.manager.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if w.Set, err = Open(filepath.Join(data, "workspaces"), w.manager, log); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *world) stop() {
+	w.manager.Close(false)
+	w.store.Close()
+}
+
+// metrics counts nothing.
+type metrics struct{}
+
+func (metrics) ForkDone(sandbox.ForkResult, error)     {}
+func (metrics) ChildReady(sandbox.Timing)              {}
+func (metrics) ConfirmFailed()                         {}
+func (metrics) BranchDone(sandbox.BranchResult, error) {}
+func (metrics) RollbackDone(error)                     {}
+func (metrics) SandboxExited(string)                   {}
+
+func TestWorkspace(t *testing.T) {
+	w := newWorld(t)
+	var werr *Error
+	if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "missing"}); err == nil {
+		t.Fatal("created over a missing snapshot")
+	}
+	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
+	if err != nil || info.State != sandbox.Running {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &werr) || !werr.Exists {
+		t.Errorf("twice: %v", err)
+	}
+	if info, err = w.Suspend(t.Context(), "ws"); err != nil || info.State != sandbox.Suspended || info.StateTag == "" {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	w.stop()
+	w.start(t)
+	defer w.stop()
+	if info, err = w.Resume(t.Context(), "ws"); err != nil || info.State != sandbox.Running {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	if list := w.List(); len(list) != 1 || list[0].Name != "ws" {
+		t.Errorf("%+v", list)
+	}
+	if err := w.Delete("ws"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Get("ws"); !errors.As(err, &werr) {
+		t.Errorf("after deleting: %v", err)
+	}
+	if n := w.vmms.Count(); n != 0 {
+		t.Errorf("%d VMs are left", n)
+	}
+}
+
+// A workspace, suspended or not, survives those who end all sandboxes or its own, before and after a restart. Only who
+// deletes the workspace ends it.
+func TestWorkspaceIsNotKilled(t *testing.T) {
+	w := newWorld(t)
+	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func() {
+		t.Helper()
+		w.manager.KillAll()
+		var held *sandbox.HeldError
+		if err := w.manager.Kill(info.SandboxID); !errors.As(err, &held) || held.Workspace != "ws" {
+			t.Errorf("kill: %v", err)
+		}
+	}
+	refused()
+	if _, err := w.Suspend(t.Context(), "ws"); err != nil {
+		t.Fatal(err)
+	}
+	refused()
+	w.stop()
+	w.start(t)
+	defer w.stop()
+	refused()
+	if info, err := w.Resume(t.Context(), "ws"); err != nil || info.State != sandbox.Running {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	refused()
+	if err := w.Delete("ws"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.manager.Get(info.SandboxID); err == nil || w.vmms.Count() != 0 {
+		t.Errorf("its sandbox is left: %v, %d VMs", err, w.vmms.Count())
+	}
+}
+
+// meddler does something when a sandbox is let go for the first time.
+type meddler struct {
+	Sandboxes
+	meddle func()
+}
+
+func (m *meddler) Release(id string) error {
+	if f := m.meddle; f != nil {
+		m.meddle = nil
+		f()
+	}
+	return m.Sandboxes.Release(id)
+}
+
+// A deletion that comes second leaves alone what the name stands for by then: the sandbox of a workspace that is
+// forgotten could not be deleted any more.
+func TestDeletedTwiceAndMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	defer w.stop()
+	create := func() {
+		if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create()
+	w.sandboxes = &meddler{w.sandboxes, func() {
+		if err := w.Delete("ws"); err != nil {
+			t.Fatal(err)
+		}
+		create()
+	}}
+	if err := w.Delete("ws"); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := w.Get("ws"); err != nil || info.State != sandbox.Running {
+		t.Errorf("the new workspace: %+v, %v", info, err)
+	}
+	if err := w.Delete("ws"); err != nil || w.vmms.Count() != 0 {
+		t.Errorf("%v, %d VMs are left", err, w.vmms.Count())
+	}
+}

@@ -1,0 +1,126 @@
+package lint
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// document is one Markdown file of the repository.
+type document struct {
+	path  string // in this repository
+	lines []string
+}
+
+// documents reads every Markdown file of the repository.
+func documents(t *testing.T) []document {
+	t.Helper()
+	var all []document
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "out" || name == "testdata") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".md") {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		all = append(all, document{rel, strings.Split(string(text), "\n")})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 10 {
+		t.Fatalf("found %d Markdown files: the repository has more than that", len(all))
+	}
+	return all
+}
+
+// text calls f for every line outside of code blocks, with its number.
+func (d *document) text(f func(number int, line string)) {
+	code := false
+	for i, line := range d.lines {
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+		} else if !code {
+			f(i+1, line)
+		}
+	}
+}
+
+// Paths in documents: targets of relative links, and what stands in back quotes and begins with a folder of ours.
+var (
+	linkTarget = regexp.MustCompile(`\]\(([^):#]+)[^):]*\)`)
+	quotedPath = regexp.MustCompile("`((?:api|bench|client|cmd|docs|guest|internal|recipes|scripts|test)/[\\w./-]*)`")
+)
+
+func TestDocumentsNameFilesThatExist(t *testing.T) {
+	checked := 0
+	for _, d := range documents(t) {
+		d.text(func(number int, line string) {
+			var paths []string
+			for _, m := range linkTarget.FindAllStringSubmatch(line, -1) {
+				paths = append(paths, filepath.Join(filepath.Dir(d.path), m[1]))
+			}
+			for _, m := range quotedPath.FindAllStringSubmatch(line, -1) {
+				paths = append(paths, m[1])
+			}
+			for _, p := range paths {
+				checked++
+				if _, err := os.Stat(filepath.Join(root, p)); err != nil {
+					t.Errorf("%s:%d: there is no %s", d.path, number, p)
+				}
+			}
+		})
+	}
+	if checked < 30 {
+		t.Errorf("found %d paths in all documents: there are more than that", checked)
+	}
+}
+
+// TestReadmeHasTheTestedSession: the session that README.md begins with is the one that test/integration types.
+func TestReadmeHasTheTestedSession(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := os.ReadFile(filepath.Join(root, "test/integration/testdata/session.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), "```console\n"+string(session)+"```\n") {
+		t.Error("README.md does not have the session of test/integration/testdata/session.txt word for word: change both")
+	}
+}
+
+// maxProse is how many characters a line of prose may have. Tables and code blocks are as wide as they must be.
+const maxProse = 99
+
+// TestProseIsNarrow does not look at what benchmarks printed.
+func TestProseIsNarrow(t *testing.T) {
+	for _, d := range documents(t) {
+		if d.path == "bench/results.md" {
+			continue
+		}
+		d.text(func(number int, line string) {
+			if n := utf8.RuneCountInString(line); n > maxProse && !strings.HasPrefix(line, "|") {
+				t.Errorf("%s:%d has %d characters: break the line before %d", d.path, number, n, maxProse+1)
+			}
+		})
+	}
+}

@@ -1,0 +1,131 @@
+package agentproto
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// Sizes of fork messages in bytes.
+const (
+	LengthSize = 4       // of the length that every message begins with, little-endian; it does not count itself
+	MaxForked  = 1 << 20 // what may follow it to the guest
+	MaxAnswer  = 64 << 10
+)
+
+// kind is the first byte behind the length.
+type kind uint8
+
+const (
+	kindForked  kind = 1
+	kindPrepare kind = 2
+)
+
+// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it answers.
+type Forked struct {
+	Entropy       []byte // 32 bytes or more, unique to this guest
+	RealtimeNanos int64  // host CLOCK_REALTIME when sent, ns since 1970
+	Hostname      string
+	Env           map[string]string // added to the environment of later processes and evals
+}
+
+// Append appends the message to b: its length, its kind, then RealtimeNanos, Entropy, Hostname, the number of variables,
+// and the name and value of each, as package codec encodes them.
+func (f *Forked) Append(b []byte) ([]byte, error) {
+	var w codec.Writer
+	w.U8(uint8(kindForked))
+	w.U64(uint64(f.RealtimeNanos))
+	w.Blob(f.Entropy)
+	w.String(f.Hostname)
+	w.U32(uint32(len(f.Env)))
+	for name, value := range f.Env {
+		w.String(name)
+		w.String(value)
+	}
+	if len(w.Bytes()) > MaxForked {
+		return nil, fmt.Errorf("fork message of %d bytes, at most %d: give the sandbox less environment",
+			len(w.Bytes()), MaxForked)
+	}
+	return appendMessage(b, w.Bytes()), nil
+}
+
+// QuietTime is how long a guest must be left alone after it has answered AppendPrepare, before it is saved. What a busy
+// guest has left to do later, such as freeing memory, ending timers of its disk and putting threads to sleep, it does
+// then, once, and not in every child.
+const QuietTime = 3 * time.Second
+
+// AppendPrepare appends the message that makes a guest ready to be saved and forked, see QuietTime.
+func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
+
+// Received is a message in the guest. Its byte slices alias the message, so that a fork without variables costs no memory.
+type Received struct {
+	Prepare bool // of AppendPrepare; the rest is empty
+
+	Entropy       []byte
+	RealtimeNanos int64
+	Hostname      []byte
+	Env           map[string]string // nil without variables
+}
+
+// Parse takes what Append or AppendPrepare wrote behind the length.
+func Parse(body []byte) (m Received, err error) {
+	r := codec.NewReader(body)
+	switch k := kind(r.U8()); k {
+	case kindForked:
+		m.RealtimeNanos = int64(r.U64())
+		m.Entropy, m.Hostname = r.Blob(), r.Blob()
+		m.Env = parseEnv(r)
+	case kindPrepare:
+		m.Prepare = true
+	default:
+		return m, fmt.Errorf("fork message of unknown kind %d", k)
+	}
+	if err := r.Done(); err != nil {
+		return Received{}, fmt.Errorf("fork message: %w", err)
+	}
+	return m, nil
+}
+
+func parseEnv(r *codec.Reader) map[string]string {
+	n := r.Count(2 * LengthSize) // two lengths each
+	if n == 0 {
+		return nil
+	}
+	env := make(map[string]string, n)
+	for range n {
+		name := r.String()
+		env[name] = r.String()
+	}
+	return env
+}
+
+// Length returns the length at the beginning of a message, which must not exceed max.
+func Length(head []byte, max int) (int, error) {
+	if len(head) < LengthSize {
+		return 0, errors.New("fork message: no length")
+	}
+	n := binary.LittleEndian.Uint32(head)
+	if uint64(n) > uint64(max) {
+		return 0, fmt.Errorf("fork message of %d bytes, at most %d", n, max)
+	}
+	return int(n), nil
+}
+
+// AppendAnswer appends the agent's answer to b: the text of err, or nothing if the guest took up its identity.
+func AppendAnswer(b []byte, err error) []byte {
+	if err == nil {
+		return appendMessage(b, nil)
+	}
+	text := err.Error()
+	if text == "" {
+		text = "unknown error"
+	}
+	return appendMessage(b, []byte(text[:min(len(text), MaxAnswer)]))
+}
+
+func appendMessage(b, body []byte) []byte {
+	return append(binary.LittleEndian.AppendUint32(b, uint32(len(body))), body...)
+}

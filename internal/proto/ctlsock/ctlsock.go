@@ -1,0 +1,218 @@
+// Package ctlsock sends and receives vmmproto messages with file descriptors on SOCK_SEQPACKET unix sockets.
+//
+// It knows the framing (one kind byte, then the body, one packet a message) and nothing of the messages.
+package ctlsock
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
+const MaxFDs = 253
+
+// Conn is one end of a control connection. One goroutine may receive while others send. Nothing reaches the descriptor
+// after Close, whose number may be another file's by then.
+type Conn struct {
+	file *os.File
+	raw  syscall.RawConn
+	buf  []byte
+	oob  []byte
+}
+
+// newConn takes over fd, a connected SOCK_SEQPACKET socket.
+func newConn(fd int) (*Conn, error) {
+	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without CAP_NET_ADMIN it
+	// caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to about 400 KiB pass, and larger ones
+	// fail to be sent.
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, vmmproto.MaxMessage) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, vmmproto.MaxMessage)
+	}
+	file := os.NewFile(uintptr(fd), "control socket")
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &Conn{file: file, raw: raw}, nil
+}
+
+// Listen makes a listening socket at path.
+func Listen(path string) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("create control socket: %w", err)
+	}
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 4)); err != nil {
+		return -1, errors.Join(fmt.Errorf("listen on control socket %s: %w", path, err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// Dial connects to the socket at path. It does not wait: a listener that has taken none of many connections is an error.
+// The connection is one that Go's poller waits for. A daemon has hundreds of them, and receiving in a system call would
+// keep a processor of its scheduler from other goroutines until the runtime notices, which takes up to 20 ms.
+func Dial(path string) (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("create control socket: %w", err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return nil, errors.Join(fmt.Errorf("connect to control socket %s: %w", path, err), unix.Close(fd))
+	}
+	return newConn(fd)
+}
+
+// Accept takes the next connection from a listening socket. A process with one connection receives in a system call: the
+// poller would cost it memory.
+func Accept(listener int) (*Conn, error) {
+	for {
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch err {
+		case nil:
+			return newConn(fd)
+		case unix.EINTR, unix.ECONNABORTED:
+		default:
+			return nil, fmt.Errorf("accept control connection: %w", err)
+		}
+	}
+}
+
+// Shutdown ends Receive calls on both ends.
+func (c *Conn) Shutdown() {
+	_ = c.raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) }) // an error means it is closed
+}
+
+// Close ends the connection. Further calls do nothing.
+func (c *Conn) Close() error {
+	if err := c.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// Send sends one message and copies of fds.
+func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
+	if len(body)+1 > vmmproto.MaxMessage || len(fds) > MaxFDs {
+		return fmt.Errorf("control message of %d bytes and %d descriptors is too large", len(body), len(fds))
+	}
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	packet := append([]byte{byte(kind)}, body...)
+	var err error
+	lost := c.raw.Write(func(fd uintptr) bool {
+		err = retry(func() error {
+			_, err := unix.SendmsgN(int(fd), packet, oob, nil, unix.MSG_NOSIGNAL)
+			return err
+		})
+		return err != unix.EAGAIN
+	})
+	if err = cmp.Or(lost, err); err != nil {
+		return fmt.Errorf("send control message: %w", err)
+	}
+	return nil
+}
+
+// Receive waits for one message. The descriptors become the caller's; the body is valid until the next call. At the
+// end of the connection it returns io.EOF.
+func (c *Conn) Receive() (kind vmmproto.Kind, body []byte, fds []int, err error) {
+	lost := c.raw.Read(func(fd uintptr) bool {
+		body, fds, err = c.receive(int(fd))
+		return err != unix.EAGAIN
+	})
+	if err = cmp.Or(lost, err); err != nil {
+		if err != io.EOF {
+			err = fmt.Errorf("receive control message: %w", err)
+		}
+		return 0, nil, nil, err
+	}
+	return vmmproto.Kind(body[0]), body[1:], fds, nil
+}
+
+// receive takes one packet of at least a byte.
+func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
+	// The length first: so the buffer grows only for a process that really gets large messages.
+	var n int
+	err = retry(func() (err error) {
+		n, _, err = unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case n == 0:
+		return nil, nil, io.EOF
+	case n > vmmproto.MaxMessage:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, vmmproto.MaxMessage)
+	}
+	if cap(c.buf) < n {
+		c.buf = make([]byte, n)
+	}
+	if c.oob == nil {
+		c.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
+	}
+	var oobn, flags int
+	err = retry(func() (err error) {
+		n, oobn, flags, _, err = unix.Recvmsg(fd, c.buf[:cap(c.buf)], c.oob, unix.MSG_CMSG_CLOEXEC)
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	fds, err = parseFDs(c.oob[:oobn])
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.New("it was truncated")
+	}
+	if err == nil && n == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		CloseAll(fds)
+		return nil, nil, err
+	}
+	return c.buf[:n], fds, nil
+}
+
+// retry makes a system call until no signal interrupts it.
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func parseFDs(oob []byte) ([]int, error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("parse donated descriptors: %w", err)
+	}
+	var all []int
+	for i := range msgs {
+		fds, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			return all, fmt.Errorf("parse donated descriptors: %w", err)
+		}
+		all = append(all, fds...)
+	}
+	return all, nil
+}
+
+// CloseAll closes descriptors that nobody took.
+func CloseAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}

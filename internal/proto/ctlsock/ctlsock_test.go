@@ -1,0 +1,87 @@
+package ctlsock
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+func pair(t *testing.T) (a, b *Conn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	if a, err = Dial(path); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = Accept(l); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return a, b
+}
+
+func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
+	a, b := pair(t)
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString("donated"); err != nil {
+		t.Fatal(err)
+	}
+	small, large := []byte("x"), bytes.Repeat([]byte("y"), 300<<10)
+	for _, body := range [][]byte{small, large, {}} {
+		if err := a.Send(vmmproto.KindSave, body, int(f.Fd()), int(f.Fd())); err != nil {
+			t.Fatal(err)
+		}
+		kind, got, fds, err := b.Receive()
+		if err != nil || kind != vmmproto.KindSave || !bytes.Equal(got, body) || len(fds) != 2 {
+			t.Fatalf("kind %d, %d bytes, fds %v, %v", kind, len(got), fds, err)
+		}
+		var p [7]byte
+		if _, err := unix.Pread(fds[1], p[:], 0); err != nil || string(p[:]) != "donated" {
+			t.Fatalf("%q, %v", p, err)
+		}
+		CloseAll(fds)
+	}
+	if a.Send(vmmproto.KindSave, make([]byte, vmmproto.MaxMessage)) == nil {
+		t.Fatal("an oversized message was sent")
+	}
+	a.Shutdown()
+	if _, _, _, err := b.Receive(); !errors.Is(err, io.EOF) {
+		t.Fatalf("after shutdown: %v", err)
+	}
+}
+
+// A process that takes no connections any more must not hang who wants to talk to it.
+func TestDialDoesNotWaitForAListenerThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(l)
+	for range 100 {
+		c, err := Dial(path)
+		if errors.Is(err, unix.EAGAIN) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	t.Error("100 connections wait for a listener that takes none")
+}

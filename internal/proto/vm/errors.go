@@ -1,0 +1,83 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// ErrorCode is the kind of an error that a VMM reports. What a daemon does about an error depends on its kind; the text is
+// for people. A code is itself an error, for errors.Is.
+type ErrorCode uint8
+
+// The error codes.
+const (
+	ErrOther     ErrorCode = iota + 1 // none of the others
+	ErrVersion                        // daemon and VMM are of different builds
+	ErrNotPaused                      // the machine must be paused for this
+	ErrCopying                        // the live branch before is still being copied: ask again
+	ErrNoSpace                        // a file system is full
+	ErrBadState                       // the saved state is damaged, or not one that this build writes
+	ErrShape                          // the saved state is of another machine: memory, vCPUs, template, devices
+	ErrCPU                            // the host's CPU does not fit the saved state
+)
+
+// Error describes the code.
+func (c ErrorCode) Error() string {
+	switch c {
+	case ErrVersion:
+		return "daemon and VMM are of different builds"
+	case ErrNotPaused:
+		return "the machine is not paused"
+	case ErrCopying:
+		return "a live branch is still being copied"
+	case ErrNoSpace:
+		return syscall.ENOSPC.Error()
+	case ErrBadState:
+		return "the saved state is unusable"
+	case ErrShape:
+		return "the saved state is of another machine"
+	case ErrCPU:
+		return "the host's cpu does not fit"
+	}
+	return fmt.Sprintf("error code %d", uint8(c))
+}
+
+// Error is an error with its code, which is all that crosses the control socket beside the text.
+type Error struct {
+	Code ErrorCode
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Is reports whether target is the error's code, or what the code means here.
+func (e *Error) Is(target error) bool {
+	code, ok := target.(ErrorCode)
+	return ok && code == e.Code || e.Code == ErrNoSpace && target == syscall.ENOSPC
+}
+
+// WithCode gives err a code unless it has one, or is nil.
+func WithCode(code ErrorCode, err error) error {
+	if err == nil || CodeOf(err) != ErrOther {
+		return err
+	}
+	return &Error{Code: code, Err: err}
+}
+
+// CodeOf returns the code of err.
+func CodeOf(err error) ErrorCode {
+	var coded *Error
+	var code ErrorCode
+	switch {
+	case errors.As(err, &coded):
+		return coded.Code
+	case errors.As(err, &code):
+		return code
+	case errors.Is(err, syscall.ENOSPC):
+		return ErrNoSpace
+	}
+	return ErrOther
+}

@@ -1,0 +1,126 @@
+package vmmproto
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Branch saves a machine while it runs: its state, the memory it has written over its layers, and its disks, whose tops
+// become layers below the donated new ones. All of them are of one instant. A paused machine stays paused.
+type Branch struct {
+	Mode       vm.BranchMode
+	MaxExtents uint32 // as in Save
+	Tops       uint32 // donated new tops, one for every disk
+	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
+
+	// StormFaults is how many write faults a live branch serves before it stops the guest until the rest is copied;
+	// 0: as long as most pages are captured without one. The daemon leaves it 0. It is here for the torture tests, which
+	// reach the stop with any guest by it: the VMM they test must be the one that is shipped, without a switch of its own.
+	StormFaults uint64
+}
+
+// BranchResult describes a branch when the guest runs again. The layer of a live branch is complete only when
+// Branched says so.
+type BranchResult struct {
+	Save     SaveResult
+	Serial   uint64        // of the Branch
+	Mode     vm.BranchMode // how it was done: a live branch falls back to diff where the host cannot do it
+	Fallback string        // why, if so
+	Pause    time.Duration // from the request to stop the vCPUs until they entered again
+	Arm      time.Duration // of these, write-protecting (live) or copying
+}
+
+// Branched says that the layer of a live branch is complete, or never will be.
+type Branched struct {
+	Serial uint64        // of the Branch
+	Failed *Error        // nil: the layer is complete
+	Copy   time.Duration // from the guest's resumption
+	Faults uint64        // pages that were copied because a vCPU wrote them
+	Stop   time.Duration // time for which the guest was stopped again because it wrote faster than could be copied
+}
+
+// Merge puts one donated layer in the place of those that a disk has from First, counted above the base image, up
+// to its top. It has their content: branches add a layer each, and nobody needs them one by one.
+type Merge struct {
+	Disk  uint32
+	First uint32
+}
+
+// Append encodes m.
+func (m *Merge) Append(w *codec.Writer) {
+	w.U32(m.Disk)
+	w.U32(m.First)
+}
+
+// Parse decodes m.
+func (m *Merge) Parse(r *codec.Reader) error {
+	*m = Merge{Disk: r.U32(), First: r.U32()}
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *Branch) Append(w *codec.Writer) {
+	w.U8(uint8(m.Mode))
+	w.U32(m.MaxExtents)
+	w.U32(m.Tops)
+	w.U64(m.Serial)
+	w.U64(m.StormFaults)
+}
+
+// Parse decodes m.
+func (m *Branch) Parse(r *codec.Reader) error {
+	*m = Branch{Mode: vm.BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32(), Serial: r.U64(), StormFaults: r.U64()}
+	if m.Mode < vm.BranchLive || m.Mode > vm.BranchFull {
+		return errors.Join(fmt.Errorf("unknown branch mode %d", uint8(m.Mode)), r.Err())
+	}
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *BranchResult) Append(w *codec.Writer) {
+	m.Save.Append(w)
+	w.U64(m.Serial)
+	w.U8(uint8(m.Mode))
+	w.String(m.Fallback)
+	appendDuration(w, m.Pause)
+	appendDuration(w, m.Arm)
+}
+
+// Parse decodes m.
+func (m *BranchResult) Parse(r *codec.Reader) error {
+	if err := m.Save.Parse(r); err != nil {
+		return err
+	}
+	m.Serial, m.Mode, m.Fallback = r.U64(), vm.BranchMode(r.U8()), r.String()
+	m.Pause, m.Arm = parseDuration(r), parseDuration(r)
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *Branched) Append(w *codec.Writer) {
+	w.U64(m.Serial)
+	w.Bool(m.Failed != nil)
+	if m.Failed != nil {
+		m.Failed.Append(w)
+	}
+	appendDuration(w, m.Copy)
+	w.U64(m.Faults)
+	appendDuration(w, m.Stop)
+}
+
+// Parse decodes m.
+func (m *Branched) Parse(r *codec.Reader) error {
+	*m = Branched{Serial: r.U64()}
+	if r.Bool() {
+		m.Failed = new(Error)
+		if err := m.Failed.Parse(r); err != nil {
+			return err
+		}
+	}
+	m.Copy, m.Faults, m.Stop = parseDuration(r), r.U64(), parseDuration(r)
+	return r.Err()
+}

@@ -1,0 +1,260 @@
+// Package vmmproto is the control protocol between the daemon and one forkd-vmm process: a SOCK_SEQPACKET unix socket
+// on which the daemon sends requests, one at a time, with the file descriptors they donate, and the VMM answers each
+// with one reply. Between replies the VMM may send events.
+//
+// The package has the messages and their encoding, not the socket. Both sides check the version in Create.
+package vmmproto
+
+import (
+	"math"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
+const Version = 8
+
+// MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
+const MaxMessage = 1 << 20
+
+// Kind is the first byte of every message.
+type Kind uint8
+
+// Requests, replies and events. The comment names the body and the donated descriptors in their order.
+const (
+	KindCreate   Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
+	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk
+	KindRestore                  // Restore; vmstate, memory layers, disk layers of every disk
+	KindResume                   // no body
+	KindPause                    // no body
+	KindSave                     // Save; vmstate (to write), memory layer (to write)
+	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new disk tops
+	KindStats                    // no body
+	KindMerge                    // Merge; the merged disk layer
+	KindOK                       // reply; body as the request's result type
+	KindError                    // reply; Error
+	KindExit                     // event; Exit
+	KindConn                     // event; port uint32; one end of a stream the guest opened
+	KindBranched                 // event; Branched, once after every successful live Branch
+	KindStalled                  // event; no body; the VM has paused itself, because the host has no room for its disks
+)
+
+// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices, nothing running.
+type Create struct {
+	Version uint32
+	Shape   vm.Shape
+}
+
+// Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with their allocation
+// bitmaps behind the data, the private top (empty, writable) last.
+type Disk struct {
+	SizeBytes uint64
+	Layers    uint32
+}
+
+// Boot loads a kernel and leaves the VM paused at its first instruction.
+type Boot struct {
+	Cmdline string
+	Initrd  bool // an initrd is among the donated files
+	Disks   []Disk
+	VMGenID [16]byte
+}
+
+// Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves it paused.
+type Restore struct {
+	Layers  uint32 // donated memory layers, base first
+	Extents []vm.Extent
+	Disks   []Disk
+	VMGenID [16]byte // a value never used before
+	Resume  bool     // enter all vCPUs before answering
+}
+
+// RestoreResult is the time the VMM spent.
+type RestoreResult struct {
+	Map   time.Duration // memory mapped
+	State time.Duration // vCPU and device state set
+	Run   time.Duration // vCPUs entered (0 if not asked to resume)
+}
+
+// Save writes the state of a paused VM: its vCPU and device state, and the pages it has written over its layers.
+type Save struct {
+	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
+}
+
+// SaveResult describes the files that Save wrote.
+type SaveResult struct {
+	Extents    []vm.Extent // of the new layer only; Layer is 0
+	LayerBytes uint64
+	DirtyBytes uint64 // pages that differ from the layers below
+	StateBytes uint64
+}
+
+// Message is a body that can be encoded.
+type Message interface{ Append(w *codec.Writer) }
+
+// Append encodes m.
+func (m *Create) Append(w *codec.Writer) {
+	w.U32(m.Version)
+	w.U64(m.Shape.MemoryBytes)
+	w.U32(m.Shape.VCPUs)
+	w.String(m.Shape.Template)
+}
+
+// Parse decodes m.
+func (m *Create) Parse(r *codec.Reader) error {
+	m.Version = r.U32()
+	m.Shape = vm.Shape{MemoryBytes: r.U64(), VCPUs: r.U32(), Template: r.String()}
+	return r.Err()
+}
+
+func appendDisks(w *codec.Writer, disks []Disk) {
+	w.U32(uint32(len(disks)))
+	for _, d := range disks {
+		w.U64(d.SizeBytes)
+		w.U32(d.Layers)
+	}
+}
+
+func parseDisks(r *codec.Reader) []Disk {
+	disks := make([]Disk, r.Count(12))
+	for i := range disks {
+		disks[i] = Disk{SizeBytes: r.U64(), Layers: r.U32()}
+	}
+	return disks
+}
+
+func appendExtents(w *codec.Writer, extents []vm.Extent) {
+	w.U32(uint32(len(extents)))
+	for _, e := range extents {
+		w.U64(e.GPA)
+		w.U64(e.Length)
+		w.U32(e.Layer)
+		w.U64(e.Offset)
+	}
+}
+
+func parseExtents(r *codec.Reader) []vm.Extent {
+	extents := make([]vm.Extent, r.Count(28))
+	for i := range extents {
+		extents[i] = vm.Extent{GPA: r.U64(), Length: r.U64(), Layer: r.U32(), Offset: r.U64()}
+	}
+	return extents
+}
+
+// Durations travel as nanoseconds.
+func appendDuration(w *codec.Writer, d time.Duration) { w.U64(uint64(d)) }
+
+// parseDuration returns no negative one, whatever a VMM has sent.
+func parseDuration(r *codec.Reader) time.Duration { return time.Duration(min(r.U64(), math.MaxInt64)) }
+
+func parseVMGenID(r *codec.Reader) (id [16]byte) {
+	copy(id[:], r.Raw(len(id)))
+	return id
+}
+
+// Append encodes m.
+func (m *Boot) Append(w *codec.Writer) {
+	w.String(m.Cmdline)
+	w.Bool(m.Initrd)
+	appendDisks(w, m.Disks)
+	w.Raw(m.VMGenID[:])
+}
+
+// Parse decodes m.
+func (m *Boot) Parse(r *codec.Reader) error {
+	m.Cmdline, m.Initrd = r.String(), r.Bool()
+	m.Disks = parseDisks(r)
+	m.VMGenID = parseVMGenID(r)
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *Restore) Append(w *codec.Writer) {
+	w.U32(m.Layers)
+	appendExtents(w, m.Extents)
+	appendDisks(w, m.Disks)
+	w.Raw(m.VMGenID[:])
+	w.Bool(m.Resume)
+}
+
+// Parse decodes m.
+func (m *Restore) Parse(r *codec.Reader) error {
+	m.Layers = r.U32()
+	m.Extents = parseExtents(r)
+	m.Disks = parseDisks(r)
+	m.VMGenID = parseVMGenID(r)
+	m.Resume = r.Bool()
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *RestoreResult) Append(w *codec.Writer) {
+	appendDuration(w, m.Map)
+	appendDuration(w, m.State)
+	appendDuration(w, m.Run)
+}
+
+// Parse decodes m.
+func (m *RestoreResult) Parse(r *codec.Reader) error {
+	*m = RestoreResult{Map: parseDuration(r), State: parseDuration(r), Run: parseDuration(r)}
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *Save) Append(w *codec.Writer) { w.U32(m.MaxExtents) }
+
+// Parse decodes m.
+func (m *Save) Parse(r *codec.Reader) error {
+	m.MaxExtents = r.U32()
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *SaveResult) Append(w *codec.Writer) {
+	appendExtents(w, m.Extents)
+	w.U64(m.LayerBytes)
+	w.U64(m.DirtyBytes)
+	w.U64(m.StateBytes)
+}
+
+// Parse decodes m.
+func (m *SaveResult) Parse(r *codec.Reader) error {
+	m.Extents = parseExtents(r)
+	m.LayerBytes, m.DirtyBytes, m.StateBytes = r.U64(), r.U64(), r.U64()
+	return r.Err()
+}
+
+// Stats is the answer to KindStats.
+type Stats vm.Stats
+
+// Append encodes m.
+func (m *Stats) Append(w *codec.Writer) {
+	w.U64(m.GuestDirtyBytes)
+	w.Bool(m.Paused)
+	w.U64(m.Exits)
+	w.U64(m.TopSwaps)
+	w.Bool(m.DiskFull)
+}
+
+// Parse decodes m.
+func (m *Stats) Parse(r *codec.Reader) error {
+	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64(), TopSwaps: r.U64(), DiskFull: r.Bool()}
+	return r.Err()
+}
+
+// Exit is the last event of a VMM: its VM is gone and the process ends.
+type Exit vm.Exit
+
+// Append encodes m.
+func (m *Exit) Append(w *codec.Writer) {
+	w.U8(uint8(m.Reason))
+	w.String(m.Detail)
+}
+
+// Parse decodes m.
+func (m *Exit) Parse(r *codec.Reader) error {
+	*m = Exit{Reason: vm.ExitReason(r.U8()), Detail: r.String()}
+	return r.Err()
+}

@@ -1,0 +1,61 @@
+package vmmproto
+
+import (
+	"math"
+	"reflect"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+type body interface {
+	Message
+	Parse(*codec.Reader) error
+}
+
+// Every message comes back as it was sent, byte for byte, and is refused when its end is missing.
+func TestMessagesRoundTrip(t *testing.T) {
+	extents := []vm.Extent{{GPA: 0, Length: vm.PageSize, Layer: 0, Offset: 0},
+		{GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
+	disks := []Disk{{SizeBytes: 1 << 30, Layers: 3}}
+	id := [16]byte{1, 2, 15: 3}
+	save := SaveResult{Extents: extents, LayerBytes: 1, DirtyBytes: 2, StateBytes: 3}
+	for _, m := range []body{
+		&Create{Version: Version, Shape: vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: vm.TemplateHost}},
+		&Boot{Cmdline: "quiet", Initrd: true, Disks: disks, VMGenID: id},
+		&Restore{Layers: 2, Extents: extents, Disks: disks, VMGenID: id, Resume: true},
+		&RestoreResult{Map: 1, State: 2, Run: 3},
+		&Save{MaxExtents: 9},
+		&save,
+		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Tops: 1, Serial: 7, StormFaults: 5},
+		&BranchResult{Save: save, Serial: 7, Mode: vm.BranchDiff, Fallback: "why", Pause: 1, Arm: 2},
+		&Branched{Serial: 7, Failed: &Error{Code: vm.ErrNoSpace, Text: "full"}, Copy: 1, Faults: 2, Stop: 3},
+		&Branched{Serial: 7, Copy: 1},
+		&Merge{Disk: 1, First: 2},
+		&Error{Code: vm.ErrCPU, Text: "no avx"},
+		&Stats{GuestDirtyBytes: 1, Paused: true, Exits: 2, TopSwaps: 3, DiskFull: true},
+		&Exit{Reason: vm.ExitReason(2), Detail: "panic"},
+	} {
+		var w codec.Writer
+		m.Append(&w)
+		got := reflect.New(reflect.TypeOf(m).Elem()).Interface().(body)
+		r := codec.NewReader(w.Bytes())
+		if err := got.Parse(r); err != nil || r.Done() != nil || !reflect.DeepEqual(got, m) {
+			t.Errorf("%T: %+v became %+v: %v, %v", m, m, got, err, r.Done())
+		}
+		cut := reflect.New(reflect.TypeOf(m).Elem()).Interface().(body)
+		if cut.Parse(codec.NewReader(w.Bytes()[:len(w.Bytes())-1])) == nil {
+			t.Errorf("%T without its last byte: accepted", m)
+		}
+	}
+}
+
+func TestDurationsAreNeverNegative(t *testing.T) {
+	var w codec.Writer
+	(&RestoreResult{Map: -1}).Append(&w)
+	var got RestoreResult
+	if err := got.Parse(codec.NewReader(w.Bytes())); err != nil || got.Map != math.MaxInt64 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

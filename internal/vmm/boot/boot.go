@@ -1,0 +1,166 @@
+// Package boot puts a Linux kernel into guest memory and says in which state the first vCPU must enter it: kernel and
+// initrd, boot parameters, page tables, a descriptor table and ACPI tables that describe the machine.
+//
+// It knows the guest physical map (layout.go) and nothing of KVM: the machine registers the memory, sets the returned
+// State and answers at the ports and windows named here. It boots x86-64 Linux at its 64-bit entry only, from a bzImage
+// or an ELF vmlinux; there is no firmware, no 16- or 32-bit entry, no Xen PVH and no Windows.
+//
+// Kernel files come from users: every number in them is checked before it is used.
+package boot
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// MMIODevice is one virtio-mmio device as the guest finds it in the ACPI tables.
+type MMIODevice struct {
+	Addr guestmem.GPA // first byte of its register window
+	Size uint32       // bytes of the window
+	GSI  uint32       // its interrupt, edge triggered, active high
+}
+
+// Params is what to boot. The files are read from offset 0 with pread; Load neither moves their offsets nor closes
+// them.
+type Params struct {
+	Kernel  *os.File // bzImage (boot protocol 2.12 or later) or ELF vmlinux
+	Initrd  *os.File // nil for none
+	Cmdline string   // without a trailing zero; see Cmdline
+	VCPUs   int      // 1 to vm.MaxVCPUs; the local APIC of vCPU i has the identifier i
+	Devices []MMIODevice
+	VMGenID [16]byte // first value of the generation identifier
+}
+
+// Load writes everything the guest needs to start into mem and returns the state of its first vCPU. The memory is
+// expected to be zeroed.
+func Load(mem *guestmem.Memory, p Params) (State, error) {
+	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {
+		return State{}, fmt.Errorf("boot: %d vCPUs: want 1 to %d", p.VCPUs, vm.MaxVCPUs)
+	}
+	kfile, err := openFile("kernel", p.Kernel)
+	if err != nil {
+		return State{}, err
+	}
+	kern, err := loadKernel(mem, kfile)
+	if err != nil {
+		return State{}, fmt.Errorf("load kernel: %w", err)
+	}
+	zp := newZeroPage(kern.header)
+	if err := loadCmdline(mem, zp, p.Cmdline, kern.cmdlineMax); err != nil {
+		return State{}, err
+	}
+	if p.Initrd != nil {
+		ifile, err := openFile("initrd", p.Initrd)
+		if err != nil {
+			return State{}, err
+		}
+		if err := loadInitrd(mem, zp, ifile, kern); err != nil {
+			return State{}, fmt.Errorf("load initrd: %w", err)
+		}
+	}
+	if err := loadACPI(mem, p); err != nil {
+		return State{}, fmt.Errorf("write acpi tables: %w", err)
+	}
+	if err := mem.WriteAt(p.VMGenID[:], VMGenIDAddr); err != nil {
+		return State{}, fmt.Errorf("write vm generation id: %w", err)
+	}
+	if err := mem.WriteAt(resetVector(), ResetVectorAddr); err != nil {
+		return State{}, fmt.Errorf("write reset vector: %w", err)
+	}
+	if err := zp.setE820(e820(mem)); err != nil {
+		return State{}, err
+	}
+	if err := mem.WriteAt(zp.bytes[:], ZeroPageAddr); err != nil {
+		return State{}, fmt.Errorf("write boot parameters: %w", err)
+	}
+	return newState(mem, kern.entry)
+}
+
+// file is a donated file and its length when it was opened.
+type file struct {
+	r    io.ReaderAt
+	size int64
+}
+
+func openFile(what string, f *os.File) (file, error) {
+	if f == nil {
+		return file{}, fmt.Errorf("boot: no %s file donated", what)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return file{}, fmt.Errorf("stat %s: %w", what, err)
+	}
+	if !st.Mode().IsRegular() {
+		return file{}, fmt.Errorf("%s is not a regular file (%s)", what, st.Mode().Type())
+	}
+	return file{r: f, size: st.Size()}, nil
+}
+
+// readInto fills n bytes of guest memory at gpa from the file.
+func (f file) readInto(mem *guestmem.Memory, gpa guestmem.GPA, off int64, n uint64) error {
+	if off < 0 || off > f.size || n > uint64(f.size-off) {
+		return fmt.Errorf("%d bytes at offset %d lie beyond the end of the file (%d bytes): it is truncated", n, off, f.size)
+	}
+	if n == 0 {
+		return nil
+	}
+	view, err := mem.WriteView(gpa, int(n))
+	if err != nil {
+		return fmt.Errorf("%w: give the VM more memory", err)
+	}
+	if got, err := f.r.ReadAt(view, off); got != len(view) {
+		return fmt.Errorf("read %d bytes at offset %d: %w", n, off, err)
+	}
+	return nil
+}
+
+// loadCmdline writes the command line and tells the kernel where it is.
+func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32) error {
+	if err := checkCmdline(cmdline, max); err != nil {
+		return err
+	}
+	if err := mem.WriteAt(append([]byte(cmdline), 0), CmdlineAddr); err != nil {
+		return fmt.Errorf("write kernel command line: %w", err)
+	}
+	zp.put32(offCmdLinePtr, uint32(CmdlineAddr))
+	return nil
+}
+
+// loadInitrd reads the initrd to the highest page-aligned place in low RAM that the kernel accepts: away from the
+// kernel, which grows upwards while it unpacks itself.
+func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
+	if f.size <= 0 {
+		return fmt.Errorf("the file is empty")
+	}
+	top := min(lowRAMEnd(mem), kern.initrdEnd)
+	size := uint64(f.size)
+	if size > uint64(top) || (top-guestmem.GPA(size))&^(guestmem.PageSize-1) < kern.end {
+		return fmt.Errorf("%d bytes do not fit between the kernel's end %#x and %#x: give the VM more memory",
+			size, uint64(kern.end), uint64(top))
+	}
+	addr := (top - guestmem.GPA(size)) &^ (guestmem.PageSize - 1)
+	if err := f.readInto(mem, addr, 0, size); err != nil {
+		return err
+	}
+	// Both lie below 4 GiB, so the ext_ramdisk fields stay zero.
+	zp.put32(offRamdiskImage, uint32(addr))
+	zp.put32(offRamdiskSize, uint32(size))
+	return nil
+}
+
+// checkCmdline verifies that the kernel reads s as it is. max is the kernel's own limit in bytes.
+func checkCmdline(s string, max uint32) error {
+	if limit := min(int64(max), CmdlineMax); int64(len(s)) > limit {
+		return fmt.Errorf("kernel command line has %d bytes, this kernel takes %d: shorten it", len(s), limit)
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return fmt.Errorf("kernel command line: byte %#02x at offset %d: want printable ASCII", s[i], i)
+		}
+	}
+	return nil
+}

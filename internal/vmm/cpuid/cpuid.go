@@ -1,0 +1,183 @@
+// Package cpuid decides which processor a guest sees: it turns the CPUID entries that KVM supports on this host into
+// the entries of one vCPU, checks whether a host can run a guest that was shown other entries, and lists the
+// model-specific registers that belong to a vCPU's saved state.
+//
+// It works on plain numbers and calls neither CPUID nor KVM; the machine does. Bit positions are those of the Intel SDM
+// vol. 2A (CPUID) and the AMD APM vol. 3 appendix E; paravirtual leaves are those of the Linux document
+// Documentation/virt/kvm/x86/cpuid.rst.
+package cpuid
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Entry is one CPUID leaf, or one of its subleaves, in the terms of KVM's struct kvm_cpuid_entry2.
+type Entry struct {
+	Function, Index, Flags uint32
+	EAX, EBX, ECX, EDX     uint32
+}
+
+// FlagIndexed marks an entry that is selected by ECX too (KVM_CPUID_FLAG_SIGNIFCANT_INDEX).
+const FlagIndexed = 1 << 0
+
+// Leaves with a name of their own.
+const (
+	leafVendor      = 0x0
+	leafFeatures    = 0x1
+	leafCache       = 0x4 // Intel
+	leafMonitor     = 0x5
+	leafThermal     = 0x6
+	leafExtended    = 0x7
+	leafPMU         = 0xa
+	leafTopology    = 0xb
+	leafXSAVE       = 0xd
+	leafSGX         = 0x12
+	leafPT          = 0x14
+	leafTSC         = 0x15
+	leafFrequency   = 0x16
+	leafLBR         = 0x1c
+	leafTiles       = 0x1d
+	leafTileMul     = 0x1e
+	leafTopologyV2  = 0x1f
+	leafKVM         = 0x40000000
+	leafKVMFeatures = 0x40000001
+	leafExtMax      = 0x80000000
+	leafExtFeatures = 0x80000001
+	leafPower       = 0x80000007
+	leafAddress     = 0x80000008
+	leafSVM         = 0x8000000a
+	leafIBS         = 0x8000001b
+	leafCacheAMD    = 0x8000001d
+	leafTopologyAMD = 0x8000001e
+	leafSEV         = 0x8000001f
+	leafExtended2   = 0x80000021
+	leafPMUAMD      = 0x80000022
+	leafTopologyExt = 0x80000026 // AMD's counterpart of leaf 0x1f
+)
+
+// Apply returns the entries of vCPU vcpu of a machine with vcpus of them, from the entries that KVM supports
+// (KVM_GET_SUPPORTED_CPUID) and a template. Each vCPU is one core of one socket; its local APIC identifier is its number.
+// The result is what a snapshot records; supported is not changed.
+func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
+	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
+		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
+	}
+	for _, leaf := range []uint32{leafVendor, leafFeatures} {
+		if find(supported, leaf, 0) == nil {
+			return nil, fmt.Errorf("cpuid: the host's entries lack leaf %#x", leaf)
+		}
+	}
+	e := slices.Clone(supported)
+	switch template {
+	case vm.TemplateHost:
+		e = maskHost(e)
+	case vm.TemplatePortable:
+		e = maskPortable(e)
+	case vm.TemplateV2:
+		e = maskV2(e)
+	default:
+		return nil, fmt.Errorf("unknown cpu template %q: use %q, %q or %q", template, vm.TemplateHost, vm.TemplatePortable, vm.TemplateV2)
+	}
+	e = maskUnsaved(e)
+	addEmulated(e)
+	return setTopology(e, uint32(vcpu), uint32(vcpus)), nil
+}
+
+// find returns the entry of a leaf and subleaf, nil if there is none.
+func find(entries []Entry, function, index uint32) *Entry {
+	for i := range entries {
+		if e := &entries[i]; e.Function == function && (e.Index == index || e.Flags&FlagIndexed == 0) {
+			return e
+		}
+	}
+	return nil
+}
+
+// drop removes all entries of the leaves.
+func drop(entries []Entry, leaves ...uint32) []Entry {
+	return slices.DeleteFunc(entries, func(e Entry) bool { return slices.Contains(leaves, e.Function) })
+}
+
+// addEmulated sets the features that KVM provides with its in-kernel APIC whatever the host has, and of which it
+// reports some only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer: without it, it would
+// calibrate the APIC timer against a PIT, which this machine has not.
+func addEmulated(entries []Entry) {
+	f := find(entries, leafFeatures, 0)
+	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor
+	f.EDX |= bitAPIC
+}
+
+// vendorIntelEBX is "Genu", the start of Intel's vendor string; the others follow AMD's layout where the two differ.
+const vendorIntelEBX = 0x756e6547
+
+// Bits of leaf 1 that this file sets or clears.
+const (
+	bitDTES64      = 1 << 2
+	bitMonitor     = 1 << 3
+	bitDSCPL       = 1 << 4
+	bitVMX         = 1 << 5
+	bitSMX         = 1 << 6
+	bitPDCM        = 1 << 15
+	bitX2APIC      = 1 << 21
+	bitTSCDeadline = 1 << 24
+	bitHypervisor  = 1 << 31
+
+	bitAPIC = 1 << 9
+	bitDS   = 1 << 21
+	bitHTT  = 1 << 28
+)
+
+// setTopology rewrites everything that tells a processor where it is: KVM passes on the host's numbers of the CPU that
+// asked.
+func setTopology(e []Entry, id, vcpus uint32) []Entry {
+	shift := uint32(bits.Len32(vcpus - 1)) // APIC identifier bits that number the cores
+	slots := uint32(1) << shift
+
+	f := find(e, leafFeatures, 0)
+	f.EBX = f.EBX&0x0000ffff | id<<24 | min(slots, 255)<<16
+	f.EDX &^= bitHTT
+	if vcpus > 1 {
+		f.EDX |= bitHTT
+	}
+	amd := find(e, leafVendor, 0).EBX != vendorIntelEBX
+	for i := range e {
+		switch c := &e[i]; c.Function {
+		case leafCache:
+			shareCache(c, slots)
+			c.EAX = c.EAX&0x03ffffff | min(slots-1, 63)<<26 // cores in the package, less one
+		case leafCacheAMD:
+			shareCache(c, slots)
+		case leafAddress:
+			if amd {
+				c.ECX = min(vcpus-1, 255) | shift<<12
+			}
+		case leafTopologyAMD:
+			c.EAX, c.EBX, c.ECX, c.EDX = id, id&0xff, 0, 0 // one thread per core, node 0 of 1
+		}
+	}
+	e = drop(e, leafTopology, leafTopologyV2, leafTopologyExt)
+	if find(e, leafVendor, 0).EAX < leafTopology {
+		return e
+	}
+	const smt, core = 1 << 8, 2 << 8 // level types
+	return append(e,
+		Entry{leafTopology, 0, FlagIndexed, 0, 1, 0 | smt, id},
+		Entry{leafTopology, 1, FlagIndexed, shift, vcpus, 1 | core, id},
+		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
+}
+
+// shareCache says how many processors share a cache (bits 14 to 25, less one): all of them the third level, one the
+// others. Both vendors use the same format.
+func shareCache(c *Entry, slots uint32) {
+	sharing := uint32(0)
+	if level := c.EAX >> 5 & 7; level >= 3 {
+		sharing = min(slots-1, 0xfff)
+	}
+	if c.EAX&0x1f != 0 { // type 0 ends the list
+		c.EAX = c.EAX&^(0xfff<<14) | sharing<<14
+	}
+}

@@ -1,0 +1,165 @@
+package cpuid
+
+import "slices"
+
+// MSRs with a meaning for the order of a restore.
+const (
+	MSRTSC         = 0x10  // IA32_TIME_STAMP_COUNTER
+	MSRTSCAdjust   = 0x3b  // IA32_TSC_ADJUST: what the guest has added to it
+	MSRTSCDeadline = 0x6e0 // IA32_TSC_DEADLINE
+)
+
+// SavedMSRs returns the model-specific registers of a vCPU's saved state, in the order in which a restore must set
+// them. supported is what KVM_GET_MSR_INDEX_LIST returned. ShownMSRs then reduces the list to what a vCPU can have used.
+//
+// Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the APIC base), XCRS and
+// XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local APIC's timer is not in deadline mode, and
+// it is compared with the TSC; kvm-clock's page is computed from the TSC and from KVM_SET_CLOCK, which comes first too.
+//
+// Not in the list, and why:
+//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest, in every child. A guest
+//     that wants the wall clock sets it first.
+//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are hidden by every template.
+//   - Machine check banks: the machine injects no machine checks.
+//   - SMBASE and the like: there is no system management mode without firmware.
+func SavedMSRs(supported []uint32) []uint32 {
+	var list []uint32
+	for _, m := range savedMSRs() {
+		if slices.Contains(supported, m) {
+			list = append(list, m)
+		}
+	}
+	list = append(list, mtrrs()...)
+	// The time comes last, and the deadline after it.
+	for _, m := range timeMSRs() {
+		if slices.Contains(supported, m) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// ShownMSRs returns those of msrs that a vCPU with these entries can have used, in the same order. Without it a
+// snapshot would carry registers of features that its template hides, and a host without them would refuse it.
+func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
+	var list []uint32
+	for _, m := range msrs {
+		if needs := msrFeatures(m); needs == nil || slices.ContainsFunc(needs, func(f feature) bool { return f.in(entries) }) {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// Model-specific registers: Intel SDM vol. 4, AMD APM vol. 2 appendix A, Documentation/virt/kvm/x86/msr.rst.
+const (
+	msrSpecCtrl      = 0x48
+	msrUMWAITControl = 0xe1
+	msrArchCaps      = 0x10a
+	msrTSXCtrl       = 0x122
+	msrXSS           = 0xda0
+	msrTSCAux        = 0xc0000103
+	msrVirtSpecCtrl  = 0xc001011f
+	msrKVMClock      = 0x4b564d01 // MSR_KVM_SYSTEM_TIME_NEW
+	msrKVMStealTime  = 0x4b564d03
+	msrKVMEOI        = 0x4b564d04
+	msrKVMPoll       = 0x4b564d05
+	msrMTRRFirst     = 0x200
+	msrMTRRLast      = 0x2ff
+	msrPAT           = 0x277 // among the MTRRs by number only
+)
+
+// savedMSRs may be set in any order.
+func savedMSRs() []uint32 {
+	return []uint32{
+		0x174, 0x175, 0x176, // IA32_SYSENTER_CS, ESP, EIP
+		0xc0000081, 0xc0000082, 0xc0000083, 0xc0000084, // STAR, LSTAR, CSTAR, SFMASK
+		0xc0000102, // KERNEL_GS_BASE
+		msrTSCAux,  // the CPU number that RDPID and RDTSCP return
+		0x1a0,      // IA32_MISC_ENABLE
+		0x140,      // MISC_FEATURES_ENABLES: CPUID faulting
+		msrPAT,
+		msrSpecCtrl,
+		msrVirtSpecCtrl,
+		msrArchCaps, // read-only to the guest, which has chosen its mitigations by it
+		msrTSXCtrl,
+		msrUMWAITControl,
+		msrXSS,
+		0x17a, // IA32_MCG_STATUS
+		0x17b, // IA32_MCG_CTL
+		msrKVMStealTime,
+		msrKVMEOI,
+		msrKVMPoll,
+	}
+}
+
+// timeMSRs are set last, in this order.
+func timeMSRs() []uint32 {
+	return []uint32{
+		MSRTSCAdjust,   // what the guest has added, for it to read; the next one includes it
+		MSRTSC,         // restored as it was: KVM keeps the TSCs of vCPUs that are set to the same value in step
+		msrKVMClock,    // computed from the TSC
+		MSRTSCDeadline, // the next timer interrupt
+	}
+}
+
+// mtrrs returns the memory type range registers. KVM has always had them, with 8 variable ranges, but lists them only
+// in newer versions.
+func mtrrs() []uint32 {
+	const varRanges = 8
+	list := []uint32{
+		0x250, 0x258, 0x259, // 64 KiB and 16 KiB ranges
+		0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f, // 4 KiB ranges
+	}
+	for i := range uint32(varRanges) {
+		list = append(list, msrMTRRFirst+2*i, msrMTRRFirst+1+2*i)
+	}
+	return append(list, msrMTRRLast) // IA32_MTRR_DEF_TYPE, which enables the others
+}
+
+// feature is one bit of CPUID.
+type feature struct {
+	function, index uint32
+	reg             register
+	bit             uint8
+}
+
+// in reports whether the entries show the feature.
+func (f feature) in(entries []Entry) bool {
+	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
+}
+
+// msrFeatures returns the features of which any gives a guest the register; nil if every guest has it.
+func msrFeatures(m uint32) []feature {
+	switch m {
+	case MSRTSCAdjust:
+		return []feature{{leafExtended, 0, regEBX, 1}}
+	case msrSpecCtrl: // spec_ctrl, stibp, ssbd of Intel; ibrs, stibp, ssbd of AMD
+		return []feature{
+			{leafExtended, 0, regEDX, 26}, {leafExtended, 0, regEDX, 27}, {leafExtended, 0, regEDX, 31},
+			{leafAddress, 0, regEBX, 14}, {leafAddress, 0, regEBX, 15}, {leafAddress, 0, regEBX, 24},
+		}
+	case msrVirtSpecCtrl:
+		return []feature{{leafAddress, 0, regEBX, 25}}
+	case msrArchCaps, msrTSXCtrl: // the second is announced in the first
+		return []feature{{leafExtended, 0, regEDX, 29}}
+	case msrUMWAITControl:
+		return []feature{{leafExtended, 0, regECX, 5}}
+	case msrXSS:
+		return []feature{{leafXSAVE, 1, regEAX, 3}}
+	case msrTSCAux: // rdtscp, rdpid
+		return []feature{{leafExtFeatures, 0, regEDX, 27}, {leafExtended, 0, regECX, 22}}
+	case msrKVMClock:
+		return []feature{{leafKVMFeatures, 0, regEAX, 3}}
+	case msrKVMStealTime:
+		return []feature{{leafKVMFeatures, 0, regEAX, 5}}
+	case msrKVMEOI:
+		return []feature{{leafKVMFeatures, 0, regEAX, 6}}
+	case msrKVMPoll:
+		return []feature{{leafKVMFeatures, 0, regEAX, 12}}
+	}
+	if m >= msrMTRRFirst && m <= msrMTRRLast && m != msrPAT {
+		return []feature{{leafFeatures, 0, regEDX, 12}}
+	}
+	return nil
+}

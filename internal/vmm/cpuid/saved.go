@@ -1,0 +1,42 @@
+package cpuid
+
+import (
+	"fmt"
+	"slices"
+)
+
+// CheckSaved reports what in the entries of a saved vCPU this build would not have put there: a
+// leaf that every template removes, or a bit that it hides. The state behind it is in no
+// snapshot, so a guest that was shown it, or a snapshot that was made to show it, is refused.
+func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
+	want, err := Apply(template, saved, vcpu, vcpus)
+	if err != nil {
+		return err
+	}
+	if slices.Equal(want, saved) {
+		return nil
+	}
+	for _, e := range saved {
+		if n := slices.IndexFunc(want, func(w Entry) bool { return w.Function == e.Function && w.Index == e.Index }); n < 0 || want[n] != e {
+			return fmt.Errorf("the snapshot shows its guest cpuid leaf %#x.%d as {%#x %#x %#x %#x}, which cpu template %q of this "+
+				"forkd does not: bake the snapshot again", e.Function, e.Index, e.EAX, e.EBX, e.ECX, e.EDX, template)
+		}
+	}
+	return fmt.Errorf("the snapshot shows its guest %d cpuid leaves, cpu template %q of this forkd makes %d of them: "+
+		"bake the snapshot again", len(saved), template, len(want))
+}
+
+// CheckSavedMSRs reports a register that this build would not have saved for a vCPU with these
+// entries, or one that is there twice.
+func CheckSavedMSRs(saved []uint32, entries []Entry) error {
+	known := ShownMSRs(slices.Concat(savedMSRs(), mtrrs(), timeMSRs()), entries)
+	for i, m := range saved {
+		switch {
+		case !slices.Contains(known, m):
+			return fmt.Errorf("the snapshot has MSR %#x, which this forkd does not save: bake the snapshot again", m)
+		case slices.Contains(saved[:i], m):
+			return fmt.Errorf("the snapshot has MSR %#x twice: it is damaged", m)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package vmm
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/machine"
+)
+
+// A guest may open a few streams after a boot and none after a restore, and a daemon that takes
+// none holds up nobody.
+func TestGuestDialsAreBounded(t *testing.T) {
+	taken, proceed := make(chan int, 100), make(chan struct{})
+	d := &dials{forward: func(kind vmmproto.Kind, _ []byte, fds ...int) error {
+		<-proceed // as a send does while the daemon reads nothing
+		if kind != vmmproto.KindConn || len(fds) != 1 {
+			t.Errorf("kind %d with %d descriptors", kind, len(fds))
+		}
+		taken <- fds[0]
+		return errors.New("no daemon is connected")
+	}}
+	dial := func() error {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = d.take(9, fd)
+		if err != nil {
+			if err := unix.Close(fd); err != nil {
+				t.Errorf("the descriptor of a refused dial: %v", err)
+			}
+		}
+		return err
+	}
+	if dial() == nil {
+		t.Error("a guest that was not booted here may dial")
+	}
+	d.allow(maxDials)
+	for i := range maxDials {
+		if err := dial(); err != nil {
+			t.Errorf("dial %d after a boot: %v", i, err)
+		}
+	}
+	if dial() == nil {
+		t.Errorf("a guest may dial more than %d times", maxDials)
+	}
+	d.allow(maxDials)
+	d.allow(0)
+	if dial() == nil {
+		t.Error("a restored guest may dial")
+	}
+	close(proceed)
+	for range maxDials {
+		<-taken
+	}
+	if len(taken) > 0 {
+		t.Error("a refused dial was forwarded")
+	}
+}
+
+// The dials end when a restore begins, whatever becomes of it: this one has no state.
+func TestRestoreEndsDials(t *testing.T) {
+	s := &server{machine: &machine.Machine{}}
+	s.dials.forward = s.event
+	s.dials.allow(maxDials)
+	var req, out codec.Writer
+	(&vmmproto.Restore{}).Append(&req)
+	if err := s.restore(codec.NewReader(req.Bytes()), donate(nil), &out); err == nil {
+		t.Fatal("a restore without a state")
+	}
+	if err := s.dials.take(9, -1); !errors.Is(err, errNoDials) {
+		t.Errorf("a dial after a restore: %v", err)
+	}
+}

@@ -1,0 +1,168 @@
+// Package guestmem is the guest physical address space of one VM as host memory: regions that devices read and write
+// with bounds checks, mapped copy-on-write over snapshot layers, whose written pages can be listed.
+//
+// It does not talk to KVM (the machine registers the regions as memslots) and knows no snapshot format (it maps a
+// donated file at an offset). Guest memory lies outside the Go heap.
+package guestmem
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// GPA is a guest physical address.
+type GPA uint64
+
+// PageSize is the size of a small x86-64 page, the unit of mapping, copy-on-write and dirty tracking, in bytes.
+const PageSize = 4096
+
+// Guest RAM lies below the 32-bit device hole and continues above 4 GiB.
+const (
+	HoleStart GPA = vm.HoleStart // first address of the device hole
+	HoleEnd   GPA = vm.HoleEnd   // first address above it
+)
+
+// ErrBounds reports an access that is not wholly inside one region.
+var ErrBounds = errors.New("guest address out of bounds")
+
+// Region is a contiguous range of guest RAM and the host memory behind it.
+type Region struct {
+	GPA  GPA
+	Size uint64
+	host []byte
+}
+
+// HVA returns the host virtual address of the region's first byte.
+func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
+
+// Memory is the RAM of one VM. Its regions never move; what is mapped behind them may be replaced by Map while the
+// vCPUs are stopped and the devices quiesced. Access methods may be called by several goroutines at once; like real
+// RAM they do not order them.
+type Memory struct {
+	regions     []Region
+	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
+}
+
+// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that it can save what they are about
+// to change. Devices may be running: nothing is frozen before they have been quiesced and have no views.
+func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
+
+// HVA returns the host virtual address of gpa.
+func (m *Memory) HVA(gpa GPA) (uintptr, error) {
+	v, err := m.view(gpa, 1)
+	if err != nil {
+		return 0, err
+	}
+	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
+}
+
+// New reserves size bytes of zeroed guest RAM, split around the device hole. Pages are allocated when first written.
+func New(size uint64) (*Memory, error) {
+	if size == 0 || size%PageSize != 0 {
+		return nil, fmt.Errorf("guest memory size %d: want a positive multiple of %d", size, PageSize)
+	}
+	m := &Memory{}
+	low := min(size, uint64(HoleStart))
+	if err := m.add(0, low); err != nil {
+		return nil, err
+	}
+	if size > low {
+		if err := m.add(HoleEnd, size-low); err != nil {
+			m.Close()
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+func (m *Memory) add(gpa GPA, size uint64) error {
+	host, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("map %d bytes of guest memory: %w", size, err)
+	}
+	// Copy-on-write and dirty tracking work page by page: a huge page would turn one written byte into 2 MiB.
+	if err := unix.Madvise(host, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
+		_ = unix.Munmap(host)
+		return fmt.Errorf("disable huge pages for guest memory: %w", err)
+	}
+	m.regions = append(m.regions, Region{GPA: gpa, Size: size, host: host})
+	return nil
+}
+
+// Close unmaps the memory. No view taken from it may be used afterwards.
+func (m *Memory) Close() error {
+	var errs []error
+	for _, r := range m.regions {
+		errs = append(errs, unix.Munmap(r.host))
+	}
+	m.regions = nil
+	return errors.Join(errs...)
+}
+
+// Regions returns the regions in ascending order of address. The caller must not change the slice.
+func (m *Memory) Regions() []Region { return m.regions }
+
+// Size returns the bytes of RAM in all regions.
+func (m *Memory) Size() uint64 {
+	var n uint64
+	for _, r := range m.regions {
+		n += r.Size
+	}
+	return n
+}
+
+// view returns the n bytes at gpa, which must lie in one region.
+func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
+	if n < 0 {
+		return nil, ErrBounds
+	}
+	for i := range m.regions {
+		r := &m.regions[i]
+		off := uint64(gpa - r.GPA) // wraps to a huge offset when gpa is below the region
+		if gpa >= r.GPA && off <= r.Size && uint64(n) <= r.Size-off {
+			return r.host[off : off+uint64(n) : off+uint64(n)], nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %d bytes at %#x", ErrBounds, n, uint64(gpa))
+}
+
+// ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any moment: copy what
+// must not change between a check and its use.
+func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
+
+// WriteView returns the n bytes at gpa in place, to be written by a device (directly or by a system call).
+// The view must not be kept past the end of the request: a branch may freeze the memory when the device is quiescent.
+func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
+	v, err := m.view(gpa, n)
+	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {
+		(*f)(gpa, n)
+	}
+	return v, err
+}
+
+// ReadAt copies len(p) bytes from gpa.
+func (m *Memory) ReadAt(p []byte, gpa GPA) error {
+	v, err := m.ReadView(gpa, len(p))
+	if err != nil {
+		return err
+	}
+	copy(p, v)
+	return nil
+}
+
+// WriteAt copies p to gpa.
+func (m *Memory) WriteAt(p []byte, gpa GPA) error {
+	v, err := m.WriteView(gpa, len(p))
+	if err != nil {
+		return err
+	}
+	copy(v, p)
+	return nil
+}

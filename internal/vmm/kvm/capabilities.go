@@ -1,0 +1,87 @@
+package kvm
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+)
+
+// capability is one that KVM_CHECK_EXTENSION knows, under the name in <linux/kvm.h> less KVM_CAP_.
+type capability struct {
+	id   uintptr
+	name string
+}
+
+// required are the capabilities without which a VM cannot be run, saved and restored here.
+func required() []capability {
+	return []capability{
+		{CapIRQChip, "IRQCHIP"}, // a kernel may be built without the in-kernel IOAPIC
+		{CapUserMemory, "USER_MEMORY"},
+		{CapSetTSSAddr, "SET_TSS_ADDR"},
+		{CapSetIdentityMapAddr, "SET_IDENTITY_MAP_ADDR"},
+		{CapExtCPUID, "EXT_CPUID"},
+		{CapMPState, "MP_STATE"},
+		{CapIRQFD, "IRQFD"},
+		{CapIOEventFD, "IOEVENTFD"},
+		{CapAdjustClock, "ADJUST_CLOCK"},
+		{CapVCPUEvents, "VCPU_EVENTS"},
+		{CapDebugRegs, "DEBUGREGS"},
+		{CapXSave, "XSAVE"},
+		{CapXCRs, "XCRS"},
+		{CapGetTSCKHz, "GET_TSC_KHZ"},
+		{CapTSCDeadline, "TSC_DEADLINE_TIMER"},
+		{CapKVMClockCtrl, "KVMCLOCK_CTRL"},
+		{CapImmediateExit, "IMMEDIATE_EXIT"},
+		{CapGetMSRFeatures, "GET_MSR_FEATURES"},
+	}
+}
+
+// CheckCapabilities returns an *UnfitError that names every capability that a VM needs and KVM
+// has not.
+func (s *System) CheckCapabilities() error { return checkCapabilities(s.Extension) }
+
+func checkCapabilities(extension func(uintptr) (int, error)) error {
+	var missing []string
+	for _, c := range required() {
+		n, err := extension(c.id)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			missing = append(missing, "KVM_CAP_"+c.name)
+		}
+	}
+	if len(missing) > 0 {
+		return &UnfitError{"it lacks " + strings.Join(missing, ", ")}
+	}
+	return nil
+}
+
+// SetPolicy asks for what protects the host from its guests, where KVM has it: an exit for every
+// bus lock that a guest takes, which slows the whole host down; one for a guest that keeps a CPU
+// from seeing events; and no polling in halted vCPUs, which costs a host of many idle VMs more
+// than it saves. vCPUs must be made afterwards.
+func (v *VM) SetPolicy(s *System) error {
+	for _, c := range []struct {
+		id   uintptr
+		need int // of what KVM_CHECK_EXTENSION returns
+		arg  uint64
+	}{
+		{CapBusLockExit, BusLockExit, BusLockExit},
+		{CapNotifyVMExit, 1, NotifyEnabled | NotifyUser}, // high half: no window beyond KVM's own
+		{CapHaltPoll, 1, 0},
+	} {
+		have, err := s.Extension(c.id)
+		if err != nil {
+			return err
+		}
+		if have&c.need != c.need {
+			continue
+		}
+		e := enableCap{Cap: uint32(c.id), Args: [4]uint64{c.arg}}
+		if _, err := ioctlPtr(v.fd, ioEnableCap, unsafe.Pointer(&e)); err != nil {
+			return fmt.Errorf("enable KVM capability %d: %w", c.id, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,142 @@
+// Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses, one small method each.
+//
+// It has no policy: which memory, CPUID or state a VM gets is decided by package machine. Methods retry EINTR, which
+// KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG; Run alone reports it, because
+// there it means "kicked". Calls on one VM or VCPU value must not race with its Close.
+package kvm
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// System is an open /dev/kvm.
+type System struct{ fd int }
+
+// NewSystem takes over fd, an open /dev/kvm, and checks its API version.
+func NewSystem(fd int) (*System, error) {
+	s := &System{fd: fd}
+	v, err := ioctl(fd, ioGetAPIVersion, 0)
+	if err != nil {
+		return nil, fmt.Errorf("get KVM API version: %w", err)
+	}
+	if v != apiVersion {
+		return nil, fmt.Errorf("KVM API version %d: want %d", v, apiVersion)
+	}
+	return s, nil
+}
+
+// Open opens /dev/kvm.
+func Open() (*System, error) {
+	fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/kvm: %w", err)
+	}
+	s, err := NewSystem(fd)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return s, nil
+}
+
+// Close closes the descriptor.
+func (s *System) Close() error { return unix.Close(s.fd) }
+
+// Extension returns what KVM_CHECK_EXTENSION says of a capability: 0 if it is missing.
+func (s *System) Extension(capability uintptr) (int, error) {
+	v, err := ioctl(s.fd, ioCheckExtension, capability)
+	if err != nil {
+		return 0, fmt.Errorf("check KVM capability %d: %w", capability, err)
+	}
+	return int(v), nil
+}
+
+// maxCPUIDEntries bounds the CPUID table; Linux's own limit is KVM_MAX_CPUID_ENTRIES, 256.
+const maxCPUIDEntries = 256
+
+// SupportedCPUID returns the CPUID leaves that the host and KVM can give to a guest.
+func (s *System) SupportedCPUID() ([]CPUIDEntry, error) {
+	var t struct {
+		head    cpuidHead
+		entries [maxCPUIDEntries]CPUIDEntry
+	}
+	t.head.Nent = maxCPUIDEntries
+	if _, err := ioctlPtr(s.fd, ioGetSupportedCPUID, unsafe.Pointer(&t)); err != nil {
+		return nil, fmt.Errorf("get supported CPUID: %w", err)
+	}
+	return t.entries[:t.head.Nent:t.head.Nent], nil
+}
+
+// MSRIndices returns the indices of the MSRs that KVM can save.
+func (s *System) MSRIndices() ([]uint32, error) {
+	const max = 1024
+	var t struct {
+		n       uint32
+		indices [max]uint32
+	}
+	t.n = max
+	if _, err := ioctlPtr(s.fd, ioGetMSRIndexList, unsafe.Pointer(&t)); err != nil {
+		return nil, fmt.Errorf("get MSR index list: %w", err)
+	}
+	return append([]uint32(nil), t.indices[:t.n]...), nil
+}
+
+// FeatureMSR returns the value that the host and KVM can give to a guest of an MSR that tells of
+// features, such as IA32_ARCH_CAPABILITIES; false if they have none.
+func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
+	var t msrTable
+	t.head.Nmsrs = 1
+	t.entries[0].Index = index
+	n, err := ioctlPtr(s.fd, ioGetMSRs, unsafe.Pointer(&t))
+	if err != nil {
+		return 0, false, fmt.Errorf("get feature MSR %#x: %w", index, err)
+	}
+	return t.entries[0].Data, n == 1, nil
+}
+
+// CreateVM makes an empty VM.
+func (s *System) CreateVM() (*VM, error) {
+	size, err := ioctl(s.fd, ioGetVCPUMmapSize, 0)
+	if err != nil {
+		return nil, fmt.Errorf("get vCPU mmap size: %w", err)
+	}
+	if size < unsafe.Sizeof(runHead{}) {
+		return nil, fmt.Errorf("vCPU mmap size %d: want %d or more", size, unsafe.Sizeof(runHead{}))
+	}
+	fd, err := ioctl(s.fd, ioCreateVM, 0)
+	if err != nil {
+		return nil, fmt.Errorf("create VM: %w", err)
+	}
+	return &VM{fd: int(fd), runSize: int(size)}, nil
+}
+
+// ioctl calls a KVM ioctl with a plain argument and retries while a signal interrupts it.
+func ioctl(fd int, req, arg uintptr) (uintptr, error) {
+	for {
+		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
+		switch errno {
+		case 0:
+			return r, nil
+		case unix.EINTR:
+		default:
+			return r, errno
+		}
+	}
+}
+
+// ioctlPtr calls a KVM ioctl with a pointer and retries while a signal interrupts it.
+func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
+	for {
+		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+		switch errno {
+		case 0:
+			return r, nil
+		case unix.EINTR:
+		default:
+			return r, errno
+		}
+	}
+}

@@ -1,0 +1,255 @@
+package kvm
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// VCPU is one virtual CPU. Run must always be called from the same OS thread; the state methods only while it is not
+// in Run.
+type VCPU struct {
+	id   uint32
+	fd   int
+	run  []byte
+	head *runHead
+
+	// waiting is set while the vCPU may wait for its start-up IPI: as long as it does, and for
+	// the one Run that ends because the IPI has come.
+	waiting bool
+}
+
+// ErrKicked is returned by Run when a signal or SetImmediateExit ended it.
+var ErrKicked = errors.New("vCPU kicked")
+
+// Close unmaps and closes the vCPU.
+func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
+
+// Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of the exit before.
+func (c *VCPU) Run() error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), ioRun, 0)
+	if errno == 0 {
+		return nil
+	}
+	return c.runError(errno, c.MPState)
+}
+
+// runError says what the error of a Run means. EAGAIN has two meanings. A vCPU that waits for its
+// start-up IPI returns it when it is woken, and is to be run again. Any other vCPU returns it
+// when Linux 6.14 or later could not make the thread that it gives every VM with its first Run
+// (kvm-nx-lpage-recovery), and would do so for ever.
+func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error {
+	switch {
+	case errno == unix.EINTR:
+		return ErrKicked
+	case errno == unix.EAGAIN && c.waiting:
+		state, err := mpState()
+		if err != nil {
+			return err
+		}
+		c.waiting = state.State == MPStateUninitialized
+		return ErrKicked
+	case errno == unix.EAGAIN:
+		return fmt.Errorf("run vCPU %d: KVM cannot start a thread for the VM (%w): raise pids.max of the cgroup, "+
+			"or RLIMIT_NPROC of the user", c.id, errno)
+	}
+	return fmt.Errorf("run vCPU %d: %w", c.id, errno)
+}
+
+// SetImmediateExit makes the next and, together with a signal to its thread, the current Run return ErrKicked, after
+// pending I/O is completed. It may be called from any thread.
+func (c *VCPU) SetImmediateExit(on bool) {
+	// immediate_exit is byte 1 of the run area; the bytes beside it in the same word are written by nobody while the
+	// vCPU exists (request_interrupt_window is unused with an in-kernel irqchip, the rest is padding).
+	word := (*uint32)(unsafe.Pointer(c.head))
+	var v uint32
+	if on {
+		v = 1 << 8
+	}
+	atomic.StoreUint32(word, v)
+}
+
+// ExitReason returns the reason of the last exit (the Exit constants).
+func (c *VCPU) ExitReason() uint32 { return c.head.Exit_reason }
+
+// MMIO returns the access of an ExitMMIO. For a read the caller fills Data before the next Run.
+func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
+	e := (*mmioExit)(unsafe.Pointer(&c.head.Exit))
+	return e.Phys_addr, e.Data[:min(e.Len, uint32(len(e.Data)))], e.Is_write != 0
+}
+
+// IO returns the access of an ExitIO: count units of size bytes each in data. For input the caller fills data before
+// the next Run. Data is nil if the kernel's answer does not lie in the run area.
+func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
+	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
+	n := uint64(e.Size) * uint64(e.Count)
+	if e.Offset > uint64(len(c.run)) || n > uint64(len(c.run))-e.Offset {
+		return e.Port, int(e.Size), nil, e.Direction == ioDirectionOut
+	}
+	return e.Port, int(e.Size), c.run[e.Offset : e.Offset+n], e.Direction == ioDirectionOut
+}
+
+// BusLocked reports whether the guest has taken a bus lock before the last exit, whose reason may
+// be another one.
+func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
+
+// Suberror returns the first word of an exit's payload: the suberror of ExitInternalError, the
+// hardware reason of ExitFailEntry (low half), the type of ExitSystemEvent, the flags of
+// ExitNotify.
+func (c *VCPU) Suberror() uint32 { return *(*uint32)(unsafe.Pointer(&c.head.Exit)) }
+
+func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
+	if _, err := ioctlPtr(c.fd, req, arg); err != nil {
+		return fmt.Errorf("%s of vCPU %d: %w", what, c.id, err)
+	}
+	return nil
+}
+
+// SetCPUID sets the CPUID leaves that the guest sees. It must come before the other state.
+func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
+	var t struct {
+		head    cpuidHead
+		entries [maxCPUIDEntries]CPUIDEntry
+	}
+	if len(entries) > maxCPUIDEntries {
+		return fmt.Errorf("set CPUID of vCPU %d: %d entries, at most %d", c.id, len(entries), maxCPUIDEntries)
+	}
+	t.head.Nent = uint32(copy(t.entries[:], entries))
+	return c.call(ioSetCPUID2, unsafe.Pointer(&t), "set CPUID")
+}
+
+// maxMSRs bounds one MSR transfer; Linux's own limit is MAX_IO_MSRS, 256.
+const maxMSRs = 256
+
+type msrTable struct {
+	head    msrsHead
+	entries [maxMSRs]MSREntry
+}
+
+// MSRs fills in the Data of entries and returns how many were read: fewer than len(entries) if the host does not know
+// the MSR entries[n].
+func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
+	var t msrTable
+	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
+	got, err := ioctlPtr(c.fd, ioGetMSRs, unsafe.Pointer(&t))
+	if err != nil {
+		return 0, fmt.Errorf("get MSRs of vCPU %d: %w", c.id, err)
+	}
+	return copy(entries, t.entries[:got]), nil
+}
+
+// SetMSRs sets MSRs in order and returns how many were set: fewer than len(entries) if the host refuses entries[n].
+func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
+	var t msrTable
+	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
+	set, err := ioctlPtr(c.fd, ioSetMSRs, unsafe.Pointer(&t))
+	if err != nil {
+		return 0, fmt.Errorf("set MSRs of vCPU %d: %w", c.id, err)
+	}
+	return int(set), nil
+}
+
+// Regs returns the general registers.
+func (c *VCPU) Regs() (v Regs, err error) {
+	return v, c.call(ioGetRegs, unsafe.Pointer(&v), "get registers")
+}
+
+// SetRegs sets the general registers.
+func (c *VCPU) SetRegs(v *Regs) error { return c.call(ioSetRegs, unsafe.Pointer(v), "set registers") }
+
+// Sregs returns the special registers.
+func (c *VCPU) Sregs() (v Sregs, err error) {
+	return v, c.call(ioGetSregs, unsafe.Pointer(&v), "get special registers")
+}
+
+// SetSregs sets the special registers.
+func (c *VCPU) SetSregs(v *Sregs) error {
+	return c.call(ioSetSregs, unsafe.Pointer(v), "set special registers")
+}
+
+// XSave returns the FPU and vector state (legacy 4 KiB form: everything up to AVX-512 and PKRU, not AMX).
+func (c *VCPU) XSave() (v XSave, err error) {
+	return v, c.call(ioGetXSave, unsafe.Pointer(&v), "get XSAVE state")
+}
+
+// SetXSave sets the FPU and vector state.
+func (c *VCPU) SetXSave(v *XSave) error {
+	return c.call(ioSetXSave, unsafe.Pointer(v), "set XSAVE state")
+}
+
+// XCRs returns the extended control registers.
+func (c *VCPU) XCRs() (v XCRs, err error) {
+	return v, c.call(ioGetXCRs, unsafe.Pointer(&v), "get XCRs")
+}
+
+// SetXCRs sets the extended control registers.
+func (c *VCPU) SetXCRs(v *XCRs) error { return c.call(ioSetXCRs, unsafe.Pointer(v), "set XCRs") }
+
+// DebugRegs returns the debug registers.
+func (c *VCPU) DebugRegs() (v DebugRegs, err error) {
+	return v, c.call(ioGetDebugRegs, unsafe.Pointer(&v), "get debug registers")
+}
+
+// SetDebugRegs sets the debug registers.
+func (c *VCPU) SetDebugRegs(v *DebugRegs) error {
+	return c.call(ioSetDebugRegs, unsafe.Pointer(v), "set debug registers")
+}
+
+// Events returns pending exceptions, interrupts and NMIs.
+func (c *VCPU) Events() (v VCPUEvents, err error) {
+	return v, c.call(ioGetVCPUEvents, unsafe.Pointer(&v), "get events")
+}
+
+// SetEvents sets pending exceptions, interrupts and NMIs.
+func (c *VCPU) SetEvents(v *VCPUEvents) error {
+	return c.call(ioSetVCPUEvents, unsafe.Pointer(v), "set events")
+}
+
+// MPState returns whether the vCPU runs, halts or waits for its start-up IPI.
+func (c *VCPU) MPState() (v MPState, err error) {
+	return v, c.call(ioGetMPState, unsafe.Pointer(&v), "get MP state")
+}
+
+// SetMPState sets whether the vCPU runs, halts or waits for its start-up IPI.
+func (c *VCPU) SetMPState(v *MPState) error {
+	c.waiting = v.State == MPStateUninitialized
+	return c.call(ioSetMPState, unsafe.Pointer(v), "set MP state")
+}
+
+// LAPIC returns the local APIC's registers.
+func (c *VCPU) LAPIC() (v LAPIC, err error) {
+	return v, c.call(ioGetLAPIC, unsafe.Pointer(&v), "get LAPIC")
+}
+
+// SetLAPIC sets the local APIC's registers.
+func (c *VCPU) SetLAPIC(v *LAPIC) error { return c.call(ioSetLAPIC, unsafe.Pointer(v), "set LAPIC") }
+
+// TSCKHz returns the frequency of the guest's TSC in kHz.
+func (c *VCPU) TSCKHz() (uint32, error) {
+	v, err := ioctl(c.fd, ioGetTSCKHz, 0)
+	if err != nil {
+		return 0, fmt.Errorf("get TSC frequency of vCPU %d: %w", c.id, err)
+	}
+	return uint32(v), nil
+}
+
+// SetTSCKHz sets the frequency of the guest's TSC in kHz; hosts without TSC scaling accept only their own.
+func (c *VCPU) SetTSCKHz(khz uint32) error {
+	if _, err := ioctl(c.fd, ioSetTSCKHz, uintptr(khz)); err != nil {
+		return fmt.Errorf("set TSC frequency of vCPU %d to %d kHz: %w", c.id, khz, err)
+	}
+	return nil
+}
+
+// MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall detectors do not take
+// the pause for a lockup. A guest that has not set up kvm-clock cannot be told, which is no error.
+func (c *VCPU) MarkPaused() error {
+	_, err := ioctl(c.fd, ioKVMClockCtrl, 0)
+	if err != nil && err != unix.EINVAL {
+		return fmt.Errorf("mark vCPU %d paused: %w", c.id, err)
+	}
+	return nil
+}

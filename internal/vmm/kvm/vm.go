@@ -1,0 +1,123 @@
+package kvm
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// VM is one virtual machine. Order of construction: memory slots, then the interrupt controllers, then vCPUs. A memory
+// slot set after CreateIRQChip waits for an SRCU grace period: milliseconds instead of microseconds.
+type VM struct {
+	fd      int
+	runSize int
+}
+
+// Close drops the descriptor. The VM goes when its last vCPU is closed too.
+func (v *VM) Close() error { return unix.Close(v.fd) }
+
+// SetMemslot maps size bytes of host memory at hva to the guest at gpa as slot number slot.
+func (v *VM) SetMemslot(slot uint32, gpa, size uint64, hva uintptr) error {
+	r := memoryRegion{Slot: slot, Guest_phys_addr: gpa, Memory_size: size, Userspace_addr: uint64(hva)}
+	if _, err := ioctlPtr(v.fd, ioSetUserMemoryRegion, unsafe.Pointer(&r)); err != nil {
+		return fmt.Errorf("set memslot %d: %w", slot, err)
+	}
+	return nil
+}
+
+// SetTSSAddr places the three pages that KVM needs on Intel hosts for real mode.
+func (v *VM) SetTSSAddr(gpa uint64) error {
+	if _, err := ioctl(v.fd, ioSetTSSAddr, uintptr(gpa)); err != nil {
+		return fmt.Errorf("set TSS address: %w", err)
+	}
+	return nil
+}
+
+// SetIdentityMapAddr places the page that KVM needs on Intel hosts for real mode.
+func (v *VM) SetIdentityMapAddr(gpa uint64) error {
+	if _, err := ioctlPtr(v.fd, ioSetIdentityMapAddr, unsafe.Pointer(&gpa)); err != nil {
+		return fmt.Errorf("set identity map address: %w", err)
+	}
+	return nil
+}
+
+// CreateIRQChip makes the in-kernel PICs and IOAPIC, and a LAPIC for every vCPU made later.
+func (v *VM) CreateIRQChip() error {
+	if _, err := ioctl(v.fd, ioCreateIRQChip, 0); err != nil {
+		return fmt.Errorf("create irqchip: %w", err)
+	}
+	return nil
+}
+
+// IRQChip returns the state of one of the interrupt controllers (IRQChipPICMaster, IRQChipPICSlave, IRQChipIOAPIC).
+func (v *VM) IRQChip(id uint32) (*IRQChip, error) {
+	c := &IRQChip{Id: id}
+	if _, err := ioctlPtr(v.fd, ioGetIRQChip, unsafe.Pointer(c)); err != nil {
+		return nil, fmt.Errorf("get irqchip %d: %w", id, err)
+	}
+	return c, nil
+}
+
+// SetIRQChip restores the interrupt controller c.Id.
+func (v *VM) SetIRQChip(c *IRQChip) error {
+	if _, err := ioctlPtr(v.fd, ioSetIRQChip, unsafe.Pointer(c)); err != nil {
+		return fmt.Errorf("set irqchip %d: %w", c.Id, err)
+	}
+	return nil
+}
+
+// AddIRQFD makes a write to eventfd raise an edge on gsi.
+func (v *VM) AddIRQFD(eventfd int, gsi uint32) error {
+	f := irqfd{Fd: uint32(eventfd), Gsi: gsi}
+	if _, err := ioctlPtr(v.fd, ioIRQFD, unsafe.Pointer(&f)); err != nil {
+		return fmt.Errorf("add irqfd for GSI %d: %w", gsi, err)
+	}
+	return nil
+}
+
+// AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With anyLength
+// (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit writes match.
+func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
+	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
+	if anyLength {
+		f.Len = 0
+	}
+	if _, err := ioctlPtr(v.fd, ioIOEventFD, unsafe.Pointer(&f)); err != nil {
+		return fmt.Errorf("add ioeventfd at %#x: %w", gpa, err)
+	}
+	return nil
+}
+
+// Clock returns the VM's kvm-clock in nanoseconds.
+func (v *VM) Clock() (uint64, error) {
+	var c ClockData
+	if _, err := ioctlPtr(v.fd, ioGetClock, unsafe.Pointer(&c)); err != nil {
+		return 0, fmt.Errorf("get clock: %w", err)
+	}
+	return c.Clock, nil
+}
+
+// SetClock sets the VM's kvm-clock in nanoseconds; it runs on from there.
+func (v *VM) SetClock(nanos uint64) error {
+	c := ClockData{Clock: nanos}
+	if _, err := ioctlPtr(v.fd, ioSetClock, unsafe.Pointer(&c)); err != nil {
+		return fmt.Errorf("set clock: %w", err)
+	}
+	return nil
+}
+
+// CreateVCPU makes vCPU number id, whose APIC id is the same number.
+func (v *VM) CreateVCPU(id uint32) (*VCPU, error) {
+	fd, err := ioctl(v.fd, ioCreateVCPU, uintptr(id))
+	if err != nil {
+		return nil, fmt.Errorf("create vCPU %d: %w", id, err)
+	}
+	run, err := unix.Mmap(int(fd), 0, v.runSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		_ = unix.Close(int(fd))
+		return nil, fmt.Errorf("map vCPU %d: %w", id, err)
+	}
+	return &VCPU{id: id, fd: int(fd), run: run, head: (*runHead)(unsafe.Pointer(unsafe.SliceData(run))),
+		waiting: id != 0}, nil // vCPU 0 is the boot processor
+}

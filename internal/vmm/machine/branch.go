@@ -1,0 +1,263 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/uffd"
+)
+
+// BranchConfig is where a branch goes.
+type BranchConfig struct {
+	Mode        vm.BranchMode
+	MaxExtents  int
+	Serial      uint64 // of the request, for the result and Copied
+	StormFaults uint64 // as in vmmproto.Branch
+	State       *os.File
+	Layer       *os.File   // empty; taken over
+	Tops        []*os.File // a new top for every disk; taken over
+	Device      int        // open /dev/userfaultfd for a live branch, -1 if the host has none
+
+	// Copied is called once after a live branch has succeeded, when its layer is complete or will never be.
+	Copied func(vmmproto.Branched)
+}
+
+// Branch saves the machine without stopping it for long. The order is always the same:
+//
+//  1. stop the vCPUs and quiesce the devices;
+//  2. save vCPU and device state;
+//  3. freeze the dirty pages (live), or copy them (diff), or copy all pages (full);
+//  4. put new tops on the disks;
+//  5. let it run again;
+//  6. live: copy the frozen pages.
+//
+// State, memory and disks are thus of one instant. If a step before the fifth fails, the machine runs on as if nothing
+// had happened: its dirty pages stay dirty, because what makes a page dirty is that it is private, and its disks keep
+// their tops.
+func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var capture *uffd.Capture
+	defer func() {
+		for _, top := range cfg.Tops { // those that no disk took
+			_ = top.Close()
+		}
+		if capture == nil {
+			err = errors.Join(err, cfg.Layer.Close())
+			return
+		}
+		m.copying = make(chan struct{})
+		go m.copyBranch(capture, cfg, err)
+	}()
+	result.Serial, result.Mode = cfg.Serial, cfg.Mode
+	if m.copying != nil {
+		return result, vm.ErrCopying
+	}
+	// The layer has the size of the memory, so that a truncated one shows.
+	result.Save.LayerBytes = m.mem.Size()
+	if err := cfg.Layer.Truncate(int64(result.Save.LayerBytes)); err != nil {
+		return result, fmt.Errorf("branch: size memory layer: %w", err)
+	}
+	if cfg.Mode == vm.BranchLive {
+		if err := m.prepareFreezer(cfg.Device); err != nil {
+			result.Mode, result.Fallback = vm.BranchDiff, err.Error()
+		}
+	}
+	start := time.Now()
+	wasPaused, _ := m.cpus.stats()
+	if !wasPaused {
+		m.pause()
+	}
+	capture, err = m.branchPaused(&cfg, &result)
+	if !wasPaused {
+		err = errors.Join(err, m.resume())
+	}
+	result.Pause = time.Since(start)
+	if err != nil {
+		return result, fmt.Errorf("branch: %w", err)
+	}
+	return result, nil
+}
+
+// branchPaused does what needs the machine to stand still. A capture that it returns must be copied, also after an
+// error, for its pages are write-protected.
+func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
+	state, err := m.saveState()
+	if err != nil {
+		return nil, fmt.Errorf("save machine state: %w", err)
+	}
+	// A few KiB. Everything that can fail comes before the disks change.
+	if _, err := cfg.State.WriteAt(state, 0); err != nil {
+		return nil, fmt.Errorf("write machine state: %w", err)
+	}
+	result.Save.StateBytes = uint64(len(state))
+	arm := time.Now()
+	var capture *uffd.Capture
+	switch result.Mode {
+	case vm.BranchLive:
+		capture, err = m.freeze(cfg.Layer, cfg.MaxExtents, &result.Save)
+	case vm.BranchDiff:
+		err = m.saveMemory(cfg.Layer, cfg.MaxExtents, &result.Save)
+	default:
+		err = m.saveAllMemory(cfg.Layer, cfg.MaxExtents, &result.Save)
+	}
+	result.Arm = time.Since(arm)
+	if err != nil {
+		return capture, fmt.Errorf("save guest memory: %w", err)
+	}
+	return capture, m.swapTops(&cfg.Tops)
+}
+
+// prepareFreezer makes write protection ready before the first live branch.
+func (m *Machine) prepareFreezer(device int) error {
+	if m.freezer != nil {
+		return m.noFreeze
+	}
+	if device < 0 {
+		return errors.New("the host has no usable /dev/userfaultfd")
+	}
+	var err error
+	m.freezer, err = uffd.NewFreezer(device, m.mem)
+	return err
+}
+
+// freeze write-protects the dirty pages. What fills the gaps between them is not dirty and cannot be protected on every
+// kernel, so it is copied now.
+func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return nil, err
+	}
+	joined := m.describe(dirty, maxExtents, result)
+	for _, gap := range gaps(joined, dirty) {
+		if err := m.writeRange(layer, gap); err != nil {
+			return nil, err
+		}
+	}
+	return m.freezer.Freeze(dirty, int(layer.Fd()))
+}
+
+// gaps returns the parts of outer, ascending and apart, that are in none of inner, which lie inside them.
+func gaps(outer, inner []guestmem.Range) []guestmem.Range {
+	var out []guestmem.Range
+	for _, o := range outer {
+		at, end := o.GPA, o.GPA+guestmem.GPA(o.Length)
+		for len(inner) > 0 && inner[0].GPA < end {
+			if inner[0].GPA > at {
+				out = append(out, guestmem.Range{GPA: at, Length: uint64(inner[0].GPA - at)})
+			}
+			at = inner[0].GPA + guestmem.GPA(inner[0].Length)
+			inner = inner[1:]
+		}
+		if at < end {
+			out = append(out, guestmem.Range{GPA: at, Length: uint64(end - at)})
+		}
+	}
+	return out
+}
+
+// swapTops freezes the disks' tops below new ones and takes those it has used off the list.
+func (m *Machine) swapTops(tops *[]*os.File) error {
+	if len(*tops) != len(m.disks) {
+		return fmt.Errorf("%d new disk tops for %d disks", len(*tops), len(m.disks))
+	}
+	for i, d := range m.disks {
+		if err := d.SwapTop((*tops)[0]); err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+		*tops = (*tops)[1:]
+	}
+	m.topSwaps++
+	return nil
+}
+
+// MergeLayers puts merged, which becomes the machine's, in the place of a disk's layers from
+// number first, counted above the base image, to the last one below the top. The guest stands
+// still for as long as it takes to open a file.
+func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if disk >= len(m.disks) {
+		return errors.Join(fmt.Errorf("merge layers of disk %d: there are %d", disk, len(m.disks)), merged.Close())
+	}
+	wasPaused, _ := m.cpus.stats()
+	if !wasPaused {
+		m.pause()
+	}
+	err := m.disks[disk].Merge(first, merged)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("disk %d: %w", disk, err), merged.Close())
+	}
+	if !wasPaused {
+		err = errors.Join(err, m.resume())
+	}
+	return err
+}
+
+// copyBranch copies the frozen pages of a live branch. A guest that writes them faster than they
+// are copied is stopped until the rest is copied: it would hardly get on anyway, and so the
+// copying ends in bounded time.
+func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed error) {
+	start := time.Now()
+	done := vmmproto.Branched{Serial: cfg.Serial}
+	complete, err := capture.Copy(func() bool {
+		_, captured, faults := capture.Progress()
+		return storm(cfg.StormFaults, captured, faults)
+	})
+	if !complete {
+		m.mu.Lock()
+		stop := time.Now()
+		wasPaused, _ := m.cpus.stats()
+		if !wasPaused {
+			m.pause()
+		}
+		_, err = capture.Copy(func() bool { return false })
+		if !wasPaused {
+			err = errors.Join(err, m.resume())
+		}
+		done.Stop = time.Since(stop)
+		m.mu.Unlock()
+	}
+	if err != nil {
+		done.Failed = vmmproto.ErrorOf(err)
+	}
+	_, _, done.Faults = capture.Progress()
+	done.Copy = time.Since(start)
+	_ = cfg.Layer.Close()
+	m.mu.Lock()
+	close(m.copying)
+	m.copying = nil
+	m.mu.Unlock()
+	if failed == nil {
+		cfg.Copied(done)
+	}
+}
+
+// stormFaults is the number of faults above which their share of all captured pages is telling.
+const stormFaults = 2048
+
+// storm reports whether the guest writes faster than can be copied: it has met as many faults as
+// the caller allows or, with bound 0, faults have captured most of the pages.
+func storm(bound, captured, faults uint64) bool {
+	if bound > 0 {
+		return faults >= bound
+	}
+	return faults > stormFaults && faults > captured/2
+}
+
+// waitCopied waits until no live branch is being copied.
+//
+// Preconditions: m.mu is held; it is released while waiting.
+func (m *Machine) waitCopied() {
+	for m.copying != nil {
+		done := m.copying
+		m.mu.Unlock()
+		<-done
+		m.mu.Lock()
+	}
+}

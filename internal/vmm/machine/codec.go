@@ -1,0 +1,96 @@
+package machine
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// A saved machine state is
+//
+//	magic "FKDSTATE" | format version u32 | sections | CRC-32C u32 of all before it
+//
+// and a section is its name (string) and its contents (blob), each component's own. The first one
+// lists the devices, from which the names and order of the others follow; components version
+// their contents themselves.
+const (
+	stateMagic   = "FKDSTATE"
+	stateVersion = 2
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// stateWriter collects sections.
+type stateWriter struct{ w codec.Writer }
+
+func newStateWriter() *stateWriter {
+	s := &stateWriter{}
+	s.w.Raw([]byte(stateMagic))
+	s.w.U32(stateVersion)
+	return s
+}
+
+func (s *stateWriter) section(name string, save func(w *codec.Writer)) {
+	var w codec.Writer
+	save(&w)
+	s.w.String(name)
+	s.w.Blob(w.Bytes())
+}
+
+func (s *stateWriter) finish() []byte {
+	s.w.U32(crc32.Checksum(s.w.Bytes(), castagnoli))
+	return s.w.Bytes()
+}
+
+// stateReader takes sections off in the order in which they were written.
+type stateReader struct{ r *codec.Reader }
+
+func newStateReader(p []byte) (*stateReader, error) {
+	r, err := checkState(p)
+	if err != nil {
+		return nil, vm.WithCode(vm.ErrBadState, err)
+	}
+	return &stateReader{r}, nil
+}
+
+// checkState checks everything around the sections, which the reader it returns has next.
+func checkState(p []byte) (*codec.Reader, error) {
+	if len(p) < len(stateMagic)+8 || string(p[:len(stateMagic)]) != stateMagic {
+		return nil, errors.New("not a forkd machine state")
+	}
+	body, sum := p[:len(p)-4], binary.LittleEndian.Uint32(p[len(p)-4:])
+	r := codec.NewReader(body[len(stateMagic):])
+	if v := r.U32(); v != stateVersion {
+		return nil, fmt.Errorf("machine state has format version %d, this forkd reads %d", v, stateVersion)
+	}
+	if crc32.Checksum(body, castagnoli) != sum {
+		return nil, errors.New("machine state is damaged: its checksum does not match")
+	}
+	return r, nil
+}
+
+// section gives the next section to restore. Whatever is wrong with it is wrong with the state,
+// unless restore says more.
+func (s *stateReader) section(name string, restore func(r *codec.Reader) error) error {
+	return vm.WithCode(vm.ErrBadState, s.take(name, restore))
+}
+
+func (s *stateReader) take(name string, restore func(r *codec.Reader) error) error {
+	got := s.r.String()
+	contents := s.r.Blob()
+	if err := s.r.Err(); err != nil {
+		return fmt.Errorf("machine state section %s: %w", name, err)
+	}
+	if got != name {
+		return fmt.Errorf("machine state has section %q where %q belongs", got, name)
+	}
+	r := codec.NewReader(contents)
+	if err := errors.Join(restore(r), r.Done()); err != nil {
+		return fmt.Errorf("restore %s: %w", name, err)
+	}
+	return nil
+}

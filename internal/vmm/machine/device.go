@@ -1,0 +1,153 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
+	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
+	"github.com/forkd/forkd/internal/vmm/virtio/rng"
+	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
+)
+
+// Slots of the virtio devices. A slot gives a device its register window and its interrupt, which are part of every
+// snapshot. The network's seat is kept for it.
+const (
+	slotVsock     = 0
+	slotRNG       = 1
+	slotNet       = 2
+	slotFirstDisk = 3
+
+	maxDisks = boot.MaxVirtioDevices - slotFirstDisk
+)
+
+// slot is one virtio device of the machine.
+type slot struct {
+	kind      string
+	transport *mmio.Transport
+	irq       *virtio.EventFD
+}
+
+// Kinds of devices, as a saved state names them.
+const (
+	kindVsock = "vsock"
+	kindRNG   = "rng"
+	kindDisk  = "disk"
+)
+
+// section names the state of the device in slot i.
+func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
+
+// newIRQ returns an eventfd that raises an edge on gsi.
+func (m *Machine) newIRQ(gsi uint32) (*virtio.EventFD, error) {
+	e, err := virtio.NewEventFD()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.vm.AddIRQFD(e.FD(), gsi); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// addDevice puts dev into slot i, quiesced as all devices of a paused machine are.
+func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
+	place := boot.VirtioDevice(i)
+	irq, err := m.newIRQ(place.GSI)
+	if err != nil {
+		return err
+	}
+	t, err := mmio.New(m.mem, dev, irq)
+	if err != nil {
+		return errors.Join(err, irq.Close())
+	}
+	t.Quiesce()
+	m.slots[i] = &slot{kind: kind, transport: t, irq: irq}
+	anyLength, err := m.cfg.KVM.Extension(kvm.CapIOEventFDAnyLength)
+	if err != nil {
+		return err
+	}
+	return m.vm.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, anyLength > 0)
+}
+
+// mmioDevices lists the devices for the guest's ACPI tables.
+func (m *Machine) mmioDevices() []boot.MMIODevice {
+	var list []boot.MMIODevice
+	for i, s := range m.slots {
+		if s != nil {
+			list = append(list, boot.VirtioDevice(i))
+		}
+	}
+	return list
+}
+
+func (m *Machine) quiesce() {
+	for _, s := range m.slots {
+		if s != nil {
+			s.transport.Quiesce()
+		}
+	}
+}
+
+func (m *Machine) unquiesce() error {
+	for _, s := range m.slots {
+		if s != nil {
+			if err := s.transport.Unquiesce(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addFixedDevices makes what every machine has, whatever it boots.
+func (m *Machine) addFixedDevices() (err error) {
+	if m.genIntr, err = m.newIRQ(boot.VMGenIDGSI); err != nil {
+		return err
+	}
+	irq, err := m.newIRQ(boot.SerialGSI)
+	if err != nil {
+		return err
+	}
+	m.serial = newSerial(m.cfg.Console, irq)
+	socket, err := vsock.New(vsock.Config{
+		GuestCID: agentproto.GuestCID, Listener: m.cfg.VsockListener, Dial: m.cfg.GuestConn,
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.addDevice(slotVsock, kindVsock, socket); err != nil {
+		return err
+	}
+	return m.addDevice(slotRNG, kindRNG, rng.New())
+}
+
+// setDisks makes the disks, or replaces those of a machine that is restored again. Their files become the machine's.
+func (m *Machine) setDisks(disks []Disk) error {
+	again := len(m.disks) > 0
+	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {
+		return fmt.Errorf("%d disks: at most %d, and always as many as before", len(disks), maxDisks)
+	}
+	for i, d := range disks {
+		overlay, err := blk.NewOverlay(d.Layers, d.SizeBytes)
+		if err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+		if again {
+			if err = m.disks[i].SetDisk(overlay); err != nil {
+				_ = overlay.Close()
+			}
+		} else {
+			m.disks = append(m.disks, blk.New(overlay, fmt.Sprintf("disk%d", i), m.diskFull))
+			err = m.addDevice(slotFirstDisk+i, kindDisk, m.disks[i])
+		}
+		if err != nil {
+			return fmt.Errorf("disk %d: %w", i, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,413 @@
+package machine_test
+
+import (
+	"bufio"
+	"crypto/rand"
+	"debug/elf"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/build/initramfs"
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/memlayer"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/machine"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+const (
+	mib      = 1 << 20
+	diskSize = 8 * mib
+	patience = 2 * time.Minute // after which a guest is taken for dead, also in an emulated host
+)
+
+// host makes machines with our guest.
+type host struct {
+	dir    string // on tmpfs, for memory layers that can be write-protected
+	tops   string // where new disk tops are made
+	kernel string
+	initrd string
+	base   string // raw disk image
+	shape  vm.Shape
+}
+
+func newHost(t *testing.T, vcpus int) *host {
+	t.Helper()
+	assets := vmtest.Load(t)
+	dir, err := os.MkdirTemp("/dev/shm", "fkt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	h := &host{dir: dir, tops: dir, kernel: assets.Minimal.VMLinux, initrd: filepath.Join(dir, "initrd"),
+		base: filepath.Join(dir, "base"), shape: vm.Shape{MemoryBytes: 192 * mib, VCPUs: uint32(vcpus), Template: vmtest.Template()}}
+	writeInitrd(t, h.initrd)
+	if err := os.WriteFile(h.base, make([]byte, diskSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// writeInitrd makes an initramfs of this test binary, with the libraries it needs, as one with
+// the race detector does.
+func writeInitrd(t *testing.T, path string) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w := initramfs.NewWriter(f)
+	add := func(name, from string) {
+		p, err := os.ReadFile(from)
+		if err == nil {
+			err = w.File(name, 0o755, p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("init", exe)
+	for _, lib := range libraries(t, exe) {
+		add(lib, lib)
+	}
+	_ = w.Dir("proc", 0o755)
+	_ = w.CharDevice("dev/console", 0o600, 5, 1)
+	_ = w.CharDevice("dev/null", 0o666, 1, 3)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// libraries returns the interpreter and shared libraries of a program; none for a static one.
+func libraries(t *testing.T, exe string) []string {
+	t.Helper()
+	f, err := elf.Open(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var out []string
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			name := make([]byte, p.Filesz-1)
+			if _, err := p.ReadAt(name, 0); err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, string(name))
+		}
+	}
+	names, err := f.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		i := slices.IndexFunc([]string{"/lib/x86_64-linux-gnu/", "/lib64/", "/usr/lib/"}, func(dir string) bool {
+			_, err := os.Stat(dir + name)
+			return err == nil
+		})
+		if i < 0 {
+			t.Fatalf("library %s is not found", name)
+		}
+		out = append(out, []string{"/lib/x86_64-linux-gnu/", "/lib64/", "/usr/lib/"}[i]+name)
+	}
+	return out
+}
+
+// testVM is a machine with its disk and its streams.
+type testVM struct {
+	*machine.Machine
+	host    *host
+	socket  string
+	files   []string // of the disk: base image, layers, top
+	dialed  chan uint32
+	exited  chan vm.Exit
+	copied  chan vmmproto.Branched
+	stalled chan struct{}
+	console *console
+}
+
+// console keeps what the guest prints.
+type console struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (c *console) WriteByte(b byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.text = append(c.text, b)
+	return nil
+}
+
+func (h *host) newVM(t *testing.T) *testVM {
+	t.Helper()
+	v := &testVM{host: h, socket: filepath.Join(vmtest.ShortDir(t), "vsock"), dialed: make(chan uint32, 8),
+		exited: make(chan vm.Exit, 1), copied: make(chan vmmproto.Branched, 1),
+		stalled: make(chan struct{}, 8), console: &console{}}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: v.socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.SetUnlinkOnClose(false)
+	file, err := listener.File()
+	_ = listener.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sys, err := kvm.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sys.Close() })
+	v.Machine, err = machine.New(machine.Config{KVM: sys, Shape: h.shape, Console: v.console, VsockListener: file,
+		GuestConn: func(port uint32, fd int) error {
+			v.dialed <- port
+			return unix.Close(fd)
+		},
+		Exited:  func(e vm.Exit) { v.exited <- e },
+		Stalled: func() { v.stalled <- struct{}{} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := v.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("console:\n%s", vmtest.LastLines(v.console.text, 40))
+		}
+	})
+	return v
+}
+
+// newTop makes an empty writable disk layer.
+func (h *host) newTop(t *testing.T) string {
+	t.Helper()
+	f, err := os.CreateTemp(h.tops, "top")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := disklayer.Format(f, diskSize); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}
+
+func open(t *testing.T, path string, flags int) *os.File {
+	t.Helper()
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// disks opens the disk of a machine, which takes the files over. The last one is written.
+func disks(t *testing.T, files []string) []machine.Disk {
+	t.Helper()
+	d := machine.Disk{SizeBytes: diskSize}
+	for i, name := range files {
+		flags := os.O_RDONLY
+		if i == len(files)-1 {
+			flags = os.O_RDWR
+		}
+		d.Layers = append(d.Layers, open(t, name, flags))
+	}
+	return []machine.Disk{d}
+}
+
+func generation() (id [16]byte) {
+	_, _ = rand.Read(id[:])
+	return id
+}
+
+// boot starts a guest and waits until it takes commands.
+func (h *host) boot(t *testing.T) *testVM {
+	t.Helper()
+	v := h.newVM(t)
+	v.files = []string{h.base, h.newTop(t)}
+	kernel, initrd := open(t, h.kernel, os.O_RDONLY), open(t, h.initrd, os.O_RDONLY)
+	defer kernel.Close()
+	defer initrd.Close()
+	if err := v.Boot(machine.BootConfig{Kernel: kernel, Initrd: initrd, Cmdline: vmtest.Cmdline(guestEnv + "=1"),
+		Disks: disks(t, v.files), VMGenID: generation()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	v.wantDial(t, readyPort)
+	return v
+}
+
+// wantDial waits until the guest opens a stream to a port of the host.
+func (v *testVM) wantDial(t *testing.T, port uint32) {
+	t.Helper()
+	select {
+	case got := <-v.dialed:
+		if got != port {
+			t.Fatalf("the guest dialed port %d, want %d", got, port)
+		}
+	case e := <-v.exited:
+		t.Fatalf("the guest stopped: %v %s", e.Reason, e.Detail)
+	case <-time.After(patience):
+		t.Fatalf("the guest did not dial port %d", port)
+	}
+}
+
+// stream is a connection to the guest.
+type stream struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (v *testVM) dial(t *testing.T) *stream {
+	t.Helper()
+	c, err := net.Dial("unix", v.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	s := &stream{c, bufio.NewReader(c)}
+	fmt.Fprintf(c, "CONNECT %d\n", guestPort)
+	if line, err := s.r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "OK ") {
+		t.Fatalf("connect to the guest: %q, %v", line, err)
+	}
+	return s
+}
+
+func (s *stream) call(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	command := fmt.Sprintf(format, args...)
+	fmt.Fprintln(s, command)
+	line, err := s.r.ReadString('\n')
+	if err != nil || strings.HasPrefix(line, "error: ") {
+		t.Fatalf("guest: %s: %q, %v", command, line, err)
+	}
+	return strings.TrimSuffix(line, "\n")
+}
+
+// call sends the guest one command on a stream of its own.
+func (v *testVM) call(t *testing.T, format string, args ...any) string {
+	t.Helper()
+	s := v.dial(t)
+	defer s.Close()
+	return s.call(t, format, args...)
+}
+
+// snapshot is what a save or a branch left: a machine state, memory layers, and the disk below a
+// new top.
+type snapshot struct {
+	state   string
+	layers  []string
+	extents []vm.Extent
+	files   []string // of the disk
+}
+
+// save pauses v for good and makes a snapshot of it.
+func (v *testVM) save(t *testing.T) *snapshot {
+	t.Helper()
+	if err := v.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	state, layer := v.host.create(t), v.host.create(t)
+	defer state.Close()
+	defer layer.Close()
+	r, err := v.Save(state, layer, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Extents, files: v.files}
+}
+
+func (h *host) create(t *testing.T) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(h.dir, "snapshot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// restore puts a snapshot into v and lets it run.
+func (v *testVM) restore(t *testing.T, s *snapshot) {
+	t.Helper()
+	v.files = append(slices.Clone(s.files), v.host.newTop(t))
+	cfg := machine.RestoreConfig{State: open(t, s.state, os.O_RDONLY), Extents: s.extents, Disks: disks(t, v.files),
+		VMGenID: generation(), Resume: true}
+	defer cfg.State.Close()
+	for _, name := range s.layers {
+		cfg.Layers = append(cfg.Layers, open(t, name, os.O_RDONLY))
+	}
+	_, err := v.Restore(cfg)
+	for _, f := range cfg.Layers {
+		_ = f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fork makes a new machine of a snapshot.
+func (h *host) fork(t *testing.T, s *snapshot) *testVM {
+	t.Helper()
+	v := h.newVM(t)
+	v.restore(t, s)
+	return v
+}
+
+// branch makes a snapshot of the running v, which lies on base, and waits until it is complete.
+func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
+	t.Helper()
+	state, layer, top := v.host.create(t), v.host.create(t), v.host.newTop(t)
+	defer state.Close()
+	device, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		device = -1
+	} else {
+		defer unix.Close(device)
+	}
+	r, err := v.Branch(machine.BranchConfig{Mode: mode, MaxExtents: 4096, Serial: 1, State: state, Layer: layer,
+		Tops: []*os.File{open(t, top, os.O_RDWR)}, Device: device,
+		Copied: func(b vmmproto.Branched) { v.copied <- b }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Mode != mode {
+		t.Fatalf("a %v branch fell back to %v: %s", mode, r.Mode, r.Fallback)
+	}
+	if mode == vm.BranchLive {
+		if b := <-v.copied; b.Failed != nil {
+			t.Fatal(b.Failed.Text)
+		}
+	}
+	s := &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Save.Extents, files: v.files}
+	v.files = append(slices.Clone(v.files), top)
+	if mode != vm.BranchFull { // its layer lies on those of the base
+		s.layers = append(slices.Clone(base.layers), layer.Name())
+		for i := range s.extents {
+			s.extents[i].Layer = uint32(len(base.layers))
+		}
+		s.extents = memlayer.Overlay(base.extents, s.extents)
+	}
+	return s
+}

@@ -1,0 +1,200 @@
+// Package machine is the virtual machine inside a VMM: it joins KVM, guest memory, boot and virtio devices, runs the
+// vCPUs, and saves and restores all of it.
+//
+// It opens no files and talks to no daemon: everything comes as descriptors and callbacks in Config. Methods of Machine
+// may be called concurrently, but not from the callbacks.
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/uffd"
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
+)
+
+// Config is what a machine is made of.
+type Config struct {
+	KVM           *kvm.System
+	Shape         vm.Shape
+	Console       io.ByteWriter                   // gets the serial output
+	VsockListener *os.File                        // listening unix socket, taken over
+	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; owns fd if it returns nil
+	Exited        func(vm.Exit)                   // called once, when the guest has stopped by itself
+	Stalled       func()                          // called when the machine has been paused because the host has no room for its disks
+}
+
+// Disk is one virtio-blk disk; its files are taken over. See package disklayer for their format.
+type Disk struct {
+	SizeBytes uint64
+	Layers    []*os.File // base first, private top last
+}
+
+// Machine is one VM. It begins empty and paused; Boot or Restore gives it a guest.
+type Machine struct {
+	cfg     Config
+	vm      *kvm.VM
+	mem     *guestmem.Memory
+	tracker *guestmem.Tracker
+	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
+	msrs    []uint32           // indices to save
+	cpus    *vcpus
+	serial  *serial
+	genIntr *virtio.EventFD // raises the event that announces a new generation id
+	slots   []*slot         // by slot number; nil where no device is
+	disks   []*blk.Device
+	ended   sync.Once
+
+	stalling atomic.Bool // a disk has found no room on the host, and the machine is about to be paused for it
+
+	mu       sync.Mutex    // one request at a time, and the end of a live branch
+	used     bool          // Boot or Restore has been called
+	covered  []vm.Extent   // the parts of memory that lie in any layer; none after Boot
+	freezer  *uffd.Freezer // nil before the first live branch
+	noFreeze error         // why live branches are impossible since a rollback
+	topSwaps uint64        // see vm.Stats
+	stalled  bool          // paused because a disk has found no room on the host
+	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
+}
+
+// New makes a machine of the given shape: memory slots first, because one set after the interrupt controllers exist
+// waits for an SRCU grace period.
+func New(cfg Config) (_ *Machine, err error) {
+	m := &Machine{cfg: cfg, slots: make([]*slot, boot.MaxVirtioDevices)}
+	var undo cleanup.Stack
+	defer undo.Run()
+	if n := cfg.Shape.VCPUs; n < 1 || n > vm.MaxVCPUs {
+		return nil, fmt.Errorf("vcpus %d: want 1 to %d", n, vm.MaxVCPUs)
+	}
+	if err := cfg.KVM.CheckCapabilities(); err != nil {
+		return nil, err
+	}
+	if m.mem, err = guestmem.New(cfg.Shape.MemoryBytes); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { _ = m.mem.Close() })
+	if m.tracker, err = guestmem.NewTracker(); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { _ = m.tracker.Close() })
+	if m.vm, err = cfg.KVM.CreateVM(); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { _ = m.vm.Close() })
+	for i, r := range m.mem.Regions() {
+		if err := m.vm.SetMemslot(uint32(i), uint64(r.GPA), r.Size, r.HVA()); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(m.vm.SetIdentityMapAddr(uint64(boot.KVMIdentityMapAddr)),
+		m.vm.SetTSSAddr(uint64(boot.KVMTSSAddr)), m.vm.CreateIRQChip(), m.vm.SetPolicy(cfg.KVM)); err != nil {
+		return nil, err
+	}
+	if err := m.addVCPUs(&undo); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { _ = m.cpus.close() })
+	if err := m.addFixedDevices(); err != nil {
+		return nil, err
+	}
+	undo.Release()
+	return m, nil
+}
+
+func (m *Machine) addVCPUs(undo *cleanup.Stack) error {
+	supported, err := m.cfg.KVM.SupportedCPUID()
+	if err != nil {
+		return err
+	}
+	if m.msrs, err = m.msrIndices(); err != nil {
+		return err
+	}
+	n := int(m.cfg.Shape.VCPUs)
+	var cpus []*kvm.VCPU
+	for i := range n {
+		c, err := m.vm.CreateVCPU(uint32(i))
+		if err != nil {
+			return err
+		}
+		undo.Add(func() { _ = c.Close() })
+		entries, err := cpuid.Apply(m.cfg.Shape.Template, toTemplate(supported), i, n)
+		if err != nil {
+			return err
+		}
+		m.cpuid = append(m.cpuid, fromTemplate(entries))
+		if err := c.SetCPUID(m.cpuid[i]); err != nil {
+			return err
+		}
+		m.msrs = cpuid.ShownMSRs(m.msrs, entries)
+		cpus = append(cpus, c)
+	}
+	m.cpus = newVCPUs(cpus, m.handleExit, m.stopped)
+	return nil
+}
+
+// stopped is called on a vCPU's thread when it can run no further.
+func (m *Machine) stopped(err error) {
+	var exit *exitError
+	if !errors.As(err, &exit) {
+		exit = &exitError{vm.Exit{Reason: vm.ExitInternal, Detail: err.Error()}}
+	}
+	m.ended.Do(func() { go m.cfg.Exited(exit.Exit) })
+}
+
+// Resume lets the guest run. It returns when every vCPU is about to enter the guest.
+func (m *Machine) Resume() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.resume()
+}
+
+func (m *Machine) resume() error {
+	if paused, _ := m.cpus.stats(); !paused {
+		return nil
+	}
+	if err := m.cpus.markPaused(); err != nil {
+		return err
+	}
+	m.stalled = false
+	if err := m.unquiesce(); err != nil {
+		return err
+	}
+	m.cpus.resume()
+	return nil
+}
+
+// Pause stops the vCPUs and quiesces the devices: afterwards nothing changes guest memory or device state.
+func (m *Machine) Pause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pause()
+	return nil
+}
+
+func (m *Machine) pause() {
+	if paused, _ := m.cpus.stats(); paused {
+		return
+	}
+	m.cpus.pause()
+	m.quiesce()
+}
+
+// Stats returns figures that only the VMM has.
+func (m *Machine) Stats() (vm.Stats, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dirty, err := m.tracker.DirtyBytes(m.mem)
+	paused, exits := m.cpus.stats()
+	return vm.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits, TopSwaps: m.topSwaps, DiskFull: m.stalled}, err
+}

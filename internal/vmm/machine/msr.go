@@ -1,0 +1,95 @@
+package machine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+)
+
+// msrIndices lists the MSRs that a save reads.
+func (m *Machine) msrIndices() ([]uint32, error) {
+	supported, err := m.cfg.KVM.MSRIndices()
+	if err != nil {
+		return nil, err
+	}
+	return cpuid.SavedMSRs(supported), nil
+}
+
+// readMSRs reads those of the MSRs that this host has.
+func readMSRs(c *kvm.VCPU, indices []uint32) ([]kvm.MSREntry, error) {
+	entries := make([]kvm.MSREntry, len(indices))
+	for i, index := range indices {
+		entries[i].Index = index
+	}
+	var have []kvm.MSREntry
+	for len(entries) > 0 {
+		n, err := c.MSRs(entries)
+		if err != nil {
+			return nil, err
+		}
+		have = append(have, entries[:n]...)
+		entries = entries[min(n+1, len(entries)):] // entries[n] is the one KVM does not know
+	}
+	return have, nil
+}
+
+func msrNumbers(entries []kvm.MSREntry) []uint32 {
+	numbers := make([]uint32, len(entries))
+	for i, e := range entries {
+		numbers[i] = e.Index
+	}
+	return numbers
+}
+
+// writeMSRs sets all of the MSRs or fails.
+func writeMSRs(c *kvm.VCPU, entries []kvm.MSREntry) error {
+	n, err := c.SetMSRs(entries)
+	if err == nil && n < len(entries) {
+		err = fmt.Errorf("host refuses MSR %#x = %#x", entries[n].Index, entries[n].Data)
+	}
+	return err
+}
+
+// findMSR returns the entry of an MSR, nil if there is none.
+func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
+	i := slices.IndexFunc(entries, func(e kvm.MSREntry) bool { return e.Index == index })
+	if i < 0 {
+		return nil
+	}
+	return &entries[i]
+}
+
+// verifyMSRs writes back what a save would read, so that an MSR that this host does not take
+// shows where the snapshot is made, by its index, and not in every restore. The TSC is left
+// alone, for setting it moves it.
+//
+// Preconditions: the machine is paused.
+func (m *Machine) verifyMSRs() error {
+	for i, c := range m.cpus.all {
+		entries, err := readMSRs(c.kvm, m.msrs)
+		if err != nil {
+			return err
+		}
+		entries = slices.DeleteFunc(entries, func(e kvm.MSREntry) bool { return e.Index == cpuid.MSRTSC })
+		if err := writeMSRs(c.kvm, entries); err != nil {
+			return fmt.Errorf("vCPU %d could not be restored: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkArchCaps refuses a guest that has chosen its mitigations for another host and would lack
+// one here. KVM itself lets a guest see any value of the register.
+func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
+	shown := findMSR(saved, cpuid.MSRArchCapabilities)
+	if shown == nil {
+		return nil // the guest has never seen it
+	}
+	host, _, err := m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities) // zero if the host has none
+	if err != nil {
+		return err
+	}
+	return cpuid.CompatibleArchCaps(shown.Data, host)
+}

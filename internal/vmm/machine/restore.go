@@ -1,0 +1,218 @@
+package machine
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/memlayer"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+)
+
+// RestoreConfig is a snapshot and what differs in this copy of it.
+type RestoreConfig struct {
+	State   *os.File
+	Layers  []*os.File // memory layers, base first
+	Extents []vm.Extent
+	Disks   []Disk
+	VMGenID [16]byte
+	Resume  bool // let the vCPUs run
+}
+
+// maxState bounds a state file: 256 vCPUs take about 6 MiB.
+const maxState = 16 << 20
+
+// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. A machine that
+// has a guest already is rolled back: its private pages are dropped and its disks replaced. After an error the machine
+// is unusable.
+func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	start := time.Now()
+	lap := func() time.Duration {
+		now := time.Now()
+		defer func() { start = now }()
+		return now.Sub(start)
+	}
+	if m.used {
+		if err := m.forget(); err != nil {
+			return t, err
+		}
+	}
+	m.used = true
+	if err := m.mapMemory(cfg.Layers, cfg.Extents); err != nil {
+		return t, err
+	}
+	t.Map = lap()
+	if err := m.setDisks(cfg.Disks); err != nil {
+		return t, err
+	}
+	state, err := readState(cfg.State)
+	if err != nil {
+		return t, err
+	}
+	if err := m.restoreState(state); err != nil {
+		return t, err
+	}
+	if err := m.announceFork(cfg.VMGenID); err != nil {
+		return t, err
+	}
+	t.State = lap()
+	if cfg.Resume {
+		if err := m.resume(); err != nil {
+			return t, err
+		}
+		t.Run = lap()
+	}
+	return t, nil
+}
+
+// forget stops the guest and drops its memory.
+func (m *Machine) forget() error {
+	m.waitCopied() // a page that is write-protected must not be replaced
+	m.pause()
+	regions := m.mem.Regions()
+	for i := range regions {
+		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readState(f *os.File) ([]byte, error) {
+	if f == nil {
+		return nil, errors.New("restore: no state file was donated")
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("read machine state: %w", err)
+	}
+	if st.Size() > maxState {
+		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", st.Size(), maxState))
+	}
+	p := make([]byte, st.Size())
+	if _, err := f.ReadAt(p, 0); err != nil {
+		return nil, fmt.Errorf("read machine state: %w", err)
+	}
+	return p, nil
+}
+
+// mapMemory puts the layers behind the guest's memory.
+func (m *Machine) mapMemory(layers []*os.File, extents []vm.Extent) error {
+	sizes := make([]uint64, len(layers))
+	for i, f := range layers {
+		st, err := f.Stat()
+		if err != nil {
+			return fmt.Errorf("memory layer %d: %w", i, err)
+		}
+		sizes[i] = uint64(st.Size())
+	}
+	if err := memlayer.CheckExtents(extents, sizes); err != nil {
+		return fmt.Errorf("memory map: %w", err)
+	}
+	covered := make([]vm.Extent, len(extents))
+	for i, e := range extents {
+		covered[i] = anyLayer(e.GPA, e.Length)
+		fd := int(layers[e.Layer].Fd())
+		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
+			return err
+		}
+	}
+	m.covered = memlayer.Overlay(nil, covered)
+	if m.freezer != nil {
+		m.noFreeze = m.freezer.Register() // the mappings are new; on other files than tmpfs ones it may be impossible
+	}
+	return nil
+}
+
+func (m *Machine) restoreState(p []byte) error {
+	r, err := newStateReader(p)
+	if err != nil {
+		return err
+	}
+	if err := r.section("machine", m.shape().check); err != nil {
+		return err
+	}
+	var whole vmState
+	if err := r.section("vm", whole.Restore); err != nil {
+		return err
+	}
+	// The clock goes on from where it was: time stood still for the guest's timers, and the agent corrects the time of
+	// day. It comes before the vCPUs, whose kvm-clock pages are computed from it.
+	if err := m.vm.SetClock(whole.clock); err != nil {
+		return err
+	}
+	var first []kvm.MSREntry // of vCPU 0
+	for i, c := range m.cpus.all {
+		s := &vcpuState{}
+		if err := r.section("vcpu", s.Restore); err != nil {
+			return err
+		}
+		if i == 0 {
+			first = s.msrs
+		}
+		alignTSC(first, s.msrs)
+		if err := m.restoreCPU(i, c.kvm, s, whole.tscKHz); err != nil {
+			return err
+		}
+	}
+	if err := whole.restoreChips(m.vm); err != nil {
+		return err
+	}
+	if err := r.section("serial", m.serial.Restore); err != nil {
+		return err
+	}
+	for i, s := range m.slots {
+		if s != nil {
+			if err := r.section(s.section(i), s.transport.Restore); err != nil {
+				return err
+			}
+		}
+	}
+	return vm.WithCode(vm.ErrBadState, r.r.Done())
+}
+
+func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) error {
+	if !bytes.Equal(kvm.RawSlice(s.cpuid), kvm.RawSlice(m.cpuid[i])) {
+		saved := toTemplate(s.cpuid)
+		if err := cpuid.CheckSaved(m.cfg.Shape.Template, saved, i, len(m.cpus.all)); err != nil {
+			return vm.WithCode(vm.ErrBadState, fmt.Errorf("vCPU %d: %w", i, err))
+		}
+		if err := cpuid.Compatible(saved, toTemplate(m.cpuid[i])); err != nil {
+			return vm.WithCode(vm.ErrCPU, err)
+		}
+		if err := c.SetCPUID(s.cpuid); err != nil {
+			return err
+		}
+		m.cpuid[i] = s.cpuid
+	}
+	if err := cpuid.CheckSavedMSRs(msrNumbers(s.msrs), toTemplate(s.cpuid)); err != nil {
+		return vm.WithCode(vm.ErrBadState, fmt.Errorf("vCPU %d: %w", i, err))
+	}
+	if err := m.checkArchCaps(s.msrs); err != nil {
+		return vm.WithCode(vm.ErrCPU, err)
+	}
+	if err := m.setTSCRate(c, tscKHz); err != nil {
+		return err
+	}
+	if err := restoreVCPU(c, s); err != nil {
+		return fmt.Errorf("vCPU %d: %w", i, err)
+	}
+	return nil
+}
+
+// announceFork gives the guest a new generation id and raises the event that makes its kernel reseed.
+func (m *Machine) announceFork(id [16]byte) error {
+	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {
+		return fmt.Errorf("write VM generation id: %w", err)
+	}
+	return m.genIntr.Raise()
+}

@@ -1,0 +1,180 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/internal/format/memlayer"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// Save writes the state of the paused machine to state, and to layer the pages that were written over the layers it
+// runs on, at their linear offsets; layer must be empty. At most maxExtents extents describe them.
+//
+// Preconditions: the machine is paused.
+func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResult, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var result vmmproto.SaveResult
+	if paused, _ := m.cpus.stats(); !paused {
+		return result, vm.WithCode(vm.ErrNotPaused, errors.New("save: the machine is running, pause it first"))
+	}
+	p, err := m.saveState()
+	if err != nil {
+		return result, fmt.Errorf("save machine state: %w", err)
+	}
+	if err := m.verifyMSRs(); err != nil {
+		return result, fmt.Errorf("save machine state: %w", err)
+	}
+	if _, err := state.WriteAt(p, 0); err != nil {
+		return result, fmt.Errorf("write machine state: %w", err)
+	}
+	result.StateBytes = uint64(len(p))
+	// The layer has the size of the memory, so that a truncated one shows.
+	result.LayerBytes = m.mem.Size()
+	if err := layer.Truncate(int64(result.LayerBytes)); err != nil {
+		return result, fmt.Errorf("size memory layer: %w", err)
+	}
+	if err := m.saveMemory(layer, maxExtents, &result); err != nil {
+		return result, fmt.Errorf("save guest memory: %w", err)
+	}
+	return result, nil
+}
+
+func (m *Machine) saveState() ([]byte, error) {
+	w := newStateWriter()
+	w.section("machine", m.shape().Save)
+	whole, err := saveVM(m.vm, m.cpus.all[0].kvm)
+	if err != nil {
+		return nil, err
+	}
+	w.section("vm", whole.Save)
+	for i, c := range m.cpus.all {
+		s, err := saveVCPU(c.kvm, m.cpuid[i], m.msrs)
+		if err != nil {
+			return nil, err
+		}
+		w.section("vcpu", s.Save)
+	}
+	w.section("serial", m.serial.Save)
+	for i, s := range m.slots {
+		if s != nil {
+			w.section(s.section(i), s.transport.Save)
+		}
+	}
+	return w.finish(), nil
+}
+
+// saveMemory writes the dirty pages.
+func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return err
+	}
+	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
+}
+
+// saveAllMemory writes everything that is not zero, whichever layer it comes from. It reads what the layers cover and
+// what was written over them: elsewhere there are zeros, and reading them would give every page an entry in the page
+// tables, which each later search for dirty pages would have to look at.
+func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return err
+	}
+	upper := make([]vm.Extent, len(dirty))
+	for i, r := range dirty {
+		upper[i] = anyLayer(uint64(r.GPA), r.Length)
+	}
+	var filled []guestmem.Range
+	for _, e := range memlayer.Overlay(m.covered, upper) {
+		view, err := m.mem.ReadView(guestmem.GPA(e.GPA), int(e.Length))
+		if err != nil {
+			return err
+		}
+		for at := uint64(0); at < e.Length; {
+			zeros := zero(view[at : at+guestmem.PageSize])
+			n := uint64(run(view[at:], zeros))
+			if !zeros {
+				filled = append(filled, guestmem.Range{GPA: guestmem.GPA(e.GPA + at), Length: n})
+			}
+			at += n
+		}
+	}
+	return m.writeRanges(layer, m.describe(filled, maxExtents, result))
+}
+
+// anyLayer describes a range of guest memory so that neighbours are joined whatever is behind them.
+func anyLayer(gpa, length uint64) vm.Extent {
+	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
+}
+
+// describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges that these cover.
+func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
+	for _, r := range ranges {
+		result.DirtyBytes += r.Length
+	}
+	joined := bound(m.mem, ranges, maxExtents)
+	for _, r := range joined {
+		result.Extents = append(result.Extents,
+			vm.Extent{GPA: uint64(r.GPA), Length: r.Length, Offset: guestmem.Linear(r.GPA)})
+	}
+	return joined
+}
+
+func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
+	for _, r := range ranges {
+		if err := m.writeRange(layer, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeRange writes guest memory to its place in a layer, pages of zeros too: a layer has no holes inside its extents.
+// On tmpfs the first access to a hole through a mapping, even a load, allocates a page, and where there is no room for
+// it the VM of a child dies.
+func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
+	view, err := m.mem.ReadView(r.GPA, int(r.Length))
+	if err != nil {
+		return err
+	}
+	_, err = layer.WriteAt(view, int64(guestmem.Linear(r.GPA)))
+	return err
+}
+
+// bound joins neighbouring ranges of one region until there are at most limit, or one per region.
+func bound(mem *guestmem.Memory, ranges []guestmem.Range, limit int) []guestmem.Range {
+	var out []guestmem.Range
+	regions := mem.Regions()
+	for i := range regions {
+		region := &regions[i]
+		var spans []memlayer.Span
+		for _, r := range ranges {
+			if r.GPA >= region.GPA && r.GPA < region.GPA+guestmem.GPA(region.Size) {
+				spans = append(spans, memlayer.Span{Start: uint64(r.GPA), Length: r.Length})
+			}
+		}
+		share := max(1, limit*len(spans)/max(1, len(ranges)))
+		for _, s := range memlayer.Join(spans, share) {
+			out = append(out, guestmem.Range{GPA: guestmem.GPA(s.Start), Length: s.Length})
+		}
+	}
+	return out
+}
+
+// run returns the length of the longest prefix of p whose pages are all zero, or all not.
+func run(p []byte, zeros bool) int {
+	n := guestmem.PageSize
+	for n < len(p) && zero(p[n:n+guestmem.PageSize]) == zeros {
+		n += guestmem.PageSize
+	}
+	return n
+}
+
+var zeroPage [guestmem.PageSize]byte
+
+func zero(page []byte) bool { return [guestmem.PageSize]byte(page) == zeroPage }

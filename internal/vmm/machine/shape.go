@@ -1,0 +1,99 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/boot"
+)
+
+const shapeVersion = 1
+
+// machineShape is the first section of a saved state: what a machine must be like for the rest to
+// fit.
+type machineShape struct {
+	vm.Shape
+	devices []deviceInSlot // by ascending slot
+}
+
+// deviceInSlot is a virtio device and its place, by which the guest has found it.
+type deviceInSlot struct {
+	slot uint8
+	kind string
+}
+
+// String names the device in messages, and the section of its state.
+func (d deviceInSlot) String() string { return fmt.Sprintf("%s in slot %d", d.kind, d.slot) }
+
+// shape describes the machine as it is.
+func (m *Machine) shape() *machineShape {
+	s := &machineShape{Shape: m.cfg.Shape}
+	for i, slot := range m.slots {
+		if slot != nil {
+			s.devices = append(s.devices, deviceInSlot{uint8(i), slot.kind})
+		}
+	}
+	return s
+}
+
+// Save appends the shape.
+func (s *machineShape) Save(w *codec.Writer) {
+	w.U32(shapeVersion)
+	w.U64(s.MemoryBytes)
+	w.U32(s.VCPUs)
+	w.String(s.Template)
+	w.U32(uint32(len(s.devices)))
+	for _, d := range s.devices {
+		w.U8(d.slot)
+		w.String(d.kind)
+	}
+}
+
+// Restore takes what Save wrote.
+func (s *machineShape) Restore(r *codec.Reader) error {
+	if v := r.U32(); v != shapeVersion {
+		return errors.Join(fmt.Errorf("machine shape version %d, want %d", v, shapeVersion), r.Err())
+	}
+	s.Shape = vm.Shape{MemoryBytes: r.U64(), VCPUs: r.U32(), Template: r.String()}
+	const least = 1 + 4 // bytes of a device with an empty kind
+	n := r.Count(least)
+	if n > boot.MaxVirtioDevices {
+		return fmt.Errorf("machine shape has %d devices, at most %d", n, boot.MaxVirtioDevices)
+	}
+	s.devices = make([]deviceInSlot, n)
+	for i := range s.devices {
+		s.devices[i] = deviceInSlot{slot: r.U8(), kind: r.String()}
+	}
+	return r.Err()
+}
+
+// check reads the shape of the machine that was saved and reports how it differs from s.
+func (s *machineShape) check(r *codec.Reader) error {
+	var saved machineShape
+	if err := saved.Restore(r); err != nil {
+		return err
+	}
+	if saved.Shape != s.Shape {
+		return vm.WithCode(vm.ErrShape, fmt.Errorf("snapshot of a machine with %d bytes of memory, %d vCPUs, "+
+			"CPU template %q; this one has %d, %d, %q",
+			saved.MemoryBytes, saved.VCPUs, saved.Template, s.MemoryBytes, s.VCPUs, s.Template))
+	}
+	for i := range max(len(saved.devices), len(s.devices)) {
+		was, is := deviceAt(saved.devices, i), deviceAt(s.devices, i)
+		if was != is {
+			return vm.WithCode(vm.ErrShape, fmt.Errorf("snapshot of a machine with %s where this forkd has %s: "+
+				"use the forkd that made the snapshot, or bake it again", was, is))
+		}
+	}
+	return nil
+}
+
+// deviceAt describes the device at an index of a list, which may be behind its end.
+func deviceAt(list []deviceInSlot, i int) string {
+	if i < len(list) {
+		return fmt.Sprintf("%q", list[i])
+	}
+	return "no more devices"
+}

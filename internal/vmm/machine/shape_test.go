@@ -1,0 +1,62 @@
+package machine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func sampleShape() *machineShape {
+	return &machineShape{
+		Shape:   vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: "t"},
+		devices: []deviceInSlot{{slotVsock, kindVsock}, {slotRNG, kindRNG}, {slotFirstDisk, kindDisk}},
+	}
+}
+
+// A snapshot goes only into a machine of its own shape and with its own devices, and the error
+// names what differs.
+func TestShapeIsThatOfTheSnapshot(t *testing.T) {
+	for want, change := range map[string]func(s *machineShape){
+		"":                               func(*machineShape) {},
+		"2147483648 bytes":               func(s *machineShape) { s.MemoryBytes = 2 << 30 },
+		"3 vCPUs":                        func(s *machineShape) { s.VCPUs = 3 },
+		`template "u"`:                   func(s *machineShape) { s.Template = "u" },
+		`"net in slot 2" where this`:     func(s *machineShape) { s.devices[2] = deviceInSlot{slotNet, "net"} },
+		`"disk in slot 4" where this`:    func(s *machineShape) { s.devices[2].slot++ },
+		`no more devices where this`:     func(s *machineShape) { s.devices = s.devices[:2] },
+		`where this forkd has no more d`: func(s *machineShape) { s.devices = append(s.devices, deviceInSlot{9, kindDisk}) },
+	} {
+		saved := sampleShape()
+		change(saved)
+		var w codec.Writer
+		saved.Save(&w)
+		r := codec.NewReader(w.Bytes())
+		err := sampleShape().check(r)
+		if want == "" {
+			if err != nil || r.Done() != nil {
+				t.Errorf("its own shape is refused: %v, %v", err, r.Err())
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, vm.ErrShape) {
+			t.Errorf("want %q in %v", want, err)
+		}
+	}
+}
+
+// A machine is described by the devices it has. The network's slot is not one of a disk.
+func TestShapeListsTheDevicesOfTheMachine(t *testing.T) {
+	m := &Machine{slots: make([]*slot, slotFirstDisk+1)}
+	m.slots[slotNet] = &slot{kind: "net"}
+	m.slots[slotFirstDisk] = &slot{kind: kindDisk}
+	got := m.shape().devices
+	if len(got) != 2 || got[0] != (deviceInSlot{slotNet, "net"}) || got[1] != (deviceInSlot{slotFirstDisk, kindDisk}) {
+		t.Errorf("devices %v", got)
+	}
+	if a, b := m.slots[slotNet].section(slotNet), m.slots[slotFirstDisk].section(slotFirstDisk); a == b {
+		t.Errorf("two sections are called %q", a)
+	}
+}

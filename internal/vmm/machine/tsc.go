@@ -1,0 +1,58 @@
+package machine
+
+import (
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+)
+
+// tscTolerance is the part of the rate, in millionths, by which KVM takes a TSC for as fast as
+// the host's own (module parameter tsc_tolerance_ppm).
+const tscTolerance = 250
+
+// setTSCRate gives a vCPU the TSC rate of a snapshot.
+func (m *Machine) setTSCRate(c *kvm.VCPU, saved uint32) error {
+	host, err := c.TSCKHz()
+	if err != nil || host == saved {
+		return err
+	}
+	scaling, err := m.cfg.KVM.Extension(kvm.CapTSCControl)
+	if err != nil {
+		return err
+	}
+	if err := checkTSCRate(saved, host, scaling > 0); err != nil {
+		return vm.WithCode(vm.ErrCPU, err)
+	}
+	return c.SetTSCKHz(saved)
+}
+
+// checkTSCRate refuses a host whose CPU cannot give the guest the rate that it has measured. KVM
+// would refuse a faster host only, and on a slower one correct the guest's TSC at every exit, by
+// jumps.
+func checkTSCRate(saved, host uint32, scaling bool) error {
+	slack := uint64(host) * tscTolerance / 1e6
+	if scaling || uint64(saved)+slack >= uint64(host) && uint64(saved) <= uint64(host)+slack {
+		return nil
+	}
+	return &cpuid.IncompatibleError{
+		Feature: fmt.Sprintf("a tsc of %d kHz", saved),
+		Have:    fmt.Sprintf("one of %d kHz and no tsc scaling", host),
+	}
+}
+
+// alignTSC gives a vCPU the TSC of vCPU 0, both from a snapshot. KVM keeps TSCs in step that are
+// set to values within a second of each other, and reading the state of many vCPUs one after the
+// other may take longer. A guest that has made its TSCs differ keeps them: then TSC_ADJUST
+// differs.
+func alignTSC(first, msrs []kvm.MSREntry) {
+	from, to := findMSR(first, cpuid.MSRTSC), findMSR(msrs, cpuid.MSRTSC)
+	if from == nil || to == nil {
+		return
+	}
+	adjust, own := findMSR(first, cpuid.MSRTSCAdjust), findMSR(msrs, cpuid.MSRTSCAdjust)
+	if (adjust == nil) == (own == nil) && (adjust == nil || adjust.Data == own.Data) {
+		to.Data = from.Data
+	}
+}

@@ -1,0 +1,200 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/kvm"
+)
+
+// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts them together.
+//
+//	paused ──resume──▶ running ──pause──▶ paused
+//	   └───────close──────┴────▶ closed
+type vcpus struct {
+	exit func(c *kvm.VCPU) error // handles one exit; an error ends the machine
+	fail func(error)             // called once per vCPU thread that ends with an error
+
+	mu      sync.Mutex
+	cond    sync.Cond
+	all     []*vcpu
+	paused  bool
+	closed  bool
+	parked  int // threads that wait in park
+	entered int // threads that have left park since the last resume
+	threads sync.WaitGroup
+}
+
+type vcpu struct {
+	kvm   *kvm.VCPU
+	tid   int
+	dead  bool // its thread has ended
+	exits atomic.Uint64
+}
+
+// newVCPUs takes over cpus and starts their threads, paused.
+func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *vcpus {
+	v := &vcpus{exit: exit, fail: fail, paused: true}
+	v.cond.L = &v.mu
+	for _, c := range cpus {
+		u := &vcpu{kvm: c}
+		v.all = append(v.all, u)
+		v.threads.Go(func() { v.thread(u) })
+	}
+	v.mu.Lock()
+	v.waitParkedLocked()
+	v.mu.Unlock()
+	return v
+}
+
+func (v *vcpus) thread(u *vcpu) {
+	runtime.LockOSThread() // KVM binds a vCPU to the thread that runs it
+	v.mu.Lock()
+	u.tid = unix.Gettid()
+	v.mu.Unlock()
+	err := v.loop(u)
+	v.mu.Lock()
+	u.dead = true
+	v.cond.Broadcast()
+	v.mu.Unlock()
+	if err != nil {
+		v.fail(err)
+	}
+}
+
+func (v *vcpus) loop(u *vcpu) error {
+	if !v.park() {
+		return nil
+	}
+	for {
+		switch err := u.kvm.Run(); {
+		case err == nil:
+			u.exits.Add(1)
+			if err := v.exit(u.kvm); err != nil {
+				return err
+			}
+		case errors.Is(err, kvm.ErrKicked):
+			if !v.park() {
+				return nil
+			}
+		default:
+			return fmt.Errorf("%w (exit reason %d)", err, u.kvm.ExitReason())
+		}
+	}
+}
+
+// park waits while the machine is paused and reports whether the vCPU shall run on.
+func (v *vcpus) park() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.paused && !v.closed {
+		v.parked++
+		v.cond.Broadcast()
+		for v.paused && !v.closed {
+			v.cond.Wait()
+		}
+		v.parked--
+		v.entered++
+		v.cond.Broadcast()
+	}
+	return !v.closed
+}
+
+// pause returns when no vCPU is in the guest and every exit has been handled to its end.
+func (v *vcpus) pause() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.paused {
+		return
+	}
+	v.paused = true
+	v.kickLocked()
+	v.waitParkedLocked()
+}
+
+// kickLocked makes every vCPU return to park. The vCPU may be handling an exit: the flag then makes its next Run
+// complete the I/O and return at once.
+func (v *vcpus) kickLocked() {
+	for _, u := range v.all {
+		u.kvm.SetImmediateExit(true)
+		if u.tid != 0 && !u.dead {
+			_ = kvm.Kick(u.tid)
+		}
+	}
+}
+
+func (v *vcpus) waitParkedLocked() {
+	for {
+		waiting := v.parked
+		for _, u := range v.all {
+			if u.dead {
+				waiting++
+			}
+		}
+		if waiting == len(v.all) {
+			return
+		}
+		v.cond.Wait()
+	}
+}
+
+// resume lets the vCPUs run and returns when every thread is about to enter the guest.
+func (v *vcpus) resume() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.paused {
+		return
+	}
+	v.paused = false
+	v.entered = 0
+	want := v.parked
+	for _, u := range v.all {
+		u.kvm.SetImmediateExit(false)
+	}
+	v.cond.Broadcast()
+	for v.entered < want && !v.closed {
+		v.cond.Wait()
+	}
+}
+
+// markPaused tells the guest that time has passed without it.
+//
+// Preconditions: the vCPUs are paused.
+func (v *vcpus) markPaused() error {
+	for _, u := range v.all {
+		if err := u.kvm.MarkPaused(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stats reports whether the vCPUs are paused, and their exits to user space so far.
+func (v *vcpus) stats() (paused bool, exits uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range v.all {
+		exits += u.exits.Load()
+	}
+	return v.paused, exits
+}
+
+// close ends the threads and closes the vCPUs. It must not be called from a vCPU thread.
+func (v *vcpus) close() error {
+	v.mu.Lock()
+	v.closed = true
+	v.kickLocked()
+	v.cond.Broadcast()
+	v.mu.Unlock()
+	v.threads.Wait()
+	var errs []error
+	for _, u := range v.all {
+		errs = append(errs, u.kvm.Close())
+	}
+	return errors.Join(errs...)
+}

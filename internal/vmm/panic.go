@@ -1,0 +1,36 @@
+package vmm
+
+import (
+	"bytes"
+	"strings"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+const (
+	panicWords  = "Kernel panic - not syncing" // Linux, kernel/panic.c
+	panicSearch = 16 << 10                     // bytes of console; a panic is followed by a dump of one stack
+	panicLine   = 256                          // bytes of it that are reported
+)
+
+// namePanic tells a panic from the reset that our guests' kernels ask for after it (panic=-1), by
+// what the guest has written to its console last. A guest that prints such a line and resets
+// looks the same: both are its own doing.
+func namePanic(e vm.Exit, console []byte) vm.Exit {
+	if e.Reason != vm.ExitReset {
+		return e
+	}
+	console = console[max(0, len(console)-panicSearch):]
+	at := bytes.LastIndex(console, []byte(panicWords))
+	if at < 0 {
+		return e
+	}
+	line, _, _ := bytes.Cut(console[at:], []byte("\n"))
+	printable := func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}
+	return vm.Exit{Reason: vm.ExitPanic, Detail: strings.Map(printable, string(line[:min(len(line), panicLine)]))}
+}

@@ -1,0 +1,164 @@
+// Package regtest holds known values in the vector registers of a processor, and in PKRU, while a
+// test saves, branches or restores the machine around it, and finds those that changed. It is for
+// tests only.
+//
+// It holds what a user program of the guest can reach: XMM, and YMM, ZMM with the mask registers,
+// and PKRU where processor and kernel offer them. It does not cover x87, MXCSR or the registers
+// of the kernel.
+package regtest
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"golang.org/x/sys/cpu"
+)
+
+// Registers that a processor may have. ZMM includes the mask registers.
+const (
+	XMM = "xmm"
+	YMM = "ymm"
+	ZMM = "zmm"
+	PKU = "pkru"
+)
+
+// All is what can be held where everything is offered.
+var All = [...]string{XMM, YMM, ZMM, PKU}
+
+// Held returns which of All this processor and its kernel offer to a program.
+func Held() []string {
+	held := []string{XMM}
+	if cpu.X86.HasAVX {
+		held = append(held, YMM)
+	}
+	if has512() {
+		held = append(held, ZMM)
+	}
+	if hasPKRU() {
+		held = append(held, PKU)
+	}
+	return held
+}
+
+// has512 asks for the wide mask registers too, which only AVX512BW has.
+func has512() bool { return cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW }
+
+// hasPKRU reports whether the kernel has turned protection keys on (OSPKE).
+func hasPKRU() bool {
+	if max, _, _, _ := cpuid(0, 0); max < 7 {
+		return false
+	}
+	_, _, c, _ := cpuid(7, 0)
+	return c&(1<<4) != 0
+}
+
+// registers is the widest set, as the assembly lays it out. XMM and YMM registers are the low
+// bytes of ZMM registers.
+type registers struct {
+	vector [32][64]byte
+	mask   [8]uint64
+	pkru   uint32
+}
+
+// pkruOpen are the bits of PKRU that must stay clear: the access to pages without a key.
+const pkruOpen = 3
+
+// Signal is how holders and the one who started them know of each other. Its layout is known to
+// the assembly.
+type Signal struct {
+	Held  atomic.Uint32 // holders that have filled their registers; each adds one
+	LetGo atomic.Uint32 // ends them when it is not zero
+}
+
+// Hold puts values that follow from seed into the registers, spins until it shall let go, and
+// returns an error that names the registers that then hold something else. Meanwhile it keeps a
+// processor of the Go scheduler for itself, and the world cannot be stopped.
+func Hold(seed uint64, signal *Signal) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	want := values(seed)
+	var got registers
+	if hasPKRU() {
+		defer setPKRU(getPKRU())
+		setPKRU(want.pkru)
+	}
+	width := 16
+	switch {
+	case has512():
+		width = 64
+		hold512(want, &got, signal)
+	case cpu.X86.HasAVX:
+		width = 32
+		hold256(want, &got, signal)
+	default:
+		hold128(want, &got, signal)
+	}
+	if hasPKRU() {
+		got.pkru = getPKRU()
+	}
+	return want.compare(&got, width, hasPKRU())
+}
+
+// values returns registers of which no two are alike.
+func values(seed uint64) *registers {
+	r, v := rand.New(rand.NewPCG(seed, 2)), &registers{}
+	for i := range v.vector {
+		for j := 0; j < len(v.vector[i]); j += 8 {
+			binary.LittleEndian.PutUint64(v.vector[i][j:], r.Uint64())
+		}
+	}
+	for i := range v.mask {
+		v.mask[i] = r.Uint64()
+	}
+	v.pkru = r.Uint32() &^ pkruOpen
+	return v
+}
+
+// compare names the registers that differ: vectors of width bytes, the masks if those are the
+// widest, and PKRU.
+func (want *registers) compare(got *registers, width int, pkru bool) error {
+	var wrong []string
+	name := map[int]string{16: XMM, 32: YMM, 64: ZMM}[width]
+	for i := range want.vector {
+		if i >= 16 && width < 64 {
+			break // only AVX-512 has more
+		}
+		if a, b := got.vector[i][:width], want.vector[i][:width]; !bytes.Equal(a, b) {
+			wrong = append(wrong, fmt.Sprintf("%s%d is %x, want %x", name, i, a, b))
+		}
+	}
+	for i := range want.mask {
+		if width == 64 && got.mask[i] != want.mask[i] {
+			wrong = append(wrong, fmt.Sprintf("k%d is %#x, want %#x", i, got.mask[i], want.mask[i]))
+		}
+	}
+	if pkru && got.pkru != want.pkru {
+		wrong = append(wrong, fmt.Sprintf("pkru is %#x, want %#x", got.pkru, want.pkru))
+	}
+	if wrong != nil {
+		return fmt.Errorf("registers changed: %s", strings.Join(wrong, "; "))
+	}
+	return nil
+}
+
+// The assembly: each fills the registers from want, waits, and stores them in got.
+
+//go:noescape
+func hold128(want, got *registers, signal *Signal)
+
+//go:noescape
+func hold256(want, got *registers, signal *Signal)
+
+//go:noescape
+func hold512(want, got *registers, signal *Signal)
+
+func getPKRU() uint32
+
+func setPKRU(v uint32)
+
+func cpuid(leaf, index uint32) (a, b, c, d uint32)

@@ -1,0 +1,182 @@
+// Package blk is the virtio block device (virtio 1.2 §5.2) over an Overlay: immutable image and
+// layers below one private top.
+//
+// Requests are carried out one at a time, in order, by the goroutine of the transport, with
+// preadv and pwritev between files and guest memory. Nothing is cached here and nothing is in
+// flight when the device is quiesced (a request that found no room on the host is still in its
+// queue), so a device has no state to save beyond its shape. The package opens no files and knows
+// no snapshots.
+package blk
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+// Feature bits (virtio 1.2 §5.2.3).
+const (
+	FSegMax      uint64 = 1 << 2  // VIRTIO_BLK_F_SEG_MAX
+	FBlkSize     uint64 = 1 << 6  // VIRTIO_BLK_F_BLK_SIZE
+	FFlush       uint64 = 1 << 9  // VIRTIO_BLK_F_FLUSH
+	FDiscard     uint64 = 1 << 13 // VIRTIO_BLK_F_DISCARD
+	FWriteZeroes uint64 = 1 << 14 // VIRTIO_BLK_F_WRITE_ZEROES
+)
+
+const (
+	sectorSize = 512 // unit of every sector number (virtio 1.2 §5.2.4), also the logical block size
+	queueSize  = 128
+	segMax     = queueSize - 2 // a request also has a header and a status descriptor
+
+	// maxRequest bounds the data of one request in bytes: the device cannot be quiesced before it has ended. Linux
+	// drivers stay below 4 MiB.
+	maxRequest = 8 << 20
+
+	// maxHold is after how many bytes the device lets others take the run lock, such as a driver
+	// that resets it.
+	maxHold = 8 << 20
+
+	// requestCost is what a request counts towards maxHold beside its data: one that moves no
+	// data takes time too.
+	requestCost = 64 << 10
+
+	// maxZero bounds one discard or write-zeroes segment in sectors (1 GiB), for the same reason.
+	maxZero = 1 << 21
+
+	// maxSegments is the number of segments in a discard or write-zeroes request.
+	maxSegments = 16
+)
+
+// Device is one disk. It implements virtio.Device.
+type Device struct {
+	disk   *Overlay
+	full   func()
+	serial [serialSize]byte
+	config [configSize]byte
+
+	transport virtio.Transport
+	queue     *virtq.Queue
+}
+
+// serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2 §5.2.6).
+const serialSize = 20
+
+// New returns a device that shows disk, which it owns, under that serial number, of which the
+// guest sees the first 20 bytes (as /dev/disk/by-id/virtio-SERIAL).
+//
+// A write for which the host's file system has no room is not answered with an error, which most
+// guests turn into lost data: it stays in the queue and full is called. The device stops serving
+// until the driver's next kick, or Unquiesce, and then tries again. full is called with the run
+// lock held, perhaps more than once, and must not block.
+func New(disk *Overlay, serial string, full func()) *Device {
+	d := &Device{disk: disk, full: full}
+	copy(d.serial[:], serial)
+	d.config = encodeConfig(disk.Size())
+	return d
+}
+
+// configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to 4 (virtio 1.2 §5.2.4).
+const configSize = 60
+
+func encodeConfig(size uint64) (c [configSize]byte) {
+	le := binary.LittleEndian
+	le.PutUint64(c[0:], size/sectorSize)
+	le.PutUint32(c[12:], segMax)
+	le.PutUint32(c[20:], sectorSize)
+	le.PutUint32(c[36:], maxZero)            // max_discard_sectors
+	le.PutUint32(c[40:], maxSegments)        // max_discard_seg
+	le.PutUint32(c[44:], cluster/sectorSize) // discard_sector_alignment
+	le.PutUint32(c[48:], maxZero)            // max_write_zeroes_sectors
+	le.PutUint32(c[52:], maxSegments)        // max_write_zeroes_seg
+	c[56] = 1                                // write_zeroes_may_unmap
+	return c
+}
+
+// Info implements virtio.Device.
+func (d *Device) Info() virtio.Info {
+	const features = FSegMax | FBlkSize | FFlush | FDiscard | FWriteZeroes
+	return virtio.Info{ID: virtio.IDBlock, Features: features, QueueSizes: []uint16{queueSize}}
+}
+
+// ReadConfig implements virtio.Device.
+func (d *Device) ReadConfig(off uint64, p []byte) {
+	clear(p)
+	if off < configSize {
+		copy(p, d.config[off:])
+	}
+}
+
+// Activate implements virtio.Device.
+func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, _ uint64) error {
+	if queues[0] == nil {
+		return errors.New("the request queue is not set up")
+	}
+	d.transport, d.queue = t, queues[0]
+	return nil
+}
+
+// Reset implements virtio.Device.
+func (d *Device) Reset() { d.transport, d.queue = nil, nil }
+
+// Notify implements virtio.Device.
+func (d *Device) Notify() (more bool, err error) {
+	if err := d.queue.DisableNotify(); err != nil {
+		return false, err
+	}
+	for served := uint64(0); served < maxHold && !d.transport.Wanted(); {
+		c, err := d.queue.Pop()
+		if err != nil {
+			return false, err
+		}
+		if c == nil {
+			return d.queue.EnableNotify()
+		}
+		served += requestCost + uint64(c.ReadLen) + uint64(c.WriteLen)
+		written, err := d.serve(c)
+		if errors.Is(err, unix.ENOSPC) {
+			d.queue.Unpop()
+			d.full()
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if err := d.queue.Push(c.Head, written); err != nil {
+			return false, err
+		}
+		// One interrupt per request, where the driver wants it: the next request may wait for a disk.
+		if err := d.transport.Interrupt(d.queue); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// SwapTop freezes the private top as a layer and puts newTop, as formatted by disklayer.Format, above it.
+// After an error nothing has changed and newTop still is the caller's.
+// Preconditions: the transport is quiesced.
+func (d *Device) SwapTop(newTop *os.File) error { return d.disk.SwapTop(newTop) }
+
+// Merge is Overlay.Merge. Preconditions: the transport is quiesced.
+func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }
+
+// SetDisk replaces the whole disk, as a rollback does, and closes the old one. It must be of the
+// same size. After an error nothing has changed and disk still is the caller's.
+// Preconditions: the transport is quiesced.
+func (d *Device) SetDisk(disk *Overlay) error {
+	if disk.Size() != d.disk.Size() {
+		return errors.New("replace disk: the size differs")
+	}
+	old := d.disk
+	d.disk = disk
+	_ = old.Close() // nothing there is needed any more
+	return nil
+}
+
+// Close closes the disk's files. Preconditions: the transport is closed.
+func (d *Device) Close() error { return d.disk.Close() }

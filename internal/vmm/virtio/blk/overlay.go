@@ -1,0 +1,236 @@
+package blk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+)
+
+const cluster = disklayer.ClusterSize
+
+// Overlay is a disk of size bytes made of files: a raw immutable base, immutable layers above it,
+// and a private top that takes all writes. Reads find each cluster in the topmost file that has
+// it; the base has all clusters, and those beyond its end are zero.
+//
+// Data is always written before the bit that makes it visible, so a process that dies at any
+// point leaves a valid layer. Nothing is synced: a top does not outlive the host's uptime until a
+// branch makes it a layer, and who keeps layers syncs them.
+//
+// It is the disk of one device and is not safe for concurrent use.
+type Overlay struct {
+	size   uint64
+	base   *os.File
+	baseSz uint64
+	layers []*disklayer.Layer // lowest first, the top last
+	top    *disklayer.Layer
+
+	rest    [][]byte // of a request: what is still to be transferred
+	part    [][]byte // of rest: one run of clusters
+	scratch []byte   // one cluster, for copying on partial writes
+}
+
+// NewOverlay opens a disk over donated files: the base, then layers, of which the last is the
+// writable top. size is a multiple of 512, and every layer must be of a disk of that size. The
+// Overlay owns the files from here on, also after an error.
+func NewOverlay(files []*os.File, size uint64) (*Overlay, error) {
+	o := &Overlay{size: size}
+	if len(files) > 0 {
+		o.base = files[0]
+	}
+	if err := o.open(files); err != nil {
+		for _, f := range files[min(len(files), 1+len(o.layers)):] {
+			_ = f.Close()
+		}
+		_ = o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+func (o *Overlay) open(files []*os.File) error {
+	if len(files) < 2 {
+		return fmt.Errorf("open disk: %d files, want at least a base image and a top", len(files))
+	}
+	if o.size == 0 || o.size%sectorSize != 0 || o.size > disklayer.MaxSize {
+		return fmt.Errorf("open disk: size %d, want a positive multiple of %d", o.size, sectorSize)
+	}
+	info, err := o.base.Stat()
+	if err != nil {
+		return fmt.Errorf("open disk: base image: %w", err)
+	}
+	o.baseSz = uint64(info.Size())
+	for _, f := range files[1:] {
+		if err := o.push(f); err != nil {
+			return fmt.Errorf("open disk: %w", err)
+		}
+	}
+	o.top = o.layers[len(o.layers)-1]
+	return nil
+}
+
+// push opens f as the uppermost layer.
+func (o *Overlay) push(f *os.File) error {
+	l, err := disklayer.Open(f)
+	if err != nil {
+		return err
+	}
+	if l.Size() != o.size {
+		return errors.Join(fmt.Errorf("layer %s is of a disk of %d bytes, want %d", f.Name(), l.Size(), o.size), l.Close())
+	}
+	o.layers = append(o.layers, l)
+	return nil
+}
+
+// SwapTop makes the top an immutable layer and newTop, an empty layer of the same size, the top above it. It copies
+// nothing. After an error the disk is as it was and newTop is the caller's; otherwise the Overlay owns it.
+func (o *Overlay) SwapTop(newTop *os.File) error {
+	if err := o.push(newTop); err != nil {
+		return fmt.Errorf("swap top: %w", err)
+	}
+	o.top = o.layers[len(o.layers)-1]
+	return nil
+}
+
+// Merge puts merged, a layer with the content of all layers from first to the last one below the
+// top, in their place and closes them. After an error the disk is as it was and merged is the
+// caller's; otherwise the Overlay owns it.
+func (o *Overlay) Merge(first int, merged *os.File) error {
+	last := len(o.layers) - 1 // the top
+	if first < 0 || first >= last {
+		return fmt.Errorf("merge layers from %d: %d are below the top", first, max(last, 0))
+	}
+	if err := o.push(merged); err != nil {
+		return fmt.Errorf("merge layers: %w", err)
+	}
+	old := slices.Clone(o.layers[first:last])
+	o.layers = append(o.layers[:first], o.layers[last+1], o.top)
+	for _, l := range old {
+		_ = l.Close() // nothing there is needed any more
+		_ = l.File().Close()
+	}
+	return nil
+}
+
+// Close closes all files.
+func (o *Overlay) Close() error {
+	var errs []error
+	for _, l := range o.layers {
+		errs = append(errs, l.Close(), l.File().Close())
+	}
+	if o.base != nil {
+		errs = append(errs, o.base.Close())
+	}
+	o.layers, o.top, o.base = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// Size returns the size of the disk in bytes.
+func (o *Overlay) Size() uint64 { return o.size }
+
+// ReadV fills views from byte offset off. The caller has checked that the range is on the disk.
+func (o *Overlay) ReadV(views [][]byte, off uint64) error {
+	o.rest = append(o.rest[:0], views...)
+	for left := length(views); left > 0; {
+		file, n := o.locate(off, left)
+		part := o.take(n)
+		if err := o.readPart(file, part, off); err != nil {
+			return err
+		}
+		off, left = off+n, left-n
+	}
+	return nil
+}
+
+// locate returns the file that has the byte at off, nil for zeros, and how many of the next left bytes it has.
+func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
+	first := off / cluster
+	count := (off+left+cluster-1)/cluster - first
+	for i := len(o.layers) - 1; i >= 0; i-- {
+		has, n := o.layers[i].Run(first, count)
+		count = min(count, n)
+		if has {
+			return o.layers[i].File(), min(left, (first+count)*cluster-off)
+		}
+	}
+	left = min(left, (first+count)*cluster-off)
+	if off >= o.baseSz {
+		return nil, left
+	}
+	return o.base, min(left, o.baseSz-off)
+}
+
+func (o *Overlay) readPart(f *os.File, part [][]byte, off uint64) error {
+	if f == nil {
+		for _, v := range part {
+			clear(v)
+		}
+		return nil
+	}
+	return transfer(part, off, func(views [][]byte, off int64) (int, error) {
+		if len(views) == 1 {
+			return unix.Pread(fd(f), views[0], off)
+		}
+		return unix.Preadv(fd(f), views, off)
+	})
+}
+
+// take moves n bytes of views from the front of o.rest to o.part.
+func (o *Overlay) take(n uint64) [][]byte {
+	o.part = o.part[:0]
+	for n > 0 {
+		v := o.rest[0]
+		if k := uint64(len(v)); k <= n {
+			o.part, o.rest, n = append(o.part, v), o.rest[1:], n-k
+			continue
+		}
+		o.part, o.rest[0], n = append(o.part, v[:n]), v[n:], 0
+	}
+	return o.part
+}
+
+// transfer calls rw until all bytes of views are through. A file that ends early is an error: it has been truncated
+// under us.
+func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
+	for len(views) > 0 {
+		n, err := rw(views, int64(off))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return unix.EIO
+		}
+		off += uint64(n)
+		for n > 0 {
+			if k := len(views[0]); k <= n {
+				views, n = views[1:], n-k
+				continue
+			}
+			views[0], n = views[0][n:], 0
+		}
+	}
+	return nil
+}
+
+func length(views [][]byte) (n uint64) {
+	for _, v := range views {
+		n += uint64(len(v))
+	}
+	return n
+}
+
+func fd(f *os.File) int { return int(f.Fd()) }
+
+func retry(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}

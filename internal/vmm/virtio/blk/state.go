@@ -1,0 +1,31 @@
+package blk
+
+import (
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// stateVersion changes whenever the layout of Save does.
+const stateVersion = 2
+
+// Save implements virtio.Stater. No request is in flight in a quiesced device; the shape of the disk is saved so that
+// a machine is not put together with a foreign one.
+func (d *Device) Save(w *codec.Writer) {
+	w.U32(stateVersion)
+	w.U64(d.disk.Size())
+}
+
+// Restore implements virtio.Stater.
+func (d *Device) Restore(r *codec.Reader) error {
+	version, size := r.U32(), r.U64()
+	switch {
+	case r.Err() != nil:
+		return fmt.Errorf("block device state: %w", r.Err())
+	case version != stateVersion:
+		return fmt.Errorf("block device state version %d, want %d", version, stateVersion)
+	case size != d.disk.Size():
+		return fmt.Errorf("state is of a disk of %d bytes, this one has %d", size, d.disk.Size())
+	}
+	return nil
+}

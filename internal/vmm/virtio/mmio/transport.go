@@ -1,0 +1,229 @@
+// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2): the register window through which a driver
+// finds a device, negotiates features and sets up queues, and the goroutine that serves its kicks.
+//
+// It does not decode bus addresses (callers pass offsets into one window), and it neither creates nor registers KVM
+// objects: the machine puts NotifyFD behind an ioeventfd and an irqfd behind the injected Interrupt. One eventfd
+// serves all queues of a device: looking at a queue without news costs one load, while a descriptor per queue would
+// cost memory in every VM. Whatever a driver writes ends in a register value, an ignored write or DEVICE_NEEDS_RESET.
+package mmio
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+// queueConfig is what the driver wrote about one queue.
+type queueConfig struct {
+	size                 uint16
+	ready                bool
+	desc, driver, device uint64
+}
+
+// Transport shows one device to the guest.
+//
+// Locks, in the order they are taken: mu (registers), run (device execution). Status and interrupt bits are atomic:
+// the device sets them while it holds run, the driver reads them while it holds mu.
+type Transport struct {
+	mem  *guestmem.Memory
+	dev  virtio.Device
+	irq  virtio.Interrupt
+	info virtio.Info
+	kick *virtio.EventFD
+	done chan struct{} // closed when the kick goroutine has ended
+
+	status    atomic.Uint32
+	interrupt atomic.Uint32
+
+	mu                sync.Mutex
+	deviceFeaturesSel uint32
+	driverFeaturesSel uint32
+	driverFeatures    uint64
+	queueSel          uint32
+	queueConfigs      []queueConfig
+
+	wanted   atomic.Bool // Quiesce waits for run
+	run      sync.Mutex  // held while device code runs, and from Quiesce to Unquiesce
+	queues   []*virtq.Queue
+	running  bool // activated and not failed
+	quiesced bool
+	closed   bool
+	failure  error
+}
+
+// New returns a transport for dev whose interrupts go to irq, and starts its goroutine. Close ends it.
+func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
+	kick, err := virtio.NewEventFD()
+	if err != nil {
+		return nil, err
+	}
+	t := &Transport{mem: mem, dev: dev, irq: irq, info: dev.Info(), kick: kick, done: make(chan struct{})}
+	t.resetRegisters()
+	go t.serve()
+	return t, nil
+}
+
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. It matches every value: register it without
+// datamatch, with length 0 where KVM_CAP_IOEVENTFD_ANY_LENGTH is there (KVM then need not decode the instruction),
+// else with length 4. The transport keeps owning it.
+func (t *Transport) NotifyFD() int { return t.kick.FD() }
+
+// Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The transport may be
+// quiesced; it must not be used afterwards.
+func (t *Transport) Close() error {
+	if !t.quiesced {
+		t.run.Lock()
+	}
+	t.stop()
+	t.closed, t.quiesced = true, false
+	t.run.Unlock()
+	err := t.kick.Close()
+	<-t.done
+	return err
+}
+
+// Err returns why the device last went to DEVICE_NEEDS_RESET, or nil.
+func (t *Transport) Err() error {
+	t.run.Lock()
+	defer t.run.Unlock()
+	return t.failure
+}
+
+// Quiesce returns when no device code runs, and keeps it from running until Unquiesce: no register, queue or guest
+// memory is touched in between. The vCPUs must be stopped, for their register accesses would block. Only the goroutine
+// that pauses the machine calls Quiesce, Unquiesce, Save and Restore.
+func (t *Transport) Quiesce() {
+	t.wanted.Store(true)
+	t.run.Lock()
+	t.wanted.Store(false)
+	t.quiesced = true
+}
+
+// Unquiesce lets the device run again. Every queue is served as if kicked, for a kick may have been lost with the
+// eventfd it lay in, and an interrupt that the driver has not acknowledged is raised again; so the interrupt
+// controllers must have their state before.
+func (t *Transport) Unquiesce() error {
+	t.quiesced = false
+	t.run.Unlock()
+	if t.interrupt.Load() != 0 {
+		if err := t.irq.Raise(); err != nil {
+			return err
+		}
+	}
+	return t.kick.Signal()
+}
+
+// Enter implements virtio.Transport.
+func (t *Transport) Enter() bool {
+	t.run.Lock()
+	if !t.running {
+		t.run.Unlock()
+		return false
+	}
+	return true
+}
+
+// Leave implements virtio.Transport.
+func (t *Transport) Leave() { t.run.Unlock() }
+
+// Wanted implements virtio.Transport.
+func (t *Transport) Wanted() bool { return t.wanted.Load() }
+
+// Interrupt implements virtio.Transport.
+func (t *Transport) Interrupt(q *virtq.Queue) error {
+	want, err := q.NeedsInterrupt()
+	if err != nil || !want {
+		return err
+	}
+	return t.raise(interruptUsed)
+}
+
+// raise records the reason first: the driver reads it in its handler. It raises even if the driver has not yet
+// acknowledged an earlier one, because an edge that came while the line was masked is gone.
+func (t *Transport) raise(reason uint32) error {
+	t.interrupt.Or(reason)
+	return t.irq.Raise()
+}
+
+// Fail implements virtio.Transport.
+func (t *Transport) Fail(err error) {
+	t.dev.Reset() // it lets go of its descriptors: nothing would serve them
+	t.running, t.failure = false, err
+	if t.status.Or(statusNeedsReset)&statusDriverOK == 0 {
+		return // virtio 1.2 §2.1.2: a driver that is not up gets no notification
+	}
+	if rerr := t.raise(interruptConfig); rerr != nil {
+		t.failure = errors.Join(err, rerr)
+	}
+}
+
+// serve is the goroutine that waits for kicks.
+func (t *Transport) serve() {
+	defer close(t.done)
+	for t.kick.Wait() == nil {
+		for t.serveOnce() {
+			runtime.Gosched()
+		}
+	}
+}
+
+// serveOnce lets the device serve its queues and reports whether it wants to go on.
+func (t *Transport) serveOnce() bool {
+	if !t.Enter() {
+		return false
+	}
+	defer t.Leave()
+	more, err := t.dev.Notify()
+	if err != nil {
+		t.Fail(err)
+		return false
+	}
+	return more
+}
+
+// activate hands the queues to the device. Preconditions: mu and run are held.
+func (t *Transport) activate() error {
+	t.queues = make([]*virtq.Queue, len(t.queueConfigs))
+	for i, c := range t.queueConfigs {
+		if !c.ready {
+			continue
+		}
+		q, err := virtq.New(t.mem, virtq.Config{
+			Size:     c.size,
+			Desc:     guestmem.GPA(c.desc),
+			Driver:   guestmem.GPA(c.driver),
+			Device:   guestmem.GPA(c.device),
+			EventIdx: t.driverFeatures&virtio.FEventIdx != 0,
+			Indirect: t.driverFeatures&virtio.FIndirectDesc != 0,
+		})
+		if err != nil {
+			return fmt.Errorf("queue %d: %w", i, err)
+		}
+		t.queues[i] = q
+	}
+	if err := t.dev.Activate(t, t.queues, t.driverFeatures); err != nil {
+		return fmt.Errorf("activate device %d: %w", t.info.ID, err)
+	}
+	t.running, t.failure = true, nil
+	return nil
+}
+
+// stop takes the device away from the driver. Preconditions: run is held.
+func (t *Transport) stop() {
+	t.dev.Reset()
+	t.running, t.queues, t.failure = false, nil, nil
+}
+
+// resetRegisters sets every register to its value after reset. Preconditions: mu is held or t is not shared yet.
+func (t *Transport) resetRegisters() {
+	t.status.Store(0)
+	t.interrupt.Store(0)
+	t.deviceFeaturesSel, t.driverFeaturesSel, t.driverFeatures, t.queueSel = 0, 0, 0, 0
+	t.queueConfigs = make([]queueConfig, len(t.info.QueueSizes))
+}

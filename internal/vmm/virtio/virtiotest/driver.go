@@ -1,0 +1,222 @@
+// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings over the same memory a device
+// uses. It is for tests only.
+//
+// It plays a well-behaved driver; hostile ones write to the memory themselves.
+package virtiotest
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
+)
+
+// patience bounds waits for a device that never answers; it is no performance limit.
+const patience = 20 * time.Second
+
+// IRQ counts interrupts.
+type IRQ struct{ n atomic.Int64 }
+
+// Raise implements virtio.Interrupt.
+func (i *IRQ) Raise() error { i.n.Add(1); return nil }
+
+// Count returns how often the line was raised.
+func (i *IRQ) Count() int64 { return i.n.Load() }
+
+// Buf is one descriptor's buffer.
+type Buf struct {
+	GPA   guestmem.GPA
+	Len   uint32
+	Write bool // the device writes it
+}
+
+// Ring is the driver side of one queue.
+type Ring struct {
+	tb    testing.TB
+	mem   *guestmem.Memory
+	Size  uint16
+	Desc  guestmem.GPA
+	Avail guestmem.GPA
+	Used  guestmem.GPA
+
+	nextDesc, availIdx, usedIdx uint16
+	kick                        func()
+}
+
+// NewRing lays a ring of size entries out at base, which is page-aligned. kick tells the device.
+func NewRing(tb testing.TB, mem *guestmem.Memory, base guestmem.GPA, size uint16, kick func()) *Ring {
+	n := guestmem.GPA(size)
+	avail := base + 16*n
+	used := (avail + 6 + 2*n + 3) &^ 3
+	return &Ring{tb: tb, mem: mem, Size: size, Desc: base, Avail: avail, Used: used, kick: kick}
+}
+
+func (r *Ring) must(err error) {
+	r.tb.Helper()
+	if err != nil {
+		r.tb.Fatal(err)
+	}
+}
+
+// PutDesc writes descriptor i of the table at gpa.
+func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b Buf, flags, next uint16) {
+	tb.Helper()
+	var d [16]byte
+	le := binary.LittleEndian
+	le.PutUint64(d[0:], uint64(b.GPA))
+	le.PutUint32(d[8:], b.Len)
+	if b.Write {
+		flags |= 2
+	}
+	le.PutUint16(d[12:], flags)
+	le.PutUint16(d[14:], next)
+	if err := mem.WriteAt(d[:], gpa+16*guestmem.GPA(i)); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// Add makes a chain of bufs available without a kick and returns its head. Descriptors are used round robin, so at
+// most Size may be out at once.
+func (r *Ring) Add(bufs ...Buf) uint16 {
+	r.tb.Helper()
+	head := r.nextDesc
+	for i, b := range bufs {
+		next, flags := (r.nextDesc+1)%r.Size, uint16(0)
+		if i < len(bufs)-1 {
+			flags = 1
+		}
+		PutDesc(r.tb, r.mem, r.Desc, r.nextDesc, b, flags, next)
+		r.nextDesc = next
+	}
+	r.Publish(head)
+	return head
+}
+
+// Publish makes the chain at head available.
+func (r *Ring) Publish(head uint16) {
+	r.tb.Helper()
+	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.availIdx%r.Size), head))
+	r.availIdx++
+	r.must(r.mem.StoreUint16(r.Avail+2, r.availIdx))
+}
+
+// Kick notifies the device as a driver without event indices does.
+func (r *Ring) Kick() { r.kick() }
+
+// Poll returns the next used chain, if there is one.
+func (r *Ring) Poll() (head uint16, written uint32, ok bool) {
+	r.tb.Helper()
+	idx, err := r.mem.LoadUint16(r.Used + 2)
+	r.must(err)
+	if idx == r.usedIdx {
+		return 0, 0, false
+	}
+	var e [8]byte
+	r.must(r.mem.ReadAt(e[:], r.Used+4+8*guestmem.GPA(r.usedIdx%r.Size)))
+	r.usedIdx++
+	return uint16(binary.LittleEndian.Uint32(e[0:])), binary.LittleEndian.Uint32(e[4:]), true
+}
+
+// Wait returns the next used chain.
+func (r *Ring) Wait() (head uint16, written uint32) {
+	r.tb.Helper()
+	Eventually(r.tb, "the device uses a buffer", func() (ok bool) {
+		head, written, ok = r.Poll()
+		return ok
+	})
+	return head, written
+}
+
+// SetKick changes how the ring tells its device.
+func (r *Ring) SetKick(kick func()) { r.kick = kick }
+
+// SetUsedEvent asks for an interrupt when the used index passes v.
+func (r *Ring) SetUsedEvent(v uint16) {
+	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.Size), v))
+}
+
+// AvailEvent returns at which available index the device wants the next kick.
+func (r *Ring) AvailEvent() uint16 {
+	v, err := r.mem.LoadUint16(r.Used + 4 + 8*guestmem.GPA(r.Size))
+	r.must(err)
+	return v
+}
+
+// AvailIdx returns the driver's available index.
+func (r *Ring) AvailIdx() uint16 { return r.availIdx }
+
+// Eventually waits until cond holds.
+func Eventually(tb testing.TB, what string, cond func() bool) {
+	tb.Helper()
+	for end := time.Now().Add(patience); !cond(); time.Sleep(50 * time.Microsecond) {
+		if time.Now().After(end) {
+			tb.Fatalf("gave up waiting until %s", what)
+		}
+	}
+}
+
+// Registers of virtio-mmio that Start uses (virtio 1.2 §4.2.2).
+const (
+	regDriverFeatures    = 0x020
+	regDriverFeaturesSel = 0x024
+	regQueueSel          = 0x030
+	regQueueSize         = 0x038
+	regQueueReady        = 0x044
+	regQueueNotify       = 0x050
+	regStatus            = 0x070
+	regQueueDesc         = 0x080
+	regQueueDriver       = 0x090
+	regQueueDevice       = 0x0a0
+)
+
+// Store writes a register.
+func Store(t *mmio.Transport, off uint64, v uint32) {
+	var p [4]byte
+	binary.LittleEndian.PutUint32(p[:], v)
+	t.Write(off, p[:])
+}
+
+// Load reads a register.
+func Load(t *mmio.Transport, off uint64) uint32 {
+	var p [4]byte
+	t.Read(off, p[:])
+	return binary.LittleEndian.Uint32(p[:])
+}
+
+// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of those sizes, from base on, one per 16 KiB.
+func Start(tb testing.TB, mem *guestmem.Memory, t *mmio.Transport, features uint64, base guestmem.GPA,
+	sizes ...uint16) []*Ring {
+	tb.Helper()
+	Store(t, regStatus, 0)
+	Store(t, regStatus, 1)
+	Store(t, regStatus, 1|2)
+	for i := range uint32(2) {
+		Store(t, regDriverFeaturesSel, i)
+		Store(t, regDriverFeatures, uint32(features>>(32*i)))
+	}
+	Store(t, regStatus, 1|2|8)
+	if s := Load(t, regStatus); s != 1|2|8 {
+		tb.Fatalf("status after FEATURES_OK = %#x", s)
+	}
+	rings := make([]*Ring, len(sizes))
+	for i, size := range sizes {
+		r := NewRing(tb, mem, base+guestmem.GPA(i)*0x4000, size, func() { Store(t, regQueueNotify, uint32(i)) })
+		Store(t, regQueueSel, uint32(i))
+		Store(t, regQueueSize, uint32(size))
+		for reg, gpa := range map[uint64]guestmem.GPA{
+			regQueueDesc: r.Desc, regQueueDriver: r.Avail, regQueueDevice: r.Used} {
+			Store(t, reg, uint32(gpa))
+			Store(t, reg+4, uint32(gpa>>32))
+		}
+		Store(t, regQueueReady, 1)
+		rings[i] = r
+	}
+	Store(t, regStatus, 1|2|8|4)
+	if s := Load(t, regStatus); s != 1|2|8|4 {
+		tb.Fatalf("status after DRIVER_OK = %#x: %v", s, t.Err())
+	}
+	return rings
+}

@@ -1,0 +1,162 @@
+package virtq
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// MaxChain bounds the descriptors of one chain, whether indirect or not. Drivers build indirect chains longer than
+// their queue; Linux stops at the segment limit a device announces, far below this, and preadv takes no more.
+const MaxChain = 1024
+
+// Descriptor flags (virtio 1.2 §2.7.5).
+const (
+	descNext     = 1 // VIRTQ_DESC_F_NEXT
+	descWrite    = 2 // VIRTQ_DESC_F_WRITE
+	descIndirect = 4 // VIRTQ_DESC_F_INDIRECT
+)
+
+const descSize = 16
+
+// Chain is the buffers of one request: Readable ones from the driver, then Writable ones for the device, as views of
+// guest memory. The guest may change what it sees at any time: read a field once, into a copy.
+type Chain struct {
+	Head     uint16 // for Queue.Push
+	Readable [][]byte
+	Writable [][]byte
+
+	ReadLen  uint32 // bytes left in Readable
+	WriteLen uint32 // bytes left in Writable
+
+	readable, writable [][]byte // backing storage of the two, from its beginning
+}
+
+// CopyIn moves up to len(p) bytes from the front of Readable to p and returns how many.
+func (c *Chain) CopyIn(p []byte) int {
+	n := 0
+	for n < len(p) && len(c.Readable) > 0 {
+		k := copy(p[n:], c.Readable[0])
+		n += k
+		c.Readable = advance(c.Readable, k)
+	}
+	c.ReadLen -= uint32(n)
+	return n
+}
+
+// CopyOut moves up to len(p) bytes from p to the front of Writable and returns how many.
+func (c *Chain) CopyOut(p []byte) int {
+	n := 0
+	for n < len(p) && len(c.Writable) > 0 {
+		k := copy(c.Writable[0], p[n:])
+		n += k
+		c.Writable = advance(c.Writable, k)
+	}
+	c.WriteLen -= uint32(n)
+	return n
+}
+
+// CutLast takes the last writable byte off the chain, where block devices report a request's status. It returns nil
+// if there is none.
+func (c *Chain) CutLast() []byte {
+	if len(c.Writable) == 0 {
+		return nil
+	}
+	i := len(c.Writable) - 1
+	last := c.Writable[i]
+	cut := last[len(last)-1:]
+	if c.Writable[i] = last[:len(last)-1]; len(last) == 1 {
+		c.Writable = c.Writable[:i]
+	}
+	c.WriteLen--
+	return cut
+}
+
+// advance drops the first n bytes of views[0].
+func advance(views [][]byte, n int) [][]byte {
+	if views[0] = views[0][n:]; len(views[0]) == 0 {
+		return views[1:]
+	}
+	return views
+}
+
+// walk fills q.chain with the chain that begins at head.
+func (q *Queue) walk(head uint16) error {
+	c := &q.chain
+	c.Head, c.ReadLen, c.WriteLen = head, 0, 0
+	c.readable, c.writable = c.readable[:0], c.writable[:0]
+	table, size := q.cfg.Desc, uint32(q.cfg.Size)
+	next, indirect, total := uint32(head), false, uint64(0)
+	limit := min(size, MaxChain)
+	for count := uint32(0); ; {
+		if next >= size {
+			return fmt.Errorf("descriptor %d of %d", next, size)
+		}
+		gpa, length, flags, link, err := q.desc(table + descSize*guestmem.GPA(next))
+		if err != nil {
+			return err
+		}
+		if flags&descIndirect != 0 {
+			// One level only, and nothing beside it (virtio 1.2 §2.7.5.3.1).
+			if !q.cfg.Indirect || indirect || flags&descNext != 0 || length == 0 || length%descSize != 0 {
+				return errIndirect
+			}
+			table, size, next, indirect = gpa, length/descSize, 0, true
+			limit = min(limit+min(size, MaxChain), MaxChain)
+			continue
+		}
+		// Counting every step ends loops: no loop is shorter than the limit allows.
+		if count++; count > limit {
+			return errLoop
+		}
+		if total += uint64(length); total > math.MaxUint32 {
+			return errBytes
+		}
+		if err := c.add(q.mem, gpa, length, flags&descWrite != 0); err != nil {
+			return err
+		}
+		if flags&descNext == 0 {
+			c.Readable, c.Writable = c.readable, c.writable
+			return nil
+		}
+		next = uint32(link)
+	}
+}
+
+// desc reads one descriptor.
+func (q *Queue) desc(at guestmem.GPA) (gpa guestmem.GPA, length uint32, flags, next uint16, err error) {
+	var d [descSize]byte
+	if err = q.mem.ReadAt(d[:], at); err != nil {
+		return
+	}
+	le := binary.LittleEndian
+	return guestmem.GPA(le.Uint64(d[0:])), le.Uint32(d[8:]), le.Uint16(d[12:]), le.Uint16(d[14:]), nil
+}
+
+// add appends one buffer. Empty ones are legal and carry nothing.
+func (c *Chain) add(mem *guestmem.Memory, gpa guestmem.GPA, length uint32, write bool) error {
+	if !write && len(c.writable) > 0 {
+		return errOrder
+	}
+	if length == 0 {
+		return nil
+	}
+	if write {
+		v, err := mem.WriteView(gpa, int(length))
+		if err != nil {
+			return err
+		}
+		c.writable = append(c.writable, v)
+		c.WriteLen += length
+		return nil
+	}
+	v, err := mem.ReadView(gpa, int(length))
+	if err != nil {
+		return err
+	}
+	c.readable = append(c.readable, v)
+	c.ReadLen += length
+	return nil
+}

@@ -1,0 +1,212 @@
+// Package virtq is the device side of a split virtqueue (virtio 1.2 §2.7) over guest memory, with event indices and
+// indirect descriptors.
+//
+// Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and bytes (so a loop
+// ends), and what the guest writes is read once. A violated rule is an error, which the transport turns into
+// DEVICE_NEEDS_RESET; it never is a panic. The package does not notify anybody, has no locks (the device's run lock
+// covers it) and knows neither devices nor registers.
+package virtq
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// MaxSize is the largest queue size (virtio 1.2 §2.7).
+const MaxSize = 32768
+
+// Ring flags (virtio 1.2 §2.7.6, §2.7.8).
+const (
+	availNoInterrupt = 1 // VIRTQ_AVAIL_F_NO_INTERRUPT
+	usedNoNotify     = 1 // VIRTQ_USED_F_NO_NOTIFY
+)
+
+// Config is where a driver put a queue and what it negotiated for its rings.
+type Config struct {
+	Size     uint16       // entries, a power of two
+	Desc     guestmem.GPA // descriptor table
+	Driver   guestmem.GPA // available ring
+	Device   guestmem.GPA // used ring
+	EventIdx bool         // VIRTIO_F_EVENT_IDX
+	Indirect bool         // VIRTIO_F_INDIRECT_DESC
+}
+
+// Queue is one virtqueue.
+type Queue struct {
+	mem *guestmem.Memory
+	cfg Config
+
+	lastAvail uint16 // next entry of the available ring to take
+	usedIdx   uint16 // next entry of the used ring to fill
+	signalled uint16 // usedIdx when the driver was last told
+
+	chain Chain // what Pop returned last, with storage that is reused
+}
+
+// New checks that the three parts of the ring are aligned and lie in guest memory. It does not read them.
+func New(mem *guestmem.Memory, cfg Config) (*Queue, error) {
+	if cfg.Size == 0 || cfg.Size > MaxSize || cfg.Size&(cfg.Size-1) != 0 {
+		return nil, fmt.Errorf("virtqueue size %d: want a power of two up to %d", cfg.Size, MaxSize)
+	}
+	n := int(cfg.Size)
+	parts := [...]struct {
+		name  string
+		gpa   guestmem.GPA
+		align guestmem.GPA
+		size  int
+	}{
+		{"descriptor table", cfg.Desc, 16, 16 * n},
+		{"available ring", cfg.Driver, 2, 6 + 2*n},
+		{"used ring", cfg.Device, 4, 6 + 8*n},
+	}
+	for _, p := range parts {
+		if p.gpa%p.align != 0 {
+			return nil, fmt.Errorf("virtqueue %s at %#x: not aligned to %d", p.name, uint64(p.gpa), p.align)
+		}
+		if _, err := mem.ReadView(p.gpa, p.size); err != nil {
+			return nil, fmt.Errorf("virtqueue %s: %w", p.name, err)
+		}
+	}
+	return &Queue{mem: mem, cfg: cfg}, nil
+}
+
+// Size returns the number of entries.
+func (q *Queue) Size() int { return int(q.cfg.Size) }
+
+func (q *Queue) availIdx() guestmem.GPA   { return q.cfg.Driver + 2 }
+func (q *Queue) usedEvent() guestmem.GPA  { return q.cfg.Driver + 4 + 2*guestmem.GPA(q.cfg.Size) }
+func (q *Queue) availEvent() guestmem.GPA { return q.cfg.Device + 4 + 8*guestmem.GPA(q.cfg.Size) }
+
+// Pending returns how many chains the driver has made available and Pop has not taken.
+func (q *Queue) Pending() (int, error) {
+	idx, err := q.mem.LoadUint16(q.availIdx())
+	if err != nil {
+		return 0, fmt.Errorf("read available index: %w", err)
+	}
+	n := idx - q.lastAvail
+	if n > q.cfg.Size {
+		return 0, fmt.Errorf("available index %d is %d ahead in a queue of %d", idx, n, q.cfg.Size)
+	}
+	return int(n), nil
+}
+
+// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. A change of it tells that
+// the driver added buffers.
+func (q *Queue) AvailIdx() (uint16, error) { return q.mem.LoadUint16(q.availIdx()) }
+
+// Pop takes the next available chain, or returns nil if there is none. The chain and its views are valid until the
+// next Pop.
+func (q *Queue) Pop() (*Chain, error) {
+	n, err := q.Pending()
+	if err != nil || n == 0 {
+		return nil, err
+	}
+	slot := guestmem.GPA(q.lastAvail % q.cfg.Size)
+	head, err := q.mem.LoadUint16(q.cfg.Driver + 4 + 2*slot)
+	if err != nil {
+		return nil, fmt.Errorf("read available ring: %w", err)
+	}
+	if err := q.walk(head); err != nil {
+		return nil, fmt.Errorf("descriptor chain %d: %w", head, err)
+	}
+	q.lastAvail++
+	return &q.chain, nil
+}
+
+// Unpop puts the chain that the last Pop returned back. It must follow a Pop that returned one, with no Push between.
+func (q *Queue) Unpop() { q.lastAvail-- }
+
+// Push returns the chain with that head to the driver; the device has written that many bytes to it.
+func (q *Queue) Push(head uint16, written uint32) error {
+	var elem [8]byte
+	binary.LittleEndian.PutUint32(elem[0:], uint32(head))
+	binary.LittleEndian.PutUint32(elem[4:], written)
+	slot := guestmem.GPA(q.usedIdx % q.cfg.Size)
+	if err := q.mem.WriteAt(elem[:], q.cfg.Device+4+8*slot); err != nil {
+		return fmt.Errorf("write used ring: %w", err)
+	}
+	q.usedIdx++
+	if err := q.mem.StoreUint16(q.cfg.Device+2, q.usedIdx); err != nil {
+		return fmt.Errorf("write used index: %w", err)
+	}
+	return nil
+}
+
+// NeedsInterrupt reports whether the driver wants to be told of what was pushed since it last was told, and counts it
+// as told (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
+func (q *Queue) NeedsInterrupt() (bool, error) {
+	old := q.signalled
+	if q.signalled = q.usedIdx; old == q.usedIdx {
+		return false, nil
+	}
+	if !q.cfg.EventIdx {
+		flags, err := q.mem.LoadUint16(q.cfg.Driver)
+		return flags&availNoInterrupt == 0, err
+	}
+	event, err := q.mem.LoadUint16(q.usedEvent())
+	return q.usedIdx-event-1 < q.usedIdx-old, err
+}
+
+// EnableNotify asks the driver to kick for the next chain that Pop has not seen, and reports whether such a chain is
+// already there: then no kick will come for it, and the caller must Pop again.
+func (q *Queue) EnableNotify() (pending bool, err error) {
+	if q.cfg.EventIdx {
+		err = q.mem.StoreUint16(q.availEvent(), q.lastAvail)
+	} else {
+		err = q.mem.StoreUint16(q.cfg.Device, 0)
+	}
+	if err != nil {
+		return false, fmt.Errorf("enable kicks: %w", err)
+	}
+	n, err := q.Pending()
+	return n != 0, err
+}
+
+// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx, leaving older chains in
+// the queue for later.
+func (q *Queue) NotifyAfter(idx uint16) error {
+	if q.cfg.EventIdx {
+		return q.mem.StoreUint16(q.availEvent(), idx)
+	}
+	return q.mem.StoreUint16(q.cfg.Device, 0)
+}
+
+// DisableNotify asks the driver not to kick. With event indices the last EnableNotify is spent by its first kick and
+// there is nothing to do.
+func (q *Queue) DisableNotify() error {
+	if q.cfg.EventIdx {
+		return nil
+	}
+	return q.mem.StoreUint16(q.cfg.Device, usedNoNotify)
+}
+
+// StateSize is the length in bytes of what Save appends.
+const StateSize = 4
+
+// Save appends the ring indices; where the ring lies is the transport's to save.
+func (q *Queue) Save(w *codec.Writer) {
+	w.U16(q.lastAvail)
+	w.U16(q.usedIdx)
+}
+
+// Restore takes what Save wrote into a queue that was made with the same Config. The driver has been told of everything
+// that was pushed before: devices ask NeedsInterrupt before they give up the run lock.
+func (q *Queue) Restore(r *codec.Reader) error {
+	q.lastAvail, q.usedIdx = r.U16(), r.U16()
+	q.signalled = q.usedIdx
+	if err := r.Err(); err != nil {
+		return fmt.Errorf("restore virtqueue: %w", err)
+	}
+	return nil
+}
+
+var (
+	errLoop     = errors.New("more descriptors than allowed, or a loop")
+	errOrder    = errors.New("a readable descriptor after a writable one")
+	errBytes    = errors.New("more than 4 GiB in one chain")
+	errIndirect = errors.New("bad indirect descriptor")
+)

@@ -1,0 +1,303 @@
+package vsock
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// connKey names a connection by its two ports; the CIDs are always the same.
+type connKey struct{ host, guest uint32 }
+
+// A connection's state:
+//
+//	handshake ──CONNECT──▶ connecting ──RESPONSE──▶ open ──host gone──▶ closing ──RST──▶ (removed)
+//
+// A guest's connection begins open. Every state ends at once with an RST from the guest or a broken rule.
+type connState uint8
+
+const (
+	stateHandshake  connState = iota // the client's CONNECT line is incomplete; not in Device.conns
+	stateConnecting                  // REQUEST sent
+	stateOpen
+	stateClosing // the host end is closed; the guest has been told and owes an RST
+)
+
+// Control packets that a connection may owe the guest, in the order in which they are sent.
+const (
+	oweRequest uint8 = 1 << iota
+	oweResponse
+	oweCredit
+	oweCreditRequest
+	oweShutdown
+)
+
+// conn is one stream.
+type conn struct {
+	key   connKey
+	fd    int // host end, non-blocking; -1 when closed
+	state connState
+	line  []byte // of the client's CONNECT, in stateHandshake
+
+	armed  bool   // fd is in the poller
+	events uint32 // for which events
+
+	// Guest to host. pending is at most bufAlloc bytes that the host end has not taken.
+	pending    []byte
+	forwarded  uint32 // bytes the host end took, modulo 1<<32 (fwd_cnt)
+	advertised uint32 // forwarded, as the guest was last told
+	guestShut  uint32 // what the guest will not do any more: shutdown flags
+
+	// Host to guest.
+	peerAlloc   uint32 // the guest's buffer
+	peerFwd     uint32 // what it took out of it
+	sent        uint32 // bytes sent to it, modulo 1<<32
+	hostEOF     bool   // the host end will send no more
+	askedCredit bool   // a credit request is out
+	stalled     bool   // in Device.stalled
+
+	owed   uint8 // control packets due
+	listed bool  // in Device.owing
+	gone   bool  // removed; other lists may still name it
+}
+
+// credit returns how many bytes the guest has room for.
+func (c *conn) credit() uint32 {
+	used := c.sent - c.peerFwd
+	if used >= c.peerAlloc {
+		return 0
+	}
+	return c.peerAlloc - used
+}
+
+// readable reports whether data from the host may go to the guest as far as the connection itself is concerned.
+func (c *conn) readable() bool {
+	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
+}
+
+// burst is how many packets of one connection are sent before others have their turn.
+const burst = 16
+
+// pump moves data from the host end to the guest until there is none, or no room, or others are due, and then sets
+// what the poller waits for.
+func (d *Device) pump(c *conn) error {
+	for range burst {
+		if !c.readable() || c.stalled {
+			break
+		}
+		if c.credit() == 0 {
+			if !c.askedCredit {
+				c.askedCredit = true
+				if err := d.owe(c, oweCreditRequest); err != nil {
+					return err
+				}
+			}
+			break
+		}
+		again, err := d.pumpOne(c)
+		if err != nil {
+			return err
+		}
+		if !again {
+			break
+		}
+	}
+	d.arm(c)
+	return nil
+}
+
+// pumpOne reads from the host end into one receive buffer of the guest. It reports whether there may be more.
+func (d *Device) pumpOne(c *conn) (again bool, err error) {
+	chain, err := pop(d.rx)
+	if err != nil {
+		return false, err
+	}
+	if chain == nil {
+		c.stalled = true
+		d.stalled = append(d.stalled, c)
+		return false, nil
+	}
+	if chain.WriteLen <= headerSize {
+		return false, errShortBuffer
+	}
+	d.views = slice(d.views[:0], chain.Writable, headerSize, int(min(c.credit(), maxData)))
+	n, err := readv(c.fd, d.views)
+	if err != nil || n == 0 {
+		d.rx.Unpop()
+		switch err {
+		case unix.EAGAIN:
+			return false, nil
+		case nil:
+			return false, d.endOfHost(c)
+		}
+		return false, d.drop(c)
+	}
+	h := d.header(c, opRW)
+	h.length = uint32(n)
+	b := h.encode()
+	chain.CopyOut(b[:])
+	c.sent += uint32(n)
+	return true, d.rx.Push(chain.Head, headerSize+uint32(n))
+}
+
+// header returns the header of a packet on c, which carries credit as every packet does.
+func (d *Device) header(c *conn, op uint16) header {
+	c.advertised = c.forwarded
+	return header{srcCID: hostCID, dstCID: uint64(d.cfg.GuestCID), srcPort: c.key.host, dstPort: c.key.guest,
+		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
+}
+
+// endOfHost handles the end of the host's data. A client that only closed its sending half may still read.
+func (d *Device) endOfHost(c *conn) error {
+	c.hostEOF = true
+	poll := [1]unix.PollFd{{Fd: int32(c.fd)}}
+	if _, err := unix.Poll(poll[:], 0); err == nil && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) == 0 {
+		return d.owe(c, oweShutdown)
+	}
+	return d.hostGone(c)
+}
+
+// hostGone handles the close of the host end.
+func (d *Device) hostGone(c *conn) error {
+	d.closeFD(c)
+	c.pending, c.hostEOF, c.state = nil, true, stateClosing
+	return d.owe(c, oweShutdown)
+}
+
+// owe notes a control packet for c and sends what can be sent.
+func (d *Device) owe(c *conn, what uint8) error {
+	c.owed |= what
+	if !c.listed {
+		c.listed = true
+		d.owing = append(d.owing, c)
+	}
+	return d.flush()
+}
+
+// flush sends control packets while there are receive buffers.
+func (d *Device) flush() error {
+	for i := range d.orphans {
+		if sent, err := d.send(&d.orphans[i]); err != nil || !sent {
+			d.orphans = slices.Delete(d.orphans, 0, i)
+			return err
+		}
+	}
+	d.orphans = d.orphans[:0]
+	for i, c := range d.owing {
+		if sent, err := d.pay(c); err != nil || !sent {
+			d.owing = slices.Delete(d.owing, 0, i)
+			return err
+		}
+		c.listed = false
+		d.arm(c)
+	}
+	d.owing = d.owing[:0]
+	return nil
+}
+
+// pay sends the control packets that c owes. It reports false if the receive buffers ran out.
+func (d *Device) pay(c *conn) (bool, error) {
+	for c.owed != 0 && !c.gone {
+		bit := c.owed & -c.owed
+		h := d.control(c, bit)
+		if sent, err := d.send(&h); err != nil || !sent {
+			return false, err
+		}
+		c.owed &^= bit
+	}
+	return true, nil
+}
+
+// control returns the header of a control packet.
+func (d *Device) control(c *conn, bit uint8) header {
+	switch bit {
+	case oweRequest:
+		return d.header(c, opRequest)
+	case oweResponse:
+		return d.header(c, opResponse)
+	case oweCredit:
+		return d.header(c, opCreditUpdate)
+	case oweCreditRequest:
+		return d.header(c, opCreditRequest)
+	}
+	h := d.header(c, opShutdown)
+	if h.flags = shutdownSend; c.state == stateClosing {
+		h.flags = shutdownBoth
+	}
+	return h
+}
+
+// send puts a packet without data into the receive queue. It reports false if there is no buffer.
+func (d *Device) send(h *header) (bool, error) {
+	chain, err := pop(d.rx)
+	if err != nil || chain == nil {
+		return false, err
+	}
+	b := h.encode()
+	if chain.CopyOut(b[:]) != headerSize {
+		return false, errShortBuffer
+	}
+	return true, d.rx.Push(chain.Head, headerSize)
+}
+
+// drop ends a connection with an RST to the guest.
+func (d *Device) drop(c *conn) error {
+	known := c.state != stateHandshake && c.owed&oweRequest == 0
+	h := d.header(c, opRST)
+	d.remove(c)
+	if !known {
+		return nil
+	}
+	return d.reject(h)
+}
+
+// remove forgets a connection and closes its host end.
+func (d *Device) remove(c *conn) {
+	d.closeFD(c)
+	c.gone, c.pending = true, nil
+	if d.conns[c.key] == c {
+		delete(d.conns, c.key)
+	}
+}
+
+func (d *Device) closeFD(c *conn) {
+	if c.fd < 0 {
+		return
+	}
+	if c.armed {
+		d.poll.remove(c.fd)
+		c.armed = false
+	}
+	delete(d.byFD, int32(c.fd))
+	_ = unix.Close(c.fd)
+	c.fd = -1
+}
+
+// arm makes the poller wait for what c can use now. A connection that can use nothing is taken
+// out: its hang-up is reported whether asked for or not, and would be again and again.
+func (d *Device) arm(c *conn) {
+	if c.fd < 0 {
+		return
+	}
+	var events uint32
+	watch := c.hostEOF || c.state == stateConnecting // for the hang-up
+	if c.state == stateHandshake || c.readable() && !c.stalled && c.credit() > 0 {
+		events |= unix.EPOLLIN
+	}
+	if len(c.pending) > 0 {
+		events |= unix.EPOLLOUT
+	}
+	watch = watch || events != 0
+	switch {
+	case !watch && c.armed:
+		d.poll.remove(c.fd)
+	case watch && !c.armed:
+		if d.poll.add(c.fd, events) != nil {
+			d.remove(c) // out of kernel memory; the guest finds out when it next sends
+			return
+		}
+	case watch && events != c.events:
+		d.poll.change(c.fd, events)
+	}
+	c.armed, c.events = watch, events
+}

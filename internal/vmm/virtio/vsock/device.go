@@ -1,0 +1,260 @@
+// Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest ports and unix
+// sockets of the host.
+//
+// Host to guest: the device accepts on a donated listening socket; a client sends "CONNECT <guest port>\n" and gets
+// "OK <host port>\n" once the guest has accepted, then the stream is raw. If the guest refuses, the client sees the end
+// of the stream. Guest to host: for a connection to CID 2 the device hands one end of a socket pair to a callback.
+//
+// Connections do not survive a fork. A restored device sends VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and then leaves host
+// clients in the listener's backlog, and the guest's packets in their queue, until the driver has given the event's
+// buffer back: it does so after it has dropped its old connections, and would drop a newer one with them.
+//
+// One goroutine waits, through an epoll descriptor, for all host sockets; the transport's goroutine serves the queues.
+// Both hold the run lock while they work and neither ever blocks: a host reader that is slow fills its own connection's
+// buffer (bufAlloc bytes, kept by the credit the guest was given) and no other's. The package dials nothing, opens no
+// path, and reads payload straight between sockets and guest memory.
+package vsock
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+const (
+	hostCID = 2 // VMADDR_CID_HOST, virtio 1.2 §5.10.4
+
+	queueSize = 128
+	queueRX   = 0 // device to driver
+	queueTX   = 1 // driver to device
+	queueEvnt = 2
+
+	// bufAlloc is how many bytes from the guest a connection may hold for a slow host reader.
+	bufAlloc = 64 << 10
+
+	// maxData bounds the data of one packet to the guest, which its buffers bound further.
+	maxData = 64 << 10
+
+	// maxConns bounds the connections of a VM, those still in their handshake included.
+	maxConns = 256
+
+	// maxOrphans bounds the RST packets due for packets of no connection. Beyond it such packets get no answer.
+	maxOrphans = 128
+)
+
+// eventTransportReset is VIRTIO_VSOCK_EVENT_TRANSPORT_RESET (virtio 1.2 §5.10.6.7).
+const eventTransportReset = 0
+
+// Config is what a device is made of.
+type Config struct {
+	GuestCID uint32
+
+	// Listener is a listening unix stream socket. The device owns it.
+	Listener *os.File
+
+	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil it owns fd; an error
+	// refuses the connection. It must not block.
+	Dial func(port uint32, fd int) error
+}
+
+// Device is a vsock device. It implements virtio.Device. All its fields belong to the holder of the run lock.
+type Device struct {
+	cfg  Config
+	lfd  int // of cfg.Listener
+	poll *poller
+	done chan struct{} // closed when the poll goroutine has ended; nil before the first Activate
+
+	transport     virtio.Transport
+	rx, tx, event *virtq.Queue
+	listening     bool // the listener is in the poller
+
+	resetDue  bool   // a transport reset event is to be sent
+	holding   bool   // it was sent, and the driver has not given its buffer back
+	holdUntil uint16 // available index of the event queue at which it has
+
+	conns    map[connKey]*conn
+	byFD     map[int32]*conn // connections with a host socket
+	nextPort uint32          // begins anywhere, see New
+	owing    []*conn         // connections with control packets due, in order
+	orphans  []header        // RSTs due that belong to no connection
+	stalled  []*conn         // connections with host data that found no receive buffer
+	views    [][]byte        // scratch
+}
+
+// New returns a device for cfg.
+func New(cfg Config) (*Device, error) {
+	if cfg.GuestCID <= hostCID {
+		return nil, fmt.Errorf("vsock: guest CID %d is reserved, use 3 or more", cfg.GuestCID)
+	}
+	lfd := int(cfg.Listener.Fd())
+	if err := unix.SetNonblock(lfd, true); err != nil {
+		return nil, fmt.Errorf("vsock listener: %w", err)
+	}
+	p, err := newPoller()
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{cfg: cfg, lfd: lfd, poll: p}
+	// A restored guest may still hold sockets of connections that an earlier device gave the first ports: Linux keeps one
+	// for seconds after its end, and refuses another connection between the same ports.
+	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
+	d.forget()
+	return d, nil
+}
+
+// Info implements virtio.Device.
+func (d *Device) Info() virtio.Info {
+	return virtio.Info{ID: virtio.IDVsock, QueueSizes: []uint16{queueSize, queueSize, queueSize}}
+}
+
+// ReadConfig implements virtio.Device: the guest's CID is all there is (virtio 1.2 §5.10.4).
+func (d *Device) ReadConfig(off uint64, p []byte) {
+	var c [8]byte
+	binary.LittleEndian.PutUint64(c[:], uint64(d.cfg.GuestCID))
+	clear(p)
+	if off < uint64(len(c)) {
+		copy(p, c[off:])
+	}
+}
+
+// Activate implements virtio.Device.
+func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, _ uint64) error {
+	for i, q := range queues {
+		if q == nil {
+			return fmt.Errorf("queue %d is not set up", i)
+		}
+	}
+	d.transport = t
+	d.rx, d.tx, d.event = queues[queueRX], queues[queueTX], queues[queueEvnt]
+	if d.done == nil {
+		d.done = make(chan struct{})
+		go d.serveHost(t)
+	}
+	return nil
+}
+
+// Reset implements virtio.Device. Host ends of all connections are closed.
+func (d *Device) Reset() {
+	for _, c := range d.byFD {
+		d.closeFD(c)
+	}
+	if d.listening {
+		d.poll.remove(d.lfd)
+		d.listening = false
+	}
+	d.resetDue, d.holding = false, false
+	d.rx, d.tx, d.event, d.transport = nil, nil, nil, nil
+	d.forget()
+}
+
+// forget drops all connections.
+func (d *Device) forget() {
+	d.conns, d.byFD = make(map[connKey]*conn), make(map[int32]*conn)
+	d.owing, d.orphans, d.stalled = nil, nil, nil
+}
+
+// Close closes the listener and ends the goroutine. Preconditions: the transport is closed.
+func (d *Device) Close() error {
+	err := errors.Join(d.poll.close(), d.cfg.Listener.Close())
+	if d.done != nil {
+		<-d.done
+	}
+	return err
+}
+
+// Notify implements virtio.Device.
+func (d *Device) Notify() (more bool, err error) {
+	ready, err := d.mayConnect()
+	if err != nil {
+		return false, err
+	}
+	if ready {
+		if more, err = d.serveGuest(); err != nil {
+			return false, err
+		}
+	}
+	return more, d.signal()
+}
+
+// mayConnect reports whether the device may carry connections: not before the driver has dealt
+// with a transport reset.
+func (d *Device) mayConnect() (bool, error) {
+	if d.resetDue {
+		sent, err := d.sendReset()
+		if err != nil || !sent {
+			return false, err
+		}
+	}
+	if d.holding {
+		idx, err := d.event.AvailIdx()
+		if err != nil || int16(idx-d.holdUntil) < 0 {
+			return false, err
+		}
+		d.holding = false
+	}
+	if !d.listening {
+		if err := d.poll.add(d.lfd, unix.EPOLLIN); err != nil {
+			return false, err
+		}
+		d.listening = true
+	}
+	return true, nil
+}
+
+// sendReset puts the transport reset event into the event queue and arranges for a kick when the driver has handled
+// it. It reports false if the driver has left no buffer there yet.
+func (d *Device) sendReset() (bool, error) {
+	c, err := pop(d.event)
+	if err != nil || c == nil {
+		return false, err
+	}
+	var event [4]byte
+	binary.LittleEndian.PutUint32(event[:], eventTransportReset)
+	if c.CopyOut(event[:]) != len(event) {
+		return false, errors.New("event buffer too short")
+	}
+	idx, err := d.event.AvailIdx()
+	if err != nil {
+		return false, err
+	}
+	// A snapshot taken while an older reset was on its way carries that too: the driver gives back both buffers.
+	if d.holding && int16(idx-d.holdUntil) < 0 {
+		idx = d.holdUntil
+	}
+	d.resetDue, d.holding, d.holdUntil = false, true, idx+1
+	// The request for a kick comes before the event, so that no answer to it can be missed.
+	if err := d.event.NotifyAfter(idx); err != nil {
+		return false, err
+	}
+	return true, d.event.Push(c.Head, uint32(len(event)))
+}
+
+// pop takes a chain from q; when it returns none, the driver kicks for the next.
+func pop(q *virtq.Queue) (*virtq.Chain, error) {
+	for {
+		c, err := q.Pop()
+		if err != nil || c != nil {
+			return c, err
+		}
+		if pending, err := q.EnableNotify(); err != nil || !pending {
+			return nil, err
+		}
+	}
+}
+
+// signal interrupts the driver for what was pushed since the last time.
+func (d *Device) signal() error {
+	for _, q := range [...]*virtq.Queue{d.rx, d.tx, d.event} {
+		if err := d.transport.Interrupt(q); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package vsock
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+var (
+	errShortPacket = errors.New("vsock packet shorter than its header says")
+	errShortBuffer = errors.New("vsock receive buffer without room for a header and data")
+)
+
+// serveGuest handles new receive buffers and the guest's packets.
+func (d *Device) serveGuest() (more bool, err error) {
+	if err := d.rx.DisableNotify(); err != nil {
+		return false, err
+	}
+	if err := d.useBuffers(); err != nil {
+		return false, err
+	}
+	if err := d.tx.DisableNotify(); err != nil {
+		return false, err
+	}
+	for range queueSize {
+		c, err := pop(d.tx)
+		if err != nil {
+			return false, err
+		}
+		if c == nil {
+			return false, nil
+		}
+		head := c.Head
+		if err := d.receive(c); err != nil {
+			return false, err
+		}
+		if err := d.tx.Push(head, 0); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// useBuffers sends what waited for receive buffers: control packets, then data.
+func (d *Device) useBuffers() error {
+	if err := d.flush(); err != nil {
+		return err
+	}
+	waiting := d.stalled
+	d.stalled = nil
+	for _, c := range waiting {
+		c.stalled = false
+	}
+	for _, c := range waiting {
+		if err := d.pump(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// receive handles one packet of the guest.
+func (d *Device) receive(chain *virtq.Chain) error {
+	var raw [headerSize]byte
+	if chain.CopyIn(raw[:]) != headerSize {
+		return errShortPacket
+	}
+	h := decodeHeader(&raw)
+	if h.length > chain.ReadLen {
+		return errShortPacket
+	}
+	c := d.conns[connKey{host: h.dstPort, guest: h.srcPort}]
+	if h.kind != typeStream || h.dstCID != hostCID || h.srcCID != uint64(d.cfg.GuestCID) {
+		return d.refuse(&h)
+	}
+	if c == nil {
+		if h.op == opRequest {
+			return d.dial(&h)
+		}
+		return d.refuse(&h)
+	}
+	c.peerAlloc, c.peerFwd = h.bufAlloc, h.fwdCount
+	if c.credit() > 0 {
+		c.askedCredit = false
+	}
+	switch h.op {
+	case opResponse:
+		return d.accepted(c)
+	case opRST:
+		d.remove(c)
+		return nil
+	case opShutdown:
+		return d.guestShutdown(c, h.flags)
+	case opRW:
+		d.views = slice(d.views[:0], chain.Readable, 0, int(h.length))
+		return d.toHost(c, d.views, h.length)
+	case opCreditUpdate:
+	case opCreditRequest:
+		if err := d.owe(c, oweCredit); err != nil {
+			return err
+		}
+	default:
+		return d.drop(c)
+	}
+	return d.pump(c)
+}
+
+// refuse answers a packet that belongs to no connection.
+func (d *Device) refuse(h *header) error {
+	if h.op == opRST {
+		return nil
+	}
+	return d.reject(header{srcCID: h.dstCID, dstCID: h.srcCID, srcPort: h.dstPort, dstPort: h.srcPort,
+		kind: h.kind, op: opRST})
+}
+
+// reject sends an RST that belongs to no connection any more, now or when there is a buffer.
+func (d *Device) reject(h header) error {
+	if len(d.orphans) < maxOrphans {
+		d.orphans = append(d.orphans, h)
+	}
+	return d.flush()
+}
+
+// dial opens a connection for a guest's request.
+func (d *Device) dial(h *header) error {
+	if !d.roomForConn() {
+		return d.refuse(h)
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return d.refuse(h) // out of descriptors: the guest may try again
+	}
+	err = unix.SetNonblock(ends[0], true)
+	if err == nil {
+		err = d.cfg.Dial(h.dstPort, ends[1])
+	}
+	if err != nil {
+		_ = unix.Close(ends[0])
+		_ = unix.Close(ends[1])
+		return d.refuse(h)
+	}
+	c := &conn{key: connKey{host: h.dstPort, guest: h.srcPort}, fd: ends[0], state: stateOpen,
+		peerAlloc: h.bufAlloc, peerFwd: h.fwdCount}
+	d.conns[c.key], d.byFD[int32(c.fd)] = c, c
+	if err := d.owe(c, oweResponse); err != nil {
+		return err
+	}
+	return d.pump(c)
+}
+
+// accepted handles the guest's consent to a host client's connection.
+func (d *Device) accepted(c *conn) error {
+	if c.state != stateConnecting {
+		return d.drop(c)
+	}
+	line := appendOK(make([]byte, 0, 16), c.key.host)
+	if n, err := unix.Write(c.fd, line); err != nil || n != len(line) {
+		return d.drop(c)
+	}
+	c.state = stateOpen
+	return d.pump(c)
+}
+
+// guestShutdown handles a half or whole close by the guest.
+func (d *Device) guestShutdown(c *conn, flags uint32) error {
+	if c.state != stateOpen {
+		return d.drop(c)
+	}
+	c.guestShut |= flags & shutdownBoth
+	if c.guestShut&shutdownReceive != 0 {
+		_ = unix.Shutdown(c.fd, unix.SHUT_RD) // fails only if the host end is gone, which reads and writes tell
+	}
+	return d.drained(c)
+}
+
+// toHost delivers n bytes of data to the host end, keeping what it does not take now.
+func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
+	if c.state == stateClosing {
+		return nil // sent before the guest knew
+	}
+	if c.state != stateOpen || c.guestShut&shutdownSend != 0 || n > bufAlloc-uint32(len(c.pending)) {
+		return d.drop(c)
+	}
+	if len(c.pending) == 0 {
+		k, err := writev(c.fd, views)
+		if err != nil && err != unix.EAGAIN {
+			return d.drop(c)
+		}
+		c.forwarded += uint32(k)
+		if uint32(k) < n {
+			views = slice(nil, views, k, int(n))
+		} else {
+			views = nil
+		}
+	}
+	for _, v := range views {
+		c.pending = append(c.pending, v...)
+	}
+	return d.afterDelivery(c)
+}
+
+// drain writes what toHost had kept.
+func (d *Device) drain(c *conn) error {
+	n, err := writev(c.fd, [][]byte{c.pending})
+	if err == unix.EAGAIN {
+		return nil
+	}
+	if err != nil {
+		return d.drop(c)
+	}
+	c.forwarded += uint32(n)
+	if c.pending = c.pending[n:]; len(c.pending) == 0 {
+		c.pending = nil
+		return d.drained(c)
+	}
+	return d.afterDelivery(c)
+}
+
+// drained goes on with a close by the guest that had to wait for its data.
+func (d *Device) drained(c *conn) error {
+	if len(c.pending) == 0 && c.guestShut == shutdownBoth {
+		return d.drop(c) // the RST tells the guest that the close is complete
+	}
+	if len(c.pending) == 0 && c.guestShut&shutdownSend != 0 {
+		_ = unix.Shutdown(c.fd, unix.SHUT_WR) // see guestShutdown
+	}
+	return d.afterDelivery(c)
+}
+
+// afterDelivery returns credit once half the buffer has been used, and goes on with the other direction.
+func (d *Device) afterDelivery(c *conn) error {
+	if c.forwarded-c.advertised >= bufAlloc/2 {
+		if err := d.owe(c, oweCredit); err != nil {
+			return err
+		}
+	}
+	return d.pump(c)
+}

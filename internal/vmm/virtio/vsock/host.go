@@ -1,0 +1,231 @@
+package vsock
+
+import (
+	"bytes"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/virtio"
+)
+
+const (
+	// firstHostPort is the first of the ports that stand for host clients; ports below it may name host services.
+	firstHostPort = 1 << 30
+	lastHostPort  = 1<<31 - 1
+
+	// maxLine bounds a client's first line in bytes: "CONNECT 4294967295\n" and some.
+	maxLine = 32
+
+	// maxAccepts bounds the clients taken in one turn.
+	maxAccepts = 16
+)
+
+// serveHost is the goroutine that waits for host sockets.
+func (d *Device) serveHost(t virtio.Transport) {
+	defer close(d.done)
+	for {
+		events, err := d.poll.wait()
+		if err != nil {
+			return // the poller is closed
+		}
+		if !t.Enter() {
+			continue // a reset has emptied the poller since
+		}
+		if err := d.handle(events); err != nil {
+			t.Fail(err)
+		}
+		t.Leave()
+	}
+}
+
+// handle serves host sockets that have something to say.
+func (d *Device) handle(events []unix.EpollEvent) error {
+	for i := range events {
+		ev := &events[i]
+		if int(ev.Fd) == d.lfd {
+			if err := d.accept(); err != nil {
+				return err
+			}
+			continue
+		}
+		// A descriptor closed and used again within this batch gets a stale event; all calls are non-blocking.
+		if c := d.byFD[ev.Fd]; c != nil {
+			if err := d.hostEvent(c, ev.Events); err != nil {
+				return err
+			}
+		}
+	}
+	return d.signal()
+}
+
+func (d *Device) hostEvent(c *conn, events uint32) error {
+	const hangUp = unix.EPOLLHUP | unix.EPOLLERR
+	if c.state == stateHandshake {
+		return d.handshake(c)
+	}
+	if len(c.pending) > 0 && events&(unix.EPOLLOUT|hangUp) != 0 {
+		if err := d.drain(c); err != nil || c.fd < 0 {
+			return err
+		}
+	}
+	if events&hangUp != 0 {
+		switch {
+		case c.state == stateConnecting:
+			return d.drop(c) // the client gave up
+		case c.hostEOF:
+			return d.hostGone(c)
+		}
+	}
+	return d.pump(c)
+}
+
+// accept takes new clients.
+func (d *Device) accept() error {
+	if !d.listening {
+		return nil // a stale event: the device has been restored since
+	}
+	for range maxAccepts {
+
+		fd, _, err := unix.Accept4(d.lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err == unix.EINTR || err == unix.ECONNABORTED {
+			continue
+		}
+		if err != nil {
+			return nil
+		}
+		if !d.roomForConn() {
+			_ = unix.Close(fd)
+			continue
+		}
+		c := &conn{fd: fd}
+		d.byFD[int32(fd)] = c
+		// The line is mostly there already; if not, this arms the poller.
+		if err := d.handshake(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// roomForConn reports whether another connection may be opened. When all places are taken, one whose host end is
+// closed and whose guest end lingers is given up.
+func (d *Device) roomForConn() bool {
+	if len(d.conns)+len(d.byFD) < maxConns {
+		return true // counts most connections twice; exact below
+	}
+	n := len(d.byFD)
+	var lingering *conn
+	for _, c := range d.conns {
+		if c.state == stateClosing {
+			n++
+			lingering = c
+		}
+	}
+	if n >= maxConns && lingering != nil {
+		d.remove(lingering)
+		n--
+	}
+	return n < maxConns
+}
+
+// handshake reads the client's first line and sends the connection request. Bytes after the line are the stream's and
+// stay in the socket.
+func (d *Device) handshake(c *conn) error {
+	var b [maxLine]byte
+	n, _, err := unix.Recvfrom(c.fd, b[:maxLine-len(c.line)], unix.MSG_PEEK)
+	if err == unix.EAGAIN || err == unix.EINTR {
+		d.arm(c)
+		return nil
+	}
+	if err != nil || n == 0 {
+		d.remove(c)
+		return nil
+	}
+	end := bytes.IndexByte(b[:n], '\n')
+	if end >= 0 {
+		n = end + 1
+	}
+	if _, err := unix.Read(c.fd, b[:n]); err != nil {
+		d.remove(c)
+		return nil
+	}
+	c.line = append(c.line, b[:n]...)
+	if end < 0 {
+		if len(c.line) >= maxLine {
+			d.remove(c)
+			return nil
+		}
+		d.arm(c)
+		return nil
+	}
+	port, ok := parseConnect(c.line)
+	if !ok {
+		d.remove(c)
+		return nil
+	}
+	c.line = nil
+	c.key = connKey{host: d.freePort(port), guest: port}
+	c.state = stateConnecting
+	d.conns[c.key] = c
+	return d.owe(c, oweRequest)
+}
+
+// freePort returns a host port that is in no connection with that guest port.
+func (d *Device) freePort(guest uint32) uint32 {
+	for {
+		port := d.nextPort
+		if d.nextPort++; d.nextPort > lastHostPort {
+			d.nextPort = firstHostPort
+		}
+		if d.conns[connKey{host: port, guest: guest}] == nil {
+			return port
+		}
+	}
+}
+
+// parseConnect returns the port of a "CONNECT <port>\n" line.
+func parseConnect(line []byte) (port uint32, ok bool) {
+	digits, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte("CONNECT "))
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(digits), 10, 32)
+	return uint32(n), err == nil
+}
+
+// appendOK appends the answer to a CONNECT line.
+func appendOK(b []byte, port uint32) []byte {
+	return append(strconv.AppendUint(append(b, "OK "...), uint64(port), 10), '\n')
+}
+
+// readv reads into views, which are not empty.
+func readv(fd int, views [][]byte) (n int, err error) {
+	for {
+		if len(views) == 1 {
+			n, err = unix.Read(fd, views[0])
+		} else {
+			n, err = unix.Readv(fd, views)
+		}
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}
+
+// writev writes as much of views as the socket takes.
+func writev(fd int, views [][]byte) (n int, err error) {
+	for {
+		switch len(views) {
+		case 0:
+			return 0, nil
+		case 1:
+			n, err = unix.Write(fd, views[0])
+		default:
+			n, err = unix.Writev(fd, views)
+		}
+		if err != unix.EINTR {
+			return max(n, 0), err
+		}
+	}
+}

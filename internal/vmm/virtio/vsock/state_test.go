@@ -1,0 +1,128 @@
+package vsock
+
+import (
+	"bufio"
+	"io"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
+)
+
+// TestRestoreResetsAndHolds forks a device with a connection: the child sends a transport reset and keeps clients
+// waiting until the driver has given the event buffer back.
+func TestRestoreResetsAndHolds(t *testing.T) {
+	mem := newMem(t)
+	parent := newHost(t)
+	g := start(t, parent, mem)
+	req, _ := g.open(parent.connect(t, 1), 1)
+	g.tr.Quiesce()
+	var w codec.Writer
+	g.tr.Save(&w)
+
+	child := newHost(t)
+	k := attach(t, child, mem)
+	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
+	waiting := child.connect(t, 77)
+	k.tr.Quiesce()
+	if err := k.tr.Restore(codec.NewReader(w.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	k.post(header{srcPort: 50, dstPort: 1025, op: opRequest, bufAlloc: 4096}, nil)
+	if err := k.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	head, n := k.event.Wait()
+	if n != 4 {
+		t.Fatalf("event of %d bytes", n)
+	}
+	if k.event.AvailEvent() != k.event.AvailIdx() {
+		t.Fatalf("the device waits for available index %d, not %d", k.event.AvailEvent(), k.event.AvailIdx())
+	}
+	k.serveAgain(3) // changes nothing
+	k.tr.Quiesce()
+	if _, _, ok := k.tx.Poll(); ok || child.dev.listening {
+		t.Fatal("the device did not wait for the driver")
+	}
+	checkGrandchild(t, child.dev, k.event.AvailIdx()+1)
+	if err := k.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	k.event.Add(virtiotest.Buf{GPA: evBase + guestmem.GPA(head)*16, Len: 4, Write: true})
+	k.event.Kick()
+	k.tx.Wait()
+	ops := map[uint16]bool{}
+	for len(ops) < 2 {
+		h, _ := k.next()
+		ops[h.op] = true
+		if h.op == opRequest {
+			req = h
+		}
+	}
+	if !ops[opResponse] || !ops[opRequest] {
+		t.Fatalf("operations %v", ops)
+	}
+	_ = unix.Close(<-child.dials)
+	k.send(reply(req, opResponse), nil)
+	if line, err := bufio.NewReader(waiting).ReadString('\n'); err != nil || line[:3] != "OK " {
+		t.Fatalf("%q, %v", line, err)
+	}
+	if err := g.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkGrandchild takes a snapshot of a child that still waits for its driver: children of that must wait for both resets.
+func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
+	t.Helper()
+	var held codec.Writer
+	child.Save(&held)
+	grandchild := &Device{cfg: Config{GuestCID: guestCID}}
+	if err := grandchild.Restore(codec.NewReader(held.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if !grandchild.resetDue || !grandchild.holding || grandchild.holdUntil != holdUntil {
+		t.Fatalf("restored: %v, %v, %d", grandchild.resetDue, grandchild.holding, grandchild.holdUntil)
+	}
+}
+
+// serveAgain makes the device look at its queues n times.
+func (g *guest) serveAgain(n int) {
+	g.t.Helper()
+	for range n {
+		g.tr.Quiesce()
+		if err := g.tr.Unquiesce(); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+}
+
+// rekick returns r with its kicks going to k's device.
+func rekick(r *virtiotest.Ring, k *guest) *virtiotest.Ring {
+	c := *r
+	c.SetKick(func() { virtiotest.Store(k.tr, mmio.RegQueueNotify, 0) })
+	return &c
+}
+
+func TestResumeInPlaceKeepsConnections(t *testing.T) {
+	h := newHost(t)
+	g := start(t, h, newMem(t))
+	c := h.connect(t, 1)
+	req, r := g.open(c, 1)
+	g.tr.Quiesce()
+	io.WriteString(c, "while paused")
+	if err := g.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	if h, data := g.next(); h.op != opRW || string(data) != "while paused" {
+		t.Fatalf("operation %d, %q", h.op, data)
+	}
+	g.send(reply(req, opRW), []byte("on\n"))
+	if line, err := r.ReadString('\n'); err != nil || line != "on\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+}

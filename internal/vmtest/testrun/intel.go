@@ -1,0 +1,317 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/build/debpkg"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/emu/bochs"
+)
+
+// intelHost is an emulated Intel host by the name that scripts/test knows.
+type intelHost struct {
+	name string
+	host bochs.Host
+	core bool // runs coreTests only, unless others are chosen
+}
+
+// intelHosts are all of them: each is another path through kvm-intel. The first is the smoke's.
+func intelHosts() []intelHost {
+	return []intelHost{
+		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
+		{"no-ept", bochs.Host{CPU: bochs.Skylake, KVMIntel: []string{"ept=0"}}, true},
+		{"restricted", bochs.Host{CPU: bochs.Skylake, KVMIntel: []string{"unrestricted_guest=0"}}, true},
+		{"sandy-bridge", bochs.Host{CPU: bochs.SandyBridge}, true},
+	}
+}
+
+// chooseHosts returns the hosts with these names, or all.
+func chooseHosts(names []string) ([]intelHost, error) {
+	all := intelHosts()
+	if len(names) == 0 {
+		return all, nil
+	}
+	var chosen []intelHost
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(h intelHost) bool { return h.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no emulated Intel host is called %q", name)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// Limits of one run on an emulated Intel host: of a package's tests in the host's own time, of
+// everything in real time. A host that hangs is found out much earlier.
+const (
+	intelTestLimit  = 20 * time.Minute
+	smokeLimit      = 10 * time.Minute
+	intelLimit      = 90 * time.Minute
+	intelLongLimit  = 24 * time.Hour
+	intelPerProgram = 64 << 20 // bytes of disk that the estimate allows for a test program
+)
+
+// smokeTests show that kvm-intel runs guests, forks them and branches them.
+func smokeTests() []vmPkg {
+	return []vmPkg{
+		probe(),
+		{path: clientPackage, tests: []string{"TestBranchAndRollback", "TestChildrenOfAGuestWithConnections"}},
+	}
+}
+
+// probe asks KVM whether it runs guests as it should. It is a test of the host too, so that
+// discover leaves it out.
+func probe() vmPkg { return vmPkg{path: module + "internal/vmm/kvm", tests: []string{"TestProbe"}} }
+
+// coreTests are what another kind of host can make a difference to: how guests boot, in real mode
+// first, and how their memory and processor state are saved, tracked, branched and restored. They
+// take about five minutes of CPU time, of which one is the host's boot.
+func coreTests() []vmPkg {
+	return []vmPkg{
+		probe(),
+		{path: machinePackage, tests: []string{"TestBranchAndRollback"}},
+		{path: clientPackage, tests: []string{"TestBootMatrix"}},
+	}
+}
+
+// leftOut are VM tests that take long and ask nothing of KVM that others do not: this one merges the
+// disk layers of 300 branches.
+var leftOut = []string{"TestManyBranchesOfOneVM"}
+
+const (
+	module         = "github.com/forkd/forkd/"
+	machinePackage = module + "internal/vmm/machine"
+	clientPackage  = module + "internal/host/vmmclient"
+)
+
+// integrationTests are those that run on an emulated Intel host too: one for each thing that a
+// user does to a sandbox. The others test the daemon and files rather than VMs.
+var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback", "TestForkFromSandbox",
+	"TestSuspend", "TestBranchChain", "TestVMEnds", "TestBranchKeepsStreams"}
+
+// intelTests finds the VM tests of the VMM and its client, and adds the integration tests.
+func intelTests(ctx context.Context) ([]vmPkg, error) {
+	found, err := discover(ctx, []string{"./internal/vmm/...", "./internal/host/vmmclient"})
+	if err != nil {
+		return nil, err
+	}
+	for i := range found {
+		found[i].tests = slices.DeleteFunc(found[i].tests, func(name string) bool { return slices.Contains(leftOut, name) })
+	}
+	integration, err := discover(ctx, []string{"./test/integration"})
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range integrationTests {
+		if !slices.Contains(integration[0].tests, name) {
+			return nil, fmt.Errorf("./test/integration has no VM test %s: mend the list in testrun", name)
+		}
+	}
+	return append(append([]vmPkg{probe()}, found...), vmPkg{path: integration[0].path, tests: integrationTests}), nil
+}
+
+// intel is `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` or `testrun intel
+// torture N [flag ...]`.
+func intel(ctx context.Context, args []string) error {
+	usage := errors.New("usage: testrun intel smoke | all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
+	if len(args) == 0 {
+		return usage
+	}
+	job := intelJob{limit: smokeLimit, packages: smokeTests()}
+	hosts := intelHosts()[:1]
+	switch args[0] {
+	case "smoke":
+	case "all":
+		chosen, err := parseChoice(args[1:])
+		if err != nil {
+			return err
+		}
+		if hosts, err = chooseHosts(chosen.hosts); err != nil {
+			return err
+		}
+		if job.packages, err = intelTests(ctx); err != nil {
+			return err
+		}
+		job.core = chosen.all()
+		if job.packages = chosen.of(job.packages); len(job.packages) == 0 {
+			return fmt.Errorf("no VM test for kvm-intel is named by %v", args[1:])
+		}
+		job.limit = intelLimit
+	case "torture":
+		if len(args) < 2 {
+			return usage
+		}
+		if _, err := strconv.ParseUint(args[1], 10, 32); err != nil {
+			return usage
+		}
+		job.limit = intelLongLimit
+		job.packages = []vmPkg{{path: module + "test/torture", tests: []string{"TestTorture"}}}
+		job.flags = append([]string{"-torture.n=" + args[1], "-torture.report=" + tortureReport}, args[2:]...)
+	default:
+		return usage
+	}
+	err := job.run(ctx, hosts)
+	if args[0] == "smoke" && errors.Is(err, debpkg.ErrNoArchive) {
+		fmt.Printf("kvm-intel: LEFT OUT: %v\n", err)
+		return nil
+	}
+	return err
+}
+
+// choice is what of everything is to run.
+type choice struct {
+	hosts, packages []string       // empty: all
+	tests           *regexp.Regexp // nil: all
+}
+
+func (c choice) all() bool { return len(c.packages) == 0 && c.tests == nil }
+
+// parseChoice tells hosts' names from packages, which begin with "./", and takes a pattern as go test's -run does.
+func parseChoice(args []string) (c choice, err error) {
+	for i := 0; i < len(args); i++ {
+		dir, isPackage := strings.CutPrefix(args[i], "./")
+		switch {
+		case isPackage:
+			c.packages = append(c.packages, module+dir)
+		case args[i] != "-run":
+			c.hosts = append(c.hosts, args[i])
+		case i+1 == len(args):
+			return c, errors.New("-run needs a pattern")
+		default:
+			i++
+			if c.tests, err = regexp.Compile(args[i]); err != nil {
+				return c, fmt.Errorf("-run: %w", err)
+			}
+		}
+	}
+	return c, nil
+}
+
+// of returns what of the packages is chosen.
+func (c choice) of(packages []vmPkg) []vmPkg {
+	var out []vmPkg
+	for _, p := range packages {
+		if len(c.packages) > 0 && !slices.Contains(c.packages, p.path) {
+			continue
+		}
+		p.tests = slices.DeleteFunc(slices.Clone(p.tests), func(name string) bool { return c.tests != nil && !c.tests.MatchString(name) })
+		if len(p.tests) > 0 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// intelJob is what every one of some hosts does.
+type intelJob struct {
+	packages []vmPkg
+	core     bool     // hosts that are for coreTests run those
+	flags    []string // of every test program
+	limit    time.Duration
+}
+
+// of returns what a host runs.
+func (j intelJob) of(h intelHost) []vmPkg {
+	if j.core && h.core {
+		return coreTests()
+	}
+	return j.packages
+}
+
+// run prepares what the hosts need, once, and lets them do the job, as many at a time as there are
+// processors.
+func (j intelJob) run(ctx context.Context, hosts []intelHost) error {
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return err
+	}
+	machine, err := bochs.Open(ctx, cache, func(s string) { fmt.Println("kvm-intel: " + s) })
+	if err != nil {
+		return err
+	}
+	parent := filepath.Join(cache, "intel")
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(parent, "run-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	tree := filepath.Join(dir, "tree")
+	size, err := j.layOut(ctx, cache, tree)
+	if err != nil {
+		return err
+	}
+	var (
+		mu     sync.Mutex
+		wg     sync.WaitGroup
+		failed []string
+		total  counts
+		room   = make(chan struct{}, len(machines()))
+		start  = time.Now()
+	)
+	for _, h := range hosts {
+		out := &lineWriter{mu: &mu, to: os.Stdout, prefix: h.name + "| "}
+		wg.Go(func() {
+			room <- struct{}{}
+			defer func() { <-room }()
+			c, err := j.on(ctx, machine, h, disk{cache, filepath.Join(dir, h.name), tree, size}, out)
+			if err != nil {
+				fmt.Fprintf(out, "FAIL: %v\n", err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			total.add(c)
+			if err != nil {
+				failed = append(failed, h.name)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Printf("kvm-intel tests on %d emulated hosts: %v in %.0f s\n", len(hosts), total,
+		time.Since(start).Seconds())
+	if len(failed) > 0 {
+		return fmt.Errorf("kvm-intel tests failed on %v", failed)
+	}
+	return nil
+}
+
+// disk is what a host's disk is made of, and where.
+type disk struct {
+	cache string // whose paths the tests see
+	dir   string // of the run
+	tree  string
+	size  int64
+}
+
+// on lets one host do the job and returns what its tests said. A test that skips has failed.
+func (j intelJob) on(ctx context.Context, m bochs.Machine, h intelHost, d disk, out *lineWriter) (counts, error) {
+	if err := os.Mkdir(d.dir, 0o755); err != nil {
+		return counts{}, err
+	}
+	defer os.RemoveAll(d.dir)
+	packages := j.of(h)
+	run, err := m.Prepare(ctx, h.host, j.script(d.cache, packages), d.dir, d.tree, d.size)
+	if err != nil {
+		return counts{}, err
+	}
+	runErr := run.Do(ctx, j.limit, func(line string) { fmt.Fprintf(out, "%s\n", line) })
+	results := filepath.Join(d.dir, "out")
+	if err := run.Results(ctx, resultsDir, results); err != nil {
+		return counts{}, errors.Join(runErr, err)
+	}
+	total, err := report(ctx, packages, filepath.Join(results, filepath.Base(resultsDir)), out)
+	return total, errors.Join(runErr, err)
+}
