@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -164,6 +165,15 @@ func (m *Manager) readopt(id string) error {
 	paused, err := s.settleTop(v)
 	if err == nil {
 		err = s.settlePause(v, paused)
+	}
+	if errors.Is(err, vmmclient.ErrGone) { // it ended with the daemon, and only took its time
+		m.kill(id, v)
+		v.release()
+		if s.unpin != nil {
+			s.unpin()
+		}
+		os.RemoveAll(dir)
+		return lost("its process has ended: %w", err)
 	}
 	if err != nil {
 		m.cfg.Log.Warn("sandbox does not answer", "sandbox", id, "error", err)

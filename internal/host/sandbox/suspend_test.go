@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -80,6 +81,19 @@ func TestSuspendAndResume(t *testing.T) {
 
 // A host that dies while a sandbox runs puts it back to its last suspended state.
 func TestLostVMIsSuspendedAgain(t *testing.T) {
+	t.Run("ended", func(t *testing.T) {
+		testLostVM(t, func(w *world) {
+			w.vmms.Mu.Lock()
+			clear(w.vmms.Live)
+			w.vmms.Mu.Unlock()
+		})
+	})
+	t.Run("ending", func(t *testing.T) { // a killed process still takes connections while its memory is being freed
+		testLostVM(t, func(w *world) { w.vmms.StatsErr = vmmclient.ErrGone })
+	})
+}
+
+func testLostVM(t *testing.T, lose func(*world)) {
 	w := newWorld(t, 0)
 	id := w.source(t)
 	if _, err := w.Suspend(t.Context(), id); err != nil {
@@ -89,9 +103,7 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	w.vmms.Mu.Lock()
-	clear(w.vmms.Live)
-	w.vmms.Mu.Unlock()
+	lose(w)
 	w.start(t, 0)
 	defer w.stop()
 	if n, err := w.Recover(); n != 1 || err != nil {
@@ -101,6 +113,7 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 	if err != nil || s.Info().State != Suspended {
 		t.Fatalf("%+v, %v", s, err)
 	}
+	w.vmms.StatsErr = nil
 	if _, err := w.Resume(t.Context(), id); err != nil {
 		t.Error(err)
 	}
