@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -33,7 +35,17 @@ func TestScripts(t *testing.T) {
 		}
 	}
 	testscript.Run(t, testscript.Params{Dir: "testdata/script", Setup: setup,
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"usage": usage}})
+		Cmds:      map[string]func(*testscript.TestScript, bool, []string){"usage": usage},
+		Condition: condition})
+}
+
+// condition is true for "complete" where forkd carries the programs that a daemon starts.
+func condition(name string) (bool, error) {
+	if name != "complete" {
+		return false, fmt.Errorf("unknown condition %q", name)
+	}
+	_, err := embedded.Open(embedded.VMM)
+	return err == nil, nil
 }
 
 // wantCode runs forkd and demands an exit code: code 3 exec ...
