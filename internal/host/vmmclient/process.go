@@ -30,8 +30,9 @@ func newProcess(pid, pidfd int, child *os.Process) (*process, error) {
 	return &process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
-// startProcess runs the VMM binary with listener as its control socket. It leads a session of its own: signals to the
-// daemon's terminal or process group do not reach it. When the CPU is short, it comes after the daemon.
+// startProcess runs the VMM binary with listener as its control socket. It leads a process group of its own: signals to
+// the daemon's group, such as a terminal's, do not reach it. It stays in the daemon's session, because Linux shares CPUs
+// among sessions (autogroups, sched(7)): with one for each VMM, the daemon would be one among its guests.
 func startProcess(cfg *Config, listener *os.File) (*process, error) {
 	log, err := os.OpenFile(filepath.Join(cfg.Dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -39,16 +40,15 @@ func startProcess(cfg *Config, listener *os.File) (*process, error) {
 	}
 	defer log.Close()
 	var pidfd int
-	p, err := startBelow(cfg.Bin, []string{"forkd-vmm"}, &os.ProcAttr{
+	p, err := os.StartProcess(cfg.Bin, []string{"forkd-vmm"}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   vmmEnv,
 		Files: []*os.File{nil, nil, log, listener},
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start forkd-vmm: %w", err)
 	}
-	lowerSession(p.Pid)
 	proc, err := newProcess(p.Pid, pidfd, p)
 	if err != nil {
 		killed := p.Kill()

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,7 @@ type vcpus struct {
 	parked  int // threads that wait in park
 	entered int // threads that have left park since the last resume
 	threads sync.WaitGroup
+	lower   sync.Once // priority, some time after the first resume
 }
 
 type vcpu struct {
@@ -50,6 +52,31 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	v.waitParkedLocked()
 	v.mu.Unlock()
 	return v
+}
+
+// vcpuNice is how many steps of nice a vCPU stands below the other threads of its process, and so below the daemon that
+// started it. When guests take all there is, the daemon and the devices still get nine times the CPU of each vCPU
+// (sched_prio_to_weight, kernel/sched/core.c). Where CPU is idle, a nice thread is as fast as any other.
+const vcpuNice = 10
+
+// headStart is how long a machine runs before its vCPUs come after the host: a fork that somebody waits for does not
+// stand behind guests that are busy already.
+const headStart = time.Second
+
+// comeAfterHost lowers the priority of the vCPUs. Linux grants that to everybody and keeps it within bounds; where it
+// does not, for example in a jail, guests run as before.
+func (v *vcpus) comeAfterHost() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	const zero = 20 // nice 0: the system call returns 20 - nice (getpriority(2))
+	for _, u := range v.all {
+		if u.dead {
+			continue // its thread may have gone, and the number be another's
+		}
+		if raw, err := unix.Getpriority(unix.PRIO_PROCESS, u.tid); err == nil {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, u.tid, zero-raw+vcpuNice)
+		}
+	}
 }
 
 func (v *vcpus) thread(u *vcpu) {
@@ -152,6 +179,7 @@ func (v *vcpus) resume() {
 	}
 	v.paused = false
 	v.entered = 0
+	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
 	want := v.parked
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(false)

@@ -3,12 +3,14 @@ package machine_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -200,6 +202,7 @@ func TestRegistersAreCarried(t *testing.T) {
 func TestFourVCPUs(t *testing.T) {
 	h := newHost(t, 4)
 	parent := h.boot(t)
+	checkPriorities(t, 4)
 	m := newModel(t, parent, 4)
 	base := parent.save(t)
 	source := h.fork(t, base)
@@ -216,6 +219,46 @@ func TestFourVCPUs(t *testing.T) {
 	branched.clone().change(t, child, 52)
 	child.restore(t, s)
 	branched.check(t, child, "rolled back")
+}
+
+// checkPriorities waits until so many threads of this process, and no more, come after the others.
+func checkPriorities(t *testing.T, vcpus int) {
+	t.Helper()
+	var threads map[int]int
+	for range 600 {
+		threads = priorities(t)
+		if low := slices.Min(slices.Collect(maps.Keys(threads))); len(threads) == 2 && threads[low] == vcpus {
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Errorf("threads by priority: %v, want two, the lower that of %d vCPUs", threads, vcpus)
+}
+
+// priorities counts the threads of this process by 20 - nice.
+func priorities(t *testing.T) map[int]int {
+	t.Helper()
+	program, err := os.ReadFile("/proc/self/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	threads := map[int]int{}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, err := os.ReadFile("/proc/self/task/" + task.Name() + "/comm")
+		raw, errRaw := unix.Getpriority(unix.PRIO_PROCESS, tid)
+		if err == nil && errRaw == nil && string(name) == string(program) { // else it has ended, or is KVM's own worker
+			threads[raw]++
+		}
+	}
+	return threads
 }
 
 // A guest that powers off says so, once, also when it is a copy.
