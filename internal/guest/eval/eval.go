@@ -39,8 +39,11 @@ type Config struct {
 
 // Server owns the contexts.
 type Server struct {
-	cfg   Config
-	grace time.Duration // interruptGrace but in tests
+	cfg Config
+
+	// The constants of the same names, but in tests.
+	grace          time.Duration // interruptGrace
+	abandonedGrace time.Duration
 
 	mu       sync.Mutex
 	contexts map[string]*session
@@ -64,7 +67,7 @@ type session struct {
 
 // New returns a server whose default context has no process yet.
 func New(cfg Config) *Server {
-	return &Server{cfg: cfg, grace: interruptGrace, contexts: map[string]*session{}}
+	return &Server{cfg: cfg, grace: interruptGrace, abandonedGrace: abandonedGrace, contexts: map[string]*session{}}
 }
 
 // Warm starts the default interpreters, so that a snapshot contains them, and returns their languages.

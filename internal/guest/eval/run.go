@@ -24,6 +24,10 @@ const interruptInterval = time.Second
 // every later call waiting: code can catch the interrupt, and a loop within one C function never sees it.
 const interruptGrace = agentproto.EvalGrace
 
+// abandonedGrace is the same for code whose client has gone. Nobody waits for its answer, so it may take longer: every
+// fork begins like this where code was running, and a child has much to do in its first seconds.
+const abandonedGrace = 30 * time.Second
+
 // busyWait is how long a call with a timeout waits for its turn. The others wait as long as their clients do, as in a
 // notebook.
 const busyWait = 10 * time.Second
@@ -149,7 +153,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 		return err
 	}
 	out := &stream{write: write}
-	code := &running{interp: interp, grace: s.grace, started: time.Now(), ended: make(chan struct{})}
+	code := &running{interp: interp, started: time.Now(), ended: make(chan struct{})}
 	c.mu.Lock()
 	c.running = code
 	note := c.note
@@ -175,11 +179,11 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 			out.keepalive()
 		case <-late:
 			code.late.Store(true)
-			go code.stop()
+			go code.stop(s.grace)
 		case <-ctx.Done():
 			out.detach()
 			if !code.late.Load() {
-				go code.stop()
+				go code.stop(s.abandonedGrace)
 			}
 			return nil
 		}
@@ -189,7 +193,6 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 // running is code that has not given back its turn.
 type running struct {
 	interp  *interpreter
-	grace   time.Duration // interruptGrace but in tests
 	started time.Time
 	late    atomic.Bool // its timeout has passed
 
@@ -226,10 +229,10 @@ func (r *running) signal(sig syscall.Signal) bool {
 }
 
 // stop interrupts the code until it ends, and kills its interpreter when its grace is over.
-func (r *running) stop() {
+func (r *running) stop(grace time.Duration) {
 	again := time.NewTicker(interruptInterval)
 	defer again.Stop()
-	over := time.NewTimer(r.grace)
+	over := time.NewTimer(grace)
 	defer over.Stop()
 	for r.signal(syscall.SIGINT) {
 		select {

@@ -118,7 +118,7 @@ func TestCodeThatEndsAfterItsTimeoutKeepsItsState(t *testing.T) {
 
 func TestTheNextClientIsToldOfALostState(t *testing.T) {
 	s, h := newServer(t)
-	s.grace = 100 * time.Millisecond
+	s.abandonedGrace = 100 * time.Millisecond
 	run(t, h, code("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"))
 	disconnect(t, h, "while True: pass")
 	got := run(t, h, code("1"))
