@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -61,9 +62,12 @@ func TestVMEnds(t *testing.T) {
 			if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); err == nil {
 				t.Errorf("process %d is still there", s.PID)
 			}
-			if _, err := os.Stat(filepath.Join(d.state, "sandboxes", s.ID)); err == nil {
-				t.Error("its disk is still there")
-			}
+			eventually(t, quietLimit, func() error {
+				if _, err := os.Stat(filepath.Join(d.state, "sandboxes", s.ID)); err == nil {
+					return errors.New("its disk is still there")
+				}
+				return nil
+			})
 			d.alive(t, bystander.ID)
 			d.kill(t, s)
 		})
