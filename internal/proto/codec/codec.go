@@ -14,6 +14,12 @@ import (
 // ErrShort reports input that ended before the value that was read.
 var ErrShort = errors.New("truncated record")
 
+// Kind is the first byte of a message on a control socket. Every protocol gives its numbers meanings of its own.
+type Kind uint8
+
+// Message is a value that can be encoded.
+type Message interface{ Append(w *Writer) }
+
 // Writer appends values to a byte slice. The zero Writer is ready to use.
 type Writer struct{ buf []byte }
 

@@ -1,4 +1,5 @@
-// Package ctlsock sends and receives vmmproto messages with file descriptors on SOCK_SEQPACKET unix sockets.
+// Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on SOCK_SEQPACKET unix
+// sockets.
 //
 // It knows the framing (one kind byte, then the body, one packet a message) and nothing of the messages.
 package ctlsock
@@ -13,8 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/proto/codec"
 )
+
+// MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
+const MaxMessage = 1 << 20
 
 // MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
 const MaxFDs = 253
@@ -33,8 +37,8 @@ func newConn(fd int) (*Conn, error) {
 	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without CAP_NET_ADMIN it
 	// caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to about 400 KiB pass, and larger ones
 	// fail to be sent.
-	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, vmmproto.MaxMessage) != nil {
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, vmmproto.MaxMessage)
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}
 	file := os.NewFile(uintptr(fd), "control socket")
 	raw, err := file.SyscallConn()
@@ -99,8 +103,8 @@ func (c *Conn) Close() error {
 }
 
 // Send sends one message and copies of fds.
-func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
-	if len(body)+1 > vmmproto.MaxMessage || len(fds) > MaxFDs {
+func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
+	if len(body)+1 > MaxMessage || len(fds) > MaxFDs {
 		return fmt.Errorf("control message of %d bytes and %d descriptors is too large", len(body), len(fds))
 	}
 	var oob []byte
@@ -124,7 +128,7 @@ func (c *Conn) Send(kind vmmproto.Kind, body []byte, fds ...int) error {
 
 // Receive waits for one message. The descriptors become the caller's; the body is valid until the next call. At the
 // end of the connection it returns io.EOF.
-func (c *Conn) Receive() (kind vmmproto.Kind, body []byte, fds []int, err error) {
+func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
 		return err != unix.EAGAIN
@@ -135,7 +139,7 @@ func (c *Conn) Receive() (kind vmmproto.Kind, body []byte, fds []int, err error)
 		}
 		return 0, nil, nil, err
 	}
-	return vmmproto.Kind(body[0]), body[1:], fds, nil
+	return codec.Kind(body[0]), body[1:], fds, nil
 }
 
 // receive takes one packet of at least a byte.
@@ -151,8 +155,8 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 		return nil, nil, err
 	case n == 0:
 		return nil, nil, io.EOF
-	case n > vmmproto.MaxMessage:
-		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, vmmproto.MaxMessage)
+	case n > MaxMessage:
+		return nil, nil, fmt.Errorf("%d bytes, at most %d", n, MaxMessage)
 	}
 	if cap(c.buf) < n {
 		c.buf = make([]byte, n)

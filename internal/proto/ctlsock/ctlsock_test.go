@@ -56,7 +56,7 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 		}
 		CloseAll(fds)
 	}
-	if a.Send(vmmproto.KindSave, make([]byte, vmmproto.MaxMessage)) == nil {
+	if a.Send(vmmproto.KindSave, make([]byte, MaxMessage)) == nil {
 		t.Fatal("an oversized message was sent")
 	}
 	a.Shutdown()

@@ -16,11 +16,8 @@ import (
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
 const Version = 8
 
-// MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
-const MaxMessage = 1 << 20
-
 // Kind is the first byte of every message.
-type Kind uint8
+type Kind = codec.Kind
 
 // Requests, replies and events. The comment names the body and the donated descriptors in their order.
 const (
@@ -92,7 +89,7 @@ type SaveResult struct {
 }
 
 // Message is a body that can be encoded.
-type Message interface{ Append(w *codec.Writer) }
+type Message = codec.Message
 
 // Append encodes m.
 func (m *Create) Append(w *codec.Writer) {
