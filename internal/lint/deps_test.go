@@ -22,8 +22,8 @@ var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/clea
 var rooms = []room{
 	{
 		folder: "internal/proto",
-		packages: []string{"codec", "vm", "agentproto", "envdproto", "envdproto/filesystem", "envdproto/process",
-			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "ctlsock"},
+		packages: []string{"codec", "vm", "frame", "agentproto", "envdproto", "envdproto/filesystem", "envdproto/process",
+			"envdproto/filesystem/filesystemconnect", "envdproto/process/processconnect", "vmmproto", "netproto", "ctlsock"},
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{

@@ -1,0 +1,62 @@
+// Package frame is the contract between a virtual machine's network device and forkd-net: how Ethernet frames travel over
+// the socket that joins them, and the addresses of the two ends, which are the same in every VM.
+//
+// One message of the socket is one struct virtio_net_hdr_v1 (virtio 1.2 §5.1.6, HeaderBytes long, num_buffers 0)
+// followed by one frame, which may be longer than the MTU where the header asks for segmentation. Neither end waits for
+// the other: what does not fit stays where it is, and what has no peer is dropped.
+//
+// The package has the values and makes the socket. It parses no frame. It keeps away from the packages net and net/netip,
+// which a VMM must not link.
+package frame
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Addresses inside a VM. 192.0.2.0/24 is TEST-NET-1 (RFC 5737): no network of a user has it. No address is shared between
+// VMs, so a fork has none to change.
+const (
+	Prefix     = "192.0.2.0/24"
+	Guest      = "192.0.2.2"
+	Gateway    = "192.0.2.1" // answers ARP, DNS and echo requests
+	PrefixBits = 24          // bits of the prefix
+
+	// MTU is what the device tells its driver, in bytes.
+	MTU = 1500
+)
+
+// Hardware addresses: locally administered, and "fkd" in them.
+var (
+	GuestMAC   = [6]byte{0x02, 'f', 'k', 'd', 0x00, 0x02}
+	GatewayMAC = [6]byte{0x02, 'f', 'k', 'd', 0x00, 0x01}
+)
+
+// Sizes in bytes.
+const (
+	HeaderBytes = 12    // struct virtio_net_hdr_v1
+	MaxFrame    = 65550 // an Ethernet header, and the longest IPv4 packet with its segmentation left to the peer
+	MaxMessage  = HeaderBytes + MaxFrame
+)
+
+// BufferBytes is the room that each end asks for, in bytes: three of the longest messages and their bookkeeping, so that
+// one can be written while another is read. The kernel caps it at net.core.wmem_max, commonly 208 KiB, and counts its
+// own bookkeeping against it.
+const BufferBytes = 256 << 10
+
+// Pair makes a socket for frames. One end is donated to a VMM, the other to forkd-net; the caller closes its own copies.
+func Pair() (vmm, net *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a frame socket: %w", err)
+	}
+	for _, fd := range fds {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, BufferBytes); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("make a frame socket: %w", err), unix.Close(fds[0]), unix.Close(fds[1]))
+		}
+	}
+	return os.NewFile(uintptr(fds[0]), "frame socket"), os.NewFile(uintptr(fds[1]), "frame socket"), nil
+}

@@ -1,0 +1,155 @@
+package netproto
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// Mode is what a policy lets through where none of its rules says otherwise.
+type Mode uint8
+
+// Modes of a policy.
+const (
+	ModeNone   Mode = iota + 1 // nothing, and no name is resolved
+	ModePublic                 // the internet, without private networks and the host's own addresses
+	ModeAllow                  // what Allow lists
+	ModeOpen                   // everything but loopback, link-local and the host's own addresses
+)
+
+var modeNames = [...]string{ModeNone: "none", ModePublic: "public", ModeAllow: "allow", ModeOpen: "open"}
+
+// String returns the mode as the API spells it.
+func (m Mode) String() string {
+	if int(m) < len(modeNames) && m != 0 {
+		return modeNames[m]
+	}
+	return fmt.Sprintf("mode %d", uint8(m))
+}
+
+// ParseMode returns the mode that String spells so.
+func ParseMode(s string) (Mode, error) {
+	for m := ModeNone; m <= ModeOpen; m++ {
+		if modeNames[m] == s {
+			return m, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no mode: use none, public, allow or open", s)
+}
+
+// MarshalText is String.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText is ParseMode.
+func (m *Mode) UnmarshalText(text []byte) (err error) {
+	*m, err = ParseMode(string(text))
+	return err
+}
+
+// MaxRules bounds each list of a policy.
+const MaxRules = 256
+
+// Policy says where a sandbox may connect to. It is a value: whoever changes one makes a new one, lists included.
+type Policy struct {
+	Mode  Mode   `json:"mode"`
+	Allow []Rule `json:"allow,omitempty"` // with ModePublic and ModeOpen: exceptions to what these close
+	Deny  []Rule `json:"deny,omitempty"`  // wins over everything, in every mode
+}
+
+// Public is the policy of who asked for none.
+func Public() Policy { return Policy{Mode: ModePublic} }
+
+// FieldError reports what is wrong with one field of a policy, and how to put it right.
+type FieldError struct {
+	Field  string // "mode", "allow[3]"
+	Reason string
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
+
+// ParsePolicy returns the policy that the API spells so. Without a mode, a list of what is allowed means ModeAllow, and
+// none means ModePublic. Errors are *FieldError.
+func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
+	switch {
+	case mode != "":
+		if p.Mode, err = ParseMode(mode); err != nil {
+			return Policy{}, &FieldError{"mode", err.Error()}
+		}
+	case len(allow) > 0:
+		p.Mode = ModeAllow
+	default:
+		p.Mode = ModePublic
+	}
+	if p.Mode == ModeNone && len(allow) > 0 {
+		return Policy{}, &FieldError{"allow", "mode none lets nothing through: leave the list out, or use mode allow"}
+	}
+	if p.Allow, err = parseRules("allow", allow); err != nil {
+		return Policy{}, err
+	}
+	if p.Deny, err = parseRules("deny", deny); err != nil {
+		return Policy{}, err
+	}
+	return p, nil
+}
+
+func parseRules(field string, texts []string) ([]Rule, error) {
+	if len(texts) > MaxRules {
+		return nil, &FieldError{field, fmt.Sprintf("has %d rules, at most %d: join them by *.name or larger networks",
+			len(texts), MaxRules)}
+	}
+	var rules []Rule
+	for i, text := range texts {
+		rule, err := ParseRule(text)
+		if err != nil {
+			return nil, &FieldError{fmt.Sprintf("%s[%d]", field, i), err.Error()}
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
+}
+
+// Texts returns rules as the API spells them.
+func Texts(rules []Rule) []string {
+	texts := make([]string, len(rules))
+	for i := range rules {
+		texts[i] = rules[i].String()
+	}
+	return texts
+}
+
+func (p *Policy) append(w *codec.Writer) {
+	w.U8(uint8(p.Mode))
+	for _, rules := range [][]Rule{p.Allow, p.Deny} {
+		w.U32(uint32(len(rules)))
+		for i := range rules {
+			w.String(rules[i].String())
+		}
+	}
+}
+
+// parse reads rules from their text, so that what holds for a rule is checked in one place.
+func (p *Policy) parse(r *codec.Reader) error {
+	*p = Policy{Mode: Mode(r.U8())}
+	if p.Mode < ModeNone || p.Mode > ModeOpen {
+		return errors.Join(fmt.Errorf("unknown %v", p.Mode), r.Err())
+	}
+	for _, list := range []*[]Rule{&p.Allow, &p.Deny} {
+		n := r.Count(4)
+		if n > MaxRules {
+			return fmt.Errorf("a list of %d rules, at most %d", n, MaxRules)
+		}
+		for range n {
+			text := r.String()
+			if r.Err() != nil {
+				return r.Err()
+			}
+			rule, err := ParseRule(text)
+			if err != nil {
+				return err
+			}
+			*list = append(*list, rule)
+		}
+	}
+	return r.Err()
+}
