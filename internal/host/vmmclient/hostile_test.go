@@ -4,58 +4,31 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // sleeper starts a process that ends only when it is killed.
-func sleeper(t *testing.T) *process {
+func sleeper(t *testing.T) *process.Process {
 	t.Helper()
-	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "1000"}, &os.ProcAttr{})
-	if err != nil {
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "sleeper")
+	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := unix.PidfdOpen(child.Pid, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := newProcess(child.Pid, fd, child)
+	p, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Log: filepath.Join(dir, "log"), Record: filepath.Join(dir, "pid")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
-}
-
-// The descriptor of a process that is gone is soon another's: killing the first must not kill that.
-func TestKillAfterTheEndKillsNobody(t *testing.T) {
-	gone := sleeper(t)
-	number := gone.pidfd.Fd()
-	if err := gone.kill(); err != nil {
-		t.Fatal(err)
-	}
-	if err := gone.wait(); err != nil {
-		t.Fatal(err)
-	}
-	other := sleeper(t)
-	if other.pidfd.Fd() != number {
-		t.Logf("descriptors %d and %d", number, other.pidfd.Fd())
-	}
-	if err := gone.kill(); err != nil {
-		t.Errorf("kill of a process that has ended: %v", err)
-	}
-	poll := []unix.PollFd{{Fd: int32(other.pidfd.Fd()), Events: unix.POLLIN}}
-	if n, err := unix.Poll(poll, 200); n != 0 {
-		t.Errorf("the other process has ended: %d, %v", n, err)
-	}
-	if err := errors.Join(other.kill(), other.wait()); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // scripted is a client of a VMM that the test plays; its process is a sleeper.
@@ -114,7 +87,7 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 		_ = vmm.Send(vmmproto.KindOK, nil) // the client hangs up: it has asked nothing
 	}
 	within(t, "end of a hostile VMM", func() {
-		if err := v.proc.kill(); err != nil {
+		if err := v.proc.Kill(); err != nil {
 			t.Error(err)
 		}
 		_ = vmm.Close()
@@ -145,7 +118,7 @@ func TestRequestFailsWhenTheConnectionIsLost(t *testing.T) {
 func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 	v, vmm := scripted(t)
 	_ = vmm.Close()
-	if err := v.proc.kill(); err != nil {
+	if err := v.proc.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	<-v.Done()

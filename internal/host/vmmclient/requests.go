@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -78,7 +80,7 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 }
 
 // PID returns the process id of the VMM.
-func (v *VMM) PID() int { return v.proc.pid }
+func (v *VMM) PID() int { return v.proc.PID() }
 
 // Dir returns the VMM's directory.
 func (v *VMM) Dir() string { return v.dir }
@@ -103,15 +105,25 @@ func (v *VMM) Exit() vm.Exit {
 // Kill ends the process if it still runs, waits for its end and removes its directory. A process that the kernel does
 // not let go keeps its directory, and Kill may be called again.
 func (v *VMM) Kill() error {
-	if err := v.proc.kill(); err != nil {
+	if err := v.proc.Kill(); err != nil {
 		return err
 	}
 	select {
 	case <-v.done:
 		return os.RemoveAll(v.dir)
 	case <-time.After(v.limits.end):
-		return fmt.Errorf("forkd-vmm %s (process %d) has not ended %v after SIGKILL", v.id, v.proc.pid, v.limits.end)
+		return fmt.Errorf("forkd-vmm %s (process %d) has not ended %v after SIGKILL", v.id, v.proc.PID(), v.limits.end)
 	}
+}
+
+// Console returns the last console output of the guest whose VMM has the directory dir.
+func Console(dir string) ([]byte, error) {
+	f, err := os.Open(filepath.Join(dir, consoleFile))
+	if err != nil {
+		return nil, fmt.Errorf("read console: %w", err)
+	}
+	defer f.Close()
+	return console.Tail(f)
 }
 
 func descriptors(files ...*os.File) []int {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -30,6 +31,12 @@ type Config struct {
 	Shape vm.Shape
 }
 
+// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so collecting it would only
+// dirty pages, as would a second thread while it starts; package vmm raises GOMAXPROCS when it has vCPUs. Where the host
+// gives transparent huge pages to everybody, that heap would take two of them, 4 MiB. The VMM cannot refuse them for
+// itself: its runtime has touched the heap by then. What the runtime has beside the heap is too small for one.
+var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1,disablethp=1"}
+
 // Conn is a stream that the guest opened to the host.
 type Conn struct {
 	Port uint32
@@ -43,7 +50,7 @@ type Conn struct {
 type VMM struct {
 	id      string
 	dir     string
-	proc    *process
+	proc    *process.Process
 	ctl     *ctlsock.Conn
 	conns   chan Conn
 	stalled chan struct{} // has room for one
@@ -88,7 +95,10 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := startProcess(&cfg, listenerFile)
+	proc, err := process.Start(process.Spec{
+		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile,
+		Log: filepath.Join(cfg.Dir, logFile), Record: filepath.Join(cfg.Dir, pidFile),
+	})
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -103,19 +113,19 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 
 // Attach finds the VMM that another daemon started in dir and left running.
 func Attach(id, dir string) (*VMM, error) {
-	proc, err := findProcess(dir)
+	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
 		return nil, err
 	}
 	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
 	if err != nil {
-		proc.release()
+		proc.Release()
 		return nil, err
 	}
 	return newVMM(id, dir, proc, ctl), nil
 }
 
-func newVMM(id, dir string, proc *process, ctl *ctlsock.Conn) *VMM {
+func newVMM(id, dir string, proc *process.Process, ctl *ctlsock.Conn) *VMM {
 	v := &VMM{
 		id: id, dir: dir, proc: proc, ctl: ctl,
 		conns: make(chan Conn, 4), stalled: make(chan struct{}, 1), lost: make(chan struct{}), done: make(chan struct{}),
@@ -200,7 +210,7 @@ func (v *VMM) guestConn(port uint32, fds []int) []int {
 
 // reap waits for the end of the process and of its connection, then announces it.
 func (v *VMM) reap() {
-	_ = v.proc.wait()
+	_ = v.proc.Wait()
 	<-v.lost // the exit event may still be in the socket
 	v.mu.Lock()
 	if v.exit.Reason == 0 {

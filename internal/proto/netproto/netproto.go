@@ -18,6 +18,9 @@ import (
 // Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with CodeVersion.
 const Version = 1
 
+// ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
+const ListenerFD = 3
+
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 

@@ -1,0 +1,165 @@
+// Package process starts processes that outlive the daemon, and finds them again: forkd-vmm and forkd-net.
+//
+// Each is known by its id and start time, which are written into a file. What is said to a process, and when it has to
+// end, is the business of those who start it.
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spec says what Start runs.
+type Spec struct {
+	Name     string   // for messages, and the process's own name of itself
+	Bin      string   // path of the program
+	Env      []string // all of its environment
+	Log      string   // file that its standard error is appended to
+	Record   string   // file for its id and start time
+	Listener *os.File // becomes its descriptor 3; nil: none
+}
+
+// Process is one of them, our child or not.
+type Process struct {
+	pid   int
+	pidfd *os.File    // closed when the process has ended: the pid may be another's by then
+	child *os.Process // nil if another daemon started it
+}
+
+// adopt takes over pidfd, for Go's poller to wait for: a system call that waits would keep a processor of the scheduler
+// from other goroutines until the runtime notices.
+func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
+	}
+	return &Process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
+}
+
+// Start runs a program in the root directory. It leads a process group of its own: signals to the daemon's group, such as
+// a terminal's, do not reach it. It stays in the daemon's session, because Linux shares CPUs among sessions (autogroups,
+// sched(7)): with one for each VMM, the daemon would be one among its guests.
+func Start(spec Spec) (*Process, error) {
+	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("create the log of %s: %w", spec.Name, err)
+	}
+	defer log.Close()
+	var pidfd int
+	child, err := os.StartProcess(spec.Bin, []string{spec.Name}, &os.ProcAttr{
+		Dir:   "/",
+		Env:   spec.Env,
+		Files: []*os.File{nil, nil, log, spec.Listener},
+		Sys:   &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	p, err := adopt(child.Pid, pidfd, child)
+	if err != nil {
+		killed := child.Kill()
+		_, waited := child.Wait()
+		return nil, errors.Join(err, killed, waited)
+	}
+	if err := p.record(&spec); err != nil {
+		return nil, errors.Join(err, p.Kill(), p.Wait())
+	}
+	return p, nil
+}
+
+// startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22). Together with the
+// pid it identifies the process for good.
+func startTime(pid int) (string, error) {
+	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	_, rest, ok := strings.Cut(string(p), ") ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 {
+		return "", fmt.Errorf("/proc/%d/stat has an unknown form", pid)
+	}
+	return fields[19], nil
+}
+
+func (p *Process) record(spec *Spec) error {
+	start, err := startTime(p.pid)
+	if err != nil {
+		return fmt.Errorf("identify %s: %w", spec.Name, err)
+	}
+	return os.WriteFile(spec.Record, fmt.Appendf(nil, "%d %s\n", p.pid, start), 0o600)
+}
+
+// Find returns the process that Start recorded in a file, if it still lives.
+func Find(name, record string) (*Process, error) {
+	text, err := os.ReadFile(record)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", name, err)
+	}
+	pidText, start, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	pid, err := strconv.Atoi(pidText)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %s: %w", name, filepath.Base(record), err)
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
+	}
+	// The pidfd is open, so the pid cannot be given to another process from here on.
+	if now, err := startTime(pid); err != nil || now != start {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("find %s: process %d is another one now", name, pid)
+	}
+	return adopt(pid, fd, nil)
+}
+
+// PID returns the id of the process.
+func (p *Process) PID() int { return p.pid }
+
+// Kill ends the process, if it has not ended yet.
+func (p *Process) Kill() error {
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return nil // it is closed: the process has ended
+	}
+	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }) // likewise
+	if err == unix.ESRCH {
+		return nil
+	}
+	return err
+}
+
+// Wait returns when the process has ended, and releases it. It is called once.
+func (p *Process) Wait() error {
+	defer p.Release()
+	raw, err := p.pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if err := raw.Read(hasEnded); err != nil {
+		return fmt.Errorf("wait for process %d: %w", p.pid, err)
+	}
+	if p.child != nil {
+		_, err = p.child.Wait()
+	}
+	return err
+}
+
+// hasEnded reports whether the process of a pidfd has.
+func hasEnded(pidfd uintptr) bool {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+		if err != unix.EINTR {
+			return n > 0 || err != nil
+		}
+	}
+}
+
+// Release lets go of a process that is not waited for.
+func (p *Process) Release() { _ = p.pidfd.Close() }

@@ -1,0 +1,98 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// sleeper starts a process that ends only when it is killed, and returns the file it is recorded in.
+func sleeper(t *testing.T) (*Process, string) {
+	t.Helper()
+	dir := t.TempDir()
+	bin, record := filepath.Join(dir, "sleeper"), filepath.Join(dir, "pid")
+	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(Spec{Name: "sleeper", Bin: bin, Log: filepath.Join(dir, "log"), Record: record})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, record
+}
+
+// A process is found again by its record while it lives; a record that names a pid with another start time finds nobody.
+func TestFind(t *testing.T) {
+	p, record := sleeper(t)
+	again, err := Find("sleeper", record)
+	if err != nil || again.PID() != p.PID() {
+		t.Fatalf("%+v, %v", again, err)
+	}
+	again.Release()
+	if err := errors.Join(p.Kill(), p.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find("sleeper", record); err == nil {
+		t.Error("a process that has ended was found")
+	}
+	start, err := startTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "x 1", "1"} {
+		if err := os.WriteFile(record, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Find("sleeper", record); err == nil {
+			t.Errorf("record %q finds a process", text)
+		}
+	}
+	other := &Process{pid: os.Getpid()}
+	if err := other.record(&Spec{Name: "test", Record: record}); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if self, err := Find("test", record); err != nil {
+		t.Errorf("%s does not find this process, which began at %s: %v", text, start, err)
+	} else {
+		self.Release()
+	}
+	if err := os.WriteFile(record, append(text[:len(text)-1], '0'), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Find("test", record); err == nil {
+		t.Error("a process with another start time was found")
+	}
+}
+
+// The descriptor of a process that is gone is soon another's: killing the first must not kill that.
+func TestKillAfterTheEndKillsNobody(t *testing.T) {
+	gone, _ := sleeper(t)
+	number := gone.pidfd.Fd()
+	if err := gone.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := gone.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := sleeper(t)
+	if other.pidfd.Fd() != number {
+		t.Logf("descriptors %d and %d", number, other.pidfd.Fd())
+	}
+	if err := gone.Kill(); err != nil {
+		t.Errorf("kill of a process that has ended: %v", err)
+	}
+	poll := []unix.PollFd{{Fd: int32(other.pidfd.Fd()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(poll, 200); n != 0 {
+		t.Errorf("the other process has ended: %d, %v", n, err)
+	}
+	if err := errors.Join(other.Kill(), other.Wait()); err != nil {
+		t.Fatal(err)
+	}
+}
