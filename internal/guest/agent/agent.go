@@ -142,6 +142,7 @@ type agent struct {
 	envd    *envd.Server
 	control *control
 	forks   *forks
+	ports   *ports
 }
 
 func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
@@ -154,6 +155,7 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 		envd:    envd.New(envd.Config{Reaper: reaper, Env: env, Log: log, OnEnv: interps.SetEnv}),
 		control: &control{},
 		forks:   &forks{identity: id, env: env, interps: interps},
+		ports:   &ports{},
 	}
 }
 
@@ -173,6 +175,7 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 	a.control.ready.Warm = warm
 	services := map[uint32]func(net.Listener) error{
 		agentproto.ControlPort:         a.control.serve,
+		agentproto.DialPort:            a.ports.serve,
 		agentproto.EnvdPort:            httpService(a.envd.Handler()),
 		agentproto.CodeInterpreterPort: httpService(a.eval.Handler()),
 	}

@@ -25,15 +25,16 @@ type Code string
 
 // The codes that callers tell apart. Others pass through as the guest sent them.
 const (
-	CodeInvalid         Code = "invalid_argument"   // a field of the request is wrong; the message names it
-	CodeNotFound        Code = "not_found"          // file, process or context
-	CodeUnauthenticated Code = "unauthenticated"    // unknown user or missing token
-	CodeExists          Code = "already_exists"     // directory
-	CodeNoSpace         Code = "resource_exhausted" // the guest's disk is full
-	CodeBusy            Code = "aborted"            // the context runs the code of another call
-	CodeInternal        Code = "internal"           // the agent failed
-
-	codeDeadline Code = "deadline_exceeded" // callers see Outcome TimedOut instead
+	CodeInvalid         Code = "invalid_argument"    // a field of the request is wrong; the message names it
+	CodeNotFound        Code = "not_found"           // file, process or context
+	CodeUnauthenticated Code = "unauthenticated"     // unknown user or missing token
+	CodeExists          Code = "already_exists"      // directory
+	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
+	CodeBusy            Code = "aborted"             // the context runs the code of another call
+	CodeUnavailable     Code = "unavailable"         // too many connections to ports of the guest
+	CodeRefused         Code = "failed_precondition" // nobody listens on the port
+	CodeTimeout         Code = "deadline_exceeded"   // of DialPort; callers of Exec see Outcome TimedOut instead
+	CodeInternal        Code = "internal"            // the agent failed
 )
 
 // Error is a refusal by the agent, as opposed to a failure to reach it.

@@ -131,7 +131,7 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	}
 	// The guest's clock may reach the deadline a moment before ours.
 	var refused *Error
-	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == codeDeadline
+	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == CodeTimeout
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
 		// The guest has the same deadline and kills the process by itself.
 		status := "timed out"

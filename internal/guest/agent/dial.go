@@ -1,0 +1,244 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// ports serves agentproto.DialPort: it carries streams of the host to TCP ports of the guest's loopback, and to no other
+// address. Its memory is in every guest, so there is none before the first stream, an idle stream holds no buffer, and
+// buffers are used again: below memoryLimit nothing is collected.
+type ports struct {
+	mu   sync.Mutex
+	open int
+	free [][]byte // buffers that are not in use
+}
+
+// Bounds of a stream that begins.
+const (
+	requestTimeout = 10 * time.Second // for the host to name the port
+	bufferSize     = 32 << 10         // bytes that move at once
+)
+
+// serve accepts streams until the listener is closed.
+func (p *ports) serve(l net.Listener) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		go p.serveConn(conn)
+	}
+}
+
+// enter counts a stream, unless there are too many.
+func (p *ports) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open == agentproto.MaxDialed {
+		return false
+	}
+	p.open++
+	return true
+}
+
+func (p *ports) leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open--
+}
+
+func (p *ports) serveConn(conn net.Conn) {
+	defer conn.Close()
+	host, ok := conn.(halfConn)
+	if !ok {
+		return // all that the agent listens on are sockets
+	}
+	if !p.enter() {
+		_, _ = conn.Write([]byte{byte(agentproto.DialBusy)}) // the host has gone if this fails
+		return
+	}
+	defer p.leave()
+	_ = conn.SetDeadline(time.Now().Add(requestTimeout))
+	var request [agentproto.DialSize]byte
+	if _, err := io.ReadFull(conn, request[:]); err != nil {
+		return
+	}
+	guest, answer := dialLoopback(agentproto.ParseDial(request))
+	if guest != nil {
+		defer guest.Close()
+	}
+	if _, err := conn.Write([]byte{byte(answer)}); err != nil || guest == nil {
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	p.join(host, guest)
+}
+
+// dialLoopback connects to a port of this machine, wherever on loopback its server listens.
+func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
+	if port == 0 {
+		return nil, agentproto.DialRefused
+	}
+	answer := agentproto.DialRefused
+	for _, host := range [...]string{"127.0.0.1", "::1"} {
+		ctx, cancel := context.WithTimeout(context.Background(), agentproto.DialTimeout)
+		d := net.Dialer{KeepAlive: -1} // its timers would wake an idle guest; nobody vanishes on loopback
+		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+		cancel()
+		if err == nil {
+			return conn.(*net.TCPConn), agentproto.DialOK
+		}
+		if a := answerTo(err); a != agentproto.DialRefused && answer == agentproto.DialRefused {
+			answer = a // what is worth knowing, where the other address refuses
+		}
+	}
+	return nil, answer
+}
+
+// answerTo returns what the host is told of an error. A guest without IPv6 refuses ::1 in words of its own.
+func answerTo(err error) agentproto.DialAnswer {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT),
+		errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.ECONNRESET):
+		return agentproto.DialRefused
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return agentproto.DialTimeOut
+	}
+	return agentproto.DialFailed
+}
+
+// halfConn is a stream socket whose directions end one by one.
+type halfConn interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
+}
+
+// goneInterval is how often a stream is asked whether the host is still there. No event tells the host's close from the
+// end of its data, and a server may wait for ever after that, or not read what the host has sent.
+const goneInterval = 10 * time.Second
+
+// join carries bytes both ways until both directions have ended, or one has failed.
+func (p *ports) join(host, guest halfConn) {
+	toGuest, toHost := make(chan error, 1), make(chan error, 1)
+	go func() { toGuest <- p.pass(guest, host) }()
+	go func() { toHost <- p.pass(host, guest) }()
+	watch := time.NewTicker(goneInterval)
+	defer watch.Stop()
+	for answering, left := true, 2; left > 0; {
+		var err error
+		select {
+		case err = <-toGuest:
+			left--
+		case err = <-toHost:
+			answering = false
+			left--
+		case <-watch.C:
+			if answering && gone(host) { // a direction that has ended is refused for that alone
+				err = unix.EPIPE
+			}
+		}
+		if err != nil {
+			abort(guest)
+			_ = host.Close() // what is left ends at once
+		}
+	}
+}
+
+// abort ends a connection of which the other side will hear no more: its server sees a reset and not an orderly end.
+func abort(guest halfConn) {
+	if tcp, ok := guest.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = guest.Close()
+}
+
+// pass carries one direction to its end, and passes that on.
+func (p *ports) pass(to, from halfConn) error {
+	raw, err := from.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		buf, n, err := p.read(raw)
+		if n > 0 {
+			_, err = to.Write(buf[:n])
+		}
+		p.giveBack(buf)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return to.CloseWrite()
+		}
+	}
+}
+
+// read waits without a buffer until there is something to read, and returns it in one that the caller gives back. At the
+// end of the stream there is nothing in it.
+func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
+	var failed error
+	err = raw.Read(func(fd uintptr) bool {
+		if buf == nil {
+			buf = p.take()
+		}
+		for {
+			if n, failed = unix.Read(int(fd), buf); failed != unix.EINTR {
+				break
+			}
+		}
+		if failed == unix.EAGAIN {
+			p.giveBack(buf)
+			buf = nil
+			return false
+		}
+		return true
+	})
+	return buf, max(n, 0), errors.Join(err, failed)
+}
+
+func (p *ports) take() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last := len(p.free) - 1; last >= 0 {
+		buf := p.free[last]
+		p.free = p.free[:last]
+		return buf
+	}
+	return make([]byte, bufferSize)
+}
+
+func (p *ports) giveBack(buf []byte) {
+	if buf == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.free = append(p.free, buf)
+}
+
+// gone reports whether the other end of a stream has been closed, and not only finished sending: then the kernel refuses
+// even an empty message.
+func gone(conn syscall.Conn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = unix.Send(int(fd), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) }); err != nil {
+		return true
+	}
+	return sent != nil && sent != unix.EAGAIN && sent != unix.EINTR
+}

@@ -1,0 +1,204 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// server listens on an address of loopback and lets f have every connection. It returns the port.
+func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Skipf("listen on %s: %v", address, err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); f(conn.(*net.TCPConn)) }()
+		}
+	}()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+// summing reads to the end and answers with the digest of what it read: it sees the end of one direction before the other.
+func summing(conn *net.TCPConn) {
+	sum := sha256.New()
+	if _, err := io.Copy(sum, conn); err == nil {
+		conn.Write(sum.Sum(nil))
+	}
+}
+
+func dial(t *testing.T, c *agentclient.Client, port uint16) agentclient.PortConn {
+	t.Helper()
+	s, err := c.DialPort(t.Context(), port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func TestDialPortCarriesBothDirections(t *testing.T) {
+	c := serve(t, nil)
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		s := dial(t, c, server(t, address, summing))
+		sent := make([]byte, 3<<20+7)
+		rand.Read(sent)
+		if _, err := s.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(s)
+		if want := sha256.Sum256(sent); err != nil || string(got) != string(want[:]) {
+			t.Errorf("%s: answered %x, %v", address, got, err)
+		}
+	}
+}
+
+func TestDialPortSaysWhyNot(t *testing.T) {
+	c := serve(t, nil)
+	free := server(t, "127.0.0.1:0", func(*net.TCPConn) {})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := uint16(l.Addr().(*net.TCPAddr).Port)
+	l.Close()
+	var answer *agentclient.Error
+	if _, err := c.DialPort(t.Context(), closed); !errors.As(err, &answer) || answer.Code != agentclient.CodeRefused {
+		t.Errorf("a port that nobody listens on: %v", err)
+	}
+	for range agentproto.MaxDialed {
+		dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) { io.Copy(io.Discard, conn) }))
+	}
+	if _, err := c.DialPort(t.Context(), free); !errors.As(err, &answer) || answer.Code != agentclient.CodeUnavailable {
+		t.Errorf("one stream too many: %v", err)
+	}
+}
+
+// Half a request, and one for no port at all, are not carried anywhere.
+func TestDialPortWithoutAPort(t *testing.T) {
+	d := listen(t, nil)
+	conn, err := d(t.Context(), agentproto.DialPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Write([]byte{1})
+	conn.Close()
+	if conn, err = d(t.Context(), agentproto.DialPort); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.Write([]byte{0, 0})
+	got, err := io.ReadAll(conn)
+	if err != nil || len(got) != 1 || agentproto.DialAnswer(got[0]) != agentproto.DialRefused {
+		t.Errorf("port 0: %v, %v", got, err)
+	}
+}
+
+// Idle streams hold no buffers, and buffers are used again.
+func TestPortsShareBuffers(t *testing.T) {
+	p := &ports{}
+	echo := server(t, "127.0.0.1:0", func(conn *net.TCPConn) { io.Copy(conn, conn) })
+	ours := make([]net.Conn, 20)
+	for i := range ours {
+		theirs := socketPair(t)
+		ours[i] = theirs[0]
+		go p.serveConn(theirs[1])
+		ours[i].Write(agentproto.AppendDial(nil, echo))
+		ours[i].Write([]byte("x"))
+		var got [2]byte
+		if _, err := io.ReadFull(ours[i], got[:]); err != nil || got[1] != 'x' {
+			t.Fatalf("stream %d: %q, %v", i, got, err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.free); p.open != len(ours) || n == 0 || n > 4 { // two of a stream's, and two that are being given back
+		t.Errorf("%d streams have used %d buffers", p.open, n)
+	}
+}
+
+// socketPair returns two connected sockets.
+func socketPair(t *testing.T) [2]net.Conn {
+	t.Helper()
+	l, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return [2]net.Conn{a, b}
+}
+
+// A host that has gone is told from one that only has no more to send.
+func TestGone(t *testing.T) {
+	c := socketPair(t)
+	ours, theirs := c[0].(*net.UnixConn), c[1].(*net.UnixConn)
+	if gone(theirs) {
+		t.Error("an open stream")
+	}
+	ours.CloseWrite()
+	if gone(theirs) {
+		t.Error("the host can still read")
+	}
+	ours.Close()
+	if !gone(theirs) {
+		t.Error("the host is closed")
+	}
+}
+
+// The end of a stream is not the guest's reset, and a stream whose server is gone ends.
+func TestDialPortEnds(t *testing.T) {
+	c := serve(t, nil)
+	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) { conn.SetLinger(0) }))
+	if _, err := io.ReadAll(s); err != nil {
+		t.Errorf("the server has reset the connection: %v", err)
+	}
+	left := make(chan error, 1)
+	s = dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) {
+		_, err := io.Copy(io.Discard, conn)
+		left <- err
+	}))
+	s.Close()
+	select {
+	case <-left:
+	case <-time.After(time.Minute):
+		t.Error("the server does not hear that the host has gone")
+	}
+}
+
+func TestDialPortEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	c := agentclient.New(func(context.Context, uint32) (net.Conn, error) {
+		cancel()
+		return socketPair(t)[0], nil // nobody answers
+	})
+	if _, err := c.DialPort(ctx, 1); !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+}

@@ -1,0 +1,71 @@
+package agentclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// PortConn is a connection to a TCP port of a guest. CloseWrite ends what the host sends, and only that.
+//
+// A connection that the guest resets looks as if the guest had ended it: vsock has no other end.
+type PortConn interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// DialPort connects to a TCP port of the guest's loopback, 127.0.0.1 or ::1, by way of the agent: no other address of the
+// guest can be named. The error is an *Error if the agent says why not. The stream does not end with ctx.
+func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
+	op := fmt.Sprintf("connect to port %d", port)
+	conn, err := c.dial(ctx, agentproto.DialPort)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	answer, err := askPort(ctx, conn, port)
+	if err == nil && answer == agentproto.DialOK {
+		if s, ok := conn.(PortConn); ok {
+			return s, nil
+		}
+		err = errors.New("the dial function made no PortConn")
+	}
+	conn.Close()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	return nil, refusal(op, port, answer)
+}
+
+// askPort names the port and reads the answer.
+func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAnswer, error) {
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	_, err := conn.Write(agentproto.AppendDial(nil, port))
+	var answer [1]byte
+	if err == nil {
+		_, err = io.ReadFull(conn, answer[:])
+	}
+	if !stop() {
+		return 0, ctx.Err()
+	}
+	return agentproto.DialAnswer(answer[0]), err
+}
+
+// refusal is an answer but DialOK in words.
+func refusal(op string, port uint16, answer agentproto.DialAnswer) error {
+	switch answer {
+	case agentproto.DialRefused:
+		return &Error{Op: op, Code: CodeRefused,
+			Message: fmt.Sprintf("nobody listens on 127.0.0.1:%d or [::1]:%d in the sandbox", port, port)}
+	case agentproto.DialTimeOut:
+		return &Error{Op: op, Code: CodeTimeout, Message: "the server in the sandbox does not accept connections"}
+	case agentproto.DialBusy:
+		return &Error{Op: op, Code: CodeUnavailable,
+			Message: fmt.Sprintf("%d connections to ports of the sandbox are open, the most at once", agentproto.MaxDialed)}
+	}
+	return &Error{Op: op, Code: CodeInternal, Message: fmt.Sprintf("the agent could not connect (answer %d)", answer)}
+}

@@ -1,0 +1,39 @@
+package agentproto
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+// A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian. The agent answers with
+// one byte, a DialAnswer. After DialOK the stream is the connection, byte for byte, and the end of one direction is passed
+// on as such; after any other answer the agent closes it.
+
+// DialSize is how long the request is, in bytes. The answer is one byte.
+const DialSize = 2
+
+// DialTimeout is how long the agent tries each of the two loopback addresses. Nothing there takes long but a server
+// whose queue of connections is full.
+const DialTimeout = 5 * time.Second
+
+// MaxDialed is how many connections to ports an agent carries at once. The guest's vsock device has 256 streams for
+// everything.
+const MaxDialed = 128
+
+// DialAnswer says what became of a request to DialPort.
+type DialAnswer byte
+
+// The answers. Others are errors that this version does not know.
+const (
+	DialOK      DialAnswer = iota + 1
+	DialRefused            // nobody listens there
+	DialTimeOut            // somebody listens, and does not accept
+	DialBusy               // MaxDialed connections are open
+	DialFailed             // anything else, such as a lack of memory
+)
+
+// AppendDial appends a request for a port.
+func AppendDial(b []byte, port uint16) []byte { return binary.LittleEndian.AppendUint16(b, port) }
+
+// ParseDial returns the port of a request.
+func ParseDial(b [DialSize]byte) uint16 { return binary.LittleEndian.Uint16(b[:]) }
