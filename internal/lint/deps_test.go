@@ -40,6 +40,13 @@ var rooms = []room{
 		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
 	},
 	{
+		folder:   "internal/net",
+		packages: []string{"policy", "peek"},
+		imports:  []string{"internal/proto/..."},
+		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
+			"tells it",
+	},
+	{
 		folder:   "internal/guest",
 		packages: []string{"kmsg", "reap", "userenv", "pid1", "forkhook", "envd", "eval", "agent"},
 		imports:  []string{"internal/proto/..."},

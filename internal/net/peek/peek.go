@@ -1,0 +1,132 @@
+// Package peek finds out which server a TCP connection asks for from the first bytes that its client sends: the server
+// name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112 §3.2).
+//
+// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing. How long it may take is
+// for the reader's deadline to say. What comes after, such as the Host inside of TLS, it cannot see.
+package peek
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// MaxBytes bounds what is read for a name: a ClientHello with keys for post-quantum exchanges has 2 KiB, and servers
+// take 8 KiB of HTTP headers.
+const MaxBytes = 16 << 10
+
+// recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
+const recordHandshake = 22
+
+// Server reads from r until it knows the server that the client names, and returns the name as package policy spells
+// names, or "" if there is none. Sent is all that was read. An error other than the end of r means that r failed; what
+// is neither TLS nor HTTP has no name and is no error.
+func Server(r io.Reader) (name string, sent []byte, err error) {
+	t := &tee{from: r}
+	in := bufio.NewReaderSize(t, 4096)
+	first, err := in.Peek(1)
+	if err != nil {
+		return "", t.sent.Bytes(), t.failure()
+	}
+	if first[0] == recordHandshake {
+		name = tlsName(in)
+	} else {
+		name = httpName(in)
+	}
+	return name, t.sent.Bytes(), t.failure()
+}
+
+// tee reads up to MaxBytes and remembers them.
+type tee struct {
+	from io.Reader
+	sent bytes.Buffer
+	err  error
+}
+
+func (t *tee) Read(p []byte) (int, error) {
+	left := MaxBytes - t.sent.Len()
+	if left == 0 {
+		return 0, errors.New("too long for a ClientHello or a request")
+	}
+	n, err := t.from.Read(p[:min(len(p), left)])
+	t.sent.Write(p[:n])
+	t.err = err
+	return n, err
+}
+
+func (t *tee) failure() error {
+	if errors.Is(t.err, io.EOF) {
+		return nil
+	}
+	return t.err
+}
+
+// errSeen ends a handshake after the ClientHello.
+var errSeen = errors.New("seen")
+
+func tlsName(in io.Reader) (name string) {
+	server := tls.Server(readOnly{in}, &tls.Config{
+		MinVersion: tls.VersionTLS10, // it is not us who speaks it
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			name = hello.ServerName
+			return nil, errSeen
+		},
+	})
+	_ = server.Handshake() // it ends with errSeen, or has seen no name
+	return canonical(name)
+}
+
+func httpName(in *bufio.Reader) string {
+	req, err := http.ReadRequest(in)
+	if err != nil {
+		return ""
+	}
+	// The host of an absolute URL goes before the header, which ReadRequest then leaves out. Servers differ in which of
+	// them they believe, so a proxy's form of a request is none that names a server here.
+	if req.URL.Host != "" || req.Method == http.MethodConnect {
+		return ""
+	}
+	host := req.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return canonical(host)
+}
+
+// canonical returns a name in lower case and without the dot at its end, or "" for what is no name: the characters of
+// host names (RFC 1123 §2.1), and underscores.
+func canonical(name string) string {
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	if len(name) > 253 {
+		return ""
+	}
+	for _, c := range []byte(name) {
+		switch {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return ""
+		}
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		return ""
+	}
+	return name
+}
+
+// readOnly is a connection that is only read from.
+type readOnly struct{ io.Reader }
+
+func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }
+func (readOnly) Close() error                     { return nil }
+func (readOnly) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (readOnly) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (readOnly) SetDeadline(time.Time) error      { return nil }
+func (readOnly) SetReadDeadline(time.Time) error  { return nil }
+func (readOnly) SetWriteDeadline(time.Time) error { return nil }

@@ -1,0 +1,304 @@
+// Package policy decides whether a sandbox may open a connection: Decide is one pure function over the sandbox's policy
+// and what is known of the connection, and says why.
+//
+// It opens nothing, remembers nothing and asks nobody: which names an address was given for, and what a connection calls
+// its server, is for the caller to find out (packages dns and peek). The ranges that are closed come from the IANA
+// registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of the large clouds that lie
+// outside of 169.254.0.0/16.
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Protocol is what a flow is made of.
+type Protocol uint8
+
+// Protocols of flows.
+const (
+	TCP Protocol = iota
+	UDP
+	ICMP // echo requests
+)
+
+// String returns the protocol as flow logs spell it.
+func (p Protocol) String() string { return [...]string{"tcp", "udp", "icmp"}[p] }
+
+// Flow is what is known of a connection.
+type Flow struct {
+	Protocol Protocol
+	To       netip.AddrPort // the port is 0 for ICMP
+	Own      bool           // it is an address of the host itself
+	Names    []string       // for which our DNS gave this sandbox the address; lower case, no dot at the end
+	Peeked   bool           // Server says what the connection sent first
+	Server   string         // its TLS server name or HTTP host, "" if it named none; spelled as Names
+}
+
+// Verdict is what to do with a flow.
+type Verdict uint8
+
+// Verdicts. Peek is given only while Flow.Peeked is not set.
+const (
+	Refuse Verdict = iota
+	Pass
+	Peek // read what the connection sends first, and decide again
+)
+
+// String returns the verdict as flow logs spell it.
+func (v Verdict) String() string { return [...]string{"refuse", "pass", "peek"}[v] }
+
+// Reason says why, in a word that flow logs and counters use.
+type Reason string
+
+// Reasons of refusals. The second group are the ranges that ModePublic closes.
+const (
+	ModeNone    Reason = "mode-none"    // the policy lets nothing through
+	Denied      Reason = "deny-rule"    // a rule of Deny
+	NoRule      Reason = "no-rule"      // mode allow, and no rule of Allow
+	ForeignDNS  Reason = "foreign-dns"  // port 53 or 853 anywhere but at the gateway
+	NoName      Reason = "no-name"      // an allowed name's address, but the connection names no server
+	OtherName   Reason = "other-name"   // the server that the connection names is not allowed
+	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
+	IPv6        Reason = "ipv6"         // there is no IPv6 outside
+
+	Host       Reason = "host"        // an address of the host itself
+	SandboxNet Reason = "sandbox-net" // the network that every VM has for itself
+	Loopback   Reason = "loopback"    // 127.0.0.0/8 and 0.0.0.0/8, which Linux takes for it
+	LinkLocal  Reason = "link-local"  // 169.254.0.0/16 without the metadata address
+	Metadata   Reason = "metadata"    // addresses at which clouds hand out credentials
+	Private    Reason = "private"     // RFC 1918
+	CarrierNAT Reason = "carrier-nat" // RFC 6598
+	Multicast  Reason = "multicast"
+	Broadcast  Reason = "broadcast"
+	Reserved   Reason = "reserved" // not on the internet
+	notClosed  Reason = ""
+)
+
+// Reasons of flows that pass.
+const (
+	ByRule Reason = "allow-rule" // a rule of Allow
+	ByName Reason = "allow-name" // a rule of Allow for a name
+	ByMode Reason = "mode"       // what the mode lets through
+)
+
+// closed is a range with what it is called.
+type closed struct {
+	prefix netip.Prefix
+	reason Reason
+	always bool // ModeOpen closes it as well
+}
+
+// closedRanges is searched from its beginning: the narrower ranges stand first.
+var closedRanges = []closed{
+	{netip.MustParsePrefix(frame.Prefix), SandboxNet, true},
+	{netip.MustParsePrefix("127.0.0.0/8"), Loopback, true},
+	{netip.MustParsePrefix("0.0.0.0/8"), Loopback, true},
+	{netip.MustParsePrefix("169.254.169.254/32"), Metadata, true},
+	{netip.MustParsePrefix("169.254.170.0/24"), Metadata, true},   // AWS ECS and EKS
+	{netip.MustParsePrefix("100.100.100.200/32"), Metadata, true}, // Alibaba Cloud
+	{netip.MustParsePrefix("192.0.0.192/32"), Metadata, true},     // Oracle Cloud
+	{netip.MustParsePrefix("168.63.129.16/32"), Metadata, true},   // Azure
+	{netip.MustParsePrefix("169.254.0.0/16"), LinkLocal, true},
+	{netip.MustParsePrefix("10.0.0.0/8"), Private, false},
+	{netip.MustParsePrefix("172.16.0.0/12"), Private, false},
+	{netip.MustParsePrefix("192.168.0.0/16"), Private, false},
+	{netip.MustParsePrefix("100.64.0.0/10"), CarrierNAT, false},
+	{netip.MustParsePrefix("224.0.0.0/4"), Multicast, false},
+	{netip.MustParsePrefix("255.255.255.255/32"), Broadcast, false},
+	{netip.MustParsePrefix("192.0.0.0/24"), Reserved, false},
+	{netip.MustParsePrefix("192.88.99.0/24"), Reserved, false},  // once 6to4
+	{netip.MustParsePrefix("198.18.0.0/15"), Reserved, false},   // benchmarks
+	{netip.MustParsePrefix("198.51.100.0/24"), Reserved, false}, // TEST-NET-2
+	{netip.MustParsePrefix("203.0.113.0/24"), Reserved, false},  // TEST-NET-3
+	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
+}
+
+// Decide says what happens to a flow. Its order:
+//
+//  1. What cannot be reached at all is refused: IPv6, and the network inside of the VM.
+//  2. Mode none refuses. Rules of Deny refuse, by address or by name.
+//  3. A rule of Allow by address lets through, but a range that is closed is opened only by a rule that lies within it:
+//     0.0.0.0/0 means the internet, not this host.
+//  4. What is still closed is refused, as is DNS past the gateway.
+//  5. Mode public and open let the rest through. Mode allow wants a rule by name for it.
+//
+// Where a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named its server.
+func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
+	addr := f.To.Addr().Unmap()
+	if !addr.Is4() {
+		return Refuse, IPv6
+	}
+	ranged := closedRange(addr, f.Own)
+	switch {
+	case ranged.reason == SandboxNet:
+		return Refuse, SandboxNet
+	case p.Mode == netproto.ModeNone:
+		return Refuse, ModeNone
+	}
+	if denied(p, f, addr) {
+		return Refuse, Denied
+	}
+	verdict, reason := allow(p, f, addr, ranged)
+	if verdict == Pass && !f.Peeked && peekable(f) && hasNameRule(p.Deny, f) {
+		return Peek, reason
+	}
+	return verdict, reason
+}
+
+// allow is what remains to be decided of a flow that is not denied.
+func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged closed) (Verdict, Reason) {
+	dns := isDNS(f)
+	for i := range p.Allow {
+		r := &p.Allow[i]
+		if r.IsName() || !r.Prefix.Contains(addr) || !matchPort(r, f) || dns && !r.HasPorts() {
+			continue
+		}
+		if ranged.reason == notClosed || within(r.Prefix, ranged.prefix) {
+			return Pass, ByRule
+		}
+	}
+	switch {
+	case ranged.reason != notClosed && (ranged.always || p.Mode != netproto.ModeOpen):
+		return Refuse, ranged.reason
+	case dns:
+		return Refuse, ForeignDNS
+	case p.Mode == netproto.ModePublic || p.Mode == netproto.ModeOpen:
+		return Pass, ByMode
+	}
+	return allowName(p, f)
+}
+
+// allowName decides by the rules for names, which need that DNS gave the address for an allowed name, and where the
+// connection says its server's name, that DNS gave the address for that one and it is allowed as well.
+func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
+	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
+	switch {
+	case !given:
+		return Refuse, NoRule
+	case !peekable(f):
+		return Pass, ByName
+	case !f.Peeked:
+		return Peek, ByName
+	case f.Server == "":
+		return Refuse, NoName
+	case !matchName(p.Allow, f, f.Server):
+		return Refuse, OtherName
+	case !slices.Contains(f.Names, f.Server):
+		return Refuse, NameAddress
+	}
+	return Pass, ByName
+}
+
+// denied reports whether a rule of Deny matches the address, a name it was given for, or the name that was peeked.
+func denied(p *netproto.Policy, f *Flow, addr netip.Addr) bool {
+	for i := range p.Deny {
+		r := &p.Deny[i]
+		if !matchDenyPort(r, f) {
+			continue
+		}
+		if r.IsName() {
+			if slices.ContainsFunc(f.Names, func(n string) bool { return Match(r, n) }) || f.Peeked && Match(r, f.Server) {
+				return true
+			}
+		} else if r.Prefix.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// Names reports whether DNS may answer for a name under the policy, and if not, why.
+func Names(p *netproto.Policy, name string) (bool, Reason) {
+	if p.Mode == netproto.ModeNone {
+		return false, ModeNone
+	}
+	for i := range p.Deny {
+		if r := &p.Deny[i]; r.IsName() && !r.HasPorts() && Match(r, name) {
+			return false, Denied
+		}
+	}
+	if p.Mode != netproto.ModeAllow {
+		return true, ByMode
+	}
+	for i := range p.Allow {
+		if r := &p.Allow[i]; r.IsName() && Match(r, name) {
+			return true, ByName
+		}
+	}
+	return false, NoRule
+}
+
+// Match reports whether a name rule is about name, whatever the port.
+func Match(r *netproto.Rule, name string) bool {
+	if r.Below {
+		return strings.HasSuffix(name, "."+r.Name)
+	}
+	return name == r.Name
+}
+
+func matchName(rules []netproto.Rule, f *Flow, name string) bool {
+	for i := range rules {
+		if r := &rules[i]; r.IsName() && Match(r, name) && matchPort(r, f) {
+			return true
+		}
+	}
+	return false
+}
+
+func hasNameRule(rules []netproto.Rule, f *Flow) bool {
+	return slices.ContainsFunc(rules, func(r netproto.Rule) bool { return r.IsName() && matchDenyPort(&r, f) })
+}
+
+// matchPort reports whether protocol and port are what an allow rule is about.
+func matchPort(r *netproto.Rule, f *Flow) bool {
+	if r.IsName() && !r.HasPorts() {
+		return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
+	}
+	return matchDenyPort(r, f)
+}
+
+// matchDenyPort is matchPort for a deny rule, which without a port means all of them: who denies a name does not mean
+// to leave its SSH server open.
+func matchDenyPort(r *netproto.Rule, f *Flow) bool {
+	switch {
+	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
+		return false
+	case !r.HasPorts():
+		return true
+	}
+	return f.Protocol != ICMP && r.First <= f.To.Port() && f.To.Port() <= r.Last
+}
+
+// peekable reports whether clients of the flow's port say first which server they want.
+func peekable(f *Flow) bool {
+	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
+}
+
+// isDNS reports whether a flow would ask another resolver than ours: DNS (RFC 1035), and DNS over TLS and QUIC (RFC 7858,
+// RFC 9250).
+func isDNS(f *Flow) bool {
+	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
+}
+
+// closedRange returns the closed range of an address; without a reason if it has none. The host's own addresses are
+// ranges of one address each, wherever they lie, but loopback stays loopback.
+func closedRange(addr netip.Addr, own bool) closed {
+	i := slices.IndexFunc(closedRanges, func(c closed) bool { return c.prefix.Contains(addr) })
+	switch {
+	case i >= 0 && (!own || closedRanges[i].always):
+		return closedRanges[i]
+	case own:
+		return closed{netip.PrefixFrom(addr, 32), Host, true}
+	}
+	return closed{}
+}
+
+// within reports whether all of inner lies in outer.
+func within(inner, outer netip.Prefix) bool {
+	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
+}
