@@ -1,0 +1,259 @@
+// Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after a restart of the
+// daemon, starts another where it has died, and joins sandboxes to it.
+//
+// It decides no policy and parses no frame: the first is its callers', the second forkd-net's.
+//
+// Nobody who forks waits for forkd-net. A sandbox gets its end of the frame socket at once, and its guest may send: the
+// frames wait in the socket until forkd-net has been told whose they are and what its policy is. So no frame passes that
+// a policy has not seen.
+//
+// Where forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network stack: its connections are
+// reset, and nothing else happens to it. The process has a directory with these files:
+//
+//	control.sock   its listening control socket
+//	net.log        its standard error: empty unless it failed
+//	net.pid        process id and start time, to find it again
+package netclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Name is what forkd-net is called, as an embedded program and in messages.
+const Name = "forkd-net"
+
+// Files in the directory.
+const (
+	socketFile = "control.sock"
+	logFile    = "net.log"
+	recordFile = "net.pid"
+)
+
+// Config is what New needs.
+type Config struct {
+	Bin       string           // path of the forkd-net program
+	Dir       string           // made by New; its path must leave room in a unix socket address
+	Resolvers []netip.AddrPort // asked for names; none: those of /etc/resolv.conf, as it is at the time
+	FlowLog   string           // file that a line for each connection is appended to; empty: none
+	Log       *slog.Logger
+
+	patience time.Duration // answerTimeout but in tests
+}
+
+// ErrDown says that there is no forkd-net at the moment. Another one is being started.
+var ErrDown = errors.New("forkd-net is being started again")
+
+// Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins nobody: what it returns
+// is a nil Link, which does nothing.
+type Client struct {
+	cfg      Config
+	restarts atomic.Uint64
+	quit     context.Context
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+
+	mu    sync.Mutex
+	conn  *conn // nil while there is no forkd-net
+	links map[string]*Link
+	host  netproto.Config // what forkd-net was told last
+	flows *os.File        // nil: no flow log
+}
+
+// New finds the forkd-net of an earlier daemon, or starts one in the background.
+func New(cfg Config) (*Client, error) {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of forkd-net: %w", err)
+	}
+	if cfg.patience == 0 {
+		cfg.patience = answerTimeout
+	}
+	c := &Client{cfg: cfg, links: make(map[string]*Link)}
+	if err := c.openFlowLog(); err != nil {
+		return nil, err
+	}
+	c.host = hostConfig(cfg.Resolvers)
+	c.quit, c.stop = context.WithCancel(context.Background())
+	found, err := c.find()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
+	}
+	if found != nil {
+		c.use(found)
+	}
+	c.done.Go(func() { c.run(found) })
+	c.done.Go(c.followHost)
+	return c, nil
+}
+
+// Delays between starts of a forkd-net that does not live.
+const (
+	firstDelay = 100 * time.Millisecond
+	lastDelay  = 30 * time.Second
+	settled    = 10 * time.Second // one that lived so long is started again after firstDelay
+)
+
+// run keeps one forkd-net running, beginning with current unless that is nil.
+func (c *Client) run(current *conn) {
+	delay := firstDelay
+	for {
+		began := time.Now()
+		if current == nil {
+			var err error
+			if current, err = c.start(); err != nil {
+				c.cfg.Log.Error("sandboxes have no network", "error", err, "next_try", delay)
+			} else {
+				c.use(current)
+			}
+		}
+		if current != nil {
+			select {
+			case <-c.quit.Done():
+				return
+			case <-current.lost:
+			}
+			c.drop(current)
+			current = nil
+			c.restarts.Add(1)
+			c.cfg.Log.Error("forkd-net has ended and is started again: connections of sandboxes are reset",
+				"last_words", c.lastWords())
+		}
+		if time.Since(began) > settled {
+			delay = firstDelay
+		}
+		select {
+		case <-c.quit.Done():
+			return
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, lastDelay)
+	}
+}
+
+// use makes a forkd-net the one that all sandboxes are joined to.
+func (c *Client) use(n *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conn = n
+	c.configureLocked()
+	for _, l := range c.links {
+		l.renewLocked()
+	}
+}
+
+// drop forgets a forkd-net, which ends if it has not.
+func (c *Client) drop(n *conn) {
+	c.mu.Lock()
+	c.conn = nil
+	c.mu.Unlock()
+	if err := n.end(); err != nil {
+		c.cfg.Log.Error("end forkd-net", "error", err)
+	}
+}
+
+// Restarts returns how often a forkd-net has been replaced that had ended by itself.
+func (c *Client) Restarts() uint64 {
+	if c == nil {
+		return 0
+	}
+	return c.restarts.Load()
+}
+
+// PID returns the process id of forkd-net, 0 if there is none.
+func (c *Client) PID() int {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn == nil {
+		return 0
+	}
+	return c.conn.proc.PID()
+}
+
+// Totals returns the counters of all sandboxes since forkd-net was started.
+func (c *Client) Totals(ctx context.Context) (netproto.Stats, error) { return c.stats(ctx, "") }
+
+func (c *Client) stats(ctx context.Context, id string) (s netproto.Stats, err error) {
+	if c == nil {
+		return s, ErrDown
+	}
+	c.mu.Lock()
+	n := c.conn
+	c.mu.Unlock()
+	if n == nil {
+		return s, ErrDown
+	}
+	return s, n.call(ctx, netproto.KindStats, &netproto.ID{ID: id}, &s)
+}
+
+// Forget detaches the sandboxes of an earlier daemon that nobody has adopted.
+func (c *Client) Forget() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn == nil {
+		return
+	}
+	for id := range c.conn.attached {
+		if c.links[id] == nil {
+			c.conn.post(netproto.KindDetach, &netproto.ID{ID: id}, nil, c.complain(id))
+		}
+	}
+	c.conn.attached = nil
+}
+
+// complain returns what logs the failure of a request of which nobody waits for the outcome.
+func (c *Client) complain(id string) func([]byte, error) {
+	return func(_ []byte, err error) {
+		if err != nil && !errors.Is(err, ErrDown) { // that one is made good when it is started again
+			c.cfg.Log.Error("sandbox has no network", "sandbox", id, "error", err)
+		}
+	}
+}
+
+// Close stops looking after forkd-net. The process stays for the sandboxes that live on; where there is none it ends.
+func (c *Client) Close() {
+	if c == nil {
+		return
+	}
+	c.stop()
+	c.done.Wait()
+	c.mu.Lock()
+	n, needed := c.conn, len(c.links) > 0
+	c.conn = nil
+	c.mu.Unlock()
+	if n != nil && needed {
+		n.leave()
+	} else if n != nil {
+		if err := n.end(); err != nil {
+			c.cfg.Log.Error("end forkd-net", "error", err)
+		}
+	}
+	if c.flows != nil {
+		_ = c.flows.Close()
+	}
+}
+
+// lastWords returns the end of what forkd-net wrote to its standard error, such as a panic.
+func (c *Client) lastWords() string {
+	text, err := os.ReadFile(filepath.Join(c.cfg.Dir, logFile))
+	if err != nil {
+		return ""
+	}
+	const most = 2000
+	return string(text[max(0, len(text)-most):])
+}

@@ -1,0 +1,234 @@
+package netclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/process"
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// conn is one forkd-net and the control connection to it. Requests are sent in the order in which they were posted, and
+// answered in that order.
+type conn struct {
+	proc     *process.Process
+	ctl      *ctlsock.Conn
+	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
+
+	lost  chan struct{} // closed when it has hung up
+	ended chan struct{} // closed when its process has ended, or is left to the next daemon
+	left  chan struct{} // closed by leave
+
+	wake    chan struct{} // has room for one: there is something to send
+	timeout time.Duration // answerTimeout but in tests
+
+	mu     sync.Mutex
+	posted []request // not sent yet
+	sent   []request // not answered yet, oldest first
+	broken bool      // no request is taken any more
+}
+
+// request is one message and what becomes of its answer.
+type request struct {
+	kind   netproto.Kind
+	body   []byte
+	file   *os.File                     // donated, and closed here; nil: none
+	answer func(body []byte, err error) // called once; body is valid during the call
+	since  time.Time
+}
+
+// answerTimeout is how long forkd-net may leave a request unanswered, which takes it microseconds. One that takes longer,
+// on however overloaded a host, hangs: it is ended, for another to take its place.
+const answerTimeout = 30 * time.Second
+
+func newConn(proc *process.Process, ctl *ctlsock.Conn, timeout time.Duration) *conn {
+	n := &conn{proc: proc, ctl: ctl, lost: make(chan struct{}), ended: make(chan struct{}), left: make(chan struct{}),
+		wake: make(chan struct{}, 1), timeout: timeout}
+	go n.send()
+	go n.receive()
+	go n.watch()
+	return n
+}
+
+// post queues a request and returns at once. file becomes post's to close.
+func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer func([]byte, error)) {
+	var w codec.Writer
+	if m != nil {
+		m.Append(&w)
+	}
+	r := request{kind: kind, body: w.Bytes(), file: file, answer: answer, since: time.Now()}
+	n.mu.Lock()
+	refused := n.broken
+	if !refused {
+		n.posted = append(n.posted, r)
+	}
+	n.mu.Unlock()
+	if refused {
+		r.fail()
+		return
+	}
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// fail answers a request that forkd-net never will.
+func (r *request) fail() {
+	r.close()
+	r.answer(nil, ErrDown)
+}
+
+func (r *request) close() {
+	if r.file != nil {
+		_ = r.file.Close()
+		r.file = nil
+	}
+}
+
+type parser interface{ Parse(r *codec.Reader) error }
+
+// call posts a request and waits for its answer, which it parses into result if that is not nil.
+func (n *conn) call(ctx context.Context, kind netproto.Kind, m codec.Message, result parser) error {
+	answered := make(chan error, 1)
+	n.post(kind, m, nil, func(body []byte, err error) {
+		if err == nil && result != nil && ctx.Err() == nil {
+			err = result.Parse(codec.NewReader(body))
+		}
+		answered <- err
+	})
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("forkd-net does not answer: %w", ctx.Err())
+	}
+}
+
+// send sends what is posted until the connection ends.
+func (n *conn) send() {
+	for {
+		select {
+		case <-n.lost:
+			return
+		case <-n.wake:
+		}
+		for {
+			n.mu.Lock()
+			if len(n.posted) == 0 || n.broken {
+				n.mu.Unlock()
+				break
+			}
+			r := n.posted[0]
+			n.posted = n.posted[1:]
+			var fds []int
+			if r.file != nil {
+				fds = append(fds, int(r.file.Fd()))
+			}
+			n.sent = append(n.sent, request{kind: r.kind, answer: r.answer, since: r.since})
+			n.mu.Unlock()
+			err := n.ctl.Send(r.kind, r.body, fds...)
+			r.close()
+			if err != nil {
+				n.ctl.Shutdown() // receive ends, and with it all
+				return
+			}
+		}
+	}
+}
+
+// receive hands out answers until the connection ends, then fails what has none.
+func (n *conn) receive() {
+	for {
+		kind, body, fds, err := n.ctl.Receive()
+		if err != nil {
+			break
+		}
+		ctlsock.CloseAll(fds)
+		n.mu.Lock()
+		var r request
+		if len(n.sent) > 0 {
+			r, n.sent = n.sent[0], n.sent[1:]
+		}
+		n.mu.Unlock()
+		if r.answer == nil {
+			break // it answers what nobody asked
+		}
+		if kind == netproto.KindError {
+			e := new(netproto.Error)
+			if err = e.Parse(codec.NewReader(body)); err == nil {
+				err = e
+			}
+		}
+		r.answer(body, err)
+	}
+	n.mu.Lock()
+	n.broken = true
+	waiting := append(n.sent, n.posted...)
+	n.sent, n.posted = nil, nil
+	n.mu.Unlock()
+	_ = n.ctl.Close()
+	close(n.lost)
+	for _, r := range waiting {
+		r.fail()
+	}
+}
+
+// watch waits for the process, and hangs up on one that does not answer.
+func (n *conn) watch() {
+	exited := make(chan error, 1)
+	go func() { exited <- n.proc.Wait() }()
+	tick := time.NewTicker(n.timeout / 4)
+	defer tick.Stop()
+	defer close(n.ended)
+	for {
+		select {
+		case <-exited:
+			n.ctl.Shutdown()
+			return
+		case <-n.left:
+			return
+		case <-tick.C:
+			if n.hangs() {
+				n.ctl.Shutdown()
+			}
+		}
+	}
+}
+
+// hangs reports whether a request has been unanswered for too long.
+func (n *conn) hangs() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.sent) > 0 && time.Since(n.sent[0].since) > n.timeout
+}
+
+// endTimeout is how long a process may take to end after SIGKILL.
+const endTimeout = time.Minute
+
+// end ends the process if it still runs, and returns when it has.
+func (n *conn) end() error {
+	n.ctl.Shutdown()
+	if err := n.proc.Kill(); err != nil {
+		return err
+	}
+	select {
+	case <-n.ended:
+		return nil
+	case <-time.After(endTimeout):
+		return errors.New("forkd-net has not ended after SIGKILL")
+	}
+}
+
+// leave hangs up and lets the process live on.
+func (n *conn) leave() {
+	close(n.left)
+	n.ctl.Shutdown()
+	<-n.lost
+}

@@ -1,0 +1,144 @@
+package netclient
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// resolvConf is where the host says whom to ask for names.
+const resolvConf = "/etc/resolv.conf"
+
+// followEvery is how often the host is looked at for other resolvers and addresses. It reads one small file and asks the
+// kernel once.
+const followEvery = 5 * time.Second
+
+// hostConfig describes the host as it is now. What cannot be found out is left out: a host without a resolver or an
+// address has no network either.
+func hostConfig(resolvers []netip.AddrPort) netproto.Config {
+	config := netproto.Config{Resolvers: resolvers}
+	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
+		config.Resolvers = parseResolvConf(text)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return config
+	}
+	for _, a := range addrs {
+		if p, ok := a.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(p.IP); ok {
+				config.Own = append(config.Own, addr.Unmap())
+			}
+		}
+	}
+	return config
+}
+
+// maxResolvers is how many resolvers the C library asks (MAXNS, resolv.h).
+const maxResolvers = 3
+
+// parseResolvConf returns the name servers of a resolv.conf (resolv.conf(5)). Lines that make no sense are passed over, as
+// the C library does.
+func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan() && len(resolvers) < maxResolvers; {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 2 || fields[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(fields[1]); err == nil {
+			resolvers = append(resolvers, netip.AddrPortFrom(a, 53))
+		}
+	}
+	return resolvers
+}
+
+// followHost tells forkd-net what has changed on the host.
+func (c *Client) followHost() {
+	tick := time.NewTicker(followEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-c.quit.Done():
+			return
+		case <-tick.C:
+		}
+		now := hostConfig(c.cfg.Resolvers)
+		c.mu.Lock()
+		if !reflect.DeepEqual(now, c.host) {
+			c.host = now
+			c.configureLocked()
+		}
+		c.mu.Unlock()
+	}
+}
+
+// configureLocked tells forkd-net about the host, and where to log.
+func (c *Client) configureLocked() {
+	if c.conn == nil {
+		return
+	}
+	var log *os.File
+	if c.flows != nil {
+		var err error
+		if log, err = duplicate(c.flows); err != nil {
+			c.cfg.Log.Error("the flow log is left out", "error", err)
+		}
+	}
+	host := c.host
+	c.conn.post(netproto.KindConfig, &host, log, func(_ []byte, err error) {
+		if err != nil && !errors.Is(err, ErrDown) {
+			c.cfg.Log.Error("configure forkd-net", "error", err)
+		}
+	})
+}
+
+// duplicate returns another descriptor of a file.
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", f.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// openFlowLog opens the flow log, if there is to be one.
+func (c *Client) openFlowLog() error {
+	if c.cfg.FlowLog == "" {
+		return nil
+	}
+	f, err := os.OpenFile(c.cfg.FlowLog, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("open the flow log: %w", err)
+	}
+	earlier := c.flows
+	c.flows = f
+	if earlier != nil {
+		return earlier.Close()
+	}
+	return nil
+}
+
+// ReopenLog opens the flow log again, which another program has renamed.
+func (c *Client) ReopenLog() error {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.openFlowLog(); err != nil {
+		return err
+	}
+	c.configureLocked()
+	return nil
+}

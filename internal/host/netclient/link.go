@@ -1,0 +1,199 @@
+package netclient
+
+import (
+	"context"
+	"os"
+	"sync"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Give hands a VM the frame socket that takes the place of its present one. It may take its time, and keeps no
+// descriptor.
+type Give func(vmm *os.File) error
+
+// Link joins one VM to forkd-net, from Join or Adopt to Close. A nil Link does nothing.
+type Link struct {
+	c    *Client
+	id   string
+	give Give
+
+	giving sync.Mutex // held while give runs
+
+	// Guarded by the client's lock.
+	policy  netproto.Policy
+	limits  netproto.Limits
+	conn    *conn    // that the VM's frame socket was donated to; nil: none that lives
+	pending *os.File // forkd-net's end of that socket, while there is no forkd-net
+	ready   bool     // the VM can be given another
+}
+
+// Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to it. It waits for nobody.
+// Who has given the VM its end calls Ready. An earlier link of that id ends here, and needs no Close.
+func (c *Client) Join(id string, policy netproto.Policy, limits netproto.Limits, give Give) (*Link, *os.File, error) {
+	if c == nil {
+		return nil, nil, nil
+	}
+	vmm, net, err := frame.Pair()
+	if err != nil {
+		return nil, nil, err
+	}
+	l := &Link{c: c, id: id, give: give, policy: policy, limits: limits, pending: net}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.putLocked(l)
+	l.attachLocked()
+	return l, vmm, nil
+}
+
+// Adopt joins the VM of a sandbox that an earlier daemon had joined. It keeps its connections if forkd-net has lived on.
+func (c *Client) Adopt(id string, policy netproto.Policy, limits netproto.Limits, give Give) *Link {
+	if c == nil {
+		return nil
+	}
+	l := &Link{c: c, id: id, give: give, policy: policy, limits: limits, ready: true}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.putLocked(l)
+	if c.conn != nil && c.conn.attached[id] {
+		l.conn = c.conn
+		// The record of the sandbox is what counts, should the earlier daemon have died between writing it and saying it.
+		c.conn.post(netproto.KindSetPolicy, l.setPolicyLocked(), nil, c.complain(id))
+		return l
+	}
+	l.renewLocked()
+	return l
+}
+
+func (c *Client) putLocked(l *Link) {
+	if earlier := c.links[l.id]; earlier != nil {
+		earlier.dropPendingLocked()
+	}
+	c.links[l.id] = l
+}
+
+// attachLocked donates the pending end of the frame socket to forkd-net, if there is one.
+func (l *Link) attachLocked() {
+	n := l.c.conn
+	if n == nil || l.pending == nil {
+		return
+	}
+	m := &netproto.Attach{ID: l.id, Policy: l.policy, Limits: l.limits}
+	n.post(netproto.KindAttach, m, l.pending, l.c.complain(l.id))
+	l.conn, l.pending = n, nil
+}
+
+// renewLocked joins the VM to the present forkd-net, if it is not. Of a VM that is still being restored with an end of an
+// earlier socket, Ready sees to it.
+func (l *Link) renewLocked() {
+	n := l.c.conn
+	if n == nil || l.conn == n {
+		return
+	}
+	if l.pending != nil {
+		l.attachLocked() // the other end is in the VM, or on its way there
+		return
+	}
+	if !l.ready {
+		return
+	}
+	vmm, net, err := frame.Pair()
+	if err != nil {
+		l.c.cfg.Log.Error("sandbox has no network", "sandbox", l.id, "error", err)
+		return
+	}
+	l.pending = net
+	l.attachLocked()
+	go l.handOver(vmm, n)
+}
+
+// handOver gives the VM its end of the frame socket whose other end n has, unless there is a newer one by then.
+func (l *Link) handOver(vmm *os.File, n *conn) {
+	defer vmm.Close()
+	l.giving.Lock()
+	defer l.giving.Unlock()
+	l.c.mu.Lock()
+	current := l.conn == n && l.c.links[l.id] == l
+	l.c.mu.Unlock()
+	if !current {
+		return
+	}
+	if err := l.give(vmm); err != nil {
+		l.c.cfg.Log.Warn("a sandbox could not be given another network", "sandbox", l.id, "error", err)
+	}
+}
+
+// Ready says that the VM has its end, and can be given another from now on.
+func (l *Link) Ready() {
+	if l == nil {
+		return
+	}
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	l.ready = true
+	if l.c.links[l.id] == l {
+		l.renewLocked()
+	}
+}
+
+// SetPolicy replaces policy and limits. When it returns without an error they are in force; where there is no forkd-net
+// nothing passes, and the next is told of them first.
+func (l *Link) SetPolicy(ctx context.Context, policy netproto.Policy, limits netproto.Limits) error {
+	if l == nil {
+		return nil
+	}
+	l.c.mu.Lock()
+	l.policy, l.limits = policy, limits
+	m, n, current := l.setPolicyLocked(), l.conn, l.c.links[l.id] == l
+	down := n == nil || n != l.c.conn
+	l.c.mu.Unlock()
+	if down || !current {
+		return nil
+	}
+	return ignoreDown(n.call(ctx, netproto.KindSetPolicy, m, nil))
+}
+
+func ignoreDown(err error) error {
+	if err == ErrDown {
+		return nil
+	}
+	return err
+}
+
+func (l *Link) setPolicyLocked() codec.Message {
+	return &netproto.SetPolicy{ID: l.id, Policy: l.policy, Limits: l.limits}
+}
+
+// Stats returns the counters of the VM. Where there is no forkd-net the error is ErrDown.
+func (l *Link) Stats(ctx context.Context) (netproto.Stats, error) {
+	if l == nil {
+		return netproto.Stats{}, ErrDown
+	}
+	return l.c.stats(ctx, l.id)
+}
+
+// Close takes the VM off the network. Its connections are reset.
+func (l *Link) Close() {
+	if l == nil {
+		return
+	}
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	if l.c.links[l.id] != l {
+		return // another link has its place
+	}
+	delete(l.c.links, l.id)
+	l.dropPendingLocked()
+	if n := l.c.conn; n != nil && l.conn == n {
+		n.post(netproto.KindDetach, &netproto.ID{ID: l.id}, nil, l.c.complain(l.id))
+	}
+}
+
+func (l *Link) dropPendingLocked() {
+	if l.pending != nil {
+		_ = l.pending.Close()
+		l.pending = nil
+	}
+}
