@@ -265,7 +265,7 @@ func (d *Device) closeFD(c *conn) {
 		return
 	}
 	if c.armed {
-		d.poll.remove(c.fd)
+		d.poll.Remove(c.fd)
 		c.armed = false
 	}
 	delete(d.byFD, int32(c.fd))
@@ -290,14 +290,14 @@ func (d *Device) arm(c *conn) {
 	watch = watch || events != 0
 	switch {
 	case !watch && c.armed:
-		d.poll.remove(c.fd)
+		d.poll.Remove(c.fd)
 	case watch && !c.armed:
-		if d.poll.add(c.fd, events) != nil {
+		if d.poll.Add(c.fd, events) != nil {
 			d.remove(c) // out of kernel memory; the guest finds out when it next sends
 			return
 		}
 	case watch && events != c.events:
-		d.poll.change(c.fd, events)
+		d.poll.Change(c.fd, events)
 	}
 	c.armed, c.events = watch, events
 }

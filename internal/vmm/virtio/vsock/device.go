@@ -68,7 +68,7 @@ type Config struct {
 type Device struct {
 	cfg  Config
 	lfd  int // of cfg.Listener
-	poll *poller
+	poll *virtio.Poller
 	done chan struct{} // closed when the poll goroutine has ended; nil before the first Activate
 
 	transport     virtio.Transport
@@ -97,7 +97,7 @@ func New(cfg Config) (*Device, error) {
 	if err := unix.SetNonblock(lfd, true); err != nil {
 		return nil, fmt.Errorf("vsock listener: %w", err)
 	}
-	p, err := newPoller()
+	p, err := virtio.NewPoller()
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +146,7 @@ func (d *Device) Reset() {
 		d.closeFD(c)
 	}
 	if d.listening {
-		d.poll.remove(d.lfd)
+		d.poll.Remove(d.lfd)
 		d.listening = false
 	}
 	d.resetDue, d.holding = false, false
@@ -162,7 +162,7 @@ func (d *Device) forget() {
 
 // Close closes the listener and ends the goroutine. Preconditions: the transport is closed.
 func (d *Device) Close() error {
-	err := errors.Join(d.poll.close(), d.cfg.Listener.Close())
+	err := errors.Join(d.poll.Close(), d.cfg.Listener.Close())
 	if d.done != nil {
 		<-d.done
 	}
@@ -200,7 +200,7 @@ func (d *Device) mayConnect() (bool, error) {
 		d.holding = false
 	}
 	if !d.listening {
-		if err := d.poll.add(d.lfd, unix.EPOLLIN); err != nil {
+		if err := d.poll.Add(d.lfd, unix.EPOLLIN); err != nil {
 			return false, err
 		}
 		d.listening = true

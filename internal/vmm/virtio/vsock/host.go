@@ -25,7 +25,7 @@ const (
 func (d *Device) serveHost(t virtio.Transport) {
 	defer close(d.done)
 	for {
-		events, err := d.poll.wait()
+		events, err := d.poll.Wait()
 		if err != nil {
 			return // the poller is closed
 		}

@@ -1,4 +1,4 @@
-package vsock
+package virtio
 
 import (
 	"fmt"
@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the runtime's poller, so
-// that waiting occupies no thread. add, change and remove may be called while wait waits.
-type poller struct {
+// Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the runtime's poller, so
+// that waiting occupies no thread. Add, Change and Remove may be called while Wait waits. A descriptor that is in the
+// runtime's poller by itself wakes the process for every event, wanted or not.
+type Poller struct {
 	file *os.File
 	raw  syscall.RawConn
 	fd   int
@@ -18,10 +19,11 @@ type poller struct {
 	events [32]unix.EpollEvent
 	n      int
 	err    error
-	try    func(uintptr) bool // made once: wait allocates nothing
+	try    func(uintptr) bool // made once: Wait allocates nothing
 }
 
-func newPoller() (*poller, error) {
+// NewPoller returns a poller that waits for nothing yet.
+func NewPoller() (*Poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("create epoll: %w", err)
@@ -31,7 +33,7 @@ func newPoller() (*poller, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	p := &poller{file: os.NewFile(uintptr(fd), "epoll"), fd: fd}
+	p := &Poller{file: os.NewFile(uintptr(fd), "epoll"), fd: fd}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		_ = p.file.Close()
 		return nil, fmt.Errorf("epoll: %w", err)
@@ -41,7 +43,7 @@ func newPoller() (*poller, error) {
 }
 
 // poll collects events and reports whether there are any; if not, the runtime calls it again when there are.
-func (p *poller) poll(fd uintptr) bool {
+func (p *Poller) poll(fd uintptr) bool {
 	for {
 		if p.n, p.err = unix.EpollWait(int(fd), p.events[:], 0); p.err != unix.EINTR {
 			return p.n != 0
@@ -49,8 +51,8 @@ func (p *poller) poll(fd uintptr) bool {
 	}
 }
 
-// wait returns the next events, which are valid until the next wait, or an error after close.
-func (p *poller) wait() ([]unix.EpollEvent, error) {
+// Wait returns the next events, which are valid until the next Wait, or an error after Close.
+func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 	if err := p.raw.Read(p.try); err != nil {
 		return nil, err
 	}
@@ -60,7 +62,8 @@ func (p *poller) wait() ([]unix.EpollEvent, error) {
 	return p.events[:p.n], nil
 }
 
-func (p *poller) add(fd int, events uint32) error {
+// Add makes Wait wait for events, such as EPOLLIN, of fd.
+func (p *Poller) Add(fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("poll descriptor %d: %w", fd, err)
@@ -68,12 +71,14 @@ func (p *poller) add(fd int, events uint32) error {
 	return nil
 }
 
-// change and remove of a descriptor that was added cannot fail.
-func (p *poller) change(fd int, events uint32) {
+// Change replaces the events of a descriptor that was added, which cannot fail.
+func (p *Poller) Change(fd int, events uint32) {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
 	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
-func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
+// Remove takes back Add.
+func (p *Poller) Remove(fd int) { _ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
 
-func (p *poller) close() error { return p.file.Close() }
+// Close ends Wait.
+func (p *Poller) Close() error { return p.file.Close() }
