@@ -117,19 +117,49 @@ func (q *Queue) Pop() (*Chain, error) {
 	return &q.chain, nil
 }
 
-// Unpop puts the chain that the last Pop returned back. It must follow a Pop that returned one, with no Push between.
+// Unpop puts the chain that the last Pop returned back, and called again the one before it. It must follow as many Pops
+// that returned one, with no Push between.
 func (q *Queue) Unpop() { q.lastAvail-- }
+
+// Used is a chain that goes back to the driver, and how many bytes the device has written to it.
+type Used struct {
+	Head    uint16
+	Written uint32
+}
 
 // Push returns the chain with that head to the driver; the device has written that many bytes to it.
 func (q *Queue) Push(head uint16, written uint32) error {
+	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
+		return err
+	}
+	return q.publish(1)
+}
+
+// PushAll returns several chains to the driver, which sees all of them or none.
+func (q *Queue) PushAll(used []Used) error {
+	for i, u := range used {
+		if err := q.putUsed(q.usedIdx+uint16(i), u); err != nil {
+			return err
+		}
+	}
+	return q.publish(uint16(len(used)))
+}
+
+// putUsed writes an entry of the used ring, which the driver does not look at yet.
+func (q *Queue) putUsed(idx uint16, u Used) error {
 	var elem [8]byte
-	binary.LittleEndian.PutUint32(elem[0:], uint32(head))
-	binary.LittleEndian.PutUint32(elem[4:], written)
-	slot := guestmem.GPA(q.usedIdx % q.cfg.Size)
+	binary.LittleEndian.PutUint32(elem[0:], uint32(u.Head))
+	binary.LittleEndian.PutUint32(elem[4:], u.Written)
+	slot := guestmem.GPA(idx % q.cfg.Size)
 	if err := q.mem.WriteAt(elem[:], q.cfg.Device+4+8*slot); err != nil {
 		return fmt.Errorf("write used ring: %w", err)
 	}
-	q.usedIdx++
+	return nil
+}
+
+// publish shows the driver the next n entries of the used ring.
+func (q *Queue) publish(n uint16) error {
+	q.usedIdx += n
 	if err := q.mem.StoreUint16(q.cfg.Device+2, q.usedIdx); err != nil {
 		return fmt.Errorf("write used index: %w", err)
 	}

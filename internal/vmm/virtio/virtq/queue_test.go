@@ -199,6 +199,41 @@ func TestUnpopGivesTheChainAgain(t *testing.T) {
 }
 
 // TestInterruptSuppression follows virtio 1.2 §2.7.7.2 through a wrap of the 16-bit indices.
+// Chains that go back together show with one store to the index, also where the ring wraps.
+func TestPushAllPublishesOnce(t *testing.T) {
+	d := newDriver(t, false)
+	stores := 0
+	d.mem.SetFreezer(func(gpa guestmem.GPA, _ int) {
+		if gpa == usedAt { // the word of flags and index
+			stores++
+		}
+	})
+	for round := range uint32(3) {
+		var used []Used
+		for i := range uint16(5) {
+			d.desc(descAt, int(i), bufAt, 4, descWrite, 0)
+			d.publish(i)
+			used = append(used, Used{Head: d.pop().Head, Written: round})
+		}
+		stores = 0
+		if err := d.q.PushAll(used); err != nil {
+			t.Fatal(err)
+		}
+		if stores != 1 || d.load(usedAt+2) != uint16(5*(round+1)) {
+			t.Fatalf("%d stores to the index, which is %d", stores, d.load(usedAt+2))
+		}
+		for i := range uint32(5) {
+			var e [8]byte
+			if err := d.mem.ReadAt(e[:], usedAt+4+8*guestmem.GPA((5*round+i)%size)); err != nil {
+				t.Fatal(err)
+			}
+			if head, n := binary.LittleEndian.Uint32(e[0:]), binary.LittleEndian.Uint32(e[4:]); head != i || n != round {
+				t.Fatalf("entry %d of round %d: chain %d, %d bytes", i, round, head, n)
+			}
+		}
+	}
+}
+
 func TestInterruptSuppression(t *testing.T) {
 	needs := func(d *driver) bool {
 		t.Helper()
