@@ -119,6 +119,19 @@ func (t *Transport) Unquiesce() error {
 	return t.kick.Signal()
 }
 
+// Exclusive calls f while no device code runs, and lets the device serve its queues thereafter. The transport may be
+// quiesced. It is for the goroutine that may call Quiesce.
+func (t *Transport) Exclusive(f func()) error {
+	if t.quiesced {
+		f()
+		return nil // Unquiesce serves the queues
+	}
+	t.run.Lock()
+	f()
+	t.run.Unlock()
+	return t.kick.Signal()
+}
+
 // Enter implements virtio.Transport.
 func (t *Transport) Enter() bool {
 	t.run.Lock()

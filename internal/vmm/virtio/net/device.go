@@ -1,0 +1,250 @@
+// Package net is the virtio network device (virtio 1.2 §5.1): it moves Ethernet frames between a
+// driver and a frame socket (package frame), whose other end is its peer.
+//
+// It parses no frame, knows no address but what its configuration shows, and has neither a control
+// queue nor a link status: a driver without a peer is told nothing, and what it sends goes nowhere.
+//
+//   - Checksums and TCP segmentation are left to whoever receives a frame. The device checks that
+//     a header can stand before its frame and passes it on; a frame with another one ends here, and
+//     its buffer goes back.
+//   - A peer that takes no more leaves frames in the driver's queue. A driver without receive
+//     buffers leaves them in the socket. A peer that has gone is forgotten.
+//   - Payload moves between the socket and guest memory without a copy of our own.
+//
+// One goroutine waits, through an epoll descriptor, for the socket; the transport's goroutine
+// serves the queues. Both hold the run lock while they work and neither ever blocks. The former and
+// its descriptor come into being with the first frame that the driver sends to a peer. Until then
+// nothing is received: who never used the network pays nothing for it.
+package net
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/vmm/virtio"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+// Feature bits (virtio 1.2 §5.1.3).
+const (
+	FCsum      uint64 = 1 << 0  // VIRTIO_NET_F_CSUM
+	FGuestCsum uint64 = 1 << 1  // VIRTIO_NET_F_GUEST_CSUM
+	FMTU       uint64 = 1 << 3  // VIRTIO_NET_F_MTU
+	FMAC       uint64 = 1 << 5  // VIRTIO_NET_F_MAC
+	FGuestTSO4 uint64 = 1 << 7  // VIRTIO_NET_F_GUEST_TSO4
+	FHostTSO4  uint64 = 1 << 11 // VIRTIO_NET_F_HOST_TSO4
+	FMrgRxbuf  uint64 = 1 << 15 // VIRTIO_NET_F_MRG_RXBUF
+)
+
+const (
+	queueRX = 0 // device to driver
+	queueTX = 1 // driver to device
+
+	// queueSize is that of other VMMs. Linux fills the receive queue with buffers of a page or
+	// less.
+	queueSize = 256
+
+	// burst is how many frames move in one direction before others have their turn.
+	burst = 64
+
+	// maxViews bounds the parts of one message (Linux's UIO_MAXIOV).
+	maxViews = 1024
+)
+
+// Device is a network device. It implements virtio.Device. All its fields belong to the holder of
+// the run lock.
+type Device struct {
+	poll *virtio.Poller // nil before the first frame
+	done chan struct{}  // closed when the poll goroutine has ended; nil before the first frame
+
+	peer   *Peer  // nil if there is none
+	polled uint32 // events for which the peer's socket is in the poller; 0: it is not
+
+	transport virtio.Transport
+	rx, tx    *virtq.Queue
+	features  uint64
+	awake     bool // the driver has sent a frame
+	blocked   bool // the socket was full: frames wait in tx
+	stalled   bool // receive buffers ran out: frames wait in the socket
+
+	raw   [frame.HeaderBytes]byte // scratch: the header of the frame under way
+	views [][]byte                // scratch: its parts
+	used  []virtq.Used            // scratch: its receive buffers
+}
+
+// New returns a device without a peer.
+func New() *Device { return &Device{} }
+
+// SetPeer gives the device another peer, nil for none, and closes the one it had. Preconditions:
+// the run lock is held, or the transport quiesced. Notify follows if the device is running.
+func (d *Device) SetPeer(p *Peer) {
+	d.dropPeer()
+	d.peer = p
+}
+
+// dropPeer forgets the peer and what waited for it.
+func (d *Device) dropPeer() {
+	d.unwatch()
+	d.peer.Close()
+	d.peer, d.blocked = nil, false
+}
+
+// Info implements virtio.Device.
+func (d *Device) Info() virtio.Info {
+	const features = FCsum | FGuestCsum | FMTU | FMAC | FGuestTSO4 | FHostTSO4 | FMrgRxbuf
+	return virtio.Info{ID: virtio.IDNet, Features: features, QueueSizes: []uint16{queueSize, queueSize}}
+}
+
+// ReadConfig implements virtio.Device: address and MTU are all there is (virtio 1.2 §5.1.4).
+func (d *Device) ReadConfig(off uint64, p []byte) {
+	var c [12]byte
+	copy(c[0:], frame.GuestMAC[:])
+	binary.LittleEndian.PutUint16(c[10:], frame.MTU)
+	clear(p)
+	if off < uint64(len(c)) {
+		copy(p, c[off:])
+	}
+}
+
+// Activate implements virtio.Device.
+func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, features uint64) error {
+	for i, q := range queues {
+		if q == nil {
+			return fmt.Errorf("queue %d is not set up", i)
+		}
+	}
+	d.transport, d.features = t, features
+	d.rx, d.tx = queues[queueRX], queues[queueTX]
+	return nil
+}
+
+// Reset implements virtio.Device. The peer stays: it is not the driver's.
+func (d *Device) Reset() {
+	d.unwatch()
+	d.transport, d.rx, d.tx, d.features = nil, nil, nil, 0
+	d.awake, d.blocked, d.stalled = false, false, false
+	d.views, d.used = nil, nil
+}
+
+// Close closes the socket and ends the goroutine. Preconditions: the transport is closed.
+func (d *Device) Close() error {
+	d.SetPeer(nil)
+	if d.poll == nil {
+		return nil
+	}
+	err := d.poll.Close()
+	<-d.done
+	return err
+}
+
+// Notify implements virtio.Device. Unless there are frames it does not write guest memory, of which
+// a fork would have to copy a page.
+func (d *Device) Notify() (more bool, err error) {
+	d.stalled = false // there may be new buffers
+	return d.serve()
+}
+
+// serve moves frames in both directions.
+func (d *Device) serve() (more bool, err error) {
+	sending, err := d.transmit()
+	if err != nil {
+		return false, err
+	}
+	blocked := d.blocked
+	receiving, err := d.receive()
+	if err != nil {
+		return false, err
+	}
+	d.watch()
+	freed := blocked && !d.blocked // the peer is gone, and no kick will come for what waited
+	for _, q := range [...]*virtq.Queue{d.rx, d.tx} {
+		if err := d.transport.Interrupt(q); err != nil {
+			return false, err
+		}
+	}
+	return sending || receiving || freed, nil
+}
+
+// servePeer is the goroutine that waits for the socket.
+func (d *Device) servePeer(t virtio.Transport) {
+	defer close(d.done)
+	for {
+		if _, err := d.poll.Wait(); err != nil {
+			return // the poller is closed
+		}
+		for d.serveOnce(t) {
+			runtime.Gosched()
+		}
+	}
+}
+
+// serveOnce tries both directions, whichever the socket is ready for, and reports whether there is
+// more to do.
+func (d *Device) serveOnce(t virtio.Transport) bool {
+	if !t.Enter() {
+		return false // a reset has emptied the poller since
+	}
+	defer t.Leave()
+	d.blocked = false
+	more, err := d.serve()
+	if err != nil {
+		t.Fail(err)
+		return false
+	}
+	return more
+}
+
+// wake begins to receive, with the first frame that the driver sends.
+func (d *Device) wake() error {
+	if d.poll == nil {
+		p, err := virtio.NewPoller()
+		if err != nil {
+			return err
+		}
+		d.poll, d.done = p, make(chan struct{})
+		go d.servePeer(d.transport)
+	}
+	d.awake = true
+	return nil
+}
+
+// watch makes the poller wait for what the device can use now. A socket of which it can use nothing
+// is taken out: its hang-up is reported whether asked for or not, and would be again and again.
+func (d *Device) watch() {
+	if d.peer == nil || !d.awake {
+		return
+	}
+	var events uint32
+	if !d.stalled {
+		events |= unix.EPOLLIN
+	}
+	if d.blocked {
+		events |= unix.EPOLLOUT
+	}
+	switch {
+	case events == d.polled:
+	case events == 0:
+		d.unwatch()
+	case d.polled != 0:
+		d.poll.Change(d.peer.fd, events)
+		d.polled = events
+	default:
+		if d.poll.Add(d.peer.fd, events) != nil {
+			d.dropPeer() // the host is out of memory; without it nobody waits
+			return
+		}
+		d.polled = events
+	}
+}
+
+// unwatch takes the socket out of the poller.
+func (d *Device) unwatch() {
+	if d.polled != 0 {
+		d.poll.Remove(d.peer.fd)
+		d.polled = 0
+	}
+}

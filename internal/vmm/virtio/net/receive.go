@@ -1,0 +1,135 @@
+package net
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+var (
+	errShortBuffer = errors.New("receive buffer without room for a header")
+	errEmptyBuffer = errors.New("receive buffer without room")
+)
+
+// receive puts the peer's frames into the driver's buffers.
+func (d *Device) receive() (more bool, err error) {
+	if !d.awake || d.stalled {
+		return false, nil
+	}
+	for i := 0; i < burst; i++ {
+		if d.peer == nil {
+			return false, nil
+		}
+		if d.transport.Wanted() {
+			break
+		}
+		n, err := d.peer.peek(&d.raw)
+		if err == unix.EAGAIN {
+			return false, nil
+		}
+		if err != nil || n == 0 {
+			d.dropPeer()
+			return false, nil
+		}
+		if err := d.deliver(n); err != nil || d.stalled {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// deliver moves the next message, of n bytes, to the driver, whose header it has in d.raw. It drops
+// one that the driver cannot take, and leaves it where it is, stalled, if there are too few buffers
+// now.
+func (d *Device) deliver(n int) error {
+	h := decodeHeader(&d.raw)
+	csum := d.features&FGuestCsum != 0
+	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
+		h.flags &^= flagDataValid // a hint, which this driver may not be given (virtio 1.2 §5.1.6.4.1)
+	}
+	room, err := false, error(nil)
+	if h.fits(n-frame.HeaderBytes, csum, d.features&FGuestTSO4 != 0) {
+		if room, err = d.collect(n); err != nil || d.stalled {
+			return err
+		}
+	}
+	if !room {
+		d.views = d.views[:0]
+	}
+	if err := d.peer.read(d.views); err != nil {
+		// Guest memory that cannot be written, or a host without memory. The message may be gone;
+		// the buffers are not.
+		d.putBack()
+		return nil
+	}
+	if !room {
+		return nil
+	}
+	d.raw = h.encode(uint16(len(d.used)))
+	scatter(d.views, d.raw[:])
+	return d.rx.PushAll(d.used)
+}
+
+// collect takes receive buffers for a message of n bytes off the queue, into d.views and d.used. It
+// reports false, and leaves the buffers where they were, if the message can never fit or, with
+// d.stalled set, does not now.
+func (d *Device) collect(n int) (bool, error) {
+	d.views, d.used = d.views[:0], d.used[:0]
+	for left := n; left > 0; {
+		c, err := d.popBuffer()
+		if err != nil {
+			return false, err
+		}
+		if c == nil {
+			d.stalled = len(d.used) < d.rx.Size() // more than what fills the queue will never come
+			d.putBack()
+			return false, nil
+		}
+		if len(d.used) == 0 && c.WriteLen < frame.HeaderBytes {
+			return false, errShortBuffer // virtio 1.2 §5.1.6.3.1
+		}
+		if c.WriteLen == 0 {
+			return false, errEmptyBuffer
+		}
+		k := min(left, int(c.WriteLen))
+		d.used = append(d.used, virtq.Used{Head: c.Head, Written: uint32(k)})
+		d.views = append(d.views, c.Writable...)
+		left -= k
+		if left > 0 && d.features&FMrgRxbuf == 0 || len(d.views) > maxViews {
+			d.putBack()
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// popBuffer takes a receive buffer; when it returns none, the driver kicks for the next.
+func (d *Device) popBuffer() (*virtq.Chain, error) {
+	for {
+		c, err := d.rx.Pop()
+		if err != nil || c != nil {
+			return c, err
+		}
+		if pending, err := d.rx.EnableNotify(); err != nil || !pending {
+			return nil, err
+		}
+	}
+}
+
+// putBack leaves the buffers that collect took in the queue.
+func (d *Device) putBack() {
+	for range d.used {
+		d.rx.Unpop()
+	}
+	d.views, d.used = d.views[:0], d.used[:0]
+}
+
+// scatter copies p to the front of views.
+func scatter(views [][]byte, p []byte) {
+	for _, v := range views {
+		p = p[copy(v, p):]
+	}
+}

@@ -1,0 +1,21 @@
+package net
+
+import (
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// stateVersion changes whenever the layout of Save does.
+const stateVersion = 1
+
+// Save implements virtio.Stater. Of the peer nothing is saved: a copy of the machine gets its own.
+func (d *Device) Save(w *codec.Writer) { w.U32(stateVersion) }
+
+// Restore implements virtio.Stater.
+func (d *Device) Restore(r *codec.Reader) error {
+	if v := r.U32(); r.Err() == nil && v != stateVersion {
+		return fmt.Errorf("network device state version %d, want %d", v, stateVersion)
+	}
+	return r.Err()
+}

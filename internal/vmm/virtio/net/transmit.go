@@ -1,0 +1,66 @@
+package net
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
+)
+
+// transmit sends the driver's frames. Whenever it returns, either the driver kicks for its next
+// frame, or the socket is full and frames wait: a restored device relies on that.
+func (d *Device) transmit() (more bool, err error) {
+	if d.blocked {
+		return false, nil
+	}
+	if n, err := d.tx.Pending(); err != nil || n == 0 {
+		return false, err
+	}
+	if err := d.tx.DisableNotify(); err != nil {
+		return false, err
+	}
+	for i := 0; i < burst && !d.transport.Wanted(); i++ {
+		c, err := d.tx.Pop()
+		if err != nil {
+			return false, err
+		}
+		if c == nil {
+			break
+		}
+		if d.send(c) == unix.EAGAIN {
+			d.tx.Unpop()
+			d.blocked = true
+			return false, nil
+		}
+		if err := d.tx.Push(c.Head, 0); err != nil {
+			return false, err
+		}
+	}
+	return d.tx.EnableNotify()
+}
+
+// send passes a frame to the peer or drops it, unless the socket is full: then it returns EAGAIN.
+func (d *Device) send(c *virtq.Chain) error {
+	if d.peer == nil || c.CopyIn(d.raw[:]) != frame.HeaderBytes {
+		return nil
+	}
+	h := decodeHeader(&d.raw)
+	h.flags &= flagNeedsCsum // unknown ones are to be ignored (virtio 1.2 §5.1.6.2.2)
+	if c.ReadLen > frame.MaxFrame || !h.fits(int(c.ReadLen), d.features&FCsum != 0, d.features&FHostTSO4 != 0) {
+		return nil
+	}
+	if !d.awake && d.wake() != nil {
+		return nil // the host is out of descriptors; a later frame tries again
+	}
+	d.raw = h.encode(0)
+	d.views = append(append(d.views[:0], d.raw[:]), c.Readable...)
+	if len(d.views) > maxViews {
+		return nil
+	}
+	err := d.peer.write(d.views)
+	switch err {
+	case unix.EPIPE, unix.ECONNRESET, unix.ENOTCONN:
+		d.dropPeer()
+	}
+	return err
+}
