@@ -1,12 +1,14 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/machine"
+	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
 // donated are the descriptors of one request, taken in order; those that are not taken are closed with the request.
@@ -51,6 +53,17 @@ func (d *donated) disks(specs []vmmproto.Disk) ([]machine.Disk, error) {
 		disks[i] = machine.Disk{SizeBytes: spec.SizeBytes, Layers: layers}
 	}
 	return disks, nil
+}
+
+// peer takes the frame socket, if there is one.
+func (d *donated) peer(there bool) (*net.Peer, error) {
+	if !there {
+		return nil, nil
+	}
+	if len(d.fds) == 0 {
+		return nil, errors.New("request names a frame socket, no descriptor came with it")
+	}
+	return net.NewPeer(d.takeFD()), nil
 }
 
 func (d *donated) closeRest() { ctlsock.CloseAll(d.fds) }

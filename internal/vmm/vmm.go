@@ -146,6 +146,8 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 		return err
 	case vmmproto.KindMerge:
 		return s.merge(r, files)
+	case vmmproto.KindNet:
+		return s.net(r, files)
 	}
 	return fmt.Errorf("unknown request %d", kind)
 }
@@ -210,9 +212,13 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
+	peer, err := files.peer(req.Net)
+	if err != nil {
+		return err
+	}
 	s.dials.allow(maxDials)
 	err = s.machine.Boot(machine.BootConfig{
-		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID,
+		Kernel: kernel, Initrd: initrd, Cmdline: req.Cmdline, Disks: disks, VMGenID: req.VMGenID, Net: peer,
 	})
 	_ = kernel.Close()
 	if initrd != nil {
@@ -236,9 +242,14 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
+	peer, err := files.peer(req.Net)
+	if err != nil {
+		return err
+	}
 	s.dials.allow(0)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: state, Layers: layers, Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
+		Net: peer,
 	})
 	_ = state.Close()
 	for _, f := range layers {
@@ -301,6 +312,17 @@ func (s *server) merge(r *codec.Reader, files *donated) error {
 		return errors.New("merge wants a descriptor: the merged layer")
 	}
 	return s.machine.MergeLayers(int(req.Disk), int(req.First), merged)
+}
+
+func (s *server) net(r *codec.Reader, files *donated) error {
+	if err := r.Done(); err != nil {
+		return fmt.Errorf("parse net: %w", err)
+	}
+	peer, err := files.peer(len(files.fds) > 0)
+	if err != nil {
+		return err
+	}
+	return s.machine.SetNet(peer)
 }
 
 // branched reports the end of a live branch. Without a daemon nobody waits for it.

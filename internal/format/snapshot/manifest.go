@@ -20,7 +20,7 @@ import (
 // refuses versions that it does not know.
 const (
 	Format  = "forkd-snapshot"
-	Version = 3
+	Version = 4
 )
 
 // The files of a snapshot directory.

@@ -87,9 +87,9 @@ func TestManifestDamageIsRefused(t *testing.T) {
 
 func TestManifestOtherFormatsAreNamed(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"format":"other","version":3}`:                   "not a forkd snapshot",
-		`{"format":"forkd-snapshot","version":9}`:          "version 9",
-		`{"format":"forkd-snapshot","version":3,"x":true}`: "unknown field",
+		`{"format":"other","version":4}`:                   "not a forkd snapshot",
+		`{"format":"forkd-snapshot","version":3}`:          "version 3",
+		`{"format":"forkd-snapshot","version":4,"x":true}`: "unknown field",
 		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
 	} {
 		if _, err := ParseManifest([]byte(in)); err == nil || !strings.Contains(err.Error(), want) {

@@ -195,6 +195,7 @@ func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 	v.above = 2
 	return nil
 }
+func (v *VMM) SetNet(context.Context, *os.File) error { return nil }
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
 	return vm.Stats{TopSwaps: v.Swaps, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
 }

@@ -17,6 +17,7 @@ type BootFiles struct {
 	Kernel *os.File
 	Initrd *os.File // nil for none
 	Disks  [][]*os.File
+	Net    *os.File // frame socket, nil for none
 }
 
 // RestoreFiles are the files that a restore donates; the caller keeps and closes its own descriptors.
@@ -24,6 +25,7 @@ type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
 	Disks  [][]*os.File
+	Net    *os.File // frame socket, nil for none; what the VM has is closed in any case
 }
 
 // SaveFiles are the empty files that a save fills.
@@ -32,23 +34,30 @@ type SaveFiles struct {
 	Layer *os.File
 }
 
-// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd and the layer counts of Boot.Disks are set
-// from files.
+// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd, Boot.Net and the layer counts of
+// Boot.Disks are set from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
 	req.Initrd = files.Initrd != nil
 	fds := descriptors(files.Kernel)
 	if req.Initrd {
 		fds = append(fds, descriptors(files.Initrd)...)
 	}
-	return v.call(ctx, vmmproto.KindBoot, &req, append(fds, diskDescriptors(req.Disks, files.Disks)...), nil)
+	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
+	if req.Net = files.Net != nil; req.Net {
+		fds = append(fds, descriptors(files.Net)...)
+	}
+	return v.call(ctx, vmmproto.KindBoot, &req, fds, nil)
 }
 
-// Restore makes the machine a copy of a snapshot. Restore.Layers and the layer counts of Restore.Disks are set from
-// files.
+// Restore makes the machine a copy of a snapshot. Restore.Layers, Restore.Net and the layer counts of
+// Restore.Disks are set from files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult, err error) {
 	req.Layers = uint32(len(files.Layers))
 	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
 	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)
+	if req.Net = files.Net != nil; req.Net {
+		fds = append(fds, descriptors(files.Net)...)
+	}
 	err = v.call(ctx, vmmproto.KindRestore, &req, fds, &result)
 	return result, err
 }
@@ -71,6 +80,16 @@ func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (res
 // what a VMM that is branched again and again would run out of.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
+}
+
+// SetNet gives the machine another frame socket, or none if it is nil. The guest is told nothing; its
+// connections are the new peer's to reset. The caller keeps and closes its own descriptor.
+func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
+	var fds []int
+	if socket != nil {
+		fds = descriptors(socket)
+	}
+	return v.call(ctx, vmmproto.KindNet, nil, fds, nil)
 }
 
 // Stats returns the VMM's figures of its machine.

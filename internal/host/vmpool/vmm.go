@@ -24,6 +24,7 @@ type VMM interface {
 	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
 	Merge(context.Context, vmmproto.Merge, *os.File) error
+	SetNet(context.Context, *os.File) error
 	Stats(context.Context) (vm.Stats, error)
 	Conns() <-chan vmmclient.Conn
 	Stalled() <-chan struct{}

@@ -14,7 +14,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 8
+const Version = 9
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -22,8 +22,8 @@ type Kind = codec.Kind
 // Requests, replies and events. The comment names the body and the donated descriptors in their order.
 const (
 	KindCreate   Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
-	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk
-	KindRestore                  // Restore; vmstate, memory layers, disk layers of every disk
+	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
+	KindRestore                  // Restore; vmstate, memory layers, disk layers of every disk, frame socket (if any)
 	KindResume                   // no body
 	KindPause                    // no body
 	KindSave                     // Save; vmstate (to write), memory layer (to write)
@@ -36,6 +36,7 @@ const (
 	KindConn                     // event; port uint32; one end of a stream the guest opened
 	KindBranched                 // event; Branched, once after every successful live Branch
 	KindStalled                  // event; no body; the VM has paused itself, because the host has no room for its disks
+	KindNet                      // no body; a frame socket in the place of the one there is, or none
 )
 
 // Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices, nothing running.
@@ -57,15 +58,18 @@ type Boot struct {
 	Initrd  bool // an initrd is among the donated files
 	Disks   []Disk
 	VMGenID [16]byte
+	Net     bool // a frame socket is among the donated files
 }
 
 // Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves it paused.
+// A frame socket that the VM has is closed, so that nothing of one past reaches another.
 type Restore struct {
 	Layers  uint32 // donated memory layers, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte // a value never used before
 	Resume  bool     // enter all vCPUs before answering
+	Net     bool     // a frame socket is among the donated files
 }
 
 // RestoreResult is the time the VMM spent.
@@ -157,6 +161,7 @@ func (m *Boot) Append(w *codec.Writer) {
 	w.Bool(m.Initrd)
 	appendDisks(w, m.Disks)
 	w.Raw(m.VMGenID[:])
+	w.Bool(m.Net)
 }
 
 // Parse decodes m.
@@ -164,6 +169,7 @@ func (m *Boot) Parse(r *codec.Reader) error {
 	m.Cmdline, m.Initrd = r.String(), r.Bool()
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
+	m.Net = r.Bool()
 	return r.Err()
 }
 
@@ -174,6 +180,7 @@ func (m *Restore) Append(w *codec.Writer) {
 	appendDisks(w, m.Disks)
 	w.Raw(m.VMGenID[:])
 	w.Bool(m.Resume)
+	w.Bool(m.Net)
 }
 
 // Parse decodes m.
@@ -182,7 +189,7 @@ func (m *Restore) Parse(r *codec.Reader) error {
 	m.Extents = parseExtents(r)
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
-	m.Resume = r.Bool()
+	m.Resume, m.Net = r.Bool(), r.Bool()
 	return r.Err()
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
 // BootConfig is what to boot.
@@ -15,6 +16,7 @@ type BootConfig struct {
 	Cmdline string
 	Disks   []Disk
 	VMGenID [16]byte
+	Net     *net.Peer // taken over; nil for none
 }
 
 // Boot loads a kernel into an empty machine and leaves it paused at the first instruction.
@@ -22,9 +24,11 @@ func (m *Machine) Boot(cfg BootConfig) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.used {
+		cfg.Net.Close()
 		return errors.New("boot: the machine has a guest already")
 	}
 	m.used = true
+	m.net.SetPeer(cfg.Net)
 	if err := m.setDisks(cfg.Disks); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 // their contents themselves.
 const (
 	stateMagic   = "FKDSTATE"
-	stateVersion = 2
+	stateVersion = 3
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -65,7 +65,8 @@ func checkState(p []byte) (*codec.Reader, error) {
 	body, sum := p[:len(p)-4], binary.LittleEndian.Uint32(p[len(p)-4:])
 	r := codec.NewReader(body[len(stateMagic):])
 	if v := r.U32(); v != stateVersion {
-		return nil, fmt.Errorf("machine state has format version %d, this forkd reads %d", v, stateVersion)
+		return nil, fmt.Errorf("machine state has format version %d, this forkd reads %d: use the forkd that made "+
+			"the snapshot, or bake it again", v, stateVersion)
 	}
 	if crc32.Checksum(body, castagnoli) != sum {
 		return nil, errors.New("machine state is damaged: its checksum does not match")

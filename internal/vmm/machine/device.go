@@ -10,12 +10,13 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
+	"github.com/forkd/forkd/internal/vmm/virtio/net"
 	"github.com/forkd/forkd/internal/vmm/virtio/rng"
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
 // Slots of the virtio devices. A slot gives a device its register window and its interrupt, which are part of every
-// snapshot. The network's seat is kept for it.
+// snapshot.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -36,6 +37,7 @@ type slot struct {
 const (
 	kindVsock = "vsock"
 	kindRNG   = "rng"
+	kindNet   = "net"
 	kindDisk  = "disk"
 )
 
@@ -123,7 +125,16 @@ func (m *Machine) addFixedDevices() (err error) {
 	if err := m.addDevice(slotVsock, kindVsock, socket); err != nil {
 		return err
 	}
-	return m.addDevice(slotRNG, kindRNG, rng.New())
+	m.net = net.New()
+	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
+}
+
+// SetNet gives the machine another peer for its network, nil for none, and closes the one it had. The
+// guest may be running.
+func (m *Machine) SetNet(peer *net.Peer) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
 // setDisks makes the disks, or replaces those of a machine that is restored again. Their files become the machine's.

@@ -15,6 +15,7 @@ func (m *Machine) Close() error {
 			errs = append(errs, s.transport.Close(), s.irq.Close())
 		}
 	}
+	errs = append(errs, m.net.Close())
 	for _, d := range m.disks {
 		errs = append(errs, d.Close())
 	}

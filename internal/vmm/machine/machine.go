@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
+	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
 // Config is what a machine is made of.
@@ -53,6 +54,7 @@ type Machine struct {
 	serial  *serial
 	genIntr *virtio.EventFD // raises the event that announces a new generation id
 	slots   []*slot         // by slot number; nil where no device is
+	net     *net.Device
 	disks   []*blk.Device
 	ended   sync.Once
 

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/cpuid"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
 // RestoreConfig is a snapshot and what differs in this copy of it.
@@ -23,18 +24,21 @@ type RestoreConfig struct {
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte
-	Resume  bool // let the vCPUs run
+	Resume  bool      // let the vCPUs run
+	Net     *net.Peer // taken over; nil for none
 }
 
 // maxState bounds a state file: 256 vCPUs take about 6 MiB.
 const maxState = 16 << 20
 
 // Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. A machine that
-// has a guest already is rolled back: its private pages are dropped and its disks replaced. After an error the machine
-// is unusable.
+// has a guest already is rolled back: its private pages are dropped and its disks and the peer of its network replaced.
+// After an error the machine is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	peer := cfg.Net
+	defer func() { peer.Close() }() // unless the device has it
 	start := time.Now()
 	lap := func() time.Duration {
 		now := time.Now()
@@ -58,6 +62,8 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	if err != nil {
 		return t, err
 	}
+	m.net.SetPeer(peer)
+	peer = nil
 	if err := m.restoreState(state); err != nil {
 		return t, err
 	}

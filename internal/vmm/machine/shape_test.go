@@ -2,6 +2,7 @@ package machine
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,8 +12,9 @@ import (
 
 func sampleShape() *machineShape {
 	return &machineShape{
-		Shape:   vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: "t"},
-		devices: []deviceInSlot{{slotVsock, kindVsock}, {slotRNG, kindRNG}, {slotFirstDisk, kindDisk}},
+		Shape: vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: "t"},
+		devices: []deviceInSlot{{slotVsock, kindVsock}, {slotRNG, kindRNG}, {slotNet, kindNet},
+			{slotFirstDisk, kindDisk}},
 	}
 }
 
@@ -24,9 +26,10 @@ func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 		"2147483648 bytes":               func(s *machineShape) { s.MemoryBytes = 2 << 30 },
 		"3 vCPUs":                        func(s *machineShape) { s.VCPUs = 3 },
 		`template "u"`:                   func(s *machineShape) { s.Template = "u" },
-		`"net in slot 2" where this`:     func(s *machineShape) { s.devices[2] = deviceInSlot{slotNet, "net"} },
-		`"disk in slot 4" where this`:    func(s *machineShape) { s.devices[2].slot++ },
-		`no more devices where this`:     func(s *machineShape) { s.devices = s.devices[:2] },
+		`"gpu in slot 2" where this`:     func(s *machineShape) { s.devices[2].kind = "gpu" },
+		`forkd has "net in slot 2": use`: func(s *machineShape) { s.devices = slices.Delete(s.devices, 2, 3) },
+		`"disk in slot 4" where this`:    func(s *machineShape) { s.devices[3].slot++ },
+		`no more devices where this`:     func(s *machineShape) { s.devices = s.devices[:3] },
 		`where this forkd has no more d`: func(s *machineShape) { s.devices = append(s.devices, deviceInSlot{9, kindDisk}) },
 	} {
 		saved := sampleShape()
@@ -50,10 +53,10 @@ func TestShapeIsThatOfTheSnapshot(t *testing.T) {
 // A machine is described by the devices it has. The network's slot is not one of a disk.
 func TestShapeListsTheDevicesOfTheMachine(t *testing.T) {
 	m := &Machine{slots: make([]*slot, slotFirstDisk+1)}
-	m.slots[slotNet] = &slot{kind: "net"}
+	m.slots[slotNet] = &slot{kind: kindNet}
 	m.slots[slotFirstDisk] = &slot{kind: kindDisk}
 	got := m.shape().devices
-	if len(got) != 2 || got[0] != (deviceInSlot{slotNet, "net"}) || got[1] != (deviceInSlot{slotFirstDisk, kindDisk}) {
+	if len(got) != 2 || got[0] != (deviceInSlot{slotNet, kindNet}) || got[1] != (deviceInSlot{slotFirstDisk, kindDisk}) {
 		t.Errorf("devices %v", got)
 	}
 	if a, b := m.slots[slotNet].section(slotNet), m.slots[slotFirstDisk].section(slotFirstDisk); a == b {
