@@ -50,6 +50,7 @@ type guest struct {
 	broken  atomic.Pointer[string] // the first wrong result of a worker
 	holding chan error             // gets the result of each CPU's holder of registers
 	signal  regtest.Signal         // to and from these holders
+	packets int                    // a socket that sees whole frames
 }
 
 // runGuest never returns. The end of PID 1 is a kernel panic, which to a machine is a reset.
@@ -146,6 +147,10 @@ func (g *guest) command(words []string) (string, error) {
 		return "ok", g.held()
 	case "dial":
 		return "ok", dialHost(uint32(a))
+	case "net":
+		return "ok", g.netUp()
+	case "frames":
+		return "ok", g.sendFrames(a, b)
 	case "poweroff":
 		return "", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/machine"
+	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
@@ -351,9 +352,15 @@ func (h *host) create(t *testing.T) *os.File {
 // restore puts a snapshot into v and lets it run.
 func (v *testVM) restore(t *testing.T, s *snapshot) {
 	t.Helper()
+	v.restoreWith(t, s, nil)
+}
+
+// restoreWith is restore with a peer for the network.
+func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
+	t.Helper()
 	v.files = append(slices.Clone(s.files), v.host.newTop(t))
 	cfg := machine.RestoreConfig{State: open(t, s.state, os.O_RDONLY), Extents: s.extents, Disks: disks(t, v.files),
-		VMGenID: generation(), Resume: true}
+		VMGenID: generation(), Resume: true, Net: peer}
 	defer cfg.State.Close()
 	for _, name := range s.layers {
 		cfg.Layers = append(cfg.Layers, open(t, name, os.O_RDONLY))
