@@ -93,6 +93,7 @@ type Guest struct {
 	Warm     []string          `json:"warm,omitempty"`
 	Hostname string            `json:"hostname"` // of the parent; forks get their own
 	Env      map[string]string `json:"env,omitempty"`
+	Network  *Network          `json:"network,omitempty"` // nil: the default of whoever forks it
 }
 
 // Branch is how a snapshot was taken from a running sandbox.

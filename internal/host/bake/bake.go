@@ -23,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -51,10 +52,11 @@ type Guest interface {
 	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)
 }
 
-// Config is what a Baker works with. All fields are required.
+// Config is what a Baker works with. All fields are required unless they say otherwise.
 type Config struct {
 	Store    *store.Store
 	VMMs     vmpool.VMMs
+	Net      *netclient.Client            // nil: parents have no network
 	Guest    func(vsockPath string) Guest // agent behind the vsock socket of a VM
 	RunDir   string                       // a directory for each VM goes into it
 	Template string                       // CPU template of parents whose request names none
@@ -80,6 +82,8 @@ type bake struct {
 	dir     string
 	vmm     vmpool.VMM
 	guest   Guest
+	id      string // of the parent's VM
+	link    *netclient.Link
 	rootfs  os.FileInfo
 	undo    cleanup.Stack
 	step    string // what is being done, for errors
@@ -131,7 +135,7 @@ func (b *bake) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.vmm, b.dir = shell.VMM, shell.Dir
+	b.vmm, b.dir, b.id = shell.VMM, shell.Dir, shell.ID
 	b.undo.Add(func() { b.kill() })
 	b.guest = b.cfg.Guest(filepath.Join(b.dir, vmmclient.VsockSocket))
 	ctx, stop := vmpool.WhileAlive(ctx, b.vmm)
@@ -215,15 +219,49 @@ func (b *bake) boot(ctx context.Context) error {
 		return err
 	}
 	defer top.Close()
+	frames, err := b.join()
+	if err != nil {
+		return err
+	}
 	req := vmmproto.Boot{
 		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
-	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}}})
+	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}},
+		Net: frames})
+	if frames != nil {
+		frames.Close()
+	}
 	if err != nil {
 		return err
 	}
+	b.link.Ready()
 	return b.vmm.Resume(ctx)
+}
+
+// join joins the parent to the network and returns the frame socket of its VM, which may be nil. Without a policy in the
+// request it reaches nobody: what a warm-up fetches would be in every child, and nobody has asked for it.
+func (b *bake) join() (*os.File, error) {
+	setting := netclient.Isolated()
+	if b.req.Network != nil {
+		setting = *b.req.Network
+	}
+	link, frames, err := b.cfg.Net.Join(b.id, setting, func(frames *os.File) error {
+		ctx, cancel := context.WithTimeout(context.Background(), b.req.Ready)
+		defer cancel()
+		return b.vmm.SetNet(ctx, frames)
+	})
+	b.link = link
+	b.undo.Add(link.Close)
+	return frames, err
+}
+
+// network is what the snapshot gives to its children.
+func (b *bake) network() *snapshot.Network {
+	if b.req.Network == nil {
+		return nil
+	}
+	return b.req.Network.ForSnapshot()
 }
 
 // waitReady waits for the agent's announcement.
@@ -299,6 +337,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		},
 		Guest: snapshot.Guest{
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
+			Network: b.network(),
 		},
 		Disk: &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
 	}, saved.Extents, nil

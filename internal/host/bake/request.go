@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -22,10 +23,11 @@ type Request struct {
 	VCPUs     uint32 // 0: 1
 	Template  string // CPU template; empty: the manager's
 	Env       map[string]string
-	Commands  []string      // warm-up, each for /bin/sh -c, one after another
-	Python    string        // warm-up, then run in the warm interpreter
-	Ready     time.Duration // how long the guest may take to boot; 0: 120 s
-	Warmup    time.Duration // how long each warm-up step may take; 0: 600 s
+	Commands  []string           // warm-up, each for /bin/sh -c, one after another
+	Python    string             // warm-up, then run in the warm interpreter
+	Ready     time.Duration      // how long the guest may take to boot; 0: 120 s
+	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
+	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 }
 
 // Defaults and bounds of a Request.

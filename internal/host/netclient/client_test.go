@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -115,7 +116,7 @@ func (g *guest) ended(t *testing.T, what string) {
 func join(t *testing.T, c *Client, id string, p netproto.Policy) (*Link, *guest) {
 	t.Helper()
 	g := &guest{}
-	l, vmm, err := c.Join(id, p, netproto.Limits{}, g.give)
+	l, vmm, err := c.Join(id, Setting{Policy: p}, g.give)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	if g.given != 1 {
 		t.Errorf("it was given %d frame sockets", g.given)
 	}
-	if err := l.SetPolicy(t.Context(), netproto.Policy{Mode: netproto.ModeNone}, netproto.Limits{}); err != nil {
+	if err := l.Set(t.Context(), Setting{Policy: netproto.Policy{Mode: netproto.ModeNone}}); err != nil {
 		t.Fatal(err)
 	}
 	g.say(t, "hello", "none hello")
@@ -191,7 +192,7 @@ func TestForkdNetDies(t *testing.T) {
 		if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if err := all[0].l.SetPolicy(t.Context(), netproto.Policy{Mode: netproto.ModeOpen}, netproto.Limits{}); err != nil {
+		if err := all[0].l.Set(t.Context(), Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}); err != nil {
 			t.Errorf("set a policy while forkd-net is down: %v", err)
 		}
 		for i, j := range all {
@@ -212,7 +213,7 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
 	g := &guest{}
-	l, vmm, err := c.Join("a", netproto.Public(), netproto.Limits{}, g.give)
+	l, vmm, err := c.Join("a", Default(), g.give)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 
 // A forkd-net that dies of a request, or does not answer one, is replaced, and that request is not its successor's end.
 func TestForkdNetThatMisbehaves(t *testing.T) {
-	for _, id := range []string{idDies, idHangs} {
+	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
 			cfg := newConfig(t)
 			cfg.patience = 300 * time.Millisecond
@@ -244,7 +245,7 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 			_, g := join(t, c, "good", netproto.Public())
 			g.say(t, "x", "public x")
 			was := pid(t, c)
-			l, vmm, err := c.Join(id, netproto.Public(), netproto.Limits{}, g.give)
+			l, vmm, err := c.Join(id, Default(), g.give)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -277,7 +278,7 @@ func TestRestartOfTheDaemon(t *testing.T) {
 	kept.say(t, "y", "public y")
 
 	second := open(t, cfg)
-	l := second.Adopt("kept", netproto.Policy{Mode: netproto.ModeOpen}, netproto.Limits{}, kept.give)
+	l := second.Adopt("kept", Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}, kept.give)
 	second.Forget()
 	if _, err := second.Totals(t.Context()); err != nil {
 		t.Fatal(err)
@@ -320,7 +321,7 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 	}
 	cfg.Bin = other
 	second := open(t, cfg)
-	l := second.Adopt("a", netproto.Public(), netproto.Limits{}, g.give)
+	l := second.Adopt("a", Default(), g.give)
 	g.say(t, "y", "public y")
 	if second.PID() == was || g.given != 2 {
 		t.Errorf("process %d after %d; %d frame sockets", second.PID(), was, g.given)
@@ -346,12 +347,12 @@ func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 
 func TestNobodyIsJoinedWithoutAClient(t *testing.T) {
 	var c *Client
-	l, vmm, err := c.Join("a", netproto.Public(), netproto.Limits{}, nil)
+	l, vmm, err := c.Join("a", Default(), nil)
 	if l != nil || vmm != nil || err != nil {
 		t.Error(l, vmm, err)
 	}
 	l.Ready()
-	if err := l.SetPolicy(t.Context(), netproto.Public(), netproto.Limits{}); err != nil {
+	if err := l.Set(t.Context(), Default()); err != nil {
 		t.Error(err)
 	}
 	if _, err := l.Stats(t.Context()); !errors.Is(err, ErrDown) {

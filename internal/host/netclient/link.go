@@ -23,8 +23,7 @@ type Link struct {
 	giving sync.Mutex // held while give runs
 
 	// Guarded by the client's lock.
-	policy  netproto.Policy
-	limits  netproto.Limits
+	setting Setting
 	conn    *conn    // that the VM's frame socket was donated to; nil: none that lives
 	pending *os.File // forkd-net's end of that socket, while there is no forkd-net
 	ready   bool     // the VM can be given another
@@ -32,7 +31,7 @@ type Link struct {
 
 // Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to it. It waits for nobody.
 // Who has given the VM its end calls Ready. An earlier link of that id ends here, and needs no Close.
-func (c *Client) Join(id string, policy netproto.Policy, limits netproto.Limits, give Give) (*Link, *os.File, error) {
+func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
 	}
@@ -40,7 +39,7 @@ func (c *Client) Join(id string, policy netproto.Policy, limits netproto.Limits,
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &Link{c: c, id: id, give: give, policy: policy, limits: limits, pending: net}
+	l := &Link{c: c, id: id, give: give, setting: setting, pending: net}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.putLocked(l)
@@ -49,11 +48,11 @@ func (c *Client) Join(id string, policy netproto.Policy, limits netproto.Limits,
 }
 
 // Adopt joins the VM of a sandbox that an earlier daemon had joined. It keeps its connections if forkd-net has lived on.
-func (c *Client) Adopt(id string, policy netproto.Policy, limits netproto.Limits, give Give) *Link {
+func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	if c == nil {
 		return nil
 	}
-	l := &Link{c: c, id: id, give: give, policy: policy, limits: limits, ready: true}
+	l := &Link{c: c, id: id, give: give, setting: setting, ready: true}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.putLocked(l)
@@ -80,7 +79,7 @@ func (l *Link) attachLocked() {
 	if n == nil || l.pending == nil {
 		return
 	}
-	m := &netproto.Attach{ID: l.id, Policy: l.policy, Limits: l.limits}
+	m := &netproto.Attach{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits}
 	n.post(netproto.KindAttach, m, l.pending, l.c.complain(l.id))
 	l.conn, l.pending = n, nil
 }
@@ -138,14 +137,14 @@ func (l *Link) Ready() {
 	}
 }
 
-// SetPolicy replaces policy and limits. When it returns without an error they are in force; where there is no forkd-net
+// Set replaces policy and limits. When it returns without an error they are in force; where there is no forkd-net
 // nothing passes, and the next is told of them first.
-func (l *Link) SetPolicy(ctx context.Context, policy netproto.Policy, limits netproto.Limits) error {
+func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil
 	}
 	l.c.mu.Lock()
-	l.policy, l.limits = policy, limits
+	l.setting = setting
 	m, n, current := l.setPolicyLocked(), l.conn, l.c.links[l.id] == l
 	down := n == nil || n != l.c.conn
 	l.c.mu.Unlock()
@@ -163,7 +162,7 @@ func ignoreDown(err error) error {
 }
 
 func (l *Link) setPolicyLocked() codec.Message {
-	return &netproto.SetPolicy{ID: l.id, Policy: l.policy, Limits: l.limits}
+	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits}
 }
 
 // Stats returns the counters of the VM. Where there is no forkd-net the error is ErrDown.

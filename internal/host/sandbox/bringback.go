@@ -31,13 +31,13 @@ func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
 		return fmt.Errorf("start a VMM: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
-	undo.Add(func() { m.kill(s.id, v); clearTops(s.data) })
+	undo.Add(func() { m.kill(s.id, v); v.link.Close(); clearTops(s.data) })
 	rec.Top, rec.Tops, rec.PID = rec.nextTop(), rec.Tops+1, vmm.PID()
 	release, err := takePlace(ctx, m.restores)
 	if err != nil {
 		return err
 	}
-	timing, err := m.restore(ctx, start, v, s.data, rec.Top)
+	timing, err := m.restore(ctx, start, v, s.data, &rec)
 	release()
 	if err != nil {
 		return fmt.Errorf("resume sandbox %q: %w", s.id, err)

@@ -51,6 +51,10 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	defer release()
 	manifest := lease.Manifest()
+	network, err := networkFor(req.Network, manifest)
+	if err != nil {
+		return nil, err
+	}
 	shell, pooled, err := m.pool.Take(ctx, shape(manifest.Machine))
 	if err != nil {
 		return nil, err
@@ -59,6 +63,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Created: start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, MemoryLimitMiB: req.MemoryLimitMiB,
+		Network: &network,
 	})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()
@@ -71,7 +76,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if s.timing, err = m.restore(ctx, start, s.live, s.data, s.record.Top); err != nil {
+	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)
 	}
 	s.timing.Pooled = pooled

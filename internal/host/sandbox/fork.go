@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
 )
 
 // MaxFork is the most children that one call may ask for.
@@ -18,13 +19,14 @@ const MaxFork = 1000
 // ForkRequest asks for N children of a snapshot.
 type ForkRequest struct {
 	Tag            string
-	N              int               // 1 to MaxFork
-	Env            map[string]string // added to the snapshot's
-	HostnamePrefix string            // children are called <prefix>-<6 characters of their id>; empty: "sb"
-	AllowPartial   bool              // keep the children that started although others failed
-	MemoryLimitMiB uint64            // recorded; 0: none
-	TTL            time.Duration     // children are deleted when it has passed; 0: never
-	IdleTimeout    time.Duration     // children are suspended after so long without a request; 0: never
+	N              int                // 1 to MaxFork
+	Env            map[string]string  // added to the snapshot's
+	HostnamePrefix string             // children are called <prefix>-<6 characters of their id>; empty: "sb"
+	AllowPartial   bool               // keep the children that started although others failed
+	MemoryLimitMiB uint64             // recorded; 0: none
+	TTL            time.Duration      // children are deleted when it has passed; 0: never
+	IdleTimeout    time.Duration      // children are suspended after so long without a request; 0: never
+	Network        *netclient.Setting // nil: that of the snapshot
 }
 
 // ForkResult is what a fork made and how long it took.

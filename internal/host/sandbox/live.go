@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -21,6 +22,7 @@ type liveVM struct {
 	lease *store.Lease            // of the snapshot that the VM runs from; nil if that could not be had, see leased
 	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
 	cut   context.CancelCauseFunc // of calls
+	link  *netclient.Link         // to the network
 }
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
@@ -32,6 +34,7 @@ func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
 
 // release gives back what the VM had besides its process.
 func (v *liveVM) release() {
+	v.link.Close()
 	if v.lease != nil {
 		v.lease.Release()
 	}

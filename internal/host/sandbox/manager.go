@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -31,6 +32,7 @@ type Observer interface {
 type Config struct {
 	Store    *store.Store
 	VMMs     vmpool.VMMs
+	Net      *netclient.Client                        // nil: sandboxes have no network
 	Guest    func(vsockPath string) Guest             // agent behind the vsock socket of a VM
 	NewTop   func(f *os.File, sizeBytes uint64) error // makes f an empty private disk top
 	RunDir   string                                   // sockets and records of sandboxes; of this manager alone

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/host/netclient"
 )
 
 // recordName is the file that makes a VM directory a sandbox's; without it a restarted daemon ends the VM.
@@ -27,9 +28,10 @@ type record struct {
 	Expires        time.Time `json:"expires,omitzero"`
 	Fork           string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
 
-	Env         map[string]string `json:"env,omitempty"`          // given to it at its fork
-	IdleTimeout time.Duration     `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
-	AutoResume  bool              `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
+	Env         map[string]string  `json:"env,omitempty"`          // given to it at its fork
+	Network     *netclient.Setting `json:"network,omitempty"`      // nil: the default
+	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
+	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
 
 	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no list: what it has
 	// written since the snapshot is cumulative.

@@ -26,9 +26,10 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
 }
 
-// restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk, and lets it run.
-func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.File) (vmmproto.RestoreResult, error) {
-	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers()}
+// restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk and frames, from join, as its
+// network, and lets it run.
+func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult, error) {
+	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true}
 	if d := lease.Manifest().Disk; d != nil {
 		files.Disks = [][]*os.File{append(slices.Clone(lease.Disk()), top)}
@@ -37,17 +38,23 @@ func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top *os.
 	return vmm.Restore(ctx, req, files)
 }
 
-// restore puts the snapshot that v was leased into its VM, with an empty top called name on its disk. start is when the
+// restore puts the snapshot that v was leased into its VM, with the empty top that r names on its disk. start is when the
 // request came in. The caller holds a place in m.restores.
-func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data, name string) (Timing, error) {
-	top, err := m.newTopOver(data, v.lease, name)
+func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string, r *record) (Timing, error) {
+	top, err := m.newTopOver(data, v.lease, r.Top)
 	if err != nil {
 		return Timing{}, err
 	}
 	if top != nil {
 		defer top.Close()
 	}
-	result, err := restoreVM(ctx, v.vmm, v.lease, top)
+	link, frames, err := m.join(v, r)
+	if err != nil {
+		return Timing{}, err
+	}
+	v.link = link
+	result, err := restoreVM(ctx, v.vmm, v.lease, top, frames)
+	joined(link, frames)
 	return Timing{VMM: time.Since(start), Restore: result}, err
 }
 

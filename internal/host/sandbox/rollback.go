@@ -68,7 +68,7 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	if err != nil {
 		return r, err
 	}
-	err = m.rollBack(ctx, v, &rec, lease, top, &r, start)
+	err = m.rollBack(ctx, s, v, &rec, lease, top, &r, start)
 	if err == nil {
 		err = s.commitRollback(v, rec, lease, name)
 	}
@@ -98,7 +98,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 const rollBackOp = "roll back"
 
 // rollBack restores and waits for the agent. The request's end does not stop it half-way.
-func (m *Manager) rollBack(ctx context.Context, v *liveVM, rec *record, lease *store.Lease, top *os.File,
+func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease, top *os.File,
 	r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
@@ -106,7 +106,7 @@ func (m *Manager) rollBack(ctx context.Context, v *liveVM, rec *record, lease *s
 	if err != nil {
 		return err
 	}
-	_, err = restoreVM(ctx, v.vmm, lease, top)
+	err = m.restoreRolledBack(ctx, s, v, rec, lease, top)
 	release()
 	if err != nil {
 		return err
@@ -117,6 +117,20 @@ func (m *Manager) rollBack(ctx context.Context, v *liveVM, rec *record, lease *s
 	}
 	r.Ready = time.Since(start)
 	return nil
+}
+
+// restoreRolledBack restores with a new network: the connections of the guest as it was are reset.
+func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease, top *os.File) error {
+	link, frames, err := m.join(v, rec)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	v.link = link
+	s.mu.Unlock()
+	_, err = restoreVM(ctx, v.vmm, lease, top, frames)
+	joined(link, frames)
+	return err
 }
 
 // commitRollback makes the snapshot of lease the one that the sandbox runs from.

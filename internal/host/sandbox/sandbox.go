@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -76,7 +77,8 @@ type Info struct {
 	IdleTimeout    time.Duration
 	Silent         bool   // its VMM did not answer the latest request
 	Workspace      string // that it belongs to; empty: none
-	DiskFull       bool   // it is paused until the host has room for what it writes
+	Network        netclient.Setting
+	DiskFull       bool // it is paused until the host has room for what it writes
 }
 
 // Info returns the sandbox's description.
@@ -86,7 +88,7 @@ func (s *Sandbox) Info() Info {
 	r := s.record
 	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
 		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing,
-		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace,
+		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
 		DiskFull: s.full && s.state == Paused}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag

@@ -9,9 +9,15 @@ import (
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
+
+func TestMain(m *testing.M) {
+	vmfake.ServeNet()
+	os.Exit(m.Run())
+}
 
 type counter struct {
 	mu                        sync.Mutex
@@ -36,6 +42,9 @@ type world struct {
 	count *counter
 	dir   string
 	bake  bake.Request
+
+	online bool // sandboxes have a network
+	net    *netclient.Client
 }
 
 func newWorld(t *testing.T, poolSize int) *world {
@@ -60,8 +69,18 @@ func (w *world) start(t *testing.T, poolSize int) {
 		t.Fatal(err)
 	}
 	w.count = &counter{}
+	if w.online {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.net, err = netclient.New(netclient.Config{Bin: self, Dir: filepath.Join(w.dir, "net"), Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	w.Manager, err = New(Config{
-		Store: st, VMMs: w.vmms, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
 		NewTop:   disklayer.Format,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
@@ -71,12 +90,13 @@ func (w *world) start(t *testing.T, poolSize int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
+	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
 		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 }
 
 func (w *world) stop() {
 	w.Close(false)
+	w.net.Close()
 	w.Snapshots().Close()
 }
 

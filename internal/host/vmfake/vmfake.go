@@ -16,10 +16,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -58,6 +61,7 @@ type VMM struct {
 	conns   chan vmmclient.Conn
 	done    chan struct{}
 	stalled chan struct{}
+	frames  *os.File // frame socket; nil: none
 	full    atomic.Bool
 	once    sync.Once
 	exit    vm.Exit
@@ -132,6 +136,10 @@ func (v *VMM) End(x vm.Exit) {
 		v.exit = x
 		v.all.Mu.Lock()
 		delete(v.all.Live, v.dir)
+		if v.frames != nil {
+			v.frames.Close()
+			v.frames = nil
+		}
 		v.all.Mu.Unlock()
 		close(v.done)
 		close(v.conns)
@@ -139,7 +147,8 @@ func (v *VMM) End(x vm.Exit) {
 }
 
 func (v *VMM) PID() int { return os.Getpid() }
-func (v *VMM) Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error {
+func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
+	v.keep(files.Net)
 	if v.all.BootExit != nil {
 		v.End(*v.all.BootExit)
 		return nil
@@ -153,7 +162,8 @@ func (v *VMM) Boot(context.Context, vmmproto.Boot, vmmclient.BootFiles) error {
 	return nil
 }
 
-func (v *VMM) Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
+func (v *VMM) Restore(_ context.Context, _ vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
+	v.keep(files.Net)
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
 	v.all.Restores++
@@ -162,6 +172,49 @@ func (v *VMM) Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles)
 	}
 	return vmmproto.RestoreResult{}, nil
 }
+
+// SetNet replaces the frame socket.
+func (v *VMM) SetNet(_ context.Context, frames *os.File) error { v.keep(frames); return nil }
+
+// keep takes a copy of a frame socket, in place of the one before.
+func (v *VMM) keep(frames *os.File) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.frames != nil {
+		v.frames.Close()
+	}
+	v.frames = nil
+	if frames == nil {
+		return
+	}
+	if fd, err := unix.FcntlInt(frames.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+		v.frames = os.NewFile(uintptr(fd), "frame socket")
+	}
+}
+
+// Say sends a frame from the guest.
+func (v *VMM) Say(message []byte) error {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.frames == nil {
+		return errors.New("the VM has no frame socket")
+	}
+	_, err := unix.SendmsgN(int(v.frames.Fd()), message, nil, nil, unix.MSG_NOSIGNAL)
+	return err
+}
+
+// Hear returns a frame that came for the guest.
+func (v *VMM) Hear() ([]byte, error) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.frames == nil {
+		return nil, errors.New("the VM has no frame socket")
+	}
+	buf := make([]byte, frame.MaxMessage)
+	n, _, err := unix.Recvfrom(int(v.frames.Fd()), buf, unix.MSG_DONTWAIT)
+	return buf[:max(n, 0)], err
+}
+
 func (v *VMM) Resume(context.Context) error { v.full.Store(false); return nil }
 func (v *VMM) Pause(context.Context) error  { return nil }
 func (v *VMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (vmmproto.SaveResult, error) {
@@ -195,7 +248,6 @@ func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 	v.above = 2
 	return nil
 }
-func (v *VMM) SetNet(context.Context, *os.File) error { return nil }
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
 	return vm.Stats{TopSwaps: v.Swaps, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
 }

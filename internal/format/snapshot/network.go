@@ -1,0 +1,43 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Network is the network policy that forks are given, as text: what it means is decided where a snapshot is forked.
+type Network struct {
+	Mode  string   `json:"mode"`
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+
+	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"`
+	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
+	Connections      uint32 `json:"connections,omitempty"`
+}
+
+// Bounds on what a manifest may claim.
+const (
+	maxRules    = 256
+	maxRuleText = 300
+)
+
+func (n *Network) check() error {
+	if n == nil {
+		return nil
+	}
+	if n.Mode == "" {
+		return errors.New("mode is empty")
+	}
+	for _, rules := range [][]string{n.Allow, n.Deny} {
+		if len(rules) > maxRules {
+			return fmt.Errorf("a list of %d rules: at most %d", len(rules), maxRules)
+		}
+		for _, r := range rules {
+			if len(r) > maxRuleText {
+				return fmt.Errorf("a rule of %d bytes: at most %d", len(r), maxRuleText)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// network returns where the sandbox of a record may connect to.
+func (r *record) network() netclient.Setting {
+	if r.Network == nil {
+		return netclient.Default()
+	}
+	return *r.Network
+}
+
+// networkFor returns the setting of children: what was asked for, or what their snapshot gives.
+func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
+	if asked != nil {
+		return *asked, nil
+	}
+	return netclient.FromSnapshot(m.Guest.Network)
+}
+
+// giveTimeout is how long a VM may take to change its frame socket. One that is busy with a branch or a suspension answers
+// when that is done.
+const giveTimeout = branchTimeout
+
+// giveTo returns how the VM v is given another frame socket.
+func giveTo(v *liveVM) netclient.Give {
+	return func(frames *os.File) error {
+		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
+		defer cancel()
+		return v.vmm.SetNet(ctx, frames)
+	}
+}
+
+// join joins the VM v to the network that r says. The frame socket is donated to the VM, and then given to joined; it is
+// nil where there is no network.
+func (m *Manager) join(v *liveVM, r *record) (*netclient.Link, *os.File, error) {
+	return m.cfg.Net.Join(r.ID, r.network(), giveTo(v))
+}
+
+// joined ends what join began. Where the VM could not be restored its link is closed with it.
+func joined(link *netclient.Link, frames *os.File) {
+	if frames != nil {
+		frames.Close()
+	}
+	link.Ready()
+}
+
+// SetNetwork replaces policy and limits of a sandbox in any state. When it returns they are in force: connections that the
+// new policy does not let through are reset. Branches made from here on inherit it; a rollback does not change it.
+func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	change := func(r *record) { r.Network = &setting }
+	// A suspended state, also an earlier one that the sandbox may fall back to, must not bring an earlier policy back.
+	last, err := readSuspension(s.data)
+	switch {
+	case err == nil:
+		change(&last)
+		err = writeSuspension(s.data, &last)
+	case errors.Is(err, os.ErrNotExist):
+		err = nil
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	s.mu.Lock()
+	var link *netclient.Link
+	if s.live != nil {
+		link = s.live.link
+	} else {
+		change(&s.record)
+	}
+	s.mu.Unlock()
+	if s.live != nil {
+		if err := s.update(change); err != nil {
+			return Info{}, err
+		}
+	}
+	if err := link.Set(ctx, setting); err != nil {
+		return Info{}, err
+	}
+	return s.Info(), nil
+}
+
+// NetworkStats returns what a sandbox did on the network since it was joined to it. A sandbox without a VM, and one whose
+// forkd-net is being started again, has done nothing.
+func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return netproto.Stats{}, err
+	}
+	s.mu.Lock()
+	var link *netclient.Link
+	if s.live != nil && s.state.hasVM() {
+		link = s.live.link
+	}
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	stats, err := link.Stats(ctx)
+	if errors.Is(err, netclient.ErrDown) || netproto.IsCode(err, netproto.CodeUnknown) {
+		return netproto.Stats{}, nil
+	}
+	return stats, err
+}
+
+// statsTimeout is how long figures are waited for.
+const statsTimeout = 5 * time.Second

@@ -1,0 +1,218 @@
+package sandbox
+
+import (
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func setting(t *testing.T, mode string, allow ...string) *netclient.Setting {
+	t.Helper()
+	p, err := netproto.ParsePolicy(mode, allow, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &netclient.Setting{Policy: p}
+}
+
+func (w *world) vm(id string) *vmfake.VMM {
+	w.vmms.Mu.Lock()
+	defer w.vmms.Mu.Unlock()
+	return w.vmms.Live[filepath.Join(w.dir, "run", id)]
+}
+
+// wantMode waits until the guest of a sandbox gets an answer under that mode. What the fake forkd-net had not answered when
+// the policy changed comes first.
+func (w *world) wantMode(t *testing.T, id, mode string) {
+	t.Helper()
+	var got []byte
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		v := w.vm(id)
+		if v == nil {
+			t.Fatalf("sandbox %s has no VM", id)
+		}
+		_ = v.Say([]byte("x")) // it is said again if the socket is just being replaced
+		for {
+			answer, err := v.Hear()
+			if err != nil || len(answer) == 0 {
+				break
+			}
+			got = answer
+		}
+		if string(got) == mode+" x" {
+			s, err := w.Get(id)
+			if have := s.Info().Network.Policy.Mode.String(); err != nil || have != mode {
+				t.Errorf("sandbox %s says it has mode %s, not %s", id, have, mode)
+			}
+			return
+		}
+	}
+	t.Fatalf("sandbox %s: answer %q, want mode %s", id, got, mode)
+}
+
+func newOnline(t *testing.T) *world {
+	w := newWorld(t, 0)
+	w.stop()
+	w.online = true
+	w.start(t, 0)
+	return w
+}
+
+func (w *world) forkOne(t *testing.T, tag string, network *netclient.Setting) string {
+	t.Helper()
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: tag, N: 1, Network: network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Sandboxes[0].ID
+}
+
+// A policy is the sandbox's own: it is in force from the first frame, stays through everything that happens to the sandbox,
+// and is inherited by branches.
+func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
+	w := newOnline(t)
+	w.bake.Network = setting(t, "", "pypi.org")
+	mustBake(t, w)
+	w.wantMode(t, w.forkOne(t, "p", nil), "allow")
+	w.wantMode(t, w.forkOne(t, "p", setting(t, "none")), "none")
+	id := w.forkOne(t, "p", setting(t, "public"))
+	w.wantMode(t, id, "public")
+
+	w.branch(t, id, "b", vm.BranchLive)
+	child := w.forkOne(t, "b", nil)
+	w.wantMode(t, child, "public")
+	if _, err := w.SetNetwork(t.Context(), id, *setting(t, "open")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "open")
+	w.wantMode(t, child, "public")
+
+	before := w.net.PID()
+	w.stop()
+	w.start(t, 0)
+	if n, err := w.Recover(); n != 4 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	w.net.Forget()
+	if w.net.PID() != before {
+		t.Errorf("forkd-net is process %d, was %d", w.net.PID(), before)
+	}
+	w.wantMode(t, id, "open")
+
+	if _, err := w.Rollback(t.Context(), id, "p"); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "open")
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.SetNetwork(t.Context(), id, *setting(t, "none")); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.start(t, 0)
+	if n, err := w.Recover(); n != 4 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "none")
+
+	// What it falls back to when its VM is lost has the policy that was set last, too.
+	if _, err := w.SetNetwork(t.Context(), id, *setting(t, "allow", "10.0.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	w.vm(id).End(vm.Exit{Reason: vm.ExitPanic})
+	for s, _ := w.Get(id); s.Info().State != Exited; {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "allow")
+	if stats, err := w.NetworkStats(t.Context(), id); err != nil {
+		t.Error(stats, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+	pid := w.net.PID()
+	w.stop()
+	if err := syscall.Kill(pid, 0); err == nil {
+		t.Error("forkd-net outlives the last sandbox and the daemon")
+	}
+}
+
+// A rollback takes the old connections of the guest away: its frame socket is another one.
+func TestRollbackHasANewFrameSocket(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	w.wantMode(t, id, "public")
+	v := w.vm(id)
+	if err := v.Say([]byte("late")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		if answer, err := v.Hear(); err == nil && slices.Contains([]string{"public late"}, string(answer)) {
+			t.Fatal("an answer to a frame from before the rollback arrived after it")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.wantMode(t, id, "public")
+	w.KillAll()
+}
+
+// The death of forkd-net costs sandboxes their connections and nothing else, whatever they are doing.
+func TestForkdNetDiesUnderSandboxes(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	mustBake(t, w)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	paused := r.Sandboxes[0].ID
+	if _, err := w.Pause(t.Context(), paused); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, r.Sandboxes[1].ID, "public")
+	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	more, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 5, Network: setting(t, "none")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.Sandboxes {
+		w.wantMode(t, s.ID, "public")
+	}
+	for _, s := range more.Sandboxes {
+		w.wantMode(t, s.ID, "none")
+	}
+	w.KillAll()
+}
+
+// What a snapshot says about the network and this forkd does not understand is an error, not another policy.
+func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
+	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
+		t.Error("a policy without a mode was accepted")
+	}
+	want := *setting(t, "allow", "*.a.b:22", "10.0.0.0/8")
+	want.Limits.Connections = 3
+	got, err := netclient.FromSnapshot(want.ForSnapshot())
+	if err != nil || got.Policy.Allow[0] != want.Policy.Allow[0] || got.Limits != want.Limits || got.Policy.Mode != want.Policy.Mode {
+		t.Errorf("%+v became %+v, %v", want, got, err)
+	}
+}

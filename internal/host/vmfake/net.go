@@ -1,0 +1,136 @@
+package vmfake
+
+import (
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// ServeNet is for TestMain: it makes the test binary a forkd-net where a client has started it as one, and returns
+// otherwise. That forkd-net answers as the real one does, and sends every frame back with the mode of the sandbox's policy
+// and a space before it.
+func ServeNet() {
+	if os.Args[0] != "forkd-net" {
+		return
+	}
+	f := &fakeNet{sandboxes: make(map[string]*fakeSandbox)}
+	for {
+		conn, err := ctlsock.Accept(netproto.ListenerFD)
+		if err != nil {
+			os.Exit(2)
+		}
+		for f.serve(conn) == nil {
+		}
+		_ = conn.Close()
+	}
+}
+
+type fakeNet struct {
+	mu        sync.Mutex
+	sandboxes map[string]*fakeSandbox
+	configs   uint64
+}
+
+type fakeSandbox struct {
+	fd     int
+	policy netproto.Policy
+}
+
+// Ids of sandboxes that make ServeNet misbehave.
+const (
+	NetDies  = "dies"
+	NetHangs = "hangs"
+)
+
+func (f *fakeNet) serve(conn *ctlsock.Conn) error {
+	kind, body, fds, err := conn.Receive()
+	if err != nil {
+		return err
+	}
+	r := codec.NewReader(body)
+	var w codec.Writer
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch kind {
+	case netproto.KindHello:
+		(&netproto.Welcome{Version: netproto.Version, PID: uint32(os.Getpid())}).Append(&w)
+	case netproto.KindConfig:
+		f.configs++
+		for _, fd := range fds {
+			_, _ = unix.Write(fd, []byte("configured\n"))
+		}
+		ctlsock.CloseAll(fds)
+	case netproto.KindAttach:
+		var m netproto.Attach
+		err = m.Parse(r)
+		switch m.ID {
+		case NetDies:
+			os.Exit(3)
+		case NetHangs:
+			select {}
+		}
+		f.detach(m.ID)
+		s := &fakeSandbox{fds[0], m.Policy}
+		f.sandboxes[m.ID] = s
+		go f.echo(m.ID, s)
+	case netproto.KindDetach:
+		var m netproto.ID
+		err = m.Parse(r)
+		f.detach(m.ID)
+	case netproto.KindSetPolicy:
+		var m netproto.SetPolicy
+		err = m.Parse(r)
+		if s := f.sandboxes[m.ID]; s != nil {
+			s.policy = m.Policy
+		} else {
+			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
+		}
+	case netproto.KindStats:
+		(&netproto.Stats{Connections: f.configs}).Append(&w)
+	case netproto.KindList:
+		var list netproto.List
+		for id := range f.sandboxes {
+			list.IDs = append(list.IDs, id)
+		}
+		list.Append(&w)
+	}
+	if err == nil {
+		return conn.Send(netproto.KindOK, w.Bytes())
+	}
+	var failed codec.Writer
+	(&netproto.Error{Code: netproto.CodeInvalid, Text: err.Error()}).Append(&failed)
+	return conn.Send(netproto.KindError, failed.Bytes())
+}
+
+func (f *fakeNet) detach(id string) {
+	if s := f.sandboxes[id]; s != nil {
+		delete(f.sandboxes, id)
+		_ = unix.Shutdown(s.fd, unix.SHUT_RDWR)
+	}
+}
+
+func (f *fakeNet) echo(id string, s *fakeSandbox) {
+	_ = unix.SetNonblock(s.fd, false)
+	buf := make([]byte, frame.MaxMessage)
+	for {
+		n, err := unix.Read(s.fd, buf)
+		f.mu.Lock()
+		if n <= 0 || err != nil {
+			if f.sandboxes[id] == s {
+				delete(f.sandboxes, id)
+			}
+			_ = unix.Close(s.fd) // under the lock, where nobody shuts down what has its number next
+			f.mu.Unlock()
+			return
+		}
+		mode := s.policy.Mode.String()
+		f.mu.Unlock()
+		_, _ = unix.Write(s.fd, append([]byte(mode+" "), buf[:n]...))
+	}
+}
