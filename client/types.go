@@ -23,6 +23,10 @@ type (
 	EvalResult       = v1.EvalResult
 	Workspace        = v1.Workspace
 	WorkspaceRequest = v1.WorkspaceRequest
+	Network          = v1.Network
+	NetworkLimits    = v1.NetworkLimits
+	NetworkStats     = v1.NetworkStats
+	SandboxNetwork   = v1.SandboxNetwork
 )
 
 // BranchRequest asks for a snapshot of a running sandbox.

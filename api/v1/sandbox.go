@@ -23,6 +23,7 @@ type Sandbox struct {
 	IdleTimeout    float64  `json:"idle_timeout_secs,omitempty"`
 	Pooled         bool     `json:"pooled,omitempty"`    // its VMM process was waiting in the pool
 	Workspace      string   `json:"workspace,omitempty"` // that it belongs to: it ends with that
+	Network        string   `json:"network"`             // the mode of its network policy
 }
 
 // ForkRequest asks for N children of a snapshot.
@@ -39,6 +40,8 @@ type ForkRequest struct {
 
 	// IdleTimeoutSecs suspends a child after so long without a request; the next one brings it back. 0: never.
 	IdleTimeoutSecs float64 `json:"idle_timeout_secs,omitempty"`
+
+	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source
 
 	// Of forkd 0.5, where they chose between mechanisms that are one here.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`

@@ -67,6 +67,7 @@ type BakeRequest struct {
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
+	Network           *Network          `json:"network,omitempty"` // of the warm-up and of children; nil: "none" for the first, "public" for these
 
 	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is announced by the agent, and
 	// a tap device that is named is refused: there is none.

@@ -27,6 +27,7 @@ type WorkspaceRequest struct {
 	MemoryLimitMiB  uint64            `json:"memory_limit_mib,omitempty"`
 	Env             map[string]string `json:"env,omitempty"`
 	IdleTimeoutSecs float64           `json:"idle_timeout_secs,omitempty"`
+	Network         *Network          `json:"network,omitempty"`         // nil: that of the snapshot
 	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // of forkd 0.5
 }
 

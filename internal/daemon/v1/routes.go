@@ -93,6 +93,8 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/sandboxes/{id}/eval/restart", through(work, a.restartEval))
 	handle("GET /v1/sandboxes/{id}/stats", through(work, a.stats))
 	handle("GET /v1/sandboxes/{id}/console", a.console)
+	handle("GET /v1/sandboxes/{id}/network", a.getNetwork)
+	handle("PUT /v1/sandboxes/{id}/network", through(work, a.setNetwork))
 	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
 	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
 	handle("POST /v1/sandboxes/{id}/branch", through(work, a.branch))

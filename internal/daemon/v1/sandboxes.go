@@ -23,6 +23,7 @@ func sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.MemoryLimitMiB, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
+		Network: i.Network.Policy.Mode.String(),
 	}
 	if i.MemoryLimitMiB != 0 {
 		s.LimitEnforced = new(bool)
@@ -78,9 +79,13 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	if req.Mode != "" && req.SourceID == "" {
 		return forked, badRequest("mode: only with source_id")
 	}
+	network, err := settingOf("network.", req.Network)
+	if err != nil {
+		return forked, err
+	}
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
-		MemoryLimitMiB: req.MemoryLimitMiB, TTL: ttl, IdleTimeout: idle,
+		MemoryLimitMiB: req.MemoryLimitMiB, TTL: ttl, IdleTimeout: idle, Network: network,
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration

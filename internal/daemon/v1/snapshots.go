@@ -83,10 +83,14 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	network, err := settingOf("network.", req.Network)
+	if err != nil {
+		return err
+	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
-		Python: req.Warmup.Python, Ready: ready, Warmup: limit,
+		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network,
 	})
 	if err != nil {
 		return err

@@ -30,7 +30,12 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, MemoryLimitMiB: req.MemoryLimitMiB}
+	network, err := settingOf("network.", req.Network)
+	if err != nil {
+		return err
+	}
+	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, MemoryLimitMiB: req.MemoryLimitMiB,
+		Network: network}
 	info, err := a.Workspaces.Create(r.Context(), req.Name, fork)
 	if err != nil {
 		return err

@@ -1,0 +1,45 @@
+package v1
+
+// Network is where a sandbox may connect to, and how much of the host's network it may take. It is always given whole:
+// what is left out has its default, not what it was before.
+type Network struct {
+	// Mode is "none", "public" (the internet without private networks and the host's own addresses), "allow" (only what
+	// Allow lists) or "open" (all but loopback, link-local and the host's own addresses). Empty: "allow" if Allow is
+	// given, else "public".
+	Mode string `json:"mode,omitempty"`
+
+	// Allow and Deny are rules: a name, *.name, an address or a network, such as "pypi.org", "*.pythonhosted.org",
+	// "10.1.2.3:5432", "tcp/10.0.0.0/8:80-90". Deny wins in every mode.
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+
+	Limits NetworkLimits `json:"limits,omitzero"`
+}
+
+// NetworkLimits bound what one sandbox takes from the others. 0 means the daemon's default.
+type NetworkLimits struct {
+	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"` // of payload, in each direction
+	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
+	Connections      uint32 `json:"connections,omitempty"` // at a time
+}
+
+// SandboxNetwork is the network of a sandbox: what it may do, with the fields of Network, and what it did since it was
+// started, rolled back or resumed.
+type SandboxNetwork struct {
+	Mode   string        `json:"mode"`
+	Allow  []string      `json:"allow,omitempty"`
+	Deny   []string      `json:"deny,omitempty"`
+	Limits NetworkLimits `json:"limits,omitzero"`
+	Stats  NetworkStats  `json:"stats"`
+}
+
+// NetworkStats are counters.
+type NetworkStats struct {
+	Open        uint32            `json:"open"`        // connections now, UDP included
+	Connections uint64            `json:"connections"` // that were let through
+	UpBytes     uint64            `json:"up_bytes"`    // payload from the sandbox
+	DownBytes   uint64            `json:"down_bytes"`
+	DNSQueries  uint64            `json:"dns_queries"`
+	Dropped     uint64            `json:"dropped"`           // frames that the sandbox had no room for, or that were malformed
+	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that were not let through, by reason
+}

@@ -1,0 +1,75 @@
+package v1
+
+import (
+	"errors"
+	"net/http"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// settingOf returns what a request says about the network; nil if it says nothing. Errors name the field below prefix.
+func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
+	if n == nil {
+		return nil, nil
+	}
+	policy, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny)
+	var field *netproto.FieldError
+	if errors.As(err, &field) {
+		return nil, &invalid.Error{Field: prefix + field.Field, Reason: field.Reason}
+	}
+	return &netclient.Setting{Policy: policy, Limits: netproto.Limits(n.Limits)}, err
+}
+
+func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
+	n := apiv1.SandboxNetwork{
+		Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow), Deny: netproto.Texts(s.Policy.Deny),
+		Limits: apiv1.NetworkLimits(s.Limits),
+		Stats: apiv1.NetworkStats{Open: stats.Open, Connections: stats.Connections, UpBytes: stats.UpBytes,
+			DownBytes: stats.DownBytes, DNSQueries: stats.DNSQueries, Dropped: stats.Dropped},
+	}
+	for _, r := range stats.Refused {
+		if n.Stats.Refused == nil {
+			n.Stats.Refused = make(map[string]uint64)
+		}
+		n.Stats.Refused[r.Reason] += r.Count
+	}
+	return n
+}
+
+func (a *api) getNetwork(w http.ResponseWriter, r *http.Request) error {
+	s, err := a.Manager.Get(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	stats, err := a.Manager.NetworkStats(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, networkOf(s.Info().Network, stats))
+}
+
+func (a *api) setNetwork(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.Network
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if req.Mode == "" && len(req.Allow) == 0 { // whoever only adds to deny must not open what was closed
+		return badRequest("mode: missing: want none, public, allow or open")
+	}
+	setting, err := settingOf("", &req)
+	if err != nil {
+		return err
+	}
+	info, err := a.Manager.SetNetwork(r.Context(), r.PathValue("id"), *setting)
+	if err != nil {
+		return err
+	}
+	stats, err := a.Manager.NetworkStats(r.Context(), info.ID)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, networkOf(info.Network, stats))
+}
