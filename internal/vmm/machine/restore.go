@@ -84,6 +84,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 func (m *Machine) forget() error {
 	m.waitCopied() // a page that is write-protected must not be replaced
 	m.pause()
+	m.stalling.Store(false) // the write that found no room is of the past
 	regions := m.mem.Regions()
 	for i := range regions {
 		if err := m.mem.Clear(regions[i].GPA, regions[i].Size); err != nil {

@@ -10,6 +10,10 @@ func (m *Machine) diskFull() {
 	}
 	go func() {
 		m.mu.Lock()
+		if !m.stalling.Load() { // the machine has been restored to another time
+			m.mu.Unlock()
+			return
+		}
 		paused, _ := m.cpus.stats()
 		m.pause()
 		m.stalling.Store(false) // the devices are quiesced

@@ -1,0 +1,35 @@
+package machine
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// A write that found no room pauses the machine, but not one that a rollback has put back to a time before it.
+func TestStallOfThePastPausesNobody(t *testing.T) {
+	for name, restored := range map[string]bool{"": false, "rolled back": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told := false
+				m := &Machine{mem: &guestmem.Memory{}, cfg: Config{Stalled: func() { told = true }}}
+				m.cpus = newVCPUs(nil, nil, nil)
+				m.cpus.resume()
+				m.mu.Lock() // as a rollback that is under way
+				m.diskFull()
+				if restored {
+					if err := m.forget(); err != nil {
+						t.Fatal(err)
+					}
+					m.cpus.resume()
+				}
+				m.mu.Unlock()
+				synctest.Wait()
+				if paused, _ := m.cpus.stats(); paused == restored || told == restored {
+					t.Errorf("paused %v, told %v", paused, told)
+				}
+			})
+		})
+	}
+}
