@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // recordName is the file that makes a VM directory a sandbox's; without it a restarted daemon ends the VM.
@@ -27,6 +28,7 @@ type record struct {
 	MemoryLimitMiB uint64    `json:"memory_limit_mib,omitempty"`
 	Expires        time.Time `json:"expires,omitzero"`
 	Fork           string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
+	Protocol       int       `json:"vmm_protocol"`   // vmmproto.Version of its VMM
 
 	Env         map[string]string  `json:"env,omitempty"`          // given to it at its fork
 	Network     *netclient.Setting `json:"network,omitempty"`      // nil: the default
@@ -57,7 +59,9 @@ func (r *record) tag() string {
 
 // writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not either.
 func writeRecord(dir string, r *record) error {
-	p, err := json.Marshal(r)
+	stamped := *r
+	stamped.Protocol = vmmproto.Version // a VMM that speaks another has not been taken over
+	p, err := json.Marshal(stamped)
 	if err != nil {
 		return fmt.Errorf("write sandbox record: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs that were never
@@ -204,6 +205,9 @@ func (m *Manager) handedOut(id, dir string) (record, error) {
 		return r, err
 	case r.ID != id:
 		return r, lost("%s names sandbox %q", recordName, r.ID)
+	case r.Protocol != vmmproto.Version:
+		return r, fmt.Errorf("its VMM speaks control protocol %d, this daemon %d: delete it with the forkd that started it, "+
+			"or end process %d", r.Protocol, vmmproto.Version, r.PID)
 	case r.Restoring:
 		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}

@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 func TestPauseAndResume(t *testing.T) {
@@ -91,6 +94,34 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 	t.Run("ending", func(t *testing.T) { // a killed process still takes connections while its memory is being freed
 		testLostVM(t, func(w *world) { w.vmms.StatsErr = vmmclient.ErrGone })
 	})
+}
+
+// A VMM of another version is left alone: requests of this one could mean something else to it.
+func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(s.live.dir, recordName)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	other := bytes.Replace(text, fmt.Appendf(nil, `"vmm_protocol":%d`, vmmproto.Version), []byte(`"vmm_protocol":1`), 1)
+	if err := os.WriteFile(path, other, 0o600); err != nil || bytes.Equal(text, other) {
+		t.Fatal(err, string(text))
+	}
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 0 || err != nil || w.vmms.Count() != 1 {
+		t.Errorf("recovered %d, %v; %d VMs live", n, err, w.vmms.Count())
+	}
+	for _, v := range w.vmms.All() {
+		v.Kill()
+	}
 }
 
 func testLostVM(t *testing.T, lose func(*world)) {

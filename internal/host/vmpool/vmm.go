@@ -115,7 +115,9 @@ func DescribeExit(x vm.Exit) string {
 	return x.Reason.String() + ": " + x.Detail
 }
 
-// IsShortage reports whether an error came of what the daemon ran out of, and so says nothing about the VM.
+// IsShortage reports whether an error says nothing about the VM: it came of what the daemon ran out of, or (EAGAIN) of a
+// VMM that lives and has not taken the connections of earlier daemons yet.
 func IsShortage(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) ||
+		errors.Is(err, syscall.EAGAIN)
 }
