@@ -19,8 +19,9 @@ import (
 // sharedBits are the mode bits that let others than the owner in.
 const sharedBits = 0o077
 
-// overflowUID is the owner that a user namespace shows for users which it does not map, root of the host among them.
-const overflowUID = 65534
+// overflowID is the owner and the group that a user namespace shows for those which it does not map, root of the host
+// among them.
+const overflowID = 65534
 
 // Dir opens the directory path, which it makes with its parents if it is missing. It must be the calling user's and let
 // nobody else in, and nobody else may be able to replace it: whoever makes a directory at a well-known place first, or
@@ -94,11 +95,18 @@ func trusted(path string, info os.FileInfo) error {
 	if err := unix.Lstat(path, &st); err != nil {
 		return err
 	}
-	if st.Uid != 0 && st.Uid != overflowUID && int(st.Uid) != os.Getuid() {
+	if st.Uid != 0 && st.Uid != overflowID && int(st.Uid) != os.Getuid() {
 		return fmt.Errorf("%s above it belongs to user %d, who could replace it", path, st.Uid)
 	}
-	if info.IsDir() && st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0 {
+	if !info.IsDir() || st.Mode&unix.S_ISVTX != 0 {
+		return nil
+	}
+	if st.Mode&0o002 != 0 {
 		return fmt.Errorf("%s above it is writable for all users, who could replace it", path)
+	}
+	// Distributions give users a group of their own, and then make what is theirs writable for it.
+	if st.Mode&0o020 != 0 && st.Gid != 0 && st.Gid != overflowID && int(st.Gid) != os.Getgid() {
+		return fmt.Errorf("%s above it is writable for group %d, whose members could replace it", path, st.Gid)
 	}
 	return nil
 }

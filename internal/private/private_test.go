@@ -53,7 +53,13 @@ func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 		"another user's":        {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p+"/d") }, "belongs to user 4242"},
 		"below another user's":  {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p) }, "above it belongs to user 4242"},
 		"below what all change": {func(t *testing.T, p string) { os.Chmod(p, 0o777) }, "above it is writable"},
-		"a file":                {func(t *testing.T, p string) { os.WriteFile(p+"/d", nil, 0o600) }, "not a directory"},
+		"below what a group changes": {func(t *testing.T, p string) {
+			if err := os.Chown(p, -1, 4242); err != nil {
+				t.Skip("only root can give a directory to a group")
+			}
+			os.Chmod(p, 0o770)
+		}, "writable for group 4242"},
+		"a file": {func(t *testing.T, p string) { os.WriteFile(p+"/d", nil, 0o600) }, "not a directory"},
 		"a link": {func(t *testing.T, p string) {
 			mkdir(t, p+"/other", 0o700)
 			os.Symlink("other", p+"/d")
