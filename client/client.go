@@ -19,9 +19,10 @@ import (
 
 // Client calls one daemon. Its methods may be called concurrently; their time limit is that of their context.
 type Client struct {
-	http  *http.Client
-	base  string
-	token string
+	http     *http.Client
+	upgrades *http.Client // HTTP/1.1 only: HTTP/2 has no upgrades
+	base     string
+	token    string
 }
 
 // Bounds on what a daemon may answer, in bytes.
@@ -51,11 +52,18 @@ func New(address, token string) (*Client, error) {
 	default:
 		return nil, fmt.Errorf("daemon address %q: want unix:///path, http://host:port or https://host:port", u.Redacted())
 	}
+	once := transport.Clone()
+	once.Protocols = new(http.Protocols)
+	once.Protocols.SetHTTP1(true)
+	c.upgrades = &http.Client{Transport: once}
 	return c, nil
 }
 
 // Close drops idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.http.CloseIdleConnections()
+	c.upgrades.CloseIdleConnections()
+}
 
 // request sends a request. The caller closes the body of a response, which has a status below 300.
 func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response, error) {
@@ -68,6 +76,10 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 
 // send is request with headers, which it takes over.
 func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
+	return c.sendBy(ctx, c.http, method, path, body, header)
+}
+
+func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
@@ -77,7 +89,7 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader, 
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	req.Header.Set("User-Agent", "forkd-client-go")
-	resp, err := c.http.Do(req)
+	resp, err := by.Do(req)
 	if err != nil {
 		return nil, err
 	}

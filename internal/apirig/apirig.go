@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/apitest"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
@@ -28,6 +29,9 @@ import (
 
 // Token is what the API demands.
 const Token = "0123456789abcdef"
+
+// Domain has the host names of ports.
+const Domain = "sandboxes.test"
 
 // Rig is a running API.
 type Rig struct {
@@ -79,13 +83,22 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	domain, err := inbound.ParseDomain(Domain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	links, err := auth.OpenLinks(filepath.Join(dir, "links.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.AuditLog = filepath.Join(dir, "audit.log")
 	log, err := audit.Open(r.AuditLog)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Server = httptest.NewServer(apitest.Checked(t, v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: secret, Audit: log,
-		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits})))
+		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
+		Domain: domain, Links: links, Streams: counts})))
 	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })
 	r.URL = r.Server.URL
 	if r.Client, err = client.New(r.URL, Token); err != nil {

@@ -44,6 +44,8 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file")
 	f.StringVar(&cfg.TokenFile, "token-file", "", "file with the bearer token that clients must send (16 bytes or more)")
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil, "host name that TCP clients may use without a token, besides localhost (repeatable)")
+	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "", "give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
+		"and :PORT behind it, as clients reach it; localhost works for browsers on this host")
 	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")

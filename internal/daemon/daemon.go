@@ -14,12 +14,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -29,6 +29,7 @@ type Config struct {
 	Bind        string           // TCP address; empty: none
 	TokenFile   string           // demands its token on both; empty: no token
 	Hosts       []string         // names, besides those of loopback, that clients without a token may use on TCP
+	ProxyDomain string           // below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
 	StateDir    string           // snapshots and private disks
 	RAMDir      string           // tmpfs for hot memory layers
 	RunDir      string           // sockets and records of running sandboxes
@@ -77,8 +78,25 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	return nil
 }
 
+// domain returns the domain of host names, with the port that clients most likely reach.
+func (c *Config) domain() (d inbound.Domain, err error) {
+	if c.ProxyDomain == "" {
+		return d, nil
+	}
+	if d, err = inbound.ParseDomain(c.ProxyDomain); err != nil {
+		return d, fmt.Errorf("--proxy-domain %w", err)
+	}
+	if _, port, err := net.SplitHostPort(c.Bind); err == nil && port != "0" && !strings.Contains(c.ProxyDomain, "://") {
+		d = d.WithPort(port)
+	}
+	return d, nil
+}
+
 // check reports what is wrong with a configuration.
 func (c *Config) check() error {
+	if _, err := c.domain(); err != nil {
+		return err
+	}
 	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
 		if !filepath.IsAbs(dir) {
 			return fmt.Errorf("%s %q: want an absolute path", flag, dir)
@@ -125,7 +143,9 @@ const (
 // keep the daemon's owner from its unix socket.
 const (
 	maxConns   = 2048
-	maxHeaders = 64 << 10 // bytes
+	maxHeaders = 64 << 10  // bytes
+	maxHTTP2   = 100       // requests at once on a connection of HTTP/2
+	maxWindow  = 256 << 10 // bytes that a client may send ahead in one of them
 )
 
 // Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly stop.
@@ -152,7 +172,7 @@ func Run(ctx context.Context, cfg Config) error {
 			l.Close()
 		}
 	}()
-	w, err := wire(cfg, token)
+	w, err := wire(ctx, cfg, token)
 	if err != nil {
 		return err
 	}
@@ -167,11 +187,14 @@ func Run(ctx context.Context, cfg Config) error {
 
 // serve serves at most conns connections per listener until ctx ends.
 func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener, conns int) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaders}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaders,
+		Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
-		go func() { failed <- server.Serve(netutil.LimitListener(l, conns)) }()
+		go func() { failed <- server.Serve(newLimited(l, conns)) }()
 	}
 	select {
 	case err := <-failed:

@@ -34,8 +34,8 @@ type wired struct {
 	audit   *audit.Log
 }
 
-// wire puts the daemon together and takes over what an earlier one left running.
-func wire(cfg Config, token auth.Token) (*wired, error) {
+// wire puts the daemon together and takes over what an earlier one left running. Streams to ports of sandboxes end with ctx.
+func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	w := &wired{}
@@ -54,6 +54,16 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
+	domain, err := cfg.domain()
+	if err != nil {
+		return nil, err
+	}
+	var links *auth.Links
+	if domain.IsSet() {
+		if links, err = auth.OpenLinks(filepath.Join(cfg.StateDir, "links.key")); err != nil {
+			return nil, err
+		}
+	}
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
 	vmms, runDir, dataDir := vmpool.Processes{Bin: bin}, filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
@@ -95,6 +105,7 @@ func wire(cfg Config, token auth.Token) (*wired, error) {
 	w.handler = v1.New(v1.Config{
 		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
+		Domain: domain, Links: links, Streams: counts, Stopping: ctx,
 	})
 	undo.Release()
 	return w, nil

@@ -17,7 +17,8 @@ import (
 type Entry struct {
 	Time      time.Time `json:"ts"`
 	Method    string    `json:"method"`
-	Path      string    `json:"path"` // without the query
+	Path      string    `json:"path"`           // without the query
+	Host      string    `json:"host,omitempty"` // PORT-ID, if the request named a port of a sandbox by its host
 	Status    int       `json:"status"`
 	LatencyUS int64     `json:"latency_us"`
 	UserAgent string    `json:"ua"`

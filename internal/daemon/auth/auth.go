@@ -1,6 +1,7 @@
 // Package auth protects the daemon's API with one bearer token and refuses configurations that would leave it open.
 //
-// There are no users, roles or expiry: whoever has the token may do everything. TLS is not terminated here.
+// Beyond that it signs permissions to reach one port of one sandbox for a while. There are no users or roles: whoever has the
+// token may do everything. TLS is not terminated here.
 package auth
 
 import (
@@ -58,21 +59,41 @@ var (
 	errInvalid = errors.New("invalid bearer token")
 )
 
-// Check reports whether a request has the token. It takes the same time for every wrong token of every length: only
-// digests are compared.
+// TokenHeader carries the token where Authorization is meant for somebody else: a server in a sandbox.
+const TokenHeader = "Forkd-Token"
+
+// Check reports whether a request has the token, in TokenHeader or else in Authorization.
 func (t Token) Check(r *http.Request) error {
 	if !t.set {
 		return nil
 	}
-	scheme, got, ok := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !ok || !strings.EqualFold(scheme, "Bearer") {
+	if own := r.Header.Get(TokenHeader); own != "" {
+		if !t.Is(own) {
+			return errInvalid
+		}
+		return nil
+	}
+	got, ok := Bearer(r.Header.Get("Authorization"))
+	if !ok {
 		return errMissing
 	}
-	sum := sha256.Sum256([]byte(strings.TrimSpace(got)))
-	if subtle.ConstantTimeCompare(sum[:], t.digest[:]) != 1 {
+	if !t.Is(got) {
 		return errInvalid
 	}
 	return nil
+}
+
+// Bearer returns the token in the value of an Authorization header, if it has one.
+func Bearer(authorization string) (token string, ok bool) {
+	scheme, token, ok := strings.Cut(authorization, " ")
+	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
+}
+
+// Is reports whether got is the token. It takes the same time for every wrong one of every length: only digests are
+// compared.
+func (t Token) Is(got string) bool {
+	sum := sha256.Sum256([]byte(got))
+	return t.set && subtle.ConstantTimeCompare(sum[:], t.digest[:]) == 1
 }
 
 // CheckBind refuses to serve TCP beyond this host without a token. addr is host:port.

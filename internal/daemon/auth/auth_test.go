@@ -37,6 +37,25 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// A token in its own header decides, whatever else there is.
+func TestCheckOfTheOwnHeader(t *testing.T) {
+	token, err := Parse(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		own, authorization string
+		ok                 bool
+	}{{good, "Basic x", true}, {good, "", true}, {good + "x", "Bearer " + good, false}, {"", "Bearer " + good, true}} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set(TokenHeader, c.own)
+		r.Header.Set("Authorization", c.authorization)
+		if err := token.Check(r); (err == nil) != c.ok {
+			t.Errorf("%q, %q: %v", c.own, c.authorization, err)
+		}
+	}
+}
+
 func TestLoadRefusesWeakTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	for _, bad := range []string{"", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", good + " " + good} {

@@ -31,6 +31,7 @@ type Metrics struct {
 	ready     *prometheus.HistogramVec
 	forkWall  prometheus.Histogram
 	branch    branchMetrics
+	inbound   inboundMetrics
 	sandboxes *prometheus.Desc
 	source    Source
 }
@@ -58,7 +59,7 @@ func New(version string) *Metrics {
 			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
 		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
 	}
-	m.branch = newBranchMetrics()
+	m.branch, m.inbound = newBranchMetrics(), newInboundMetrics()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -66,6 +67,7 @@ func New(version string) *Metrics {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
 	}
 	m.registry.MustRegister(m.branch.all()...)
+	m.registry.MustRegister(m.inbound.all()...)
 	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.vmm, m.ready, m.forkWall, build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),

@@ -27,6 +27,9 @@ func TestMetricsAreServed(t *testing.T) {
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "diff", Fallback: "no device"}}, nil)
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "full"}}, errors.New("no"))
 	m.RollbackDone(nil)
+	m.StreamBegun()
+	m.StreamBegun()
+	m.StreamEnded("tcp", "cut")
 	rec := httptest.NewRecorder()
 	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{
@@ -38,6 +41,7 @@ func TestMetricsAreServed(t *testing.T) {
 		`forkd_branches_total{mode="full",result="failed"} 1`, "forkd_branch_faults_total 7", "forkd_branch_fallbacks_total 1",
 		"forkd_branch_storms_total 1", `forkd_branch_pause_seconds_count{mode="live"} 1`,
 		`forkd_branch_ready_seconds_count{mode="diff"} 1`, `forkd_rollbacks_total{result="ok"} 1`,
+		"forkd_inbound_streams 1", `forkd_inbound_streams_total{kind="tcp",outcome="cut"} 1`,
 	} {
 		if !strings.Contains(rec.Body.String(), want+"\n") {
 			t.Errorf("missing %s", want)

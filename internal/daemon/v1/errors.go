@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -48,6 +49,7 @@ func statusOf(err error) int {
 		named     *workspace.Error
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
+		answer    *inbound.AnswerError
 	)
 	switch {
 	case errors.As(err, &request):
@@ -77,7 +79,15 @@ func statusOf(err error) int {
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &guest):
 		return statusOfGuest(guest.Code)
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, inbound.ErrUpgrade):
+		return http.StatusUpgradeRequired
+	case errors.Is(err, inbound.ErrWorker):
+		return http.StatusForbidden
+	case errors.Is(err, inbound.ErrMethod):
+		return http.StatusMethodNotAllowed
+	case errors.As(err, &answer):
+		return http.StatusBadGateway
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return http.StatusGatewayTimeout
 	}
 	return http.StatusInternalServerError
@@ -93,8 +103,12 @@ func statusOfGuest(code agentclient.Code) int {
 		return http.StatusConflict
 	case agentclient.CodeNoSpace:
 		return http.StatusInsufficientStorage
+	case agentclient.CodeUnavailable:
+		return http.StatusServiceUnavailable
+	case agentclient.CodeTimeout:
+		return http.StatusGatewayTimeout
 	}
-	return http.StatusBadGateway // the guest's agent failed, not the daemon
+	return http.StatusBadGateway // the guest failed, not the daemon
 }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {

@@ -14,17 +14,31 @@ type Limits struct {
 	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
 	PerSandbox int           // of the calls to guests, those to one; 128
 	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
+
+	// Streams to ports of guests at once, and of these, those to one guest; and the same of those that come by signed URLs,
+	// so that strangers keep nobody else out. An agent carries agentproto.MaxDialed of both kinds.
+	Streams, StreamsPerSandbox int           // 512, 64
+	Signed, SignedPerSandbox   int           // 256, 48
+	Idle                       time.Duration // how long such a stream may stand still; an hour
 }
 
 func (l Limits) withDefaults() Limits {
-	if l.Calls == 0 {
-		l.Calls = 512
-	}
-	if l.PerSandbox == 0 {
-		l.PerSandbox = 128
+	for _, d := range []struct {
+		field *int
+		def   int
+	}{
+		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
+		{&l.Signed, 256}, {&l.SignedPerSandbox, 48},
+	} {
+		if *d.field == 0 {
+			*d.field = d.def
+		}
 	}
 	if l.Stall == 0 {
 		l.Stall = 2 * time.Minute
+	}
+	if l.Idle == 0 {
+		l.Idle = time.Hour
 	}
 	return l
 }

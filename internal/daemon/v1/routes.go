@@ -6,6 +6,9 @@
 package v1
 
 import (
+	"bufio"
+	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +19,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -49,9 +53,17 @@ type Config struct {
 	Accel      string
 	Log        *slog.Logger
 	Limits     Limits
+	Domain     inbound.Domain  // of host names of ports; the zero Domain: none
+	Links      *auth.Links     // signs such names; nil if there is no domain
+	Streams    Streams         // counts streams to ports
+	Stopping   context.Context // ends when streams to ports are to end; nil: never
 }
 
-type api struct{ Config }
+type api struct {
+	Config
+	proxy                  *inbound.Proxy
+	streams, signedStreams *gate
+}
 
 // handler answers a request or returns the error to answer it with.
 type handler func(http.ResponseWriter, *http.Request) error
@@ -59,7 +71,15 @@ type handler func(http.ResponseWriter, *http.Request) error
 // New returns the handler of the API.
 func New(cfg Config) http.Handler {
 	cfg.Limits = cfg.Limits.withDefaults()
-	a := &api{cfg}
+	if cfg.Stopping == nil {
+		cfg.Stopping = context.Background()
+	}
+	a := &api{
+		Config:        cfg,
+		proxy:         inbound.New(inbound.Config{IsToken: cfg.Token.Is, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
+		streams:       newGate(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
+		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
+	}
 	guests, work := newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox), newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
@@ -97,6 +117,8 @@ func New(cfg Config) http.Handler {
 	handle("PUT /v1/sandboxes/{id}/network", through(work, a.setNetwork))
 	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
 	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
+	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
+	handle("POST /v1/sandboxes/{id}/ports/{port}/url", a.signPort)
 	handle("POST /v1/sandboxes/{id}/branch", through(work, a.branch))
 	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
@@ -109,7 +131,7 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.knownHost(a.sameOrigin(a.authorized(mux))))
+	return a.audited(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux))))))
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See auth.CheckHost.
@@ -187,12 +209,21 @@ func (a *api) record(start time.Time, r *http.Request, status int) {
 		remote = ""
 	}
 	err := a.Audit.Write(audit.Entry{
-		Time: start, Method: r.Method, Path: r.URL.Path, Status: status,
+		Time: start, Method: r.Method, Path: r.URL.Path, Host: a.portHost(r), Status: status,
 		LatencyUS: time.Since(start).Microseconds(), UserAgent: r.UserAgent(), Remote: remote,
 	})
 	if err != nil {
 		a.Log.Error("audit", "error", err)
 	}
+}
+
+// portHost is the host name of a port, without the permission that may be in it.
+func (a *api) portHost(r *http.Request) string {
+	route, _, below, err := a.Domain.FindHost(r.Host, r.URL)
+	if !below || err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%d-%s", route.Port, route.ID)
 }
 
 type recorder struct {
@@ -203,6 +234,12 @@ type recorder struct {
 func (r *recorder) WriteHeader(status int) {
 	r.status = status
 	r.ResponseWriter.WriteHeader(status)
+}
+
+// Hijack implements http.Hijacker: whoever takes the connection over answers with an upgrade.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	r.status = http.StatusSwitchingProtocols
+	return http.NewResponseController(r.ResponseWriter).Hijack()
 }
 
 // Unwrap lets http.ResponseController reach the connection.

@@ -18,7 +18,7 @@ const DialTimeout = 5 * time.Second
 
 // MaxDialed is how many connections to ports an agent carries at once. The guest's vsock device has 256 streams for
 // everything.
-const MaxDialed = 128
+const MaxDialed = 112
 
 // DialAnswer says what became of a request to DialPort.
 type DialAnswer byte

@@ -1,0 +1,23 @@
+package client_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// What does not upgrade is no connection.
+func TestDialPortOfSomethingElse(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("hello")) }))
+	defer s.Close()
+	c, err := client.New(s.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := c.DialPort(t.Context(), "sb-x", 80); err == nil {
+		conn.Close()
+		t.Error("an ordinary answer is taken for a connection")
+	}
+}

@@ -1,0 +1,172 @@
+package inbound
+
+import (
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// ErrorHeader marks answers of the daemon on the routes of guests; those of guests have it never.
+const ErrorHeader = "Forkd-Error"
+
+// prefixHeader tells the guest what stands before its paths.
+const prefixHeader = "X-Forwarded-Prefix"
+
+// request makes what the guest sees of a request. Host is the client's, and so the same as in Origin, which servers
+// compare. The forwarding headers are ours alone.
+func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
+	in, out := pr.In, pr.Out
+	path, err := url.PathUnescape(route.Path)
+	if err != nil {
+		path = route.Path // it was parsed before
+	}
+	out.URL = &url.URL{Scheme: "http", Host: "localhost", Path: path, RawPath: route.Path,
+		RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
+	for _, name := range []string{auth.TokenHeader, ErrorHeader, prefixHeader, "X-Real-Ip"} {
+		out.Header.Del(name)
+	}
+	if values := p.authorization(in.Header, route.Signed); len(values) > 0 {
+		out.Header["Authorization"] = values
+	} else {
+		out.Header.Del("Authorization")
+	}
+	pr.SetXForwarded()
+	if proto := in.Header.Get("X-Forwarded-Proto"); proto == "https" || proto == "http" {
+		out.Header.Set("X-Forwarded-Proto", proto) // of a proxy before us that ends TLS
+	}
+	if route.Prefix != "" {
+		out.Header.Set(prefixHeader, route.Prefix)
+		out.Header.Del("Cookie") // they are those of the daemon's host, and of every other server there
+	}
+}
+
+// authorization returns the values of Authorization that are the guest's business. A bearer token is taken for the
+// daemon's, unless the request was let in by something else.
+func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
+	otherwise := signed || h.Get(auth.TokenHeader) != ""
+	for _, v := range h["Authorization"] {
+		token, bearer := auth.Bearer(v)
+		if bearer && (!otherwise || p.IsToken(token)) {
+			continue
+		}
+		values = append(values, v)
+	}
+	return values
+}
+
+// contain keeps an answer from reaching beyond the port that it comes from.
+func contain(resp *http.Response, in *http.Request, route *Route) {
+	h := resp.Header
+	h.Del(ErrorHeader)
+	if route.Prefix == "" {
+		ownCookies(resp)
+		if route.Signed { // its own address is the permission
+			h.Set("Referrer-Policy", "same-origin")
+		}
+		return
+	}
+	for _, name := range originWide {
+		h.Del(name)
+	}
+	h.Add("Content-Security-Policy", sandboxed)
+	if at := h.Get("Location"); at != "" {
+		h.Del("Location")
+		if own, ok := ownLocation(at, in.Host, route); ok {
+			h.Set("Location", own)
+		}
+	}
+}
+
+// sandboxed gives a page an origin that is nobody's: its scripts run, but what they ask of the daemon comes from elsewhere,
+// and is refused. A policy of the guest's own can only narrow it.
+const sandboxed = "sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
+
+// originWide are the headers that set something for more than the page they come with.
+var originWide = []string{
+	"Set-Cookie",
+	"Clear-Site-Data",
+	"Strict-Transport-Security",
+	"Public-Key-Pins",
+	"Alt-Svc",
+	"Service-Worker-Allowed",
+	"Refresh", // as Location, in another form
+	"Report-To",
+	"Reporting-Endpoints",
+	"Nel",
+	"Set-Login",
+	"Sec-Session-Registration",
+	"Secure-Session-Registration",
+}
+
+// ownLocation returns where a redirect leads below the route's prefix. One that leads anywhere else is not passed on: the
+// client would follow it with its token, method and body, and over a unix socket every host is the daemon.
+func ownLocation(location, host string, route *Route) (string, bool) {
+	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
+	var err error
+	if base.Path, err = url.PathUnescape(route.Path); err != nil {
+		return "", false
+	}
+	ref, err := url.Parse(location)
+	if err != nil || ref.Opaque != "" || ref.User != nil {
+		return "", false
+	}
+	to := base.ResolveReference(ref)
+	if to.Scheme != "http" && to.Scheme != "https" || !sameHost(to.Host, host, route.Port) || climbs(to.Path) {
+		return "", false
+	}
+	own := to.EscapedPath()
+	if !strings.HasPrefix(own, "/") {
+		own = "/" + own
+	}
+	own = route.Prefix + own
+	if to.RawQuery != "" {
+		own += "?" + to.RawQuery
+	}
+	if to.Fragment != "" {
+		own += "#" + to.EscapedFragment()
+	}
+	return own, true
+}
+
+// sameHost reports whether a host is the one that the guest saw in the request, or its own loopback.
+func sameHost(to, host string, port uint16) bool {
+	if strings.EqualFold(to, host) {
+		return true
+	}
+	name, p, err := net.SplitHostPort(to)
+	if err != nil {
+		return false
+	}
+	own, err := ParsePort(p)
+	return err == nil && own == port && (name == "localhost" || name == "127.0.0.1" || name == "::1")
+}
+
+// climbs reports whether a decoded path has a part that a client would take for "..", now or after it has decoded it once
+// more, or has taken a backslash for a slash as browsers do.
+func climbs(path string) bool {
+	for part := range strings.FieldsFuncSeq(strings.ToLower(path), func(r rune) bool { return r == '/' || r == '\\' }) {
+		if strings.ReplaceAll(part, "%2e", ".") == ".." {
+			return true
+		}
+	}
+	return false
+}
+
+// ownCookies makes the cookies of an answer those of its own host alone, and not of the domain that all sandboxes share.
+func ownCookies(resp *http.Response) {
+	if len(resp.Header["Set-Cookie"]) == 0 {
+		return
+	}
+	cookies := resp.Cookies()
+	resp.Header.Del("Set-Cookie")
+	for _, c := range cookies {
+		c.Domain = ""
+		if text := c.String(); text != "" {
+			resp.Header.Add("Set-Cookie", text)
+		}
+	}
+}

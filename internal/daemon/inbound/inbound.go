@@ -1,0 +1,156 @@
+// Package inbound carries requests and connections from the daemon's clients to TCP ports of guests: HTTP/1.1 and its
+// upgrades, HTTP/2 with gRPC, and plain TCP.
+//
+// The server in the guest is hostile, and so may be who comes with a signed URL. The package bounds what both can hold of
+// the daemon (one buffer a direction, a time without a byte, a size of headers), keeps the daemon's token from the guest,
+// and keeps answers from reaching beyond the port that they come from: header.go says how. It neither decides who may
+// reach what nor counts: that is package v1's. It rewrites no body.
+package inbound
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// Dial connects to the port of the guest.
+type Dial func(context.Context) (agentclient.PortConn, error)
+
+// Config is what a Proxy works with.
+type Config struct {
+	IsToken func(string) bool // reports whether a text is the daemon's token, which no guest may see
+	Idle    time.Duration     // after which a stream without a byte in either direction is ended
+	Stall   time.Duration     // that a client may take nothing of what there is for it
+}
+
+// Proxy carries streams. Its methods may be called concurrently.
+type Proxy struct {
+	Config
+	buffers sync.Pool // *[]byte
+}
+
+// bufferSize is what moves at once in one direction of a stream, in bytes.
+const bufferSize = 32 << 10
+
+// New returns a Proxy.
+func New(cfg Config) *Proxy {
+	return &Proxy{Config: cfg, buffers: sync.Pool{New: func() any { b := make([]byte, bufferSize); return &b }}}
+}
+
+// Get and Put implement httputil.BufferPool.
+func (p *Proxy) Get() []byte  { return *p.buffers.Get().(*[]byte) }
+func (p *Proxy) Put(b []byte) { p.buffers.Put(&b) }
+
+// ErrIdle ends a stream that stood still.
+var ErrIdle = errors.New("the connection was ended: no byte has moved for too long")
+
+// Errors of requests.
+var (
+	ErrUpgrade = errors.New("want HTTP/1.1 and the headers 'Connection: Upgrade' and 'Upgrade: tcp', and no body")
+	ErrWorker  = errors.New("a service worker would speak for the daemon's whole origin: open the sandbox by a host name of its own")
+	ErrMethod  = errors.New("CONNECT: method not allowed")
+)
+
+// AnswerError reports a server in a guest that does not speak HTTP.
+type AnswerError struct {
+	Port uint16
+	Err  error
+}
+
+// maxQuote bounds what an error quotes of an answer, in bytes.
+const maxQuote = 200
+
+func (e *AnswerError) Error() string {
+	text := e.Err.Error()
+	if len(text) > maxQuote {
+		text = text[:maxQuote] + "…"
+	}
+	return fmt.Sprintf("port %d of the sandbox: no proper HTTP answer: %s", e.Port, text)
+}
+
+func (e *AnswerError) Unwrap() error { return e.Err }
+
+// guestConn is a connection to a guest that ends when nothing has moved for a while.
+type guestConn struct {
+	agentclient.PortConn
+	idle   time.Duration
+	timer  *time.Timer
+	closed func()
+}
+
+// dial connects, calls idled before it closes a connection that has stood still, and closed when anybody closes it.
+func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
+	conn, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &guestConn{conn, p.Idle, time.AfterFunc(p.Idle, func() { idled(); conn.Close() }), closed}, nil
+}
+
+func (c *guestConn) Read(b []byte) (int, error) {
+	n, err := c.PortConn.Read(b)
+	c.moved(n)
+	return n, err
+}
+
+func (c *guestConn) Write(b []byte) (int, error) {
+	n, err := c.PortConn.Write(b)
+	c.moved(n)
+	return n, err
+}
+
+func (c *guestConn) moved(n int) {
+	if n > 0 {
+		c.timer.Reset(c.idle) // of a closed connection: it is closed once more
+	}
+}
+
+// Close implements net.Conn.
+func (c *guestConn) Close() error {
+	c.timer.Stop()
+	defer c.closed()
+	return c.PortConn.Close()
+}
+
+// clientConn is the connection of a client whose HTTP is over. It does not wait for ever for the client to read.
+type clientConn struct {
+	net.Conn
+	early io.Reader // what the client sent behind its request
+	stall time.Duration
+}
+
+// hijack takes a client's connection over from the HTTP server.
+func hijack(w http.ResponseWriter, stall time.Duration) (*clientConn, error) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, err
+	}
+	return &clientConn{conn, io.LimitReader(rw.Reader, int64(rw.Reader.Buffered())), stall}, nil
+}
+
+func (c *clientConn) Read(b []byte) (int, error) {
+	if n, err := c.early.Read(b); n > 0 || err == nil {
+		return n, nil
+	}
+	return c.Conn.Read(b)
+}
+
+func (c *clientConn) Write(b []byte) (int, error) {
+	_ = c.Conn.SetWriteDeadline(time.Now().Add(c.stall)) // fails only on a closed connection, as the write does
+	return c.Conn.Write(b)
+}
+
+// CloseWrite ends what the daemon sends.
+func (c *clientConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Conn.Close() // a connection that has no half
+}

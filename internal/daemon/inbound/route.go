@@ -1,0 +1,133 @@
+package inbound
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Route is what a request names.
+type Route struct {
+	ID     string // of a sandbox
+	Port   uint16
+	Path   string // what the guest is asked for, escaped as the client sent it
+	Prefix string // what stood before it; empty if the request named a host of the guest's own
+	Signed bool   // the client need not know the daemon's token
+}
+
+// byPath matches a path that names a port; what follows is the guest's own. It is matched before anything has cleaned the
+// path, so that no "..", "//" or "%2f" in the guest's part makes another route of it.
+var byPath = regexp.MustCompile(`^(/v1/sandboxes/([A-Za-z0-9-]+)/proxy/([1-9][0-9]{0,4}))(/.*)?$`)
+
+// FindPath returns the route that a path names, if it names one.
+func FindPath(u *url.URL) (r Route, ok bool) {
+	m := byPath.FindStringSubmatch(u.EscapedPath())
+	if m == nil {
+		return r, false
+	}
+	port, err := ParsePort(m[3])
+	return Route{ID: m[2], Port: port, Prefix: m[1], Path: or(m[4], "/")}, err == nil
+}
+
+func or(text, other string) string {
+	if text == "" {
+		return other
+	}
+	return text
+}
+
+// ParsePort reads a TCP port as people write it.
+func ParsePort(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 || text[0] == '0' {
+		return 0, fmt.Errorf("port %q: want a number from 1 to 65535", text)
+	}
+	return uint16(n), nil
+}
+
+// Domain is a DNS name below which every port of every sandbox has a host of its own: PORT-ID, or PORT-ID-PERMISSION
+// (see auth.Links). The zero Domain has none.
+type Domain struct{ scheme, name, port string }
+
+// domainName is a DNS name in lower case. Its labels begin with a letter, so that it is no address.
+var domainName = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?(\.[a-z]([a-z0-9-]*[a-z0-9])?)*$`)
+
+// ParseDomain reads [http://|https://]NAME[:PORT]: how clients reach the daemon.
+func ParseDomain(text string) (d Domain, err error) {
+	d.scheme = "http"
+	rest := strings.ToLower(text)
+	if scheme, after, ok := strings.Cut(rest, "://"); ok {
+		d.scheme, rest = scheme, after
+	}
+	d.name = rest
+	if name, port, ok := strings.Cut(rest, ":"); ok {
+		if _, err := ParsePort(port); err != nil {
+			return Domain{}, fmt.Errorf("%q: %w", text, err)
+		}
+		d.name, d.port = name, port
+	}
+	if d.scheme != "http" && d.scheme != "https" || len(d.name) > maxDomain || !domainName.MatchString(d.name) {
+		return Domain{}, fmt.Errorf("%q: want a DNS name such as sandboxes.example.com, with http:// or https:// before it "+
+			"and :PORT behind it where clients need them", text)
+	}
+	return d, nil
+}
+
+// maxDomain leaves room for a label of 63 characters and a dot in the 253 that a DNS name may have.
+const maxDomain = 253 - 64
+
+// IsSet reports whether there is a domain.
+func (d Domain) IsSet() bool { return d.name != "" }
+
+// WithPort returns d with a port where it names none.
+func (d Domain) WithPort(port string) Domain {
+	d.port = or(d.port, port)
+	return d
+}
+
+// URL returns the address of a port of a sandbox. An empty permission makes one that is of use with the token only.
+func (d Domain) URL(id string, port uint16, permission string) string {
+	host := fmt.Sprintf("%d-%s", port, id)
+	if permission != "" {
+		host += "-" + permission
+	}
+	host += "." + d.name
+	if d.port != "" && d.port != map[string]string{"http": "80", "https": "443"}[d.scheme] {
+		host = net.JoinHostPort(host, d.port)
+	}
+	return d.scheme + "://" + host + "/"
+}
+
+// label matches the first label of a host name.
+var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7]{1,27}))?$`)
+
+// ErrHost reports a name below the domain that names no port of a sandbox.
+var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
+
+// FindHost returns the route that the host of a request names, and the permission in it. It is not below the domain if
+// below is false.
+func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
+	if !d.IsSet() {
+		return r, "", false, nil
+	}
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	first, below := strings.CutSuffix(strings.TrimSuffix(strings.ToLower(host), "."), "."+d.name)
+	if !below {
+		return r, "", false, nil
+	}
+	m := label.FindStringSubmatch(first)
+	if m == nil {
+		return r, "", true, ErrHost
+	}
+	port, err := ParsePort(m[1])
+	if err != nil {
+		return r, "", true, ErrHost
+	}
+	return Route{ID: m[2], Port: port, Path: or(u.EscapedPath(), "/"), Signed: m[3] != ""}, m[3], true, nil
+}

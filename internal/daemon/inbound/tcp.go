@@ -1,0 +1,92 @@
+package inbound
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// protocol is what a client asks to be upgraded to.
+const protocol = "tcp"
+
+// TCP turns the connection of a request into one to the port: an upgrade to "tcp", and from then on bytes, each direction
+// with its own end. answered is as for HTTP.
+func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
+	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", protocol)
+		if r.ContentLength != 0 { // the server does not wait for a body that may never come
+			w.Header().Add("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		}
+		return false, ErrUpgrade
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	guest, err := p.dial(ctx, dial, func() { cancel(ErrIdle) }, func() {})
+	if err != nil {
+		return false, err
+	}
+	defer guest.Close()
+	client, err := hijack(w, p.Stall)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	_, err = io.WriteString(client, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
+	if err != nil {
+		return true, err
+	}
+	stop := context.AfterFunc(ctx, func() { guest.Close(); client.Close() })
+	defer stop()
+	if err = p.join(client, guest); err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return true, err
+}
+
+// asksFor reports whether a request asks for an upgrade to a protocol.
+func asksFor(h http.Header, protocol string) bool {
+	for _, v := range h["Connection"] {
+		for option := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(strings.TrimSpace(option), "upgrade") {
+				return strings.EqualFold(h.Get("Upgrade"), protocol)
+			}
+		}
+	}
+	return false
+}
+
+// halfConn is a stream whose directions end one by one.
+type halfConn interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
+
+// join carries bytes both ways until both directions have ended, or one has failed.
+func (p *Proxy) join(a, b halfConn) error {
+	done := make(chan error, 1)
+	go func() { done <- p.pass(a, b) }()
+	err := p.pass(b, a)
+	if other := <-done; err == nil {
+		err = other
+	}
+	return err
+}
+
+// pass carries one direction to its end, and passes that on. If it fails it ends both directions.
+func (p *Proxy) pass(to, from halfConn) error {
+	buf := p.Get()
+	defer p.Put(buf)
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, buf)
+	if err == nil {
+		err = to.CloseWrite()
+	}
+	if err != nil {
+		to.Close()
+		from.Close()
+	}
+	return err
+}

@@ -1,0 +1,205 @@
+package v1
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Streams counts streams to ports of guests. kind is "http" or "tcp".
+type Streams interface {
+	StreamBegun()
+	StreamEnded(kind, outcome string)
+}
+
+// Outcomes of streams.
+const (
+	outcomeOK      = "ok"
+	outcomeRefused = "refused" // nothing listens there, or there are too many streams
+	outcomeState   = "state"   // the sandbox is not there, or does not run
+	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back meanwhile
+	outcomeClient  = "client"  // the client left
+	outcomeFailed  = "failed"  // anything else, such as an answer that is not HTTP
+)
+
+func outcomeOf(r *http.Request, err error) string {
+	var (
+		cut     *sandbox.CutOffError
+		state   *sandbox.StateError
+		unknown *sandbox.NotFoundError
+		guest   *agentclient.Error
+	)
+	switch {
+	case err == nil:
+		return outcomeOK
+	case errors.As(err, &cut):
+		return outcomeCut
+	case errors.As(err, &state), errors.As(err, &unknown):
+		return outcomeState
+	case errors.Is(err, errTooMany), errors.As(err, &guest) && guest.Code != agentclient.CodeInternal:
+		return outcomeRefused
+	case r.Context().Err() != nil:
+		return outcomeClient
+	}
+	return outcomeFailed
+}
+
+// carrier carries a stream over connections that dial makes. See inbound.Proxy for what it returns.
+type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
+
+// carry counts a stream to a port and lets c carry it. The sandbox is in use as long as that lasts.
+func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier) {
+	answered, err := a.useStream(w, r, kind, route, c)
+	switch {
+	case err == nil:
+	case answered:
+		panic(http.ErrAbortHandler) // the client must not take a part for the whole
+	default:
+		a.failInbound(w, err)
+	}
+}
+
+func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier) (answered bool, err error) {
+	a.Streams.StreamBegun()
+	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err)) }()
+	g := a.streams
+	if route.Signed {
+		g = a.signedStreams
+	}
+	if err := g.enter(route.ID); err != nil {
+		return false, err
+	}
+	defer g.leave(route.ID)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(a.Stopping, cancel)()
+	err = a.Manager.Use(ctx, route.ID, "reach a port of", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
+		guest := agentclient.New(dial)
+		answered, err = c(w, r.WithContext(ctx), func(ctx context.Context) (agentclient.PortConn, error) {
+			ctx, cancel := context.WithTimeout(ctx, maxDial)
+			defer cancel()
+			return guest.DialPort(ctx, route.Port)
+		})
+		return err
+	})
+	return answered, err
+}
+
+// maxDial bounds how long an agent may take to connect: it tries two addresses.
+const maxDial = 30 * time.Second
+
+// failInbound answers where a guest's own answer is expected, and marks the difference. It logs nothing: guests could fill
+// the log.
+func (a *api) failInbound(w http.ResponseWriter, err error) {
+	w.Header().Set(inbound.ErrorHeader, "true")
+	if errors.Is(err, errTooMany) {
+		w.Header().Set("Retry-After", "1")
+	}
+	writeError(w, statusOf(err), err.Error())
+}
+
+// byPath serves ports of guests below the API's own paths, and everything else with next.
+func (a *api) byPath(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		route, ok := inbound.FindPath(r.URL)
+		if !ok {
+			next.ServeHTTP(w, r)
+			return
+		}
+		a.carryHTTP(w, r, route)
+	})
+}
+
+func (a *api) carryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+	a.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
+		return a.proxy.HTTP(w, r, route, dial)
+	})
+}
+
+// byHost serves ports of guests that have host names of their own, and everything else with next. Such a host is an
+// origin of its own, so what its pages may ask of it is for the guest to say; what they ask of the daemon is refused
+// like the requests of any other page.
+func (a *api) byHost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		route, permission, below, err := a.Domain.FindHost(r.Host, r.URL)
+		if !below {
+			next.ServeHTTP(w, r)
+			return
+		}
+		switch {
+		case err != nil:
+			err = &requestError{http.StatusNotFound, "host " + r.Host + ": " + err.Error()}
+		case route.Signed:
+			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
+				err = &requestError{http.StatusForbidden, err.Error()}
+			}
+		default:
+			if err = a.Token.Check(r); err != nil {
+				err = &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
+			}
+		}
+		if err != nil {
+			letGo(w)
+			a.failInbound(w, err)
+			return
+		}
+		a.carryHTTP(w, r, route)
+	})
+}
+
+// tcpPort carries bytes to a port of a guest.
+func (a *api) tcpPort(w http.ResponseWriter, r *http.Request) error {
+	port, err := portOf(r)
+	if err != nil {
+		return err
+	}
+	a.carry(w, r, "tcp", inbound.Route{ID: r.PathValue("id"), Port: port}, a.proxy.TCP)
+	return nil
+}
+
+func portOf(r *http.Request) (uint16, error) {
+	port, err := inbound.ParsePort(r.PathValue("port"))
+	if err != nil {
+		return 0, badRequest("%v", err)
+	}
+	return port, nil
+}
+
+// Life of a signed URL.
+const (
+	defaultLink = time.Hour
+	maxLink     = 30 * 24 * time.Hour
+)
+
+// signPort answers with a URL by which everybody who has it reaches a port of a guest for a while.
+func (a *api) signPort(w http.ResponseWriter, r *http.Request) error {
+	port, err := portOf(r)
+	if err != nil {
+		return err
+	}
+	var req apiv1.PortURLRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	ttl, err := seconds("ttl_secs", req.TTLSecs, defaultLink, maxLink)
+	if err != nil {
+		return err
+	}
+	id := r.PathValue("id")
+	if _, err := a.Manager.Get(id); err != nil {
+		return err
+	}
+	if !a.Domain.IsSet() {
+		return &requestError{http.StatusConflict, "the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
+	}
+	expires := time.Now().Add(ttl)
+	url := a.Domain.URL(id, port, a.Links.Sign(id, port, expires))
+	return writeJSON(w, http.StatusCreated, apiv1.PortURL{URL: url, ExpiresAt: expires.Unix()})
+}
