@@ -66,11 +66,11 @@ func ListCached(cacheDir string) ([]Cached, error) {
 		case !keyPattern.MatchString(name):
 			return nil
 		}
-		detail := "unusable"
-		if img, err := Open(dir); err == nil {
-			detail = img.Recipe
+		img, err := Open(dir)
+		if err != nil {
+			return add(CachedImage, dir, fmt.Sprintf("unusable: %v", err))
 		}
-		return add(CachedImage, dir, detail)
+		return add(CachedImage, dir, img.Recipe)
 	})
 	if err != nil {
 		return nil, err

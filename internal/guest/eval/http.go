@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 // Bounds of a request.
@@ -30,17 +31,8 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-type executeRequest struct {
-	Code      string            `json:"code"`
-	ContextID string            `json:"context_id"`
-	Language  string            `json:"language"`
-	Env       map[string]string `json:"env_vars"`
-	Repr      bool              `json:"repr"`       // forkd's own: keep the quotes of a result's text
-	TimeoutMS int64             `json:"timeout_ms"` // forkd's own: when to interrupt the code; 0: never
-}
-
 func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
-	var req executeRequest
+	var req agentproto.ExecuteRequest
 	if !decode(w, r, &req) {
 		return
 	}
@@ -82,7 +74,7 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 }
 
 // find returns the context that a request means, or an error and its HTTP status.
-func (s *Server) find(req executeRequest) (*session, int, error) {
+func (s *Server) find(req agentproto.ExecuteRequest) (*session, int, error) {
 	if req.ContextID != "" && req.Language != "" {
 		return nil, http.StatusBadRequest, errors.New("context_id and language exclude each other; send one")
 	}

@@ -27,15 +27,14 @@ type EvalOptions struct {
 
 // EvalResult is the end of an evaluation.
 type EvalResult struct {
-	Result         *string      // repr of the last expression; nil if the code has none or it is None
-	Outputs        []RichOutput // the result and what was displayed, as far as they have rich forms
-	Stdout         []byte
-	Stderr         []byte
-	Error          *EvalError // exception that ended the code
-	ExecutionCount int
-	TimedOut       bool
-	Restarted      bool // after TimedOut: the interpreter had to be killed, and its state is lost
-	Truncated      bool // something was longer than MaxOutput and its rest was dropped
+	Result    *string      // repr of the last expression; nil if the code has none or it is None
+	Outputs   []RichOutput // the result and what was displayed, as far as they have rich forms
+	Stdout    []byte
+	Stderr    []byte
+	Error     *EvalError // exception that ended the code
+	TimedOut  bool
+	Restarted bool // after TimedOut: the interpreter had to be killed, and its state is lost
+	Truncated bool // something was longer than MaxOutput and its rest was dropped
 }
 
 // RichOutput maps formats of the code interpreter protocol, such as "text", "html", "png" and "json", to values;
@@ -68,22 +67,13 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-type executeRequest struct {
-	Code      string            `json:"code"`
-	ContextID string            `json:"context_id,omitempty"`
-	Language  string            `json:"language,omitempty"`
-	Env       map[string]string `json:"env_vars,omitempty"`
-	Repr      bool              `json:"repr"`                 // forkd's own: "text" is the repr as it is, quotes kept
-	TimeoutMS int64             `json:"timeout_ms,omitempty"` // forkd's own
-}
-
 // evalSlack is how long after its timeout and agentproto.EvalGrace a guest may take to say that the code has ended.
 const evalSlack = 5 * time.Second
 
 // Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say how it went; an
 // exception is in EvalResult.Error.
 func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
-	req := executeRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env, Repr: true}
+	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env, Repr: true}
 	if opts.Timeout > 0 {
 		req.TimeoutMS = max(1, opts.Timeout.Milliseconds())
 	}
@@ -158,10 +148,9 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 // line takes one message of the /execute stream and reports whether it is the last one.
 func (e *evaluation) line(line []byte) (done bool, err error) {
 	var m struct {
-		Type  string `json:"type"`
-		Text  string `json:"text"`
-		Count int    `json:"execution_count"`
-		Main  bool   `json:"is_main_result"`
+		Type string `json:"type"`
+		Text string `json:"text"`
+		Main bool   `json:"is_main_result"`
 
 		Restarted bool `json:"restarted"`
 		EvalError
@@ -170,8 +159,6 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		return false, err
 	}
 	switch m.Type {
-	case "number_of_executions":
-		e.result.ExecutionCount = m.Count
 	case "stdout":
 		e.stdout.add([]byte(m.Text))
 	case "stderr":

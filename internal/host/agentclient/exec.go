@@ -63,7 +63,7 @@ func (r ExecResult) Err() error {
 	case r.Outcome == NotExecutable:
 		return fmt.Errorf("%w: %s", ErrNotExecutable, r.Status)
 	case r.Outcome == Signaled:
-		return fmt.Errorf("%w: %s", ErrSignaled, r.Status)
+		return fmt.Errorf("%w: %s", ErrSignaled, strings.TrimPrefix(r.Status, "signal: "))
 	case r.StdoutTruncated || r.StderrTruncated:
 		return ErrOutputTruncated
 	}
@@ -134,7 +134,7 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	deadline := callCtx.Err() != nil || errors.As(err, &refused) && refused.Code == CodeTimeout
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
 		// The guest has the same deadline and kills the process by itself.
-		status := "timed out"
+		status := fmt.Sprintf("timed out after %v", req.Timeout)
 		if run.pid == 0 {
 			status += ", and the guest did not say that the command had started"
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -221,15 +222,19 @@ func (v *VMM) reap() {
 	close(v.done)
 }
 
-// lastWords returns the end of what the VMM wrote to its standard error, such as a panic.
+// lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it was.
 func (v *VMM) lastWords() string {
-	p, err := os.ReadFile(filepath.Join(v.dir, logFile))
-	text := strings.TrimSpace(string(p))
-	if err != nil || text == "" {
+	f, err := os.Open(filepath.Join(v.dir, logFile))
+	if err != nil {
 		return ""
 	}
-	const most = 2000
-	return ": " + text[:min(len(text), most)]
+	defer f.Close()
+	const most = 2000 // bytes; what a VMM that its guest has taken over writes may be endless
+	p, _ := io.ReadAll(io.LimitReader(f, most))
+	if text := strings.TrimSpace(string(p)); text != "" {
+		return ": " + text
+	}
+	return ""
 }
 
 func (v *VMM) create(ctx context.Context, cfg *Config) error {
