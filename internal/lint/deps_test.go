@@ -48,7 +48,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/guest",
-		packages: []string{"kmsg", "reap", "userenv", "pid1", "forkhook", "envd", "eval", "agent"},
+		packages: []string{"kmsg", "reap", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
 		imports:  []string{"internal/proto/..."},
 		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},

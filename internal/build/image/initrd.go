@@ -24,6 +24,7 @@ func guestModules() []string {
 		"ext4", "crc32c_generic", // ext4 asks for the checksum by name, which no dependency shows
 		"vmw_vsock_virtio_transport",
 		"virtio_rng", "virtio_net", "overlay",
+		"tcp_diag", // by which the agent ends the connections of a fork
 	}
 }
 

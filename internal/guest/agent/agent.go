@@ -8,6 +8,7 @@ package agent
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/eval"
 	"github.com/forkd/forkd/internal/guest/forkhook"
 	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/nic"
 	"github.com/forkd/forkd/internal/guest/pid1"
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
@@ -120,9 +122,13 @@ func serveGuest(log *kmsg.Log) error {
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(nic.Up(), nic.Resolver()); err != nil {
+		log.Warnf("%v", err) // such as in a guest whose kernel has no driver for the interface
+	}
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
 	a.forks.flush, a.forks.quiet = unix.Sync, true
+	a.forks.network = nic.OpenConnections(log)
 	a.forks.hooks = forkhook.New(reaper, a.rootEnviron)
 	failed, err := a.start(vsockSockets())
 	if err != nil {

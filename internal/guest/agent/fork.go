@@ -26,6 +26,12 @@ type interpreters interface {
 	Prepare() error
 }
 
+// network is the part of a fork that concerns connections to the outside.
+type network interface {
+	Reset() error
+	Rehearse() error
+}
+
 // hooks are what the image wants done in a fork.
 type hooks interface {
 	Any() bool
@@ -40,6 +46,7 @@ type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
 	interps  interpreters
+	network  network            // nil if the agent is not its machine's init
 	hooks    hooks              // nil if the agent is not its machine's init
 	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
 	buf      [usualMessage]byte // for the message in hand
@@ -134,6 +141,11 @@ func (f *forks) forked(m *agentproto.Received) error {
 			return err
 		}
 	}
+	if f.network != nil {
+		if err := f.network.Reset(); err != nil {
+			return err
+		}
+	}
 	if len(m.Env) > 0 {
 		f.env.Merge(m.Env)
 	}
@@ -167,6 +179,11 @@ func (f *forks) prepare() error {
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()
+	}
+	if f.network != nil {
+		if err := f.network.Rehearse(); err != nil {
+			return err
+		}
 	}
 	if f.identity == nil {
 		return nil

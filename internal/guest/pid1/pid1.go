@@ -2,8 +2,8 @@
 // the kernel's file systems, loads the modules, waits for the disk, moves the process's root there, and quiets what
 // the kernel does by itself.
 //
-// It starts no service, configures no network beyond loopback, and does not fork: the process that calls Boot stays
-// PID 1. It reads these options of the kernel command line:
+// It starts no service, configures no network beyond loopback, which is package nic's, and does not fork: the process
+// that calls Boot stays PID 1. It reads these options of the kernel command line:
 //
 //	forkd.ro            mount the root disk read-only
 //	forkd.hostname=NAME host name until the first fork gives another (default "forkd")

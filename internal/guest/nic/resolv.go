@@ -1,0 +1,83 @@
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+)
+
+// Where programs look for name servers, and where ours is if the disk cannot be written.
+const (
+	resolvPath    = "/etc/resolv.conf"
+	resolvRunPath = "/run/forkd/resolv.conf"
+)
+
+const resolvConf = "# by forkd: the image names no server that a guest could ask\nnameserver " + frame.Gateway + "\n"
+
+// Resolver sees to it that /etc/resolv.conf names the gateway, unless the image's own names a
+// server outside of the guest.
+func Resolver() error {
+	if err := setResolver(resolvPath, resolvRunPath); err != nil {
+		return fmt.Errorf("name server: %w", err)
+	}
+	return nil
+}
+
+// setResolver puts our file in the place of path, or over it from run.
+func setResolver(path, run string) error {
+	text, err := os.ReadFile(path) // through a symbolic link, which may dangle
+	if err == nil && namesServer(string(text)) {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	err = replace(path)
+	if !errors.Is(err, unix.EROFS) {
+		return err
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(run), 0o755), os.WriteFile(run, []byte(resolvConf), 0o644)); err != nil {
+		return err
+	}
+	if err := unix.Mount(run, path, "", unix.MS_BIND, ""); err != nil {
+		return &os.PathError{Op: "mount over", Path: path, Err: err}
+	}
+	return nil
+}
+
+// replace makes path a file of its own, whatever it was.
+func replace(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	temporary := path + ".forkd"
+	if err := os.WriteFile(temporary, []byte(resolvConf), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// namesServer reports whether a resolv.conf(5) names a server outside of the guest, and one that
+// speaks IPv4. A server of the guest's own would have to be started, which is the user's business,
+// as is its resolv.conf then.
+func namesServer(text string) bool {
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[0] != "nameserver" {
+			continue
+		}
+		a, err := netip.ParseAddr(words[1])
+		if err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
+			return true
+		}
+	}
+	return false
+}
