@@ -1,0 +1,349 @@
+package dns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+// upstream is a resolver of the host's. Its zone is "NAME=ADDRESS" or "NAME=>ALIAS".
+type upstream struct {
+	addr  netip.AddrPort
+	asked atomic.Int32
+	zone  map[string]string
+	text  int  // bytes of TXT answers
+	mute  bool // it does not answer
+	forge bool // before the answer, others arrive that are to other questions
+}
+
+func newUpstream(t testing.TB, zone ...string) *upstream {
+	t.Helper()
+	u := &upstream{zone: map[string]string{}, text: 200}
+	for _, entry := range zone {
+		name, to, _ := strings.Cut(entry, "=")
+		u.zone[name] = to
+	}
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.addr = l.Addr().(*net.TCPAddr).AddrPort()
+	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(u.addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = l.Close(), c.Close() })
+	go u.serveUDP(c)
+	go u.serveTCP(l)
+	return u
+}
+
+func (u *upstream) serveUDP(c *net.UDPConn) {
+	buf := make([]byte, 4096)
+	for {
+		n, from, err := c.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return
+		}
+		u.asked.Add(1)
+		if u.mute {
+			continue
+		}
+		answer := u.answer(buf[:n], false)
+		if u.forge {
+			forged := append([]byte(nil), answer...)
+			forged[0]++
+			_, _ = c.WriteToUDPAddrPort(forged, from)
+			_, _ = c.WriteToUDPAddrPort([]byte("nonsense"), from)
+		}
+		_, _ = c.WriteToUDPAddrPort(answer, from)
+	}
+}
+
+func (u *upstream) serveTCP(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		u.asked.Add(1)
+		var length [2]byte
+		_, _ = io.ReadFull(c, length[:])
+		query := make([]byte, binary.BigEndian.Uint16(length[:]))
+		_, _ = io.ReadFull(c, query)
+		answer := u.answer(query, true)
+		_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
+		_ = c.Close()
+	}
+}
+
+func (u *upstream) answer(query []byte, tcp bool) []byte {
+	var m dnsmessage.Message
+	if m.Unpack(query) != nil || len(m.Questions) != 1 {
+		return nil
+	}
+	q := m.Questions[0]
+	out := dnsmessage.Message{Header: dnsmessage.Header{ID: m.ID, Response: true}, Questions: m.Questions}
+	h := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: 60}
+	to, found := u.zone[strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))]
+	switch {
+	case !found:
+		out.RCode = dnsmessage.RCodeNameError
+	case q.Type == dnsmessage.TypeTXT:
+		var text []string
+		for n := u.text; n > 0; n -= 200 {
+			text = append(text, strings.Repeat("x", min(n, 200)))
+		}
+		h.Type = q.Type
+		out.Answers = append(out.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.TXTResource{TXT: text}})
+		if u.text > 1000 && !tcp {
+			out.Answers, out.Truncated = nil, true
+		}
+	case q.Type == dnsmessage.TypeA:
+		if alias, ok := strings.CutPrefix(to, ">"); ok {
+			h.Type = dnsmessage.TypeCNAME
+			name := dnsmessage.MustNewName(alias + ".")
+			out.Answers = append(out.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.CNAMEResource{CNAME: name}})
+			h.Name, to = name, u.zone[alias]
+		}
+		h.Type = q.Type
+		for a := range strings.SplitSeq(to, ",") {
+			out.Answers = append(out.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.AResource{A: netip.MustParseAddr(a).As4()}})
+		}
+	}
+	p, err := out.Pack()
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+type guest struct {
+	*Guest
+	refusals map[Reason]int
+}
+
+func newGuest(t testing.TB, allow func(string) (bool, Reason), servers ...*upstream) *guest {
+	t.Helper()
+	var r Resolver
+	var addrs []netip.AddrPort
+	for _, s := range servers {
+		addrs = append(addrs, s.addr)
+	}
+	r.Set(addrs)
+	g := &guest{refusals: map[Reason]int{}}
+	g.Guest = New(&r, allow, func(_ string, reason Reason) { g.refusals[reason]++ })
+	return g
+}
+
+func all(string) (bool, Reason) { return true, "" }
+
+func pack(t testing.TB, name string, kind dnsmessage.Type, edns uint16) []byte {
+	t.Helper()
+	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 4711, RecursionDesired: true},
+		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name + "."), Type: kind, Class: dnsmessage.ClassINET}}}
+	if edns > 0 {
+		var h dnsmessage.ResourceHeader
+		_ = h.SetEDNS0(int(edns), 0, false)
+		m.Additionals = append(m.Additionals, dnsmessage.Resource{Header: h, Body: &dnsmessage.OPTResource{
+			Options: []dnsmessage.Option{{Code: 65001, Data: []byte("smuggled")}}}})
+	}
+	p, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (g *guest) ask(t testing.TB, name string, kind dnsmessage.Type) dnsmessage.Message {
+	t.Helper()
+	return unpack(t, g.Answer(t.Context(), pack(t, name, kind, 1232), false))
+}
+
+func unpack(t testing.TB, p []byte) (m dnsmessage.Message) {
+	t.Helper()
+	if err := m.Unpack(p); err != nil || m.ID != 4711 || !m.Response {
+		t.Fatalf("%x: %+v, %v", p, m.Header, err)
+	}
+	return m
+}
+
+func TestAnswersAreForwardedAndRemembered(t *testing.T) {
+	u := newUpstream(t, "example.com=93.184.216.34,93.184.216.35", "www.example.com=>cdn.example.net", "cdn.example.net=93.184.216.36")
+	u.forge = true
+	g := newGuest(t, all, u)
+	if m := g.ask(t, "Example.COM", dnsmessage.TypeA); len(m.Answers) != 2 {
+		t.Errorf("%+v", m)
+	}
+	if m := g.ask(t, "www.example.com", dnsmessage.TypeA); len(m.Answers) != 2 {
+		t.Errorf("%+v", m)
+	}
+	if m := g.ask(t, "missing.example.com", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeNameError {
+		t.Errorf("%+v", m)
+	}
+	for addr, want := range map[string][]string{"93.184.216.34": {"example.com"}, "93.184.216.35": {"example.com"},
+		"93.184.216.36": {"www.example.com"}, "1.1.1.1": nil} {
+		if got := g.Names(netip.MustParseAddr(addr)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s was given for %q, want %q", addr, got, want)
+		}
+	}
+}
+
+// There is no IPv6 outside, and a service binding's keys would hide the server's name.
+func TestWhatIsAnsweredWithNothing(t *testing.T) {
+	u := newUpstream(t, "example.com=93.184.216.34")
+	g := newGuest(t, all, u)
+	for _, kind := range []dnsmessage.Type{dnsmessage.TypeAAAA, typeSVCB, typeHTTPS} {
+		if m := g.ask(t, "example.com", kind); m.RCode != 0 || len(m.Answers) != 0 {
+			t.Errorf("%v: %+v", kind, m)
+		}
+	}
+	for _, kind := range []dnsmessage.Type{dnsmessage.TypeAXFR, typeIXFR, dnsmessage.TypeALL} {
+		if m := g.ask(t, "example.com", kind); m.RCode != dnsmessage.RCodeRefused {
+			t.Errorf("%v: %+v", kind, m)
+		}
+	}
+	if n := u.asked.Load(); n != 0 {
+		t.Errorf("the resolver was asked %d times", n)
+	}
+}
+
+func TestNamesAreRefusedByPolicy(t *testing.T) {
+	u := newUpstream(t, "good.com=93.184.216.34", "bad.com=93.184.216.35")
+	g := newGuest(t, func(name string) (bool, Reason) { return name == "good.com", "no-rule" }, u)
+	if m := g.ask(t, "good.com", dnsmessage.TypeA); len(m.Answers) != 1 {
+		t.Errorf("%+v", m)
+	}
+	if m := g.ask(t, "secret.bad.com", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeRefused || g.refusals["no-rule"] != 1 {
+		t.Errorf("%+v, %v", m, g.refusals)
+	}
+	if n := u.asked.Load(); n != 1 {
+		t.Errorf("the resolver was asked %d times", n)
+	}
+}
+
+// The next resolver is asked when one does not answer; without any, the guest is told at once.
+func TestAnotherResolverIsAsked(t *testing.T) {
+	mute, good := newUpstream(t), newUpstream(t, "example.com=93.184.216.34")
+	mute.mute = true
+	if m := newGuest(t, all, mute, good).ask(t, "example.com", dnsmessage.TypeA); len(m.Answers) != 1 {
+		t.Errorf("%+v", m)
+	}
+	if m := newGuest(t, all).ask(t, "example.com", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeServerFailure {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A long answer comes by TCP, and over UDP not more than the guest has room for.
+func TestLongAnswers(t *testing.T) {
+	u := newUpstream(t, "example.com=93.184.216.34")
+	u.text = 700
+	g := newGuest(t, all, u)
+	if m := unpack(t, g.Answer(t.Context(), pack(t, "example.com", dnsmessage.TypeTXT, 0), false)); !m.Truncated || len(m.Answers) != 0 {
+		t.Errorf("without EDNS: %+v", m)
+	}
+	if m := g.ask(t, "example.com", dnsmessage.TypeTXT); m.Truncated || len(m.Answers) != 1 {
+		t.Errorf("with EDNS: %+v", m)
+	}
+	u.text = 5000
+	if m := g.ask(t, "example.com", dnsmessage.TypeTXT); !m.Truncated {
+		t.Errorf("%+v", m)
+	}
+	if m := unpack(t, g.Answer(t.Context(), pack(t, "example.com", dnsmessage.TypeTXT, 0), true)); len(m.Answers) != 1 {
+		t.Errorf("by TCP: %+v", m)
+	}
+}
+
+// What a guest puts into a query beside its question does not get out.
+func TestOnlyTheQuestionGetsOut(t *testing.T) {
+	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
+	p, err := buildQuery(1, q, true)
+	if err != nil || strings.Contains(string(p), "smuggled") {
+		t.Errorf("%q, %v", p, err)
+	}
+	parsed, ok := parse(pack(t, "example.com", dnsmessage.TypeA, 4096), false)
+	if !ok || !parsed.edns || parsed.room != udpBytes || parsed.question != q {
+		t.Errorf("%+v", parsed)
+	}
+}
+
+// TestTunnelVolume: a guest that puts bytes into names, or gets them out of text records, is refused before it has moved
+// much, and so is one that asks without end.
+func TestTunnelVolume(t *testing.T) {
+	u := newUpstream(t)
+	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
+	u.zone[long] = "93.184.216.34"
+	u.zone["example.com"] = "93.184.216.34"
+	g := newGuest(t, all, u)
+	for range 2 * nameBurst / len(long) {
+		g.Answer(t.Context(), pack(t, long, dnsmessage.TypeAAAA, 0), false)
+	}
+	if g.refusals[Volume] == 0 {
+		t.Errorf("names: %v", g.refusals)
+	}
+	g = newGuest(t, all, u)
+	u.text = 900
+	for range 2 * otherBurst / u.text {
+		g.ask(t, "example.com", dnsmessage.TypeTXT)
+	}
+	if g.refusals[Volume] == 0 {
+		t.Errorf("texts: %v", g.refusals)
+	}
+	g = newGuest(t, all, u)
+	for range 2 * queryBurst {
+		g.Answer(t.Context(), pack(t, "a.b", dnsmessage.TypeAAAA, 0), false)
+	}
+	if g.refusals[Rate] == 0 {
+		t.Errorf("queries: %v", g.refusals)
+	}
+}
+
+func TestMemoryIsBoundedAndForgets(t *testing.T) {
+	var m memory
+	now := time.Now()
+	for i := range 3 * maxMemory {
+		m.put(fmt.Sprintf("%d.example.com", i), netip.AddrFrom4([4]byte{1, byte(i >> 10), byte(i >> 2), 1}), time.Second, now)
+	}
+	if len(m.order) != maxMemory || len(m.addrs) > maxMemory {
+		t.Errorf("%d pairs, %d addresses", len(m.order), len(m.addrs))
+	}
+	addr := netip.MustParseAddr("9.9.9.9")
+	m.put("a.example.com", addr, time.Second, now)
+	m.put("b.example.com", addr, time.Hour, now)
+	m.put("a.example.com", addr, time.Second, now)
+	for after, want := range map[time.Duration][]string{0: {"a.example.com", "b.example.com"}, minKeep: {"b.example.com"}, 2 * time.Hour: nil} {
+		if got := m.names(addr, now.Add(after)); !reflect.DeepEqual(got, want) {
+			t.Errorf("after %v: %q, want %q", after, got, want)
+		}
+	}
+}
+
+func FuzzAnswer(f *testing.F) {
+	f.Add(pack(f, "example.com", dnsmessage.TypeA, 1232), false)
+	f.Add(pack(f, "example.com", dnsmessage.TypeAAAA, 0), true)
+	g := newGuest(f, all)
+	f.Fuzz(func(t *testing.T, p []byte, tcp bool) {
+		if a := g.Answer(context.Background(), p, tcp); a != nil && (len(a) < 12 || len(p) < 12 || a[0] != p[0] || a[1] != p[1]) {
+			t.Errorf("%x was answered with %x", p, a)
+		}
+	})
+}
+
+// FuzzRemember: answers come from servers that a guest may own.
+func FuzzRemember(f *testing.F) {
+	u := &upstream{zone: map[string]string{"example.com": "93.184.216.34"}}
+	query := pack(f, "example.com", dnsmessage.TypeA, 0)
+	f.Add(u.answer(query, false))
+	q, _ := parse(query, false)
+	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
+}

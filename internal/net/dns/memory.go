@@ -1,0 +1,77 @@
+package dns
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// maxMemory bounds the pairs of name and address that are remembered for one sandbox. The oldest go first.
+	maxMemory = 2048
+
+	// A pair is remembered for its TTL, but at least for minKeep: programs look a name up once and connect to the address
+	// for as long as they run. And at most for maxKeep, whatever the TTL says.
+	minKeep = 10 * time.Minute
+	maxKeep = 24 * time.Hour
+)
+
+// memory has the names that a sandbox was given addresses for.
+type memory struct {
+	mu    sync.Mutex
+	addrs map[netip.Addr][]given
+	order []pair // oldest first
+}
+
+type given struct {
+	name    string
+	expires time.Time
+}
+
+type pair struct {
+	addr netip.Addr
+	name string
+}
+
+func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.Time) {
+	expires := now.Add(min(max(ttl, minKeep), maxKeep))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.addrs == nil {
+		m.addrs = map[netip.Addr][]given{}
+	}
+	names := m.addrs[addr]
+	if i := slices.IndexFunc(names, func(g given) bool { return g.name == name }); i >= 0 {
+		names[i].expires = expires
+		return
+	}
+	if len(m.order) == maxMemory {
+		oldest := m.order[0]
+		m.order = slices.Delete(m.order, 0, 1)
+		m.forgetLocked(oldest)
+	}
+	m.addrs[addr] = append(m.addrs[addr], given{name, expires})
+	m.order = append(m.order, pair{addr, name})
+}
+
+func (m *memory) forgetLocked(p pair) {
+	names := slices.DeleteFunc(m.addrs[p.addr], func(g given) bool { return g.name == p.name })
+	if len(names) == 0 {
+		delete(m.addrs, p.addr)
+	} else {
+		m.addrs[p.addr] = names
+	}
+}
+
+func (m *memory) names(addr netip.Addr, now time.Time) []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var names []string
+	for _, g := range m.addrs[addr] {
+		if now.Before(g.expires) {
+			names = append(names, g.name)
+		}
+	}
+	return names
+}

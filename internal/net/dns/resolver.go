@@ -1,0 +1,148 @@
+package dns
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+)
+
+const (
+	tries      = 2               // rounds over all resolvers, as resolv.conf(5) has it
+	tryTimeout = 2 * time.Second // for one resolver to answer
+
+	// udpBytes is the largest answer that is asked for by UDP, in bytes: it passes every path unfragmented (DNS flag day
+	// 2020).
+	udpBytes = 1232
+	maxBytes = 65535 // of an answer by TCP (RFC 1035 §4.2.2)
+)
+
+// Resolver asks the host's resolvers. It is safe for use by several goroutines.
+type Resolver struct {
+	servers atomic.Pointer[[]netip.AddrPort]
+}
+
+// Set replaces the resolvers that are asked, in their order.
+func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
+
+// ask returns the answer to a question: the whole message, whose id is not the guest's. By UDP it may be truncated.
+func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
+	servers := r.servers.Load()
+	if servers == nil || len(*servers) == 0 {
+		return nil, errors.New("no resolver is configured")
+	}
+	var errs []error
+	for range tries {
+		for _, server := range *servers {
+			answer, err := r.try(ctx, server, q, tcp, edns)
+			if err == nil {
+				return answer, nil
+			}
+			if errs = append(errs, err); ctx.Err() != nil {
+				return nil, errors.Join(errs...)
+			}
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// try asks one resolver, from a port and with an id that nobody can guess.
+func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
+	var id [2]byte
+	_, _ = rand.Read(id[:]) // it never fails (crypto/rand)
+	query, err := buildQuery(binary.BigEndian.Uint16(id[:]), q, edns)
+	if err != nil {
+		return nil, err
+	}
+	network := "udp"
+	if tcp {
+		network = "tcp"
+	}
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, server.String())
+	if err != nil {
+		return nil, fmt.Errorf("ask resolver: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	exchange := overUDP
+	if tcp {
+		exchange = overTCP
+	}
+	answer, err := exchange(conn, query, func(p []byte) bool { return answers(p, id, q) })
+	if err != nil {
+		return nil, fmt.Errorf("ask resolver: %w", err)
+	}
+	return answer, nil
+}
+
+// overUDP waits for the right answer: others may be forged.
+func overUDP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
+	if _, err := conn.Write(query); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, udpBytes+1)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return nil, err
+		}
+		if n <= udpBytes && right(buf[:n]) {
+			return buf[:n], nil
+		}
+	}
+}
+
+func overTCP(conn net.Conn, query []byte, right func([]byte) bool) ([]byte, error) {
+	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...)); err != nil {
+		return nil, err
+	}
+	var length [2]byte
+	if _, err := io.ReadFull(conn, length[:]); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, binary.BigEndian.Uint16(length[:]))
+	if _, err := io.ReadFull(conn, buf); err != nil {
+		return nil, err
+	}
+	if !right(buf) {
+		return nil, errors.New("the answer is to another question")
+	}
+	return buf, nil
+}
+
+// buildQuery makes a query of our own, so that nothing but the question of a guest's gets out.
+func buildQuery(id uint16, q dnsmessage.Question, edns bool) ([]byte, error) {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: id, RecursionDesired: true})
+	err := errors.Join(b.StartQuestions(), b.Question(q))
+	if edns {
+		var h dnsmessage.ResourceHeader
+		err = errors.Join(err, h.SetEDNS0(udpBytes, dnsmessage.RCodeSuccess, false), b.StartAdditionals(),
+			b.OPTResource(h, dnsmessage.OPTResource{}))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("build query: %w", err)
+	}
+	return b.Finish()
+}
+
+// answers reports whether p is an answer to the query of that id and question.
+func answers(p []byte, id [2]byte, q dnsmessage.Question) bool {
+	var parser dnsmessage.Parser
+	h, err := parser.Start(p)
+	if err != nil || !h.Response || h.ID != binary.BigEndian.Uint16(id[:]) {
+		return false
+	}
+	got, err := parser.Question()
+	return err == nil && got.Type == q.Type && got.Class == q.Class && strings.EqualFold(got.Name.String(), q.Name.String())
+}

@@ -1,0 +1,98 @@
+// Package flowlog writes the flow log: one JSON line for each flow that ended and for those that were refused.
+//
+// Whoever reports a flow never waits for the disk. What comes faster than it can be written is left out, and the next line
+// says how much. The package opens no file: the daemon donates one, opened for appending.
+package flowlog
+
+import (
+	"encoding/json"
+	"io"
+	"sync"
+	"time"
+)
+
+// Record is one line.
+type Record struct {
+	Time       time.Time `json:"time"` // when the flow ended
+	Sandbox    string    `json:"sandbox"`
+	Verdict    string    `json:"verdict"` // pass or refuse
+	Reason     string    `json:"reason"`
+	Name       string    `json:"name,omitempty"` // what the connection calls its server, or else what DNS was asked
+	Address    string    `json:"address,omitempty"`
+	Protocol   string    `json:"protocol"` // tcp, udp, icmp or dns
+	UpBytes    uint64    `json:"up_bytes"` // payload from the guest
+	DownBytes  uint64    `json:"down_bytes"`
+	DurationMS int64     `json:"duration_ms"`
+	Error      string    `json:"error,omitempty"` // why a flow that may pass did not come about, or how it ended early
+	Lost       uint64    `json:"lost,omitempty"`  // records that were left out before this one
+}
+
+// queued is how many records may wait for the disk.
+const queued = 1024
+
+// Log takes records. Use New.
+type Log struct {
+	records chan Record
+
+	mu   sync.Mutex
+	to   io.WriteCloser // nil: nobody wants them
+	lost uint64
+}
+
+// New returns a log without a file. Its goroutine lives as long as the process.
+func New() *Log {
+	l := &Log{records: make(chan Record, queued)}
+	go l.write()
+	return l
+}
+
+// Set replaces the file, which becomes the log's; nil ends the log.
+func (l *Log) Set(to io.WriteCloser) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.to != nil {
+		_ = l.to.Close() // each line was written at once
+	}
+	l.to = to
+}
+
+// Put adds a record, or counts it as lost.
+func (l *Log) Put(r Record) {
+	select {
+	case l.records <- r:
+	default:
+		l.Lost()
+	}
+}
+
+// Lost counts a record that its reporter left out.
+func (l *Log) Lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost++
+}
+
+func (l *Log) write() {
+	for r := range l.records {
+		l.line(&r)
+	}
+}
+
+// line writes a record in one call, so that lines of several writers do not mix.
+func (l *Log) line(r *Record) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.to == nil {
+		return
+	}
+	r.Lost = l.lost
+	text, err := json.Marshal(r)
+	if err != nil {
+		return
+	}
+	if _, err := l.to.Write(append(text, '\n')); err != nil {
+		l.lost++ // the disk may be full
+		return
+	}
+	l.lost = 0
+}
