@@ -41,7 +41,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/net",
-		packages: []string{"policy", "peek", "inspect", "dns", "flowlog"},
+		packages: []string{"policy", "peek", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack"},
 		imports:  []string{"internal/proto/..."},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",

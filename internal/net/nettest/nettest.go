@@ -1,0 +1,161 @@
+// Package nettest builds a small internet for tests: a network namespace in which servers of the test have public,
+// private and metadata addresses, joined by a pair of virtual devices to the namespace in which the test itself runs.
+//
+// Nothing in it is connected to the network of the computer. It needs root, or a kernel that gives its users namespaces of
+// their own, and the program ip; without them tests are skipped.
+package nettest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// insideEnv says that the test binary runs in a namespace of its own; its value is why it does not, if so.
+const insideEnv = "FORKD_NETTEST"
+
+// Own is the address of the test's side, "the host".
+const Own = "10.77.0.1"
+
+// Run runs the tests of a package in a network namespace of their own. TestMain calls it, and exits with what it returns.
+func Run(m *testing.M) int {
+	if _, inside := os.LookupEnv(insideEnv); inside {
+		return m.Run()
+	}
+	attr := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		attr.Cloneflags |= syscall.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	runtime.LockOSThread() // the signal comes when the thread ends that started the child
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), insideEnv+"=")
+	cmd.SysProcAttr = attr
+	err := cmd.Start()
+	if err == nil {
+		err = cmd.Wait()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			return exit.ExitCode()
+		}
+		if err == nil {
+			return 0
+		}
+	}
+	_ = os.Setenv(insideEnv, fmt.Sprintf("no network namespace: %v", err))
+	return m.Run()
+}
+
+// World is the internet of a test.
+type World struct {
+	calls chan func()
+}
+
+// New makes a world in which servers may have the given addresses, and makes every address but the test's own lie in it.
+func New(t testing.TB, addrs ...string) *World {
+	t.Helper()
+	if why := os.Getenv(insideEnv); why != "" {
+		t.Skip(why)
+	}
+	if _, err := exec.LookPath("ip"); err != nil {
+		t.Skip("no program ip: install iproute2")
+	}
+	w := &World{calls: make(chan func())}
+	tid := make(chan int)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			t.Error(err)
+		}
+		tid <- unix.Gettid()
+		for f := range w.calls {
+			f()
+		}
+	}()
+	ip(t, "link add w0 type veth peer name w1")
+	ip(t, "link set w1 netns "+strconv.Itoa(<-tid))
+	ip(t, "link set lo up")
+	ip(t, "addr add "+Own+"/32 dev w0")
+	ip(t, "link set w0 up")
+	ip(t, "route add default dev w0")
+	w.Do(func() {
+		ip(t, "link set lo up")
+		ip(t, "link set w1 up")
+		for _, a := range addrs {
+			ip(t, "addr add "+a+"/32 dev w1")
+		}
+		ip(t, "route add default dev w1")
+	})
+	t.Cleanup(func() {
+		ip(t, "link del w0")
+		close(w.calls)
+	})
+	return w
+}
+
+func ip(t testing.TB, args string) {
+	t.Helper()
+	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v\n%s", args, err, out)
+	}
+}
+
+// Do runs f in the world's namespace: sockets that it opens stay there.
+func (w *World) Do(f func()) {
+	done := make(chan struct{})
+	w.calls <- func() {
+		defer close(done)
+		f()
+	}
+	<-done
+}
+
+// Listen returns a TCP listener in the world, which ends with the test.
+func (w *World) Listen(t testing.TB, addr string) net.Listener {
+	t.Helper()
+	var l net.Listener
+	var err error
+	w.Do(func() { l, err = net.Listen("tcp4", addr) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// ListenUDP is Listen for UDP.
+func (w *World) ListenUDP(t testing.TB, addr string) *net.UDPConn {
+	t.Helper()
+	var c *net.UDPConn
+	var err error
+	w.Do(func() { c, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Serve takes connections and serves each in a goroutine of its own.
+func Serve(l net.Listener, serve func(net.Conn)) {
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serve(c)
+		}
+	}()
+}

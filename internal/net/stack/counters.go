@@ -1,0 +1,63 @@
+package stack
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Counters count what a sandbox did. They outlive its stack. The zero value is ready to use.
+type Counters struct {
+	Active     atomic.Bool
+	Open       atomic.Int32
+	Passed     atomic.Uint64
+	Up, Down   atomic.Uint64
+	DNSQueries atomic.Uint64
+	Dropped    atomic.Uint64
+
+	mu      sync.Mutex
+	reasons map[string]uint64
+}
+
+// refuse counts a refusal. Reasons are words of this program's: no guest can make new ones.
+func (c *Counters) refuse(reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reasons == nil {
+		c.reasons = map[string]uint64{}
+	}
+	c.reasons[reason]++
+}
+
+// Stats returns the counters as the daemon is told them.
+func (c *Counters) Stats() netproto.Stats {
+	m := netproto.Stats{Active: c.Active.Load(), Open: uint32(c.Open.Load()), Connections: c.Passed.Load(),
+		UpBytes: c.Up.Load(), DownBytes: c.Down.Load(), DNSQueries: c.DNSQueries.Load(), Dropped: c.Dropped.Load()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for reason, n := range c.reasons {
+		m.Refused = append(m.Refused, netproto.Refusals{Reason: reason, Count: n})
+	}
+	slices.SortFunc(m.Refused, func(a, b netproto.Refusals) int { return strings.Compare(a.Reason, b.Reason) })
+	return m
+}
+
+// Add adds what o has counted, but for what is a state and no count.
+func (c *Counters) Add(o *Counters) {
+	c.Passed.Add(o.Passed.Load())
+	c.Up.Add(o.Up.Load())
+	c.Down.Add(o.Down.Load())
+	c.DNSQueries.Add(o.DNSQueries.Load())
+	c.Dropped.Add(o.Dropped.Load())
+	for _, r := range o.Stats().Refused {
+		c.mu.Lock()
+		if c.reasons == nil {
+			c.reasons = map[string]uint64{}
+		}
+		c.reasons[r.Reason] += r.Count
+		c.mu.Unlock()
+	}
+}

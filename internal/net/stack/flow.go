@@ -1,0 +1,174 @@
+package stack
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkd/forkd/internal/net/flowlog"
+	"github.com/forkd/forkd/internal/net/policy"
+)
+
+// Reasons why a flow that the policy would let through is refused.
+const (
+	tooMany     = "connection-limit" // of the sandbox
+	tooManyHost = "host-limit"       // sockets of this process
+)
+
+// flow is one connection, or UDP packets between one pair of ports.
+type flow struct {
+	policy.Flow // Peeked and Server change under the stack's mu
+
+	stack   *Stack
+	ctx     context.Context // ends when the flow is to be reset
+	cancel  context.CancelFunc
+	started time.Time
+	last    atomic.Int64 // when something passed, in nanoseconds since 1970
+	half    atomic.Bool  // one side has ended
+	up      atomic.Uint64
+	down    atomic.Uint64
+	place   int // how many flows the stack had with it
+
+	// The rest is guarded by the stack's mu.
+	decided bool   // the policy was asked: it is asked again when it changes
+	verdict string // for the log
+	reason  string
+	err     error
+}
+
+// enter counts a task of the stack's that another than the stack has started. It returns false if the stack is closed.
+func (s *Stack) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.tasks.Add(1)
+	}
+	return !s.closed
+}
+
+// begin registers a flow, if there is room for one. Every flow that was begun is ended.
+func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
+	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
+	f.Own = s.host.isOwn(to.Addr())
+	f.Names = s.dns.Names(to.Addr())
+	f.touch()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || len(s.flows) >= int(s.limits.Connections) {
+		return nil, tooMany
+	}
+	if !s.host.takeSocket() {
+		return nil, tooManyHost
+	}
+	f.ctx, f.cancel = context.WithCancel(s.ctx)
+	s.flows[f] = struct{}{}
+	f.place = len(s.flows)
+	s.counters.Open.Store(int32(f.place))
+	return f, ""
+}
+
+// decide asks the policy about a flow, now that it is known what the connection said first, if anything was read of it.
+func (s *Stack) decide(f *flow, peeked bool, server string) policy.Verdict {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.Peeked, f.Server = peeked, server
+	verdict, reason := policy.Decide(&s.policy, &f.Flow)
+	f.verdict, f.reason = verdict.String(), string(reason)
+	f.decided = verdict != policy.Peek
+	return verdict
+}
+
+// end takes a flow off the list and logs it.
+func (s *Stack) end(f *flow) {
+	f.cancel()
+	s.host.giveSocket()
+	s.mu.Lock()
+	delete(s.flows, f)
+	s.counters.Open.Store(int32(len(s.flows)))
+	verdict, reason, err := f.verdict, f.reason, f.err
+	s.mu.Unlock()
+	s.counters.Up.Add(f.up.Load())
+	s.counters.Down.Add(f.down.Load())
+	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(), down: f.down.Load()}
+	if r.name == "" && len(f.Names) > 0 {
+		r.name = f.Names[len(f.Names)-1]
+	}
+	if verdict != policy.Pass.String() {
+		s.refused(r, reason)
+		return
+	}
+	s.counters.Passed.Add(1)
+	s.log(r, verdict, reason, err)
+}
+
+// fail notes why a flow that may pass did not come about or ended early.
+func (f *flow) fail(err error) {
+	f.stack.mu.Lock()
+	defer f.stack.mu.Unlock()
+	f.err = cmp.Or(f.err, err)
+}
+
+// killLocked resets a flow and notes why.
+func (f *flow) killLocked(why error) {
+	f.err = cmp.Or(f.err, why)
+	f.cancel()
+}
+
+// Reasons why flows are reset.
+var (
+	errIdle   = errors.New("idle for too long")
+	errRoom   = errors.New("made room for another")
+	errClosed = errors.New("the sandbox's network was closed")
+)
+
+func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
+
+func (f *flow) idleLimit() time.Duration {
+	switch {
+	case f.Protocol == policy.UDP:
+		return idleUDP
+	case f.half.Load():
+		return idleHalf
+	}
+	return idleTCP
+}
+
+// record is what is logged of a flow.
+type record struct {
+	protocol, name string
+	address        netip.AddrPort
+	started        time.Time
+	up, down       uint64
+}
+
+// refused counts and logs a refusal.
+func (s *Stack) refused(r record, reason string) {
+	s.counters.refuse(reason)
+	if !s.logged.Allow() {
+		s.host.Log.Lost()
+		return
+	}
+	s.log(r, policy.Refuse.String(), reason, nil)
+}
+
+func (s *Stack) log(r record, verdict, reason string, err error) {
+	now := time.Now()
+	line := flowlog.Record{Time: now, Sandbox: s.id, Verdict: verdict, Reason: reason, Name: r.name, Protocol: r.protocol,
+		UpBytes: r.up, DownBytes: r.down}
+	if r.address.IsValid() {
+		line.Address = r.address.String()
+		if r.address.Port() == 0 {
+			line.Address = r.address.Addr().String()
+		}
+	}
+	if !r.started.IsZero() {
+		line.DurationMS = now.Sub(r.started).Milliseconds()
+	}
+	if err != nil {
+		line.Error = err.Error()
+	}
+	s.host.Log.Put(line)
+}

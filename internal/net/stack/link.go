@@ -1,0 +1,203 @@
+package stack
+
+import (
+	"encoding/binary"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	gvisor "gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/forkd/forkd/internal/net/inspect"
+	"github.com/forkd/forkd/internal/proto/frame"
+)
+
+const (
+	// queueBytes bounds the packets that wait for room in the frame socket. What is beyond is dropped, as a switch does;
+	// TCP then slows down.
+	queueBytes = 1 << 20
+
+	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
+
+	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of the largest length.
+	gsoBytes = 65535 - header.IPv4MinimumSize - header.TCPHeaderMaximumSize
+)
+
+// link is the gVisor link endpoint on a frame socket. Nothing waits in it: packets that the socket has no room for are
+// queued, and a goroutine that lives only while there are some writes them.
+type link struct {
+	file *os.File
+	raw  syscall.RawConn
+
+	// validated is what Capabilities says of the checksums of received packets. The stack asks for each packet that
+	// it is given, in the goroutine that gives it.
+	validated  atomic.Bool
+	dropped    *atomic.Uint64
+	dispatcher gvisor.NetworkDispatcher
+
+	mu      sync.Mutex
+	queue   []*gvisor.PacketBuffer
+	queued  int  // bytes in queue
+	writing bool // the goroutine lives; only it writes
+	closed  bool
+	writers sync.WaitGroup
+}
+
+// newLink takes over file, a frame socket.
+func newLink(file *os.File, dropped *atomic.Uint64) (*link, error) {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &link{file: file, raw: raw, dropped: dropped}, nil
+}
+
+// close ends reads and writes on the socket. It may be called more than once.
+func (l *link) close() {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	_ = l.file.Close() // it holds nothing that could be lost
+	l.writers.Wait()
+}
+
+// WritePackets sends or queues packets for the guest.
+func (l *link) WritePackets(pkts gvisor.PacketBufferList) (int, tcpip.Error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, pkt := range pkts.AsSlice() {
+		l.writeLocked(pkt)
+	}
+	return pkts.Len(), nil
+}
+
+func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
+	if l.closed {
+		return
+	}
+	if !l.writing {
+		var err error
+		// The callback does not ask to be called again, so this does not wait.
+		lost := l.raw.Write(func(fd uintptr) bool {
+			err = send(int(fd), pkt)
+			return true
+		})
+		if lost != nil || err != unix.EAGAIN {
+			return
+		}
+	}
+	if l.queued+pkt.Size() > queueBytes {
+		l.dropped.Add(1)
+		return
+	}
+	l.queue = append(l.queue, pkt.IncRef())
+	l.queued += pkt.Size()
+	if !l.writing {
+		l.writing = true
+		l.writers.Go(l.write)
+	}
+}
+
+// write sends what is queued, and ends when nothing is.
+func (l *link) write() {
+	for {
+		pkt := l.next()
+		if pkt == nil {
+			return
+		}
+		// An error means that the socket is closed or the VM gone: whoever reads from it notices.
+		_ = l.raw.Write(func(fd uintptr) bool { return send(int(fd), pkt) != unix.EAGAIN })
+		pkt.DecRef()
+	}
+}
+
+func (l *link) next() *gvisor.PacketBuffer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		for _, pkt := range l.queue {
+			pkt.DecRef()
+		}
+		l.queue = nil
+	}
+	if len(l.queue) == 0 {
+		l.queue, l.queued, l.writing = nil, 0, false
+		return nil
+	}
+	pkt := l.queue[0]
+	l.queue[0] = nil
+	l.queue = l.queue[1:]
+	l.queued -= pkt.Size()
+	return pkt
+}
+
+// send writes one message.
+func send(fd int, pkt *gvisor.PacketBuffer) error {
+	var head [linkHeaderBytes]byte
+	m := inspect.Prepend(head[:0], pkt.Size(), uint16(header.IPv4ProtocolNumber))
+	gso := &pkt.GSOOptions
+	if gso.Type == gvisor.GSOTCPv4 && gso.NeedsCsum {
+		const needsCsum, gsoTCPv4 = 1, 1 // virtio 1.2 §5.1.6
+		m[0] = needsCsum
+		binary.LittleEndian.PutUint16(m[6:], header.EthernetMinimumSize+gso.L3HdrLen)
+		binary.LittleEndian.PutUint16(m[8:], gso.CsumOffset)
+		if pkt.Data().Size() > int(gso.MSS) {
+			m[1] = gsoTCPv4
+			binary.LittleEndian.PutUint16(m[2:], uint16(header.EthernetMinimumSize+pkt.HeaderSize()))
+			binary.LittleEndian.PutUint16(m[4:], gso.MSS)
+		}
+	}
+	return sendBuffers(fd, append([][]byte{m}, pkt.AsSlices()...))
+}
+
+// writeMessage sends a whole message, or drops it if there is no room.
+func (l *link) writeMessage(m []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.writing {
+		l.dropped.Add(1)
+		return
+	}
+	_ = l.raw.Write(func(fd uintptr) bool {
+		_ = sendBuffers(int(fd), [][]byte{m})
+		return true
+	})
+}
+
+func sendBuffers(fd int, buffers [][]byte) error {
+	for {
+		_, err := unix.SendmsgBuffers(fd, buffers, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: what leaves it goes to the guest.
+
+func (l *link) MTU() uint32                             { return frame.MTU }
+func (l *link) SetMTU(uint32)                           {}
+func (l *link) MaxHeaderLength() uint16                 { return 0 }
+func (l *link) LinkAddress() tcpip.LinkAddress          { return "" }
+func (l *link) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *link) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+func (l *link) AddHeader(*gvisor.PacketBuffer)          {}
+func (l *link) ParseHeader(*gvisor.PacketBuffer) bool   { return true }
+func (l *link) Wait()                                   {}
+func (l *link) Close()                                  {}
+func (l *link) SetOnCloseAction(func())                 {}
+func (l *link) IsAttached() bool                        { return l.dispatcher != nil }
+func (l *link) Attach(d gvisor.NetworkDispatcher)       { l.dispatcher = d }
+func (l *link) GSOMaxSize() uint32                      { return gsoBytes }
+func (l *link) SupportedGSO() gvisor.SupportedGSO       { return gvisor.HostGSOSupported }
+
+func (l *link) Capabilities() gvisor.LinkEndpointCapabilities {
+	if l.validated.Load() {
+		return gvisor.CapabilityRXChecksumOffload
+	}
+	return gvisor.CapabilityNone
+}

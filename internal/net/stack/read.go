@@ -1,0 +1,88 @@
+package stack
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	gvisor "gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/forkd/forkd/internal/net/inspect"
+	"github.com/forkd/forkd/internal/proto/frame"
+)
+
+// read takes messages off the frame socket until its peer is gone. A guest that sends more packets than it may waits, as
+// nobody takes its frames; nothing is lost by that.
+func (s *Stack) read() {
+	defer close(s.ended)
+	buf := make([]byte, frame.MaxMessage+1)
+	for {
+		var n int
+		var err error
+		lost := s.link.raw.Read(func(fd uintptr) bool {
+			for {
+				n, err = unix.Read(int(fd), buf)
+				if err != unix.EINTR {
+					return err != unix.EAGAIN
+				}
+			}
+		})
+		if lost != nil || err != nil || n == 0 {
+			return
+		}
+		s.take(buf[:n])
+		if !s.pause() {
+			return
+		}
+	}
+}
+
+// pause waits until the guest may send its next packet. It returns false when the stack is closed.
+func (s *Stack) pause() bool {
+	now := time.Now()
+	wait := s.packets.ReserveN(now, 1).DelayFrom(now)
+	if wait == 0 {
+		return true
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
+// take handles one message.
+func (s *Stack) take(message []byte) {
+	packet, reason := inspect.Message(message)
+	switch {
+	case reason != "":
+		s.counters.Dropped.Add(1)
+		if reason != inspect.Ethertype && reason != inspect.NotToUs { // which guests send by themselves
+			s.counters.refuse(string(reason))
+		}
+	case packet.Class == inspect.ARP:
+		s.link.writeMessage(inspect.ARPReply(packet.IP))
+	case packet.Class == inspect.Echo:
+		s.takeEcho(packet)
+	case packet.Opens && !s.opens.Allow():
+		s.counters.Dropped.Add(1)
+		s.counters.refuse(openRate)
+	default:
+		s.deliver(packet)
+	}
+}
+
+// openRate is why a SYN was dropped that is one of too many.
+const openRate = "open-rate"
+
+// deliver gives a packet to the stack, which takes checksums for good that the sender left to the device.
+func (s *Stack) deliver(packet inspect.Packet) {
+	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{Payload: buffer.MakeWithData(packet.IP)})
+	defer pkt.DecRef()
+	s.link.validated.Store(packet.Partial)
+	s.link.dispatcher.DeliverNetworkPacket(header.IPv4ProtocolNumber, pkt)
+}

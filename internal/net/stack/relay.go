@@ -1,0 +1,199 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// relay joins a guest's connection with one to the outside until both have ended. A side that ends its half is passed
+// on, and so is a reset. No direction holds a buffer while it waits for bytes.
+type relay struct {
+	*flow
+	*conn
+	out *net.TCPConn
+}
+
+// chunks are the buffers that bytes pass through: at most one for each direction of each flow in which bytes move.
+type chunks struct{ pool sync.Pool }
+
+func (c *chunks) take() *[]byte {
+	if p, ok := c.pool.Get().(*[]byte); ok {
+		return p
+	}
+	p := make([]byte, copyBytes)
+	return &p
+}
+
+func (c *chunks) give(p *[]byte) { c.pool.Put(p) }
+
+// run forwards what was read of the guest already, and then everything. It returns when the flow has ended.
+func (r *relay) run(sent []byte) {
+	stop := context.AfterFunc(r.ctx, r.reset)
+	var down error
+	var done sync.WaitGroup
+	done.Go(func() {
+		if down = r.downward(); down != nil {
+			r.cancel()
+		}
+	})
+	up := r.upward(sent)
+	if up != nil {
+		r.cancel()
+	}
+	done.Wait()
+	if err := errors.Join(up, down); err != nil && !errors.Is(err, context.Canceled) {
+		r.fail(errors.Join(up, down))
+	}
+	if stop() {
+		r.ep.Close()
+		_ = r.out.Close() // both sides have ended
+		return
+	}
+	r.reset()
+}
+
+// reset ends both sides as if a connection broke. It may be called more than once.
+func (r *relay) reset() {
+	breakOff(r.out)
+	r.ep.Abort()
+}
+
+// breakOff closes a connection with a reset.
+func breakOff(c *net.TCPConn) {
+	_ = c.SetLinger(0) // an error means that it is closed
+	_ = c.Close()
+}
+
+// ended notes that one side has ended.
+func (r *relay) ended() {
+	r.half.Store(true)
+	r.touch()
+}
+
+// upward forwards from the guest.
+func (r *relay) upward(sent []byte) error {
+	if err := r.send(sent); err != nil {
+		return err
+	}
+	entry, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
+	r.wq.EventRegister(&entry)
+	defer r.wq.EventUnregister(&entry)
+	pool := &r.stack.host.chunks
+	for {
+		chunk := pool.take()
+		w := tcpip.SliceWriter(*chunk)
+		result, err := r.ep.Read(&w, tcpip.ReadOptions{})
+		var failed error
+		switch err.(type) {
+		case nil:
+			r.ep.ModerateRecvBuf(result.Count)
+			failed = r.send((*chunk)[:result.Count])
+		case *tcpip.ErrWouldBlock:
+		case *tcpip.ErrClosedForReceive:
+			pool.give(chunk)
+			if r.ctx.Err() != nil {
+				return r.ctx.Err() // not the guest has ended it, we have
+			}
+			r.ended()
+			return r.out.CloseWrite()
+		default:
+			failed = errors.New("guest: " + err.String())
+		}
+		pool.give(chunk)
+		if failed != nil {
+			return failed
+		}
+		if err == nil {
+			continue
+		}
+		select {
+		case <-ready:
+		case <-r.ctx.Done():
+			return r.ctx.Err()
+		}
+	}
+}
+
+// send writes bytes of the guest's to the outside, no faster than the sandbox may.
+func (r *relay) send(p []byte) error {
+	if len(p) == 0 {
+		return nil
+	}
+	if err := r.stack.up.WaitN(r.ctx, len(p)); err != nil {
+		return context.Canceled
+	}
+	n, err := r.out.Write(p)
+	r.up.Add(uint64(n))
+	r.touch()
+	return err
+}
+
+// downward forwards to the guest.
+func (r *relay) downward() error {
+	raw, err := r.out.SyscallConn()
+	if err != nil {
+		return err
+	}
+	in := gonet.NewTCPConn(r.wq, r.ep)
+	pool := &r.stack.host.chunks
+	for {
+		chunk, n, err := receive(raw, pool)
+		switch {
+		case errors.Is(err, io.EOF):
+			r.ended()
+			if err := r.ep.Shutdown(tcpip.ShutdownWrite); err != nil {
+				return errors.New("guest: " + err.String())
+			}
+			return nil
+		case err != nil:
+			return err
+		}
+		if err = r.stack.down.WaitN(r.ctx, n); err == nil {
+			n, err = in.Write((*chunk)[:n])
+			r.down.Add(uint64(n))
+			r.touch()
+		} else {
+			err = context.Canceled
+		}
+		pool.give(chunk)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk is the caller's.
+func receive(raw interface {
+	Read(func(uintptr) bool) error
+}, pool *chunks) (chunk *[]byte, n int, err error) {
+	lost := raw.Read(func(fd uintptr) bool {
+		chunk = pool.take()
+		for {
+			n, err = unix.Read(int(fd), *chunk)
+			if err != unix.EINTR {
+				break
+			}
+		}
+		if err == nil && n > 0 {
+			return true
+		}
+		pool.give(chunk)
+		chunk = nil
+		return err != unix.EAGAIN
+	})
+	switch {
+	case lost != nil:
+		err = lost
+	case err == nil && n == 0:
+		err = io.EOF
+	}
+	return chunk, n, err
+}

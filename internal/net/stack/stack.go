@@ -1,0 +1,203 @@
+// Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the sandbox's frame socket, which
+// ends the guest's connections and opens others in their place, from this process to the outside.
+//
+// Every flow is decided by package policy before anything is opened, and again when the policy changes. Where a name
+// decides, the guest's first bytes are read before the outside is dialled. Outside is IPv4 only. What a guest can make the
+// process hold is bounded: connections, connections that are not open yet, bytes that wait, packets in a second; a flow
+// over which nothing passes ends. The package knows neither the daemon nor other sandboxes.
+package stack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	gvisor "gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/forkd/forkd/internal/net/dns"
+	"github.com/forkd/forkd/internal/net/policy"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+const nic = 1
+
+var (
+	guest = netip.MustParseAddr(frame.Guest)
+
+	// gatewayDNS is where a guest's resolver finds us.
+	gatewayDNS = netip.AddrPortFrom(netip.MustParseAddr(frame.Gateway), 53)
+)
+
+// Stack is the network of one sandbox.
+type Stack struct {
+	host     *Host
+	id       string
+	counters *Counters
+	ipstack  *gvisor.Stack
+	link     *link
+	dns      *dns.Guest
+
+	ctx    context.Context // ends with the stack
+	cancel context.CancelFunc
+	ended  chan struct{} // the frame socket has no peer any more, or the stack was closed
+	tasks  sync.WaitGroup
+
+	packets, opens, logged *rate.Limiter
+	up, down               *rate.Limiter
+	echoes                 chan struct{} // one for each echo request whose answer is awaited
+
+	mu     sync.Mutex
+	closed bool
+	policy netproto.Policy
+	limits netproto.Limits
+	flows  map[*flow]struct{}
+}
+
+// New makes a stack on file, a frame socket that does not block, and begins to read from it. It takes over file, and ends
+// with Close; Ended says when the peer is gone.
+func New(host *Host, id string, file *os.File, p netproto.Policy, l netproto.Limits, c *Counters) (*Stack, error) {
+	link, err := newLink(file, &c.Dropped)
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("frame socket of %s: %w", id, err)
+	}
+	s := &Stack{host: host, id: id, counters: c, link: link, ended: make(chan struct{}), policy: p,
+		flows: map[*flow]struct{}{}, echoes: make(chan struct{}, maxEchoes)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
+	s.makeLimiters(l)
+	if err := s.makeIPStack(); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("network stack of %s: %w", id, err)
+	}
+	c.Active.Store(true)
+	s.tasks.Go(s.read)
+	return s, nil
+}
+
+func (s *Stack) makeIPStack() error {
+	s.ipstack = gvisor.New(gvisor.Options{
+		NetworkProtocols: []gvisor.NetworkProtocolFactory{
+			// Packets to loopback reach the policy, which refuses them by name.
+			ipv4.NewProtocolWithOptions(ipv4.Options{AllowExternalLoopbackTraffic: true}),
+		},
+		TransportProtocols: []gvisor.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+	})
+	if err := s.configure(); err != nil {
+		s.ipstack.Destroy()
+		return fmt.Errorf("%v", err)
+	}
+	s.ipstack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s.ipstack, firstWindow, maxOpening, s.takeTCP).HandlePacket)
+	s.ipstack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s.ipstack, s.takeUDP).HandlePacket)
+	if err := s.listenDNS(); err != nil {
+		s.ipstack.Destroy()
+		return err
+	}
+	return nil
+}
+
+// configure makes the NIC take packets to any address, and answer from any.
+func (s *Stack) configure() tcpip.Error {
+	if err := s.ipstack.CreateNIC(nic, s.link); err != nil {
+		return err
+	}
+	if err := s.ipstack.SetPromiscuousMode(nic, true); err != nil {
+		return err
+	}
+	if err := s.ipstack.SetSpoofing(nic, true); err != nil {
+		return err
+	}
+	gateway := tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
+		AddressWithPrefix: tcpip.AddrFrom4(gatewayDNS.Addr().As4()).WithPrefix()}
+	if err := s.ipstack.AddProtocolAddress(nic, gateway, gvisor.AddressProperties{}); err != nil {
+		return err
+	}
+	s.ipstack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+	return s.configureTCP()
+}
+
+func (s *Stack) configureTCP() tcpip.Error {
+	sack, moderate, recovery := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true), tcpip.TCPRecovery(0)
+	wait, linger, retries := tcpip.TCPTimeWaitTimeoutOption(timeWait), tcpip.TCPLingerTimeoutOption(lingerTime), tcpip.TCPSynRetriesOption(synRetries)
+	for _, option := range []tcpip.SettableTransportProtocolOption{
+		&sack, &moderate, &recovery, &wait, &linger, &retries,
+		&tcpip.TCPReceiveBufferSizeRangeOption{Min: minBuffer, Default: defaultBuffer, Max: maxBuffer},
+		&tcpip.TCPSendBufferSizeRangeOption{Min: minBuffer, Default: defaultBuffer, Max: maxBuffer},
+	} {
+		if err := s.ipstack.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ended is closed when the peer of the frame socket is gone.
+func (s *Stack) Ended() <-chan struct{} { return s.ended }
+
+// Close resets all connections and frees the stack and its socket. It waits until nothing of it runs any more.
+func (s *Stack) Close() {
+	s.mu.Lock()
+	s.closed = true
+	for f := range s.flows {
+		f.killLocked(errClosed)
+	}
+	s.mu.Unlock()
+	s.cancel()
+	s.ipstack.Close()
+	s.link.close()
+	s.tasks.Wait()
+	s.ipstack.Wait()
+	s.counters.Active.Store(false)
+}
+
+// SetPolicy replaces policy and limits. Flows that the policy does not let through are reset, and so are those about which
+// it would have to know the name of a server that nobody has looked at.
+func (s *Stack) SetPolicy(p netproto.Policy, l netproto.Limits) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policy = p
+	s.setLimitsLocked(l)
+	for f := range s.flows {
+		if !f.decided {
+			continue
+		}
+		if verdict, reason := policy.Decide(&s.policy, &f.Flow); verdict != policy.Pass {
+			s.counters.refuse(string(reason))
+			f.killLocked(fmt.Errorf("reset by a new policy: %s", reason))
+		}
+	}
+}
+
+// Sweep ends flows over which nothing has passed for too long.
+func (s *Stack) Sweep(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.flows {
+		if now.Sub(time.Unix(0, f.last.Load())) > f.idleLimit() {
+			f.killLocked(errIdle)
+		}
+	}
+}
+
+func (s *Stack) nameAllowed(name string) (bool, dns.Reason) {
+	s.counters.DNSQueries.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ok, reason := policy.Names(&s.policy, name)
+	return ok, dns.Reason(reason)
+}
+
+func (s *Stack) nameRefused(name string, reason dns.Reason) {
+	s.refused(record{protocol: "dns", name: name}, string(reason))
+}

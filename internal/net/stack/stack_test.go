@@ -1,0 +1,317 @@
+package stack
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+func TestMain(m *testing.M) { os.Exit(nettest.Run(m)) }
+
+// Addresses of the world.
+const (
+	web      = "93.184.216.34"
+	web2     = "93.184.216.35"
+	private  = "10.1.2.3"
+	metadata = "169.254.169.254"
+	foreign  = "8.8.8.8" // a DNS server that is not the host's
+	resolver = "10.1.0.53"
+)
+
+// rig is a guest on a stack, in a world.
+type rig struct {
+	world *nettest.World
+	guest *guesttest.Guest
+	host  *Host
+	*Stack
+}
+
+func newWorld(t testing.TB) *nettest.World {
+	return nettest.New(t, web, web2, private, metadata, foreign, resolver)
+}
+
+// newRig makes a guest with a policy: "allow example.com !1.2.3.4", as package policy's tests write them.
+func newRig(t testing.TB, w *nettest.World, policy string) *rig {
+	t.Helper()
+	return addRig(t, w, NewHost(10000), policy, netproto.Limits{})
+}
+
+func addRig(t testing.TB, w *nettest.World, h *Host, policy string, l netproto.Limits) *rig {
+	t.Helper()
+	guest, file := guesttest.New(t)
+	s, err := New(h, "sb-test", file, makePolicy(t, policy), l, &Counters{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return &rig{world: w, guest: guest, host: h, Stack: s}
+}
+
+func makePolicy(t testing.TB, text string) netproto.Policy {
+	t.Helper()
+	words := strings.Fields(text)
+	var allow, deny []string
+	for _, w := range words[1:] {
+		if d, ok := strings.CutPrefix(w, "!"); ok {
+			deny = append(deny, d)
+		} else {
+			allow = append(allow, w)
+		}
+	}
+	p, err := netproto.ParsePolicy(words[0], allow, deny)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (r *rig) dial(t testing.TB, to string) (*gonet.TCPConn, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	return r.guest.DialTCP(ctx, netip.MustParseAddrPort(to))
+}
+
+func (r *rig) mustDial(t testing.TB, to string) *gonet.TCPConn {
+	t.Helper()
+	c, err := r.dial(t, to)
+	if err != nil {
+		t.Fatalf("dial %s: %v", to, err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// count returns how often a reason was given.
+func (r *rig) count(reason string) uint64 {
+	for _, f := range r.counters.Stats().Refused {
+		if f.Reason == reason {
+			return f.Count
+		}
+	}
+	return 0
+}
+
+// waitFor polls for what happens in other goroutines.
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// echo sends back what it gets, and passes the end on.
+func echo(c net.Conn) {
+	_, _ = io.Copy(c, c)
+	_ = c.Close()
+}
+
+// pattern is bytes of which no two parts are alike.
+func pattern(n int) []byte {
+	p := make([]byte, 0, n+32)
+	for sum := sha256.Sum256(nil); len(p) < n; sum = sha256.Sum256(sum[:]) {
+		p = append(p, sum[:]...)
+	}
+	return p[:n]
+}
+
+// Bytes come back as they were sent, in both directions at once, and the end of each direction passes by itself.
+func TestTCPCarriesEveryByte(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "public")
+	for _, size := range []int{0, 1, 1460, 1461, 8 << 20} {
+		c := r.mustDial(t, web+":80")
+		sent := pattern(size)
+		go func() {
+			_, _ = c.Write(sent)
+			_ = c.CloseWrite()
+		}()
+		got, err := io.ReadAll(c)
+		if err != nil || !bytes.Equal(got, sent) {
+			t.Errorf("%d bytes: got %d, %v", size, len(got), err)
+		}
+		_ = c.Close()
+	}
+	waitFor(t, "flows end", func() bool { return r.counters.Open.Load() == 0 })
+	m := r.counters.Stats()
+	if want := uint64(0 + 1 + 1460 + 1461 + 8<<20); m.UpBytes != want || m.DownBytes != want || m.Connections != 5 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// A server that ends its half first still hears the client, and the other way round.
+func TestHalfClosePassesBothWays(t *testing.T) {
+	w := newWorld(t)
+	heard := make(chan string, 1)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) {
+		_, _ = io.WriteString(c, "hello")
+		_ = c.(*net.TCPConn).CloseWrite()
+		p, _ := io.ReadAll(c)
+		heard <- string(p)
+		_ = c.Close()
+	})
+	r := newRig(t, w, "public")
+	c := r.mustDial(t, web+":80")
+	p, err := io.ReadAll(c)
+	if string(p) != "hello" || err != nil {
+		t.Fatalf("%q, %v", p, err)
+	}
+	if _, err := io.WriteString(c, "good bye"); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.CloseWrite()
+	if got := <-heard; got != "good bye" {
+		t.Errorf("the server heard %q", got)
+	}
+}
+
+// A connection that breaks on one side breaks on the other.
+func TestResetsPassBothWays(t *testing.T) {
+	w := newWorld(t)
+	server := make(chan *net.TCPConn, 1)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { server <- c.(*net.TCPConn) })
+	r := newRig(t, w, "public")
+
+	c := r.mustDial(t, web+":80")
+	s := <-server
+	_ = s.SetLinger(0)
+	_ = s.Close()
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("the guest read %v from a server that reset", err)
+	}
+
+	_ = r.mustDial(t, web+":80")
+	s = <-server
+	r.guest.Die()
+	<-r.Ended()
+	r.Close()
+	if _, err := s.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("the server read %v from a guest that died", err)
+	}
+}
+
+func TestRefusedTCPIsReset(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, private+":80"), echo)
+	r := newRig(t, w, "public")
+	if _, err := r.dial(t, private+":80"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("%v", err)
+	}
+	waitFor(t, "the refusal is counted", func() bool { return r.count("private") == 1 })
+	if _, err := r.dial(t, web+":81"); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("where nobody listens: %v", err)
+	}
+	waitFor(t, "the other one counts as let through", func() bool { return r.counters.Passed.Load() == 1 })
+}
+
+func TestUDPBothWays(t *testing.T) {
+	w := newWorld(t)
+	server := w.ListenUDP(t, web+":123")
+	go func() {
+		p := make([]byte, 65536)
+		for {
+			n, from, err := server.ReadFrom(p)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(p[:n], from)
+		}
+	}()
+	r := newRig(t, w, "public")
+	c, err := r.guest.DialUDP(netip.MustParseAddrPort(web + ":123"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, size := range []int{1, 1472, 1473, 9000} { // the last two in fragments
+		sent := pattern(size)
+		if _, err := c.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 65536)
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := c.Read(got); err != nil || !bytes.Equal(got[:n], sent) {
+			t.Errorf("%d bytes: got %d, %v", size, n, err)
+		}
+	}
+	if n := r.counters.Open.Load(); n != 1 {
+		t.Errorf("%d flows", n)
+	}
+	r.Sweep(time.Now().Add(idleUDP + time.Second))
+	waitFor(t, "an idle flow ends", func() bool { return r.counters.Open.Load() == 0 })
+}
+
+// The gateway answers echo requests itself; others are refused by the policy, or go out.
+func TestEcho(t *testing.T) {
+	w := newWorld(t)
+	r := newRig(t, w, "public")
+	allowPing(t)
+	for to, want := range map[string][2]byte{frame.Gateway: {0, 0}, private: {3, 13}, web: {0, 0}, frame.Guest: {3, 13}} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		kind, code, err := r.guest.Ping(ctx, netip.MustParseAddr(to))
+		cancel()
+		if err != nil || [2]byte{kind, code} != want {
+			t.Errorf("%s: type %d, code %d, %v, want %v", to, kind, code, err, want)
+		}
+	}
+}
+
+// allowPing lets this namespace have ping sockets. Where it cannot, the answer is that the destination is unreachable,
+// which TestEchoWithoutPingSockets looks at.
+func allowPing(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("1 0"), 0) })
+}
+
+func TestEchoWithoutPingSockets(t *testing.T) {
+	w := newWorld(t)
+	r := newRig(t, w, "public")
+	kind, code, err := r.guest.Ping(t.Context(), netip.MustParseAddr(web))
+	if err != nil || kind != 3 || code != 1 {
+		t.Errorf("type %d, code %d, %v", kind, code, err)
+	}
+}
+
+// A new policy resets what it does not let through, and nothing else.
+func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	nettest.Serve(w.Listen(t, web2+":80"), echo)
+	r := newRig(t, w, "public")
+	denied, kept := r.mustDial(t, web+":80"), r.mustDial(t, web2+":80")
+	r.SetPolicy(makePolicy(t, "public !"+web), netproto.Limits{})
+	if _, err := denied.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("a denied connection read %v", err)
+	}
+	if _, err := io.WriteString(kept, "x"); err != nil {
+		t.Fatal(err)
+	}
+	p := make([]byte, 1)
+	if _, err := kept.Read(p); err != nil || p[0] != 'x' {
+		t.Errorf("%q, %v", p, err)
+	}
+	if _, err := r.dial(t, web+":80"); err == nil {
+		t.Error("a new connection was let through")
+	}
+}

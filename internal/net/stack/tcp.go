@@ -1,0 +1,162 @@
+package stack
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/forkd/forkd/internal/net/peek"
+	"github.com/forkd/forkd/internal/net/policy"
+)
+
+// conn is a guest's end of a connection.
+type conn struct {
+	ep tcpip.Endpoint
+	wq *waiter.Queue
+}
+
+func destination(addr tcpip.Address, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4(addr.As4()), port)
+}
+
+// accept completes a guest's handshake.
+func (s *Stack) accept(r *tcp.ForwarderRequest, place int) (*conn, error) {
+	c := &conn{wq: &waiter.Queue{}}
+	var err tcpip.Error
+	if c.ep, err = r.CreateEndpoint(c.wq); err != nil {
+		r.Complete(true)
+		return nil, errors.New(err.String())
+	}
+	r.Complete(false)
+	setBuffers(c.ep, place)
+	return c, nil
+}
+
+// takeTCP serves a connection from its SYN to its end. It has a goroutine of its own.
+func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
+	if !s.enter() {
+		r.Complete(false)
+		return
+	}
+	defer s.tasks.Done()
+	id := r.ID()
+	to := destination(id.LocalAddress, id.LocalPort)
+	f, refusal := s.begin(policy.TCP, to)
+	if f == nil {
+		r.Complete(true)
+		s.refused(record{protocol: "tcp", address: to}, refusal)
+		return
+	}
+	if to == gatewayDNS {
+		s.takeDNS(f, r)
+		return
+	}
+	defer s.end(f)
+	switch s.decide(f, false, "") {
+	case policy.Pass:
+		s.dialFirst(f, r)
+	case policy.Peek:
+		s.peekFirst(f, r)
+	default:
+		r.Complete(true)
+	}
+}
+
+// dialFirst answers a SYN as the outside answers ours.
+func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
+	out, err := dialTCP(f.ctx, f.To)
+	if err != nil {
+		f.fail(err)
+		// Silence is answered by silence: the guest sends its SYN again, and we dial again.
+		r.Complete(!isTimeout(err))
+		return
+	}
+	c, err := s.accept(r, f.place)
+	if err != nil {
+		f.fail(err)
+		breakOff(out)
+		return
+	}
+	(&relay{flow: f, conn: c, out: out}).run(nil)
+}
+
+// peekFirst takes the guest's connection before there is another, to see which server it asks for.
+func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
+	c, err := s.accept(r, f.place)
+	if err != nil {
+		f.fail(err)
+		return
+	}
+	stop := context.AfterFunc(f.ctx, c.ep.Abort)
+	in := gonet.NewTCPConn(c.wq, c.ep)
+	_ = in.SetReadDeadline(time.Now().Add(peekTime)) // it has no error
+	server, sent, err := peek.Server(in)
+	if !stop() || err != nil && !isTimeout(err) || s.decide(f, true, server) != policy.Pass {
+		c.ep.Abort()
+		return
+	}
+	f.touch()
+	out, err := dialTCP(f.ctx, f.To)
+	if err != nil {
+		f.fail(err)
+		c.ep.Abort()
+		return
+	}
+	(&relay{flow: f, conn: c, out: out}).run(sent)
+}
+
+func isTimeout(err error) bool {
+	t, ok := errors.AsType[net.Error](err)
+	return ok && t.Timeout() || errors.Is(err, unix.ETIMEDOUT)
+}
+
+// takeDNS answers queries over TCP (RFC 7766), one after the other.
+func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
+	defer s.endDNS(f)
+	c, err := s.accept(r, normalFlows+1)
+	if err != nil {
+		return
+	}
+	defer context.AfterFunc(f.ctx, c.ep.Abort)()
+	in := gonet.NewTCPConn(c.wq, c.ep)
+	defer in.Close()
+	for {
+		_ = in.SetDeadline(time.Now().Add(dnsTCPTime))
+		var length [2]byte
+		if _, err := io.ReadFull(in, length[:]); err != nil {
+			return
+		}
+		query := make([]byte, min(binary.BigEndian.Uint16(length[:]), maxQuery))
+		if _, err := io.ReadFull(in, query); err != nil {
+			return
+		}
+		answer := s.dns.Answer(f.ctx, query, true)
+		if answer == nil {
+			return
+		}
+		_ = in.SetDeadline(time.Now().Add(dnsTCPTime))
+		if _, err := in.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...)); err != nil {
+			return
+		}
+	}
+}
+
+// endDNS ends a connection that is no flow to the outside.
+func (s *Stack) endDNS(f *flow) {
+	f.cancel()
+	s.host.giveSocket()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.flows, f)
+	s.counters.Open.Store(int32(len(s.flows)))
+}
