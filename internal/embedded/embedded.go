@@ -1,5 +1,5 @@
 // Package embedded holds the small static binaries that forkd carries in itself, so that users install one file: the
-// init of `forkd machine`, the VMM and the guest agent. scripts/build puts them into bin/ before forkd is compiled.
+// init of `forkd machine`, the VMM, the guest agent and forkd-net. scripts/build puts them into bin/ before forkd is compiled.
 //
 // It starts none of them and writes nothing to disk.
 package embedded
@@ -16,6 +16,7 @@ const (
 	Machined = "forkd-machined"
 	VMM      = "forkd-vmm"
 	Agent    = "forkd-agent"
+	Net      = "forkd-net"
 )
 
 // ErrNotBuiltIn means that this forkd was compiled without the binary, for example by a plain `go build`.

@@ -12,7 +12,7 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%q: got %v, want ErrNotBuiltIn", name, err)
 		}
 	}
-	for _, name := range []string{Machined, VMM, Agent} {
+	for _, name := range []string{Machined, VMM, Agent, Net} {
 		data, err := Open(name)
 		switch {
 		case errors.Is(err, ErrNotBuiltIn): // a plain `go test` without scripts/build

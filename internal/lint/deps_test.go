@@ -41,7 +41,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/net",
-		packages: []string{"policy", "peek", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack"},
+		packages: []string{"policy", "peek", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack", "."},
 		imports:  []string{"internal/proto/..."},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",
@@ -194,6 +194,12 @@ var rules = []rule{
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
 			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",
+	},
+	{
+		from: []string{"cmd/forkd-net"},
+		to: []string{"os/exec", "internal/host/...", "internal/format/...", "internal/daemon/...", "internal/build/...",
+			"internal/vmm/...", "internal/guest/...", "internal/cli"},
+		reason: "forkd-net parses hostile frames: it has no program to start, and neither store nor sandboxes to reach",
 	},
 	{
 		from:   []string{"internal/daemon/...", "internal/host/..."},

@@ -1,0 +1,67 @@
+// Package net is the forkd-net process: it serves the control socket (package netproto) and gives every sandbox its way to
+// the network, decided by the sandbox's policy.
+//
+// The process opens nothing but sockets and reads no file: resolvers, the host's addresses, the flow log and the frame
+// sockets come from the daemon. It has one network stack for each sandbox whose guest has sent a frame, and for the others
+// a descriptor and a small record. It lives on without a daemon while there are sandboxes. It does not restart anything:
+// when it dies, the daemon starts another.
+package net
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/net/stack"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+const (
+	loneliness = 10 * time.Second // with neither daemon nor sandbox, before the process ends
+	sweepTime  = 5 * time.Second  // between looks for idle flows
+)
+
+// Exit codes of the process.
+const (
+	exitClean    = 0
+	exitProtocol = 2 // the control socket is unusable
+)
+
+// Main serves the control socket until nobody needs the process any more, and returns its exit code.
+func Main() int {
+	s, err := newServer(stack.NewHost(maxSockets()), loneliness)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)
+		return exitProtocol
+	}
+	failed := make(chan error, 1)
+	go func() {
+		for {
+			conn, err := ctlsock.Accept(netproto.ListenerFD)
+			if err != nil {
+				failed <- err
+				return
+			}
+			go s.serve(conn)
+		}
+	}()
+	select {
+	case <-s.lonely:
+		return exitClean
+	case err := <-failed:
+		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)
+		return exitProtocol
+	}
+}
+
+// maxSockets is how many of the process's descriptors may be flows of guests. The rest are for frame sockets and DNS.
+func maxSockets() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 512
+	}
+	return int(min(limit.Cur, 1<<20)) / 4 * 3
+}

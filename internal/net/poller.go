@@ -1,0 +1,42 @@
+package net
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// poller waits for all sockets of sandboxes that have no stack, in one goroutine.
+type poller struct{ epoll int }
+
+func newPoller() (*poller, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("wait for frame sockets: %w", err)
+	}
+	return &poller{epoll}, nil
+}
+
+func (p *poller) add(fd int) error {
+	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)}
+	return unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event)
+}
+
+// remove makes the poller forget a descriptor that it was given. An event of it may still be on its way.
+func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
+
+// run calls ready for every descriptor that has something to read, or whose peer is gone, until it is removed.
+func (p *poller) run(ready func(fd int)) {
+	events := make([]unix.EpollEvent, 64)
+	for {
+		n, err := unix.EpollWait(p.epoll, events, -1)
+		if err != nil && err != unix.EINTR {
+			fmt.Fprintf(os.Stderr, "forkd-net: wait for frame sockets: %v\n", err)
+			return
+		}
+		for _, event := range events[:max(n, 0)] {
+			ready(int(event.Fd))
+		}
+	}
+}
