@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
@@ -51,8 +52,8 @@ const (
 	// burst is how many frames move in one direction before others have their turn.
 	burst = 64
 
-	// maxViews bounds the parts of one message (Linux's UIO_MAXIOV).
-	maxViews = 1024
+	// maxParts bounds the parts of one message (Linux's UIO_MAXIOV).
+	maxParts = 1024
 )
 
 // Device is a network device. It implements virtio.Device. All its fields belong to the holder of
@@ -72,8 +73,9 @@ type Device struct {
 	stalled   bool // receive buffers ran out: frames wait in the socket
 
 	raw   [frame.HeaderBytes]byte // scratch: the header of the frame under way
-	views [][]byte                // scratch: its parts
+	parts guestmem.Vector         // scratch: where it is
 	used  []virtq.Used            // scratch: its receive buffers
+	first [][]byte                // scratch: the views of the first of them
 }
 
 // New returns a device without a peer.
@@ -127,7 +129,7 @@ func (d *Device) Reset() {
 	d.unwatch()
 	d.transport, d.rx, d.tx, d.features = nil, nil, nil, 0
 	d.awake, d.blocked, d.stalled = false, false, false
-	d.views, d.used = nil, nil
+	d.parts, d.used, d.first = guestmem.Vector{}, nil, nil
 }
 
 // Close closes the socket and ends the goroutine. Preconditions: the transport is closed.

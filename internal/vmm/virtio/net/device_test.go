@@ -103,7 +103,7 @@ func TestFragmentsAreDropped(t *testing.T) {
 	g.awaken()
 	g.send(make([]byte, frame.HeaderBytes-1))
 	g.fromPeer(make([]byte, frame.HeaderBytes-1))
-	const table, pieces, desc = 0x30000, maxViews, ringSize - 1
+	const table, pieces, desc = 0x30000, maxParts, ringSize - 1
 	m := message(segmented, pieces)
 	if err := g.mem.WriteAt(m, txBase); err != nil {
 		t.Fatal(err)

@@ -26,7 +26,9 @@ func (d *Device) receive() (more bool, err error) {
 		if d.transport.Wanted() {
 			break
 		}
-		n, err := d.peer.peek(&d.raw)
+		d.parts.Reset()
+		d.parts.Add(d.raw[:])
+		n, err := d.peer.peek(&d.parts)
 		if err == unix.EAGAIN {
 			return false, nil
 		}
@@ -50,6 +52,7 @@ func (d *Device) deliver(n int) error {
 	if h.flags &= flagNeedsCsum | flagDataValid; !csum {
 		h.flags &^= flagDataValid // a hint, which this driver may not be given (virtio 1.2 §5.1.6.4.1)
 	}
+	d.used = d.used[:0]
 	room, err := false, error(nil)
 	if h.fits(n-frame.HeaderBytes, csum, d.features&FGuestTSO4 != 0) {
 		if room, err = d.collect(n); err != nil || d.stalled {
@@ -57,9 +60,9 @@ func (d *Device) deliver(n int) error {
 		}
 	}
 	if !room {
-		d.views = d.views[:0]
+		d.parts.Reset()
 	}
-	if err := d.peer.read(d.views); err != nil {
+	if err := d.peer.read(&d.parts); err != nil {
 		// Guest memory that cannot be written, or a host without memory. The message may be gone;
 		// the buffers are not.
 		d.putBack()
@@ -69,15 +72,16 @@ func (d *Device) deliver(n int) error {
 		return nil
 	}
 	d.raw = h.encode(uint16(len(d.used)))
-	scatter(d.views, d.raw[:])
+	scatter(d.first, d.raw[:])
 	return d.rx.PushAll(d.used)
 }
 
-// collect takes receive buffers for a message of n bytes off the queue, into d.views and d.used. It
+// collect takes receive buffers for a message of n bytes off the queue, into d.parts and d.used. It
 // reports false, and leaves the buffers where they were, if the message can never fit or, with
 // d.stalled set, does not now.
 func (d *Device) collect(n int) (bool, error) {
-	d.views, d.used = d.views[:0], d.used[:0]
+	d.parts.Reset()
+	d.used = d.used[:0]
 	for left := n; left > 0; {
 		c, err := d.popBuffer()
 		if err != nil {
@@ -88,17 +92,22 @@ func (d *Device) collect(n int) (bool, error) {
 			d.putBack()
 			return false, nil
 		}
-		if len(d.used) == 0 && c.WriteLen < frame.HeaderBytes {
-			return false, errShortBuffer // virtio 1.2 §5.1.6.3.1
+		if len(d.used) == 0 {
+			if c.WriteLen < frame.HeaderBytes {
+				return false, errShortBuffer // virtio 1.2 §5.1.6.3.1
+			}
+			d.first = append(d.first[:0], c.Writable...)
 		}
 		if c.WriteLen == 0 {
 			return false, errEmptyBuffer
 		}
 		k := min(left, int(c.WriteLen))
 		d.used = append(d.used, virtq.Used{Head: c.Head, Written: uint32(k)})
-		d.views = append(d.views, c.Writable...)
+		for _, view := range c.Writable {
+			d.parts.Add(view)
+		}
 		left -= k
-		if left > 0 && d.features&FMrgRxbuf == 0 || len(d.views) > maxViews {
+		if left > 0 && d.features&FMrgRxbuf == 0 || d.parts.Len() > maxParts {
 			d.putBack()
 			return false, nil
 		}
@@ -124,7 +133,7 @@ func (d *Device) putBack() {
 	for range d.used {
 		d.rx.Unpop()
 	}
-	d.views, d.used = d.views[:0], d.used[:0]
+	d.used = d.used[:0]
 }
 
 // scatter copies p to the front of views.

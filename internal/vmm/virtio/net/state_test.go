@@ -3,6 +3,8 @@ package net
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
@@ -26,8 +28,8 @@ func TestIdleDeviceCostsNothing(t *testing.T) {
 	if more, err := g.dev.Notify(); more || err != nil {
 		t.Fatal(more, err)
 	}
-	if g.dev.poll != nil || g.dev.views != nil || g.dev.used != nil || writes != 0 {
-		t.Errorf("poller %v, scratch %v and %v, %d writes to guest memory", g.dev.poll, g.dev.views, g.dev.used, writes)
+	if d := g.dev; d.poll != nil || d.parts.Len() != 0 || d.used != nil || d.first != nil || writes != 0 {
+		t.Errorf("poller %v, scratch %v, %v, %v, %d writes to guest memory", d.poll, d.parts, d.used, d.first, writes)
 	}
 	if err := g.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
@@ -85,6 +87,46 @@ func rekick(r *virtiotest.Ring, g *guest) *virtiotest.Ring {
 	c := *r
 	c.SetKick(func() { virtiotest.Store(g.tr, mmio.RegQueueNotify, 0) })
 	return &c
+}
+
+// Frames leave nothing on the heap, which is hardly ever collected.
+func TestFramesAreNotAllocated(t *testing.T) {
+	g := start(t, allFeatures, 1536, 96)
+	g.awaken()
+	g.tr.Quiesce()
+	g.dev.transport = &virtiotest.Direct{}
+	long := message(segmented, 40000)
+	exchange := func() {
+		g.post(long, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000)
+		g.fromPeer(long)
+	}
+	exchange()
+	got := make([]byte, frame.MaxMessage)
+	first := true
+	n := testing.AllocsPerRun(1, func() { // it calls once before it counts
+		for _, way := range []func() (bool, error){g.dev.transmit, g.dev.receive} {
+			if _, err := way(); err != nil {
+				t.Error(err)
+			}
+		}
+		if n, err := unix.Read(g.peer, got); err != nil || n != len(long) {
+			t.Errorf("%d bytes, %v", n, err)
+		}
+		if first {
+			first = false
+			exchange()
+		}
+	})
+	if n != 0 {
+		t.Errorf("two frames allocate %v times", n)
+	}
+	for range 2 {
+		g.wantAtGuest(long)
+	}
+	g.dev.transport = g.tr
+	if err := g.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A pause does not wait for what the driver has queued.

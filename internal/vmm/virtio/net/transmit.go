@@ -53,11 +53,15 @@ func (d *Device) send(c *virtq.Chain) error {
 		return nil // the host is out of descriptors; a later frame tries again
 	}
 	d.raw = h.encode(0)
-	d.views = append(append(d.views[:0], d.raw[:]), c.Readable...)
-	if len(d.views) > maxViews {
+	d.parts.Reset()
+	d.parts.Add(d.raw[:])
+	for _, view := range c.Readable {
+		d.parts.Add(view)
+	}
+	if d.parts.Len() > maxParts {
 		return nil
 	}
-	err := d.peer.write(d.views)
+	err := d.peer.write(&d.parts)
 	switch err {
 	case unix.EPIPE, unix.ECONNRESET, unix.ENOTCONN:
 		d.dropPeer()

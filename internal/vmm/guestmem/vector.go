@@ -1,0 +1,53 @@
+package guestmem
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Vector is the parts of one message, for a system call that takes several. It keeps its storage: the
+// heap of a VMM is hardly ever collected, so what is allocated for each message would stay.
+type Vector struct{ parts []unix.Iovec }
+
+// Reset makes v empty.
+func (v *Vector) Reset() { v.parts = v.parts[:0] }
+
+// Len returns the number of parts.
+func (v *Vector) Len() int { return len(v.parts) }
+
+// Add appends a view or other memory, which must stay what it is until the call. Empty ones are left
+// out.
+func (v *Vector) Add(p []byte) {
+	if len(p) > 0 {
+		v.parts = append(v.parts, unix.Iovec{Base: &p[0], Len: uint64(len(p))})
+	}
+}
+
+// Send sends the parts as one message on a socket, with flags such as MSG_DONTWAIT.
+func (v *Vector) Send(fd, flags int) error {
+	_, err := v.call(unix.SYS_SENDMSG, fd, flags)
+	return err
+}
+
+// Receive fills the parts with one message of a socket and returns its length in bytes, or with
+// MSG_TRUNC what it would be if there were room for all of it.
+func (v *Vector) Receive(fd, flags int) (n int, err error) {
+	return v.call(unix.SYS_RECVMSG, fd, flags)
+}
+
+func (v *Vector) call(number uintptr, fd, flags int) (int, error) {
+	var msg unix.Msghdr
+	msg.Iov = unsafe.SliceData(v.parts)
+	msg.SetIovlen(len(v.parts))
+	for {
+		n, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&msg)), uintptr(flags))
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
