@@ -19,10 +19,19 @@ import (
 )
 
 type buildOptions struct {
-	tag    string
-	kernel string
-	reuse  bool
-	ready  float64
+	tag     string
+	kernel  string
+	reuse   bool
+	ready   float64
+	network networkFlags
+}
+
+// networkOf returns the policy of a parent's warm-up and of its children: that of the command line, or of the recipe.
+func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
+	if n := o.network.given(); n != nil || r.Network == nil {
+		return n
+	}
+	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny}
 }
 
 // built is the output of `forkd build`. Times are in milliseconds.
@@ -73,6 +82,7 @@ func newBuildCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&o.tag, "tag", "", "tag of the snapshot (default the recipe's name)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
+	o.network.register(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
 	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 120)")
@@ -164,7 +174,7 @@ func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *
 		Tag: o.tag, Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(),
 		MemSizeMiB: uint64(r.MemoryMiB), VCPUs: uint32(r.VCPUs), Env: r.EnvOver(img.Env),
 		Warmup:           client.Warmup{Commands: r.Warmup.Commands, Python: r.Warmup.Python},
-		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs,
+		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs, Network: o.networkOf(r),
 	}, st)
 	b.BakeMS = msSince(start)
 	return err

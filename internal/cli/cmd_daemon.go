@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -14,6 +16,7 @@ import (
 
 func newDaemonCmd() *cobra.Command {
 	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, Version: version}
+	var resolvers []string
 	cmd := &cobra.Command{
 		Use:   "daemon",
 		Short: "Serve the REST API and own the sandboxes of this host",
@@ -30,7 +33,11 @@ func newDaemonCmd() *cobra.Command {
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer cancel()
-			if cfg.AuditLog != "" { // without one it keeps its usual effect, an end
+			var err error
+			if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
+				return err
+			}
+			if cfg.AuditLog != "" || cfg.FlowLog != "" { // without one it keeps its usual effect, an end
 				hangups := make(chan os.Signal, 1)
 				signal.Notify(hangups, syscall.SIGHUP)
 				defer signal.Stop(hangups)
@@ -50,6 +57,9 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
 	f.StringVar(&cfg.AuditLog, "audit-log", "", "append one JSON line per request to this file; SIGHUP opens it again after a rotation")
+	f.StringVar(&cfg.FlowLog, "flow-log", "", "append one JSON line per connection of a sandbox to this file; SIGHUP opens it again after a rotation")
+	f.StringArrayVar(&resolvers, "resolver", nil,
+		"DNS server to ask for sandboxes, an address with or without a port (repeatable; default those of /etc/resolv.conf)")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
@@ -57,4 +67,20 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
+}
+
+// parseResolvers reads addresses of DNS servers.
+func parseResolvers(texts []string) (resolvers []netip.AddrPort, err error) {
+	for _, text := range texts {
+		a, err := netip.ParseAddrPort(text)
+		if err != nil {
+			host, err := netip.ParseAddr(text)
+			if err != nil {
+				return nil, usageError{fmt.Errorf("--resolver %q: want an address such as 9.9.9.9 or 127.0.0.1:5353", text)}
+			}
+			a = netip.AddrPortFrom(host, 53)
+		}
+		resolvers = append(resolvers, a)
+	}
+	return resolvers, nil
 }

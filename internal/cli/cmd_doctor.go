@@ -78,7 +78,7 @@ func diagnose(ctx context.Context, url string) []finding {
 	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
 	findings := []finding{checkPlatform(), checkHWVirt(), checkKVM(machine.Verdict == pass), machine, checkCgroup(),
 		checkMemfd(), checkUffd(), checkEmbedded()}
-	findings = append(findings, checkHost()...)
+	findings = append(append(findings, checkHost()...), checkNetwork())
 	if inMachine {
 		findings = append(findings, checkMachineSpace(ctx, m)...)
 	} else {
@@ -175,7 +175,7 @@ func checkUffd() finding {
 }
 
 func checkEmbedded() finding {
-	for _, name := range []string{embedded.VMM, embedded.Agent} {
+	for _, name := range []string{embedded.VMM, embedded.Agent, embedded.Net} {
 		if _, err := embedded.Open(name); err != nil {
 			return finding{"program", fail, err.Error()}
 		}

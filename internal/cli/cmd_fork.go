@@ -35,6 +35,7 @@ func newForkCmd() *cobra.Command {
 	var c common
 	req := client.ForkRequest{N: 1}
 	var env []string
+	var network networkFlags
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
@@ -54,6 +55,7 @@ func newForkCmd() *cobra.Command {
 			if len(args) == 1 {
 				req.SnapshotTag = args[0]
 			}
+			req.Network = network.given()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				if req.SourceID != "" {
 					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
@@ -91,6 +93,9 @@ func newForkCmd() *cobra.Command {
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
 	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "recorded and shown, NOT enforced: a sandbox can use all of its snapshot's memory")
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
+	network.register(f)
+	f.BoolVar(&req.PerChildNetns, "per-child-netns", false, "of forkd 0.5; no effect: every child has a network of its own already")
+	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	c.completeTags(cmd)
 	c.waits = true
 	c.register(cmd)

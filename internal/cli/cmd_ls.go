@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -32,7 +33,11 @@ func newLsCmd() *cobra.Command {
 					}
 					return nil
 				}
-				return table(cmd.OutOrStdout(), "ID\tSNAPSHOT\tSTATE\tPID\tAGE\tREADY", func(row func(...any)) {
+				heading := "ID\tSNAPSHOT\tSTATE\tPID\tAGE\tREADY"
+				if c.wide() {
+					heading += "\tNETWORK\tHOSTNAME\tBRANCHES\tWORKSPACE"
+				}
+				return table(cmd.OutOrStdout(), heading, func(row func(...any)) {
 					for _, s := range list {
 						state, pid, ready := s.State, "-", "-"
 						if s.ExitReason != "" {
@@ -47,13 +52,18 @@ func newLsCmd() *cobra.Command {
 						if s.ReadyMS != nil {
 							ready = fmt.Sprintf("%.1f ms", *s.ReadyMS)
 						}
-						row(s.ID, s.SnapshotTag, state, pid, age(s.CreatedAt), ready)
+						cells := []any{s.ID, s.SnapshotTag, state, pid, age(s.CreatedAt), ready}
+						if c.wide() {
+							cells = append(cells, s.Network, s.Hostname, s.BranchCount, cmp.Or(s.Workspace, "-"))
+						}
+						row(cells...)
 					}
 				})
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	c.hasWide = true
 	c.register(cmd)
 	return cmd
 }

@@ -37,19 +37,28 @@ type common struct {
 	url    string
 	output string
 	waits  bool // for the daemon, which may take long, and says nothing meanwhile: see waiting
+
+	hasWide bool // the command has more columns to show
 }
 
 func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
 		"daemon to talk to, unix:///path or http://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
-	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text or json")
+	formats := "text or json"
+	if c.hasWide {
+		formats = "text, wide or json"
+	}
+	cmd.Flags().StringVarP(&c.output, "output", "o", "text", formats)
 }
 
 func (c *common) json() bool { return c.output == "json" }
 
+// wide reports whether more columns are wanted.
+func (c *common) wide() bool { return c.hasWide && c.output == "wide" }
+
 // run connects to the daemon and calls f, whose context ends with an interrupt.
 func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client) error) error {
-	if err := checkOutput(c.output); err != nil {
+	if err := checkOutput(c.output); err != nil && !c.wide() {
 		return err
 	}
 	ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,7 +35,9 @@ type Config struct {
 	RAMDir      string           // tmpfs for hot memory layers
 	RunDir      string           // sockets and records of running sandboxes
 	AuditLog    string           // empty: none
-	Reopen      <-chan os.Signal // each opens the audit log again, which another program has renamed; nil: never
+	FlowLog     string           // connections of sandboxes; empty: none
+	Reopen      <-chan os.Signal // each opens the logs again, which another program has renamed; nil: never
+	Resolvers   []netip.AddrPort // asked for names that sandboxes look up; none: those of /etc/resolv.conf
 	PoolSize    int
 	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents

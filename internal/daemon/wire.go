@@ -3,11 +3,13 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cleanup"
@@ -19,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -32,6 +35,7 @@ type wired struct {
 	manager *sandbox.Manager
 	store   *store.Store
 	audit   *audit.Log
+	net     *netclient.Client
 }
 
 // wire puts the daemon together and takes over what an earlier one left running. Streams to ports of sandboxes end with ctx.
@@ -46,10 +50,15 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 		}
 		undo.Add(func() { w.audit.Close() })
 	}
-	bin, err := installVMM(filepath.Join(cfg.StateDir, "bin"))
+	bin := filepath.Join(cfg.StateDir, "bin")
+	vmm, err := install(bin, embedded.VMM)
 	if err != nil {
 		return nil, err
 	}
+	if w.net, err = startNet(&cfg, bin); err != nil {
+		return nil, err
+	}
+	undo.Add(w.net.Close)
 	if w.store, err = openStore(&cfg); err != nil {
 		return nil, err
 	}
@@ -66,10 +75,11 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	}
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
-	vmms, runDir, dataDir := vmpool.Processes{Bin: bin}, filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	vmms, runDir, dataDir := vmpool.Processes{Bin: vmm}, filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
+		Net:      w.net,
 		Guest:    func(vsock string) sandbox.Guest { return guest(vsock) },
 		NewTop:   disklayer.Format,
 		Branches: cfg.Branches,
@@ -86,6 +96,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
+	w.net.Forget() // what was not taken over
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
 	if err != nil {
 		return nil, err
@@ -93,6 +104,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	baker := bake.New(bake.Config{
 		Store:    w.store,
 		VMMs:     vmms,
+		Net:      w.net,
 		Guest:    func(vsock string) bake.Guest { return guest(vsock) },
 		RunDir:   runDir,
 		Template: cfg.CPUTemplate,
@@ -123,7 +135,26 @@ func (w *wired) gauges() metrics.Source {
 			}
 			return states
 		},
+		Net: func() (metrics.Net, bool) {
+			ctx, cancel := context.WithTimeout(context.Background(), netStatsTimeout)
+			defer cancel()
+			totals, err := w.net.Totals(ctx)
+			return metrics.Net{Restarts: w.net.Restarts(), Totals: totals}, err == nil
+		},
 	}
+}
+
+// netStatsTimeout is how long forkd-net may take for its figures before they are left out.
+const netStatsTimeout = 5 * time.Second
+
+// startNet installs forkd-net, and finds it or starts it.
+func startNet(cfg *Config, bin string) (*netclient.Client, error) {
+	path, err := install(bin, netclient.Name)
+	if err != nil {
+		return nil, err
+	}
+	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
+		FlowLog: cfg.FlowLog, Log: cfg.Log})
 }
 
 // openStore takes over the store and logs what is wrong with its snapshots.
@@ -140,7 +171,7 @@ func openStore(cfg *Config) (*store.Store, error) {
 	return s, nil
 }
 
-// reopen opens the audit log again whenever it is asked to, until ctx ends.
+// reopen opens the logs again whenever it is asked to, until ctx ends.
 func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Logger) {
 	for {
 		select {
@@ -148,7 +179,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 			return
 		case <-asked:
 		}
-		if err := w.audit.Reopen(); err != nil { // it goes on in the old file
+		if err := errors.Join(w.audit.Reopen(), w.net.ReopenLog()); err != nil { // it goes on in the old file
 			log.Error("SIGHUP", "error", err)
 		}
 	}
@@ -156,27 +187,28 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 
 func (w *wired) close(kill bool) {
 	w.manager.Close(kill)
+	w.net.Close()
 	w.store.Close()
 	w.audit.Close()
 }
 
-// installVMM writes the embedded VMM into dir: not the run directory, which many hosts mount noexec. The name carries no
-// version: VMMs that run keep the old file open, new ones use the new file. One that is there already stays, so that a
+// install writes an embedded program into dir: not the run directory, which many hosts mount noexec. The name carries no
+// version: processes that run keep the old file open, new ones use the new file. One that is there already stays, so that a
 // daemon starts on a full disk too.
-func installVMM(dir string) (string, error) {
-	p, err := embedded.Open(embedded.VMM)
+func install(dir, name string) (string, error) {
+	p, err := embedded.Open(name)
 	if err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("install forkd-vmm: %w", err)
+		return "", fmt.Errorf("install %s: %w", name, err)
 	}
-	path := filepath.Join(dir, "forkd-vmm")
+	path := filepath.Join(dir, name)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, p) {
 		return path, nil
 	}
 	if err := atomicfile.Write(path, p, 0o500); err != nil {
-		return "", fmt.Errorf("install forkd-vmm: %w", err)
+		return "", fmt.Errorf("install %s: %w", name, err)
 	}
 	return path, nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -47,6 +48,7 @@ type Recipe struct {
 	Files       []File            `yaml:"files"`
 	Env         map[string]string `yaml:"env"`
 	Warmup      Warmup            `yaml:"warmup"`
+	Network     *Network          `yaml:"network"`    // of the warm-up and of children; nil: none, and the daemon's default
 	MemoryMiB   int               `yaml:"memory_mib"` // 0: 512
 	VCPUs       int               `yaml:"vcpus"`      // 0: 1
 	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
@@ -82,6 +84,30 @@ type Warmup struct {
 	Commands    []string `yaml:"commands"` // each for /bin/sh -c
 	Python      string   `yaml:"python"`
 	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
+}
+
+// Network is a network policy, as the daemon's API has it. In a recipe the mode alone can stand for it.
+type Network struct {
+	Mode  string   `yaml:"mode"`
+	Allow []string `yaml:"allow"`
+	Deny  []string `yaml:"deny"`
+}
+
+// UnmarshalYAML reads a mode, or the fields.
+func (n *Network) UnmarshalYAML(node *yaml.Node) error {
+	if node.Kind == yaml.ScalarNode {
+		*n = Network{Mode: node.Value}
+		return nil
+	}
+	type fields Network
+	for i := 0; i < len(node.Content); i += 2 { // decoding a node forgets that unknown fields are errors
+		switch name := node.Content[i]; name.Value {
+		case "mode", "allow", "deny":
+		default:
+			return fmt.Errorf("line %d: unknown field %q in network: it has mode, allow and deny", name.Line, name.Value)
+		}
+	}
+	return node.Decode((*fields)(n))
 }
 
 // LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the recipe names are read
@@ -238,6 +264,11 @@ func (r *Recipe) validate() error {
 	}
 	if t := r.Warmup.TimeoutSecs; !(t >= 0 && t <= maxWarmupSecs) { // NaN is neither
 		return fmt.Errorf("warmup: timeout_secs: %v is not between 0 and %d", t, maxWarmupSecs)
+	}
+	if n := r.Network; n != nil {
+		if _, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny); err != nil {
+			return fmt.Errorf("network: %w", err)
+		}
 	}
 	return r.validateFiles()
 }

@@ -18,6 +18,7 @@ type Source struct {
 	Snapshots func() int
 	Sandboxes func() map[string]int // by state
 	Pool      func() int            // ready shells
+	Net       func() (Net, bool)    // false: there is no forkd-net at the moment; nil: there is no network
 }
 
 // Metrics implements sandbox.Observer.
@@ -33,6 +34,7 @@ type Metrics struct {
 	branch    branchMetrics
 	inbound   inboundMetrics
 	sandboxes *prometheus.Desc
+	net       netDescs
 	source    Source
 }
 
@@ -59,7 +61,7 @@ func New(version string) *Metrics {
 			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
 		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
 	}
-	m.branch, m.inbound = newBranchMetrics(), newInboundMetrics()
+	m.branch, m.inbound, m.net = newBranchMetrics(), newInboundMetrics(), newNetDescs()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -86,13 +88,20 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Describe implements prometheus.Collector for the sandboxes by state.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { ch <- m.sandboxes }
+// Describe implements prometheus.Collector for the sandboxes by state and for the network.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- m.sandboxes
+	m.net.describe(ch)
+}
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range m.source.Sandboxes() {
 		ch <- prometheus.MustNewConstMetric(m.sandboxes, prometheus.GaugeValue, float64(n), state)
+	}
+	if m.source.Net != nil {
+		n, alive := m.source.Net()
+		m.net.collect(ch, n, alive)
 	}
 }
 

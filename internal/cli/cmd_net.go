@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// networkFlags are those that make a network policy.
+type networkFlags struct{ client.Network }
+
+func (n *networkFlags) register(f *pflag.FlagSet) {
+	f.StringVar(&n.Mode, "net", "", "network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
+	f.StringArrayVar(&n.Allow, "allow", nil,
+		"what may be connected to: a name, *.name, an address or a network, with :port if not all (repeatable); without --net it implies allow")
+	f.StringArrayVar(&n.Deny, "deny", nil, "what may not, in every mode (repeatable)")
+	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's)")
+	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
+}
+
+// given returns the policy that was asked for, or nil.
+func (n *networkFlags) given() *client.Network {
+	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && n.Limits == (client.NetworkLimits{}) {
+		return nil
+	}
+	return &n.Network
+}
+
+func newNetCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "net ID",
+		Short: "Say where a sandbox may connect to, and what it did",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				n, err := cl.Network(ctx, id)
+				if err != nil {
+					return err
+				}
+				return printNetwork(cmd, &c, n)
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	cmd.AddCommand(newNetSetCmd())
+	return cmd
+}
+
+func newNetSetCmd() *cobra.Command {
+	var c common
+	var n networkFlags
+	cmd := &cobra.Command{
+		Use:   "set ID",
+		Short: "Replace the network policy of a sandbox",
+		Long: "The policy is replaced whole: what is not given here has its default, and not what it was before. Connections that\n" +
+			"the new policy does not let through are reset.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if n.Mode == "" && len(n.Allow) == 0 {
+				return usageError{errors.New("say which policy: --net none, public, allow or open, or --allow")}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				set, err := cl.SetNetwork(ctx, id, n.Network)
+				if err != nil {
+					return err
+				}
+				return printNetwork(cmd, &c, set)
+			})
+		},
+	}
+	n.register(cmd.Flags())
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error {
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), n)
+	}
+	list := func(items []string) string {
+		if len(items) == 0 {
+			return "-"
+		}
+		return strings.Join(items, " ")
+	}
+	var refused []string
+	for _, reason := range slices.Sorted(maps.Keys(n.Stats.Refused)) {
+		refused = append(refused, fmt.Sprintf("%s %d", reason, n.Stats.Refused[reason]))
+	}
+	var limits []string
+	for _, l := range []struct {
+		limit uint64
+		unit  string
+	}{{n.Limits.BytesPerSecond, "B/s"}, {uint64(n.Limits.PacketsPerSecond), "packets/s"}, {uint64(n.Limits.Connections), "connections"}} {
+		if l.limit != 0 {
+			limits = append(limits, fmt.Sprintf("%d %s", l.limit, l.unit))
+		}
+	}
+	return table(cmd.OutOrStdout(), "MODE\t"+n.Mode, func(row func(...any)) {
+		row("ALLOW", list(n.Allow))
+		row("DENY", list(n.Deny))
+		row("LIMITS", list(limits))
+		row("CONNECTIONS", fmt.Sprintf("%d now, %d in all", n.Stats.Open, n.Stats.Connections))
+		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
+		row("NAMES ASKED", n.Stats.DNSQueries)
+		row("REFUSED", list(refused))
+	})
+}
