@@ -36,8 +36,8 @@ type SandboxNetwork struct {
 // NetworkStats are counters.
 type NetworkStats struct {
 	Open        uint32            `json:"open"`        // connections now, UDP included
-	Connections uint64            `json:"connections"` // that were let through
-	UpBytes     uint64            `json:"up_bytes"`    // payload from the sandbox
+	Connections uint64            `json:"connections"` // that were let through and have ended
+	UpBytes     uint64            `json:"up_bytes"`    // payload of these from the sandbox
 	DownBytes   uint64            `json:"down_bytes"`
 	DNSQueries  uint64            `json:"dns_queries"`
 	Dropped     uint64            `json:"dropped"`           // frames that the sandbox had no room for, or that were malformed

@@ -119,7 +119,7 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
 		row("LIMITS", list(limits))
-		row("CONNECTIONS", fmt.Sprintf("%d now, %d in all", n.Stats.Open, n.Stats.Connections))
+		row("CONNECTIONS", fmt.Sprintf("%d now, %d ended", n.Stats.Open, n.Stats.Connections))
 		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
 		row("NAMES ASKED", n.Stats.DNSQueries)
 		row("REFUSED", list(refused))

@@ -24,9 +24,9 @@ func newNetDescs() netDescs {
 	return netDescs{
 		restarts:    desc("forkd_net_restarts_total", "How often forkd-net was started again."),
 		open:        desc("forkd_net_open_connections", "Connections of sandboxes, UDP included."),
-		connections: desc("forkd_net_connections_total", "Connections of sandboxes that were let through."),
-		up:          desc("forkd_net_up_bytes_total", "Payload from sandboxes."),
-		down:        desc("forkd_net_down_bytes_total", "Payload to sandboxes."),
+		connections: desc("forkd_net_connections_total", "Connections of sandboxes that were let through and have ended."),
+		up:          desc("forkd_net_up_bytes_total", "Payload from sandboxes, of connections that have ended."),
+		down:        desc("forkd_net_down_bytes_total", "Payload to sandboxes, of connections that have ended."),
 		queries:     desc("forkd_net_dns_queries_total", "Names that sandboxes asked for."),
 		dropped:     desc("forkd_net_dropped_frames_total", "Frames that a sandbox had no room for, or that were malformed."),
 		refused:     desc("forkd_net_refused_total", "Connections of sandboxes that were not let through, by reason.", "reason"),

@@ -88,9 +88,9 @@ type Refusals struct {
 type Stats struct {
 	Active      bool   // there is a network stack: the guest has sent a frame
 	Open        uint32 // connections now, UDP flows included
-	Connections uint64 // that were let through
-	UpBytes     uint64 // payload from the guest
-	DownBytes   uint64 // payload to the guest
+	Connections uint64 // that were let through and have ended
+	UpBytes     uint64 // payload of these from the guest
+	DownBytes   uint64 // payload of these to the guest
 	DNSQueries  uint64
 	Dropped     uint64     // frames that the guest had no room for, or that were malformed
 	Refused     []Refusals // reasons with a count of zero are left out
