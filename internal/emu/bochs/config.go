@@ -9,11 +9,10 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models that have VMX. Not every one of Bochs runs a Linux host; these do.
+// Models that have VMX. Not every one of Bochs runs a Linux host whose guests have several vCPUs; these do.
 const (
-	Skylake     CPU = "corei7_skylake_x"
-	Haswell     CPU = "corei7_haswell_4770"
-	SandyBridge CPU = "corei7_sandy_bridge_2600k"
+	Skylake CPU = "corei7_skylake_x"
+	Haswell CPU = "corei7_haswell_4770"
 )
 
 // Host is one emulated Intel host.

@@ -69,12 +69,12 @@ func TestWatch(t *testing.T) {
 
 // What makes the difference between the hosts, and what Bochs 3.0 needs, gets where it is read.
 func TestConfiguration(t *testing.T) {
-	h := Host{CPU: SandyBridge, KVMIntel: []string{"ept=0"}}
+	h := Host{CPU: Haswell, KVMIntel: []string{"ept=0"}}
 	if got := h.moduleOptions(); got != "enable_apicv=0 ept=0" {
 		t.Errorf("options of kvm-intel: %q", got)
 	}
 	rc := h.configuration(Emulator{"/bochs"}, "/run")
-	for _, want := range []string{"model=corei7_sandy_bridge_2600k,", `path="/run/disk.img"`, `dev="/run/console.log"`,
+	for _, want := range []string{"model=corei7_haswell_4770,", `path="/run/disk.img"`, `dev="/run/console.log"`,
 		`romimage: file="/bochs/usr/share/bochs/BIOS-bochs-latest"`, "ips=250000000"} {
 		if !strings.Contains(rc, want) {
 			t.Errorf("the configuration lacks %s:\n%s", want, rc)

@@ -31,7 +31,7 @@ func intelHosts() []intelHost {
 		{"ept", bochs.Host{CPU: bochs.Skylake}, false},
 		{"no-ept", bochs.Host{CPU: bochs.Skylake, KVMIntel: []string{"ept=0"}}, true},
 		{"restricted", bochs.Host{CPU: bochs.Skylake, KVMIntel: []string{"unrestricted_guest=0"}}, true},
-		{"sandy-bridge", bochs.Host{CPU: bochs.SandyBridge}, true},
+		{"haswell", bochs.Host{CPU: bochs.Haswell}, true},
 	}
 }
 
