@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"go/ast"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -124,3 +125,31 @@ func TestProseIsNarrow(t *testing.T) {
 		})
 	}
 }
+
+// TestNetworkAttacksHaveTheirTests: every row of the attack table in docs/network.md names tests that are there.
+func TestNetworkAttacksHaveTheirTests(t *testing.T) {
+	there := map[string]bool{}
+	for _, s := range sources(t) {
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && s.test() && strings.HasPrefix(s.path, "internal/net/") {
+				there[f.Name.Name] = true
+			}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(root, "docs/network.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := quotedTest.FindAllStringSubmatch(string(text), -1)
+	for _, m := range names {
+		if !there[m[1]] {
+			t.Errorf("docs/network.md: there is no %s", m[1])
+		}
+	}
+	if len(names) < 20 {
+		t.Errorf("found %d tests: the table has more than that", len(names))
+	}
+}
+
+// quotedTest is the name of a test or a fuzz target.
+var quotedTest = regexp.MustCompile("`((?:Test|Fuzz)\\w+)`")

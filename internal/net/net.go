@@ -9,10 +9,12 @@ package net
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/log"
 
 	"github.com/forkd/forkd/internal/net/stack"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -32,6 +34,7 @@ const (
 
 // Main serves the control socket until nobody needs the process any more, and returns its exit code.
 func Main() int {
+	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's: a guest could fill it
 	s, err := newServer(stack.NewHost(maxSockets()), loneliness)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)

@@ -1,0 +1,413 @@
+package stack
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// zone is what the world's resolver answers.
+type zone struct {
+	mu    sync.Mutex
+	addrs map[string]string
+}
+
+func (z *zone) set(name, addr string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.addrs[name+"."] = addr
+}
+
+func (z *zone) answer(query []byte) []byte {
+	var m dnsmessage.Message
+	if m.Unpack(query) != nil {
+		return nil
+	}
+	m.Response, m.Additionals = true, nil
+	z.mu.Lock()
+	addr, ok := z.addrs[m.Questions[0].Name.String()]
+	z.mu.Unlock()
+	if ok && m.Questions[0].Type == dnsmessage.TypeA {
+		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET},
+			Body: &dnsmessage.AResource{A: netip.MustParseAddr(addr).As4()}}}
+	}
+	p, _ := m.Pack()
+	return p
+}
+
+// serveDNS runs the resolver of the host h in the world.
+func serveDNS(t testing.TB, w *nettest.World, h *Host, entries ...string) *zone {
+	t.Helper()
+	z := &zone{addrs: map[string]string{}}
+	for _, e := range entries {
+		name, addr, _ := strings.Cut(e, "=")
+		z.set(name, addr)
+	}
+	c := w.ListenUDP(t, resolver+":53")
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, from, err := c.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteTo(z.answer(buf[:n]), from)
+		}
+	}()
+	nettest.Serve(w.Listen(t, resolver+":53"), func(c net.Conn) {
+		defer c.Close()
+		buf := make([]byte, 4096)
+		if n, err := c.Read(buf); err == nil && n > 2 {
+			answer := z.answer(buf[2:n])
+			_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
+		}
+	})
+	h.Resolver.Set([]netip.AddrPort{netip.MustParseAddrPort(resolver + ":53")})
+	return z
+}
+
+// lookup asks the gateway for a name, by UDP or TCP, and returns the code of its answer.
+func (r *rig) lookup(t testing.TB, name string, tcp bool) dnsmessage.RCode {
+	t.Helper()
+	m := dnsmessage.Message{Header: dnsmessage.Header{ID: 1, RecursionDesired: true}, Questions: []dnsmessage.Question{
+		{Name: dnsmessage.MustNewName(name + "."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}}}
+	query, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c net.Conn
+	if tcp {
+		c, err = r.dial(t, frame.Gateway+":53")
+		query = append(binary.BigEndian.AppendUint16(nil, uint16(len(query))), query...)
+	} else {
+		c, err = r.guest.DialUDP(netip.MustParseAddrPort(frame.Gateway + ":53"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := c.Write(query); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, 2000)
+	n, err := c.Read(answer)
+	if err == nil && tcp {
+		answer, n = answer[2:], n-2
+	}
+	if err != nil || m.Unpack(answer[:n]) != nil {
+		t.Fatalf("%s: %d bytes, %v", name, n, err)
+	}
+	return m.RCode
+}
+
+// says dials, sends a text and returns what comes back.
+func (r *rig) says(t testing.TB, to, text string) (string, error) {
+	t.Helper()
+	c, err := r.dial(t, to)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, text); err != nil {
+		return "", err
+	}
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	p := make([]byte, len(text))
+	n, err := io.ReadFull(c, p)
+	return string(p[:n]), err
+}
+
+// handshake begins TLS with a server name, and returns how the server's end of it went: echo servers answer nonsense, so
+// that the client's error says whether its bytes came back.
+func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
+	t.Helper()
+	c, err := r.dial(t, to)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	err = tls.Client(c, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake()
+	alert, ok := errors.AsType[tls.AlertError](err)
+	return ok || strings.Contains(err.Error(), "tls:") || alert != 0
+}
+
+func request(host string) string { return "GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n" }
+
+func (r *rig) mustCount(t testing.TB, reason string, n uint64) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("%d refused as %s, %+v", n, reason, r.counters.Stats().Refused), func() bool { return r.count(reason) >= n })
+}
+
+// An allowed name lets through exactly what it says: the address that DNS gave, under that name.
+func TestAllowedNamePasses(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	nettest.Serve(w.Listen(t, web+":443"), echo)
+	r := newRig(t, w, "allow good.example")
+	serveDNS(t, w, r.host, "good.example="+web)
+	for _, tcp := range []bool{false, true} {
+		if code := r.lookup(t, "good.example", tcp); code != 0 {
+			t.Errorf("lookup: %v", code)
+		}
+	}
+	if got, err := r.says(t, web+":80", request("good.example")); got != request("good.example") || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	if !r.handshake(t, web+":443", "good.example") {
+		t.Error("TLS did not get through")
+	}
+}
+
+// TestAttackRebinding: a name whose address becomes a private one, or the host's own.
+func TestAttackRebinding(t *testing.T) {
+	w := newWorld(t)
+	for _, a := range []string{web, private, metadata} {
+		nettest.Serve(w.Listen(t, a+":80"), echo)
+	}
+	h := NewHost(10000)
+	z := serveDNS(t, w, h)
+	for _, policy := range []string{"public", "allow evil.example"} {
+		r := addRig(t, w, h, policy, netproto.Limits{})
+		z.set("evil.example", web)
+		r.lookup(t, "evil.example", false)
+		if _, err := r.says(t, web+":80", request("evil.example")); err != nil {
+			t.Error(err)
+		}
+		for to, reason := range map[string]string{private: "private", metadata: "metadata", nettest.Own: "host", "127.0.0.1": "loopback"} {
+			z.set("evil.example", to)
+			r.lookup(t, "evil.example", false)
+			r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, to, 1024, 80)))
+			r.mustCount(t, reason, 1)
+		}
+		waitFor(t, "nothing else passes", func() bool { return r.counters.Passed.Load() == 1 && r.counters.Open.Load() == 0 })
+	}
+}
+
+// TestAttackForgedSNI: TLS to a raw address under an allowed name that DNS did not give for it.
+func TestAttackForgedSNI(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":443"), echo)
+	nettest.Serve(w.Listen(t, web2+":443"), echo)
+	r := newRig(t, w, "allow good.example better.example")
+	serveDNS(t, w, r.host, "good.example="+web, "better.example="+web2)
+	if r.handshake(t, web2+":443", "good.example") {
+		t.Error("an address that DNS gave for nothing got through")
+	}
+	r.mustCount(t, "no-rule", 1)
+	r.lookup(t, "good.example", false)
+	r.lookup(t, "better.example", false)
+	if r.handshake(t, web2+":443", "good.example") {
+		t.Error("an address got through under the name of another")
+	}
+	r.mustCount(t, "name-address", 1)
+}
+
+// TestAttackOtherServerName: the right address, but the connection asks for a server that is not allowed. The Host inside of
+// TLS is the server's to check: the gateway cannot read it.
+func TestAttackOtherServerName(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":443"), echo)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "allow good.example")
+	serveDNS(t, w, r.host, "good.example="+web)
+	r.lookup(t, "good.example", false)
+	if r.handshake(t, web+":443", "evil.example") {
+		t.Error("TLS for another name got through")
+	}
+	r.mustCount(t, "other-name", 1)
+	if got, err := r.says(t, web+":80", request("evil.example")); err == nil {
+		t.Errorf("HTTP for another name: %q", got)
+	}
+	r.mustCount(t, "other-name", 2)
+	for i, text := range []string{
+		"GET http://good.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: good.example\r\nHost: evil.example\r\n\r\n",
+		"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+	} {
+		if got, err := r.says(t, web+":80", text); err == nil {
+			t.Errorf("%q: %q", text, got)
+		}
+		r.mustCount(t, "no-name", uint64(i)+1)
+	}
+}
+
+// TestAttackForeignResolver: DNS over UDP and TCP, and over TLS, past the gateway.
+func TestAttackForeignResolver(t *testing.T) {
+	w := newWorld(t)
+	heard := w.ListenUDP(t, foreign+":53")
+	for _, port := range []string{":53", ":853"} {
+		nettest.Serve(w.Listen(t, foreign+port), echo)
+	}
+	for i, policy := range []string{"public", "open"} {
+		r := newRig(t, w, policy)
+		for _, port := range []string{":53", ":853"} {
+			if _, err := r.dial(t, foreign+port); err == nil {
+				t.Errorf("%s: TCP%s got through", policy, port)
+			}
+			c, err := r.guest.DialUDP(netip.MustParseAddrPort(foreign + port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = c.Write([]byte("query"))
+			_ = c.Close()
+		}
+		r.mustCount(t, "foreign-dns", 4)
+		if i == 0 {
+			continue
+		}
+		_ = heard.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) // what had got through would have come by now
+		if n, _, err := heard.ReadFrom(make([]byte, 100)); err == nil {
+			t.Errorf("%d bytes got through by UDP", n)
+		}
+	}
+}
+
+// TestAttackNameNotAllowed: a name is refused by DNS, before anybody outside hears of it.
+func TestAttackNameNotAllowed(t *testing.T) {
+	w := newWorld(t)
+	r := newRig(t, w, "allow good.example")
+	serveDNS(t, w, r.host, "evil.example="+web)
+	for _, tcp := range []bool{false, true} {
+		if code := r.lookup(t, "c2VjcmV0.evil.example", tcp); code != dnsmessage.RCodeRefused {
+			t.Errorf("%v", code)
+		}
+	}
+	r.mustCount(t, "no-rule", 2)
+}
+
+// TestAttackClosedAddresses: metadata, loopback in its spellings, the daemon's API on the host's own addresses, other
+// sandboxes, as programs with raw sockets would try them. A server listens where there can be one.
+func TestAttackClosedAddresses(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, metadata+":80"), echo)
+	for _, addr := range []string{"127.0.0.1:80", nettest.Own + ":80"} {
+		l, err := net.Listen("tcp4", addr) // on the host
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		nettest.Serve(l, func(c net.Conn) {
+			t.Errorf("%v reached %v", c.RemoteAddr(), c.LocalAddr())
+			_ = c.Close()
+		})
+	}
+	for _, policy := range []string{"public", "open", "allow 0.0.0.0/0"} {
+		r := newRig(t, w, policy)
+		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "0.0.0.0", 1024, 80))) // no address at all: dropped
+		for _, c := range []struct{ to, reason string }{
+			{metadata, "metadata"}, {"127.0.0.1", "loopback"}, {"127.255.255.254", "loopback"}, {"0.1.2.3", "loopback"},
+			{nettest.Own, "host"}, {"192.0.2.3", "sandbox-net"}, {frame.Gateway, "sandbox-net"},
+		} {
+			before := r.count(c.reason)
+			r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, c.to, 1024, 80)))
+			r.mustCount(t, c.reason, before+1)
+		}
+		if n := r.counters.Passed.Load(); n != 0 {
+			t.Errorf("%s: %d connections passed", policy, n)
+		}
+	}
+}
+
+// TestAttackIPv6: there is none outside, in whatever form.
+func TestAttackIPv6(t *testing.T) {
+	r := newRig(t, newWorld(t), "open")
+	p := make(header.IPv6, header.IPv6MinimumSize+header.TCPMinimumSize)
+	p.Encode(&header.IPv6Fields{PayloadLength: header.TCPMinimumSize, TransportProtocol: header.TCPProtocolNumber, HopLimit: 64})
+	copy(p[24:40], netip.MustParseAddr("::ffff:127.0.0.1").AsSlice())
+	m := guesttest.Frame(p)
+	binary.BigEndian.PutUint16(m[frame.HeaderBytes+12:], uint16(header.IPv6ProtocolNumber))
+	r.guest.Send(m)
+	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
+}
+
+// TestAttackSpoofedSource: packets from other addresses than the guest's, and ARP that claims or asks for others.
+func TestAttackSpoofedSource(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "open")
+	for i, from := range []string{"192.0.2.1", "192.0.2.3", "127.0.0.1", private, "0.0.0.0", "255.255.255.255"} {
+		r.guest.Send(guesttest.Frame(guesttest.SYN(from, web, 1024, 80)))
+		r.mustCount(t, "spoofed-source", uint64(i)+1)
+	}
+	m := guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))
+	m[frame.HeaderBytes+11]++ // another hardware address
+	r.guest.Send(m)
+	r.mustCount(t, "spoofed-source", 7)
+	if r.counters.Passed.Load() != 0 || r.counters.Open.Load() != 0 {
+		t.Errorf("%+v", r.counters.Stats())
+	}
+	answered := make(chan struct{}, 10)
+	r.guest.Watch(func(m []byte) {
+		if header.Ethernet(m[frame.HeaderBytes:]).Type() == header.ARPProtocolNumber {
+			answered <- struct{}{}
+		}
+	})
+	for _, arp := range []struct{ sender, target string }{{frame.Guest, "192.0.2.3"}, {"192.0.2.1", "192.0.2.1"}, {"192.0.2.3", "192.0.2.1"}} {
+		r.guest.Send(arpRequest(arp.sender, arp.target))
+	}
+	r.guest.Send(arpRequest(frame.Guest, frame.Gateway))
+	<-answered
+	if len(answered) != 0 {
+		t.Error("ARP for other addresses was answered")
+	}
+	if _, err := r.says(t, web+":80", "hello"); err != nil {
+		t.Errorf("an honest connection: %v", err)
+	}
+}
+
+func arpRequest(sender, target string) []byte {
+	p := make(header.ARP, header.ARPSize)
+	p.SetIPv4OverEthernet()
+	p.SetOp(header.ARPRequest)
+	copy(p.HardwareAddressSender(), frame.GuestMAC[:])
+	copy(p.ProtocolAddressSender(), netip.MustParseAddr(sender).AsSlice())
+	copy(p.ProtocolAddressTarget(), netip.MustParseAddr(target).AsSlice())
+	m := guesttest.Frame(p)
+	binary.BigEndian.PutUint16(m[frame.HeaderBytes+12:], uint16(header.ARPProtocolNumber))
+	return m
+}
+
+// TestAttackRefusedUDPIsAnswered: a program learns at once that nobody hears it.
+func TestAttackRefusedUDPIsAnswered(t *testing.T) {
+	r := newRig(t, newWorld(t), "none")
+	answer := make(chan byte, 1)
+	r.guest.Watch(func(m []byte) {
+		if ip := header.IPv4(m[frame.HeaderBytes+header.EthernetMinimumSize:]); len(ip) > 21 && ip.TransportProtocol() == header.ICMPv4ProtocolNumber {
+			answer <- ip.Payload()[0]
+		}
+	})
+	c, err := r.guest.DialUDP(netip.MustParseAddrPort(web + ":123"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_, _ = c.Write([]byte("x"))
+	if kind := <-answer; kind != byte(header.ICMPv4DstUnreachable) {
+		t.Errorf("ICMP type %d", kind)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if kind, code, err := r.guest.Ping(ctx, netip.MustParseAddr(web)); kind != 3 || code != 13 || err != nil {
+		t.Errorf("%d, %d, %v", kind, code, err)
+	}
+	r.mustCount(t, "mode-none", 2)
+}

@@ -1,0 +1,260 @@
+package stack
+
+import (
+	"encoding/binary"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// heap returns the bytes in use, after what nobody refers to any more is gone.
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // pools give up what they hold with the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestAttackSYNFlood: connections are opened without end, to where nobody answers. What waits is bounded, and another
+// sandbox gets through meanwhile.
+func TestAttackSYNFlood(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	h := NewHost(100000)
+	flooder, other := addRig(t, w, h, "public", netproto.Limits{}), addRig(t, w, h, "public", netproto.Limits{})
+	before := runtime.NumGoroutine()
+	for i := range 20000 {
+		flooder.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "93.184.217.1", uint16(i), 80))) // ARP asks for it in vain
+		if i%5000 == 4999 {
+			if got, err := other.says(t, web+":80", "hello"); got != "hello" || err != nil {
+				t.Errorf("after %d SYNs: %q, %v", i+1, got, err)
+			}
+		}
+	}
+	// Each connection that is being opened has its goroutine, and a few of the standard library's while it is dialled.
+	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
+		t.Errorf("%d goroutines", n)
+	}
+	if n := flooder.counters.Open.Load(); n > maxOpening {
+		t.Errorf("%d connections are being opened", n)
+	}
+	flooder.mustCount(t, openRate, 1)
+}
+
+// TestAttackHalfOpen: connections whose client says nothing, where a name decides. They end by themselves, and there are
+// only so many.
+func TestAttackHalfOpen(t *testing.T) {
+	w := newWorld(t)
+	h := NewHost(10000)
+	const most = 50
+	r := addRig(t, w, h, "allow good.example", netproto.Limits{Connections: most})
+	serveDNS(t, w, h, "good.example="+web)
+	r.lookup(t, "good.example", false)
+	for range most {
+		c := r.mustDial(t, web+":443")
+		_ = c.SetReadDeadline(time.Now().Add(2 * peekTime))
+	}
+	if _, err := r.dial(t, web+":443"); err == nil {
+		t.Errorf("there are more than %d connections", most)
+	}
+	r.mustCount(t, tooMany, 1)
+	r.mustCount(t, "no-name", most)
+	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
+}
+
+// TestAttackSlowReader: a guest that asks for much and reads nothing, and a server that does so. What waits for them is
+// bounded, and the sandbox's other connections go on.
+func TestAttackSlowReader(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end
+		for chunk := make([]byte, 64<<10); ; {
+			if _, err := c.Write(chunk); err != nil {
+				return
+			}
+		}
+	})
+	nettest.Serve(w.Listen(t, web+":81"), func(net.Conn) {}) // reads nothing
+	nettest.Serve(w.Listen(t, web+":82"), echo)
+	r := newRig(t, w, "public")
+	before := heap()
+	const each = 20
+	for range each {
+		r.mustDial(t, web+":80")
+		c := r.mustDial(t, web+":81")
+		go func() { _, _ = io.Copy(c, zeros{}) }()
+	}
+	var held uint64
+	waitFor(t, "both directions stand still", func() bool {
+		earlier := held
+		time.Sleep(200 * time.Millisecond)
+		held = r.counters.moving(r.Stack)
+		return held == earlier
+	})
+	// The guest is in this process, too, with buffers of its own.
+	if n := int64(heap()) - int64(before); n > 2*each*8*maxBuffer {
+		t.Errorf("%d connections hold %d KiB", 2*each, n>>10)
+	}
+	if got, err := r.says(t, web+":82", "hello"); got != "hello" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// moving sums up what the open flows have carried.
+func (c *Counters) moving(s *Stack) (n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.flows {
+		n += f.up.Load() + f.down.Load()
+	}
+	return n
+}
+
+// TestAttackFragments: fragments that overlap, that never become whole, and those of protocols that need none; and packets
+// with bad checksums. The stack keeps little of them, and carries on.
+func TestAttackFragments(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	heard := w.ListenUDP(t, web+":53123")
+	r := newRig(t, w, "public")
+	before := heap()
+	random := rand.New(rand.NewPCG(1, 2))
+	payload := make([]byte, 1400)
+	for i := range 20000 {
+		p := header.IPv4(guesttest.IPv4(frame.Guest, web, uint8(header.UDPProtocolNumber), payload))
+		p.SetID(uint16(i / 2))
+		p.SetFlagsFragmentOffset(header.IPv4FlagMoreFragments, uint16(random.IntN(4000))*8)
+		p.SetChecksum(0)
+		p.SetChecksum(^p.CalculateChecksum())
+		r.guest.Send(guesttest.Frame(p))
+	}
+	if n := int64(heap()) - int64(before); n > 20<<20 {
+		t.Errorf("fragments hold %d KiB", n>>10)
+	}
+	syn := header.IPv4(guesttest.SYN(frame.Guest, web, 1024, 80))
+	syn.SetFlagsFragmentOffset(header.IPv4FlagMoreFragments, 0)
+	syn.SetChecksum(0)
+	syn.SetChecksum(^syn.CalculateChecksum())
+	r.guest.Send(guesttest.Frame(syn))
+	r.mustCount(t, "fragment", 1)
+
+	bad := header.IPv4(guesttest.SYN(frame.Guest, web, 1025, 80))
+	bad.SetChecksum(bad.Checksum() + 1)
+	r.guest.Send(guesttest.Frame(bad))
+	r.mustCount(t, "bad-checksum", 1)
+	badTCP := guesttest.SYN(frame.Guest, web, 1026, 80)
+	badTCP[len(badTCP)-3]++ // its checksum is right no more
+	r.guest.Send(guesttest.Frame(badTCP))
+	r.guest.Send(guesttest.Frame(badUDP(web, 53123)))
+	if got, err := r.says(t, web+":80", "hello"); got != "hello" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	waitFor(t, "one connection", func() bool { return r.counters.Passed.Load() == 1 })
+	_ = heard.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if n, _, err := heard.ReadFrom(payload); err == nil {
+		t.Errorf("%d bytes with a bad checksum got through", n)
+	}
+}
+
+// badUDP is a packet with a wrong checksum.
+func badUDP(to string, port uint16) []byte {
+	p := make([]byte, 12)
+	binary.BigEndian.PutUint16(p, 1024)
+	binary.BigEndian.PutUint16(p[2:], port)
+	binary.BigEndian.PutUint16(p[4:], 12)
+	binary.BigEndian.PutUint16(p[6:], 0x1234)
+	return guesttest.IPv4(frame.Guest, to, uint8(header.UDPProtocolNumber), p)
+}
+
+// TestAttackManyUDPFlows: the oldest make room.
+func TestAttackManyUDPFlows(t *testing.T) {
+	w := newWorld(t)
+	w.ListenUDP(t, web+":123")
+	r := newRig(t, w, "public")
+	payload := make([]byte, 8)
+	for i := range 3 * maxUDP {
+		p := append([]byte(nil), payload...)
+		binary.BigEndian.PutUint16(p, uint16(1024+i))
+		binary.BigEndian.PutUint16(p[2:], 123)
+		binary.BigEndian.PutUint16(p[4:], 8)
+		r.guest.Send(guesttest.Frame(guesttest.IPv4(frame.Guest, web, uint8(header.UDPProtocolNumber), p)))
+	}
+	waitFor(t, "there are not more than may be", func() bool { return r.counters.Passed.Load() >= 2*maxUDP && r.counters.Open.Load() <= maxUDP })
+}
+
+// A guest that sends more packets than it may waits, and so do its bytes; nothing is lost.
+func TestLimitsSlowDown(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := addRig(t, w, NewHost(100), "public", netproto.Limits{BytesPerSecond: 1 << 20, PacketsPerSecond: 2000})
+	const size = 512 << 10
+	c := r.mustDial(t, web+":80")
+	go func() {
+		_, _ = c.Write(pattern(size))
+		_ = c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || string(got) != string(pattern(size)) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	for _, limiter := range []*rate.Limiter{r.up, r.down} {
+		if limiter.Limit() != 1<<20 || limiter.Tokens() >= minBurst {
+			t.Errorf("a limit of %v has %v bytes left", limiter.Limit(), limiter.Tokens())
+		}
+	}
+	if r.packets.Limit() != 2000 {
+		t.Errorf("%v packets in a second", r.packets.Limit())
+	}
+}
+
+// FuzzFrames: whatever a guest writes into its frame socket, the stack lives on.
+func FuzzFrames(f *testing.F) {
+	f.Add(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80)))
+	f.Add(arpRequest(frame.Guest, frame.Gateway))
+	f.Add(guesttest.Frame(badUDP(frame.Gateway, 53)))
+	f.Add(guesttest.Frame(guesttest.IPv4(frame.Guest, frame.Gateway, 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})))
+	guest, file := guesttest.New(f)
+	s, err := New(NewHost(1000), "fuzz", file, netproto.Policy{Mode: netproto.ModeNone}, netproto.Limits{}, &Counters{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(s.Close)
+	f.Fuzz(func(t *testing.T, m []byte) {
+		if len(m) == 0 {
+			return // the end of the socket
+		}
+		// Sent once as it is, and once with what checks at the door would stop put right.
+		guest.Send(m)
+		if at := frame.HeaderBytes + header.EthernetMinimumSize; len(m) >= at+header.IPv4MinimumSize {
+			m = append(guesttest.Frame(nil), m[at:]...)
+			p := header.IPv4(m[at:])
+			p[0] = 0x45
+			p.SetTotalLength(uint16(len(p)))
+			copy(p[12:16], netip.MustParseAddr(frame.Guest).AsSlice())
+			p.SetChecksum(0)
+			p.SetChecksum(^p.CalculateChecksum())
+			guest.Send(m)
+		}
+		select {
+		case <-s.Ended():
+			t.Error("the stack has ended")
+		default:
+		}
+	})
+}
