@@ -15,10 +15,12 @@ import (
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/emu/machineapi"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -36,6 +38,7 @@ type Daemon struct {
 	Store  *store.Store
 	VMMs   vmpool.Processes
 
+	net  string // path of forkd-net
 	disk string // directory of the store, and of private disk tops
 	made int    // managers so far
 }
@@ -51,6 +54,14 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 		return nil, err
 	}
 	if d.VMMs.Bin, err = CopyBinary(d.Dir, d.Assets.VMM); err != nil {
+		return nil, err
+	}
+	program, err := embedded.Open(embedded.Net)
+	if err != nil {
+		return nil, err
+	}
+	d.net = filepath.Join(d.Dir, embedded.Net)
+	if err := os.WriteFile(d.net, program, 0o700); err != nil {
 		return nil, err
 	}
 	disk := machineapi.StateDir
@@ -103,18 +114,25 @@ type Options struct {
 
 // WithManager calls f with a sandbox manager as the daemon has it, and ends its sandboxes and pool.
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
+	d.made++
+	name := strconv.Itoa(d.made)
+	var online *netclient.Client // as sandboxes are; stubs of VMMs have no guest that could use it
 	if o.VMMs == nil {
 		o.VMMs = d.VMMs
+		var err error
+		online, err = netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			return err
+		}
+		defer online.Close()
 	}
 	if o.Guest == nil {
 		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
 	}
-	d.made++
-	name := strconv.Itoa(d.made)
 	m := &Manager{runDir: filepath.Join(d.Dir, name)}
 	var err error
 	m.Manager, err = sandbox.New(sandbox.Config{
-		Store: d.Store, VMMs: o.VMMs, Guest: o.Guest, NewTop: disklayer.Format,
+		Store: d.Store, VMMs: o.VMMs, Net: online, Guest: o.Guest, NewTop: disklayer.Format,
 		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),
 		PoolSize: o.Pool,
 		Observer: metrics.New("bench"), Log: slog.New(slog.DiscardHandler),
@@ -124,7 +142,7 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	}
 	defer m.Close(true)
 	m.baker = bake.New(bake.Config{
-		Store: d.Store, VMMs: o.VMMs, RunDir: m.runDir,
+		Store: d.Store, VMMs: o.VMMs, Net: online, RunDir: m.runDir,
 		Guest:    func(vsock string) bake.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
 		Template: Template(d.Host), Accel: d.Host.Accel, Cmdline: vmtest.Cmdline(), Log: slog.New(slog.DiscardHandler),
 	})
