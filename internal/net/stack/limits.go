@@ -19,8 +19,8 @@ const (
 
 // Limits that nobody changes.
 const (
-	opensPerSecond = 200 // TCP connections; beyond it SYNs are dropped, and sent again by the guest
-	openBurst      = 400
+	opensPerSecond = 500 // TCP connections; beyond it SYNs are dropped, and sent again by the guest
+	openBurst      = 1000
 	maxOpening     = 256 // connections whose handshake with guest or outside is not complete
 	maxUDP         = 256 // flows; the one unused for longest makes room
 	maxEchoes      = 16  // echo requests whose answers are awaited
@@ -39,7 +39,7 @@ const (
 	roomyFlows    = 64  // up to so many flows have buffers that grow to maxBuffer
 	normalFlows   = 256 // up to so many have defaultBuffer, and the rest smallBuffer
 	smallBuffer   = 16 << 10
-	copyBytes     = 64 << 10 // moved at a time
+	chunkBytes    = 72 << 10 // moved at a time; the longest message of a frame socket fits as well
 )
 
 // Times.

@@ -3,35 +3,25 @@ package stack
 import (
 	"time"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	gvisor "gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"github.com/forkd/forkd/internal/net/inspect"
-	"github.com/forkd/forkd/internal/proto/frame"
 )
 
 // read takes messages off the frame socket until its peer is gone. A guest that sends more packets than it may waits, as
 // nobody takes its frames; nothing is lost by that.
 func (s *Stack) read() {
 	defer close(s.ended)
-	buf := make([]byte, frame.MaxMessage+1)
 	for {
-		var n int
-		var err error
-		lost := s.link.raw.Read(func(fd uintptr) bool {
-			for {
-				n, err = unix.Read(int(fd), buf)
-				if err != unix.EINTR {
-					return err != unix.EAGAIN
-				}
-			}
-		})
-		if lost != nil || err != nil || n == 0 {
+		// A socket that nobody writes to holds no chunk.
+		chunk, n, err := receive(s.link.raw, &s.host.chunks)
+		if err != nil {
 			return
 		}
-		s.take(buf[:n])
+		s.take((*chunk)[:n])
+		s.host.chunks.give(chunk)
 		if !s.pause() {
 			return
 		}

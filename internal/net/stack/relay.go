@@ -21,14 +21,15 @@ type relay struct {
 	out *net.TCPConn
 }
 
-// chunks are the buffers that bytes pass through: at most one for each direction of each flow in which bytes move.
+// chunks are the buffers that bytes pass through: at most one for each direction of each flow in which bytes move, and
+// one for each frame socket that is being read.
 type chunks struct{ pool sync.Pool }
 
 func (c *chunks) take() *[]byte {
 	if p, ok := c.pool.Get().(*[]byte); ok {
 		return p
 	}
-	p := make([]byte, copyBytes)
+	p := make([]byte, chunkBytes)
 	return &p
 }
 

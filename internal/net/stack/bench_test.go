@@ -1,0 +1,109 @@
+package stack
+
+import (
+	"io"
+	"net"
+	"runtime"
+	"testing"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// The guest of these benchmarks is a gVisor stack in the same process, so that it takes half of the time; what counts is
+// the comparison with an earlier run.
+
+func BenchmarkDownload(b *testing.B) {
+	w := newWorld(b)
+	nettest.Serve(w.Listen(b, web+":80"), func(c net.Conn) {
+		for chunk := make([]byte, 256<<10); ; {
+			if _, err := c.Write(chunk); err != nil {
+				return
+			}
+		}
+	})
+	c := newRig(b, w, "public").mustDial(b, web+":80")
+	buf := make([]byte, 256<<10)
+	b.SetBytes(1 << 20)
+	for b.Loop() {
+		for n := 0; n < 1<<20; {
+			m, err := c.Read(buf[:min(len(buf), 1<<20-n)])
+			if err != nil {
+				b.Fatal(err)
+			}
+			n += m
+		}
+	}
+}
+
+func BenchmarkUpload(b *testing.B) {
+	w := newWorld(b)
+	nettest.Serve(w.Listen(b, web+":80"), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	c := newRig(b, w, "public").mustDial(b, web+":80")
+	buf := make([]byte, 1<<20)
+	b.SetBytes(1 << 20)
+	for b.Loop() {
+		if _, err := c.Write(buf); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkRoundTrip(b *testing.B) {
+	w := newWorld(b)
+	nettest.Serve(w.Listen(b, web+":80"), echo)
+	c := newRig(b, w, "public").mustDial(b, web+":80")
+	p := make([]byte, 64)
+	for b.Loop() {
+		if _, err := c.Write(p); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, p); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkConnect(b *testing.B) {
+	w := newWorld(b)
+	nettest.Serve(w.Listen(b, web+":80"), func(c net.Conn) { _ = c.Close() })
+	r := newRig(b, w, "public")
+	for b.Loop() {
+		c, err := r.dial(b, web+":80")
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, _ = io.ReadAll(c)
+		_ = c.Close()
+	}
+}
+
+// BenchmarkIdleStack says how much memory a stack holds whose guest has sent something once.
+func BenchmarkIdleStack(b *testing.B) {
+	h := NewHost(1000)
+	before, stacks := heap(), runtime.NumGoroutine()
+	n := 0
+	for b.Loop() {
+		n++
+		mine, theirs, err := frame.Pair()
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer mine.Close()
+		s, err := New(h, "sb", theirs, netproto.Public(), netproto.Limits{}, &Counters{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close()
+		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, private, 1024, 80))); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := mine.Read(make([]byte, 2000)); err != nil { // the reset
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(heap()-before)/float64(n), "heap-B/stack")
+	b.ReportMetric(float64(runtime.NumGoroutine()-stacks)/float64(n), "goroutines/stack")
+}
