@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newPortForwardCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "port-forward ID [LOCAL:]REMOTE…",
+		Short: "Make ports of a sandbox ports of this host",
+		Long: "Listens on 127.0.0.1 and carries every connection to a server in the sandbox that listens on 127.0.0.1, ::1 or all\n" +
+			"addresses there. LOCAL is the port here (0: any that is free); without it, it is that of the sandbox. A line per\n" +
+			"port says where it listens. Ends with Ctrl-C.",
+		Args: usageArgs(cobra.MinimumNArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ports, err := parseForwards(args[1:])
+			if err != nil {
+				return usageError{err}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				f := &forwarder{cl: cl, id: id, errOut: cmd.ErrOrStderr(), failed: make(chan error, len(ports))}
+				return f.run(ctx, ports, func(list []forward) error { return c.printForwards(cmd.OutOrStdout(), list) })
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+// forward is one port of this host that stands for one of a sandbox.
+type forward struct {
+	Local  int `json:"local"`
+	Remote int `json:"remote"`
+}
+
+func parseForwards(args []string) (list []forward, err error) {
+	for _, arg := range args {
+		local, remote, both := strings.Cut(arg, ":")
+		if !both {
+			local, remote = arg, arg
+		}
+		var f forward
+		var errs [2]error
+		f.Local, errs[0] = strconv.Atoi(local)
+		f.Remote, errs[1] = strconv.Atoi(remote)
+		if errors.Join(errs[:]...) != nil || f.Local < 0 || f.Local > maxPort || f.Remote < 1 || f.Remote > maxPort {
+			return nil, fmt.Errorf("port %q: want REMOTE or LOCAL:REMOTE, numbers up to %d", arg, maxPort)
+		}
+		list = append(list, f)
+	}
+	return list, nil
+}
+
+const maxPort = 1<<16 - 1
+
+func (c *common) printForwards(out io.Writer, list []forward) error {
+	if c.json() {
+		return writeJSON(out, list)
+	}
+	for _, f := range list {
+		if _, err := fmt.Fprintf(out, "127.0.0.1:%d -> %d\n", f.Local, f.Remote); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forwarder carries connections to one sandbox.
+type forwarder struct {
+	cl     *client.Client
+	id     string
+	failed chan error // of listeners
+
+	mu     sync.Mutex
+	errOut io.Writer
+}
+
+// run listens, lets ready know, and carries connections until ctx ends. A stream that fails is no reason to end.
+func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
+	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var streams sync.WaitGroup
+	defer streams.Wait()
+	defer cancel()
+	var listeners []net.Listener
+	defer func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+	}()
+	for i := range ports {
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i].Local)))
+		if err != nil {
+			return err
+		}
+		listeners = append(listeners, l)
+		ports[i].Local = l.Addr().(*net.TCPAddr).Port
+	}
+	if err := ready(ports); err != nil {
+		return err
+	}
+	for i, l := range listeners {
+		streams.Go(func() { f.failed <- f.serve(ctx, l, ports[i].Remote, &streams) })
+	}
+	select {
+	case err := <-f.failed:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// serve carries the connections of one listener until that is closed.
+func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, streams *sync.WaitGroup) error {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		streams.Go(func() {
+			defer conn.Close()
+			if err := f.carry(ctx, conn.(*net.TCPConn), remote); err != nil && ctx.Err() == nil {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				fmt.Fprintf(f.errOut, "forkd: port %d: %v\n", remote, err)
+			}
+		})
+	}
+}
+
+// carry carries one connection until both of its directions have ended. Where that of the sandbox fails, the one here is
+// reset, so that its client does not take what came for the whole.
+func (f *forwarder) carry(ctx context.Context, conn *net.TCPConn, remote int) error {
+	port, err := f.cl.DialPort(ctx, f.id, remote)
+	if err != nil {
+		_ = conn.SetLinger(0)
+		return err
+	}
+	defer port.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close(); port.Close() })
+	defer stop()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(port, conn)
+		if err == nil {
+			err = port.CloseWrite()
+		}
+		if err != nil {
+			port.Close()
+		}
+		sent <- err
+	}()
+	_, err = io.Copy(conn, port)
+	if err == nil {
+		err = conn.CloseWrite()
+	}
+	if err != nil {
+		_ = conn.SetLinger(0)
+		conn.Close()
+	}
+	if gone := <-sent; err == nil {
+		err = gone
+	}
+	return err
+}
