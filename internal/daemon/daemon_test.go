@@ -137,3 +137,54 @@ func TestConnectionsAreLimited(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Connections that are counted have two directions, which streams to ports of sandboxes pass on; and they may be HTTP/2
+// without TLS.
+func TestServedConnections(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor == 2 {
+			return
+		}
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+			t.Error(err)
+		}
+		got := make([]byte, 4)
+		if _, err := io.ReadFull(conn, got); err != nil || string(got) != "late" {
+			t.Errorf("after the end of the other direction: %q, %v", got, err)
+		}
+	})
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, slog.New(slog.DiscardHandler), handler, []net.Listener{l}, 1) }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if p, err := io.ReadAll(c); err != nil || len(p) > 0 {
+		t.Errorf("%q, %v", p, err)
+	}
+	io.WriteString(c, "late")
+	c.Close()
+	two := &http.Transport{Protocols: new(http.Protocols)}
+	two.Protocols.SetUnencryptedHTTP2(true)
+	resp, err := (&http.Client{Transport: two}).Get("http://" + l.Addr().String()) // its place is that of the first
+	if err != nil || resp.ProtoMajor != 2 {
+		t.Errorf("HTTP/2: %+v, %v", resp, err)
+	}
+	two.CloseIdleConnections()
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -124,7 +124,8 @@ type daemon struct {
 	f               *fixture
 	run, state, ram string
 	pool            string
-	checked         bool // the client's traffic is compared with api/openapi.yaml
+	args            []string // more of the command line
+	checked         bool     // the client's traffic is compared with api/openapi.yaml
 	log             *os.File
 	cmd             *exec.Cmd
 }
@@ -136,6 +137,8 @@ func withState(dir string) option { return func(d *daemon) { d.state = dir } }
 func withRun(dir string) option   { return func(d *daemon) { d.run = dir } }
 func withRAM(dir string) option   { return func(d *daemon) { d.ram = dir } }
 func withPool(n int) option       { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
+
+func withArgs(args ...string) option { return func(d *daemon) { d.args = append(d.args, args...) } }
 
 func withChecks(d *daemon) { d.checked = true }
 
@@ -175,6 +178,7 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 func (d *daemon) launch(t *testing.T) {
 	t.Helper()
 	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
+	args = append(args, d.args...)
 	if vmtest.Emulated() {
 		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the emulated host's own daemon
 		for _, param := range tcghost.GuestCmdline() {
