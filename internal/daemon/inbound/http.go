@@ -57,6 +57,10 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	}()
 	in := r.WithContext(ctx)
 	in.Body = body
+	if !body.none && in.Header.Get("Upgrade") != "" { // no connection becomes another while its body is being read
+		in.Header = in.Header.Clone()
+		in.Header.Del("Upgrade")
+	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { p.request(pr, &route) },
 		Transport: p.transport(isGRPC(r), func(ctx context.Context) (net.Conn, error) {
@@ -125,8 +129,9 @@ const drainTime = time.Second
 // requestBody knows whether it has been read to its end.
 type requestBody struct {
 	io.ReadCloser
-	none  bool
-	ended atomic.Bool
+	none    bool
+	ended   atomic.Bool
+	reading sync.Mutex // held by a read
 
 	mu   sync.Mutex
 	rc   *http.ResponseController
@@ -134,6 +139,11 @@ type requestBody struct {
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	if b.isLeft() {
+		return 0, http.ErrBodyReadAfterClose
+	}
 	n, err := b.ReadCloser.Read(p)
 	if err == io.EOF {
 		b.ended.Store(true)
@@ -142,6 +152,12 @@ func (b *requestBody) Read(p []byte) (int, error) {
 }
 
 func (b *requestBody) remains() bool { return !b.none && !b.ended.Load() }
+
+func (b *requestBody) isLeft() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.left
+}
 
 // forsake ends the reading of what is left: the transport waits for that, whatever has become of the guest.
 func (b *requestBody) forsake() {
@@ -152,11 +168,15 @@ func (b *requestBody) forsake() {
 	}
 }
 
-// leave ends the request, and reports whether the client has not sent it all. Then the server reads on for a while.
+// leave ends the request, and reports whether the client has not sent it all. Then the server reads on for a while. It
+// must not find the transport reading: it would take the deadline away with that.
 func (b *requestBody) leave() (remains bool) {
+	b.forsake()
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.left = true
+	b.mu.Unlock()
+	b.reading.Lock()
+	defer b.reading.Unlock()
 	if remains = b.remains(); remains {
 		_ = b.rc.SetReadDeadline(time.Now().Add(drainTime))
 	}
