@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
 // servers are servers in the interpreter of a sandbox, on 127.0.0.1: 8000 speaks HTTP and answers a POST with the digest
@@ -272,9 +274,11 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 	}
 }
 
-// testGone leaves a server that waits after the end of what it was sent: it must hear that nobody waits for its answer.
+// testGone leaves a server that waits after the end of what it was sent: it must hear from the agent that the host does
+// not wait for its answer.
 func testGone(t *testing.T, d *daemon, id string) {
-	conn, err := d.DialPort(d.ctx(t, quietLimit), id, 8002)
+	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
+	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)
 	if err != nil {
 		t.Fatal(err)
 	}
