@@ -62,7 +62,7 @@ func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route i
 	case answered:
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	default:
-		a.failInbound(w, err)
+		a.failInbound(w, r, err)
 	}
 }
 
@@ -97,7 +97,10 @@ const maxDial = 30 * time.Second
 
 // failInbound answers where a guest's own answer is expected, and marks the difference. It logs nothing: guests could fill
 // the log.
-func (a *api) failInbound(w http.ResponseWriter, err error) {
+func (a *api) failInbound(w http.ResponseWriter, r *http.Request, err error) {
+	if r.ContentLength != 0 {
+		letGo(w) // who comes with a signed URL is a stranger too
+	}
 	w.Header().Set(inbound.ErrorHeader, "true")
 	if errors.Is(err, errTooMany) {
 		w.Header().Set("Retry-After", "1")
@@ -147,7 +150,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		}
 		if err != nil {
 			letGo(w)
-			a.failInbound(w, err)
+			a.failInbound(w, r, err)
 			return
 		}
 		a.carryHTTP(w, r, route)
