@@ -126,12 +126,13 @@ func TestProseIsNarrow(t *testing.T) {
 	}
 }
 
-// TestNetworkAttacksHaveTheirTests: every row of the attack table in docs/network.md names tests that are there.
+// TestNetworkAttacksHaveTheirTests: every row of the attack tables in docs/network.md names tests that are there.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {
 		for _, d := range s.file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && s.test() && strings.HasPrefix(s.path, "internal/net/") {
+			if f, ok := d.(*ast.FuncDecl); ok && s.test() &&
+				(strings.HasPrefix(s.path, "internal/net/") || strings.HasPrefix(s.path, "internal/daemon/")) {
 				there[f.Name.Name] = true
 			}
 		}
