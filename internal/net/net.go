@@ -2,8 +2,8 @@
 // the network, decided by the sandbox's policy.
 //
 // The process opens nothing but sockets and reads no file: resolvers, the host's addresses, the flow log and the frame
-// sockets come from the daemon. It has one network stack for each sandbox whose guest has sent a frame, and for the others
-// a descriptor and a small record. It lives on without a daemon while there are sandboxes. It does not restart anything:
+// sockets come from the daemon. It has one network stack for each sandbox whose guest has sent a packet, and for the
+// others a descriptor and a small record. It lives on without a daemon while there are sandboxes. It does not restart anything:
 // when it dies, the daemon starts another.
 package net
 
@@ -25,6 +25,9 @@ const (
 	loneliness = 10 * time.Second // with neither daemon nor sandbox, before the process ends
 	sweepTime  = 5 * time.Second  // between looks for idle flows
 )
+
+// patience is how many frames of a sandbox are read without a stack for it.
+const patience = 100
 
 // Exit codes of the process.
 const (

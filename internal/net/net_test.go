@@ -269,6 +269,32 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
+// IPv6, which guests send by themselves, needs no stack; but nobody gets the goroutine of all sandboxes for himself.
+func TestFramesThatNeedNoStack(t *testing.T) {
+	d := start(t)
+	mine, theirs, err := frame.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mine.Close()
+	d.attach("sb-1", theirs, netproto.Public())
+	m := guesttest.Frame(make([]byte, 60))
+	m[frame.HeaderBytes+12], m[frame.HeaderBytes+13] = 0x86, 0xdd
+	for range patience {
+		if _, err := mine.Write(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "they are dropped", func() bool { return d.stats("sb-1").Dropped == patience })
+	if d.stats("sb-1").Active {
+		t.Error("there is a stack")
+	}
+	if _, err := mine.Write(m); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "a stack", func() bool { return d.stats("sb-1").Active })
+}
+
 // Nothing of a stack stays behind when its sandbox has ended.
 func TestEndedStacksLeaveNothing(t *testing.T) {
 	w := nettest.New(t, web)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/net/inspect"
 	"github.com/forkd/forkd/internal/net/stack"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -39,7 +40,7 @@ type sandbox struct {
 	policy   netproto.Policy
 	limits   netproto.Limits
 	counters *stack.Counters
-	stack    *stack.Stack // nil until the guest's first frame
+	stack    *stack.Stack // nil until the guest's first frame that needs one
 }
 
 func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
@@ -285,8 +286,7 @@ func (s *server) sumLocked() netproto.Stats {
 	return stats
 }
 
-// wake is called where the frame socket of a sandbox without a stack has something to read: the guest's first frame, or
-// the end.
+// wake is called where the frame socket of a sandbox without a stack has something to read: frames, or the end.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -294,14 +294,29 @@ func (s *server) wake(fd int) {
 		if b.stack != nil || b.fd != fd {
 			continue
 		}
-		switch n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT); {
+		s.wakeLocked(b)
+		return
+	}
+}
+
+// wakeLocked reads what needs no stack. There is only so much of it: a guest that goes on gets a stack, which has a limit
+// for what it takes, for this goroutine is that of all sandboxes.
+func (s *server) wakeLocked(b *sandbox) {
+	var head [inspect.WakeBytes]byte
+	for {
+		n, _, err := unix.Recvfrom(b.fd, head[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		switch {
 		case err == unix.EAGAIN || err == unix.EINTR:
+			return
 		case err != nil || n == 0:
 			s.detachLocked(b)
-		default:
+			return
+		case inspect.Wakes(head[:n]) || b.counters.Dropped.Load() >= patience:
 			s.startLocked(b)
+			return
 		}
-		return
+		_, _, _ = unix.Recvfrom(b.fd, head[:], unix.MSG_DONTWAIT) // it was there a moment ago
+		b.counters.Dropped.Add(1)
 	}
 }
 

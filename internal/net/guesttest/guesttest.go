@@ -51,7 +51,13 @@ func New(t testing.TB) (*Guest, *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Guest{t: t, file: mine}
+	return On(t, mine), theirs
+}
+
+// On returns a guest whose device has the given end of a frame socket, which it takes over.
+func On(t testing.TB, file *os.File) *Guest {
+	t.Helper()
+	g := &Guest{t: t, file: file}
 	g.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
@@ -74,7 +80,7 @@ func New(t testing.TB) (*Guest, *os.File) {
 	})
 	g.reader.Go(g.read)
 	t.Cleanup(g.Stop)
-	return g, theirs
+	return g
 }
 
 func address(s string) tcpip.Address { return tcpip.AddrFrom4(netip.MustParseAddr(s).As4()) }

@@ -105,6 +105,19 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
+// Wakes reports whether a message is one for which a stack is needed, by its first WakeBytes bytes. A Linux guest that does
+// not use its network sends a little IPv6 now and then.
+func Wakes(p []byte) bool {
+	if len(p) < WakeBytes {
+		return false
+	}
+	ethertype := binary.BigEndian.Uint16(p[WakeBytes-2:])
+	return ethertype == typeIPv4 || ethertype == typeARP
+}
+
+// WakeBytes is the length of what stands before the packet in a message.
+const WakeBytes = frame.HeaderBytes + etherBytes
+
 func arp(ether []byte) (Packet, Reason) {
 	p := ether[etherBytes:]
 	// Hardware Ethernet, protocol IPv4, their lengths, and the operation request.
