@@ -38,27 +38,27 @@ func (c *chunks) give(p *[]byte) { c.pool.Put(p) }
 // run forwards what was read of the guest already, and then everything. It returns when the flow has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
-	var down error
 	var done sync.WaitGroup
-	done.Go(func() {
-		if down = r.downward(); down != nil {
-			r.cancel()
-		}
-	})
-	up := r.upward(sent)
-	if up != nil {
-		r.cancel()
-	}
+	done.Go(func() { r.broke(r.downward()) })
+	r.broke(r.upward(sent))
 	done.Wait()
-	if err := errors.Join(up, down); err != nil && !errors.Is(err, context.Canceled) {
-		r.fail(errors.Join(up, down))
-	}
 	if stop() {
 		r.ep.Close()
 		_ = r.out.Close() // both sides have ended
 		return
 	}
 	r.reset()
+}
+
+// broke resets the flow if one of its directions has failed, and notes why if that was the first.
+func (r *relay) broke(err error) {
+	if err == nil {
+		return
+	}
+	if r.ctx.Err() == nil {
+		r.fail(err)
+	}
+	r.cancel()
 }
 
 // reset ends both sides as if a connection broke. It may be called more than once.

@@ -183,12 +183,24 @@ func TestHalfClosePassesBothWays(t *testing.T) {
 	}
 }
 
+// lines is a flow log.
+type lines chan string
+
+func (l lines) Write(p []byte) (int, error) {
+	l <- string(p)
+	return len(p), nil
+}
+
+func (l lines) Close() error { return nil }
+
 // A connection that breaks on one side breaks on the other.
 func TestResetsPassBothWays(t *testing.T) {
 	w := newWorld(t)
 	server := make(chan *net.TCPConn, 1)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { server <- c.(*net.TCPConn) })
 	r := newRig(t, w, "public")
+	log := make(lines, 10)
+	r.host.Log.Set(log)
 
 	c := r.mustDial(t, web+":80")
 	s := <-server
@@ -196,6 +208,9 @@ func TestResetsPassBothWays(t *testing.T) {
 	_ = s.Close()
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("the guest read %v from a server that reset", err)
+	}
+	if line := <-log; !strings.Contains(line, "connection reset by peer") {
+		t.Errorf("the flow log does not say why it ended: %s", line)
 	}
 
 	_ = r.mustDial(t, web+":80")
