@@ -73,7 +73,7 @@ func New(t testing.TB, addrs ...string) *World {
 	if why := os.Getenv(insideEnv); why != "" {
 		t.Skip(why)
 	}
-	if _, err := exec.LookPath("ip"); err != nil {
+	if ipProgram() == "" {
 		t.Skip("no program ip: install iproute2")
 	}
 	w := &World{calls: make(chan func())}
@@ -109,9 +109,19 @@ func New(t testing.TB, addrs ...string) *World {
 	return w
 }
 
+// ipProgram returns the path of ip, or "". Users other than root may not have its directory in their PATH.
+func ipProgram() string {
+	for _, name := range []string{"ip", "/usr/sbin/ip", "/sbin/ip"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
 func ip(t testing.TB, args string) {
 	t.Helper()
-	if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {
 		t.Fatalf("ip %s: %v\n%s", args, err, out)
 	}
 }
