@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -418,4 +419,35 @@ func TestHostConfig(t *testing.T) {
 		}
 	}
 	t.Errorf("127.0.0.1 is not among %v", own)
+}
+
+// An address that the host is given is noticed. The host is a network namespace of this test's thread.
+func TestAddressChanges(t *testing.T) {
+	runtime.LockOSThread() // it ends with the test, and the namespace with it
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		t.Skipf("no network namespace can be made: %v", err)
+	}
+	changed, err := addressChanges(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lo.SetUint16(unix.IFF_UP) // which gives it 127.0.0.1
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-changed:
+	case <-time.After(patience):
+		t.Error("the new address was not noticed")
+	}
 }

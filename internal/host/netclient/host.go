@@ -3,6 +3,7 @@ package netclient
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -20,8 +21,8 @@ import (
 // resolvConf is where the host says whom to ask for names.
 const resolvConf = "/etc/resolv.conf"
 
-// followEvery is how often the host is looked at for other resolvers and addresses. It reads one small file and asks the
-// kernel once.
+// followEvery is how often the host is looked at for other resolvers, whatever else is known. It reads one small file and
+// asks the kernel once.
 const followEvery = 5 * time.Second
 
 // hostConfig describes the host as it is now. What cannot be found out is left out: a host without a resolver or an
@@ -63,14 +64,48 @@ func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 	return resolvers
 }
 
-// followHost tells forkd-net what has changed on the host.
+// addressChanges returns a channel that is written to when an address of the host comes or goes, until ctx ends
+// (rtnetlink(7)).
+func addressChanges(ctx context.Context) (<-chan struct{}, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("watch the host's addresses: %w", err)
+	}
+	groups := uint32(unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch the host's addresses: %w", err), unix.Close(fd))
+	}
+	f := os.NewFile(uintptr(fd), "rtnetlink")
+	context.AfterFunc(ctx, func() { _ = f.Close() })
+	changed := make(chan struct{}, 1)
+	go func() {
+		buf := make([]byte, 16<<10) // what a message says is asked again, all of it
+		for {
+			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) { // the latter: some were lost
+				return
+			}
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return changed, nil
+}
+
+// followHost tells forkd-net what has changed on the host: addresses at once, resolvers soon.
 func (c *Client) followHost() {
+	changed, err := addressChanges(c.quit)
+	if err != nil {
+		c.cfg.Log.Warn("addresses that the host is given are noticed late", "after", followEvery, "error", err)
+	}
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-c.quit.Done():
 			return
+		case <-changed:
 		case <-tick.C:
 		}
 		now := hostConfig(c.cfg.Resolvers)

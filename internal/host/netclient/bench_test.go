@@ -1,0 +1,33 @@
+package netclient
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// BenchmarkJoin is what the network adds to the way of a fork, per child.
+func BenchmarkJoin(b *testing.B) {
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	c, err := New(Config{Bin: self, Dir: filepath.Join(b.TempDir(), "net"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	for i := 0; b.Loop(); i++ {
+		l, vmm, err := c.Join(fmt.Sprint(i), Default(), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		vmm.Close()
+		l.Ready()
+		b.StopTimer()
+		l.Close()
+		b.StartTimer()
+	}
+}
