@@ -215,8 +215,10 @@ func (d *daemon) stop(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
 	}
-	if pids := d.vmms(t); len(pids) > 0 {
-		t.Errorf("VMM processes that the daemon left behind: %v", pids)
+	for _, name := range []string{"forkd-vmm", "forkd-net"} {
+		if pids := d.processes(t, name); len(pids) > 0 {
+			t.Errorf("%s processes that the daemon left behind: %v", name, pids)
+		}
 	}
 	for _, dir := range []string{filepath.Join(d.run, "vm"), filepath.Join(d.state, "sandboxes"), filepath.Join(d.state, "staging")} {
 		if left := tree(t, dir); len(left) > 0 {
@@ -320,7 +322,10 @@ func (d *daemon) only(t *testing.T, want ...client.Sandbox) {
 }
 
 // vmms returns the VMM processes of the daemon's state directory.
-func (d *daemon) vmms(t *testing.T) []string {
+func (d *daemon) vmms(t *testing.T) []string { return d.processes(t, "forkd-vmm") }
+
+// processes returns those that run a program of the daemon's state directory.
+func (d *daemon) processes(t *testing.T, name string) []string {
 	t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
@@ -329,7 +334,7 @@ func (d *daemon) vmms(t *testing.T) []string {
 	var pids []string
 	for _, l := range links {
 		exe, err := os.Readlink(l)
-		if err == nil && strings.HasPrefix(exe, filepath.Join(d.state, "bin")+"/") {
+		if err == nil && strings.TrimSuffix(exe, " (deleted)") == filepath.Join(d.state, "bin", name) {
 			pids = append(pids, strings.Split(l, "/")[2])
 		}
 	}

@@ -1,0 +1,302 @@
+package integration_test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// hostAddress returns an address of this host that is neither loopback nor link-local. Servers of these tests listen there:
+// it is one that every policy closes, unless a rule opens it.
+func hostAddress(t *testing.T) string {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if p, ok := a.(*net.IPNet); ok && p.IP.To4() != nil && p.IP.IsGlobalUnicast() {
+			return p.IP.String()
+		}
+	}
+	t.Fatal("this host has no address besides loopback")
+	return ""
+}
+
+// server is one that sandboxes talk to. It is an echo server for who does not speak HTTP.
+type server struct {
+	address string // with the port
+	content []byte // of GET /file
+	sum     string // of that, SHA-256 in hex
+}
+
+// serveFile starts an HTTP server of so many bytes, which ends with the test.
+func serveFile(t *testing.T, size int) server {
+	t.Helper()
+	s := server{content: make([]byte, size)}
+	random := rand.NewChaCha8([32]byte{7})
+	random.Read(s.content)
+	sum := sha256.Sum256(s.content)
+	s.sum = hex.EncodeToString(sum[:])
+	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.address = l.Addr().String()
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(s.content))
+	})}
+	go srv.Serve(l)
+	t.Cleanup(func() { srv.Close() })
+	return s
+}
+
+// serveEcho starts a server that sends back what it gets.
+func serveEcho(t *testing.T) server {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			}()
+		}
+	}()
+	return server{address: l.Addr().String()}
+}
+
+// netCode is what guests of these tests do on the network.
+const netCode = `
+import socket, hashlib
+def fetch(host, port, timeout=60):
+    try:
+        s = socket.create_connection((host, port), timeout=timeout)
+        s.sendall(b"GET /file HTTP/1.0\r\nHost: x\r\n\r\n")
+        f, h = s.makefile("rb"), hashlib.sha256()
+        if b" 200 " not in f.readline():
+            return "status"
+        while f.readline().strip():
+            pass
+        while True:
+            p = f.read(65536)
+            if not p:
+                return h.hexdigest()
+            h.update(p)
+    except OSError as e:
+        return type(e).__name__
+def dial(host, port):
+    global c
+    c = socket.create_connection((host, port), timeout=60)
+    return echo()
+def echo(what=b"hello"):
+    try:
+        c.sendall(what)
+        got = c.recv(100)
+        return "ok" if got == what else "end" if not got else "other"
+    except OSError as e:
+        return type(e).__name__
+`
+
+// online forks n sandboxes that know netCode.
+func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sandbox {
+	t.Helper()
+	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: n, Network: &network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.each(t, r.Sandboxes, func(s client.Sandbox) {
+		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: netCode, TimeoutSecs: 120}); err != nil || e.Error != "" {
+			t.Errorf("sandbox %s: %+v, %v", s.ID, e, err)
+		}
+	})
+	return r.Sandboxes
+}
+
+// each calls f for all sandboxes at once.
+func (d *daemon) each(t *testing.T, list []client.Sandbox, f func(client.Sandbox)) {
+	t.Helper()
+	var group sync.WaitGroup
+	for _, s := range list {
+		group.Go(func() { f(s) })
+	}
+	group.Wait()
+}
+
+// call evaluates a call of netCode's and returns its answer, unquoted.
+func (d *daemon) call(t *testing.T, id, format string, args ...any) string {
+	t.Helper()
+	code := fmt.Sprintf(format, args...)
+	e, err := d.Eval(d.ctx(t, bakeLimit), id, client.EvalRequest{Code: code, TimeoutSecs: 240})
+	if err != nil || e.Result == nil {
+		t.Errorf("%s: %+v, %v", code, e, err)
+		return ""
+	}
+	return strings.Trim(*e.Result, "'")
+}
+
+// of is the server's address as arguments in Python.
+func (s *server) of() string {
+	host, port, _ := net.SplitHostPort(s.address)
+	return fmt.Sprintf("%q, %s", host, port)
+}
+
+// TestNetworkPolicy: a child fetches from a server that its policy allows and from no other, and a policy that is changed
+// counts at once, for connections that are open, too.
+func TestNetworkPolicy(t *testing.T) {
+	flows := filepath.Join(t.TempDir(), "flows")
+	d := load(t).start(t, withChecks, func(d *daemon) { d.args = []string{"--flow-log", flows} })
+	allowed, other, echo := serveFile(t, 100<<10), serveFile(t, 1000), serveEcho(t)
+	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{allowed.address, echo.address}})[0]
+	if box.Network != "allow" {
+		t.Errorf("the sandbox says that its mode is %q", box.Network)
+	}
+	if got := d.call(t, box.ID, "fetch(%s)", allowed.of()); got != allowed.sum {
+		t.Fatalf("fetch from the allowed server: %s", got)
+	}
+	if got := d.call(t, box.ID, "fetch(%s)", other.of()); got != "ConnectionRefusedError" {
+		t.Errorf("fetch from another server: %s", got)
+	}
+	if got := d.call(t, box.ID, "dial(%s)", echo.of()); got != "ok" {
+		t.Fatalf("dial: %s", got)
+	}
+	n, err := d.Network(d.ctx(t, quietLimit), box.ID)
+	if err != nil || n.Stats.Open != 1 || n.Stats.Connections < 1 || n.Stats.DownBytes < 100<<10 || len(n.Stats.Refused) == 0 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: "allow", Allow: []string{other.address}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.call(t, box.ID, "echo()"); got != "ConnectionResetError" && got != "BrokenPipeError" {
+		t.Errorf("a connection that the new policy does not let through: %s", got)
+	}
+	if got := d.call(t, box.ID, "fetch(%s)", allowed.of()); got != "ConnectionRefusedError" {
+		t.Errorf("fetch from the server that was allowed: %s", got)
+	}
+	if got := d.call(t, box.ID, "fetch(%s)", other.of()); got != other.sum {
+		t.Errorf("fetch from the server that is allowed now: %s", got)
+	}
+	for _, mode := range []string{"none", "public", "open"} { // all close the host's own addresses
+		if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: mode}); err != nil {
+			t.Fatal(err)
+		}
+		if got := d.call(t, box.ID, "fetch(%s, 5)", other.of()); got != "ConnectionRefusedError" {
+			t.Errorf("mode %s: fetch from the host: %s", mode, got)
+		}
+	}
+	d.kill(t, box)
+	eventually(t, quietLimit, func() error { return checkFlows(flows, box.ID, allowed, other) })
+}
+
+// checkFlows looks for what a flow log must have of TestNetworkPolicy.
+func checkFlows(name, id string, allowed, other server) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	seen := make(map[string]bool)
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var flow struct {
+			Sandbox, Verdict, Reason, Address string
+		}
+		if err := json.Unmarshal(lines.Bytes(), &flow); err != nil {
+			return fmt.Errorf("%s: %w", lines.Text(), err)
+		}
+		if flow.Sandbox == id && flow.Reason != "" {
+			seen[flow.Verdict+" "+flow.Address] = true
+		}
+	}
+	for _, want := range []string{"pass " + allowed.address, "refuse " + other.address, "pass " + other.address} {
+		if !seen[want] {
+			return fmt.Errorf("the flow log has no %q: %v", want, seen)
+		}
+	}
+	return nil
+}
+
+// TestBranchWithOpenConnections: the source of a branch keeps its connections, children see them reset at once, and can
+// make new ones. A rollback resets those of the sandbox itself.
+func TestBranchWithOpenConnections(t *testing.T) {
+	d := load(t).start(t)
+	defer d.removeBranches(t)
+	echo := serveEcho(t)
+	source := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{echo.address}})[0]
+	if got := d.call(t, source.ID, "dial(%s)", echo.of()); got != "ok" {
+		t.Fatalf("dial: %s", got)
+	}
+	d.branchOf(t, source.ID, "online", "live")
+	children := d.forkOf(t, "online", 2)
+	for _, c := range children {
+		if c.Network != "allow" {
+			t.Errorf("a child of the branch has mode %q", c.Network)
+		}
+		if got := d.call(t, c.ID, "echo()"); got == "ok" || got == "timeout" || got == "TimeoutError" {
+			t.Errorf("the connection in a child: %s", got)
+		}
+		if got := d.call(t, c.ID, "dial(%s)", echo.of()); got != "ok" {
+			t.Errorf("a new connection in a child: %s", got)
+		}
+	}
+	if got := d.call(t, source.ID, "echo()"); got != "ok" {
+		t.Errorf("the connection in the source: %s", got)
+	}
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), source.ID, "online"); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.call(t, source.ID, "echo()"); got == "ok" || got == "timeout" || got == "TimeoutError" {
+		t.Errorf("the connection after a rollback: %s", got)
+	}
+	if got := d.call(t, source.ID, "dial(%s)", echo.of()); got != "ok" {
+		t.Errorf("a new connection after a rollback: %s", got)
+	}
+	d.kill(t, append(children, source)...)
+}
+
+// TestNetworkOutlivesTheDaemon: a daemon that dies takes no connection with it.
+func TestNetworkOutlivesTheDaemon(t *testing.T) {
+	d := load(t).start(t)
+	echo := serveEcho(t)
+	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{echo.address}})[0]
+	if got := d.call(t, box.ID, "dial(%s)", echo.of()); got != "ok" {
+		t.Fatalf("dial: %s", got)
+	}
+	d.crash(t)
+	d.launch(t)
+	if got := d.call(t, box.ID, "echo()"); got != "ok" {
+		t.Errorf("the connection after the daemon's death: %s", got)
+	}
+	if n, err := d.Network(d.ctx(t, quietLimit), box.ID); err != nil || n.Mode != "allow" || n.Stats.Open != 1 {
+		t.Errorf("%+v, %v", n, err)
+	}
+	if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: "none"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.call(t, box.ID, "echo()"); got == "ok" {
+		t.Error("the connection outlives the policy")
+	}
+	d.kill(t, box)
+}
