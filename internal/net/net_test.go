@@ -340,24 +340,72 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	d.must(netproto.KindDetach, &netproto.ID{ID: "x"})
 }
 
-// The process lives on when its daemon is gone, with the connections of its sandboxes, and another daemon finds them.
-func TestProcessSurvivesItsDaemon(t *testing.T) {
-	w := nettest.New(t, web)
-	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })
-	path := filepath.Join(t.TempDir(), "s")
+// startProcess starts this test binary as forkd-net, and returns the path of its control socket.
+func startProcess(t *testing.T) (path string, cmd *exec.Cmd) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	file := os.NewFile(uintptr(listener), "listener")
-	cmd := exec.Command("/proc/self/exe")
+	defer file.Close()
+	cmd = exec.Command("/proc/self/exe")
 	cmd.Args, cmd.ExtraFiles, cmd.Stderr = []string{asProcess}, []*os.File{file}, os.Stderr
-	d := connect(t, path)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_ = file.Close()
-	defer func() { _ = cmd.Process.Kill() }()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return path, cmd
+}
+
+// anonymous returns the memory of a process's own that is in RAM, in KiB (proc_pid_status(5)).
+func anonymous(t *testing.T, cmd *exec.Cmd) (kib int) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "RssAnon:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
+
+// Sandboxes that are gone give the host its memory back.
+func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
+	path, cmd := startProcess(t)
+	d := connect(t, path)
+	const sandboxes = 200
+	var files []*os.File
+	for i := range sandboxes {
+		mine, theirs, err := frame.Pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, mine)
+		d.attach(fmt.Sprint(i), theirs, netproto.Policy{Mode: netproto.ModeNone})
+		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := mine.Read(make([]byte, 100)); err != nil { // the reset
+			t.Fatal(err)
+		}
+	}
+	full := anonymous(t, cmd)
+	for _, f := range files {
+		_ = f.Close()
+	}
+	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, cmd) < full/2 })
+}
+
+// The process lives on when its daemon is gone, with the connections of its sandboxes, and another daemon finds them.
+func TestProcessSurvivesItsDaemon(t *testing.T) {
+	w := nettest.New(t, web)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })
+	path, cmd := startProcess(t)
+	d := connect(t, path)
 	g, frames := guesttest.New(t)
 	d.attach("sb-1", frames, netproto.Public())
 	c, err := g.DialTCP(t.Context(), netip.MustParseAddrPort(web+":80"))

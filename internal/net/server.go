@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ type server struct {
 	mu        sync.Mutex
 	sandboxes map[string]*sandbox
 	daemons   int
+	freed     bool        // a stack was, since the last look
 	alone     *time.Timer // runs while there is neither daemon nor sandbox
 }
 
@@ -225,6 +227,9 @@ func (s *server) detachLocked(b *sandbox) {
 	go func() {
 		b.stack.Close()
 		s.past.Add(b.counters)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.freed = true
 	}()
 }
 
@@ -339,7 +344,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep ends idle flows from time to time.
+// sweep ends idle flows from time to time, and gives memory of stacks that are gone back to the host: a process that has
+// little to do collects its garbage seldom.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()
@@ -349,7 +355,12 @@ func (s *server) sweep() {
 				stacks = append(stacks, b.stack)
 			}
 		}
+		freed := s.freed
+		s.freed = false
 		s.mu.Unlock()
+		if freed {
+			debug.FreeOSMemory()
+		}
 		for _, t := range stacks {
 			t.Sweep(now)
 		}
