@@ -44,8 +44,12 @@ func condition(name string) (bool, error) {
 	if name != "complete" {
 		return false, fmt.Errorf("unknown condition %q", name)
 	}
-	_, err := embedded.Open(embedded.VMM)
-	return err == nil, nil
+	for _, program := range []string{embedded.VMM, embedded.Net} {
+		if _, err := embedded.Open(program); err != nil {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // wantCode runs forkd and demands an exit code: code 3 exec ...

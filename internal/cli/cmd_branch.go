@@ -111,7 +111,7 @@ func newRollbackCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from)")
+	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
 	c.completeSandboxes(cmd)
 	c.waits = true
 	c.register(cmd)

@@ -243,7 +243,7 @@ func daemonToken(path string) (string, error) {
 	var secret [32]byte
 	rand.Read(secret[:])
 	token := hex.EncodeToString(secret[:])
-	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+	if err := atomicfile.Write(path, []byte(token+"\n"), 0o600); err != nil {
 		return "", fmt.Errorf("write the daemon's token: %w", err)
 	}
 	return token, nil

@@ -63,7 +63,7 @@ func TestBadParents(t *testing.T) {
 		{"too little memory", with(func(r *client.BakeRequest) { r.MemSizeMiB = 1 }), http.StatusBadRequest, []string{"mem_size_mib: 1"}},
 		{"too many vCPUs", with(func(r *client.BakeRequest) { r.VCPUs = 9999 }), http.StatusBadRequest, []string{"vcpus: 9999"}},
 		{"taken tag", with(func(r *client.BakeRequest) { r.Tag = tag }), http.StatusConflict, []string{`"` + tag + `"`, "exists"}},
-		{"unknown CPU template", with(func(r *client.BakeRequest) { r.CPUTemplate = "magic" }), 0, []string{"magic"}},
+		{"unknown CPU template", with(func(r *client.BakeRequest) { r.CPUTemplate = "magic" }), http.StatusBadRequest, []string{"cpu_template", "magic"}},
 		{"kernel that is none", with(func(r *client.BakeRequest) { r.Kernel = garbage }), 0, []string{`"bad"`, "kernel"}},
 		{"image without a file system", with(func(r *client.BakeRequest) { r.Rootfs = garbage }), 0, []string{`"bad"`, "console", "/dev/vda"}},
 		{"warm-up that fails", with(func(r *client.BakeRequest) { r.Warmup = client.Warmup{Commands: []string{"echo so >&2; exit 3"}} }), 0, []string{`"bad"`, "exit code 3", "so"}},

@@ -61,7 +61,7 @@ func appendExtent(out []vm.Extent, e vm.Extent) []vm.Extent {
 type Span struct{ Start, Length uint64 }
 
 // Join fills the smallest gaps between spans, which are ascending and apart, until at most limit spans are left.
-// Every extent costs one mmap at each spawn, every filled gap a few bytes in the layer.
+// Every extent costs one mmap at each fork, every filled gap a few bytes in the layer.
 func Join(spans []Span, limit int) []Span {
 	excess := len(spans) - limit
 	if excess <= 0 || limit < 1 {

@@ -125,7 +125,7 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 }
 
 // forked makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
-// kernel's, so the kernel comes first; and no step is skipped after an error, because the guest is killed then.
+// kernel's, so the kernel comes first. After an error the rest is left out: the guest is killed then.
 //
 // Code that was running when the snapshot was taken runs on while this happens; only what starts after the answer is
 // certain to see the new identity.

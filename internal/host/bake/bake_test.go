@@ -72,6 +72,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		"tag": func(r *Request) { r.Tag = "" }, "kernel": func(r *Request) { r.Kernel = "/nonexistent" },
 		"initrd": func(r *Request) { r.Initrd = "relative" }, "rootfs": func(r *Request) { r.Rootfs = w.dir },
 		"mem_size_mib": func(r *Request) { r.MemoryMiB = 1 }, "vcpus": func(r *Request) { r.VCPUs = 9999 },
+		"cpu_template": func(r *Request) { r.Template = "magic" },
 	} {
 		req := w.request
 		change(&req)

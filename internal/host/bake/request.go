@@ -65,6 +65,9 @@ func (r *Request) check() error {
 	if r.VCPUs < 1 || r.VCPUs > vm.MaxVCPUs {
 		return invalid.Errorf("vcpus", "%d: want 1 to %d", r.VCPUs, vm.MaxVCPUs)
 	}
+	if err := vm.CheckTemplate(r.Template); err != nil {
+		return &invalid.Error{Field: "cpu_template", Reason: err.Error()}
+	}
 	if err := snapshot.CheckEnv(r.Env); err != nil {
 		return &invalid.Error{Field: "env", Reason: err.Error()}
 	}

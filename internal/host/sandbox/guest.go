@@ -70,8 +70,7 @@ func (c *guestCall) explain(err error) error {
 // Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the guest. A sandbox that
 // was suspended for being idle is brought back first, and counts as used until f returns. The context that f is given ends
 // with the VM, or when the guest is taken away; an error of f that came of that is replaced by a *StateError or a
-// *CutOffError. op stands before the sandbox in errors,
-// as in "exec in".
+// *CutOffError. op stands before the sandbox in errors, as in "exec in".
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {

@@ -134,7 +134,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended record, unpin func()) e
 		earlier, s.unpin = s.unpin, unpin
 		s.record = suspended
 	})
-	if err != nil { // it is being deleted, or its VM has ended
+	if err != nil { // it is being deleted
 		return err
 	}
 	s.usage.stop()

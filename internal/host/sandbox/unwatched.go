@@ -20,7 +20,9 @@ func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	m.mu.Unlock()
 	return func() {
 		m.mu.Lock()
-		delete(m.unwatched, tag)
+		if m.unwatched[tag] == done { // else this one has failed, and another branch has its tag
+			delete(m.unwatched, tag)
+		}
 		m.mu.Unlock()
 		close(done)
 	}

@@ -25,6 +25,15 @@ const (
 	TemplateV2 = "x86-64-v2"
 )
 
+// CheckTemplate refuses what is no CPU template.
+func CheckTemplate(name string) error {
+	switch name {
+	case TemplateHost, TemplatePortable, TemplateV2:
+		return nil
+	}
+	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
+}
+
 // MaxVCPUs is how many processors have an 8-bit APIC identifier; 255 is the broadcast. More would need interrupt
 // remapping, or KVM's extended destination identifiers, for the I/O APIC to reach them.
 const MaxVCPUs = 255

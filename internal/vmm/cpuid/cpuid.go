@@ -80,7 +80,7 @@ func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error)
 	case vm.TemplateV2:
 		e = maskV2(e)
 	default:
-		return nil, fmt.Errorf("unknown cpu template %q: use %q, %q or %q", template, vm.TemplateHost, vm.TemplatePortable, vm.TemplateV2)
+		return nil, vm.CheckTemplate(template)
 	}
 	e = maskUnsaved(e)
 	addEmulated(e)

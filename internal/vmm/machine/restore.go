@@ -28,7 +28,7 @@ type RestoreConfig struct {
 	Net     *net.Peer // taken over; nil for none
 }
 
-// maxState bounds a state file: 256 vCPUs take about 6 MiB.
+// maxState bounds a state file: vm.MaxVCPUs vCPUs take about 6 MiB.
 const maxState = 16 << 20
 
 // Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. A machine that
