@@ -129,6 +129,14 @@ func serveGuest(log *kmsg.Log) error {
 	a := newAgent(log, reaper, id)
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
+	a.control.reset = func() error { // with sockets of its own: those of a fork are only a fork's
+		c := nic.OpenConnections(log)
+		if c == nil {
+			return errors.New("reset connections: this kernel cannot")
+		}
+		defer c.Close()
+		return c.Reset()
+	}
 	a.forks.hooks = forkhook.New(reaper, a.rootEnviron)
 	failed, err := a.start(vsockSockets())
 	if err != nil {

@@ -412,3 +412,20 @@ func TestFilesThroughTheClient(t *testing.T) {
 		t.Fatalf("missing file: %v", err)
 	}
 }
+
+// The control request that ends connections does it, and an agent that cannot says so.
+func TestResetOverControl(t *testing.T) {
+	line := []byte(`{"op":"reset"}`)
+	if _, err := (&control{}).handle(line); err == nil {
+		t.Error("an agent that is no init has ended connections")
+	}
+	done := 0
+	c := &control{reset: func() error { done++; return nil }}
+	if _, err := c.handle(line); err != nil || done != 1 {
+		t.Errorf("%d resets, %v", done, err)
+	}
+	c.reset = func() error { return errors.New("odd") }
+	if _, err := c.handle(line); err == nil {
+		t.Error("a reset that failed was answered as done")
+	}
+}

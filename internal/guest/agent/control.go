@@ -15,7 +15,10 @@ import (
 const maxControlLine = 1 << 20
 
 // control serves agentproto's requests, one goroutine a connection.
-type control struct{ ready agentproto.Ready }
+type control struct {
+	ready agentproto.Ready
+	reset func() error // ends the guest's connections; nil if the agent is not its machine's init
+}
 
 // serve accepts connections until the listener is closed.
 func (c *control) serve(l net.Listener) error {
@@ -77,6 +80,11 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 	switch req.Op {
 	case agentproto.OpPing:
 		return agentproto.Reply{Ready: &c.ready}, nil
+	case agentproto.OpReset:
+		if c.reset == nil {
+			return agentproto.Reply{}, errors.New("reset connections: this agent is not its machine's init")
+		}
+		return agentproto.Reply{}, c.reset()
 	}
 	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
 }

@@ -94,6 +94,12 @@ func (c *Client) Ping(ctx context.Context) (agentproto.Ready, error) {
 	return *reply.Ready, nil
 }
 
+// ResetConnections ends the guest's TCP connections to the outside, whose other ends have gone.
+func (c *Client) ResetConnections(ctx context.Context) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpReset})
+	return err
+}
+
 func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
 	var reply agentproto.Reply
 	line, err := json.Marshal(req)

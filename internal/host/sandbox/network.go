@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -31,19 +32,32 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 // when that is done.
 const giveTimeout = branchTimeout
 
-// giveTo returns how the VM v is given another frame socket.
-func giveTo(v *liveVM) netclient.Give {
+// resetTimeout is how long a guest may take to end its connections. One that is paused does not: those of its connections
+// that wait for the other end to speak hang until they are used.
+const resetTimeout = 10 * time.Second
+
+// giveTo returns how the VM v is given another frame socket. Nobody knows its connections there, and its guest would learn
+// that only when it sends something, so it is told.
+func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
 		defer cancel()
-		return v.vmm.SetNet(ctx, frames)
+		if err := v.vmm.SetNet(ctx, frames); err != nil {
+			return err
+		}
+		ctx, cancel = context.WithTimeout(ctx, resetTimeout)
+		defer cancel()
+		if err := agentclient.New(v.guest.Dial).ResetConnections(ctx); err != nil {
+			m.cfg.Log.Info("connections of a sandbox end only when it uses them", "sandbox", id, "error", err)
+		}
+		return nil
 	}
 }
 
 // join joins the VM v to the network that r says. The frame socket is donated to the VM, and then given to joined; it is
 // nil where there is no network.
 func (m *Manager) join(v *liveVM, r *record) (*netclient.Link, *os.File, error) {
-	return m.cfg.Net.Join(r.ID, r.network(), giveTo(v))
+	return m.cfg.Net.Join(r.ID, r.network(), m.giveTo(r.ID, v))
 }
 
 // joined ends what join began. Where the VM could not be restored its link is closed with it.

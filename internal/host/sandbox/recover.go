@@ -153,7 +153,7 @@ func (m *Manager) readopt(id string) error {
 	r.PID = vmm.PID()
 	s := m.newSandbox(r)
 	s.live = v
-	v.link = m.cfg.Net.Adopt(id, r.network(), giveTo(v))
+	v.link = m.cfg.Net.Adopt(id, r.network(), m.giveTo(id, v))
 	if v.lease, err = m.acquire(r); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	} else if r.MemoryBytes == 0 { // of a daemon that did not write it down

@@ -46,9 +46,10 @@ type Ready struct {
 // Op selects a control request.
 type Op string
 
-// Control requests. There is one so far.
+// Control requests.
 const (
-	OpPing Op = "ping" // answered with the agent's Ready
+	OpPing  Op = "ping"  // answered with the agent's Ready
+	OpReset Op = "reset" // ends the guest's TCP connections to the outside, as a fork does: who has them there has gone
 )
 
 // Request is one line to the agent.
