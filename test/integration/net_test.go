@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -13,8 +14,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -164,6 +167,35 @@ func (s *server) of() string {
 	return fmt.Sprintf("%q, %s", host, port)
 }
 
+// metric returns the value of a metric without labels.
+func (d *daemon) metric(t *testing.T, name string) float64 {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(d.run, "forkd.sock"))
+	}}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Get("http://forkd/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
 // TestNetworkPolicy: a child fetches from a server that its policy allows and from no other, and a policy that is changed
 // counts at once, for connections that are open, too.
 func TestNetworkPolicy(t *testing.T) {
@@ -274,6 +306,56 @@ func TestBranchWithOpenConnections(t *testing.T) {
 		t.Errorf("a new connection after a rollback: %s", got)
 	}
 	d.kill(t, append(children, source)...)
+}
+
+// TestForkdNetKilledUnderLoad: the death of forkd-net resets connections and costs nothing else. It is counted.
+func TestForkdNetKilledUnderLoad(t *testing.T) {
+	d := load(t).start(t)
+	file := serveFile(t, 64<<20) // so long that it is under way when forkd-net dies
+	boxes := d.online(t, 3, client.Network{Mode: "allow", Allow: []string{file.address}})
+	before := d.processes(t, "forkd-net")
+	if len(before) != 1 {
+		t.Fatalf("forkd-net processes: %v", before)
+	}
+	killed := make(chan struct{})
+	go func() {
+		defer close(killed)
+		eventually(t, quietLimit, func() error {
+			n, err := d.Network(d.ctx(t, quietLimit), boxes[0].ID)
+			if err == nil && n.Stats.Open == 0 {
+				err = fmt.Errorf("there is no connection")
+			}
+			return err
+		})
+		pid, _ := strconv.Atoi(before[0])
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}()
+	d.each(t, boxes, func(s client.Sandbox) {
+		if got := d.call(t, s.ID, "fetch(%s)", file.of()); got == file.sum || got == "TimeoutError" {
+			t.Errorf("the download while forkd-net was killed: %s", got)
+		}
+	})
+	<-killed
+	small := serveFile(t, 100<<10)
+	for _, s := range boxes {
+		if _, err := d.SetNetwork(d.ctx(t, quietLimit), s.ID, client.Network{Mode: "allow", Allow: []string{small.address}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.each(t, append(boxes, d.online(t, 1, client.Network{Mode: "allow", Allow: []string{small.address}})...), func(s client.Sandbox) {
+		if got := d.call(t, s.ID, "fetch(%s)", small.of()); got != small.sum {
+			t.Errorf("after forkd-net was started again: %s", got)
+		}
+		d.alive(t, s.ID)
+	})
+	if n := d.metric(t, "forkd_net_restarts_total"); n != 1 {
+		t.Errorf("%v restarts are counted", n)
+	}
+	if after := d.processes(t, "forkd-net"); len(after) != 1 || after[0] == before[0] {
+		t.Errorf("forkd-net is %v, was %v", after, before)
+	}
 }
 
 // TestNetworkOutlivesTheDaemon: a daemon that dies takes no connection with it.
