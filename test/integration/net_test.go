@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // hostAddress returns an address of this host that is neither loopback nor link-local. Servers of these tests listen there:
@@ -381,4 +382,32 @@ func TestNetworkOutlivesTheDaemon(t *testing.T) {
 		t.Error("the connection outlives the policy")
 	}
 	d.kill(t, box)
+}
+
+// Children that download at once, and how much each: on hardware, and where an emulated CPU does all of it and shares
+// its time with whatever else its computer does.
+const (
+	downloads, downloadMiB                 = 50, 100
+	emulatedDownloads, emulatedDownloadMiB = 10, 4
+)
+
+// TestDownloadsAtOnce: every child of a fork is online at once, and every byte arrives.
+func TestDownloadsAtOnce(t *testing.T) {
+	d := load(t).start(t)
+	n, mib := downloads, downloadMiB
+	if vmtest.Emulated() {
+		n, mib = emulatedDownloads, emulatedDownloadMiB
+	}
+	n, mib = envInt(t, "FORKD_DOWNLOADS", n), envInt(t, "FORKD_DOWNLOAD_MIB", mib)
+	file := serveFile(t, mib<<20)
+	boxes := d.online(t, n, client.Network{Mode: "allow", Allow: []string{file.address}})
+	d.each(t, boxes, func(s client.Sandbox) {
+		if got := d.call(t, s.ID, "fetch(%s, 240)", file.of()); got != file.sum {
+			t.Errorf("sandbox %s: %s", s.ID, got)
+		}
+	})
+	if n := d.metric(t, "forkd_net_restarts_total"); n != 0 {
+		t.Errorf("forkd-net was started again %v times", n)
+	}
+	d.kill(t, boxes...)
 }
