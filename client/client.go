@@ -1,5 +1,5 @@
-// Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd command line is built on
-// it and uses nothing else.
+// Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd
+// command line is built on it and uses nothing else.
 //
 // It keeps no state and does not retry: a fork that was cut off may have happened.
 package client
@@ -17,7 +17,8 @@ import (
 	"strings"
 )
 
-// Client calls one daemon. Its methods may be called concurrently; their time limit is that of their context.
+// Client calls one daemon. Its methods may be called concurrently; their time limit is that of
+// their context.
 type Client struct {
 	http     *http.Client
 	upgrades *http.Client // HTTP/1.1 only: HTTP/2 has no upgrades
@@ -31,8 +32,8 @@ const (
 	maxError  = 1 << 20
 )
 
-// New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port or
-// https://host:port. token may be empty.
+// New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port
+// or https://host:port. token may be empty.
 func New(address, token string) (*Client, error) {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -24,8 +24,8 @@ const (
 	maxTotal  = 64 << 20
 )
 
-// Exec runs a command in a sandbox, waits for its end and returns the first 8 MiB of each of its outputs, byte for byte. A
-// command that writes more than 64 MiB is killed.
+// Exec runs a command in a sandbox, waits for its end and returns the first 8 MiB of each of its
+// outputs, byte for byte. A command that writes more than 64 MiB is killed.
 func (c *Client) Exec(ctx context.Context, id string, req ExecRequest) (ExecResult, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -65,8 +65,8 @@ func (c *capped) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit, as it comes. The command
-// is killed if ctx ends or a write fails.
+// ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
+// as it comes. The command is killed if ctx ends or a write fails.
 func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
 	p, err := json.Marshal(req)
 	if err != nil {
@@ -108,16 +108,17 @@ func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalRe
 	return r, err
 }
 
-// InterruptEval interrupts what runs in an interpreter of a sandbox (empty contextID: the default one), and says whether
-// anything ran. Code may catch the interrupt and go on; RestartEval ends it for certain.
+// InterruptEval interrupts what runs in an interpreter of a sandbox (empty contextID: the default
+// one), and says whether anything ran. Code may catch the interrupt and go on; RestartEval ends it
+// for certain.
 func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
 	var answer v1.Interrupted
 	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID}, &answer)
 	return answer.Interrupted, err
 }
 
-// RestartEval replaces an interpreter of a sandbox (empty contextID: the default one): what runs in it ends, and its
-// variables are lost.
+// RestartEval replaces an interpreter of a sandbox (empty contextID: the default one): what runs in
+// it ends, and its variables are lost.
 func (c *Client) RestartEval(ctx context.Context, id, contextID string) error {
 	return c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/restart"), v1.InterpreterRequest{ContextID: contextID}, nil)
 }

@@ -10,14 +10,15 @@ import (
 	v1 "github.com/forkd/forkd/api/v1"
 )
 
-// PortConn is a connection to a port of a sandbox. CloseWrite ends what the client sends, and only that.
+// PortConn is a connection to a port of a sandbox. CloseWrite ends what the client sends, and only
+// that.
 type PortConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port of a sandbox, on which a server listens on 127.0.0.1, ::1 or all addresses. The
-// connection ends with ctx, and with the sandbox.
+// DialPort connects to a TCP port of a sandbox, on which a server listens on 127.0.0.1, ::1 or all
+// addresses. The connection ends with ctx, and with the sandbox.
 func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, error) {
 	resp, err := c.sendBy(ctx, c.upgrades, http.MethodGet, sandboxPath(id, "/tcp/"+strconv.Itoa(port)), nil,
 		http.Header{"Connection": {"Upgrade"}, "Upgrade": {"tcp"}})
@@ -32,8 +33,8 @@ func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, e
 	return conn, nil
 }
 
-// PortURL asks for a URL by which everybody who has it reaches an HTTP server in a sandbox. It is good for as long as req
-// says, as long as the sandbox lives.
+// PortURL asks for a URL by which everybody who has it reaches an HTTP server in a sandbox. It is
+// good for as long as req says, as long as the sandbox lives.
 func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRequest) (u PortURL, err error) {
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/ports/"+strconv.Itoa(port)+"/url"), req, &u)
 	return u, err

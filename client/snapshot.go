@@ -6,7 +6,8 @@ import (
 	"net/url"
 )
 
-// DeleteOptions say what happens to snapshots that build on a deleted one; by default the deletion is refused.
+// DeleteOptions say what happens to snapshots that build on a deleted one; by default the deletion
+// is refused.
 type DeleteOptions struct {
 	Cascade bool // delete them too
 	Force   bool // leave them behind: they need nothing of it

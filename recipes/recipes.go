@@ -1,5 +1,5 @@
-// Package recipes holds the recipes that come with forkd, built into its binary. It does not read or check them: that
-// is package image's business.
+// Package recipes holds the recipes that come with forkd, built into its binary. It does not read
+// or check them: that is package image's business.
 package recipes
 
 import "embed"

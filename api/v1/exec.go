@@ -19,9 +19,9 @@ type ExecRequest struct {
 	Stdin       []byte            `json:"stdin,omitempty"` // base64 in JSON, at most 8 MiB
 }
 
-// ExecEnd says how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or "not_executable";
-// ExitCode is the command's own, or what a shell would report: 128 and the number of the signal, 124, 127 and 126 in the
-// order of the others.
+// ExecEnd says how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or
+// "not_executable"; ExitCode is the command's own, or what a shell would report: 128 and the number
+// of the signal, 124, 127 and 126 in the order of the others.
 type ExecEnd struct {
 	ExitCode int    `json:"exit_code"`
 	Outcome  string `json:"outcome"`
@@ -39,16 +39,18 @@ type ExecResult struct {
 	StdoutTruncated bool   `json:"stdout_truncated"`
 	StderrTruncated bool   `json:"stderr_truncated"`
 
-	// StdoutBytes and StderrBytes are set where the output is not UTF-8, which text in JSON would not carry unharmed.
+	// StdoutBytes and StderrBytes are set where the output is not UTF-8, which text in JSON would
+	// not carry unharmed.
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`
 	StderrBytes []byte `json:"stderr_base64,omitempty"`
 }
 
-// NDJSON is the media type of a stream of messages, one per line. An exec that accepts it is answered with ExecEvents.
+// NDJSON is the media type of a stream of messages, one per line. An exec that accepts it is
+// answered with ExecEvents.
 const NDJSON = "application/x-ndjson"
 
-// ExecEvent is a part of the output of a command, or the last message of the stream: how the command ended, or the error
-// on account of which nobody knows.
+// ExecEvent is a part of the output of a command, or the last message of the stream: how the
+// command ended, or the error on account of which nobody knows.
 type ExecEvent struct {
 	Stdout []byte   `json:"stdout,omitempty"` // base64 in JSON
 	Stderr []byte   `json:"stderr,omitempty"`

@@ -1,15 +1,15 @@
 package v1
 
-// Network is where a sandbox may connect to, and how much of the host's network it may take. It is always given whole:
-// what is left out has its default, not what it was before.
+// Network is where a sandbox may connect to, and how much of the host's network it may take. It is
+// always given whole: what is left out has its default, not what it was before.
 type Network struct {
-	// Mode is "none", "public" (the internet without private networks and the host's own addresses), "allow" (only what
-	// Allow lists) or "open" (all but loopback, link-local and the host's own addresses). Empty: "allow" if Allow is
-	// given, else "public".
+	// Mode is "none", "public" (the internet without private networks and the host's own
+	// addresses), "allow" (only what Allow lists) or "open" (all but loopback, link-local and the
+	// host's own addresses). Empty: "allow" if Allow is given, else "public".
 	Mode string `json:"mode,omitempty"`
 
-	// Allow and Deny are rules: a name, *.name, an address or a network, such as "pypi.org", "*.pythonhosted.org",
-	// "10.1.2.3:5432", "tcp/10.0.0.0/8:80-90". Deny wins in every mode.
+	// Allow and Deny are rules: a name, *.name, an address or a network, such as "pypi.org",
+	// "*.pythonhosted.org", "10.1.2.3:5432", "tcp/10.0.0.0/8:80-90". Deny wins in every mode.
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 
@@ -23,8 +23,8 @@ type NetworkLimits struct {
 	Connections      uint32 `json:"connections,omitempty"` // at a time
 }
 
-// SandboxNetwork is the network of a sandbox: what it may do, with the fields of Network, and what it did since it was
-// started, rolled back or resumed.
+// SandboxNetwork is the network of a sandbox: what it may do, with the fields of Network, and what
+// it did since it was started, rolled back or resumed.
 type SandboxNetwork struct {
 	Mode   string        `json:"mode"`
 	Allow  []string      `json:"allow,omitempty"`

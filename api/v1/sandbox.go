@@ -38,7 +38,8 @@ type ForkRequest struct {
 	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"`
 	TTLSecs        float64           `json:"ttl_secs,omitempty"` // 0: until deleted
 
-	// IdleTimeoutSecs suspends a child after so long without a request; the next one brings it back. 0: never.
+	// IdleTimeoutSecs suspends a child after so long without a request; the next one brings it
+	// back. 0: never.
 	IdleTimeoutSecs float64 `json:"idle_timeout_secs,omitempty"`
 
 	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source

@@ -20,7 +20,8 @@ type Snapshot struct {
 	Sandboxes    int      `json:"sandboxes"`            // running from it
 	Transient    bool     `json:"transient,omitempty"`  // removed with the last of them
 
-	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the request.
+	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the
+	// request.
 	SandboxID   string   `json:"sandbox_id,omitempty"`
 	Mode        string   `json:"mode,omitempty"`
 	Fallback    string   `json:"fallback_reason,omitempty"`     // why another mode than the one asked for
@@ -31,7 +32,8 @@ type Snapshot struct {
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
 	Faults      *uint64  `json:"faults,omitempty"`              // pages copied because the sandbox wrote them meanwhile
 
-	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing it is tried again.
+	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing
+	// it is tried again.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
 }
@@ -69,15 +71,15 @@ type BakeRequest struct {
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
 	Network           *Network          `json:"network,omitempty"` // of the warm-up and of children; nil: "none" for the first, "public" for these
 
-	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is announced by the agent, and
-	// a tap device that is named is refused: there is none.
+	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is
+	// announced by the agent, and a tap device that is named is refused: there is none.
 	RW           bool    `json:"rw,omitempty"`
 	Tap          string  `json:"tap,omitempty"`
 	BootWaitSecs float64 `json:"boot_wait_secs,omitempty"`
 }
 
-// Warmup is run in a parent before it is saved: the commands one after another, each by /bin/sh -c, then the Python
-// code in the warm interpreter.
+// Warmup is run in a parent before it is saved: the commands one after another, each by /bin/sh -c,
+// then the Python code in the warm interpreter.
 type Warmup struct {
 	Commands []string `json:"commands,omitempty"`
 	Python   string   `json:"python,omitempty"`

@@ -1,10 +1,11 @@
-// Package v1 has the messages of the daemon's REST API as Go types, once for both of its sides: the daemon's v1 face
-// decodes and answers them, and package client sends them. api/openapi.yaml describes the same fields for other
-// languages.
+// Package v1 has the messages of the daemon's REST API as Go types, once for both of its sides: the
+// daemon's v1 face decodes and answers them, and package client sends them. api/openapi.yaml
+// describes the same fields for other languages.
 //
-// It holds no behaviour: the daemon checks requests and chooses defaults, and a zero field of a request means that the
-// default is wanted. Names of Go fields are free to change, those in JSON are not. Clients of forkd 0.5 send and read the
-// same messages: fields marked "of forkd 0.5" are accepted for them and change nothing.
+// It holds no behaviour: the daemon checks requests and chooses defaults, and a zero field of a
+// request means that the default is wanted. Names of Go fields are free to change, those in JSON
+// are not. Clients of forkd 0.5 send and read the same messages: fields marked "of forkd 0.5" are
+// accepted for them and change nothing.
 package v1
 
 // Health is the answer of a daemon that serves.

@@ -12,8 +12,8 @@ type Workspace struct {
 	LastActive    int64  `json:"last_active_unix"`
 }
 
-// The words for the status of a workspace. The VM of a stale one has ended: resume brings back its latest suspended
-// state, if it has one.
+// The words for the status of a workspace. The VM of a stale one has ended: resume brings back its
+// latest suspended state, if it has one.
 const (
 	WorkspaceRunning   = "running"
 	WorkspaceSuspended = "suspended"
@@ -31,7 +31,8 @@ type WorkspaceRequest struct {
 	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // of forkd 0.5
 }
 
-// SuspendWorkspaceRequest has the field of forkd 0.5: a suspended state always shares what it can with its parent.
+// SuspendWorkspaceRequest has the field of forkd 0.5: a suspended state always shares what it can
+// with its parent.
 type SuspendWorkspaceRequest struct {
 	Diff bool `json:"diff,omitempty"`
 }

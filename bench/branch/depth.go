@@ -26,7 +26,8 @@ type spawns struct {
 	entered, confirmed []time.Duration // from the request
 }
 
-// depthTable makes a chain, each snapshot branched from a child of the one before, and spawns from some of its links.
+// depthTable makes a chain, each snapshot branched from a child of the one before, and spawns from
+// some of its links.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
 	var list []*depth
@@ -90,8 +91,8 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-// spawnAll spawns from the depths in turn, so that what disturbs the host disturbs all of them. The first round is not
-// counted: it makes caches warm and the pool fill itself.
+// spawnAll spawns from the depths in turn, so that what disturbs the host disturbs all of them. The
+// first round is not counted: it makes caches warm and the pool fill itself.
 func (b *bench) spawnAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
 	for round := range b.spawns + 1 {
 		for _, d := range list {

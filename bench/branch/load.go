@@ -97,9 +97,9 @@ func (m *meter) send(command byte) error {
 	return err
 }
 
-// lostWork is the time, in seconds, that the load would have needed for what it has not written between begin and end
-// at the speed that it had between calm and begin. It is NaN if asking, during which the load runs, took longer than
-// the branch that is measured.
+// lostWork is the time, in seconds, that the load would have needed for what it has not written
+// between begin and end at the speed that it had between calm and begin. It is NaN if asking,
+// during which the load runs, took longer than the branch that is measured.
 func lostWork(calm, begin, end mark, branch time.Duration) float64 {
 	if begin.took+end.took > 2*branch {
 		return math.NaN()

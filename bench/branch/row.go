@@ -17,8 +17,8 @@ type row struct {
 
 var modes = [...]vm.BranchMode{vm.BranchLive, vm.BranchDiff, vm.BranchFull}
 
-// newRow branches a busy source in all modes in turn, and rolls it back to the last branch. Each branch goes when the
-// next one is there.
+// newRow branches a busy source in all modes in turn, and rolls it back to the last branch. Each
+// branch goes when the next one is there.
 func (b *bench) newRow(ctx context.Context, memoryMiB, dirtyMiB int) (*row, error) {
 	b.Progress("%d MiB, %d MiB dirty", memoryMiB, dirtyMiB)
 	w := &row{memoryMiB: memoryMiB, dirtyMiB: dirtyMiB, modes: make(map[vm.BranchMode][]*branched)}

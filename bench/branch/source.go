@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// armTimed is VMMs that note how much of a branch's pause was arming, which the manager does not hand on.
+// armTimed is VMMs that note how much of a branch's pause was arming, which the manager does not
+// hand on.
 type armTimed struct {
 	vmpool.Processes
 	last *atomic.Int64 // nanoseconds
@@ -81,8 +82,8 @@ type branched struct {
 // baseline is how long the load runs undisturbed before each branch.
 const baseline = time.Second
 
-// branch makes a snapshot of the source and waits until it is on disk. The load stands still while that is written: on a
-// host with one CPU it would be measured, not the disk.
+// branch makes a snapshot of the source and waits until it is on disk. The load stands still while
+// that is written: on a host with one CPU it would be measured, not the disk.
 func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, error) {
 	load, err := s.newMeter(ctx)
 	if err != nil {
@@ -108,8 +109,9 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 	return x, load.send('c')
 }
 
-// underLoad branches between questions to the load program. First the load writes every page once more: the host maps
-// each again at its first write after a branch or a restore, which would make the baseline slow.
+// underLoad branches between questions to the load program. First the load writes every page once
+// more: the host maps each again at its first write after a branch or a restore, which would make
+// the baseline slow.
 func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode, x *branched) error {
 	if err := s.fullRound(load); err != nil {
 		return err

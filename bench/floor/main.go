@@ -1,11 +1,12 @@
-// Command floor does the least that any VMM must: it creates a VM, a memory slot over a copy-on-write mapping of a
-// file, the interrupt controllers and one vCPU, and runs it to its first exit. bench/fork starts it many times and
-// compares.
+// Command floor does the least that any VMM must: it creates a VM, a memory slot over a
+// copy-on-write mapping of a file, the interrupt controllers and one vCPU, and runs it to its first
+// exit. bench/fork starts it many times and compares.
 //
-// It has no devices, restores no state and talks to nobody. Descriptor 3 is the file with the guest's memory, made by
-// bench/fork, with Code at CodeAddr. On standard output it prints two numbers, CLOCK_MONOTONIC in nanoseconds: when
-// main began and when the first exit came. Then it keeps the VM until its standard input ends: taking VMs apart is not
-// what is measured, and a burst of them should live together like forked children do.
+// It has no devices, restores no state and talks to nobody. Descriptor 3 is the file with the
+// guest's memory, made by bench/fork, with Code at CodeAddr. On standard output it prints two
+// numbers, CLOCK_MONOTONIC in nanoseconds: when main began and when the first exit came. Then it
+// keeps the VM until its standard input ends: taking VMs apart is not what is measured, and a burst
+// of them should live together like forked children do.
 package main
 
 import (

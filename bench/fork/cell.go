@@ -32,8 +32,8 @@ func word(b bool, yes, no string) string {
 	return no
 }
 
-// run forks until the cell has enough children, or it has some and the time is up. The first fork is not counted: it
-// makes the page cache warm and the pool fill itself.
+// run forks until the cell has enough children, or it has some and the time is up. The first fork
+// is not counted: it makes the page cache warm and the pool fill itself.
 func (c *cell) run(ctx context.Context, m *lab.Manager, samples int, until time.Time, measureMemory bool) error {
 	if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
 		return err

@@ -29,8 +29,8 @@ func floorCode() []byte { return []byte{0xe6, 0x10, 0xf4} }
 // floorCodeAddr is where bench/floor lets its vCPU begin.
 const floorCodeAddr = 0x1000
 
-// restoresPerCPU is how many children the sandbox manager restores at a time on each CPU; the processes of a burst are
-// started no faster.
+// restoresPerCPU is how many children the sandbox manager restores at a time on each CPU; the
+// processes of a burst are started no faster.
 const restoresPerCPU = 2
 
 // measureFloor runs the program bin alone for runs times, then in a burst for every n.

@@ -37,8 +37,8 @@ func linuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) *guest {
 	}}
 }
 
-// stubGuest makes a snapshot of a running stub; nobody in it could announce that it is ready, as Bake wants.
-// Its memory map gets so many extents more.
+// stubGuest makes a snapshot of a running stub; nobody in it could announce that it is ready, as
+// Bake wants. Its memory map gets so many extents more.
 func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 	bake := func(ctx context.Context, m *lab.Manager) error {
 		kernel := filepath.Join(d.Dir, "stub.elf")
@@ -66,8 +66,8 @@ func stubGuest(d *lab.Daemon, memoryMiB uint64, extents int) *guest {
 	}}
 }
 
-// stubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen instructions, which take
-// microseconds on every host, emulated ones included.
+// stubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen
+// instructions, which take microseconds on every host, emulated ones included.
 const stubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
@@ -90,8 +90,8 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	return vmm.Pause(ctx)
 }
 
-// Where the extents of -extents lie: above all that the stub uses, each followed by a hole of the same length, so that
-// the kernel does not join their mappings.
+// Where the extents of -extents lie: above all that the stub uses, each followed by a hole of the
+// same length, so that the kernel does not join their mappings.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10

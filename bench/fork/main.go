@@ -1,10 +1,12 @@
-// Command fork measures how fast children fork from a warm parent, and what they cost: request → vCPUs entered (clock
-// i), → agent confirmed (clock ii), CPU time and memory, beside the least that KVM lets any VMM do. It forks through
-// the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is not part of it.
+// Command fork measures how fast children fork from a warm parent, and what they cost: request →
+// vCPUs entered (clock i), → agent confirmed (clock ii), CPU time and memory, beside the least that
+// KVM lets any VMM do. It forks through the daemon's own sandbox manager, store and forkd-vmm
+// processes; the REST API is not part of it.
 //
-// The guest is Linux with the recipe's warm interpreter, or with -guest=stub a hundred bytes of user-mode code, which
-// runs on hosts whose KVM cannot run Linux (package stub). Tables go to standard output, progress to standard error,
-// the figures as JSON to the file -o. It needs root for cold page caches. scripts/bench runs it.
+// The guest is Linux with the recipe's warm interpreter, or with -guest=stub a hundred bytes of
+// user-mode code, which runs on hosts whose KVM cannot run Linux (package stub). Tables go to
+// standard output, progress to standard error, the figures as JSON to the file -o. It needs root
+// for cold page caches. scripts/bench runs it.
 package main
 
 import (

@@ -20,7 +20,8 @@ type memory struct {
 	host       float64 // of all children: what the whole host has less than before the fork
 }
 
-// maxSampled bounds the children of one fork that are read: reading one takes milliseconds on an emulated host.
+// maxSampled bounds the children of one fork that are read: reading one takes milliseconds on an
+// emulated host.
 const maxSampled = 20
 
 // memoryOf reads the children's memory. available is the host's before the fork, in KiB.

@@ -10,7 +10,8 @@ import (
 
 func largest(ns []int) int { return slices.Max(ns) }
 
-// matrix lists the cells. The largest n with a cold page cache takes long and tells little that the others do not.
+// matrix lists the cells. The largest n with a cold page cache takes long and tells little that the
+// others do not.
 func matrix(o *options) []*cell {
 	var cells []*cell
 	ns := o.ns.List

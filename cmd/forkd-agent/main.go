@@ -1,5 +1,5 @@
-// Command forkd-agent is the init of a forkd guest. Nobody runs it by hand on a host but for tests (-listen-dir); what it
-// does is in package agent.
+// Command forkd-agent is the init of a forkd guest. Nobody runs it by hand on a host but for tests
+// (-listen-dir); what it does is in package agent.
 package main
 
 import (

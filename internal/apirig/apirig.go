@@ -1,7 +1,9 @@
-// Package apirig serves the REST API to tests: the real handlers over a real manager and store, VMs that do nothing, and
-// in each of them a real agent, which is an ordinary process and has the host's file system as its own.
+// Package apirig serves the REST API to tests: the real handlers over a real manager and store, VMs
+// that do nothing, and in each of them a real agent, which is an ordinary process and has the
+// host's file system as its own.
 //
-// All traffic is compared with the document of the API; see apitest. What VMs do is tested with VMs.
+// All traffic is compared with the document of the API; see apitest. What VMs do is tested with
+// VMs.
 package apirig
 
 import (

@@ -1,8 +1,10 @@
-// Package apitest checks the traffic of tests against the document of the REST API, api/openapi.yaml: whatever a test
-// sends and whatever it is answered must be in the document, else the test fails.
+// Package apitest checks the traffic of tests against the document of the REST API,
+// api/openapi.yaml: whatever a test sends and whatever it is answered must be in the document, else
+// the test fails.
 //
-// It is stricter than a client may be: a field of an answer that the document does not name is an error here, and one
-// that clients are to ignore. It knows nothing of the daemon and is linked into tests only.
+// It is stricter than a client may be: a field of an answer that the document does not name is an
+// error here, and one that clients are to ignore. It knows nothing of the daemon and is linked into
+// tests only.
 package apitest
 
 import (
@@ -33,8 +35,9 @@ import (
 	"github.com/forkd/forkd/api"
 )
 
-// Checked returns a handler that serves what next does and reports to t what of it the document does not have. A request
-// that breaks the rules of the document is reported only if it was not refused: tests send wrong ones on purpose.
+// Checked returns a handler that serves what next does and reports to t what of it the document
+// does not have. A request that breaks the rules of the document is reported only if it was not
+// refused: tests send wrong ones on purpose.
 func Checked(t testing.TB, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()
@@ -130,7 +133,8 @@ var (
 	byHost = regexp.MustCompile(`(?i)^[0-9]+-sb-`)
 )
 
-// guestsRoute reports whether a request is to a server in a sandbox, and the path by which the document has it, if it does.
+// guestsRoute reports whether a request is to a server in a sandbox, and the path by which the
+// document has it, if it does.
 func guestsRoute(r *http.Request) (own string, ok bool) {
 	if byHost.MatchString(r.Host) {
 		return "", true
@@ -189,8 +193,9 @@ func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi
 	}
 }
 
-// closeObjects makes every object schema of a document refuse the fields that it does not name. The parts of an allOf
-// stay open, since each sees the fields of the others, and their sum is closed instead.
+// closeObjects makes every object schema of a document refuse the fields that it does not name. The
+// parts of an allOf stay open, since each sees the fields of the others, and their sum is closed
+// instead.
 func closeObjects(doc map[string]any) {
 	schemas := asMap(asMap(doc["components"])["schemas"])
 	for _, name := range slices.Collect(maps.Keys(schemas)) {

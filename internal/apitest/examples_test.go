@@ -10,7 +10,8 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 )
 
-// example is a line of the curl tour in docs/api.md: a path, and one of -d BODY, -T FILE, -X METHOD, or nothing.
+// example is a line of the curl tour in docs/api.md: a path, and one of -d BODY, -T FILE, -X
+// METHOD, or nothing.
 var example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?(?: -(\w) '?([^']*?)'?)?(?:\s+#.*)?$`)
 
 // TestExamplesOfTheDocument: what docs/api.md tells readers to send is what api/openapi.yaml takes.

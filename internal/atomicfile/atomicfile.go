@@ -1,8 +1,8 @@
-// Package atomicfile replaces whole files: a reader, and a process that starts after a crash, finds the old content or
-// the new one and never a part of it.
+// Package atomicfile replaces whole files: a reader, and a process that starts after a crash, finds
+// the old content or the new one and never a part of it.
 //
-// It does so by writing a temporary file in the same directory and renaming it. It neither locks, so of two writers the
-// last one wins, nor makes directories, nor publishes directories as a whole.
+// It does so by writing a temporary file in the same directory and renaming it. It neither locks,
+// so of two writers the last one wins, nor makes directories, nor publishes directories as a whole.
 package atomicfile
 
 import (
@@ -13,16 +13,18 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file path by data, with exactly the permissions mode. A power failure may still take the new
-// content back, or leave an empty file; WriteDurable is for what must outlive one. When Write fails, the old file is as
-// it was. Any number of processes may write one path at once.
+// Write replaces the file path by data, with exactly the permissions mode. A power failure may
+// still take the new content back, or leave an empty file; WriteDurable is for what must outlive
+// one. When Write fails, the old file is as it was. Any number of processes may write one path at
+// once.
 //
 // A process that is killed in Write leaves a file ".NAME.new-*" beside path.
 func Write(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, false)
 }
 
-// WriteDurable is Write, and once it has returned nil a power failure does not take the new content back.
+// WriteDurable is Write, and once it has returned nil a power failure does not take the new content
+// back.
 func WriteDurable(path string, data []byte, mode fs.FileMode) error {
 	if err := write(path, data, mode, true); err != nil {
 		return err
@@ -54,11 +56,13 @@ func write(path string, data []byte, mode fs.FileMode, sync bool) error {
 	return nil
 }
 
-// Fill makes the file path out of what fill puts into the file tmp, which does not exist when fill is called: it is for
-// large files that another program or a copy inside the kernel makes. The caller sees to it that no other Fill of path
-// runs at the same time. When Fill fails, the old file is as it was.
+// Fill makes the file path out of what fill puts into the file tmp, which does not exist when fill
+// is called: it is for large files that another program or a copy inside the kernel makes. The
+// caller sees to it that no other Fill of path runs at the same time. When Fill fails, the old file
+// is as it was.
 //
-// A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes it.
+// A process that is killed in Fill leaves the file path+".new", and the next Fill of path removes
+// it.
 func Fill(path string, fill func(tmp string) error) error {
 	tmp := path + ".new"
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -75,7 +79,8 @@ func Fill(path string, fill func(tmp string) error) error {
 	return nil
 }
 
-// SyncDir makes the names in a directory outlive a power failure: files that were made, renamed or removed there.
+// SyncDir makes the names in a directory outlive a power failure: files that were made, renamed or
+// removed there.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roleVariable makes the test binary one of the processes below; pathVariable is the file that it works on.
+// roleVariable makes the test binary one of the processes below; pathVariable is the file that it
+// works on.
 const (
 	roleVariable = "ATOMICFILE_TEST_ROLE"
 	pathVariable = "ATOMICFILE_TEST_PATH"
@@ -50,7 +51,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// content is what one write puts into the file: a size that no single step of the kernel covers, all of one byte.
+// content is what one write puts into the file: a size that no single step of the kernel covers,
+// all of one byte.
 func content(b byte) []byte { return bytes.Repeat([]byte{b}, 3<<20) }
 
 func role(name, path string) *exec.Cmd {

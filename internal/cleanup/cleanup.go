@@ -1,11 +1,12 @@
 // Package cleanup is an undo stack for functions that build something in several steps.
 //
-// It runs functions in reverse order of their addition and nothing else: it collects no errors, because what is undone
-// after a failure can only be reported beside the first error, which its caller already has.
+// It runs functions in reverse order of their addition and nothing else: it collects no errors,
+// because what is undone after a failure can only be reported beside the first error, which its
+// caller already has.
 package cleanup
 
-// Stack holds the functions that undo what was done so far. The zero Stack is ready to use. It is not safe for use by
-// several goroutines at once.
+// Stack holds the functions that undo what was done so far. The zero Stack is ready to use. It is
+// not safe for use by several goroutines at once.
 //
 //	var undo cleanup.Stack
 //	defer undo.Run()

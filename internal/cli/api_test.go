@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
-// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is a sandbox of the snapshot
-// base; the guest sees the script's files.
+// TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is a
+// sandbox of the snapshot base; the guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	agent := func(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 	setup := func(env *testscript.Env) error {

@@ -27,7 +27,8 @@ const (
 	exitInterrupted = 130 // by Ctrl-C or SIGTERM
 )
 
-// exitCode is returned by a command that has reported everything itself and only sets the process's exit code.
+// exitCode is returned by a command that has reported everything itself and only sets the process's
+// exit code.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

@@ -26,7 +26,8 @@ type buildOptions struct {
 	network networkFlags
 }
 
-// networkOf returns the policy of a parent's warm-up and of its children: that of the command line, or of the recipe.
+// networkOf returns the policy of a parent's warm-up and of its children: that of the command line,
+// or of the recipe.
 func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
 	if n := o.network.given(); n != nil || r.Network == nil {
 		return n

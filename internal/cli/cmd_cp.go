@@ -16,11 +16,12 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// sandboxName matches what can be before the colon of ID:PATH: an id, the beginning of one, or the name of a workspace.
+// sandboxName matches what can be before the colon of ID:PATH: an id, the beginning of one, or the
+// name of a workspace.
 var sandboxName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// remotePath splits "ID:/path". What begins with an id may have a path that is not absolute, which the daemon refuses with a
-// reason; with other names local files with colons stay usable.
+// remotePath splits "ID:/path". What begins with an id may have a path that is not absolute, which
+// the daemon refuses with a reason; with other names local files with colons stay usable.
 func remotePath(arg string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(arg, ":")
 	switch {

@@ -161,7 +161,8 @@ func (d *demo) fork(*status) (string, error) {
 	return fmt.Sprintf("%d confirmed", len(d.forked.Sandboxes)), nil
 }
 
-// demoTimeout bounds what runs in a child, in seconds. On an overloaded emulated host importing numpy takes half a minute.
+// demoTimeout bounds what runs in a child, in seconds. On an overloaded emulated host importing
+// numpy takes half a minute.
 const demoTimeout = 120
 
 // demoCalls is how many children are asked at once.
@@ -226,8 +227,8 @@ func (d *demo) evaluate(st *status) (string, error) {
 // demoRuns is how often the two ways to run Python are timed; the median counts.
 const demoRuns = 3
 
-// compare times an evaluation in the warm interpreter and a Python that starts and imports numpy, each in children of
-// its own, one at a time.
+// compare times an evaluation in the warm interpreter and a Python that starts and imports numpy,
+// each in children of its own, one at a time.
 func (d *demo) compare(*status) (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64

@@ -160,7 +160,8 @@ func checkMemfd() finding {
 	return finding{"memfd", pass, ""}
 }
 
-// checkUffd asks for a userfaultfd that takes faults of the kernel, which is what live branches need.
+// checkUffd asks for a userfaultfd that takes faults of the kernel, which is what live branches
+// need.
 func checkUffd() finding {
 	if f, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
 		f.Close()

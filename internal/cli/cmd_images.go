@@ -61,7 +61,8 @@ func newImagesCmd() *cobra.Command {
 	return cmd
 }
 
-// listed returns the snapshots that users know of, or all. One of forkd's own that something is wrong with is shown.
+// listed returns the snapshots that users know of, or all. One of forkd's own that something is
+// wrong with is shown.
 func listed(list []client.Snapshot, all bool) []client.Snapshot {
 	return slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Transient && s.Warning == "" && !all })
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Exit codes of `machine exec` besides the program's own, as other tools that run commands elsewhere have them.
+// Exit codes of `machine exec` besides the program's own, as other tools that run commands
+// elsewhere have them.
 const (
 	exitTimedOut   = 124
 	exitMachine    = 125 // no emulated host, or it went away
@@ -103,7 +104,8 @@ func machineFailed(cmd *cobra.Command, err error) error {
 	return exitCode(exitMachine)
 }
 
-// execResult translates the program's end to an exit code, with a word where the code alone is ambiguous.
+// execResult translates the program's end to an exit code, with a word where the code alone is
+// ambiguous.
 func execResult(cmd *cobra.Command, f execFlags, exit machineapi.ExecExit) error {
 	say := func(err error) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %v\n", err) }
 	switch {

@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// runMachineCLI runs a command line with an empty cache directory and returns what it wrote and its exit code.
+// runMachineCLI runs a command line with an empty cache directory and returns what it wrote and its
+// exit code.
 func runMachineCLI(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Setenv("FORKD_CACHE", t.TempDir())

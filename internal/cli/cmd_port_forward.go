@@ -92,7 +92,8 @@ type forwarder struct {
 	errOut io.Writer
 }
 
-// run listens, lets ready know, and carries connections until ctx ends. A stream that fails is no reason to end.
+// run listens, lets ready know, and carries connections until ctx ends. A stream that fails is no
+// reason to end.
 func (f *forwarder) run(ctx context.Context, ports []forward, ready func([]forward) error) error {
 	if _, err := f.cl.Sandbox(ctx, f.id); err != nil {
 		return err
@@ -147,8 +148,8 @@ func (f *forwarder) serve(ctx context.Context, l net.Listener, remote int, strea
 	}
 }
 
-// carry carries one connection until both of its directions have ended. Where that of the sandbox fails, the one here is
-// reset, so that its client does not take what came for the whole.
+// carry carries one connection until both of its directions have ended. Where that of the sandbox
+// fails, the one here is reset, so that its client does not take what came for the whole.
 func (f *forwarder) carry(ctx context.Context, conn *net.TCPConn, remote int) error {
 	port, err := f.cl.DialPort(ctx, f.id, remote)
 	if err != nil {

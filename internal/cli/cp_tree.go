@@ -16,14 +16,15 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Directories go to and from a sandbox as tar archives, which the program tar packs and unpacks there.
+// Directories go to and from a sandbox as tar archives, which the program tar packs and unpacks
+// there.
 const (
 	treeTimeoutSecs = 3600             // for tar in the sandbox
 	treeCleanup     = 10 * time.Second // for the removal of the archive there
 )
 
-// dirIn copies a local directory: its archive is uploaded into the target, so that it lies where the files will, and
-// unpacked there.
+// dirIn copies a local directory: its archive is uploaded into the target, so that it lies where
+// the files will, and unpacked there.
 func (t transfer) dirIn(ctx context.Context) error {
 	target, err := t.inTarget()
 	if err != nil {
@@ -151,8 +152,8 @@ func packTree(w io.Writer, dir string) error {
 	return errors.Join(err, out.Close())
 }
 
-// unpackTree makes the files of an archive, which a guest has written, beneath root. Nothing of it leads out of root; a
-// symbolic link may point there, but nothing is written by way of it.
+// unpackTree makes the files of an archive, which a guest has written, beneath root. Nothing of it
+// leads out of root; a symbolic link may point there, but nothing is written by way of it.
 func unpackTree(r io.Reader, root *os.Root, notes io.Writer) error {
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()

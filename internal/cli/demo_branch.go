@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// branchFigures are what the demo measures of a branch. The last four count children: 3 if all is well.
+// branchFigures are what the demo measures of a branch. The last four count children: 3 if all is
+// well.
 type branchFigures struct {
 	Mode       string  `json:"mode"`
 	PauseMS    float64 `json:"pause_ms"` // the source stood still
@@ -30,8 +31,9 @@ func (b *branchFigures) complete() bool {
 	return b.Memory == branchChildren && b.Files == branchChildren && b.Process == branchChildren && b.Paths == branchChildren
 }
 
-// The source is branched while a thread of its warm interpreter adds up 1 + 2 + 3 + …, so that in every copy of its
-// memory total must be n(n+1)/2, and while a process counts in a file: branchMoves waits until it does.
+// The source is branched while a thread of its warm interpreter adds up 1 + 2 + 3 + …, so that in
+// every copy of its memory total must be n(n+1)/2, and while a process counts in a file:
+// branchMoves waits until it does.
 const (
 	branchStart = `
 import threading, time
@@ -134,8 +136,8 @@ print(found)`
 	return c, err
 }
 
-// follow lets one child of the branch go its way and counts what it has inherited. atLeast is how far the source was
-// before the branch.
+// follow lets one child of the branch go its way and counts what it has inherited. atLeast is how
+// far the source was before the branch.
 func (d *demo) follow(i int, id string, atLeast int64) error {
 	b, path := d.figures.Branch, branchPaths[i]
 	c, err := d.computed(id, path.code)

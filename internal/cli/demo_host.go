@@ -106,8 +106,8 @@ func (d *demo) startLocal(st *status) (string, error) {
 	return address, nil
 }
 
-// startDaemon runs this program as a daemon in a session of its own, which outlives the demo. The channel is closed if
-// it ends before the demo does.
+// startDaemon runs this program as a daemon in a session of its own, which outlives the demo. The
+// channel is closed if it ends before the demo does.
 func startDaemon(runDir, logPath string) (<-chan struct{}, int, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -138,8 +138,8 @@ func startDaemon(runDir, logPath string) (<-chan struct{}, int, error) {
 // demoRecipe is what the parent is baked from.
 const demoRecipe = "python-numpy"
 
-// demoTagPrefix begins the tags of the demo's snapshots. The rest names what they were baked from, so that a snapshot of
-// another version is not taken for ours.
+// demoTagPrefix begins the tags of the demo's snapshots. The rest names what they were baked from,
+// so that a snapshot of another version is not taken for ours.
 const demoTagPrefix = "demo-"
 
 func (d *demo) buildImage(st *status) (string, error) {
@@ -184,8 +184,8 @@ func demoTag(r *image.Recipe, img *image.Image, kernel *image.KernelFiles) (stri
 	return demoTagPrefix + hex.EncodeToString(h.Sum(nil))[:12], nil
 }
 
-// removeOld removes the snapshots that earlier versions of the demo baked and nobody uses. It is not the demo's business
-// if that fails.
+// removeOld removes the snapshots that earlier versions of the demo baked and nobody uses. It is
+// not the demo's business if that fails.
 func (d *demo) removeOld() {
 	list, err := d.client.Snapshots(d.ctx)
 	if err != nil {

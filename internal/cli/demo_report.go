@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// figures are what the demo measures. Times are in milliseconds, memory in KiB: the mean over the children, idle after
-// their fork.
+// figures are what the demo measures. Times are in milliseconds, memory in KiB: the mean over the
+// children, idle after their fork.
 type figures struct {
 	Children   int     `json:"children"`
 	Confirmed  int     `json:"confirmed"`

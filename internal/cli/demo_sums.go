@@ -8,8 +8,8 @@ type sum struct {
 	want string // the repr of the answer
 }
 
-// demoSum returns the i-th sum, i ≥ 0. No two are alike. All answers are integers that float64 holds exactly, so that no
-// rounding decides whether an answer is right.
+// demoSum returns the i-th sum, i ≥ 0. No two are alike. All answers are integers that float64
+// holds exactly, so that no rounding decides whether an answer is right.
 func demoSum(i int) sum {
 	k := int64(i/5 + 2)
 	switch i % 5 {

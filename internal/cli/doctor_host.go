@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These checks are of what the host's kernel does with many VMs. None of them keeps forkd from running: each costs time
-// or room, and says how to get it back.
+// These checks are of what the host's kernel does with many VMs. None of them keeps forkd from
+// running: each costs time or room, and says how to get it back.
 
 // hostFile reads a small file of /proc or /sys; empty if there is none.
 func hostFile(name string) string {
@@ -56,7 +56,8 @@ func checkKernel(release string) finding {
 	return finding{check, pass, release}
 }
 
-// checkNXHugePages looks at KVM's mitigation of iTLB multihit, a weakness of older Intel processors.
+// checkNXHugePages looks at KVM's mitigation of iTLB multihit, a weakness of older Intel
+// processors.
 func checkNXHugePages(setting string) finding {
 	const check = "kvm.nx_huge_pages"
 	switch setting {

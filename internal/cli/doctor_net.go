@@ -12,7 +12,8 @@ import (
 // enoughDescriptors is what a hundred sandboxes with forty connections each need.
 const enoughDescriptors = 4096
 
-// checkNetwork looks at what sandboxes need of the host to reach the outside: sockets of an ordinary user, and nothing else.
+// checkNetwork looks at what sandboxes need of the host to reach the outside: sockets of an
+// ordinary user, and nothing else.
 func checkNetwork() finding {
 	const check = "network of sandboxes"
 	var files unix.Rlimit

@@ -31,7 +31,8 @@ func (s *secondsValue) Set(text string) error {
 	return nil
 }
 
-// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given, and its older name --timeout-secs.
+// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given, and its older name
+// --timeout-secs.
 func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
 	*to = 30
 	f.Var((*secondsValue)(to), "timeout", usage+"; also a time such as 2m")

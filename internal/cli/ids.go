@@ -19,8 +19,9 @@ const idPrefix = "sb-"
 // wholeID matches what needs no look at the list of sandboxes.
 var wholeID = regexp.MustCompile(`^sb-[a-z2-7]{26}$`)
 
-// sandboxID returns the id of the sandbox that ref means: an id, the beginning of one that no other sandbox shares, or the
-// name of a workspace. What means nothing is returned as it is: the daemon says that there is no such sandbox.
+// sandboxID returns the id of the sandbox that ref means: an id, the beginning of one that no other
+// sandbox shares, or the name of a workspace. What means nothing is returned as it is: the daemon
+// says that there is no such sandbox.
 func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, error) {
 	if wholeID.MatchString(ref) {
 		return ref, nil
@@ -52,7 +53,8 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 	return "", fmt.Errorf("sandbox %q: %d sandboxes begin like this, such as %s and %s: give more of the id", ref, len(begin), begin[0], begin[1])
 }
 
-// sandboxIDs does the same for several. Those that it cannot tell are left out, and named by the error.
+// sandboxIDs does the same for several. Those that it cannot tell are left out, and named by the
+// error.
 func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string, error) {
 	var ids []string
 	var errs []error
@@ -67,7 +69,8 @@ func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string
 	return ids, errors.Join(errs...)
 }
 
-// completeSandboxes and completeTags have the shell complete the arguments of cmd. They start no daemon.
+// completeSandboxes and completeTags have the shell complete the arguments of cmd. They start no
+// daemon.
 func (c *common) completeSandboxes(cmd *cobra.Command) {
 	c.complete(cmd, func(ctx context.Context, cl *client.Client) (names []string, err error) {
 		list, err := cl.Sandboxes(ctx)

@@ -57,7 +57,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// status shows what a long command is doing: one line that is rewritten on a terminal, a line per stage elsewhere.
+// status shows what a long command is doing: one line that is rewritten on a terminal, a line per
+// stage elsewhere.
 type status struct {
 	w     io.Writer
 	live  bool

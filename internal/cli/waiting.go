@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// waiting is a line on a terminal that says what a command waits for and for how long. It appears when nothing has been
-// printed for an interval, and makes way for what is printed.
+// waiting is a line on a terminal that says what a command waits for and for how long. It appears
+// when nothing has been printed for an interval, and makes way for what is printed.
 type waiting struct {
 	what  string
 	start time.Time

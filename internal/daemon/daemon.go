@@ -1,8 +1,8 @@
-// Package daemon is the process behind `forkd daemon`: it owns a store and the sandboxes of one host and serves the
-// REST API until it is told to stop.
+// Package daemon is the process behind `forkd daemon`: it owns a store and the sandboxes of one
+// host and serves the REST API until it is told to stop.
 //
-// It runs no guest itself: every VM is a forkd-vmm process that lives on when the daemon ends, and the next daemon
-// takes it over. Constructors meet in wire.go and nowhere else.
+// It runs no guest itself: every VM is a forkd-vmm process that lives on when the daemon ends, and
+// the next daemon takes it over. Constructors meet in wire.go and nowhere else.
 package daemon
 
 import (
@@ -48,8 +48,8 @@ type Config struct {
 	Log         *slog.Logger
 }
 
-// Defaults fills in the directories and the socket for the calling user: system directories for root, those of the XDG
-// Base Directory specification for everybody else.
+// Defaults fills in the directories and the socket for the calling user: system directories for
+// root, those of the XDG Base Directory specification for everybody else.
 func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	state, run := "/var/lib/forkd", "/run/forkd"
 	if uid != 0 {
@@ -114,8 +114,9 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkDirs makes the daemon's directories. Their places are well known and some of these are writable for all: whoever
-// can change what is in them could swap guest memory or take over control sockets.
+// checkDirs makes the daemon's directories. Their places are well known and some of these are
+// writable for all: whoever can change what is in them could swap guest memory or take over control
+// sockets.
 func (c *Config) checkDirs() error {
 	for _, d := range []struct{ option, path string }{
 		{"--state-dir", c.StateDir}, {"--ram-dir", c.RAMDir}, {"--run-dir", c.RunDir},
@@ -135,15 +136,16 @@ const maxBranches = 64
 
 const maxPool = 1000
 
-// Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take long.
+// Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take
+// long.
 const (
 	headerTimeout   = 10 * time.Second
 	idleTimeout     = 2 * time.Minute // of a connection between requests
 	shutdownTimeout = 30 * time.Second
 )
 
-// Limits of the HTTP server. Each listener has its own number of connections: whoever uses up that of a TCP address cannot
-// keep the daemon's owner from its unix socket.
+// Limits of the HTTP server. Each listener has its own number of connections: whoever uses up that
+// of a TCP address cannot keep the daemon's owner from its unix socket.
 const (
 	maxConns   = 2048
 	maxHeaders = 64 << 10  // bytes
@@ -151,7 +153,8 @@ const (
 	maxWindow  = 256 << 10 // bytes that a client may send ahead in one of them
 )
 
-// Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly stop.
+// Run serves until ctx ends, then finishes the requests in flight. It returns nil after an orderly
+// stop.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
@@ -239,8 +242,8 @@ func listen(cfg *Config, token auth.Token) (listeners []net.Listener, err error)
 	return listeners, nil
 }
 
-// listenUnix makes a socket that only its owner can use. One left behind by a dead daemon is replaced; one that
-// answers is not.
+// listenUnix makes a socket that only its owner can use. One left behind by a dead daemon is
+// replaced; one that answers is not.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err

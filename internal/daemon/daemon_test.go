@@ -79,7 +79,8 @@ func TestServeStopsInOrder(t *testing.T) {
 	}
 }
 
-// None of the three places may be one that other users can change, and the error says which one and what to do.
+// None of the three places may be one that other users can change, and the error says which one and
+// what to do.
 func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	for _, option := range []string{"--state-dir", "--ram-dir", "--run-dir"} {
 		top := t.TempDir()
@@ -102,7 +103,8 @@ func TestDaemonWantsItsDirectoriesToItself(t *testing.T) {
 	}
 }
 
-// A connection beyond the limit is not served, and takes no descriptor of the daemon, until another one ends.
+// A connection beyond the limit is not served, and takes no descriptor of the daemon, until another
+// one ends.
 func TestConnectionsAreLimited(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -138,8 +140,8 @@ func TestConnectionsAreLimited(t *testing.T) {
 	}
 }
 
-// Connections that are counted have two directions, which streams to ports of sandboxes pass on; and they may be HTTP/2
-// without TLS.
+// Connections that are counted have two directions, which streams to ports of sandboxes pass on;
+// and they may be HTTP/2 without TLS.
 func TestServedConnections(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// limited accepts at most so many connections at once, as netutil.LimitListener does. Its connections keep CloseWrite,
-// which streams to ports of sandboxes pass on.
+// limited accepts at most so many connections at once, as netutil.LimitListener does. Its
+// connections keep CloseWrite, which streams to ports of sandboxes pass on.
 type limited struct {
 	net.Listener
 	places chan struct{}

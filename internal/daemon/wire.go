@@ -38,7 +38,8 @@ type wired struct {
 	net     *netclient.Client
 }
 
-// wire puts the daemon together and takes over what an earlier one left running. Streams to ports of sandboxes end with ctx.
+// wire puts the daemon together and takes over what an earlier one left running. Streams to ports
+// of sandboxes end with ctx.
 func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -192,9 +193,9 @@ func (w *wired) close(kill bool) {
 	w.audit.Close()
 }
 
-// install writes an embedded program into dir: not the run directory, which many hosts mount noexec. The name carries no
-// version: processes that run keep the old file open, new ones use the new file. One that is there already stays, so that a
-// daemon starts on a full disk too.
+// install writes an embedded program into dir: not the run directory, which many hosts mount
+// noexec. The name carries no version: processes that run keep the old file open, new ones use the
+// new file. One that is there already stays, so that a daemon starts on a full disk too.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {

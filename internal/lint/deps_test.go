@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// A room is a folder: what is linked into one program, what two programs say to each other, or what lies on disk. Its
-// packages stand in order, lowest first: each may import only those before it, the rooms named in imports, and leaves.
+// A room is a folder: what is linked into one program, what two programs say to each other, or what
+// lies on disk. Its packages stand in order, lowest first: each may import only those before it,
+// the rooms named in imports, and leaves.
 type room struct {
 	folder   string   // "" for packages that stand directly under internal
 	packages []string // below folder; "." is the folder itself
@@ -165,8 +166,8 @@ func TestEveryPackageHasARoom(t *testing.T) {
 	}
 }
 
-// rule forbids packages to depend on others. A pattern is an import path (ours without the module), or a path and all
-// below it ("path/...").
+// rule forbids packages to depend on others. A pattern is an import path (ours without the module),
+// or a path and all below it ("path/...").
 type rule struct {
 	from, to []string
 	except   []string // packages among from that may
@@ -257,7 +258,8 @@ func matchAny(patterns []string, path string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
 }
 
-// match reports whether path is what pattern says; "a/..." is a and everything below it, "..." everything.
+// match reports whether path is what pattern says; "a/..." is a and everything below it, "..."
+// everything.
 func match(pattern, path string) bool {
 	below, wild := strings.CutSuffix(pattern, "...")
 	if !wild {

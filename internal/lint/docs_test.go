@@ -64,7 +64,8 @@ func (d *document) text(f func(number int, line string)) {
 	}
 }
 
-// Paths in documents: targets of relative links, and what stands in back quotes and begins with a folder of ours.
+// Paths in documents: targets of relative links, and what stands in back quotes and begins with a
+// folder of ours.
 var (
 	linkTarget = regexp.MustCompile(`\]\(([^):#]+)[^):]*\)`)
 	quotedPath = regexp.MustCompile("`((?:api|bench|client|cmd|docs|guest|internal|recipes|scripts|test)/[\\w./-]*)`")
@@ -94,7 +95,8 @@ func TestDocumentsNameFilesThatExist(t *testing.T) {
 	}
 }
 
-// TestReadmeHasTheTestedSession: the session that README.md begins with is the one that test/integration types.
+// TestReadmeHasTheTestedSession: the session that README.md begins with is the one that
+// test/integration types.
 func TestReadmeHasTheTestedSession(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
@@ -109,7 +111,8 @@ func TestReadmeHasTheTestedSession(t *testing.T) {
 	}
 }
 
-// maxProse is how many characters a line of prose may have. Tables and code blocks are as wide as they must be.
+// maxProse is how many characters a line of prose may have. Tables and code blocks are as wide as
+// they must be.
 const maxProse = 99
 
 // TestProseIsNarrow does not look at what benchmarks printed.
@@ -126,7 +129,8 @@ func TestProseIsNarrow(t *testing.T) {
 	}
 }
 
-// TestNetworkAttacksHaveTheirTests: every row of the attack tables in docs/network.md names tests that are there.
+// TestNetworkAttacksHaveTheirTests: every row of the attack tables in docs/network.md names tests
+// that are there.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {

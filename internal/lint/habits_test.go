@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// unfinished finds marks of work put off. The list of open work is the issue tracker, where others see it.
+// unfinished finds marks of work put off. The list of open work is the issue tracker, where others
+// see it.
 var unfinished = regexp.MustCompile(`\b(TODO|FIXME|XXX|HACK)\b`)
 
 func TestNothingIsPutOff(t *testing.T) {
@@ -37,8 +38,9 @@ func TestNoHiddenWiring(t *testing.T) {
 	}
 }
 
-// TestNoMutablePackageState forbids assignments to package-level variables, and package-level locks, which exist only
-// to guard such variables. Tables and errors are set where they are declared.
+// TestNoMutablePackageState forbids assignments to package-level variables, and package-level
+// locks, which exist only to guard such variables. Tables and errors are set where they are
+// declared.
 func TestNoMutablePackageState(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.generated || s.test() {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestEveryPackageSaysWhatItIs wants one package comment of at least two lines in every package: what it does, and what
-// it leaves to others.
+// TestEveryPackageSaysWhatItIs wants one package comment of at least two lines in every package:
+// what it does, and what it leaves to others.
 func TestEveryPackageSaysWhatItIs(t *testing.T) {
 	docs := map[string][]string{} // directory: its package comments
 	names := map[string]string{}

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Limits of hand-written files, in lines. Beyond the soft ones a file or function is only listed (go test -v).
+// Limits of hand-written files, in lines. Beyond the soft ones a file or function is only listed
+// (go test -v).
 const (
 	softFile     = 400
 	hardFile     = 600

@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// treeMark stands above the code block in which a document draws a tree of folders: one folder a line, indented by two
-// spaces below the folder it is in, with a slash at its end and a few words behind it.
+// treeMark stands above the code block in which a document draws a tree of folders: one folder a
+// line, indented by two spaces below the folder it is in, with a slash at its end and a few words
+// behind it.
 const treeMark = "<!-- tree -->"
 
 var treeLine = regexp.MustCompile(`^( *)([a-z0-9-]+)/(?: +\S.*)?$`)
@@ -43,8 +44,8 @@ func drawnTree(t *testing.T, d document) map[string]bool {
 	return nil
 }
 
-// coveredBy reports whether a tree has a line for path: its own, or that of a folder above it below which nothing is
-// drawn.
+// coveredBy reports whether a tree has a line for path: its own, or that of a folder above it below
+// which nothing is drawn.
 func coveredBy(drawn map[string]bool, p string) bool {
 	if _, ok := drawn[p]; ok {
 		return true
@@ -57,7 +58,8 @@ func coveredBy(drawn map[string]bool, p string) bool {
 	return false
 }
 
-// TestDrawnTreesAreTheTreeOnDisk compares the trees in README.md and docs/architecture.md with the folders on disk.
+// TestDrawnTreesAreTheTreeOnDisk compares the trees in README.md and docs/architecture.md with the
+// folders on disk.
 func TestDrawnTreesAreTheTreeOnDisk(t *testing.T) {
 	docs := documents(t)
 	pkgs := list(t)

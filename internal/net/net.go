@@ -1,10 +1,11 @@
-// Package net is the forkd-net process: it serves the control socket (package netproto) and gives every sandbox its way to
-// the network, decided by the sandbox's policy.
+// Package net is the forkd-net process: it serves the control socket (package netproto) and gives
+// every sandbox its way to the network, decided by the sandbox's policy.
 //
-// The process opens nothing but sockets and reads no file: resolvers, the host's addresses, the flow log and the frame
-// sockets come from the daemon. It has one network stack for each sandbox whose guest has sent a packet, and for the
-// others a descriptor and a small record. It lives on without a daemon while there are sandboxes. It does not restart anything:
-// when it dies, the daemon starts another.
+// The process opens nothing but sockets and reads no file: resolvers, the host's addresses, the
+// flow log and the frame sockets come from the daemon. It has one network stack for each sandbox
+// whose guest has sent a packet, and for the others a descriptor and a small record. It lives on
+// without a daemon while there are sandboxes. It does not restart anything: when it dies, the
+// daemon starts another.
 package net
 
 import (
@@ -35,7 +36,8 @@ const (
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main serves the control socket until nobody needs the process any more, and returns its exit code.
+// Main serves the control socket until nobody needs the process any more, and returns its exit
+// code.
 func Main() int {
 	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's: a guest could fill it
 	s, err := newServer(stack.NewHost(maxSockets()), loneliness)
@@ -63,7 +65,8 @@ func Main() int {
 	}
 }
 
-// maxSockets is how many of the process's descriptors may be flows of guests. The rest are for frame sockets and DNS.
+// maxSockets is how many of the process's descriptors may be flows of guests. The rest are for
+// frame sockets and DNS.
 func maxSockets() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -170,7 +170,8 @@ func serveHello(t testing.TB, w *nettest.World) {
 	go http.Serve(w.Listen(t, web+":80"), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
 }
 
-// A sandbox from Attach to Detach: it fetches, is refused, is counted and logged, and its policy changes.
+// A sandbox from Attach to Detach: it fetches, is refused, is counted and logged, and its policy
+// changes.
 func TestSandbox(t *testing.T) {
 	w := nettest.New(t, web, "10.1.2.3")
 	serveHello(t, w)
@@ -269,7 +270,8 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	waitFor(t, "sandboxes end with their sockets", func() bool { return len(d.list()) == 0 })
 }
 
-// IPv6, which guests send by themselves, needs no stack; but nobody gets the goroutine of all sandboxes for himself.
+// IPv6, which guests send by themselves, needs no stack; but nobody gets the goroutine of all
+// sandboxes for himself.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
 	mine, theirs, err := frame.Pair()
@@ -400,7 +402,8 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, cmd) < full/2 })
 }
 
-// The process lives on when its daemon is gone, with the connections of its sandboxes, and another daemon finds them.
+// The process lives on when its daemon is gone, with the connections of its sandboxes, and another
+// daemon finds them.
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })

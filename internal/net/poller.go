@@ -23,10 +23,12 @@ func (p *poller) add(fd int) error {
 	return unix.EpollCtl(p.epoll, unix.EPOLL_CTL_ADD, fd, &event)
 }
 
-// remove makes the poller forget a descriptor that it was given. An event of it may still be on its way.
+// remove makes the poller forget a descriptor that it was given. An event of it may still be on its
+// way.
 func (p *poller) remove(fd int) { _ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, fd, nil) }
 
-// run calls ready for every descriptor that has something to read, or whose peer is gone, until it is removed.
+// run calls ready for every descriptor that has something to read, or whose peer is gone, until it
+// is removed.
 func (p *poller) run(ready func(fd int)) {
 	events := make([]unix.EpollEvent, 64)
 	for {

@@ -291,7 +291,8 @@ func (s *server) sumLocked() netproto.Stats {
 	return stats
 }
 
-// wake is called where the frame socket of a sandbox without a stack has something to read: frames, or the end.
+// wake is called where the frame socket of a sandbox without a stack has something to read: frames,
+// or the end.
 func (s *server) wake(fd int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -304,8 +305,8 @@ func (s *server) wake(fd int) {
 	}
 }
 
-// wakeLocked reads what needs no stack. There is only so much of it: a guest that goes on gets a stack, which has a limit
-// for what it takes, for this goroutine is that of all sandboxes.
+// wakeLocked reads what needs no stack. There is only so much of it: a guest that goes on gets a
+// stack, which has a limit for what it takes, for this goroutine is that of all sandboxes.
 func (s *server) wakeLocked(b *sandbox) {
 	var head [inspect.WakeBytes]byte
 	for {
@@ -344,8 +345,8 @@ func (s *server) startLocked(b *sandbox) {
 	}()
 }
 
-// sweep ends idle flows from time to time, and gives memory of stacks that are gone back to the host: a process that has
-// little to do collects its garbage seldom.
+// sweep ends idle flows from time to time, and gives memory of stacks that are gone back to the
+// host: a process that has little to do collects its garbage seldom.
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()

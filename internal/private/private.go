@@ -1,8 +1,8 @@
-// Package private opens what must belong to the calling user alone: the directories that a daemon keeps at well-known
-// places, and files below them whose names or whose makers are not trusted.
+// Package private opens what must belong to the calling user alone: the directories that a daemon
+// keeps at well-known places, and files below them whose names or whose makers are not trusted.
 //
-// It decides by owner, mode and kind of file. What is in a file, and whether it is what somebody says it is, its callers
-// check.
+// It decides by owner, mode and kind of file. What is in a file, and whether it is what somebody
+// says it is, its callers check.
 package private
 
 import (
@@ -19,13 +19,14 @@ import (
 // sharedBits are the mode bits that let others than the owner in.
 const sharedBits = 0o077
 
-// overflowID is the owner and the group that a user namespace shows for those which it does not map, root of the host
-// among them.
+// overflowID is the owner and the group that a user namespace shows for those which it does not
+// map, root of the host among them.
 const overflowID = 65534
 
-// Dir opens the directory path, which it makes with its parents if it is missing. It must be the calling user's and let
-// nobody else in, and nobody else may be able to replace it: whoever makes a directory at a well-known place first, or
-// can write to it, could swap the files of others. option is how the user sets path; errors name it.
+// Dir opens the directory path, which it makes with its parents if it is missing. It must be the
+// calling user's and let nobody else in, and nobody else may be able to replace it: whoever makes a
+// directory at a well-known place first, or can write to it, could swap the files of others. option
+// is how the user sets path; errors name it.
 func Dir(path, option string) (*os.File, error) {
 	path = filepath.Clean(path)
 	refuse := func(reason string, args ...any) error {
@@ -63,8 +64,9 @@ func Dir(path, option string) (*os.File, error) {
 	return dir, nil
 }
 
-// checkAbove reports who else could put another directory at path: the owner of one above it, or anybody where one is
-// writable for all and keeps no names (sticky). What does not exist yet will be ours.
+// checkAbove reports who else could put another directory at path: the owner of one above it, or
+// anybody where one is writable for all and keeps no names (sticky). What does not exist yet will
+// be ours.
 func checkAbove(path string) error {
 	for p := filepath.Dir(path); ; p = filepath.Dir(p) {
 		st, err := os.Lstat(p)
@@ -114,8 +116,9 @@ func trusted(path string, info os.FileInfo) error {
 // ErrNotRegular is returned for what is no regular file: a FIFO, a device, a directory.
 var ErrNotRegular = errors.New("not a regular file")
 
-// Open opens the regular file name, a path relative to dir, for reading. No part of name may be a symbolic link or lead
-// out of dir. It never waits: a FIFO without a writer is refused like all that is no regular file.
+// Open opens the regular file name, a path relative to dir, for reading. No part of name may be a
+// symbolic link or lead out of dir. It never waits: a FIFO without a writer is refused like all
+// that is no regular file.
 func Open(dir *os.File, name string) (*os.File, error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC | unix.O_NOCTTY,
@@ -136,7 +139,8 @@ func Open(dir *os.File, name string) (*os.File, error) {
 	return regular(os.NewFile(uintptr(fd), full))
 }
 
-// openat2 tries again where the kernel asks for it: a rename somewhere above may have raced with the look for "..".
+// openat2 tries again where the kernel asks for it: a rename somewhere above may have raced with
+// the look for "..".
 func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	for range 100 {
 		fd, err = unix.Openat2(at, name, how)
@@ -147,8 +151,8 @@ func openat2(at int, name string, how *unix.OpenHow) (fd int, err error) {
 	return fd, err
 }
 
-// OpenPath opens the regular file at an absolute path that a user has named. Links on the way are the user's business;
-// the file itself must not be one.
+// OpenPath opens the regular file at an absolute path that a user has named. Links on the way are
+// the user's business; the file itself must not be one.
 func OpenPath(path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fmt.Errorf("open %s: not an absolute path", path)

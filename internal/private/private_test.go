@@ -26,7 +26,8 @@ func TestDirIsMadePrivate(t *testing.T) {
 	}
 }
 
-// Whoever else can write to the directory, or put another one in its place, could swap what is in it.
+// Whoever else can write to the directory, or put another one in its place, could swap what is in
+// it.
 func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 	mkdir := func(t *testing.T, path string, mode os.FileMode) {
 		t.Helper()

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
-// donated are the descriptors of one request, taken in order; those that are not taken are closed with the request.
+// donated are the descriptors of one request, taken in order; those that are not taken are closed
+// with the request.
 type donated struct{ fds []int }
 
 func donate(fds []int) *donated { return &donated{fds} }

@@ -1,8 +1,8 @@
 // Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
 //
-// It works on descriptors that the daemon donates and opens nothing by itself but its own page map in /proc. A VMM
-// without a running VM ends when the daemon hangs up; one with a VM keeps running it and waits for the daemon to come
-// back. When the guest stops, the process reports it and ends.
+// It works on descriptors that the daemon donates and opens nothing by itself but its own page map
+// in /proc. A VMM without a running VM ends when the daemon hangs up; one with a VM keeps running
+// it and waits for the daemon to come back. When the guest stops, the process reports it and ends.
 package vmm
 
 import (
@@ -83,7 +83,8 @@ func (s *server) event(kind vmmproto.Kind, body []byte, fds ...int) error {
 	return s.conn.Send(kind, body, fds...)
 }
 
-// exited reports the end of the machine and ends the process: KVM and the kernel clean up faster than we could.
+// exited reports the end of the machine and ends the process: KVM and the kernel clean up faster
+// than we could.
 func (s *server) exited(e vm.Exit) {
 	e = namePanic(e, s.ring.Tail())
 	s.ring.WriteString(fmt.Sprintf("\nforkd-vmm: machine stopped: %s %s\n", e.Reason, e.Detail))
@@ -185,8 +186,8 @@ func (s *server) create(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	// Until here one thread at a time was enough, and a cache of objects for one (see GOMAXPROCS in vmmclient). From
-	// now on a vCPU may hold the processor it entered the guest with for a while.
+	// Until here one thread at a time was enough, and a cache of objects for one (see GOMAXPROCS in
+	// vmmclient). From now on a vCPU may hold the processor it entered the guest with for a while.
 	runtime.GOMAXPROCS(int(req.Shape.VCPUs) + freeProcs)
 	return nil
 }

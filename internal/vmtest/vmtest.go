@@ -44,8 +44,8 @@ const AssetsFile = "vmtest.json"
 // LeftOut is why VM tests skip with FORKD_TEST_HOST=1; command testrun counts them by it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"
 
-// NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files, call it; Load does.
-// Command testrun finds VM tests by their calls of these two functions.
+// NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files,
+// call it; Load does. Command testrun finds VM tests by their calls of these two functions.
 func NeedKVM(t testing.TB) {
 	t.Helper()
 	if os.Getenv("FORKD_TEST_HOST") != "" {
@@ -87,15 +87,16 @@ func missing(t testing.TB, format string, args ...any) {
 // Emulated reports whether the tests run inside forkd's own emulated host.
 func Emulated() bool { return os.Getenv("FORKD_TEST_MACHINE") != "" }
 
-// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not mended
-// (package debqemu) now and then delivers an interrupt to a nested guest that has them off, and a kernel
-// that boots does not survive that. It is for fresh boots only: a copy of a guest that panics is a
-// finding. The product never tries again.
+// BootAgain reports whether a boot that ended with err is worth another try: a QEMU that is not
+// mended (package debqemu) now and then delivers an interrupt to a nested guest that has them off,
+// and a kernel that boots does not survive that. It is for fresh boots only: a copy of a guest that
+// panics is a finding. The product never tries again.
 func BootAgain(err error) bool {
 	return Emulated() && err != nil && strings.Contains(err.Error(), "Kernel panic")
 }
 
-// Template is the CPU template for this host's guests: an emulated host does not keep XCR0 of nested guests.
+// Template is the CPU template for this host's guests: an emulated host does not keep XCR0 of
+// nested guests.
 func Template() string {
 	if Emulated() {
 		return vm.TemplateV2

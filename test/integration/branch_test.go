@@ -64,8 +64,8 @@ def work():
 threading.Thread(target=work, daemon=True).start()
 `
 
-// TestBranchMidComputation branches a sandbox in the middle of its work. Children inherit memory, files and processes and
-// go their own ways; the source does not notice.
+// TestBranchMidComputation branches a sandbox in the middle of its work. Children inherit memory,
+// files and processes and go their own ways; the source does not notice.
 func TestBranchMidComputation(t *testing.T) {
 	d := load(t).start(t)
 	source := d.fork(t, 1)[0]
@@ -109,7 +109,8 @@ func TestBranchMidComputation(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchChain forks and branches ten deep, kills the daemon half-way, and compares every link with what it must hold.
+// TestBranchChain forks and branches ten deep, kills the daemon half-way, and compares every link
+// with what it must hold.
 func TestBranchChain(t *testing.T) {
 	const depth = 10
 	d := load(t).start(t)
@@ -201,7 +202,8 @@ func TestRollback(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestForkFromSandbox branches and forks in one call; the snapshot between goes with the last child.
+// TestForkFromSandbox branches and forks in one call; the snapshot between goes with the last
+// child.
 func TestForkFromSandbox(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
@@ -227,7 +229,8 @@ func TestForkFromSandbox(t *testing.T) {
 	d.kill(t, box)
 }
 
-// TestBranchWithoutRAM: a branch that finds no room fails, and leaves a source that is correct and can be branched.
+// TestBranchWithoutRAM: a branch that finds no room fails, and leaves a source that is correct and
+// can be branched.
 func TestBranchWithoutRAM(t *testing.T) {
 	ram := t.TempDir()
 	if err := syscall.Mount("forkd-test", ram, "tmpfs", 0, "size=300m,mode=0700"); err != nil {

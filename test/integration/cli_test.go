@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// cli runs the program as a user does. It must exit with code, and say something on stderr unless that is 0.
+// cli runs the program as a user does. It must exit with code, and say something on stderr unless
+// that is 0.
 func (d *daemon) cli(t *testing.T, code int, args ...string) (stdout, stderr string) {
 	t.Helper()
 	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, args...)

@@ -1,7 +1,9 @@
-// Package integration_test drives a real daemon with real VMs through its REST API, with the Go client.
+// Package integration_test drives a real daemon with real VMs through its REST API, with the Go
+// client.
 //
-// A run bakes one parent and starts a daemon of its own for every test, which must leave nothing behind: that is checked
-// after each. It says nothing about speed, and nothing about daemons it did not start.
+// A run bakes one parent and starts a daemon of its own for every test, which must leave nothing
+// behind: that is checked after each. It says nothing about speed, and nothing about daemons it did
+// not start.
 package integration_test
 
 import (
@@ -142,7 +144,8 @@ func withArgs(args ...string) option { return func(d *daemon) { d.args = append(
 
 func withChecks(d *daemon) { d.checked = true }
 
-// start runs a daemon on the fixture's state. When the test ends it is stopped and must leave nothing behind.
+// start runs a daemon on the fixture's state. When the test ends it is stopped and must leave
+// nothing behind.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 	t.Helper()
 	d := &daemon{f: f, run: filepath.Join(f.root, "r"), state: f.state, ram: filepath.Join(f.root, "m"), pool: "1"}
@@ -198,7 +201,8 @@ func (d *daemon) launch(t *testing.T) {
 	})
 }
 
-// stop ends the daemon in order, with its sandboxes, and checks that nothing is left. It may be called again.
+// stop ends the daemon in order, with its sandboxes, and checks that nothing is left. It may be
+// called again.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	if d.cmd == nil {

@@ -18,14 +18,16 @@ import (
 // numbers is how many lines a guest writes: 16 MB.
 const numbers = 2_200_000
 
-// fill lets a guest write more than the disk of the host has room for, in the background, to the end.
+// fill lets a guest write more than the disk of the host has room for, in the background, to the
+// end.
 func (d *daemon) fill(t *testing.T, id, name string) {
 	t.Helper()
 	d.sh(t, id, fmt.Sprintf("rm -f /run/%[1]s.done; (seq %[2]d >/root/%[1]s && sync && touch /run/%[1]s.done) >/dev/null 2>&1 &",
 		name, numbers))
 }
 
-// written waits until a guest has written all that fill makes it write, and compares what its disk holds.
+// written waits until a guest has written all that fill makes it write, and compares what its disk
+// holds.
 func (d *daemon) written(t *testing.T, id, name string) {
 	t.Helper()
 	eventually(t, 3*time.Minute, func() error {
@@ -70,8 +72,8 @@ func room(t *testing.T, dir string, free uint64) {
 	remount(t, dir, fmt.Sprintf("size=%d", (st.Blocks-st.Bfree)*uint64(st.Bsize)+free))
 }
 
-// TestFullDisk: sandboxes that write to a full disk of the host stand still, also through the death of the daemon, can be
-// deleted and rolled back, and lose nothing: they run on when there is room.
+// TestFullDisk: sandboxes that write to a full disk of the host stand still, also through the death
+// of the daemon, can be deleted and rolled back, and lose nothing: they run on when there is room.
 func TestFullDisk(t *testing.T) {
 	const ample, little = 100 << 20, 2 << 20 // around the 64 MiB that the daemon wants before it lets them run
 	f := load(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// TestVMEnds lets VMs end in every way that nobody asked for. Their sandboxes must say why, and the others not notice.
+// TestVMEnds lets VMs end in every way that nobody asked for. Their sandboxes must say why, and the
+// others not notice.
 func TestVMEnds(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	trigger := func(c string) func(*testing.T, client.Sandbox) {
@@ -101,7 +102,8 @@ func TestConsoleFlood(t *testing.T) {
 	d.alive(t, boxes[1].ID)
 }
 
-// mount puts a tmpfs on dir until the test has ended. It is its owner's alone, as the daemon wants its directories.
+// mount puts a tmpfs on dir until the test has ended. It is its owner's alone, as the daemon wants
+// its directories.
 func mount(t *testing.T, dir, options string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -154,7 +156,8 @@ func TestFullWhileForking(t *testing.T) {
 	}
 }
 
-// TestNoRoomInRAM: the memory of a snapshot that does not fit into the RAM directory is read from disk.
+// TestNoRoomInRAM: the memory of a snapshot that does not fit into the RAM directory is read from
+// disk.
 func TestNoRoomInRAM(t *testing.T) {
 	f := load(t)
 	ram := filepath.Join(t.TempDir(), "ram")

@@ -17,7 +17,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// smallState makes a state directory with the parent on a file system of its own, which can be filled.
+// smallState makes a state directory with the parent on a file system of its own, which can be
+// filled.
 func (f *fixture) smallState(t *testing.T) string {
 	t.Helper()
 	state := f.newState(t)
@@ -72,8 +73,8 @@ func (d *daemon) persisted(t *testing.T, name, status string) client.SnapshotDet
 	return s
 }
 
-// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and says what it is, also after a crash of the
-// daemon, and gets there when there is room.
+// TestFullWhileFlushing: a branch that does not fit onto the disk is usable and says what it is,
+// also after a crash of the daemon, and gets there when there is room.
 func TestFullWhileFlushing(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -143,7 +144,8 @@ func (d *daemon) loseRAM(t *testing.T) {
 	d.launch(t)
 }
 
-// TestLostBeforeFlushed: a branch that was in RAM only when the host went down is listed as failed, not forgotten.
+// TestLostBeforeFlushed: a branch that was in RAM only when the host went down is listed as failed,
+// not forgotten.
 func TestLostBeforeFlushed(t *testing.T) {
 	f := load(t)
 	state := f.smallState(t)
@@ -165,7 +167,8 @@ func TestLostBeforeFlushed(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestBranchFallsBack: where memory layers are not on tmpfs a live branch becomes a diff one, and says so.
+// TestBranchFallsBack: where memory layers are not on tmpfs a live branch becomes a diff one, and
+// says so.
 func TestBranchFallsBack(t *testing.T) {
 	d := load(t).start(t, withRAM(onDisk(t)), withPool(0))
 	box := d.fork(t, 1)[0]

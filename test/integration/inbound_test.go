@@ -25,9 +25,10 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// servers are servers in the interpreter of a sandbox, on 127.0.0.1: 8000 speaks HTTP and answers a POST with the digest
-// of its body, a GET with bytes of a pattern, and an upgrade with an echo; 8001 answers with the digest of what it got
-// when that has ended; 8002 says nothing, and waits until it is reset.
+// servers are servers in the interpreter of a sandbox, on 127.0.0.1: 8000 speaks HTTP and answers a
+// POST with the digest of its body, a GET with bytes of a pattern, and an upgrade with an echo;
+// 8001 answers with the digest of what it got when that has ended; 8002 says nothing, and waits
+// until it is reset.
 const servers = `
 import hashlib, http.server, socket, threading
 pattern = bytes(range(251))
@@ -274,8 +275,8 @@ func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest str
 	}
 }
 
-// testGone leaves a server that waits after the end of what it was sent: it must hear from the agent that the host does
-// not wait for its answer.
+// testGone leaves a server that waits after the end of what it was sent: it must hear from the
+// agent that the host does not wait for its answer.
 func testGone(t *testing.T, d *daemon, id string) {
 	guest := agentclient.New(agentclient.DialUnix(filepath.Join(d.run, "vm", id, vmmclient.VsockSocket)))
 	conn, err := guest.DialPort(d.ctx(t, quietLimit), 8002)
@@ -298,7 +299,8 @@ func testGone(t *testing.T, d *daemon, id string) {
 	})
 }
 
-// TestInboundWakes: an open stream keeps a sandbox from being idle, and a request brings an idle one back.
+// TestInboundWakes: an open stream keeps a sandbox from being idle, and a request brings an idle
+// one back.
 func TestInboundWakes(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})

@@ -112,7 +112,8 @@ func TestDamagedSnapshots(t *testing.T) {
 	}
 }
 
-// TestForeignSnapshots: whole snapshots that this host cannot run, or that were changed without a trace in their sizes.
+// TestForeignSnapshots: whole snapshots that this host cannot run, or that were changed without a
+// trace in their sizes.
 func TestForeignSnapshots(t *testing.T) {
 	f := load(t)
 	t.Run("other CPU template", func(t *testing.T) {
@@ -176,8 +177,8 @@ func (f *fixture) newState(t *testing.T) string {
 	return state
 }
 
-// fillState puts the parent's snapshot into a state directory, file by file, and the records of base images. Only layers
-// may have several names.
+// fillState puts the parent's snapshot into a state directory, file by file, and the records of
+// base images. Only layers may have several names.
 func (f *fixture) fillState(t *testing.T, state string, put func(from, to string) error) {
 	t.Helper()
 	for _, dir := range []string{filepath.Join("snapshots", tag), "bases"} {

@@ -47,7 +47,8 @@ type holdings struct {
 	daemonKiB    int // resident
 }
 
-// TestLeaks forks, evaluates and kills again and again, FORKD_CYCLES times or for a while, and compares what is held.
+// TestLeaks forks, evaluates and kills again and again, FORKD_CYCLES times or for a while, and
+// compares what is held.
 func TestLeaks(t *testing.T) {
 	d := load(t).start(t)
 	for range 5 { // buffers, caches and the pool reach their sizes
@@ -77,7 +78,8 @@ func (d *daemon) cycle(t *testing.T) {
 	d.kill(t, s)
 }
 
-// settled waits until the pool is full, and until what can be counted is as it was, if that is given.
+// settled waits until the pool is full, and until what can be counted is as it was, if that is
+// given.
 func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	t.Helper()
 	var h holdings

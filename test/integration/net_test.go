@@ -25,8 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// hostAddress returns an address of this host that is neither loopback nor link-local. Servers of these tests listen there:
-// it is one that every policy closes, unless a rule opens it.
+// hostAddress returns an address of this host that is neither loopback nor link-local. Servers of
+// these tests listen there: it is one that every policy closes, unless a rule opens it.
 func hostAddress(t *testing.T) string {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()
@@ -197,8 +197,8 @@ func (d *daemon) metric(t *testing.T, name string) float64 {
 	return 0
 }
 
-// TestNetworkPolicy: a child fetches from a server that its policy allows and from no other, and a policy that is changed
-// counts at once, for connections that are open, too.
+// TestNetworkPolicy: a child fetches from a server that its policy allows and from no other, and a
+// policy that is changed counts at once, for connections that are open, too.
 func TestNetworkPolicy(t *testing.T) {
 	flows := filepath.Join(t.TempDir(), "flows")
 	d := load(t).start(t, withChecks, func(d *daemon) { d.args = []string{"--flow-log", flows} })
@@ -271,8 +271,8 @@ func checkFlows(name, id string, allowed, other server) error {
 	return nil
 }
 
-// TestBranchWithOpenConnections: the source of a branch keeps its connections, children see them reset at once, and can
-// make new ones. A rollback resets those of the sandbox itself.
+// TestBranchWithOpenConnections: the source of a branch keeps its connections, children see them
+// reset at once, and can make new ones. A rollback resets those of the sandbox itself.
 func TestBranchWithOpenConnections(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)
@@ -309,7 +309,8 @@ func TestBranchWithOpenConnections(t *testing.T) {
 	d.kill(t, append(children, source)...)
 }
 
-// TestForkdNetKilledUnderLoad: the death of forkd-net resets connections and costs nothing else. It is counted.
+// TestForkdNetKilledUnderLoad: the death of forkd-net resets connections and costs nothing else. It
+// is counted.
 func TestForkdNetKilledUnderLoad(t *testing.T) {
 	d := load(t).start(t)
 	file := serveFile(t, 64<<20) // so long that it is under way when forkd-net dies
@@ -384,8 +385,8 @@ func TestNetworkOutlivesTheDaemon(t *testing.T) {
 	d.kill(t, box)
 }
 
-// Children that download at once, and how much each: on hardware, and where an emulated CPU does all of it and shares
-// its time with whatever else its computer does.
+// Children that download at once, and how much each: on hardware, and where an emulated CPU does
+// all of it and shares its time with whatever else its computer does.
 const (
 	downloads, downloadMiB                 = 50, 100
 	emulatedDownloads, emulatedDownloadMiB = 10, 4

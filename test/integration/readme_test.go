@@ -9,9 +9,10 @@ import (
 	"testing"
 )
 
-// TestReadmeSession types the session that README.md begins with into a shell, and compares what the commands print
-// (package lint compares the file with README.md). The snapshot that its first command would build is made from the
-// parent of these tests: there is no package manager where they run.
+// TestReadmeSession types the session that README.md begins with into a shell, and compares what
+// the commands print (package lint compares the file with README.md). The snapshot that its first
+// command would build is made from the parent of these tests: there is no package manager where
+// they run.
 func TestReadmeSession(t *testing.T) {
 	session, err := os.ReadFile("testdata/session.txt")
 	if err != nil {

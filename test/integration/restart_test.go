@@ -44,8 +44,8 @@ func TestDaemonCrash(t *testing.T) {
 	d.only(t, boxes[0], boxes[1], more[0])
 }
 
-// TestDaemonCrashWhileForking: a fork that the daemon did not live to answer is handed out whole or gone after the next
-// start, however far it had come.
+// TestDaemonCrashWhileForking: a fork that the daemon did not live to answer is handed out whole or
+// gone after the next start, however far it had come.
 func TestDaemonCrashWhileForking(t *testing.T) {
 	const n = 8
 	d := load(t).start(t)
@@ -75,8 +75,8 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 	}
 }
 
-// crashWhileForking ends the daemon when so many VMMs of a fork of n have started and so many of its children have
-// confirmed, at least, and starts another.
+// crashWhileForking ends the daemon when so many VMMs of a fork of n have started and so many of
+// its children have confirmed, at least, and starts another.
 func (d *daemon) crashWhileForking(t *testing.T, n, vmms, confirmed int) {
 	t.Helper()
 	before, records := len(d.vmms(t)), len(d.records(t))

@@ -16,8 +16,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// loopback is a program with both ends of a TCP connection in the guest. A counter goes back and forth; how far it is
-// stands in /root/count. The program ends with the connection, or with the first wrong number.
+// loopback is a program with both ends of a TCP connection in the guest. A counter goes back and
+// forth; how far it is stands in /root/count. The program ends with the connection, or with the
+// first wrong number.
 const loopback = `
 import os, socket, threading, time
 server = socket.create_server(('127.0.0.1', 0))
@@ -39,8 +40,8 @@ while True:
     time.sleep(0.1)
 `
 
-// counting is a program that never ends and prints a number every 0.2 s. A shell would start a process each time, and
-// starting one is a lot of work in an emulated guest.
+// counting is a program that never ends and prints a number every 0.2 s. A shell would start a
+// process each time, and starting one is a lot of work in an emulated guest.
 const counting = `
 import time
 counted = 0
@@ -129,8 +130,9 @@ func (d *daemon) loopbackGoesOn(t *testing.T, id string) {
 	d.sh(t, id, `from=$(cat /root/count); while [ $(cat /root/count) = $from ]; do kill -0 $(cat /root/pid) || exit 1; sleep 0.1; done`)
 }
 
-// TestBranchKeepsStreams branches a sandbox with a stream to the host, a request that is under way, and a TCP connection
-// inside. The source loses none of them; a child has the TCP connection, and answers nobody but those who ask it.
+// TestBranchKeepsStreams branches a sandbox with a stream to the host, a request that is under way,
+// and a TCP connection inside. The source loses none of them; a child has the TCP connection, and
+// answers nobody but those who ask it.
 func TestBranchKeepsStreams(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]

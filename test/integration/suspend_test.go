@@ -97,11 +97,12 @@ func (d *daemon) inState(t *testing.T, id string, want ...string) client.Sandbox
 	return s
 }
 
-// idleTimeout is long enough for a request to be under way for longer, and short enough to wait for.
+// idleTimeout is long enough for a request to be under way for longer, and short enough to wait
+// for.
 const idleTimeout = 2
 
-// TestIdleSandbox: a sandbox that nobody uses is suspended by itself, one that is being used is not, and every kind of
-// request brings it back, also after a crash of the daemon.
+// TestIdleSandbox: a sandbox that nobody uses is suspended by itself, one that is being used is
+// not, and every kind of request brings it back, also after a crash of the daemon.
 func TestIdleSandbox(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	r, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 1, IdleTimeoutSecs: idleTimeout})
@@ -166,7 +167,8 @@ func TestIdleSandbox(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// stayAwake makes requests that take longer than the idle timeout; the sandbox must run all the time.
+// stayAwake makes requests that take longer than the idle timeout; the sandbox must run all the
+// time.
 func (d *daemon) stayAwake(t *testing.T, id string) {
 	t.Helper()
 	const long = 2 * idleTimeout
@@ -209,8 +211,9 @@ func (d *daemon) stayAwake(t *testing.T, id string) {
 	}
 }
 
-// TestCrashWhileSuspending kills the daemon at several points of a suspension. The sandbox must then be suspended, or run
-// as if nothing had been asked; and one that was paused on purpose is still paused.
+// TestCrashWhileSuspending kills the daemon at several points of a suspension. The sandbox must
+// then be suspended, or run as if nothing had been asked; and one that was paused on purpose is
+// still paused.
 func TestCrashWhileSuspending(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	boxes := d.fork(t, 2)
@@ -274,8 +277,8 @@ func TestCrashWhileSuspending(t *testing.T) {
 	d.removeBranches(t)
 }
 
-// TestFailedSuspension: a suspended state that cannot be put on disk leaves the sandbox running and the earlier state
-// where it is.
+// TestFailedSuspension: a suspended state that cannot be put on disk leaves the sandbox running and
+// the earlier state where it is.
 func TestFailedSuspension(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	box := d.fork(t, 1)[0]

@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// autopsyScript says where every thread of the guest is, then ends the program, which says the same of its goroutines.
+// autopsyScript says where every thread of the guest is, then ends the program, which says the same
+// of its goroutines.
 const autopsyScript = `exec 2>&1
 for p in /proc/[0-9]*; do
 	[ -n "$(tr -d '\0' <$p/cmdline)" ] || continue
@@ -21,7 +22,8 @@ done
 cat /proc/interrupts /proc/uptime /proc/meminfo /sys/block/vd*/inflight /sys/block/vd*/stat; df /
 sleep 3; cat ` + guest.Log
 
-// autopsy logs what can be learned of a guest that did not answer as it should, and returns the essence.
+// autopsy logs what can be learned of a guest that did not answer as it should, and returns the
+// essence.
 func (x *fire) autopsy(id string) string {
 	x.t.Helper()
 	console, err := x.d.Console(x.d.ctx(x.t, stepLimit), id)

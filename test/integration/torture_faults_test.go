@@ -16,7 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it was answered.
+// cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it
+// was answered.
 func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapshot, err error) {
 	req := client.BranchRequest{Mode: x.mode()}
 	req.NoWait = req.Mode == "live" && x.rng.IntN(2) == 0
@@ -33,7 +34,8 @@ func (x *fire) cutShort(tag string, limit int, end func()) (answer client.Snapsh
 	return answer, err
 }
 
-// settleCut notes a snapshot that may or may not have been completed. One that was promised must be there.
+// settleCut notes a snapshot that may or may not have been completed. One that was promised must be
+// there.
 func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	x.t.Helper()
 	d, missing := x.d.Snapshot(x.d.ctx(x.t, stepLimit), answer.Tag)
@@ -53,8 +55,8 @@ func (x *fire) settleCut(answer client.Snapshot, err error, p point) {
 	}
 }
 
-// killDaemon: the daemon dies in the middle of a branch. The next one finds the source running and whole, and can branch
-// it at once; every snapshot that it lists is whole.
+// killDaemon: the daemon dies in the middle of a branch. The next one finds the source running and
+// whole, and can branch it at once; every snapshot that it lists is whole.
 func (x *fire) killDaemon() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	answer, err := x.cutShort(tag, 300, func() { x.d.crash(x.t) })
@@ -124,7 +126,8 @@ func (x *fire) killVMM() {
 	x.audit()
 }
 
-// nothingOfTheDead checks what is left of a source whose VMM was killed: nothing, or its latest suspended state.
+// nothingOfTheDead checks what is left of a source whose VMM was killed: nothing, or its latest
+// suspended state.
 func (x *fire) nothingOfTheDead() {
 	x.t.Helper()
 	dirs := []string{filepath.Join(x.d.run, "vm", x.source.ID)}
@@ -150,8 +153,8 @@ func (x *fire) nothingOfTheDead() {
 	x.verifySource(*x.saved)
 }
 
-// noRoom: a snapshot does not fit onto the disk, on which guests have the room that they need. It is usable and says so,
-// to the next daemon too, and gets onto the disk when there is room.
+// noRoom: a snapshot does not fit onto the disk, on which guests have the room that they need. It
+// is usable and says so, to the next daemon too, and gets onto the disk when there is room.
 func (x *fire) noRoom() {
 	filler := filepath.Join(x.d.state, "filler")
 	leave := uint64(16+x.rng.IntN(8)) << 20
@@ -309,8 +312,8 @@ func names(dir string) []string {
 	return list
 }
 
-// freeBytes returns the free bytes of the file systems of state and memory. A file that is removed but held open is not
-// free.
+// freeBytes returns the free bytes of the file systems of state and memory. A file that is removed
+// but held open is not free.
 func (x *fire) freeBytes() uint64 {
 	x.t.Helper()
 	x.audit()

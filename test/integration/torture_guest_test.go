@@ -21,7 +21,8 @@ const baseTag = "base"
 // guestSize is small: what is tested is the daemon.
 var guestSize = guest.Size{MemoryMiB: 8, DiskMiB: 1, CPUs: 1}
 
-// stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a failure.
+// stepLimit bounds every request. It is long because an emulated host may be busy; reaching it is a
+// failure.
 const stepLimit = 2 * time.Minute
 
 // makeBase bakes a parent, starts the program in a child of it, and makes that child the base.
@@ -89,7 +90,8 @@ func (x *fire) hot() []string {
 	return []string{"hot", []string{"0", "0", "1", "64"}[x.rng.IntN(4)]}
 }
 
-// mark gives a sandbox a number that nothing had before. A snapshot made from here to the next mark has it.
+// mark gives a sandbox a number that nothing had before. A snapshot made from here to the next mark
+// has it.
 func (x *fire) mark(id string, words ...string) point {
 	x.t.Helper()
 	x.names++
@@ -140,7 +142,8 @@ func (x *fire) took(s client.Snapshot, p point) {
 	x.counts.deepest = max(x.counts.deepest, p.depth)
 }
 
-// latest makes tag the snapshot to roll back to, and removes the one before it unless the source runs from it.
+// latest makes tag the snapshot to roll back to, and removes the one before it unless the source
+// runs from it.
 func (x *fire) latest(tag string) {
 	x.t.Helper()
 	old := x.last
@@ -251,7 +254,8 @@ func (x *fire) check(tag string) {
 	x.fail(x.checkSnapshot(tag))
 }
 
-// checkAll verifies a child of every snapshot, and that no other is listed, but for those of suspended sandboxes.
+// checkAll verifies a child of every snapshot, and that no other is listed, but for those of
+// suspended sandboxes.
 func (x *fire) checkAll() {
 	x.t.Helper()
 	list, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
@@ -274,8 +278,8 @@ func (x *fire) checkAll() {
 	}
 }
 
-// verifyFiles compares the files of a snapshot with their digests, those of its base image too. An emulated host needs
-// minutes for that: only a long run does it, seldom.
+// verifyFiles compares the files of a snapshot with their digests, those of its base image too. An
+// emulated host needs minutes for that: only a long run does it, seldom.
 func (x *fire) verifyFiles(tag string) {
 	x.t.Helper()
 	if x.long && x.rng.IntN(4) == 0 {

@@ -38,7 +38,8 @@ func (x *fire) parentTag(mode string) string {
 	return x.source.SnapshotTag
 }
 
-// early: children start from a live branch as soon as they are let, while the source writes on, and its flush goes on.
+// early: children start from a live branch as soon as they are let, while the source writes on, and
+// its flush goes on.
 func (x *fire) early() {
 	p, tag := x.mark(x.source.ID, x.hot()...), x.newTag()
 	_, err := x.branch(x.source.ID, tag, client.BranchRequest{Mode: "live", NoWait: true})
@@ -68,7 +69,8 @@ func (x *fire) forkWritten(tag string) ([]client.Sandbox, error) {
 	}
 }
 
-// race: two branches of one source at once, while children fork from the snapshot that it runs from.
+// race: two branches of one source at once, while children fork from the snapshot that it runs
+// from.
 func (x *fire) race() {
 	p := x.mark(x.source.ID, x.hot()...)
 	var group sync.WaitGroup
@@ -125,7 +127,8 @@ func (x *fire) replace() {
 	x.counts.children++
 }
 
-// rollback: the running source goes back to a snapshot of its line, twice, and is whole; then it can be branched.
+// rollback: the running source goes back to a snapshot of its line, twice, and is whole; then it
+// can be branched.
 func (x *fire) rollback() {
 	to, want := "", x.own
 	if n := x.rng.IntN(8); n < 5 {
@@ -168,7 +171,8 @@ func (x *fire) forkSource() {
 	})
 }
 
-// suspend: the source is saved and brought back, perhaps by another daemon, and can be rolled back to its suspended state.
+// suspend: the source is saved and brought back, perhaps by another daemon, and can be rolled back
+// to its suspended state.
 func (x *fire) suspend() {
 	p := x.mark(x.source.ID)
 	if x.rng.IntN(3) == 0 {
@@ -232,7 +236,8 @@ func (x *fire) remove() {
 	x.verifySource(now)
 }
 
-// grow branches the paused source, a child of that, and a child of that. Only the last child is left running.
+// grow branches the paused source, a child of that, and a child of that. Only the last child is
+// left running.
 func (x *fire) grow(now point) (tags []string, boxes []client.Sandbox) {
 	x.t.Helper()
 	from := x.source.ID

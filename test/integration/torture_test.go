@@ -14,7 +14,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED a run makes so many branches, with these choices.
+// Without FORKD_TORTURE_BRANCHES and FORKD_TORTURE_SEED a run makes so many branches, with these
+// choices.
 const (
 	tortureBranches = 22
 	tortureSeed     = 1
@@ -26,9 +27,10 @@ const (
 	lineDepth = 5 // at which a line ends and its ancestors are verified
 )
 
-// TestTorture branches, forks, rolls back, suspends and removes through the daemon what test/guest/torture writes as fast
-// as it can, kills the daemon and VMMs in the middle, and verifies every copy. Its choices follow from a seed; the
-// instants at which guest, VMM and daemon are caught do not. Package test/torture does the same to VMMs without a daemon.
+// TestTorture branches, forks, rolls back, suspends and removes through the daemon what
+// test/guest/torture writes as fast as it can, kills the daemon and VMMs in the middle, and
+// verifies every copy. Its choices follow from a seed; the instants at which guest, VMM and daemon
+// are caught do not. Package test/torture does the same to VMMs without a daemon.
 func TestTorture(t *testing.T) {
 	f := open(t)
 	seed := envInt(t, "FORKD_TORTURE_SEED", tortureSeed)
@@ -56,8 +58,8 @@ func TestTorture(t *testing.T) {
 	x.nothingLeft(free)
 }
 
-// fire is a run of TestTorture. Its methods end the test when something is wrong; those that return an error may be
-// called by several goroutines.
+// fire is a run of TestTorture. Its methods end the test when something is wrong; those that return
+// an error may be called by several goroutines.
 type fire struct {
 	t      *testing.T
 	d      *daemon
@@ -103,7 +105,8 @@ func rounds() []round {
 	}
 }
 
-// draw takes the next round from a shuffled deck: first each round once, then as often as it weighs.
+// draw takes the next round from a shuffled deck: first each round once, then as often as it
+// weighs.
 func (x *fire) draw() round {
 	if len(x.deck) == 0 {
 		for _, r := range rounds() {

@@ -74,7 +74,8 @@ func TestUniqueness(t *testing.T) {
 		total, len(seen), max(worst, 0))
 }
 
-// warmGenerators uses every generator that keeps a state in the interpreter's memory; draw is what siblings take from them.
+// warmGenerators uses every generator that keeps a state in the interpreter's memory; draw is what
+// siblings take from them.
 const warmGenerators = `
 import ctypes, json, random, sqlite3, ssl, tempfile, uuid
 import numpy as np
@@ -91,7 +92,8 @@ def draw():
 draw()
 `
 
-// TestSiblingsOfABranchDrawDifferentKeys branches a sandbox whose interpreter has used its generators.
+// TestSiblingsOfABranchDrawDifferentKeys branches a sandbox whose interpreter has used its
+// generators.
 func TestSiblingsOfABranchDrawDifferentKeys(t *testing.T) {
 	d := load(t).start(t)
 	defer d.removeBranches(t)

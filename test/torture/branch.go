@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps between written pages.
+// maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps
+// between written pages.
 const maxExtents = 2048
 
 // pending is a branch whose layer may still be being copied.
@@ -27,7 +28,8 @@ type pending struct {
 	copied vmmproto.Branched
 }
 
-// request draws a branch: live most of the time, now and then with few extents or with a low bound on write faults.
+// request draws a branch: live most of the time, now and then with few extents or with a low bound
+// on write faults.
 func (l *line) request() vmmproto.Branch {
 	req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents}
 	switch n := l.rig.rng.IntN(20); {

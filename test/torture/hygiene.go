@@ -56,8 +56,8 @@ func entries(dir string) (int, error) {
 	return len(list), err
 }
 
-// What may be held more than before the first line of descent: connections that are being closed, the Go runtime's own.
-// Layers and descriptors of VMs that are gone may not.
+// What may be held more than before the first line of descent: connections that are being closed,
+// the Go runtime's own. Layers and descriptors of VMs that are gone may not.
 const (
 	slackRoutines = 8
 	slackFiles    = 8
@@ -70,11 +70,12 @@ func (h holdings) exceeds(base holdings) bool {
 		h.ramKiB > base.ramKiB+slackRAMKiB || h.heapKiB > base.heapKiB+slackHeapKiB
 }
 
-// measureTries is how often a measurement is repeated that shows too much: files are closed some time after their last
-// use.
+// measureTries is how often a measurement is repeated that shows too much: files are closed some
+// time after their last use.
 const measureTries = 100
 
-// clean checks, between lines of descent, that the rig holds no more than base, which it held before them.
+// clean checks, between lines of descent, that the rig holds no more than base, which it held
+// before them.
 func (r *Rig) clean(base holdings) error {
 	var h holdings
 	var err error
@@ -91,7 +92,8 @@ func (r *Rig) clean(base holdings) error {
 	return fmt.Errorf("the run grows: %v; before the first line of descent %v", h, base)
 }
 
-// What a VMM may hold besides disk layers and its guest's memory. Its heap grows with the lists of written pages.
+// What a VMM may hold besides disk layers and its guest's memory. Its heap grows with the lists of
+// written pages.
 const (
 	maxOwnFiles   = 36
 	ownMemoryKiB  = 16 << 10
@@ -136,7 +138,8 @@ func anonymous(pid int) (uint64, error) {
 	return strconv.ParseUint(fields[0], 10, 64)
 }
 
-// roomy reports whether the tmpfs has room for what a line of descent adds before it is asked again.
+// roomy reports whether the tmpfs has room for what a line of descent adds before it is asked
+// again.
 func (r *Rig) roomy() (bool, error) {
 	h, err := r.measure()
 	return h.ramFreeKiB<<10 > roomForVMs*r.shape.MemoryBytes, err
@@ -145,7 +148,8 @@ func (r *Rig) roomy() (bool, error) {
 // roomForVMs is how many whole memories a step may write to layers before they are forgotten.
 const roomForVMs = 3
 
-// mountRAM gives the rig a tmpfs of its own, so that what is held there is the rig's, and unmounts it with undo.
+// mountRAM gives the rig a tmpfs of its own, so that what is held there is the rig's, and unmounts
+// it with undo.
 func mountRAM(dir string) (undo func() error, err error) {
 	if err := unix.Mount("torture", dir, "tmpfs", 0, "size=60%,mode=700"); err != nil {
 		return nil, fmt.Errorf("mount a tmpfs for layers: %w", err)

@@ -16,8 +16,8 @@ import (
 // tinyBytes is the size of a file system that has no room for a branch.
 const tinyBytes = 64 << 10
 
-// layerWithoutRoom: room for the layer runs out at its beginning, in the middle, or never. The source goes on. A layer
-// that found room is whole, and its children want no more.
+// layerWithoutRoom: room for the layer runs out at its beginning, in the middle, or never. The
+// source goes on. A layer that found room is whole, and its children want no more.
 func (l *line) layerWithoutRoom(ctx context.Context) (err error) {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {
@@ -95,8 +95,8 @@ func (l *line) stateWithoutRoom(ctx context.Context) (err error) {
 	return l.failed(ctx, p, err)
 }
 
-// failed checks that a branch failed for want of room and that its source goes on. p is nil if it failed while the guest
-// stood still.
+// failed checks that a branch failed for want of room and that its source goes on. p is nil if it
+// failed while the guest stood still.
 func (l *line) failed(ctx context.Context, p *pending, err error) error {
 	if errors.Is(err, vmmclient.ErrGone) {
 		return fmt.Errorf("the source did not survive: %w", err)

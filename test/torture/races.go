@@ -49,8 +49,8 @@ func (c *racer) run(ctx context.Context, v *running) {
 	c.err = v.wait(ctx, c.p)
 }
 
-// race: two branches are asked for at about the same time, while the first is copied, or after that and before anybody
-// has waited for it. One is refused, or both are whole.
+// race: two branches are asked for at about the same time, while the first is copied, or after that
+// and before anybody has waited for it. One is refused, or both are whole.
 func (l *line) race(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -147,8 +147,8 @@ func writtenTop(ctx context.Context, a, b *os.File) (*os.File, error) {
 	}
 }
 
-// interrupt: the guest is paused and let go again while it is branched and while its pages are copied. A guest that is
-// paused at the branch stays so.
+// interrupt: the guest is paused and let go again while it is branched and while its pages are
+// copied. A guest that is paused at the branch stays so.
 func (l *line) interrupt(ctx context.Context) error {
 	v := l.source
 	at, err := v.setMark(ctx, "hot", "0")
@@ -205,7 +205,8 @@ func (l *line) disturb(ctx context.Context, more bool) error {
 	return err
 }
 
-// undo: the source is rolled back while a branch of it is being copied: the branch is whole, and so is the source.
+// undo: the source is rolled back while a branch of it is being copied: the branch is whole, and so
+// is the source.
 func (l *line) undo(ctx context.Context) error {
 	v := l.source
 	if _, err := v.ask(ctx, "hot", "0"); err != nil {

@@ -1,8 +1,9 @@
-// Package torture branches, forks, kills and rolls back VMs whose guest knows whether it is whole (test/guest/torture),
-// and verifies every copy.
+// Package torture branches, forks, kills and rolls back VMs whose guest knows whether it is whole
+// (test/guest/torture), and verifies every copy.
 //
-// It works on VMMs directly, without a daemon: it is the test of the machine and of what a branch's files must be, not
-// of the store. Everything it does follows from a seed, but the instants at which the guest is caught do not.
+// It works on VMMs directly, without a daemon: it is the test of the machine and of what a branch's
+// files must be, not of the store. Everything it does follows from a seed, but the instants at
+// which the guest is caught do not.
 package torture
 
 import (
@@ -32,7 +33,8 @@ import (
 
 const mib = 1 << 20
 
-// Limits on one step. They are long because an emulated host may be busy; reaching one is a failure, never a wait.
+// Limits on one step. They are long because an emulated host may be busy; reaching one is a
+// failure, never a wait.
 const (
 	bootLimit = 10 * time.Minute
 	stepLimit = 5 * time.Minute
@@ -61,7 +63,8 @@ type Rig struct {
 	logf  func(format string, args ...any)
 }
 
-// NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on tmpfs.
+// NewRig returns a rig that reports to rep. dir is a short path for sockets, ram a directory on
+// tmpfs.
 func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(string, ...any)) *Rig {
 	shape := vm.Shape{
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
@@ -69,8 +72,8 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
 }
 
-// file returns a new file on tmpfs that has no name: its memory is given back when the last mapping and the last
-// descriptor are gone.
+// file returns a new file on tmpfs that has no name: its memory is given back when the last mapping
+// and the last descriptor are gone.
 func (r *Rig) file() (*os.File, error) {
 	f, err := os.CreateTemp(r.ram, "")
 	if err != nil {

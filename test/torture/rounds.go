@@ -14,11 +14,12 @@ import (
 // maxDepth is how many memory layers a line of descent gets over its base.
 const maxDepth = 10
 
-// maxDiskLayers bounds the disk layers of a line: every branch adds one, and a restore donates them all in one message.
+// maxDiskLayers bounds the disk layers of a line: every branch adds one, and a restore donates them
+// all in one message.
 const maxDiskLayers = 100
 
-// line is a source and the snapshots it descends from. Its source is replaced by a child of its latest snapshot again
-// and again, so that chains grow.
+// line is a source and the snapshots it descends from. Its source is replaced by a child of its
+// latest snapshot again and again, so that chains grow.
 type line struct {
 	rig    *Rig
 	source *running
@@ -109,7 +110,8 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 	return nil
 }
 
-// draw takes the next round from a shuffled deck: first each round once, then as often as it weighs.
+// draw takes the next round from a shuffled deck: first each round once, then as often as it
+// weighs.
 func (r *Rig) draw() round {
 	if len(r.deck) == 0 {
 		for _, x := range rounds() {
@@ -155,8 +157,8 @@ func (l *line) took(ctx context.Context, s *Snapshot) error {
 	return l.check(ctx, s)
 }
 
-// check verifies a child of s while the source stands still, so that on an emulated host the child gets the CPU.
-// Children that run beside their source are crowd's business.
+// check verifies a child of s while the source stands still, so that on an emulated host the child
+// gets the CPU. Children that run beside their source are crowd's business.
 func (l *line) check(ctx context.Context, s *Snapshot) error {
 	if err := l.source.Pause(ctx); err != nil {
 		return err
@@ -221,8 +223,8 @@ func (l *line) restart(ctx context.Context) error {
 	return nil
 }
 
-// overlap: a second branch is asked for as soon as the guest runs again after a live one. It is refused, or both are
-// whole.
+// overlap: a second branch is asked for as soon as the guest runs again after a live one. It is
+// refused, or both are whole.
 func (l *line) overlap(ctx context.Context) error {
 	v := l.source
 	first, err := v.begin(ctx, l.live())
@@ -273,7 +275,8 @@ func (l *line) crowd(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// stream: a verification, and the stream that carries it, are under way while the guest is branched.
+// stream: a verification, and the stream that carries it, are under way while the guest is
+// branched.
 func (l *line) stream(ctx context.Context) error {
 	v := l.source
 	s, layer, err := v.newMarked(ctx, "stream")
@@ -296,7 +299,8 @@ func (l *line) stream(ctx context.Context) error {
 	return l.took(ctx, s)
 }
 
-// rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can be branched.
+// rollback: the running source goes back to its latest snapshot, twice, and is whole; then it can
+// be branched.
 func (l *line) rollback(ctx context.Context) error {
 	for range 2 {
 		if _, err := l.source.setMark(ctx, "hot", "0"); err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// Snapshot is the files of a branch and what its children must find. The files have no names; those that only
-// forgotten snapshots refer to are closed by the garbage collector.
+// Snapshot is the files of a branch and what its children must find. The files have no names; those
+// that only forgotten snapshots refer to are closed by the garbage collector.
 type Snapshot struct {
 	name    string
 	depth   int // memory layers below its own
@@ -62,7 +62,8 @@ func (v *running) ask(ctx context.Context, words ...string) (guest.Report, error
 	return r, nil
 }
 
-// setMark gives the guest a number that nothing had before. Copies of the guest must have it until the next mark.
+// setMark gives the guest a number that nothing had before. Copies of the guest must have it until
+// the next mark.
 func (v *running) setMark(ctx context.Context, words ...string) (guest.Instant, error) {
 	at := guest.Instant{Mark: v.rig.names.Add(1)}
 	r, err := v.ask(ctx, append([]string{"mark", fmt.Sprint(at.Mark)}, words...)...)

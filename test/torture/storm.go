@@ -8,12 +8,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// stormTries is how many branches wait for a storm in one round: whether a guest meets enough frozen pages before they
-// are copied is a matter of scheduling.
+// stormTries is how many branches wait for a storm in one round: whether a guest meets enough
+// frozen pages before they are copied is a matter of scheduling.
 const stormTries = 3
 
-// storm: a guest that writes all its pages meets so many frozen ones that the rest is copied while it stands still. It
-// goes on, and both it and its child are whole.
+// storm: a guest that writes all its pages meets so many frozen ones that the rest is copied while
+// it stands still. It goes on, and both it and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
 	for range stormTries {

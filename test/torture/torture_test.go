@@ -21,7 +21,8 @@ var (
 	report   = flag.String("torture.report", "", "file for the counts, as JSON, rewritten after every step")
 )
 
-// stormBranches is after how many branches a run without a write-fault storm has not tested what it should.
+// stormBranches is after how many branches a run without a write-fault storm has not tested what it
+// should.
 const stormBranches = 40
 
 // Every copy of a guest that writes memory and disk as fast as it can is whole: children, sources,

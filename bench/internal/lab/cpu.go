@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the CPU time used so far by this process and by each of its children that live. A vCPU's time in the guest is
-// part of it.
+// CPU is the CPU time used so far by this process and by each of its children that live. A vCPU's
+// time in the guest is part of it.
 type CPU struct {
 	begin, end time.Duration         // this process, before and after it read the others
 	children   map[int]time.Duration // by process id
@@ -51,8 +51,8 @@ func ownCPU() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// Since returns what this process and the children pids have used since before; a child that did not live then counts
-// from its start. The cost of the two readings is not in it.
+// Since returns what this process and the children pids have used since before; a child that did
+// not live then counts from its start. The cost of the two readings is not in it.
 func (c CPU) Since(before CPU, pids []int) time.Duration {
 	used := c.begin - before.end
 	for _, pid := range pids {
@@ -61,7 +61,8 @@ func (c CPU) Since(before CPU, pids []int) time.Duration {
 	return used
 }
 
-// parent returns the parent's process id from /proc/<pid>/stat (proc_pid_stat(5)), 0 if it has an unknown form.
+// parent returns the parent's process id from /proc/<pid>/stat (proc_pid_stat(5)), 0 if it has an
+// unknown form.
 func parent(stat string) int {
 	i := strings.LastIndex(stat, ") ") // the command's name before it may hold anything
 	if i < 0 {

@@ -29,8 +29,8 @@ import (
 	"github.com/forkd/forkd/recipes"
 )
 
-// Daemon is what `forkd daemon` has below its REST API: a store with directories on disk and on tmpfs, forkd-vmm, and
-// sandbox managers over them. All of it is of this process alone.
+// Daemon is what `forkd daemon` has below its REST API: a store with directories on disk and on
+// tmpfs, forkd-vmm, and sandbox managers over them. All of it is of this process alone.
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets

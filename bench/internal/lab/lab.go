@@ -1,7 +1,8 @@
-// Package lab gives benchmarks the ground they stand on: their common flags, what host this is, the files they run, the
-// daemon's parts that they measure, and what processes cost in CPU time.
+// Package lab gives benchmarks the ground they stand on: their common flags, what host this is, the
+// files they run, the daemon's parts that they measure, and what processes cost in CPU time.
 //
-// What a benchmark does with them, and what its tables say, is not here. Nothing here is compiled into a product binary.
+// What a benchmark does with them, and what its tables say, is not here. Nothing here is compiled
+// into a product binary.
 package lab
 
 import (
@@ -80,7 +81,8 @@ func CopyBinary(dir, path string) (string, error) {
 	return to, os.WriteFile(to, p, 0o700)
 }
 
-// Template is the CPU template of guests: an emulated host does not keep the extended control register of guests.
+// Template is the CPU template of guests: an emulated host does not keep the extended control
+// register of guests.
 func Template(h report.Host) string {
 	if h.Accel == AccelTCG {
 		return vm.TemplateV2

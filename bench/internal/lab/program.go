@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/bench/internal/report"
 )
 
-// Program is the frame of a benchmark: what all of them are told by flags, and how they begin and end.
+// Program is the frame of a benchmark: what all of them are told by flags, and how they begin and
+// end.
 type Program struct {
 	name   string
 	begin  time.Time
@@ -31,8 +32,8 @@ func NewProgram(name string, budget time.Duration, leftOut string) *Program {
 	return p
 }
 
-// Main parses the flags, checks them, measures, writes the report, and ends the process: with code 2 if a flag is
-// wrong, ExitUnfit if this host cannot run the guests, 1 after other errors.
+// Main parses the flags, checks them, measures, writes the report, and ends the process: with code
+// 2 if a flag is wrong, ExitUnfit if this host cannot run the guests, 1 after other errors.
 func (p *Program) Main(check func() error, measure func(context.Context) (*report.Report, error)) {
 	flag.Parse()
 	err := check()
@@ -81,7 +82,8 @@ func (p *Program) TimeIsUp() bool { return time.Now().After(p.Deadline()) }
 // Deadline is when -budget will have passed.
 func (p *Program) Deadline() time.Time { return p.begin.Add(p.budget) }
 
-// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code ExitUnfit.
+// ErrUnfit means that this host runs no Linux guests; programs that need them end with the code
+// ExitUnfit.
 var ErrUnfit = errors.New("KVM of this host runs no Linux guest: use the emulated host (scripts/bench does)")
 
 // ExitUnfit is the exit code of a benchmark whose guests this host cannot run.

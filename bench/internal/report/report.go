@@ -1,7 +1,8 @@
-// Package report is what a benchmark prints and keeps: tables for people, the same figures as JSON for programs, and
-// the quantiles both are made of.
+// Package report is what a benchmark prints and keeps: tables for people, the same figures as JSON
+// for programs, and the quantiles both are made of.
 //
-// It measures nothing. A figure that was not measured is a nil cell: it is printed as an empty field and is null in JSON.
+// It measures nothing. A figure that was not measured is a nil cell: it is printed as an empty
+// field and is null in JSON.
 package report
 
 import (
@@ -41,7 +42,8 @@ type Column struct {
 	Digits int `json:"-"`
 }
 
-// Table is a list of rows. Cells are string, int, uint64, float64, or nil for what was not measured.
+// Table is a list of rows. Cells are string, int, uint64, float64, or nil for what was not
+// measured.
 type Table struct {
 	Title   string
 	Columns []Column
@@ -49,7 +51,8 @@ type Table struct {
 	Notes   []string // how to read it
 }
 
-// Add appends a row. It must have as many cells as there are columns: WriteTo and MarshalJSON report one that has not.
+// Add appends a row. It must have as many cells as there are columns: WriteTo and MarshalJSON
+// report one that has not.
 func (t *Table) Add(cells ...any) { t.Rows = append(t.Rows, cells) }
 
 // Notef appends a note.
@@ -159,8 +162,8 @@ func (r *Report) Save(path string) error {
 	return os.WriteFile(path, append(p, '\n'), 0o644)
 }
 
-// Quantile returns the smallest sample that at least the fraction q of all samples do not exceed (nearest rank), or NaN
-// without samples. It never interpolates: what it returns was measured.
+// Quantile returns the smallest sample that at least the fraction q of all samples do not exceed
+// (nearest rank), or NaN without samples. It never interpolates: what it returns was measured.
 func Quantile(samples []float64, q float64) float64 {
 	if len(samples) == 0 {
 		return math.NaN()

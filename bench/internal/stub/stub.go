@@ -1,11 +1,14 @@
-// Package stub is a guest without an operating system: an ELF file that the product's loader boots like a kernel, with
-// about a hundred bytes of code. It lets the fork path be measured where KVM cannot run Linux, such as kvm-pvm.
+// Package stub is a guest without an operating system: an ELF file that the product's loader boots
+// like a kernel, with about a hundred bytes of code. It lets the fork path be measured where KVM
+// cannot run Linux, such as kvm-pvm.
 //
-// The code sets up tables, drops to user mode (CPL 3) and reads a virtio-mmio register again and again until the VM
-// generation identifier changes, which is what a restore does. The copy then answers: it traps to kernel mode, which
-// writes what was read from the register to the serial port, once, and halts. The parent never answers.
+// The code sets up tables, drops to user mode (CPL 3) and reads a virtio-mmio register again and
+// again until the VM generation identifier changes, which is what a restore does. The copy then
+// answers: it traps to kernel mode, which writes what was read from the register to the serial
+// port, once, and halts. The parent never answers.
 //
-// It has no agent, no interrupts and no devices of its own: what its forks cost in the guest says nothing about Linux.
+// It has no agent, no interrupts and no devices of its own: what its forks cost in the guest says
+// nothing about Linux.
 package stub
 
 import (
@@ -14,8 +17,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
-// Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that every virtio-mmio
-// window begins with (virtio 1.2 §4.2.2).
+// Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that
+// every virtio-mmio window begins with (virtio 1.2 §4.2.2).
 const Answer = 'v'
 
 // Guest physical layout, from loadAddr on. Every table has a page of its own.
@@ -58,9 +61,9 @@ const (
 )
 
 const (
-	// The user code leaves through an invalid instruction: the one trap, of those that need no set-up, that kvm-pvm
-	// delivers. It turns software interrupts, and port output with IOPL 3, into a triple fault, and SYSCALL returns to
-	// it at the wrong privilege level.
+	// The user code leaves through an invalid instruction: the one trap, of those that need no
+	// set-up, that kvm-pvm delivers. It turns software interrupts, and port output with IOPL 3,
+	// into a triple fault, and SYSCALL returns to it at the wrong privilege level.
 	trapVector = 6
 	// userFlags keeps interrupts off. Bit 1 is always one.
 	userFlags = 1 << 1
@@ -148,8 +151,8 @@ func putTables(m []byte) {
 	pointer(idtPointer, idt, (trapVector+1)*16-1)
 }
 
-// wrap puts an image into an ELF-64 executable with one segment (gABI 4.1, chapters 4 and 5). It starts on a page of its
-// own, as segments do.
+// wrap puts an image into an ELF-64 executable with one segment (gABI 4.1, chapters 4 and 5). It
+// starts on a page of its own, as segments do.
 func wrap(image []byte) []byte {
 	const headerSize, progSize, segment = 64, 56, 0x1000
 	le := binary.LittleEndian

@@ -1,7 +1,9 @@
-// Package debpkg gets Debian packages and takes files out of them without installing anything: apt-get downloads, with
-// the host's own sources, keys and proxies, and checks the signatures; dpkg-deb unpacks.
+// Package debpkg gets Debian packages and takes files out of them without installing anything:
+// apt-get downloads, with the host's own sources, keys and proxies, and checks the signatures;
+// dpkg-deb unpacks.
 //
-// It needs no root. What the packages are for, and which of them is wanted, is the caller's business.
+// It needs no root. What the packages are for, and which of them is wanted, is the caller's
+// business.
 package debpkg
 
 import (
@@ -21,8 +23,8 @@ import (
 	"time"
 )
 
-// Fetch downloads pkg as Download does, or as DownloadFrom if suite is not empty, and unpacks it into a new directory in
-// dir, which the caller removes.
+// Fetch downloads pkg as Download does, or as DownloadFrom if suite is not empty, and unpacks it
+// into a new directory in dir, which the caller removes.
 func Fetch(ctx context.Context, dir, suite, pkg string) (tree string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("fetch %s: %w", pkg, err)
@@ -53,8 +55,9 @@ func Download(ctx context.Context, dir, pkg string) (deb string, err error) {
 	return deb, nil
 }
 
-// DownloadFrom is Download from another suite, such as bookworm-backports, of the archive that the host's own release
-// comes from. The host's sources need not name the suite, and are not changed. It leaves package lists in dir.
+// DownloadFrom is Download from another suite, such as bookworm-backports, of the archive that the
+// host's own release comes from. The host's sources need not name the suite, and are not changed.
+// It leaves package lists in dir.
 func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err error) {
 	options, err := readLists(ctx, dir, suite)
 	if err != nil {
@@ -63,9 +66,9 @@ func DownloadFrom(ctx context.Context, dir, suite, pkg string) (deb string, err 
 	return download(ctx, dir, pkg, options)
 }
 
-// FetchWhole unpacks packages of a suite, which may be another release than the host's, together with everything that
-// they depend on down to the C library, into a new directory in dir, which the caller removes. What the host has
-// installed does not count.
+// FetchWhole unpacks packages of a suite, which may be another release than the host's, together
+// with everything that they depend on down to the C library, into a new directory in dir, which the
+// caller removes. What the host has installed does not count.
 func FetchWhole(ctx context.Context, dir, suite string, pkgs ...string) (tree string, err error) {
 	fail := func(err error) (string, error) { return "", fmt.Errorf("fetch %s of %s: %w", pkgs[0], suite, err) }
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -106,7 +109,8 @@ func fetchWhole(ctx context.Context, tree, suite string, pkgs []string) error {
 	return os.RemoveAll(archives)
 }
 
-// readLists reads the package lists of a suite into dir and returns the options with which apt-get uses them alone.
+// readLists reads the package lists of a suite into dir and returns the options with which apt-get
+// uses them alone.
 func readLists(ctx context.Context, dir, suite string) (options []string, err error) {
 	uris, err := Run(ctx, "", "apt-get", "indextargets", "--format", "$(REPO_URI)",
 		"Created-By: Packages", "Component: main", "Origin: Debian", "Label: Debian")
@@ -133,10 +137,12 @@ func readLists(ctx context.Context, dir, suite string) (options []string, err er
 	return options, nil
 }
 
-// ErrNoArchive means that the host has no packages of Debian's own archive, as on another distribution.
+// ErrNoArchive means that the host has no packages of Debian's own archive, as on another
+// distribution.
 var ErrNoArchive = errors.New("there is no Debian archive")
 
-// archiveKeys are the keys of the Debian archive, which every Debian host has (package debian-archive-keyring).
+// archiveKeys are the keys of the Debian archive, which every Debian host has (package
+// debian-archive-keyring).
 const archiveKeys = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 func download(ctx context.Context, dir, pkg string, options []string) (deb string, err error) {
@@ -167,8 +173,8 @@ func Unpack(ctx context.Context, deb, tree string) error {
 	return nil
 }
 
-// Take moves a file or directory of an unpacked package to another place on the same file system. Since Debian 13
-// packages have everything below usr: name is looked for there too.
+// Take moves a file or directory of an unpacked package to another place on the same file system.
+// Since Debian 13 packages have everything below usr: name is looked for there too.
 func Take(tree, name, to string) error {
 	err := os.Rename(filepath.Join(tree, name), to)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -177,8 +183,8 @@ func Take(tree, name, to string) error {
 	return err
 }
 
-// Run runs a tool of the distribution in dir (empty: the current directory) and returns what it wrote to its standard
-// output. Cancelling ctx ends it and its children.
+// Run runs a tool of the distribution in dir (empty: the current directory) and returns what it
+// wrote to its standard output. Cancelling ctx ends it and its children.
 func Run(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir

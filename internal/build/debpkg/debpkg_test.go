@@ -73,7 +73,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// Packages of another release come with all that apt names, into a tree that appears whole or not at all.
+// Packages of another release come with all that apt names, into a tree that appears whole or not
+// at all.
 func TestFetchWhole(t *testing.T) {
 	if _, err := exec.LookPath("dpkg-deb"); err != nil {
 		t.Skip("this host has no dpkg-deb")

@@ -40,16 +40,16 @@ func (p reporter) step(stage, detail string) {
 	}
 }
 
-// content is what a base resolves to: something that writes an archive, and the part of the key that is not in the
-// recipe's text.
+// content is what a base resolves to: something that writes an archive, and the part of the key
+// that is not in the recipe's text.
 type content struct {
 	digest string
 	env    map[string]string
 	write  func(ctx context.Context, w io.Writer) error
 }
 
-// Build returns the image of r, making it if the cache does not have it. progress may be nil; it is called from the
-// building goroutines, one call at a time is not guaranteed.
+// Build returns the image of r, making it if the cache does not have it. progress may be nil; it is
+// called from the building goroutines, one call at a time is not guaranteed.
 //
 // The error is a *MissingError (wrapped) if the host lacks tools or rights; then nothing was done.
 func Build(ctx context.Context, cacheDir string, r *Recipe, progress func(Step)) (*Image, error) {
@@ -150,9 +150,9 @@ func requireFor(ctx context.Context, r *Recipe) error {
 	return requireOwners(ctx)
 }
 
-// cacheKey is a digest over all that determines an image's file system, and nothing else: another warm-up or another size
-// of the VM needs no other image. The environment of a container image is covered by its digest. buildVersion changes
-// when the way of building does.
+// cacheKey is a digest over all that determines an image's file system, and nothing else: another
+// warm-up or another size of the VM needs no other image. The environment of a container image is
+// covered by its digest. buildVersion changes when the way of building does.
 func cacheKey(r *Recipe, baseDigest string) string {
 	const buildVersion = 2
 	h := sha256.New()

@@ -33,7 +33,8 @@ type Cached struct {
 	newest bool // of the kernels: where apt offers none, builds need it
 }
 
-// ListCached returns what is in the cache, in the order of its directories. A build that goes on is not in it.
+// ListCached returns what is in the cache, in the order of its directories. A build that goes on is
+// not in it.
 func ListCached(cacheDir string) ([]Cached, error) {
 	var list []Cached
 	add := func(kind, dir, detail string) error {
@@ -113,8 +114,8 @@ func InUse(rootfs []string) map[string]bool {
 	return dirs
 }
 
-// Removable returns what of list no build has used since the time given: not the newest kernel, nor a kernel with an
-// initramfs that stays, nor the images in inUse, paths of root file systems.
+// Removable returns what of list no build has used since the time given: not the newest kernel, nor
+// a kernel with an initramfs that stays, nor the images in inUse, paths of root file systems.
 func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	keep := InUse(inUse)
 	for _, c := range list {
@@ -128,8 +129,9 @@ func Removable(list []Cached, inUse []string, since time.Time) []Cached {
 	return slices.DeleteFunc(slices.Clone(list), func(c Cached) bool { return keep[c.Dir] })
 }
 
-// Remove deletes it from the cache. VMs that have a file of it open keep it until they end. What is gone already, with
-// the kernel it belonged to, is no error, nor is a leftover that a new build of the same thing has taken up.
+// Remove deletes it from the cache. VMs that have a file of it open keep it until they end. What is
+// gone already, with the kernel it belonged to, is no error, nor is a leftover that a new build of
+// the same thing has taken up.
 func (c Cached) Remove() error {
 	parent, name := filepath.Split(c.Dir)
 	if c.Kind == CachedLeftover {
@@ -157,7 +159,8 @@ func (c Cached) Remove() error {
 	return nil
 }
 
-// lockLeftover keeps builds away from what an earlier one left. The error is context.Canceled if one is at it.
+// lockLeftover keeps builds away from what an earlier one left. The error is context.Canceled if
+// one is at it.
 func lockLeftover(dir string) (unlock func(), err error) {
 	done, cancel := context.WithCancel(context.Background())
 	cancel() // it does not wait
@@ -193,7 +196,8 @@ func eachDir(parent string, f func(name, dir string) error) error {
 	return nil
 }
 
-// treeBytes returns what a tree takes on the disk. What goes while it looks, as in a staging directory, counts nothing.
+// treeBytes returns what a tree takes on the disk. What goes while it looks, as in a staging
+// directory, counts nothing.
 func treeBytes(dir string) (n int64, err error) {
 	err = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t

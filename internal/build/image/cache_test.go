@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// cacheWith makes a cache with two images, three kernels with initramfses, a leftover, a build that goes on, and what
-// others keep there.
+// cacheWith makes a cache with two images, three kernels with initramfses, a leftover, a build that
+// goes on, and what others keep there.
 func cacheWith(t *testing.T) (cache string) {
 	t.Helper()
 	cache = t.TempDir()

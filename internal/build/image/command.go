@@ -43,7 +43,8 @@ func (e *MissingError) Error() string {
 		strings.Join(e.Packages, ", "), strings.Join(e.Packages, " "))
 }
 
-// require returns a *MissingError if one of tools is not there. mke2fs is in /usr/sbin, which is not in everyone's PATH.
+// require returns a *MissingError if one of tools is not there. mke2fs is in /usr/sbin, which is
+// not in everyone's PATH.
 func require(tools ...tool) error {
 	var missing []string
 	for _, t := range tools {
@@ -70,8 +71,8 @@ func lookPath(t tool) (string, error) {
 	return "", err
 }
 
-// asRoot returns argv, run as root of a user namespace with the caller's subordinate ids where the caller is not root,
-// so that the files it makes can have any owner.
+// asRoot returns argv, run as root of a user namespace with the caller's subordinate ids where the
+// caller is not root, so that the files it makes can have any owner.
 func asRoot(argv ...string) []string {
 	if os.Geteuid() == 0 {
 		return argv
@@ -107,9 +108,9 @@ func removeTree(dir string) error {
 // errorTail is how many of a tool's last lines are quoted when it fails.
 const errorTail = 12
 
-// run runs argv with a fixed locale and nothing but PATH, HOME and proxy settings of our environment. Each line on
-// stderr is given to line (which may be nil); the last ones are part of the error. Cancelling ctx terminates argv and
-// all its children.
+// run runs argv with a fixed locale and nothing but PATH, HOME and proxy settings of our
+// environment. Each line on stderr is given to line (which may be nil); the last ones are part of
+// the error. Cancelling ctx terminates argv and all its children.
 func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(string), argv ...string) error {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	if p, err := lookPath(tool{name: argv[0]}); err == nil {
@@ -139,12 +140,14 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, line func(strin
 	return nil
 }
 
-// cleanupTime is what a cancelled tool has for removing what it made: mmdebstrap unmounts and removes a whole tree.
+// cleanupTime is what a cancelled tool has for removing what it made: mmdebstrap unmounts and
+// removes a whole tree.
 const cleanupTime = 10 * time.Second
 
-// startAndWait runs cmd until it has ended and all of its input and output has been passed on, however long the other
-// ends take. Once ctx is done it has cleanupTime left. (WaitDelay of os/exec would bound the passing on as well, also
-// where nothing was cancelled: a build on a slow disk would fail.)
+// startAndWait runs cmd until it has ended and all of its input and output has been passed on,
+// however long the other ends take. Once ctx is done it has cleanupTime left. (WaitDelay of os/exec
+// would bound the passing on as well, also where nothing was cancelled: a build on a slow disk
+// would fail.)
 func startAndWait(ctx context.Context, cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -176,7 +179,8 @@ func output(ctx context.Context, limit int, argv ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// toolEnv keeps what the tools need. SOURCE_DATE_EPOCH goes through for builds that have to be reproducible.
+// toolEnv keeps what the tools need. SOURCE_DATE_EPOCH goes through for builds that have to be
+// reproducible.
 func toolEnv(environ []string) []string {
 	env := []string{"LC_ALL=C", "TZ=UTC", "DEBIAN_FRONTEND=noninteractive", "MKE2FS_CONFIG=/dev/null"}
 	keep := map[string]bool{"PATH": true, "HOME": true, "USER": true, "TMPDIR": true, "SOURCE_DATE_EPOCH": true,

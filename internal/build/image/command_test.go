@@ -22,8 +22,8 @@ func script(t *testing.T, dir, name, text string) string {
 	return path
 }
 
-// The source here is a process that has written its archive and ends only when tar has ended, as mmdebstrap on a slow
-// disk ends long after it.
+// The source here is a process that has written its archive and ends only when tar has ended, as
+// mmdebstrap on a slow disk ends long after it.
 func TestTarDoesNotWaitForTheSource(t *testing.T) {
 	needTools(t)
 	work := t.TempDir()

@@ -25,9 +25,10 @@ const refNameAnnotation = "org.opencontainers.image.ref.name"
 // maxIndexDepth bounds indexes of indexes in an OCI layout; one level is what exists.
 const maxIndexDepth = 3
 
-// resolveContainer finds a container image for linux/amd64. For a registry this asks for the manifest, so that a moved
-// tag gives another digest and with it another key; layers are read when the content is written. dir is where relative
-// paths start. Of the image's configuration only the environment is used: a sandbox starts the agent, not an entrypoint.
+// resolveContainer finds a container image for linux/amd64. For a registry this asks for the
+// manifest, so that a moved tag gives another digest and with it another key; layers are read when
+// the content is written. dir is where relative paths start. Of the image's configuration only the
+// environment is used: a sandbox starts the agent, not an entrypoint.
 func resolveContainer(ctx context.Context, b base, dir string) (*content, error) {
 	var img v1.Image
 	var err error
@@ -51,7 +52,8 @@ func resolveContainer(ctx context.Context, b base, dir string) (*content, error)
 	if config.OS != "" && config.OS != "linux" || config.Architecture != "" && config.Architecture != "amd64" {
 		return nil, fmt.Errorf("base %s:%s is for %s/%s, not linux/amd64", b.kind, b.arg, config.OS, config.Architecture)
 	}
-	// The digest of the configuration covers the layers' content, and an archive has it without compressing anything.
+	// The digest of the configuration covers the layers' content, and an archive has it without
+	// compressing anything.
 	digest, err := img.ConfigName()
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
@@ -67,8 +69,8 @@ func resolveContainer(ctx context.Context, b base, dir string) (*content, error)
 	}}, nil
 }
 
-// writeContainer writes the flattened image. Layers from a registry are checked against their digests as they arrive;
-// local files are not, so they are checked first.
+// writeContainer writes the flattened image. Layers from a registry are checked against their
+// digests as they arrive; local files are not, so they are checked first.
 func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) error {
 	if local {
 		if err := verifyContainer(ctx, img); err != nil {
@@ -85,7 +87,8 @@ func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) 
 	return errors.Join(err, flat.Close())
 }
 
-// verifyContainer compares the configuration with its digest, and each layer's content with the configuration.
+// verifyContainer compares the configuration with its digest, and each layer's content with the
+// configuration.
 func verifyContainer(ctx context.Context, img v1.Image) error {
 	config, err := img.RawConfigFile()
 	if err != nil {
@@ -144,7 +147,8 @@ func openRegistry(ctx context.Context, reference string) (v1.Image, error) {
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
 }
 
-// openLayout opens <directory>[:<tag>]. Without a tag the layout must have one image for linux/amd64.
+// openLayout opens <directory>[:<tag>]. Without a tag the layout must have one image for
+// linux/amd64.
 func openLayout(arg, dir string) (v1.Image, error) {
 	file, tag := absolute(dir, arg), ""
 	if _, err := os.Stat(file); err != nil {

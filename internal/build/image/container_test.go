@@ -25,7 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// needTools skips where the host cannot make file systems: without e2fsprogs, or without root and subordinate ids.
+// needTools skips where the host cannot make file systems: without e2fsprogs, or without root and
+// subordinate ids.
 func needTools(t *testing.T) {
 	t.Helper()
 	if err := requireFor(t.Context(), &Recipe{Base: "oci:x"}); err != nil {
@@ -247,7 +248,8 @@ func TestBuildRefusesBadContainers(t *testing.T) {
 	}
 }
 
-// A file behind a symbolic link is refused, or dropped where the layers are flattened; it never follows the link.
+// A file behind a symbolic link is refused, or dropped where the layers are flattened; it never
+// follows the link.
 func TestBuildDoesNotFollowLinks(t *testing.T) {
 	needTools(t)
 	outside := t.TempDir()

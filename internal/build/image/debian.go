@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// dpkgExcludes keeps documentation and translations out of the image, now and when a guest installs packages.
-// Copyright files stay: licences require them.
+// dpkgExcludes keeps documentation and translations out of the image, now and when a guest installs
+// packages. Copyright files stay: licences require them.
 func dpkgExcludes() []string {
 	return []string{
 		"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
@@ -46,7 +46,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 		argv = append(argv, "--include="+strings.Join(packages, ","))
 	}
 	argv = append(argv,
-		// The host's proxies, which may hold credentials, are for the build only; so are its name servers and its name.
+		// The host's proxies, which may hold credentials, are for the build only; so are its name
+		// servers and its name.
 		`--customize-hook=rm "$1/etc/apt/apt.conf.d/99mmdebstrap"`,
 		`--customize-hook=echo 'APT::Install-Recommends "false";' >"$1/etc/apt/apt.conf.d/99forkd"`,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && touch "$1/etc/resolv.conf" && echo sandbox >"$1/etc/hostname"`,
@@ -54,8 +55,8 @@ func debianSource(ctx context.Context, w io.Writer, suite string, packages []str
 	return run(ctx, strings.NewReader(strings.Join(sources, "\n")+"\n"), w, line, append(argv, "-")...)
 }
 
-// debianSources returns the lines of a sources.list for suite, taken from what the host's apt uses: its mirrors,
-// components and keyrings, with the host's suite replaced where it is another one.
+// debianSources returns the lines of a sources.list for suite, taken from what the host's apt uses:
+// its mirrors, components and keyrings, with the host's suite replaced where it is another one.
 func debianSources(ctx context.Context, suite string) ([]string, error) {
 	text, err := output(ctx, 16*mib, "apt-get", "indextargets", "--format",
 		"$(CREATED_BY) $(ORIGIN) $(CODENAME) $(RELEASE) $(COMPONENT) $(REPO_URI)")
@@ -73,8 +74,9 @@ func debianSources(ctx context.Context, suite string) ([]string, error) {
 	return lines, nil
 }
 
-// sourcesFor makes deb lines from indextargets, see debianSources for its fields. A host has the suite itself ("trixie")
-// and its updates ("trixie-updates", "trixie-security"); of another suite of the host it takes the same three.
+// sourcesFor makes deb lines from indextargets, see debianSources for its fields. A host has the
+// suite itself ("trixie") and its updates ("trixie-updates", "trixie-security"); of another suite
+// of the host it takes the same three.
 func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	components := make(map[string][]string) // by "URI suite"
 	var order []string
@@ -121,8 +123,8 @@ func sourcesFor(suite string, indextargets []byte) ([]string, error) {
 	return lines, sc.Err()
 }
 
-// aptAcquireOptions returns the host's settings for downloading (proxies, timeouts, certificates, date checks) in the
-// syntax of apt.conf.
+// aptAcquireOptions returns the host's settings for downloading (proxies, timeouts, certificates,
+// date checks) in the syntax of apt.conf.
 func aptAcquireOptions(ctx context.Context) ([]string, error) {
 	text, err := output(ctx, mib, "apt-config", "dump", "--no-empty", "--format", `%F "%v";%n`,
 		"Acquire::http", "Acquire::https", "Acquire::Retries", "Acquire::ForceIPv4", "Acquire::ForceIPv6",

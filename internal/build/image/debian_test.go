@@ -32,7 +32,8 @@ func TestSourcesFollowTheHost(t *testing.T) {
 			"deb http://mirror.test/debian/ trixie-updates main",
 			"deb http://mirror.test/security/ trixie-security main",
 		}},
-		// A host with two suites: the wanted one is taken as it is, nothing is invented from the other.
+		// A host with two suites: the wanted one is taken as it is, nothing is invented from the
+		// other.
 		{"trixie", hostTargets + "Packages Debian trixie trixie main http://new.test/debian/\n", []string{
 			"deb http://new.test/debian/ trixie main",
 		}},
@@ -60,8 +61,8 @@ func TestToolEnvKeepsLittle(t *testing.T) {
 	}
 }
 
-// Everything that the file system depends on must change the key, or a stale image is used after an edit. Nothing else
-// may, or an image is made again that is there.
+// Everything that the file system depends on must change the key, or a stale image is used after an
+// edit. Nothing else may, or an image is made again that is there.
 func TestCacheKeyCoversEverything(t *testing.T) {
 	fresh := func() *Recipe {
 		return &Recipe{Name: "n", Base: "debian:bookworm", Packages: []string{"a", "b"}, Env: map[string]string{"A": "1"},

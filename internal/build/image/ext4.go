@@ -23,16 +23,16 @@ const (
 
 // ext4Features is what mke2fs is told to use, whatever the host's mke2fs.conf says.
 //
-// There is no journal. The base is immutable and a VM writes to a private top that dies with it; a snapshot freezes
-// memory and disk at one instant, so no journal would ever be replayed. Without it boots skip the recovery thread and a
-// fork dirties fewer blocks and pages. The price: the disk of a VM that was killed must not be mounted alone, without
-// its memory, before e2fsck has seen it.
+// There is no journal. The base is immutable and a VM writes to a private top that dies with it; a
+// snapshot freezes memory and disk at one instant, so no journal would ever be replayed. Without it
+// boots skip the recovery thread and a fork dirties fewer blocks and pages. The price: the disk of
+// a VM that was killed must not be mounted alone, without its memory, before e2fsck has seen it.
 const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink," +
 	"extra_isize,metadata_csum"
 
-// writeExt4 makes the file system image name of diskMiB from the archive that source writes, with overlay on top.
-// work is an empty directory for temporary files, which the caller removes. uuid identifies the file system and seeds
-// its directory hashes.
+// writeExt4 makes the file system image name of diskMiB from the archive that source writes, with
+// overlay on top. work is an empty directory for temporary files, which the caller removes. uuid
+// identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, diskMiB int, overlay []overlayFile, source func(ctx context.Context, w io.Writer) error) error {
 	root := filepath.Join(work, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
@@ -47,7 +47,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, diskMiB int, overla
 	size := int64(diskMiB) * mib
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U", uuid,
-		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in its top.
+		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in
+		// its top.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name, strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
 		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, diskMiB, err)
@@ -82,7 +83,8 @@ func extract(ctx context.Context, root string, maxBytes int64, overlay []overlay
 		if err != nil {
 			cancel(err) // stops the tools at both ends
 		}
-		// The archive is complete, but its source may have a lot to do yet: mmdebstrap removes its tree. tar does not wait.
+		// The archive is complete, but its source may have a lot to do yet: mmdebstrap removes its
+		// tree. tar does not wait.
 		toTar.CloseWithError(err)
 		if err == nil {
 			// Padding follows the end of the archive. Its writer fails if nobody reads it.
@@ -98,8 +100,9 @@ func extract(ctx context.Context, root string, maxBytes int64, overlay []overlay
 	return firstCause(filterErr, sourceErr, tarErr)
 }
 
-// firstCause picks the error that the others follow from. The source fails by itself (then the filter sees the same
-// error when reading); a failed filter stops source and tar; a failed tar stops the filter.
+// firstCause picks the error that the others follow from. The source fails by itself (then the
+// filter sees the same error when reading); a failed filter stops source and tar; a failed tar
+// stops the filter.
 func firstCause(filterErr, sourceErr, tarErr error) error {
 	switch {
 	case sourceErr != nil && filterErr != nil && errors.Is(filterErr, sourceErr):

@@ -74,7 +74,8 @@ func (c *collector) collect(f File) error {
 	})
 }
 
-// file adds a regular file. Without a mode in the recipe it is executable in the image if its owner may execute it here.
+// file adds a regular file. Without a mode in the recipe it is executable in the image if its owner
+// may execute it here.
 func (c *collector) file(source, target string, mode Mode, info fs.FileInfo) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("source: %s is neither a file, a directory nor a symbolic link", source)
@@ -116,8 +117,8 @@ func checkTarget(target string) error {
 	return nil
 }
 
-// defaultFiles are what programs expect of every Linux and a base may lack: container runtimes make such files when they
-// start a container, and an image from scratch may have no users at all.
+// defaultFiles are what programs expect of every Linux and a base may lack: container runtimes make
+// such files when they start a container, and an image from scratch may have no users at all.
 func defaultFiles() []overlayFile {
 	return []overlayFile{
 		{name: "etc/passwd", typ: tar.TypeReg, mode: 0o644, data: []byte(

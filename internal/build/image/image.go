@@ -1,15 +1,17 @@
-// Package image makes what a parent VM boots from and keeps it in the cache: root file systems, made from recipes, and
-// guest kernels with their initramfs.
+// Package image makes what a parent VM boots from and keeps it in the cache: root file systems,
+// made from recipes, and guest kernels with their initramfs.
 //
 //	<cache>/images/<key>/rootfs.ext4, image.json      Build; the key is a digest over all that the file system depends on
 //	<cache>/kernel/<version>/vmlinuz, vmlinux, ...    Kernel, UserKernel
 //
-// Both are published whole: made in a staging directory, synced, renamed. Two builds of one thing wait for each other,
-// a failed one leaves nothing behind. Images are immutable; VMs write to block layers above them.
+// Both are published whole: made in a staging directory, synced, renamed. Two builds of one thing
+// wait for each other, a failed one leaves nothing behind. Images are immutable; VMs write to block
+// layers above them.
 //
-// The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, tar, mke2fs) with the host's apt
-// settings. It does not boot anything, does not install packages on the host and does not ask for privileges: without
-// root it uses user namespaces, and where these are missing it says what is needed.
+// The package runs the distribution's own tools (apt-get, mmdebstrap, dpkg-deb, tar, mke2fs) with
+// the host's apt settings. It does not boot anything, does not install packages on the host and
+// does not ask for privileges: without root it uses user namespaces, and where these are missing it
+// says what is needed.
 package image
 
 import (
@@ -61,7 +63,8 @@ func (i *Image) Rootfs() string { return filepath.Join(i.Dir, rootfsName) }
 // DiskUsage returns the bytes that the sparse file system takes on the host.
 func (i *Image) DiskUsage() (int64, error) { return allocatedBytes(i.Rootfs()) }
 
-// InvalidError means that a directory is not a usable image: damaged, of another version, or something else.
+// InvalidError means that a directory is not a usable image: damaged, of another version, or
+// something else.
 type InvalidError struct {
 	Dir    string
 	Reason string
@@ -73,8 +76,8 @@ func (e *InvalidError) Error() string {
 
 var keyPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// Open reads the image in dir and checks it, except for the content of the file system (see Verify). The error is an
-// *InvalidError, or fs.ErrNotExist if there is no such directory.
+// Open reads the image in dir and checks it, except for the content of the file system (see
+// Verify). The error is an *InvalidError, or fs.ErrNotExist if there is no such directory.
 func Open(dir string) (*Image, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, fmt.Errorf("open image: %w", err)
@@ -113,8 +116,8 @@ func Open(dir string) (*Image, error) {
 	return img, nil
 }
 
-// Verify reads the whole file system and compares it with the digest in the manifest. The error is an *InvalidError if
-// they differ.
+// Verify reads the whole file system and compares it with the digest in the manifest. The error is
+// an *InvalidError if they differ.
 func (i *Image) Verify() error {
 	sum, err := fileSHA256(i.Rootfs())
 	if err != nil {
@@ -128,7 +131,8 @@ func (i *Image) Verify() error {
 
 func imagesDir(cacheDir string) string { return filepath.Join(cacheDir, "images") }
 
-// checkExt4 compares the superblock with the file's size (Linux Documentation/filesystems/ext4/super.rst).
+// checkExt4 compares the superblock with the file's size (Linux
+// Documentation/filesystems/ext4/super.rst).
 func checkExt4(name string, size int64) error {
 	const (
 		superblockOffset = 1024

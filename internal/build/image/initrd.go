@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/build/kmod"
 )
 
-// guestModules are the modules that a guest needs before its root disk is there, in the order of their use. Those that
-// a kernel has built in are skipped, and dependencies come by themselves.
+// guestModules are the modules that a guest needs before its root disk is there, in the order of
+// their use. Those that a kernel has built in are skipped, and dependencies come by themselves.
 func guestModules() []string {
 	return []string{
 		"virtio_mmio", "virtio_blk",
@@ -37,8 +37,8 @@ const initramfsPrefix = "initramfs-"
 //	/modules/<name>.ko, .../order    decompressed; "order" has the file names in load order
 //	/dev /proc /sys /newroot         mount points
 //
-// It is not compressed: reading it costs less than decompressing it, most of all on a slow CPU, and the kernel's module
-// loader would not profit either. The name has the digest of everything in it.
+// It is not compressed: reading it costs less than decompressing it, most of all on a slow CPU, and
+// the kernel's module loader would not profit either. The name has the digest of everything in it.
 func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	if !kernelimage.IsELF(agent) {
 		return errors.New("the guest agent is not an ELF program")

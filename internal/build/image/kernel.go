@@ -28,7 +28,8 @@ const (
 // userPrefix begins the names of kernels that users brought.
 const userPrefix = "user-"
 
-// kernelSeries is the kernel that guests get: the first long-term one whose Debian configuration has vmgenid.
+// kernelSeries is the kernel that guests get: the first long-term one whose Debian configuration
+// has vmgenid.
 const kernelSeries = "6.12"
 
 // maxKernelBytes bounds a kernel file that is read into memory.
@@ -44,9 +45,10 @@ type KernelFiles struct {
 	Initrd  string // the initramfs with the guest agent
 }
 
-// Kernel returns the newest Debian cloud kernel of the 6.12 series that the host's apt offers, with an initramfs for
-// agent (the contents of a static forkd-agent). What the cache has is not downloaded again; where apt offers nothing,
-// as inside `forkd machine`, the newest kernel in the cache is used. Nothing is installed on the host.
+// Kernel returns the newest Debian cloud kernel of the 6.12 series that the host's apt offers, with
+// an initramfs for agent (the contents of a static forkd-agent). What the cache has is not
+// downloaded again; where apt offers nothing, as inside `forkd machine`, the newest kernel in the
+// cache is used. Nothing is installed on the host.
 func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(Step)) (*KernelFiles, error) {
 	k, err := debianKernel(ctx, cacheDir, progress)
 	if err != nil {
@@ -58,8 +60,8 @@ func Kernel(ctx context.Context, cacheDir string, agent []byte, progress func(St
 	return k, nil
 }
 
-// UserKernel prepares a kernel of the user's own: a bzImage or an ELF file with everything built in, such as the one of
-// guest/kernel. The initramfs has no modules.
+// UserKernel prepares a kernel of the user's own: a bzImage or an ELF file with everything built
+// in, such as the one of guest/kernel. The initramfs has no modules.
 func UserKernel(ctx context.Context, cacheDir, name string, agent []byte) (*KernelFiles, error) {
 	data, err := readKernel(name)
 	if err != nil {
@@ -109,7 +111,8 @@ func debianKernel(ctx context.Context, cacheDir string, report reporter) (*Kerne
 	return openKernel(filepath.Join(parent, version))
 }
 
-// fetchKernel downloads pkg with apt, which checks its signature chain, and unpacks what guests need into staging.
+// fetchKernel downloads pkg with apt, which checks its signature chain, and unpacks what guests
+// need into staging.
 func fetchKernel(ctx context.Context, staging, pkg string, report reporter) error {
 	if err := require(toolAptGet, toolDpkgDeb); err != nil {
 		return err
@@ -214,7 +217,8 @@ func kernelVersion(elf []byte) string {
 	}
 }
 
-// cloudPattern is a signed cloud kernel of the series, with Debian's revision of the ABI, such as "+deb12" or "+deb13+1".
+// cloudPattern is a signed cloud kernel of the series, with Debian's revision of the ABI, such as
+// "+deb12" or "+deb13+1".
 var cloudPattern = regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(kernelSeries) + `\.[0-9]+[0-9a-z+~.]*-cloud-amd64)$`)
 
 // newestCloudKernel returns the name of the newest package that apt offers.

@@ -25,11 +25,13 @@ const (
 	stagingSuffix = ".staging"
 )
 
-// publish makes the directory parent/name by calling fill on an empty staging directory beside it, and renames that
-// into place. Where parent/name exists already, or appears while waiting for another process that makes it, fill is not
-// called. waiting is called once if there is someone to wait for.
+// publish makes the directory parent/name by calling fill on an empty staging directory beside it,
+// and renames that into place. Where parent/name exists already, or appears while waiting for
+// another process that makes it, fill is not called. waiting is called once if there is someone to
+// wait for.
 //
-// A process that dies in fill leaves its staging directory; the next publish of the same name removes it.
+// A process that dies in fill leaves its staging directory; the next publish of the same name
+// removes it.
 func publish(ctx context.Context, parent, name string, waiting func(), fill func(staging string) error) error {
 	final := filepath.Join(parent, name)
 	if _, err := os.Stat(final); err == nil {
@@ -72,8 +74,8 @@ func publish(ctx context.Context, parent, name string, waiting func(), fill func
 	return syncPath(parent)
 }
 
-// lock takes the lock file name, waiting for whoever has it. The file is removed with the lock, so that a cache does
-// not collect one per image ever built.
+// lock takes the lock file name, waiting for whoever has it. The file is removed with the lock, so
+// that a cache does not collect one per image ever built.
 func lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	for first := true; ; first = false {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o644)
@@ -105,8 +107,8 @@ func lock(ctx context.Context, name string, waiting func()) (unlock func(), err 
 	}
 }
 
-// sameFile reports whether name still is the locked file f: its last holder may have removed it between our open and
-// our lock, and then the lock guards nothing.
+// sameFile reports whether name still is the locked file f: its last holder may have removed it
+// between our open and our lock, and then the lock guards nothing.
 func sameFile(f *os.File, name string) bool {
 	have, err := f.Stat()
 	if err != nil {

@@ -57,8 +57,8 @@ type Recipe struct {
 	files []overlayFile // what Files name
 }
 
-// File is a file of the recipe's directory, or a directory with all that is in it, that is copied into the image. It is
-// owned by root there.
+// File is a file of the recipe's directory, or a directory with all that is in it, that is copied
+// into the image. It is owned by root there.
 type File struct {
 	Source string `yaml:"source"` // relative to the recipe
 	Target string `yaml:"target"` // absolute, in the image; of a directory, where its content goes
@@ -68,7 +68,8 @@ type File struct {
 // Mode is permission bits, written in octal as chmod takes them ("0755").
 type Mode uint32
 
-// UnmarshalYAML reads the digits themselves: a YAML number would be octal or decimal by its leading zero.
+// UnmarshalYAML reads the digits themselves: a YAML number would be octal or decimal by its leading
+// zero.
 func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	v, err := strconv.ParseUint(strings.TrimPrefix(node.Value, "0o"), 8, 32)
 	if err != nil || v > 0o7777 {
@@ -78,15 +79,16 @@ func (m *Mode) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// Warmup is run in the parent before it is snapshotted, so that children find its effects in memory: the commands one
-// after another, then the Python code in the warm interpreter.
+// Warmup is run in the parent before it is snapshotted, so that children find its effects in
+// memory: the commands one after another, then the Python code in the warm interpreter.
 type Warmup struct {
 	Commands    []string `yaml:"commands"` // each for /bin/sh -c
 	Python      string   `yaml:"python"`
 	TimeoutSecs float64  `yaml:"timeout_secs"` // of each command and of the code; 0: the daemon's default, 600
 }
 
-// Network is a network policy, as the daemon's API has it. In a recipe the mode alone can stand for it.
+// Network is a network policy, as the daemon's API has it. In a recipe the mode alone can stand for
+// it.
 type Network struct {
 	Mode  string   `yaml:"mode"`
 	Allow []string `yaml:"allow"`
@@ -110,8 +112,8 @@ func (n *Network) UnmarshalYAML(node *yaml.Node) error {
 	return node.Decode((*fields)(n))
 }
 
-// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the recipe names are read
-// too, so that a later change of them cannot tear a build.
+// LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the
+// recipe names are read too, so that a later change of them cannot tear a build.
 func LoadRecipe(name string) (*Recipe, error) {
 	info, err := os.Stat(name)
 	if err != nil {
@@ -138,8 +140,8 @@ func LoadRecipe(name string) (*Recipe, error) {
 	return r, nil
 }
 
-// LoadRecipeFS is LoadRecipe for a recipe in a file system such as the ones built into a program. Relative paths in its
-// base are relative to the working directory.
+// LoadRecipeFS is LoadRecipe for a recipe in a file system such as the ones built into a program.
+// Relative paths in its base are relative to the working directory.
 func LoadRecipeFS(fsys fs.FS, dir string) (*Recipe, error) {
 	sub, err := fs.Sub(fsys, dir)
 	if err != nil {
@@ -188,7 +190,8 @@ func readLimited(r io.Reader, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// unknownField is how yaml.v3 reports a field that the struct lacks; the Go type in it says nothing to a reader.
+// unknownField is how yaml.v3 reports a field that the struct lacks; the Go type in it says nothing
+// to a reader.
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
 func parseRecipe(text []byte) (*Recipe, error) {

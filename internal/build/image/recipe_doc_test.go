@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestDocumentedRecipesAreValid: what docs/recipes.md and README.md show is a recipe, or a part of one.
+// TestDocumentedRecipesAreValid: what docs/recipes.md and README.md show is a recipe, or a part of
+// one.
 func TestDocumentedRecipesAreValid(t *testing.T) {
 	checked := 0
 	for _, name := range []string{"docs/recipes.md", "README.md", "docs/uniqueness.md"} {

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// maxEntries bounds the entries of an archive, because each is remembered: a large distribution image has 300,000.
+// maxEntries bounds the entries of an archive, because each is remembered: a large distribution
+// image has 300,000.
 const maxEntries = 4 << 20
 
 // tarFilter copies an untrusted archive, entry by entry, into one that tar(1) may extract as root:
@@ -25,7 +26,8 @@ const maxEntries = 4 << 20
 //   - what overlay replaces is left out, and overlay is added, with the directories that it needs;
 //   - of defaults those are added that the archive lacks, or has as empty files.
 //
-// The rules refuse an archive as a whole, with an error that names the entry: half an image is of no use.
+// The rules refuse an archive as a whole, with an error that names the entry: half an image is of
+// no use.
 type tarFilter struct {
 	out      *tar.Writer
 	overlay  []overlayFile
@@ -53,7 +55,8 @@ type overlayFile struct {
 // errTooLarge means that the content does not fit.
 var errTooLarge = errors.New("the content is larger than the disk")
 
-// copy reads the archive in to its end and completes the one on out. What in has after the archive's end it leaves.
+// copy reads the archive in to its end and completes the one on out. What in has after the
+// archive's end it leaves.
 func (f *tarFilter) copy(in io.Reader) error {
 	f.seen, f.made, f.empty, f.replaced = map[string]byte{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, o := range f.overlay {
@@ -106,7 +109,8 @@ func (f *tarFilter) add(o overlayFile) error {
 	return f.put(o)
 }
 
-// addDefault adds a file that the archive lacks or has empty. It leaves a tree alone that has another shape.
+// addDefault adds a file that the archive lacks or has empty. It leaves a tree alone that has
+// another shape.
 func (f *tarFilter) addDefault(o overlayFile) error {
 	if _, ok := f.seen[o.name]; ok && !f.empty[o.name] {
 		return nil
@@ -120,7 +124,8 @@ func (f *tarFilter) addDefault(o overlayFile) error {
 	return f.put(o)
 }
 
-// put writes o after those of its directories that have no entry yet: tar would give them permissions by its umask.
+// put writes o after those of its directories that have no entry yet: tar would give them
+// permissions by its umask.
 func (f *tarFilter) put(o overlayFile) error {
 	for i, c := range o.name {
 		if dir := o.name[:i]; c == '/' && !f.made[dir] {
@@ -260,7 +265,8 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// xattrs returns the extended attributes worth keeping. Others belong to the host that made the archive.
+// xattrs returns the extended attributes worth keeping. Others belong to the host that made the
+// archive.
 func xattrs(records map[string]string) map[string]string {
 	const prefix = "SCHILY.xattr."
 	kept := make(map[string]string)
@@ -273,6 +279,6 @@ func xattrs(records map[string]string) map[string]string {
 	return kept
 }
 
-// keepDevices reports whether this process can make device nodes. Without root they are left out; guests mount devtmpfs
-// over /dev anyway.
+// keepDevices reports whether this process can make device nodes. Without root they are left out;
+// guests mount devtmpfs over /dev anyway.
 func keepDevices() bool { return os.Geteuid() == 0 }

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// archive makes a tar file of headers; regular files get their name as content unless they have a size.
+// archive makes a tar file of headers; regular files get their name as content unless they have a
+// size.
 func archive(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -174,7 +175,8 @@ func TestTarFilterOverlayConflicts(t *testing.T) {
 	}
 }
 
-// The archive comes from a registry: whatever it is, the filter ends with an error or with names that stay inside.
+// The archive comes from a registry: whatever it is, the filter ends with an error or with names
+// that stay inside.
 func FuzzTarFilter(f *testing.F) {
 	f.Add([]byte("x"))
 	var buf bytes.Buffer

@@ -1,10 +1,13 @@
-// Package initramfs writes the cpio archive ("newc" form) that a Linux kernel unpacks as its first root file system.
+// Package initramfs writes the cpio archive ("newc" form) that a Linux kernel unpacks as its first
+// root file system.
 //
-// The output depends on the calls only: no clock, owner or inode number of the host gets in, so the same content gives
-// the same bytes and can be cached by digest. The archive is not compressed and existing archives are not read.
+// The output depends on the calls only: no clock, owner or inode number of the host gets in, so the
+// same content gives the same bytes and can be cached by digest. The archive is not compressed and
+// existing archives are not read.
 //
-// The format is written here, a fixed 110-byte header per entry (Linux Documentation/driver-api/early-userspace/
-// buffer-format.rst), because the usual cpio library cannot express device nodes.
+// The format is written here, a fixed 110-byte header per entry (Linux
+// Documentation/driver-api/early-userspace/ buffer-format.rst), because the usual cpio library
+// cannot express device nodes.
 package initramfs
 
 import (
@@ -26,8 +29,8 @@ const (
 
 const trailer = "TRAILER!!!"
 
-// Writer writes one archive. Entries are owned by root. Parent directories are added as needed, with mode 0755. After
-// an error every further call returns it.
+// Writer writes one archive. Entries are owned by root. Parent directories are added as needed,
+// with mode 0755. After an error every further call returns it.
 type Writer struct {
 	w     io.Writer
 	inode uint32
@@ -62,7 +65,8 @@ func (w *Writer) CharDevice(name string, perm, major, minor uint32) error {
 	return w.entry(name, typeChar|perm, major, minor, nil)
 }
 
-// Close writes the trailer and pads the archive to 512 bytes. It does not close the underlying writer.
+// Close writes the trailer and pads the archive to 512 bytes. It does not close the underlying
+// writer.
 func (w *Writer) Close() error {
 	w.header(trailer, 0, 0, 0, 0)
 	w.pad(512)

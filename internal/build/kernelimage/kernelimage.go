@@ -1,8 +1,9 @@
-// Package kernelimage takes the uncompressed ELF kernel (vmlinux) out of an x86 bzImage, so that a virtual machine need
-// not spend its first second decompressing it.
+// Package kernelimage takes the uncompressed ELF kernel (vmlinux) out of an x86 bzImage, so that a
+// virtual machine need not spend its first second decompressing it.
 //
-// It reads the payload that the setup header describes and knows the compressions distributions use: gzip, xz, zstd and
-// lz4. It does not load, relocate or check the kernel; that is the loader's business.
+// It reads the payload that the setup header describes and knows the compressions distributions
+// use: gzip, xz, zstd and lz4. It does not load, relocate or check the kernel; that is the loader's
+// business.
 package kernelimage
 
 import (
@@ -18,7 +19,8 @@ import (
 	"github.com/therootcompany/xz"
 )
 
-// Offsets into the setup header, from Linux Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
+// Offsets into the setup header, from Linux Documentation/arch/x86/boot.rst, "The Real-Mode Kernel
+// Header".
 const (
 	offSetupSects    = 0x1f1 // u8: size of the setup code in sectors, 0 means 4
 	offHeaderMagic   = 0x202 // "HdrS"
@@ -32,11 +34,12 @@ const (
 	minVersion        = 0x0208 // the first protocol with payload_offset and payload_length
 )
 
-// MaxVMLinuxBytes bounds the uncompressed kernel: a distribution kernel without debug information is under 100 MiB, and
-// a hostile payload must not fill the host's memory.
+// MaxVMLinuxBytes bounds the uncompressed kernel: a distribution kernel without debug information
+// is under 100 MiB, and a hostile payload must not fill the host's memory.
 const MaxVMLinuxBytes = 512 << 20
 
-// xzDictMax is the largest xz dictionary accepted, in bytes: what `xz -9e` uses for kernels twice over.
+// xzDictMax is the largest xz dictionary accepted, in bytes: what `xz -9e` uses for kernels twice
+// over.
 const xzDictMax = 128 << 20
 
 // ErrNotBzImage means that the input has no x86 setup header.
@@ -45,8 +48,8 @@ var ErrNotBzImage = errors.New("not an x86 bzImage")
 // IsELF reports whether image is already an ELF file, that is, needs no extraction.
 func IsELF(image []byte) bool { return bytes.HasPrefix(image, []byte("\x7fELF")) }
 
-// ExtractVMLinux returns the ELF kernel inside bzImage. An input that is an ELF file already is returned as it is.
-// The error wraps ErrNotBzImage if the input is neither.
+// ExtractVMLinux returns the ELF kernel inside bzImage. An input that is an ELF file already is
+// returned as it is. The error wraps ErrNotBzImage if the input is neither.
 func ExtractVMLinux(bzImage []byte) ([]byte, error) {
 	if IsELF(bzImage) {
 		return bzImage, nil
@@ -85,8 +88,8 @@ func findPayload(image []byte) ([]byte, error) {
 	return image[start:end], nil
 }
 
-// decompress opens the payload by its magic. The kernel's build appends the uncompressed size (u32) to formats that do
-// not carry it, so data after the compressed stream is expected and ignored.
+// decompress opens the payload by its magic. The kernel's build appends the uncompressed size (u32)
+// to formats that do not carry it, so data after the compressed stream is expected and ignored.
 func decompress(payload []byte) ([]byte, error) {
 	switch {
 	case IsELF(payload): // CONFIG_KERNEL_UNCOMPRESSED
@@ -114,7 +117,8 @@ func decompress(payload []byte) ([]byte, error) {
 	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known", head(payload))
 }
 
-// zstdFrame decompresses exactly one frame: the decoder would take the appended size for a damaged second one.
+// zstdFrame decompresses exactly one frame: the decoder would take the appended size for a damaged
+// second one.
 func zstdFrame(payload []byte) ([]byte, error) {
 	r, err := zstd.NewReader(bytes.NewReader(trimSize(payload)),
 		zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(MaxVMLinuxBytes), zstd.WithDecoderMaxWindow(xzDictMax))

@@ -14,7 +14,8 @@ import (
 	"github.com/pierrec/lz4/v4"
 )
 
-// image builds a bzImage around a payload, with the uncompressed size appended as the kernel's build does.
+// image builds a bzImage around a payload, with the uncompressed size appended as the kernel's
+// build does.
 func image(payload []byte, size int, appendSize bool) []byte {
 	if appendSize {
 		payload = binary.LittleEndian.AppendUint32(bytes.Clone(payload), uint32(size))

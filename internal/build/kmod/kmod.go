@@ -1,12 +1,14 @@
-// Package kmod collects kernel modules for an initramfs: it resolves their dependencies, decompresses them and returns
-// them in the order in which they must be loaded.
+// Package kmod collects kernel modules for an initramfs: it resolves their dependencies,
+// decompresses them and returns them in the order in which they must be loaded.
 //
-// It works on the modules directory of a kernel package as unpacked: dependencies come from the modules themselves (the
-// "depends" field of .modinfo), because modules.dep is made by depmod only when a package is installed. It does not
-// follow aliases and soft dependencies, which name what a module may ask for later: name such modules explicitly (ext4,
-// for example, wants crc32c_generic). It loads nothing.
+// It works on the modules directory of a kernel package as unpacked: dependencies come from the
+// modules themselves (the "depends" field of .modinfo), because modules.dep is made by depmod only
+// when a package is installed. It does not follow aliases and soft dependencies, which name what a
+// module may ask for later: name such modules explicitly (ext4, for example, wants crc32c_generic).
+// It loads nothing.
 //
-// Modules keep their signatures, so that a kernel can check them; Unsigned is for who wants to save it that.
+// Modules keep their signatures, so that a kernel can check them; Unsigned is for who wants to save
+// it that.
 package kmod
 
 import (
@@ -30,7 +32,8 @@ import (
 // ErrNotFound means that a module is neither in the directory nor built into the kernel.
 var ErrNotFound = errors.New("no such module")
 
-// maxModuleBytes bounds one decompressed module; the largest of a distribution kernel is about 20 MiB.
+// maxModuleBytes bounds one decompressed module; the largest of a distribution kernel is about 20
+// MiB.
 const maxModuleBytes = 128 << 20
 
 // Module is one module, ready for finit_module or init_module.
@@ -39,8 +42,9 @@ type Module struct {
 	Data []byte // the decompressed ELF object, with its signature if it has one
 }
 
-// Collect returns the modules called names and everything they depend on, each once, dependencies first. Names may be
-// written with "-" or "_". Modules that the kernel has built in are left out. dir is lib/modules/<version>.
+// Collect returns the modules called names and everything they depend on, each once, dependencies
+// first. Names may be written with "-" or "_". Modules that the kernel has built in are left out.
+// dir is lib/modules/<version>.
 func Collect(dir string, names []string) ([]Module, error) {
 	paths, err := index(dir)
 	if err != nil {
@@ -189,15 +193,16 @@ func read(path string) ([]byte, error) {
 	return data, nil
 }
 
-// signatureMagic ends a signed module; before it come the signature and, in 12 bytes, its description, of which the last
-// 4 are the signature's length, big endian (Linux include/linux/module_signature.h).
+// signatureMagic ends a signed module; before it come the signature and, in 12 bytes, its
+// description, of which the last 4 are the signature's length, big endian (Linux
+// include/linux/module_signature.h).
 const (
 	signatureMagic   = "~Module signature appended~\n"
 	signatureTrailer = 12
 )
 
-// Unsigned returns a module without its signature. One that has none, or a damaged one, is returned as it is. A kernel
-// that does not demand signatures loads it with the taint "unsigned module".
+// Unsigned returns a module without its signature. One that has none, or a damaged one, is returned
+// as it is. A kernel that does not demand signatures loads it with the taint "unsigned module".
 func Unsigned(module []byte) []byte {
 	body, ok := bytes.CutSuffix(module, []byte(signatureMagic))
 	if !ok || len(body) < signatureTrailer {
@@ -210,7 +215,8 @@ func Unsigned(module []byte) []byte {
 	return body[:int64(len(body))-length]
 }
 
-// depends reads the "depends" field of the module's .modinfo section: NUL-separated key=value strings.
+// depends reads the "depends" field of the module's .modinfo section: NUL-separated key=value
+// strings.
 func depends(data []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package audit writes one JSON line per API request: who asked for what, and what came of it.
 //
-// It writes no bodies, no query strings and no tokens. It does not rotate: another program renames the file and has the daemon
-// Reopen it (SIGHUP).
+// It writes no bodies, no query strings and no tokens. It does not rotate: another program renames
+// the file and has the daemon Reopen it (SIGHUP).
 package audit
 
 import (

@@ -1,7 +1,8 @@
-// Package auth protects the daemon's API with one bearer token and refuses configurations that would leave it open.
+// Package auth protects the daemon's API with one bearer token and refuses configurations that
+// would leave it open.
 //
-// Beyond that it signs permissions to reach one port of one sandbox for a while. There are no users or roles: whoever has the
-// token may do everything. TLS is not terminated here.
+// Beyond that it signs permissions to reach one port of one sandbox for a while. There are no users
+// or roles: whoever has the token may do everything. TLS is not terminated here.
 package auth
 
 import (
@@ -59,7 +60,8 @@ var (
 	errInvalid = errors.New("invalid bearer token")
 )
 
-// TokenHeader carries the token where Authorization is meant for somebody else: a server in a sandbox.
+// TokenHeader carries the token where Authorization is meant for somebody else: a server in a
+// sandbox.
 const TokenHeader = "Forkd-Token"
 
 // Check reports whether a request has the token, in TokenHeader or else in Authorization.
@@ -89,8 +91,8 @@ func Bearer(authorization string) (token string, ok bool) {
 	return strings.TrimSpace(token), ok && strings.EqualFold(scheme, "Bearer")
 }
 
-// Is reports whether got is the token. It takes the same time for every wrong one of every length: only digests are
-// compared.
+// Is reports whether got is the token. It takes the same time for every wrong one of every length:
+// only digests are compared.
 func (t Token) Is(got string) bool {
 	sum := sha256.Sum256([]byte(got))
 	return t.set && subtle.ConstantTimeCompare(sum[:], t.digest[:]) == 1

@@ -14,13 +14,14 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Links signs permissions to reach one port of one sandbox until a point in time. A permission is text that fits into a
-// host name: lower-case letters and digits, linkSize of them. It cannot be withdrawn but by removing the key.
+// Links signs permissions to reach one port of one sandbox until a point in time. A permission is
+// text that fits into a host name: lower-case letters and digits, linkSize of them. It cannot be
+// withdrawn but by removing the key.
 type Links struct{ key [32]byte }
 
-// Sizes of a permission, in characters of base32: the second at which it ends (35 bits, which lasts until the year 3058),
-// and the first 100 bits of an HMAC-SHA256. The label of a host name has at most 63 characters, and with the longest port
-// and the id of a sandbox this fills it.
+// Sizes of a permission, in characters of base32: the second at which it ends (35 bits, which lasts
+// until the year 3058), and the first 100 bits of an HMAC-SHA256. The label of a host name has at
+// most 63 characters, and with the longest port and the id of a sandbox this fills it.
 const (
 	expirySize = 7
 	macSize    = 20

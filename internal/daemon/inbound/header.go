@@ -16,8 +16,8 @@ const ErrorHeader = "Forkd-Error"
 // prefixHeader tells the guest what stands before its paths.
 const prefixHeader = "X-Forwarded-Prefix"
 
-// request makes what the guest sees of a request. Host is the client's, and so the same as in Origin, which servers
-// compare. The forwarding headers are ours alone.
+// request makes what the guest sees of a request. Host is the client's, and so the same as in
+// Origin, which servers compare. The forwarding headers are ours alone.
 func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	in, out := pr.In, pr.Out
 	path, err := url.PathUnescape(route.Path)
@@ -44,8 +44,8 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	}
 }
 
-// authorization returns the values of Authorization that are the guest's business. A bearer token is taken for the
-// daemon's, unless the request was let in by something else.
+// authorization returns the values of Authorization that are the guest's business. A bearer token
+// is taken for the daemon's, unless the request was let in by something else.
 func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	otherwise := signed || h.Get(auth.TokenHeader) != ""
 	for _, v := range h["Authorization"] {
@@ -81,8 +81,8 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 	}
 }
 
-// sandboxed gives a page an origin that is nobody's: its scripts run, but what they ask of the daemon comes from elsewhere,
-// and is refused. A policy of the guest's own can only narrow it.
+// sandboxed gives a page an origin that is nobody's: its scripts run, but what they ask of the
+// daemon comes from elsewhere, and is refused. A policy of the guest's own can only narrow it.
 const sandboxed = "sandbox allow-scripts allow-forms allow-modals allow-popups allow-downloads"
 
 // originWide are the headers that set something for more than the page they come with.
@@ -102,8 +102,9 @@ var originWide = []string{
 	"Secure-Session-Registration",
 }
 
-// ownLocation returns where a redirect leads below the route's prefix. One that leads anywhere else is not passed on: the
-// client would follow it with its token, method and body, and over a unix socket every host is the daemon.
+// ownLocation returns where a redirect leads below the route's prefix. One that leads anywhere else
+// is not passed on: the client would follow it with its token, method and body, and over a unix
+// socket every host is the daemon.
 func ownLocation(location, host string, route *Route) (string, bool) {
 	base := &url.URL{Scheme: "http", Host: host, RawPath: route.Path}
 	var err error
@@ -132,7 +133,8 @@ func ownLocation(location, host string, route *Route) (string, bool) {
 	return own, true
 }
 
-// sameHost reports whether a host is the one that the guest saw in the request, or its own loopback.
+// sameHost reports whether a host is the one that the guest saw in the request, or its own
+// loopback.
 func sameHost(to, host string, port uint16) bool {
 	if strings.EqualFold(to, host) {
 		return true
@@ -145,8 +147,8 @@ func sameHost(to, host string, port uint16) bool {
 	return err == nil && own == port && (name == "localhost" || name == "127.0.0.1" || name == "::1")
 }
 
-// climbs reports whether a decoded path has a part that a client would take for "..", now or after it has decoded it once
-// more, or has taken a backslash for a slash as browsers do.
+// climbs reports whether a decoded path has a part that a client would take for "..", now or after
+// it has decoded it once more, or has taken a backslash for a slash as browsers do.
 func climbs(path string) bool {
 	for part := range strings.FieldsFuncSeq(strings.ToLower(path), func(r rune) bool { return r == '/' || r == '\\' }) {
 		if strings.ReplaceAll(part, "%2e", ".") == ".." {
@@ -156,7 +158,8 @@ func climbs(path string) bool {
 	return false
 }
 
-// ownCookies makes the cookies of an answer those of its own host alone, and not of the domain that all sandboxes share.
+// ownCookies makes the cookies of an answer those of its own host alone, and not of the domain that
+// all sandboxes share.
 func ownCookies(resp *http.Response) {
 	if len(resp.Header["Set-Cookie"]) == 0 {
 		return

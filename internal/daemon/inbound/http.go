@@ -24,8 +24,9 @@ const (
 	maxWindow  = 64 << 10 // bytes of HTTP/2 that a guest may send ahead
 )
 
-// HTTP carries one request and its answer, or what the connection becomes by an upgrade. If answered is false, nothing
-// has been written yet, and the error is the answer; else an error can only cut the answer off.
+// HTTP carries one request and its answer, or what the connection becomes by an upgrade. If
+// answered is false, nothing has been written yet, and the error is the answer; else an error can
+// only cut the answer off.
 func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial Dial) (answered bool, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -99,8 +100,9 @@ func isGRPC(r *http.Request) bool {
 	return r.ProtoMajor == 2 && strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc")
 }
 
-// transport is for one request: no connection of a guest may be there when it is forked. gRPC is HTTP/2 without TLS;
-// nothing else is: servers that know HTTP/2 know HTTP/1.1 too, but not the other way round.
+// transport is for one request: no connection of a guest may be there when it is forked. gRPC is
+// HTTP/2 without TLS; nothing else is: servers that know HTTP/2 know HTTP/1.1 too, but not the
+// other way round.
 func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error)) *http.Transport {
 	t := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -122,8 +124,8 @@ func (p *Proxy) transport(grpc bool, dial func(context.Context) (net.Conn, error
 	return t
 }
 
-// drainTime is how long a client may go on to send what nobody wants any more. It gets the answer for certain if it
-// stops meanwhile.
+// drainTime is how long a client may go on to send what nobody wants any more. It gets the answer
+// for certain if it stops meanwhile.
 const drainTime = time.Second
 
 // requestBody knows whether it has been read to its end.
@@ -159,7 +161,8 @@ func (b *requestBody) isLeft() bool {
 	return b.left
 }
 
-// forsake ends the reading of what is left: the transport waits for that, whatever has become of the guest.
+// forsake ends the reading of what is left: the transport waits for that, whatever has become of
+// the guest.
 func (b *requestBody) forsake() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,8 +171,9 @@ func (b *requestBody) forsake() {
 	}
 }
 
-// leave ends the request, and reports whether the client has not sent it all. Then the server reads on for a while. It
-// must not find the transport reading: it would take the deadline away with that.
+// leave ends the request, and reports whether the client has not sent it all. Then the server reads
+// on for a while. It must not find the transport reading: it would take the deadline away with
+// that.
 func (b *requestBody) leave() (remains bool) {
 	b.forsake()
 	b.mu.Lock()
@@ -183,7 +187,8 @@ func (b *requestBody) leave() (remains bool) {
 	return remains
 }
 
-// answer is the way to the client. It passes on no interim answers: their headers would go past contain.
+// answer is the way to the client. It passes on no interim answers: their headers would go past
+// contain.
 type answer struct {
 	http.ResponseWriter
 	rc      *http.ResponseController
@@ -195,8 +200,9 @@ type answer struct {
 	flood   func()
 }
 
-// last makes the answer the last one on its connection, if it has not begun. Where both directions are open at once, the
-// server takes what is left of a body for the next request: that of another client, if a proxy stands between.
+// last makes the answer the last one on its connection, if it has not begun. Where both directions
+// are open at once, the server takes what is left of a body for the next request: that of another
+// client, if a proxy stands between.
 func (a *answer) last() {
 	if a.http1 && !a.begun {
 		a.Header().Set("Connection", "close")
@@ -218,7 +224,8 @@ func (a *answer) WriteHeader(status int) {
 	a.ResponseWriter.WriteHeader(status)
 }
 
-// Write implements http.ResponseWriter. A deadline that is left behind would end a stream of HTTP/2 that is only idle.
+// Write implements http.ResponseWriter. A deadline that is left behind would end a stream of HTTP/2
+// that is only idle.
 func (a *answer) Write(p []byte) (int, error) {
 	a.begun = true
 	_ = a.rc.SetWriteDeadline(time.Now().Add(a.stall)) // a connection without deadlines is a test's

@@ -1,10 +1,11 @@
-// Package inbound carries requests and connections from the daemon's clients to TCP ports of guests: HTTP/1.1 and its
-// upgrades, HTTP/2 with gRPC, and plain TCP.
+// Package inbound carries requests and connections from the daemon's clients to TCP ports of
+// guests: HTTP/1.1 and its upgrades, HTTP/2 with gRPC, and plain TCP.
 //
-// The server in the guest is hostile, and so may be who comes with a signed URL. The package bounds what both can hold of
-// the daemon (one buffer a direction, a time without a byte, a size of headers), keeps the daemon's token from the guest,
-// and keeps answers from reaching beyond the port that they come from: header.go says how. It neither decides who may
-// reach what nor counts: that is package v1's. It rewrites no body.
+// The server in the guest is hostile, and so may be who comes with a signed URL. The package bounds
+// what both can hold of the daemon (one buffer a direction, a time without a byte, a size of
+// headers), keeps the daemon's token from the guest, and keeps answers from reaching beyond the
+// port that they come from: header.go says how. It neither decides who may reach what nor counts:
+// that is package v1's. It rewrites no body.
 package inbound
 
 import (
@@ -85,7 +86,8 @@ type guestConn struct {
 	closed func()
 }
 
-// dial connects, calls idled before it closes a connection that has stood still, and closed when anybody closes it.
+// dial connects, calls idled before it closes a connection that has stood still, and closed when
+// anybody closes it.
 func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*guestConn, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -119,7 +121,8 @@ func (c *guestConn) Close() error {
 	return c.PortConn.Close()
 }
 
-// clientConn is the connection of a client whose HTTP is over. It does not wait for ever for the client to read.
+// clientConn is the connection of a client whose HTTP is over. It does not wait for ever for the
+// client to read.
 type clientConn struct {
 	net.Conn
 	early io.Reader // what the client sent behind its request

@@ -73,7 +73,8 @@ func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	return r
 }
 
-// listen returns a listener that f serves, one goroutine a connection, as a guest that need not keep to any protocol.
+// listen returns a listener that f serves, one goroutine a connection, as a guest that need not
+// keep to any protocol.
 func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -143,7 +144,8 @@ func (r *rig) end(t *testing.T) error {
 
 const seen = "/v1/sandboxes/" + id + "/proxy/80"
 
-// TestWhatTheGuestSees sends a request with all that a guest must not see, and with what would make it another one.
+// TestWhatTheGuestSees sends a request with all that a guest must not see, and with what would make
+// it another one.
 func TestWhatTheGuestSees(t *testing.T) {
 	var got *http.Request
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Clone(context.Background()) })
@@ -194,7 +196,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 	}
 }
 
-// Requests that say two things about where they end are refused, and none reaches the guest with a second one in it.
+// Requests that say two things about where they end are refused, and none reaches the guest with a
+// second one in it.
 func TestNothingIsSmuggled(t *testing.T) {
 	requests := make(chan string, 10)
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) {
@@ -219,7 +222,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 			t.Errorf("%q: %+v, %v", head, resp, err)
 		}
 	}
-	// Both lengths at once: the chunks count, as RFC 9112 §6.3 has it, and the connection ends with them.
+	// Both lengths at once: the chunks count, as RFC 9112 §6.3 has it, and the connection ends with
+	// them.
 	r.raw(t, "POST /both HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	if got := <-requests; got != "POST /both abc" {
 		t.Errorf("the guest is asked %q", got)
@@ -356,7 +360,8 @@ func TestABrokenAnswerIsNotWhole(t *testing.T) {
 	}
 }
 
-// A stream in which nothing moves ends: a guest that never answers, a body that never comes, an upgrade nobody uses.
+// A stream in which nothing moves ends: a guest that never answers, a body that never comes, an
+// upgrade nobody uses.
 func TestIdleStreamsEnd(t *testing.T) {
 	mute := listen(t, func(conn *net.TCPConn) { io.Copy(io.Discard, conn) })
 	upgraded := listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"))
@@ -382,7 +387,8 @@ func TestIdleStreamsEnd(t *testing.T) {
 	}
 }
 
-// What a guest did not want of a body is never taken for a request: behind a proxy it would be somebody else's.
+// What a guest did not want of a body is never taken for a request: behind a proxy it would be
+// somebody else's.
 func TestTheRestOfABodyIsNoRequest(t *testing.T) {
 	for name, text := range map[string]string{
 		"answered early": "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",

@@ -19,8 +19,9 @@ type Route struct {
 	Signed bool   // the client need not know the daemon's token
 }
 
-// byPath matches a path that names a port; what follows is the guest's own. It is matched before anything has cleaned the
-// path, so that no "..", "//" or "%2f" in the guest's part makes another route of it.
+// byPath matches a path that names a port; what follows is the guest's own. It is matched before
+// anything has cleaned the path, so that no "..", "//" or "%2f" in the guest's part makes another
+// route of it.
 var byPath = regexp.MustCompile(`^(/v1/sandboxes/([A-Za-z0-9-]+)/proxy/([1-9][0-9]{0,4}))(/.*)?$`)
 
 // FindPath returns the route that a path names, if it names one.
@@ -49,8 +50,8 @@ func ParsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Domain is a DNS name below which every port of every sandbox has a host of its own: PORT-ID, or PORT-ID-PERMISSION
-// (see auth.Links). The zero Domain has none.
+// Domain is a DNS name below which every port of every sandbox has a host of its own: PORT-ID, or
+// PORT-ID-PERMISSION (see auth.Links). The zero Domain has none.
 type Domain struct{ scheme, name, port string }
 
 // domainName is a DNS name in lower case. Its labels begin with a letter, so that it is no address.
@@ -89,7 +90,8 @@ func (d Domain) WithPort(port string) Domain {
 	return d
 }
 
-// URL returns the address of a port of a sandbox. An empty permission makes one that is of use with the token only.
+// URL returns the address of a port of a sandbox. An empty permission makes one that is of use with
+// the token only.
 func (d Domain) URL(id string, port uint16, permission string) string {
 	host := fmt.Sprintf("%d-%s", port, id)
 	if permission != "" {
@@ -108,8 +110,8 @@ var label = regexp.MustCompile(`^([1-9][0-9]{0,4})-(sb-[a-z2-7]{26})(?:-([a-z2-7
 // ErrHost reports a name below the domain that names no port of a sandbox.
 var ErrHost = errors.New("want PORT-ID as the first part of the host name, such as 8080-sb-askayjdqa5urabarmv2ude3h6q")
 
-// FindHost returns the route that the host of a request names, and the permission in it. It is not below the domain if
-// below is false.
+// FindHost returns the route that the host of a request names, and the permission in it. It is not
+// below the domain if below is false.
 func (d Domain) FindHost(host string, u *url.URL) (r Route, permission string, below bool, err error) {
 	if !d.IsSet() {
 		return r, "", false, nil

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// What a guest writes arrives when it is written, and what a client writes likewise, in both versions of HTTP and with an
-// answer that begins before the request has ended.
+// What a guest writes arrives when it is written, and what a client writes likewise, in both
+// versions of HTTP and with an answer that begins before the request has ended.
 func TestHTTPStreamsBothWays(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		rc := http.NewResponseController(w)
@@ -84,7 +84,8 @@ func summing(conn io.ReadWriter) {
 	}
 }
 
-// An upgraded connection carries bytes, the first of which may come with the request, and each direction has its own end.
+// An upgraded connection carries bytes, the first of which may come with the request, and each
+// direction has its own end.
 func TestUpgradesHaveTwoDirections(t *testing.T) {
 	upgrade := listen(t, func(conn *net.TCPConn) {
 		r := bufio.NewReader(conn)
@@ -160,7 +161,8 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 	}
 }
 
-// A client that reads nothing holds the guest up, and takes no memory for what the guest would send. Then it is left.
+// A client that reads nothing holds the guest up, and takes no memory for what the guest would
+// send. Then it is left.
 func TestASlowReaderTakesNoMemory(t *testing.T) {
 	const streams = 8
 	for path, head := range map[string]string{"/": "HTTP/1.1 200 OK\r\n\r\n", "/tcp": ""} {

@@ -11,8 +11,8 @@ import (
 // protocol is what a client asks to be upgraded to.
 const protocol = "tcp"
 
-// TCP turns the connection of a request into one to the port: an upgrade to "tcp", and from then on bytes, each direction
-// with its own end. answered is as for HTTP.
+// TCP turns the connection of a request into one to the port: an upgrade to "tcp", and from then on
+// bytes, each direction with its own end. answered is as for HTTP.
 func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered bool, err error) {
 	if r.ProtoMajor != 1 || r.ContentLength != 0 || !asksFor(r.Header, protocol) {
 		w.Header().Set("Connection", "Upgrade")

@@ -41,7 +41,8 @@ type Metrics struct {
 // buckets reach from 1 ms, a fork from a warm pool, to a minute, an emulated host under load.
 func buckets() []float64 { return prometheus.ExponentialBuckets(0.001, 2, 17) }
 
-// New returns metrics for a daemon of the given version. SetSource must be called before they are served.
+// New returns metrics for a daemon of the given version. SetSource must be called before they are
+// served.
 func New(version string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),

@@ -12,7 +12,8 @@ type Net struct {
 	Totals   netproto.Stats
 }
 
-// netDescs describe the metrics of the network. They are counted by forkd-net, and begin at 0 when it is started again.
+// netDescs describe the metrics of the network. They are counted by forkd-net, and begin at 0 when
+// it is started again.
 type netDescs struct {
 	restarts, open, connections, up, down, queries, dropped, refused *prometheus.Desc
 }

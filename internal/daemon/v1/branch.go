@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// branchMode finds out what a branch request asks for. Live is the default; it falls back to diff where it must.
+// branchMode finds out what a branch request asks for. Live is the default; it falls back to diff
+// where it must.
 func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 	mode := vm.BranchLive
 	diff := r.Diff || r.MeasureDiff // the second is the first with figures, which every branch has here

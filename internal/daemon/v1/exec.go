@@ -148,8 +148,8 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, answer)
 }
 
-// execStream answers with the output as it comes. Before the command has started an error has a status of its own; later
-// it is the last message.
+// execStream answers with the output as it comes. Before the command has started an error has a
+// status of its own; later it is the last message.
 func (a *api) execStream(w http.ResponseWriter, r *http.Request, run agentclient.ExecRequest) error {
 	rc := http.NewResponseController(w)
 	out := json.NewEncoder(w)

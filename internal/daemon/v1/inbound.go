@@ -95,8 +95,8 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 // maxDial bounds how long an agent may take to connect: it tries two addresses.
 const maxDial = 30 * time.Second
 
-// failInbound answers where a guest's own answer is expected, and marks the difference. It logs nothing: guests could fill
-// the log.
+// failInbound answers where a guest's own answer is expected, and marks the difference. It logs
+// nothing: guests could fill the log.
 func (a *api) failInbound(w http.ResponseWriter, r *http.Request, err error) {
 	if r.ContentLength != 0 {
 		letGo(w) // who comes with a signed URL is a stranger too
@@ -126,9 +126,9 @@ func (a *api) carryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Ro
 	})
 }
 
-// byHost serves ports of guests that have host names of their own, and everything else with next. Such a host is an
-// origin of its own, so what its pages may ask of it is for the guest to say; what they ask of the daemon is refused
-// like the requests of any other page.
+// byHost serves ports of guests that have host names of their own, and everything else with next.
+// Such a host is an origin of its own, so what its pages may ask of it is for the guest to say;
+// what they ask of the daemon is refused like the requests of any other page.
 func (a *api) byHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		route, permission, below, err := a.Domain.FindHost(r.Host, r.URL)

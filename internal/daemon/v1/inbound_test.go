@@ -39,7 +39,8 @@ func closedPort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// ask sends a request to the API, whose host name may be that of a port, and returns status, headers and body.
+// ask sends a request to the API, whose host name may be that of a port, and returns status,
+// headers and body.
 func ask(t *testing.T, r *apirig.Rig, host, path string, header ...string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest("GET", r.URL+path, nil)
@@ -274,7 +275,8 @@ func TestDialPort(t *testing.T) {
 	}
 }
 
-// A sandbox that is killed while it answers ends the answer, and says so to those who have none yet.
+// A sandbox that is killed while it answers ends the answer, and says so to those who have none
+// yet.
 func TestKillDuringARequest(t *testing.T) {
 	r := start(t, apirig.Options{})
 	boxes := fork(t, r, 2)

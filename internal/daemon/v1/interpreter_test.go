@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/client"
 )
 
-// Code that does not end is interrupted, and stubborn code ends with its interpreter, which is a new one then.
+// Code that does not end is interrupted, and stubborn code ends with its interpreter, which is a
+// new one then.
 func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	cl, url, id := forked(t)
 	ctx := t.Context()
@@ -72,7 +73,8 @@ func TestInterpreterIsInterruptedAndRestarted(t *testing.T) {
 	}
 }
 
-// What is too long is cut and says so, whether the daemon or (beyond what it lets pass) the guest cuts it.
+// What is too long is cut and says so, whether the daemon or (beyond what it lets pass) the guest
+// cuts it.
 func TestLongResultsAreCut(t *testing.T) {
 	cl, _, id := forked(t)
 	for code, want := range map[string]string{

@@ -12,7 +12,8 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 )
 
-// readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v as it is.
+// readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
+// as it is.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return readLongJSON(w, r, v, maxBody)
 }

@@ -15,8 +15,9 @@ type Limits struct {
 	PerSandbox int           // of the calls to guests, those to one; 128
 	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
 
-	// Streams to ports of guests at once, and of these, those to one guest; and the same of those that come by signed URLs,
-	// so that strangers keep nobody else out. An agent carries agentproto.MaxDialed of both kinds.
+	// Streams to ports of guests at once, and of these, those to one guest; and the same of those
+	// that come by signed URLs, so that strangers keep nobody else out. An agent carries
+	// agentproto.MaxDialed of both kinds.
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
 	Idle                       time.Duration // how long such a stream may stand still; an hour
@@ -43,8 +44,9 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// gate counts the requests of one kind that are served at once. More are turned away instead of queued. A guest or a client
-// can make some requests last: those that end sandboxes or say what there is pass no gate, and can always be made.
+// gate counts the requests of one kind that are served at once. More are turned away instead of
+// queued. A guest or a client can make some requests last: those that end sandboxes or say what
+// there is pass no gate, and can always be made.
 type gate struct {
 	limit, each int
 
@@ -94,8 +96,8 @@ func through(g *gate, h handler) handler {
 // errStalled ends a transfer that stands still.
 var errStalled = &requestError{http.StatusGatewayTimeout, "the transfer was given up: nothing was moved for too long"}
 
-// transfer is a copy between a client and a guest, of which either may stop reading or writing. Its context ends when
-// nothing has moved for the limit.
+// transfer is a copy between a client and a guest, of which either may stop reading or writing. Its
+// context ends when nothing has moved for the limit.
 type transfer struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -117,7 +119,8 @@ func (t *transfer) end(err error) error {
 	t.timer.Stop()
 	if cause := context.Cause(t.ctx); err != nil && errors.Is(cause, errStalled) {
 		err = cause
-		// Before it answers, the server would wait for the rest of the body; the connection is of no use afterwards.
+		// Before it answers, the server would wait for the rest of the body; the connection is of
+		// no use afterwards.
 		t.header.Set("Connection", "close")
 		_ = t.rc.SetReadDeadline(time.Now())
 	}
@@ -128,7 +131,8 @@ func (t *transfer) end(err error) error {
 // moved notes progress.
 func (t *transfer) moved() { t.timer.Reset(t.limit) }
 
-// fromClient is the body of a request: a client that sends nothing for the limit has its connection fail.
+// fromClient is the body of a request: a client that sends nothing for the limit has its connection
+// fail.
 type fromClient struct {
 	*transfer
 	body io.Reader
@@ -142,7 +146,8 @@ func (f fromClient) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// toClient is the answer to a request: a client that takes nothing for the limit has its connection fail.
+// toClient is the answer to a request: a client that takes nothing for the limit has its connection
+// fail.
 type toClient struct {
 	*transfer
 	w io.Writer

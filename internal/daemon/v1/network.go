@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// settingOf returns what a request says about the network; nil if it says nothing. Errors name the field below prefix.
+// settingOf returns what a request says about the network; nil if it says nothing. Errors name the
+// field below prefix.
 func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil

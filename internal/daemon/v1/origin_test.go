@@ -14,7 +14,8 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
-// A page in a browser must not be able to drive the API, with or without the token that a proxy might add.
+// A page in a browser must not be able to drive the API, with or without the token that a proxy
+// might add.
 func TestAForeignPageIsRefused(t *testing.T) {
 	_, url, _, _ := serve(t)
 	for _, c := range []struct {
@@ -43,7 +44,8 @@ func TestAForeignPageIsRefused(t *testing.T) {
 	}
 }
 
-// A page whose name was made to resolve to this host sends its own name as Host. Over a unix socket no browser comes.
+// A page whose name was made to resolve to this host sends its own name as Host. Over a unix socket
+// no browser comes.
 func TestAForeignNameIsRefused(t *testing.T) {
 	secret, err := auth.Parse(token)
 	if err != nil {

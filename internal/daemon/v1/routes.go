@@ -1,8 +1,9 @@
-// Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a sandbox.Manager.
+// Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a
+// sandbox.Manager.
 //
-// It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict (an unknown field is
-// an error that names it), every error is {"error": "..."} with a status from errors.go, and everything a client can
-// make large is bounded by the constants below.
+// It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict
+// (an unknown field is an error that names it), every error is {"error": "..."} with a status from
+// errors.go, and everything a client can make large is bounded by the constants below.
 package v1
 
 import (
@@ -108,7 +109,8 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
 	handle("POST /v1/sandboxes/{id}/exec", through(guests, a.exec))
 	handle("POST /v1/sandboxes/{id}/eval", through(guests, a.eval))
-	// Not through the gate of evals: those that wait for the interpreter must not keep out what frees it.
+	// Not through the gate of evals: those that wait for the interpreter must not keep out what
+	// frees it.
 	handle("POST /v1/sandboxes/{id}/eval/interrupt", through(work, a.interruptEval))
 	handle("POST /v1/sandboxes/{id}/eval/restart", through(work, a.restartEval))
 	handle("GET /v1/sandboxes/{id}/stats", through(work, a.stats))
@@ -134,7 +136,8 @@ func New(cfg Config) http.Handler {
 	return a.audited(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux))))))
 }
 
-// knownHost refuses requests over TCP that carry another host's name, unless they need a token. See auth.CheckHost.
+// knownHost refuses requests over TCP that carry another host's name, unless they need a token. See
+// auth.CheckHost.
 func (a *api) knownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
@@ -148,9 +151,9 @@ func (a *api) knownHost(next http.Handler) http.Handler {
 	})
 }
 
-// sameOrigin refuses what a web page of another origin makes a browser on this host send: a daemon on loopback without
-// a token would obey it. Requests that only read are refused like the others: an answer is not the page's to see either.
-// Programs send no Origin and are not concerned.
+// sameOrigin refuses what a web page of another origin makes a browser on this host send: a daemon
+// on loopback without a token would obey it. Requests that only read are refused like the others:
+// an answer is not the page's to see either. Programs send no Origin and are not concerned.
 func (a *api) sameOrigin(next http.Handler) http.Handler {
 	p := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -186,8 +189,8 @@ func refuse(w http.ResponseWriter, status int, msg string) {
 	writeError(w, status, msg)
 }
 
-// letGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon: the server does not wait
-// for a body that may never come.
+// letGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:
+// the server does not wait for a body that may never come.
 func letGo(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's

@@ -21,7 +21,8 @@ import (
 
 const token = apirig.Token
 
-// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the directory of sockets.
+// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the
+// directory of sockets.
 const agentDirEnv = "FORKD_TEST_AGENT_DIR"
 
 func TestMain(m *testing.M) {
@@ -46,7 +47,8 @@ func start(t *testing.T, o apirig.Options) *apirig.Rig {
 	return apirig.Start(t, o)
 }
 
-// serve starts the API and returns a client of it, its URL, the path of its audit log and a request for a snapshot.
+// serve starts the API and returns a client of it, its URL, the path of its audit log and a request
+// for a snapshot.
 func serve(t *testing.T) (cl *client.Client, url, auditLog string, parent client.BakeRequest) {
 	t.Helper()
 	r := start(t, apirig.Options{})

@@ -9,7 +9,8 @@ import (
 // CPU is a processor model of Bochs.
 type CPU string
 
-// Models that have VMX. Not every one of Bochs runs a Linux host whose guests have several vCPUs; these do.
+// Models that have VMX. Not every one of Bochs runs a Linux host whose guests have several vCPUs;
+// these do.
 const (
 	Skylake CPU = "corei7_skylake_x"
 	Haswell CPU = "corei7_haswell_4770"

@@ -113,8 +113,8 @@ func (r Run) Results(ctx context.Context, name, to string) error {
 		return err
 	}
 	disk := filepath.Join(r.dir, fileDisk)
-	// A host that was ended has left a journal, without which debugfs sees old files. The status says
-	// only that something was repaired; what cannot be repaired is seen below.
+	// A host that was ended has left a journal, without which debugfs sees old files. The status
+	// says only that something was repaired; what cannot be repaired is seen below.
 	_, _ = debpkg.Run(ctx, "", "e2fsck", "-fy", disk)
 	if _, err := debpkg.Run(ctx, "", "debugfs", "-R", fmt.Sprintf("rdump %q %q", name, to), disk); err != nil {
 		return fmt.Errorf("read the disk: %w", err)

@@ -18,9 +18,9 @@ import (
 	"github.com/forkd/forkd/internal/emu/debkernel"
 )
 
-// limits tell a host that hangs from one that is slow because the real one is busy: by the CPU time that
-// Bochs has used since its console said something. A healthy host speaks every two seconds of its own,
-// which cost Bochs about four; before its init starts it says nothing.
+// limits tell a host that hangs from one that is slow because the real one is busy: by the CPU time
+// that Bochs has used since its console said something. A healthy host speaks every two seconds of
+// its own, which cost Bochs about four; before its init starts it says nothing.
 type limits struct {
 	boot, silent time.Duration // CPU time
 	idle         time.Duration // real time, for a Bochs that uses no CPU time either

@@ -1,7 +1,8 @@
-// Package debkernel gets what `forkd machine` boots out of Debian packages: a distribution kernel (vmlinux, bzImage
-// and modules directory) and busybox.
+// Package debkernel gets what `forkd machine` boots out of Debian packages: a distribution kernel
+// (vmlinux, bzImage and modules directory) and busybox.
 //
-// Downloading and unpacking is package debpkg's. It needs no root. It does not compile, configure or boot anything.
+// Downloading and unpacking is package debpkg's. It needs no root. It does not compile, configure
+// or boot anything.
 package debkernel
 
 import (
@@ -19,14 +20,16 @@ import (
 	"github.com/forkd/forkd/internal/build/kernelimage"
 )
 
-// metaPackages depend on the newest kernel of the 6.12 series, first found first: bookworm-security has it under its
-// own name, in trixie it is the default.
+// metaPackages depend on the newest kernel of the 6.12 series, first found first: bookworm-security
+// has it under its own name, in trixie it is the default.
 var metaPackages = []string{"linux-image-6.12-amd64", "linux-image-amd64"}
 
-// imagePackage matches the package a meta package depends on, for example linux-image-6.12.117+deb12-amd64.
+// imagePackage matches the package a meta package depends on, for example
+// linux-image-6.12.117+deb12-amd64.
 var imagePackage = regexp.MustCompile(`^linux-image-(\d[^\s/]*-amd64)$`)
 
-// CacheDir is where the emulated hosts keep their kernel, in the cache directory. Guests have other kernels, elsewhere.
+// CacheDir is where the emulated hosts keep their kernel, in the cache directory. Guests have other
+// kernels, elsewhere.
 const CacheDir = "machine-kernel"
 
 // Kernel is an unpacked kernel package.
@@ -36,7 +39,8 @@ type Kernel struct {
 	ModulesDir string // path of lib/modules/<version>
 }
 
-// Find returns the newest kernel that Fetch has put below dir; the error wraps fs.ErrNotExist if there is none.
+// Find returns the newest kernel that Fetch has put below dir; the error wraps fs.ErrNotExist if
+// there is none.
 func Find(dir string) (Kernel, error) {
 	found, err := filepath.Glob(filepath.Join(dir, "*-amd64", bzImageName))
 	if err != nil {
@@ -61,8 +65,8 @@ func in(dir string) Kernel {
 		ModulesDir: filepath.Join(dir, modulesName)}
 }
 
-// Fetch downloads the newest 6.12 kernel package of the host's apt sources, about 100 MB, and unpacks it below dir.
-// A complete copy appears under its final name at once or not at all.
+// Fetch downloads the newest 6.12 kernel package of the host's apt sources, about 100 MB, and
+// unpacks it below dir. A complete copy appears under its final name at once or not at all.
 func Fetch(ctx context.Context, dir string) (Kernel, error) {
 	pkg, err := newestImage(ctx)
 	if err != nil {
@@ -83,7 +87,8 @@ func Fetch(ctx context.Context, dir string) (Kernel, error) {
 		return Kernel{}, fmt.Errorf("unpack %s: %w", pkg, err)
 	}
 	if _, err := os.Stat(k.BzImage); errors.Is(err, fs.ErrNotExist) {
-		// What an older forkd left has no bzImage: it makes room, and goes with the staging directory.
+		// What an older forkd left has no bzImage: it makes room, and goes with the staging
+		// directory.
 		if err := os.Rename(final, filepath.Join(staging, "old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return Kernel{}, fmt.Errorf("publish kernel: %w", err)
 		}
@@ -119,7 +124,8 @@ func arrange(staging, version string) error {
 	return debpkg.Take(staging, "lib/modules/"+version, filepath.Join(out, modulesName))
 }
 
-// Busybox returns the path of a static busybox: the host's if it has one, else one fetched into dir.
+// Busybox returns the path of a static busybox: the host's if it has one, else one fetched into
+// dir.
 func Busybox(ctx context.Context, dir string) (string, error) {
 	fetched := filepath.Join(dir, "busybox")
 	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox", fetched} {

@@ -1,8 +1,8 @@
-// Package debqemu finds the QEMU that `forkd machine` runs: the host's, or where that is too old one from the backports
-// of the host's Debian release, unpacked into the cache.
+// Package debqemu finds the QEMU that `forkd machine` runs: the host's, or where that is too old
+// one from the backports of the host's Debian release, unpacked into the cache.
 //
-// It installs nothing and needs no root; data files and libraries are those of the host's package. It does not know
-// what QEMU is started for.
+// It installs nothing and needs no root; data files and libraries are those of the host's package.
+// It does not know what QEMU is started for.
 package debqemu
 
 import (
@@ -33,8 +33,8 @@ const Package = "qemu-system-x86"
 //   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags among them.
 const oldest = "10.0"
 
-// fetchLimit bounds a download of about 10 MB. After a failure the next is tried when retryAfter has passed: a host without
-// a network shall not wait for it at every start.
+// fetchLimit bounds a download of about 10 MB. After a failure the next is tried when retryAfter
+// has passed: a host without a network shall not wait for it at every start.
 const (
 	fetchLimit = 3 * time.Minute
 	retryAfter = 24 * time.Hour
@@ -43,8 +43,8 @@ const (
 // failureFile has the reason for the last failure.
 const failureFile = "failure"
 
-// Choose returns the program to run, which dir keeps if it has to be fetched. Where no good one can be had it is the
-// host's all the same, and progress is told.
+// Choose returns the program to run, which dir keeps if it has to be fetched. Where no good one can
+// be had it is the host's all the same, and progress is told.
 func Choose(ctx context.Context, dir string, progress func(string)) string {
 	have, err := version(ctx, Program)
 	if err != nil || !older(have) {

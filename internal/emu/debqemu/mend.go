@@ -6,15 +6,17 @@ import (
 	"os"
 )
 
-// A fault of QEMU 7.2 and 10.0.2 (helper_vmrun in target/i386/tcg/system/svm_helper.c, case SVM_EVTINJ_TYPE_INTR): VMRUN
-// delivers an injected interrupt at once, but leaves its vector in CPUState.exception_index. If the emulator's loop is
-// then left for something else than an exit of the guest (accel/tcg/cpu-exec.c, cpu_handle_interrupt and
-// cpu_handle_exception), the vector counts as an exception under way, and the guest gets the interrupt again, wherever it
-// is. A kernel that has interrupts off panics or hangs: about one in an hour of forks and branches, and the whole machine
-// within a minute of `stop` and `cont` on QEMU's monitor.
+// A fault of QEMU 7.2 and 10.0.2 (helper_vmrun in target/i386/tcg/system/svm_helper.c, case
+// SVM_EVTINJ_TYPE_INTR): VMRUN delivers an injected interrupt at once, but leaves its vector in
+// CPUState.exception_index. If the emulator's loop is then left for something else than an exit of
+// the guest (accel/tcg/cpu-exec.c, cpu_handle_interrupt and cpu_handle_exception), the vector
+// counts as an exception under way, and the guest gets the interrupt again, wherever it is. A
+// kernel that has interrupts off panics or hangs: about one in an hour of forks and branches, and
+// the whole machine within a minute of `stop` and `cont` on QEMU's monitor.
 //
-// These are the instructions in which Debian's build of 10.0.2 stores the fields of an interrupt to be injected. Without
-// the store of exception_index, which stays -1 as for any other interrupt, nothing is left behind.
+// These are the instructions in which Debian's build of 10.0.2 stores the fields of an interrupt to
+// be injected. Without the store of exception_index, which stays -1 as for any other interrupt,
+// nothing is left behind.
 var (
 	injecting = []byte{
 		0x41, 0x0f, 0xb6, 0xf4, // movzbl %r12b,%esi: the vector
@@ -28,7 +30,8 @@ var (
 	mended = bytes.Replace(injecting, store, noop, 1)
 )
 
-// mend corrects that fault in a program of which nobody else has a copy. A build that it does not know stays as it is.
+// mend corrects that fault in a program of which nobody else has a copy. A build that it does not
+// know stays as it is.
 func mend(program string) error {
 	p, err := os.ReadFile(program)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package machineapi is what the host and the init of a `forkd machine` (forkd-machined) say to each other: HTTP paths,
-// JSON bodies and the frames of an exec stream.
+// Package machineapi is what the host and the init of a `forkd machine` (forkd-machined) say to
+// each other: HTTP paths, JSON bodies and the frames of an exec stream.
 //
-// The package holds the messages and their encoding; it opens no connection. Both sides come out of one build, so
-// there is no version to negotiate.
+// The package holds the messages and their encoding; it opens no connection. Both sides come out of
+// one build, so there is no version to negotiate.
 package machineapi
 
 import (
@@ -34,7 +34,8 @@ const Upgrade = "forkd-machine-exec"
 // ConfigPath is where the init finds its Config in the initramfs.
 const ConfigPath = "/etc/forkd/machine.json"
 
-// ModulesDir holds the kernel modules in the initramfs, named so that their order is the order to load them in.
+// ModulesDir holds the kernel modules in the initramfs, named so that their order is the order to
+// load them in.
 const ModulesDir = "/lib/forkd-modules"
 
 // StateDir is where the state disk is mounted.
@@ -64,7 +65,8 @@ type ExecStart struct {
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 }
 
-// ExecExit ends an exec stream. The first case that applies: Error (nothing ran), TimedOut, Signal, Code.
+// ExecExit ends an exec stream. The first case that applies: Error (nothing ran), TimedOut, Signal,
+// Code.
 type ExecExit struct {
 	Error    string `json:"error,omitempty"`
 	NotFound bool   `json:"not_found,omitempty"` // with Error: there is no such program
@@ -79,8 +81,8 @@ type DaemonStart struct {
 	Env  []string `json:"env,omitempty"`
 }
 
-// DaemonStatus is the state of the daemon's process. One that dies by accident is started again; one
-// that ends by itself soon after its start is not.
+// DaemonStatus is the state of the daemon's process. One that dies by accident is started again;
+// one that ends by itself soon after its start is not.
 type DaemonStatus struct {
 	Running    bool      `json:"running"`
 	Restarting bool      `json:"restarting,omitempty"` // it died, and will be started again in a moment

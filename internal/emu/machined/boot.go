@@ -19,7 +19,8 @@ import (
 const (
 	cgroupRoot = "/sys/fs/cgroup"
 	stateDisk  = "/dev/vda"
-	// deviceWait bounds the wait for a device whose driver has just been loaded; probing is asynchronous.
+	// deviceWait bounds the wait for a device whose driver has just been loaded; probing is
+	// asynchronous.
 	deviceWait  = 20 * time.Second
 	devicePause = 5 * time.Millisecond
 	// openFiles is the limit of descriptors for everything in the emulated host: the daemon
@@ -78,7 +79,8 @@ func boot() (machineapi.Config, error) {
 	}
 	for _, m := range []mount{
 		{stateDisk, machineapi.StateDir, "ext4", unix.MS_NOATIME, "discard"},
-		// cache=mmap: no coherence with the host's changes is lost, and files can be mapped and executed.
+		// cache=mmap: no coherence with the host's changes is lost, and files can be mapped and
+		// executed.
 		{machineapi.ShareTag, config.ShareDir, "9p", 0, "trans=virtio,version=9p2000.L,msize=1048576,cache=mmap"},
 	} {
 		if err := m.do(); err != nil {
@@ -154,8 +156,9 @@ func waitFor(path string) error {
 	}
 }
 
-// setUpCgroups makes the places for the init itself, for exec and for the daemon, and enables the controllers for
-// whatever else is put below the root. The init gets nearly all the weight: it must answer on a busy CPU.
+// setUpCgroups makes the places for the init itself, for exec and for the daemon, and enables the
+// controllers for whatever else is put below the root. The init gets nearly all the weight: it must
+// answer on a busy CPU.
 func setUpCgroups() error {
 	available, err := os.ReadFile(cgroupRoot + "/cgroup.controllers")
 	if err != nil {

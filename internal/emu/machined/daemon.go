@@ -17,10 +17,11 @@ const (
 	daemonLogBytes = 256 << 10
 	// daemonStopGrace is how long the daemon may take to end after SIGTERM.
 	daemonStopGrace = 10 * time.Second
-	// daemonPipeGrace bounds the wait for output after the daemon's end: sandboxes may outlive it and hold the pipe.
+	// daemonPipeGrace bounds the wait for output after the daemon's end: sandboxes may outlive it
+	// and hold the pipe.
 	daemonPipeGrace = time.Second
-	// daemonProven is how long a daemon must have run for its end to be an accident. One that ends by
-	// itself earlier was started wrongly, and the host is told instead.
+	// daemonProven is how long a daemon must have run for its end to be an accident. One that ends
+	// by itself earlier was started wrongly, and the host is told instead.
 	daemonProven = 10 * time.Second
 	// daemonPause is before a daemon is started again; after an accident soon after the last one it
 	// doubles, up to daemonMaxPause.

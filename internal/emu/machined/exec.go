@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// drainGrace is how long output may still arrive after the process tree is dead: only a process that left its group and
-// cgroup can keep the pipes open that long.
+// drainGrace is how long output may still arrive after the process tree is dead: only a process
+// that left its group and cgroup can keep the pipes open that long.
 const drainGrace = 2 * time.Second
 
 // stdioChunk is the largest piece of output put into one frame, in bytes.
@@ -41,8 +41,9 @@ func (c *frameConn) exit(e machineapi.ExecExit) error {
 	return machineapi.WriteJSON(c.w, machineapi.FrameExit, e)
 }
 
-// serveExec runs one process for the client at conn: first frame ExecStart, then input and signals one way, output and
-// the exit the other. The process and all its children are killed when it ends, times out, or the client goes away.
+// serveExec runs one process for the client at conn: first frame ExecStart, then input and signals
+// one way, output and the exit the other. The process and all its children are killed when it ends,
+// times out, or the client goes away.
 func serveExec(conn io.ReadWriter, groups groups) error {
 	out := &frameConn{w: conn}
 	start, err := readStart(conn)
@@ -113,7 +114,8 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
 	defer errW.Close()
-	// Own pipes and not writers: Wait must return when the process ends, whoever else holds the other ends.
+	// Own pipes and not writers: Wait must return when the process ends, whoever else holds the
+	// other ends.
 	cmd.Stdout, cmd.Stderr = outW, errW
 	if p.group, err = groups.start(cmd); err != nil {
 		p.stdout.Close()
@@ -123,7 +125,8 @@ func startProcess(start machineapi.ExecStart, groups groups) (*process, error) {
 	return p, nil
 }
 
-// input serves the client's frames until the connection ends. It never blocks on the process, so that it sees the end.
+// input serves the client's frames until the connection ends. It never blocks on the process, so
+// that it sees the end.
 func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 	chunks := make(chan []byte, 1) // one frame may be under way
 	defer close(chunks)
@@ -148,7 +151,8 @@ func (p *process) input(ctx context.Context, conn io.Reader, out *frameConn) {
 	}
 }
 
-// feed writes input to the process. Errors mean that the process closed its end: the rest is dropped.
+// feed writes input to the process. Errors mean that the process closed its end: the rest is
+// dropped.
 func (p *process) feed(ctx context.Context, chunks <-chan []byte, out *frameConn) {
 	for {
 		select {
@@ -202,8 +206,8 @@ func (p *process) wait(out *frameConn, timeout time.Duration) machineapi.ExecExi
 	return exit
 }
 
-// copyFrames sends r as frames. When the client is gone it goes on reading, so that the process does not block for the
-// moment until it is killed.
+// copyFrames sends r as frames. When the client is gone it goes on reading, so that the process
+// does not block for the moment until it is killed.
 func copyFrames(out *frameConn, t machineapi.FrameType, r io.Reader) {
 	buf := make([]byte, stdioChunk)
 	gone := false

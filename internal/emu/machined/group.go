@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// groups starts processes such that their whole tree can be killed: each in a process group and, where root is set, in
-// a cgroup of its own, which children cannot leave by setsid.
+// groups starts processes such that their whole tree can be killed: each in a process group and,
+// where root is set, in a cgroup of its own, which children cannot leave by setsid.
 type groups struct {
 	root string // a cgroup v2 directory; empty: process groups only
 	next *atomic.Uint64
@@ -62,8 +62,9 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 // signal sends sig to the process group.
 func (g group) signal(sig syscall.Signal) { syscall.Kill(-g.pgid, sig) }
 
-// kill kills the tree. With cgroups it may be called at any time: a cgroup directory is never reused. Without, only
-// before the leader has been waited for and everything it started has ended, because process ids are.
+// kill kills the tree. With cgroups it may be called at any time: a cgroup directory is never
+// reused. Without, only before the leader has been waited for and everything it started has ended,
+// because process ids are.
 func (g group) kill() {
 	if g.cgroup == "" {
 		g.signal(syscall.SIGKILL)

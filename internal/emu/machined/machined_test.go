@@ -128,8 +128,8 @@ func TestDaemonLife(t *testing.T) {
 	}
 }
 
-// A daemon that is killed comes back without a client; one that ends by itself at once does not, and
-// neither does one that is stopped.
+// A daemon that is killed comes back without a client; one that ends by itself at once does not,
+// and neither does one that is stopped.
 func TestDaemonComesBack(t *testing.T) {
 	await := func(d *daemon, what string, ok func(machineapi.DaemonStatus) bool) machineapi.DaemonStatus {
 		t.Helper()

@@ -1,11 +1,12 @@
-// Package machined is the init of a `forkd machine`: it brings the emulated Linux host up, reaps orphans, and serves
-// the API with which the host runs commands and the forkd daemon in it.
+// Package machined is the init of a `forkd machine`: it brings the emulated Linux host up, reaps
+// orphans, and serves the API with which the host runs commands and the forkd daemon in it.
 //
-// It knows nothing about sandboxes, images or KVM. It starts a daemon again that died by accident, and
-// reports everything else: the host decides.
+// It knows nothing about sandboxes, images or KVM. It starts a daemon again that died by accident,
+// and reports everything else: the host decides.
 //
-// Two processes run from one binary. PID 1 reaps every orphan with wait4(-1), which would steal the children of a
-// process that also waits for particular ones; so it starts a second copy of itself, the server, which does.
+// Two processes run from one binary. PID 1 reaps every orphan with wait4(-1), which would steal the
+// children of a process that also waits for particular ones; so it starts a second copy of itself,
+// the server, which does.
 package machined
 
 import (
@@ -86,7 +87,8 @@ func setEnv() error {
 	return nil
 }
 
-// startServer starts the server process without os/exec's bookkeeping, because the reaper will collect it.
+// startServer starts the server process without os/exec's bookkeeping, because the reaper will
+// collect it.
 func startServer(config machineapi.Config) (int, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -135,7 +137,8 @@ func powerOff() {
 	time.Sleep(killGrace)
 	unix.Sync()
 	if err := unix.Unmount(machineapi.StateDir, 0); err != nil {
-		// Something the daemon put elsewhere still uses it: synced and journalled, so only the next mount replays.
+		// Something the daemon put elsewhere still uses it: synced and journalled, so only the next
+		// mount replays.
 		log.Printf("unmount %s: %v", machineapi.StateDir, err)
 	}
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); err != nil {

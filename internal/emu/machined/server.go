@@ -27,8 +27,9 @@ type server struct {
 	powerOff func() // called once the answer is on its way
 }
 
-// NewHandler returns the API. cgroups is the cgroup v2 root below which "exec" and "daemon" exist; if it is empty, only
-// process groups hold a program's children together, as on a host where tests run. powerOff is called after the answer.
+// NewHandler returns the API. cgroups is the cgroup v2 root below which "exec" and "daemon" exist;
+// if it is empty, only process groups hold a program's children together, as on a host where tests
+// run. powerOff is called after the answer.
 func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.Handler {
 	s := &server{config: config, powerOff: powerOff, groups: groups{next: new(atomic.Uint64)}}
 	s.daemon.pause = daemonPause

@@ -15,7 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/machineapi"
 )
 
-// Stdio is what an executed program reads and writes. Nil fields are empty input and dropped output.
+// Stdio is what an executed program reads and writes. Nil fields are empty input and dropped
+// output.
 type Stdio struct {
 	In       io.Reader
 	Out, Err io.Writer
@@ -113,8 +114,8 @@ func (s *sender) frame(t machineapi.FrameType, payload []byte) error {
 	return machineapi.WriteFrame(s.w, t, payload)
 }
 
-// stream runs the exec protocol over conn. The goroutine that reads stdio.In may outlive the call: a read from a
-// terminal cannot be taken back.
+// stream runs the exec protocol over conn. The goroutine that reads stdio.In may outlive the call:
+// a read from a terminal cannot be taken back.
 func stream(conn io.ReadWriter, start machineapi.ExecStart, stdio Stdio) (machineapi.ExecExit, error) {
 	var exit machineapi.ExecExit
 	if err := machineapi.WriteJSON(conn, machineapi.FrameStart, start); err != nil {

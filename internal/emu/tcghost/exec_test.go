@@ -119,7 +119,8 @@ func TestExecSignalsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestExecKillsTheTree starts a child that would go on for ever, in three ways of ending its parent.
+// TestExecKillsTheTree starts a child that would go on for ever, in three ways of ending its
+// parent.
 func TestExecKillsTheTree(t *testing.T) {
 	m, _ := fakeMachine(t)
 	const script = `sleep 600 & echo $!; eval "$1"`

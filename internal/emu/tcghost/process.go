@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process identifies a process for good: its id may be given to another one later, but not with the same start time.
+// Process identifies a process for good: its id may be given to another one later, but not with the
+// same start time.
 type Process struct {
 	PID       int    `json:"pid,omitempty"`
 	StartTime uint64 `json:"start_time,omitempty"` // field 22 of /proc/<pid>/stat: clock ticks after boot
@@ -35,8 +36,8 @@ func identify(pid int) (Process, error) {
 	return Process{PID: pid, StartTime: start}, nil
 }
 
-// startTime reads field 22 of a stat line (proc(5)). Field 2, the name, may contain anything, so counting starts after
-// its last parenthesis.
+// startTime reads field 22 of a stat line (proc(5)). Field 2, the name, may contain anything, so
+// counting starts after its last parenthesis.
 func startTime(stat []byte) (uint64, error) {
 	const field, firstAfterName = 22, 3
 	_, rest, ok := bytes.Cut(stat[max(bytes.LastIndexByte(stat, ')'), 0):], []byte(") "))
@@ -47,8 +48,9 @@ func startTime(stat []byte) (uint64, error) {
 	return strconv.ParseUint(string(fields[field-firstAfterName]), 10, 64)
 }
 
-// kill sends SIGKILL or another signal to p, and to nobody else: the pidfd is opened first and the start time compared
-// after, so that the descriptor cannot mean a process that took the id in between. It returns errGone if p has ended.
+// kill sends SIGKILL or another signal to p, and to nobody else: the pidfd is opened first and the
+// start time compared after, so that the descriptor cannot mean a process that took the id in
+// between. It returns errGone if p has ended.
 func (p Process) kill(sig unix.Signal) error {
 	if p.PID <= 0 {
 		return errGone

@@ -49,8 +49,8 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 // escape doubles the commas of a value in QEMU's option syntax.
 func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 
-// startQEMU starts the emulator. It is killed when the calling OS thread ends, so the caller locks its goroutine to a
-// thread that lives as long as the supervisor.
+// startQEMU starts the emulator. It is killed when the calling OS thread ends, so the caller locks
+// its goroutine to a thread that lives as long as the supervisor.
 func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
 	if err := m.rotate(fileConsole, filePrevious); err != nil {
 		return nil, err

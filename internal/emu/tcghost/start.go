@@ -79,7 +79,8 @@ func (m Machine) killStray() error {
 	return nil
 }
 
-// spawn starts the supervisor in a session of its own. The channel yields its end, if the caller lives that long.
+// spawn starts the supervisor in a session of its own. The channel yields its end, if the caller
+// lives that long.
 func (m Machine) spawn(o Options, supervisor []string) (<-chan error, error) {
 	if _, err := m.token(); err != nil {
 		return nil, err

@@ -92,7 +92,8 @@ func (m Machine) replace(name string, data []byte) error {
 	return atomicfile.Write(m.path(name), data, 0o600)
 }
 
-// supervised reports whether a supervisor lives. Its lock says so, and not a process id, which may be another's by now.
+// supervised reports whether a supervisor lives. Its lock says so, and not a process id, which may
+// be another's by now.
 func (m Machine) supervised() (bool, error) {
 	f, err := os.Open(m.path(fileSuperLock))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,8 +113,8 @@ func (m Machine) supervised() (bool, error) {
 
 var errLocked = errors.New("locked by another process")
 
-// tryLock locks path until the returned file is closed or the process ends. The file's directory must exist.
-// The error is errLocked if another process, or another file of this one, has the lock.
+// tryLock locks path until the returned file is closed or the process ends. The file's directory
+// must exist. The error is errLocked if another process, or another file of this one, has the lock.
 func tryLock(path string) (*os.File, error) { return lockFile(path, unix.F_OFD_SETLK) }
 
 // waitLock is tryLock that waits for its turn.
@@ -159,8 +160,8 @@ func randomHex(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// freeAddr returns a loopback address that nobody listens on: prefer, if it is one. Somebody else may take it before
-// QEMU does; QEMU's start then fails and is repeated.
+// freeAddr returns a loopback address that nobody listens on: prefer, if it is one. Somebody else
+// may take it before QEMU does; QEMU's start then fails and is repeated.
 func freeAddr(prefer string) (string, error) {
 	for _, addr := range []string{prefer, "127.0.0.1:0"} {
 		if addr == "" {

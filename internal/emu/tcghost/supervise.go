@@ -27,7 +27,8 @@ const (
 	pingBootEvery = 250 * time.Millisecond
 	// pingLimit bounds one ping of an emulated host that has answered before.
 	pingLimit = 10 * time.Second
-	// maxFailedBoots is the number of starts in a row without an answer after which the supervisor gives up.
+	// maxFailedBoots is the number of starts in a row without an answer after which the supervisor
+	// gives up.
 	maxFailedBoots = 3
 	// Steps of an orderly end: the emulated host syncs and powers off; QEMU writes out and
 	// exits; then it is killed.

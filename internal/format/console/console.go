@@ -1,7 +1,7 @@
 // Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
 //
-// The file is a ring in shared memory: the VMM stores bytes, anybody may read the tail at any time, and a guest that
-// floods its console overwrites its own oldest output. Nothing is interpreted.
+// The file is a ring in shared memory: the VMM stores bytes, anybody may read the tail at any time,
+// and a guest that floods its console overwrites its own oldest output. Nothing is interpreted.
 package console
 
 import (
@@ -17,9 +17,9 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the bytes written since the ring was made (little-endian, read without a lock: a reader may miss the
-// byte that is being written) before the ring itself; it has a page of its own
-// so that the data is page-aligned.
+// header is the bytes written since the ring was made (little-endian, read without a lock: a reader
+// may miss the byte that is being written) before the ring itself; it has a page of its own so that
+// the data is page-aligned.
 const header = 4096
 
 // Format makes f an empty ring.

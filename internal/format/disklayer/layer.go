@@ -1,5 +1,5 @@
-// Package disklayer is the file format of one disk layer: the clusters of a disk that were written above an immutable
-// base, and a bitmap that tells which ones those are.
+// Package disklayer is the file format of one disk layer: the clusters of a disk that were written
+// above an immutable base, and a bitmap that tells which ones those are.
 //
 // A file is, from its beginning:
 //
@@ -7,10 +7,12 @@
 //	[B, B+L)       allocation bitmap; B is size and L the bitmap's length, rounded up to ClusterSize
 //	[B+L, +4096)   footer: magic, version, cluster size, disk size, CRC-32 of those; zeros
 //
-// In the bitmap, bit n%8 of byte n/8 is set when cluster n is in the layer; other clusters are found below it. A file
-// of another length than its footer asks for is refused, so a truncated layer is never read as one with holes.
+// In the bitmap, bit n%8 of byte n/8 is set when cluster n is in the layer; other clusters are
+// found below it. A file of another length than its footer asks for is refused, so a truncated
+// layer is never read as one with holes.
 //
-// The package knows one layer. Which layer a cluster is read from, and copying on write, is internal/vmm/virtio/blk's.
+// The package knows one layer. Which layer a cluster is read from, and copying on write, is
+// internal/vmm/virtio/blk's.
 package disklayer
 
 import (
@@ -38,7 +40,8 @@ const (
 // ErrFormat is what an error wraps when a file is not a whole layer of this version.
 var ErrFormat = errors.New("not a valid disk layer")
 
-// Layout returns where the bitmap of a disk of size bytes begins, how long it is and how long the whole file is.
+// Layout returns where the bitmap of a disk of size bytes begins, how long it is and how long the
+// whole file is.
 func Layout(size uint64) (bitmapOffset, bitmapLength, fileSize uint64) {
 	bitmapOffset = roundUp(size)
 	bitmapLength = roundUp((bitmapOffset/ClusterSize + 7) / 8)
@@ -54,7 +57,8 @@ func checkSize(size uint64) error {
 	return nil
 }
 
-// Format makes f, whose former content is lost, an empty layer of a disk of size bytes, a positive multiple of 512.
+// Format makes f, whose former content is lost, an empty layer of a disk of size bytes, a positive
+// multiple of 512.
 func Format(f *os.File, size uint64) error {
 	if err := checkSize(size); err != nil {
 		return fmt.Errorf("format disk layer %s: %w", f.Name(), err)
@@ -127,13 +131,14 @@ type Layer struct {
 	offset   uint64 // of the bitmap
 	bits     []byte // the bitmap, mapped shared and read-only; writes go through the file, which is coherent with it
 
-	// present tells the pages of the bitmap that are not holes of the file. A hole is all zero and never touched through
-	// the mapping: on tmpfs even a load would allocate the page, and kill the process where no memory is left.
+	// present tells the pages of the bitmap that are not holes of the file. A hole is all zero and
+	// never touched through the mapping: on tmpfs even a load would allocate the page, and kill the
+	// process where no memory is left.
 	present []bool
 }
 
-// Open checks f and maps its bitmap. The Layer does not own f but needs it open. f may be read-only if Set is not
-// called.
+// Open checks f and maps its bitmap. The Layer does not own f but needs it open. f may be read-only
+// if Set is not called.
 func Open(f *os.File) (*Layer, error) {
 	size, err := checkFooter(f)
 	if err != nil {

@@ -72,7 +72,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A VMM that holds a layer open for writing can cut it off at any time. That is an error: mapped, it would end the daemon.
+// A VMM that holds a layer open for writing can cut it off at any time. That is an error: mapped,
+// it would end the daemon.
 func TestMergeOfALayerThatIsCutOff(t *testing.T) {
 	const size = 8 << 20
 	_, _, fileSize := Layout(size)

@@ -7,10 +7,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Coalesce bounds the map of a branch: it returns which ranges of guest memory, each between two extents of the branch's
-// own layer, to copy from lower into that layer, so that Overlay(lower, the result of Fill) has at most limit extents.
-// Ranges that save most extents per byte come first. The bound is missed by what lower has outside of the branch's own
-// extents, at most two more extents than lower.
+// Coalesce bounds the map of a branch: it returns which ranges of guest memory, each between two
+// extents of the branch's own layer, to copy from lower into that layer, so that Overlay(lower, the
+// result of Fill) has at most limit extents. Ranges that save most extents per byte come first. The
+// bound is missed by what lower has outside of the branch's own extents, at most two more extents
+// than lower.
 //
 // Only ranges that are contiguous in the layer too qualify: a layer has no room for what is no RAM.
 func Coalesce(lower, own []vm.Extent, limit int) []Span {

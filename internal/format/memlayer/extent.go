@@ -1,8 +1,9 @@
-// Package memlayer maps guest memory to layer files: extents, how those of a branch lie over those of its parent, and how
-// their number is bounded.
+// Package memlayer maps guest memory to layer files: extents, how those of a branch lie over those
+// of its parent, and how their number is bounded.
 //
-// It computes with offsets only. It opens, maps, copies and encodes nothing, and it knows no manifest: package snapshot has
-// the file formats, vmmproto the messages, and the VMM, which links this package, the mappings.
+// It computes with offsets only. It opens, maps, copies and encodes nothing, and it knows no
+// manifest: package snapshot has the file formats, vmmproto the messages, and the VMM, which links
+// this package, the mappings.
 package memlayer
 
 import (
@@ -11,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// CheckExtents reports whether extents is a valid map over layers of the given sizes in bytes: aligned, not empty,
-// ascending, without overlap, and inside the files.
+// CheckExtents reports whether extents is a valid map over layers of the given sizes in bytes:
+// aligned, not empty, ascending, without overlap, and inside the files.
 func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	var end uint64
 	for i, e := range extents {

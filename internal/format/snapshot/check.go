@@ -14,7 +14,8 @@ import (
 // idBytes is the entropy of an ID: 128 bits cannot be guessed and do not collide.
 const idBytes = 16
 
-// idEncoding writes IDs in lower-case letters and digits, which are safe in file names, host names and URLs.
+// idEncoding writes IDs in lower-case letters and digits, which are safe in file names, host names
+// and URLs.
 func idEncoding() *base32.Encoding {
 	return base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 }
@@ -87,8 +88,8 @@ func (m *Machine) check() error {
 	return nil
 }
 
-// CheckEnv reports whether env can be an environment: at most 256 variables of UTF-8 text, names not empty and without
-// '=', nothing with a zero byte.
+// CheckEnv reports whether env can be an environment: at most 256 variables of UTF-8 text, names
+// not empty and without '=', nothing with a zero byte.
 func CheckEnv(env map[string]string) error {
 	if len(env) > maxEnv {
 		return fmt.Errorf("env has %d variables: at most %d", len(env), maxEnv)
@@ -120,7 +121,8 @@ func (d *Disk) check(id string, branched bool) error {
 	return nil
 }
 
-// checkChain checks a list of layers of which the last belongs to snapshot id and the others to its ancestors.
+// checkChain checks a list of layers of which the last belongs to snapshot id and the others to its
+// ancestors.
 func checkChain(layers []File, id string, branched bool) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// DigestChunk is the unit of digests, in bytes: the page of memory layers and the cluster of disk layers.
+// DigestChunk is the unit of digests, in bytes: the page of memory layers and the cluster of disk
+// layers.
 const DigestChunk = 4096
 
 // digestPrefix names the algorithm in front of every digest, so that another one can follow.
@@ -24,15 +25,17 @@ var zeroChunk [DigestChunk]byte
 //	length   u64, little-endian
 //	chunks   for every chunk that is not all zeros, in ascending order: its number u64, then its SHA-256
 //
-// in hex behind the algorithm's name. A chunk is DigestChunk bytes, the last one of a file perhaps shorter. Zeros and
-// holes are the same content and cost nothing: a sparse file of a terabyte is digested as fast as the data in it.
+// in hex behind the algorithm's name. A chunk is DigestChunk bytes, the last one of a file perhaps
+// shorter. Zeros and holes are the same content and cost nothing: a sparse file of a terabyte is
+// digested as fast as the data in it.
 type Digester struct {
 	all  hash.Hash
 	next uint64 // number of the chunk behind the latest
 	buf  []byte // number and digest of one chunk
 }
 
-// NewDigester begins the digest of a file of length bytes, none of which are other than zero until Write says so.
+// NewDigester begins the digest of a file of length bytes, none of which are other than zero until
+// Write says so.
 func NewDigester(length uint64) *Digester {
 	d := &Digester{all: sha256.New(), buf: make([]byte, 8, 8+sha256.Size)}
 	binary.LittleEndian.PutUint64(d.buf, length)
@@ -40,7 +43,8 @@ func NewDigester(length uint64) *Digester {
 	return d
 }
 
-// Write adds the content p at offset. Offsets are multiples of DigestChunk and ascend, and so are lengths but the last.
+// Write adds the content p at offset. Offsets are multiples of DigestChunk and ascend, and so are
+// lengths but the last.
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {

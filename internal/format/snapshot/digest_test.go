@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// digestOf returns the digest of p, written in pieces of step chunks, pieces of zeros left out if skip is set.
+// digestOf returns the digest of p, written in pieces of step chunks, pieces of zeros left out if
+// skip is set.
 func digestOf(t *testing.T, p []byte, step int, skip bool) string {
 	t.Helper()
 	d := NewDigester(uint64(len(p)))

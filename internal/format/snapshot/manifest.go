@@ -1,8 +1,8 @@
-// Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules that tie a snapshot
-// to its parents.
+// Package snapshot is the format of snapshots: manifests, memory maps, digests, tags, and the rules
+// that tie a snapshot to its parents.
 //
-// It encodes, decodes and checks. It has no I/O policy: where files live, when they are flushed and which of them stay
-// in RAM is the store's business.
+// It encodes, decodes and checks. It has no I/O policy: where files live, when they are flushed and
+// which of them stay in RAM is the store's business.
 package snapshot
 
 import (
@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// Format and Version head every manifest. Version changes whenever the meaning of a snapshot's files does; a reader
-// refuses versions that it does not know.
+// Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
+// files does; a reader refuses versions that it does not know.
 const (
 	Format  = "forkd-snapshot"
 	Version = 4
@@ -32,8 +32,8 @@ const (
 	DiskLayerFile   = "disk.layer"   // the blocks this snapshot adds
 )
 
-// LayerFile returns the name that a layer has in the directory of snapshot id: name if it is the snapshot's own, else one
-// with its owner's id in it.
+// LayerFile returns the name that a layer has in the directory of snapshot id: name if it is the
+// snapshot's own, else one with its owner's id in it.
 func LayerFile(name, id, owner string) string {
 	if owner == id {
 		return name
@@ -41,15 +41,17 @@ func LayerFile(name, id, owner string) string {
 	return name + "." + owner
 }
 
-// Bounds on what a manifest may claim. They keep a hostile manifest from making its reader allocate or loop.
+// Bounds on what a manifest may claim. They keep a hostile manifest from making its reader allocate
+// or loop.
 const (
 	MaxManifest = 1 << 20 // bytes of manifest.json
 	MaxChain    = 64      // layers of one snapshot
 	maxEnv      = 256     // environment variables
 )
 
-// Manifest describes a snapshot: which machine it was saved from and which files hold it. There is no path in it: the
-// snapshot's files have fixed names in its directory, and the base image is named by its digest.
+// Manifest describes a snapshot: which machine it was saved from and which files hold it. There is
+// no path in it: the snapshot's files have fixed names in its directory, and the base image is
+// named by its digest.
 type Manifest struct {
 	Format  string    `json:"format"`
 	Version int       `json:"version"`
@@ -140,13 +142,15 @@ type Disk struct {
 	Layers    []File `json:"layers"` // base first; the last is this snapshot's own
 }
 
-// Base is an immutable raw disk image outside the snapshot. Which file it is on a host is for the store to know.
+// Base is an immutable raw disk image outside the snapshot. Which file it is on a host is for the
+// store to know.
 type Base struct {
 	Bytes  uint64 `json:"bytes"`
 	Digest string `json:"digest"` // see Digester; always there
 }
 
-// Encode returns the bytes of manifest.json and sets m.Checksum. It refuses a manifest that Parse would refuse.
+// Encode returns the bytes of manifest.json and sets m.Checksum. It refuses a manifest that Parse
+// would refuse.
 func (m *Manifest) Encode() ([]byte, error) {
 	m.Format, m.Version = Format, Version
 	if err := m.check(); err != nil {
@@ -177,8 +181,8 @@ func (m *Manifest) sum() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// ParseManifest decodes and checks the bytes of manifest.json. It accepts exactly what Encode writes: any other byte
-// is damage (or an edit by hand, which is refused for the same reason).
+// ParseManifest decodes and checks the bytes of manifest.json. It accepts exactly what Encode
+// writes: any other byte is damage (or an edit by hand, which is refused for the same reason).
 func ParseManifest(p []byte) (*Manifest, error) {
 	if len(p) > MaxManifest {
 		return nil, fmt.Errorf("manifest of %d bytes: more than %d", len(p), MaxManifest)

@@ -23,8 +23,8 @@ const (
 	mapCRCSize = 4
 )
 
-// MaxExtents bounds the extents of one snapshot: a restore maps each of them, and a request that carries them must fit
-// into one control message of a VMM.
+// MaxExtents bounds the extents of one snapshot: a restore maps each of them, and a request that
+// carries them must fit into one control message of a VMM.
 const MaxExtents = 32768
 
 // MaxMemoryMap is the largest memory.map, in bytes.
@@ -49,8 +49,9 @@ func EncodeMemoryMap(extents []vm.Extent) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// ParseMemoryMap decodes the bytes of memory.map and checks the extents against the sizes of the memory layers and of
-// guest memory, in bytes. ramEnd is the guest physical address behind the last byte of RAM.
+// ParseMemoryMap decodes the bytes of memory.map and checks the extents against the sizes of the
+// memory layers and of guest memory, in bytes. ramEnd is the guest physical address behind the last
+// byte of RAM.
 func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]vm.Extent, error) {
 	if len(p) > MaxMemoryMap {
 		return nil, fmt.Errorf("memory map of %d bytes: more than %d", len(p), MaxMemoryMap)

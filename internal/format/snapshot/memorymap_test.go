@@ -28,7 +28,8 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 	}
 }
 
-// The bytes are those that every forkd has written: messages may change their encoding, this file may not.
+// The bytes are those that every forkd has written: messages may change their encoding, this file
+// may not.
 func TestMemoryMapBytes(t *testing.T) {
 	extents, _, _ := sampleMap()
 	p, err := EncodeMemoryMap(extents)

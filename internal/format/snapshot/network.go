@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Network is the network policy that forks are given, as text: what it means is decided where a snapshot is forked.
+// Network is the network policy that forks are given, as text: what it means is decided where a
+// snapshot is forked.
 type Network struct {
 	Mode  string   `json:"mode"`
 	Allow []string `json:"allow,omitempty"`

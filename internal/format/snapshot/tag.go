@@ -5,8 +5,9 @@ import "fmt"
 // MaxTag is the longest tag, in bytes.
 const MaxTag = 64
 
-// CheckTag reports whether tag is a valid snapshot tag: 1 to 64 characters of [A-Za-z0-9._-], of which the first is not
-// a dot or a dash. Every part of forkd that takes a tag uses this one rule; a tag that passes is a safe file name.
+// CheckTag reports whether tag is a valid snapshot tag: 1 to 64 characters of [A-Za-z0-9._-], of
+// which the first is not a dot or a dash. Every part of forkd that takes a tag uses this one rule;
+// a tag that passes is a safe file name.
 func CheckTag(tag string) error {
 	position := 0
 	for _, c := range tag {

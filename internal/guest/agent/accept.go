@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patient is a listener that goes on after an error that may pass: an agent whose service ends takes the guest with it.
+// patient is a listener that goes on after an error that may pass: an agent whose service ends
+// takes the guest with it.
 type patient struct{ net.Listener }
 
 // Accept implements net.Listener.
@@ -27,7 +28,8 @@ func (l patient) Accept() (net.Conn, error) {
 // acceptPause is the time after which what was lacking may be there.
 const acceptPause = 10 * time.Millisecond
 
-// passes reports whether an error of accept is of one connection, or of a lack of memory or descriptors (accept(2)).
+// passes reports whether an error of accept is of one connection, or of a lack of memory or
+// descriptors (accept(2)).
 func passes(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) && slices.Contains([]syscall.Errno{

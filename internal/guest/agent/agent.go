@@ -1,9 +1,9 @@
-// Package agent is the guest side of forkd: it boots the guest's user space as PID 1, keeps warm interpreters, serves
-// the E2B envd and code interpreter protocols and forkd's control protocol on vsock, and gives each fork of the guest
-// an identity of its own.
+// Package agent is the guest side of forkd: it boots the guest's user space as PID 1, keeps warm
+// interpreters, serves the E2B envd and code interpreter protocols and forkd's control protocol on
+// vsock, and gives each fork of the guest an identity of its own.
 //
-// It trusts whoever connects: only the host can reach a guest's vsock. It has no network listener, takes no update,
-// and does not supervise what users start.
+// It trusts whoever connects: only the host can reach a guest's vsock. It has no network listener,
+// takes no update, and does not supervise what users start.
 package agent
 
 import (
@@ -36,17 +36,18 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// memoryLimit is when the agent's garbage collector starts working, in bytes. Below it there is no collection at all,
-// also none by time: a cycle that begins in a fresh child would write to, and so copy, much of the agent's memory.
+// memoryLimit is when the agent's garbage collector starts working, in bytes. Below it there is no
+// collection at all, also none by time: a cycle that begins in a fresh child would write to, and so
+// copy, much of the agent's memory.
 const memoryLimit = 64 << 20
 
-// maxProcs is how many threads may run the agent's Go code; each has caches of its own, which children would copy. It is
-// two on one CPU too: when a thread waits in the kernel, as that of forks does, the runtime wakes another to look for work
-// unless it has a processor to spare.
+// maxProcs is how many threads may run the agent's Go code; each has caches of its own, which
+// children would copy. It is two on one CPU too: when a thread waits in the kernel, as that of
+// forks does, the runtime wakes another to look for work unless it has a processor to spare.
 const maxProcs = 2
 
-// Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the machine off rather
-// than return.
+// Main runs the agent with the given arguments and returns the exit code. As PID 1 it powers the
+// machine off rather than return.
 func Main(args []string, stderr io.Writer) int {
 	flags := flag.NewFlagSet("forkd-agent", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -88,7 +89,8 @@ func unixSockets(dir string) sockets {
 	}
 }
 
-// vsockSockets listen on any CID: a listener must outlive a fork, whatever address the host gives the copy.
+// vsockSockets listen on any CID: a listener must outlive a fork, whatever address the host gives
+// the copy.
 func vsockSockets() sockets {
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) {
@@ -112,8 +114,9 @@ func serveDir(dir string, stderr io.Writer) error {
 
 // serveGuest boots the guest, starts the services, announces them and serves until one fails.
 func serveGuest(log *kmsg.Log) error {
-	// The kernel shields init only from signals without a handler, and Go has handlers that exit. These go unread;
-	// ignoring them instead would pass the ignorance on to every process of the guest.
+	// The kernel shields init only from signals without a handler, and Go has handlers that exit.
+	// These go unread; ignoring them instead would pass the ignorance on to every process of the
+	// guest.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM)
 	if err := pid1.Boot(log); err != nil {
 		return err

@@ -15,9 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// ports serves agentproto.DialPort: it carries streams of the host to TCP ports of the guest's loopback, and to no other
-// address. Its memory is in every guest, so there is none before the first stream, an idle stream holds no buffer, and
-// buffers are used again: below memoryLimit nothing is collected.
+// ports serves agentproto.DialPort: it carries streams of the host to TCP ports of the guest's
+// loopback, and to no other address. Its memory is in every guest, so there is none before the
+// first stream, an idle stream holds no buffer, and buffers are used again: below memoryLimit
+// nothing is collected.
 type ports struct {
 	mu   sync.Mutex
 	open int
@@ -106,7 +107,8 @@ func dialLoopback(port uint16) (halfConn, agentproto.DialAnswer) {
 	return nil, answer
 }
 
-// answerTo returns what the host is told of an error. A guest without IPv6 refuses ::1 in words of its own.
+// answerTo returns what the host is told of an error. A guest without IPv6 refuses ::1 in words of
+// its own.
 func answerTo(err error) agentproto.DialAnswer {
 	var timeout net.Error
 	switch {
@@ -126,8 +128,9 @@ type halfConn interface {
 	CloseWrite() error
 }
 
-// goneInterval is how often a stream is asked whether the host is still there. No event tells the host's close from the
-// end of its data, and a server may wait for ever after that, or not read what the host has sent.
+// goneInterval is how often a stream is asked whether the host is still there. No event tells the
+// host's close from the end of its data, and a server may wait for ever after that, or not read
+// what the host has sent.
 const goneInterval = 10 * time.Second
 
 // join carries bytes both ways until both directions have ended, or one has failed.
@@ -157,7 +160,8 @@ func (p *ports) join(host, guest halfConn) {
 	}
 }
 
-// abort ends a connection of which the other side will hear no more: its server sees a reset and not an orderly end.
+// abort ends a connection of which the other side will hear no more: its server sees a reset and
+// not an orderly end.
 func abort(guest halfConn) {
 	if tcp, ok := guest.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -186,8 +190,8 @@ func (p *ports) pass(to, from halfConn) error {
 	}
 }
 
-// read waits without a buffer until there is something to read, and returns it in one that the caller gives back. At the
-// end of the stream there is nothing in it.
+// read waits without a buffer until there is something to read, and returns it in one that the
+// caller gives back. At the end of the stream there is nothing in it.
 func (p *ports) read(raw syscall.RawConn) (buf []byte, n int, err error) {
 	var failed error
 	err = raw.Read(func(fd uintptr) bool {
@@ -229,8 +233,8 @@ func (p *ports) giveBack(buf []byte) {
 	p.free = append(p.free, buf)
 }
 
-// gone reports whether the other end of a stream has been closed, and not only finished sending: then the kernel refuses
-// even an empty message.
+// gone reports whether the other end of a stream has been closed, and not only finished sending:
+// then the kernel refuses even an empty message.
 func gone(conn syscall.Conn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

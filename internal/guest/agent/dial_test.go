@@ -34,7 +34,8 @@ func server(t *testing.T, address string, f func(*net.TCPConn)) uint16 {
 	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
-// summing reads to the end and answers with the digest of what it read: it sees the end of one direction before the other.
+// summing reads to the end and answers with the digest of what it read: it sees the end of one
+// direction before the other.
 func summing(conn *net.TCPConn) {
 	sum := sha256.New()
 	if _, err := io.Copy(sum, conn); err == nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// identity is the part of a fork that concerns the machine: the kernel's random numbers, clock and name.
+// identity is the part of a fork that concerns the machine: the kernel's random numbers, clock and
+// name.
 type identity interface {
 	Reseed(entropy []byte) error
 	SetClock(ns int64) error
@@ -38,10 +39,10 @@ type hooks interface {
 	Run() error
 }
 
-// forks serves agentproto.ForkPort. All it touches is copied in every child, so it works without the runtime's poller,
-// in one goroutine that waits in the kernel, and allocates nothing for a message of the usual size: that keeps the
-// agent's other threads, their stacks and its heap out of it. Connections have their turn one after another; a client
-// must not dawdle.
+// forks serves agentproto.ForkPort. All it touches is copied in every child, so it works without
+// the runtime's poller, in one goroutine that waits in the kernel, and allocates nothing for a
+// message of the usual size: that keeps the agent's other threads, their stacks and its heap out of
+// it. Connections have their turn one after another; a client must not dawdle.
 type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
@@ -71,7 +72,8 @@ func (f *forks) serve(listener int) error {
 // usualMessage is room for a fork message without variables, in bytes.
 const usualMessage = 512
 
-// serveConn answers one message and reports whether the guest is now to be saved. What is not a message gets no answer.
+// serveConn answers one message and reports whether the guest is now to be saved. What is not a
+// message gets no answer.
 func (f *forks) serveConn(conn int) (prepared bool) {
 	message, err := readMessage(conn, f.buf[:])
 	if err != nil {
@@ -90,7 +92,8 @@ func (f *forks) serveConn(conn int) (prepared bool) {
 	return prepared
 }
 
-// readMessage reads a message into buf, or into new memory if that is too short, and returns it without its length.
+// readMessage reads a message into buf, or into new memory if that is too short, and returns it
+// without its length.
 func readMessage(conn int, buf []byte) ([]byte, error) {
 	n, err := readAtLeast(conn, buf, agentproto.LengthSize)
 	if err != nil {
@@ -124,11 +127,12 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 	return false, f.forked(&m)
 }
 
-// forked makes this guest differ from its siblings. The order matters: the interpreters seed their generators from the
-// kernel's, so the kernel comes first. After an error the rest is left out: the guest is killed then.
+// forked makes this guest differ from its siblings. The order matters: the interpreters seed their
+// generators from the kernel's, so the kernel comes first. After an error the rest is left out: the
+// guest is killed then.
 //
-// Code that was running when the snapshot was taken runs on while this happens; only what starts after the answer is
-// certain to see the new identity.
+// Code that was running when the snapshot was taken runs on while this happens; only what starts
+// after the answer is certain to see the new identity.
 func (f *forks) forked(m *agentproto.Received) error {
 	if f.identity != nil {
 		if err := f.identity.Reseed(m.Entropy); err != nil {
@@ -157,9 +161,9 @@ func (f *forks) forked(m *agentproto.Received) error {
 	return f.interps.Forked(m.Env)
 }
 
-// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in every child, and the
-// disk holds what was written. What the rehearsal leaves behind, such as a larger stack, comes after the collection, which
-// would take it away again.
+// prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in
+// every child, and the disk holds what was written. What the rehearsal leaves behind, such as a
+// larger stack, comes after the collection, which would take it away again.
 func (f *forks) prepare() error {
 	if err := f.interps.Prepare(); err != nil {
 		return err
@@ -174,8 +178,9 @@ func (f *forks) prepare() error {
 	return nil
 }
 
-// rehearse does once what every child would otherwise do for the first time, and pay for with memory of its own: to grow
-// the stack, to fault code in, to make the kernel remember that a file is missing.
+// rehearse does once what every child would otherwise do for the first time, and pay for with
+// memory of its own: to grow the stack, to fault code in, to make the kernel remember that a file
+// is missing.
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()
@@ -197,9 +202,10 @@ const (
 	quietBusy = agentproto.QuietTime / 60
 )
 
-// keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then keeps the CPU busy for a
-// few ticks: timers that may wait while a CPU sleeps, as those of the kernel's statistics, would otherwise expire in
-// every child as soon as it wakes. It ends when a connection comes, which may be a child's first.
+// keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then
+// keeps the CPU busy for a few ticks: timers that may wait while a CPU sleeps, as those of the
+// kernel's statistics, would otherwise expire in every child as soon as it wakes. It ends when a
+// connection comes, which may be a child's first.
 func keepQuiet(listener int) {
 	if !undisturbed(listener, quietIdle) {
 		return
@@ -208,8 +214,8 @@ func keepQuiet(listener int) {
 	}
 }
 
-// undisturbed waits for d, or until a connection comes, and reports whether none did. It does without time.Sleep and
-// its like, whose timers would keep another thread awake.
+// undisturbed waits for d, or until a connection comes, and reports whether none did. It does
+// without time.Sleep and its like, whose timers would keep another thread awake.
 func undisturbed(listener int, d time.Duration) bool {
 	waiting := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
 	for begin := time.Now(); ; {

@@ -26,7 +26,8 @@ func newDescriber() *describer {
 	return &describer{users: map[uint32]string{}, groups: map[uint32]string{}}
 }
 
-// entry describes path. A link has the type and mode of what it leads to, and the permission string of a link.
+// entry describes path. A link has the type and mode of what it leads to, and the permission string
+// of a link.
 func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -100,7 +101,8 @@ func fileType(m fs.FileMode) filesystem.FileType {
 // metadataPrefix is where E2B keeps a file's metadata: extended attributes.
 const metadataPrefix = "user.e2b."
 
-// Bounds on metadata, in bytes: a key without the prefix (the kernel allows 255 with it), and all keys and values.
+// Bounds on metadata, in bytes: a key without the prefix (the kernel allows 255 with it), and all
+// keys and values.
 const (
 	maxMetadataKey   = 246
 	maxMetadataTotal = 4096

@@ -1,10 +1,10 @@
-// Package envd serves the E2B envd protocol in the guest: processes and files over Connect RPC with the JSON codec, file
-// contents over plain HTTP.
+// Package envd serves the E2B envd protocol in the guest: processes and files over Connect RPC with
+// the JSON codec, file contents over plain HTTP.
 //
-// Requests act as a user of the guest: processes really run as that user, file operations run as the agent and give
-// what they create to the user. The user is a convenience, not a boundary: who can reach this service has root. The
-// package compresses no reply, keeps no output for clients that come later, and never kills a process because its
-// client left.
+// Requests act as a user of the guest: processes really run as that user, file operations run as
+// the agent and give what they create to the user. The user is a convenience, not a boundary: who
+// can reach this service has root. The package compresses no reply, keeps no output for clients
+// that come later, and never kills a process because its client left.
 package envd
 
 import (
@@ -76,8 +76,8 @@ func (s *Server) Handler() http.Handler {
 	return s.authenticate(mux)
 }
 
-// authenticate refuses requests without the access token, if there is one. /health is open, and /files checks for
-// itself because signed URLs carry no header.
+// authenticate refuses requests without the access token, if there is one. /health is open, and
+// /files checks for itself because signed URLs carry no header.
 func (s *Server) authenticate(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token := s.accessToken()
@@ -98,7 +98,8 @@ func (s *Server) accessToken() string {
 
 func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
-// handleInit sets what a sandbox is created with. Fields of the protocol that concern E2B's own hosts are ignored.
+// handleInit sets what a sandbox is created with. Fields of the protocol that concern E2B's own
+// hosts are ignored.
 func (s *Server) handleInit(w http.ResponseWriter, r *http.Request) {
 	var req struct {
 		EnvVars        map[string]string `json:"envVars"`
@@ -162,8 +163,8 @@ func keepalive(h http.Header) time.Duration {
 	return defaultKeepalive
 }
 
-// streamEvents sends events to a client until the channel is closed, and a keepalive whenever it was silent for
-// interval. It returns early when the client has gone or its deadline has passed.
+// streamEvents sends events to a client until the channel is closed, and a keepalive whenever it
+// was silent for interval. It returns early when the client has gone or its deadline has passed.
 func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error, alive func() error) error {
 	timer := time.NewTimer(interval)
 	defer timer.Stop()

@@ -47,7 +47,8 @@ func fail(w http.ResponseWriter, err error) {
 	writeError(w, status, err.Error())
 }
 
-// filesUser checks a /files request's right to operation ("read" or "write") and returns the user it names.
+// filesUser checks a /files request's right to operation ("read" or "write") and returns the user
+// it names.
 func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, error) {
 	if err := s.checkSignature(r, operation); err != nil {
 		return nil, err
@@ -59,8 +60,8 @@ func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, er
 	return u, nil
 }
 
-// checkSignature accepts the access token or a signed URL: "v1_" and the unpadded base64 of the SHA-256 of path,
-// operation, user, token and, if it expires, the second it does, joined by colons.
+// checkSignature accepts the access token or a signed URL: "v1_" and the unpadded base64 of the
+// SHA-256 of path, operation, user, token and, if it expires, the second it does, joined by colons.
 func (s *Server) checkSignature(r *http.Request, operation string) error {
 	token := s.accessToken()
 	if token == "" {
@@ -169,8 +170,8 @@ type upload struct {
 	done []written
 }
 
-// multipart writes every part named "file". Its file name is a whole path, which is why Part.FileName, which keeps
-// only the last element, is not used.
+// multipart writes every part named "file". Its file name is a whole path, which is why
+// Part.FileName, which keeps only the last element, is not used.
 func (up *upload) multipart(r *http.Request) error {
 	parts, err := r.MultipartReader()
 	if err != nil {

@@ -64,8 +64,8 @@ func (fsv *filesystemService) Stat(_ context.Context, req *connect.Request[files
 	return connect.NewResponse(&filesystem.StatResponse{Entry: e}), nil
 }
 
-// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link that is the directory
-// asked for, and none below it.
+// ListDir lists a directory to a depth, depth first, in the order of names. It follows a link that
+// is the directory asked for, and none below it.
 func (fsv *filesystemService) ListDir(_ context.Context, req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
 	if err != nil {

@@ -69,7 +69,8 @@ func (s *Server) metrics() (metrics, error) {
 	return m, nil
 }
 
-// percent returns the busy share since the last call. Times that went back, as after a rollback, give 0.
+// percent returns the busy share since the last call. Times that went back, as after a rollback,
+// give 0.
 func (c *cpuMeter) percent(busy, total uint64) float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,8 +82,8 @@ func (c *cpuMeter) percent(busy, total uint64) float64 {
 	return out
 }
 
-// cpuTimes reads the first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait, irq, softirq, steal;
-// the guest times that follow are contained in user and nice.
+// cpuTimes reads the first line of /proc/stat (proc_stat(5)): user, nice, system, idle, iowait,
+// irq, softirq, steal; the guest times that follow are contained in user and nice.
 func cpuTimes(stat []byte) (busy, total uint64, err error) {
 	line, _, _ := bytes.Cut(stat, []byte("\n"))
 	fields := strings.Fields(string(line))

@@ -22,8 +22,8 @@ const (
 	ptyChunk  = 16 << 10
 )
 
-// lingerTimeout bounds how long the output of processes that a process left behind is waited for after its end. What
-// the process itself wrote is always delivered.
+// lingerTimeout bounds how long the output of processes that a process left behind is waited for
+// after its end. What the process itself wrote is always delivered.
 const lingerTimeout = time.Second
 
 var (
@@ -32,8 +32,8 @@ var (
 	errHasPTY  = errors.New("the process has a terminal; send pty input")
 )
 
-// proc is one process, running or just ended. Its output goes to every subscriber at the pace of the slowest, so that
-// none is lost and none is kept.
+// proc is one process, running or just ended. Its output goes to every subscriber at the pace of
+// the slowest, so that none is lost and none is kept.
 type proc struct {
 	config *process.ProcessConfig
 	tag    *string
@@ -55,7 +55,8 @@ type proc struct {
 	subs map[*subscription]struct{}
 }
 
-// subscription receives a process's events; gone is closed by the subscriber when it stops receiving.
+// subscription receives a process's events; gone is closed by the subscriber when it stops
+// receiving.
 type subscription struct {
 	events chan *process.ProcessEvent
 	gone   chan struct{}
@@ -222,14 +223,15 @@ func (p *proc) read(f *os.File, kind outputKind, chunk int) {
 	}
 }
 
-// rest publishes what is in the pipe now. It bypasses the deadline that made read stop, which also keeps os.File from
-// reading what is there.
+// rest publishes what is in the pipe now. It bypasses the deadline that made read stop, which also
+// keeps os.File from reading what is there.
 func (p *proc) rest(f *os.File, kind outputKind, buf []byte) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
-	// Bounded, because the processes left behind may go on writing: a pipe holds no more than this by default.
+	// Bounded, because the processes left behind may go on writing: a pipe holds no more than this
+	// by default.
 	for left := 1 << 20; left > 0; {
 		n := 0
 		raw.Control(func(fd uintptr) { n, _ = syscall.Read(int(fd), buf) })
@@ -264,7 +266,8 @@ func (p *proc) wait(outs []*os.File) {
 	}
 }
 
-// oomKills returns how many processes of the guest its kernel has killed for want of memory, as /proc/vmstat has it.
+// oomKills returns how many processes of the guest its kernel has killed for want of memory, as
+// /proc/vmstat has it.
 func oomKills() string {
 	stat, _ := os.ReadFile("/proc/vmstat") // without it nothing is said of memory
 	_, rest, _ := strings.Cut(string(stat), "\noom_kill ")
@@ -272,7 +275,8 @@ func oomKills() string {
 	return count
 }
 
-// endEvent describes an end. Kills are not told apart by whom they hit: outOfMemory says that there was one meanwhile.
+// endEvent describes an end. Kills are not told apart by whom they hit: outOfMemory says that there
+// was one meanwhile.
 func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent_EndEvent {
 	if status.Signaled() {
 		text := "signal: " + status.Signal().String()
@@ -327,7 +331,8 @@ func (p *proc) closeStdin() error {
 	return nil
 }
 
-// closeInput closes stdin. A write that waits for the process to read fails, rather than keep it open.
+// closeInput closes stdin. A write that waits for the process to read fails, rather than keep it
+// open.
 func (p *proc) closeInput() {
 	if p.stdin == nil {
 		return

@@ -20,8 +20,8 @@ import (
 // processService implements process.Process.
 type processService struct{ s *Server }
 
-// Start runs a process and streams it. At the deadline of the call the process group is killed; when the client leaves
-// earlier, the process stays and the deadline with it.
+// Start runs a process and streams it. At the deadline of the call the process group is killed;
+// when the client leaves earlier, the process stays and the deadline with it.
 func (ps *processService) Start(ctx context.Context, req *connect.Request[process.StartRequest], out *connect.ServerStream[process.StartResponse]) error {
 	p, sub, err := ps.spawn(req)
 	if err != nil {
@@ -95,7 +95,8 @@ func (ps *processService) spawn(req *connect.Request[process.StartRequest]) (*pr
 	return p, sub, nil
 }
 
-// startError keeps "no such command" and "not executable" apart from other failures; clients rely on the codes.
+// startError keeps "no such command" and "not executable" apart from other failures; clients rely
+// on the codes.
 func startError(cmd string, err error) error {
 	code := connect.CodeInternal
 	switch {

@@ -22,9 +22,9 @@ const uploadPrefix = ".forkd-upload-"
 // maxLinks is how many symbolic links the kernel follows in one path.
 const maxLinks = 40
 
-// replaceFile gives path the content and the metadata, whole or not at all: the file that was there stays until all of
-// the new one is on the disk. A file keeps its owner and mode, a new one is u's. Links lead to the file that is replaced;
-// hard links go on to name the old content.
+// replaceFile gives path the content and the metadata, whole or not at all: the file that was there
+// stays until all of the new one is on the disk. A file keeps its owner and mode, a new one is u's.
+// Links lead to the file that is replaced; hard links go on to name the old content.
 func replaceFile(path string, content io.Reader, meta map[string]string, u *userenv.User) error {
 	path, err := followLinks(path)
 	if err != nil {
@@ -61,13 +61,14 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 	return err
 }
 
-// isKernels reports whether path is a file of the kernel, which takes what is written to it at once.
+// isKernels reports whether path is a file of the kernel, which takes what is written to it at
+// once.
 func isKernels(path string) bool {
 	return strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/")
 }
 
-// followLinks returns the path that opening path for writing would use: links at its end are followed, whether or not
-// they lead to a file.
+// followLinks returns the path that opening path for writing would use: links at its end are
+// followed, whether or not they lead to a file.
 func followLinks(path string) (string, error) {
 	for range maxLinks {
 		to, err := os.Readlink(path)
@@ -125,7 +126,8 @@ func putInPlace(f *os.File, path string) error {
 	if err != nil {
 		return err
 	}
-	// Who watches the file is told of a write, not only that a file has come: this changes nothing else.
+	// Who watches the file is told of a write, not only that a file has come: this changes nothing
+	// else.
 	size, err := f.Seek(0, io.SeekEnd)
 	if err == nil {
 		err = f.Truncate(size)

@@ -8,10 +8,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
-// connectableFor is how long after its end a process can still be connected to, to learn how it ended.
+// connectableFor is how long after its end a process can still be connected to, to learn how it
+// ended.
 const connectableFor = 30 * time.Second
 
-// table knows the processes that were started by clients: those running, and those that ended a moment ago.
+// table knows the processes that were started by clients: those running, and those that ended a
+// moment ago.
 type table struct {
 	mu    sync.Mutex
 	procs []*proc // in the order they were started
@@ -26,8 +28,8 @@ func (t *table) add(p *proc) {
 	t.procs = append(t.procs, p)
 }
 
-// pruneLocked forgets processes that ended long ago. It runs on use and not by a timer, which every child of a
-// snapshot would have to serve.
+// pruneLocked forgets processes that ended long ago. It runs on use and not by a timer, which every
+// child of a snapshot would have to serve.
 func (t *table) pruneLocked(now time.Time) {
 	t.procs = slices.DeleteFunc(t.procs, func(p *proc) bool {
 		return p.hasEnded() && now.Sub(p.stopped) > connectableFor

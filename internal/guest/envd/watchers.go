@@ -34,7 +34,8 @@ type watcher struct {
 
 func newWatchers() *watchers { return &watchers{byID: map[string]*watcher{}} }
 
-// collect keeps a watch's events until they are fetched. Those beyond maxPending are dropped, and the client is told.
+// collect keeps a watch's events until they are fetched. Those beyond maxPending are dropped, and
+// the client is told.
 func (w *watcher) collect() {
 	for ev := range w.watch.events {
 		w.mu.Lock()

@@ -30,7 +30,8 @@ type controlReply struct {
 	Idle  bool   `json:"idle"` // no code of the user's can run before the next call; only "prepare" finds out
 }
 
-// putOff keeps a request for the next call if the interpreter can sleep until then, and reports whether it did.
+// putOff keeps a request for the next call if the interpreter can sleep until then, and reports
+// whether it did.
 func (i *interpreter) putOff(req controlRequest) bool {
 	if !i.idle || req.Op == opPrepare {
 		return false
@@ -62,8 +63,8 @@ func (i *interpreter) catchUp() error {
 	return i.awaitControl()
 }
 
-// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so that several
-// interpreters work at the same time.
+// sendControl writes a request; the caller reads its answer with awaitControl. The two are apart so
+// that several interpreters work at the same time.
 func (i *interpreter) sendControl(req controlRequest) error {
 	line, err := json.Marshal(req)
 	if err != nil {

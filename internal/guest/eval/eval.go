@@ -1,10 +1,11 @@
-// Package eval runs code in warm interpreters: it serves the E2B code interpreter protocol (/execute, /contexts), keeps
-// one Python process per context, and passes a fork on to each of them.
+// Package eval runs code in warm interpreters: it serves the E2B code interpreter protocol
+// (/execute, /contexts), keeps one Python process per context, and passes a fork on to each of
+// them.
 //
-// A context is a process: one that dies or hangs harms no other, and is started again by the next call. The package
-// does not limit the memory of the code, nor its time unless the call asks for that; it interrupts code whose client goes
-// away. Processes that user code forks from an interpreter are not told of a fork of the machine; they share random
-// numbers with their siblings.
+// A context is a process: one that dies or hangs harms no other, and is started again by the next
+// call. The package does not limit the memory of the code, nor its time unless the call asks for
+// that; it interrupts code whose client goes away. Processes that user code forks from an
+// interpreter are not told of a fork of the machine; they share random numbers with their siblings.
 package eval
 
 import (
@@ -50,7 +51,8 @@ type Server struct {
 	order    []string // ids, oldest first
 }
 
-// session is a context of the protocol: one namespace of code. Its process is started by the first call and again after it has died.
+// session is a context of the protocol: one namespace of code. Its process is started by the first
+// call and again after it has died.
 type session struct {
 	ID       string `json:"id"`
 	Language string `json:"language"`
@@ -70,7 +72,8 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, grace: interruptGrace, abandonedGrace: abandonedGrace, contexts: map[string]*session{}}
 }
 
-// Warm starts the default interpreters, so that a snapshot contains them, and returns their languages.
+// Warm starts the default interpreters, so that a snapshot contains them, and returns their
+// languages.
 func (s *Server) Warm() ([]string, error) {
 	c, err := s.defaultContext(python)
 	if err != nil {
@@ -82,12 +85,14 @@ func (s *Server) Warm() ([]string, error) {
 	return []string{python}, nil
 }
 
-// Forked makes every live interpreter take up the identity of a new copy, adding env to its environment. It returns
-// after all have confirmed, and fails if one cannot: because it is broken, because a callback of user code failed, or
-// because it is in a call that keeps the interpreter lock for longer than forkTimeout.
+// Forked makes every live interpreter take up the identity of a new copy, adding env to its
+// environment. It returns after all have confirmed, and fails if one cannot: because it is broken,
+// because a callback of user code failed, or because it is in a call that keeps the interpreter
+// lock for longer than forkTimeout.
 //
-// An interpreter in which no code can run before the next call is left asleep: that call does it first. Waking it
-// would copy half a megabyte of its memory in every child, also in those that never use it.
+// An interpreter in which no code can run before the next call is left asleep: that call does it
+// first. Waking it would copy half a megabyte of its memory in every child, also in those that
+// never use it.
 func (s *Server) Forked(env map[string]string) error {
 	return s.control(controlRequest{Op: opForked, Env: env})
 }
@@ -100,7 +105,8 @@ func (s *Server) SetEnv(env map[string]string) error {
 // Prepare makes live interpreters cheap to fork: see "prepare" in kernel.py.
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
-// control sends a request to every live interpreter that must not sleep on, then collects the answers.
+// control sends a request to every live interpreter that must not sleep on, then collects the
+// answers.
 func (s *Server) control(req controlRequest) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +136,8 @@ func (s *Server) control(req controlRequest) error {
 		if err := c.interp.awaitControl(); err != nil && !c.interp.endedInstead(err) {
 			errs = append(errs, fmt.Errorf("context %s: %w", c.ID, err))
 		}
-		// A line of code may be on its way that the driver has not seen; whoever sends one takes the turn first.
+		// A line of code may be on its way that the driver has not seen; whoever sends one takes
+		// the turn first.
 		c.interp.idle = c.interp.idle && len(c.turn) == 1
 		c.mu.Unlock()
 	}
@@ -247,7 +254,8 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	return c.interp, err
 }
 
-// awake is live for a caller that is about to run code: the interpreter has caught up with what was put off.
+// awake is live for a caller that is about to run code: the interpreter has caught up with what was
+// put off.
 func (c *session) awake(cfg Config) (*interpreter, error) {
 	interp, err := c.live(cfg)
 	if err != nil {

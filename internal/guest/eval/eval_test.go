@@ -167,7 +167,8 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 
 func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	_, h := newServer(t)
-	// One interrupt is not enough for it, as for os.system when the signal comes just before its command has started.
+	// One interrupt is not enough for it, as for os.system when the signal comes just before its
+	// command has started.
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
 	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')", stubborn} {
@@ -196,8 +197,8 @@ func disconnect(t *testing.T, h *httptest.Server, endless string) {
 	resp.Body.Close()
 }
 
-// A client may hang up as soon as it has read the end, and call again at once: the interrupt of the old call must not
-// hit the new one.
+// A client may hang up as soon as it has read the end, and call again at once: the interrupt of the
+// old call must not hit the new one.
 func TestHangingUpAtTheEndDoesNotInterruptTheNextCall(t *testing.T) {
 	_, h := newServer(t)
 	for i := range 150 {
@@ -271,7 +272,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	if got != "('7', 2, 1, True)" {
 		t.Fatalf("after fork: %s", got)
 	}
-	// Busy: the code waits for the callback that the fork runs, so it can only end if control works beside it.
+	// Busy: the code waits for the callback that the fork runs, so it can only end if control works
+	// beside it.
 	done := make(chan []map[string]any, 1)
 	go func() {
 		defer close(done) // run ends this goroutine when it fails
@@ -294,7 +296,8 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	}
 }
 
-// Nothing can run in an idle interpreter, so a fork does not wake it; its next call must find it reseeded all the same.
+// Nothing can run in an idle interpreter, so a fork does not wake it; its next call must find it
+// reseeded all the same.
 func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("import os, random"))

@@ -132,7 +132,8 @@ func (s *Server) handleRestart(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// handleInterrupt interrupts the code that runs, once: code may go on, and restart ends it for certain.
+// handleInterrupt interrupts the code that runs, once: code may go on, and restart ends it for
+// certain.
 func (s *Server) handleInterrupt(w http.ResponseWriter, r *http.Request) {
 	c := s.get(r.PathValue("id"))
 	if c == nil {

@@ -34,9 +34,9 @@ const bootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<fo
 const (
 	maxMessage   = 64 << 20         // bytes of one message, such as an image
 	startTimeout = 60 * time.Second // from start to ready; software emulation of the CPU is slow
-	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the interpreter lock
-	// in one long C call, and where a hundred guests share an emulated CPU. A fork fails then: its random numbers
-	// cannot be made its own.
+	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the
+	// interpreter lock in one long C call, and where a hundred guests share an emulated CPU. A fork
+	// fails then: its random numbers cannot be made its own.
 	forkTimeout = 30 * time.Second
 	// prepareTimeout bounds a full garbage collection.
 	prepareTimeout = 2 * time.Minute
@@ -66,7 +66,8 @@ type interpreter struct {
 
 // startPython starts an interpreter as u in dir and waits until its driver is ready.
 func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
-	// Plots are rendered to images; "call" variables would override the sandbox's, hence not passed there.
+	// Plots are rendered to images; "call" variables would override the sandbox's, hence not passed
+	// there.
 	environ := append([]string{"MPLBACKEND=Agg"}, env.Environ(u, nil)...)
 	path, err := findPython(environ)
 	if err != nil {
@@ -105,8 +106,8 @@ func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) 
 	return i, nil
 }
 
-// channels makes the pipes and sockets of an interpreter and appends the child's ends in the order of its descriptors:
-// stdout, stderr, code, control, driver text.
+// channels makes the pipes and sockets of an interpreter and appends the child's ends in the order
+// of its descriptors: stdout, stderr, code, control, driver text.
 func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) {
 	var outs [2]*os.File
 	for n := range outs {
@@ -140,7 +141,8 @@ func socketPair() (ours, theirs *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
-	// Non-blocking before NewFile, so that Go's poller takes it and deadlines work; the child's end stays blocking.
+	// Non-blocking before NewFile, so that Go's poller takes it and deadlines work; the child's end
+	// stays blocking.
 	if err := unix.SetNonblock(fds[0], true); err != nil {
 		unix.Close(fds[0])
 		unix.Close(fds[1])

@@ -12,11 +12,11 @@ import (
 // outputChunk is how much is read from a pipe at once; the kernel's pipes hold 64 KiB.
 const outputChunk = 16 << 10
 
-// output reads what an interpreter and the processes it starts write to descriptors 1 and 2, and hands it to the sink
-// of the code that is running. What is written while no code runs is dropped.
+// output reads what an interpreter and the processes it starts write to descriptors 1 and 2, and
+// hands it to the sink of the code that is running. What is written while no code runs is dropped.
 //
-// Reading and handing over are one step under mu, so that drain, after the driver's word that the code has ended,
-// hands over all that was written before.
+// Reading and handing over are one step under mu, so that drain, after the driver's word that the
+// code has ended, hands over all that was written before.
 type output struct {
 	stdout, stderr *os.File
 
@@ -96,14 +96,16 @@ func incomplete(p []byte) int {
 	return 0
 }
 
-// attach directs output to sink from now on; nil drops it. When attach returns, the former sink is not running.
+// attach directs output to sink from now on; nil drops it. When attach returns, the former sink is
+// not running.
 func (o *output) attach(sink func(stream, text string)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.sink = sink
 }
 
-// drain hands over everything that is in the pipes now, and character beginnings whose rest will not come.
+// drain hands over everything that is in the pipes now, and character beginnings whose rest will
+// not come.
 func (o *output) drain() {
 	for stream, f := range map[string]*os.File{"stdout": o.stdout, "stderr": o.stderr} {
 		raw, err := f.SyscallConn()

@@ -16,20 +16,22 @@ import (
 // keepaliveInterval is how long a stream may be silent, as the protocol's clients expect it.
 const keepaliveInterval = 5 * time.Second
 
-// interruptInterval is how soon code that goes on is interrupted again. One signal may be lost: os.system ignores it
-// before its command is there to receive it, and code may catch it.
+// interruptInterval is how soon code that goes on is interrupted again. One signal may be lost:
+// os.system ignores it before its command is there to receive it, and code may catch it.
 const interruptInterval = time.Second
 
-// interruptGrace is how long interrupted code may take to end. Then its interpreter is killed, because it would keep
-// every later call waiting: code can catch the interrupt, and a loop within one C function never sees it.
+// interruptGrace is how long interrupted code may take to end. Then its interpreter is killed,
+// because it would keep every later call waiting: code can catch the interrupt, and a loop within
+// one C function never sees it.
 const interruptGrace = agentproto.EvalGrace
 
-// abandonedGrace is the same for code whose client has gone. Nobody waits for its answer, so it may take longer: every
-// fork begins like this where code was running, and a child has much to do in its first seconds.
+// abandonedGrace is the same for code whose client has gone. Nobody waits for its answer, so it may
+// take longer: every fork begins like this where code was running, and a child has much to do in
+// its first seconds.
 const abandonedGrace = 30 * time.Second
 
-// busyWait is how long a call with a timeout waits for its turn. The others wait as long as their clients do, as in a
-// notebook.
+// busyWait is how long a call with a timeout waits for its turn. The others wait as long as their
+// clients do, as in a notebook.
 const busyWait = 10 * time.Second
 
 // runRequest is one line to the driver's code channel.
@@ -40,7 +42,8 @@ type runRequest struct {
 	Repr bool              `json:"repr"`
 }
 
-// message is a line of the /execute stream that the agent itself makes; the others come from the driver as they are.
+// message is a line of the /execute stream that the agent itself makes; the others come from the
+// driver as they are.
 type message struct {
 	Type      string `json:"type"`
 	Count     int    `json:"execution_count,omitempty"`
@@ -132,10 +135,11 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// execute runs code in a context and passes what it says to write, line by line without newlines. It waits for its
-// turn first. When timeout (0: none) has passed, the code is interrupted, and killed with its interpreter if that does
-// not end it; the client is told how it went. When ctx ends, the same happens and execute returns at once. The context
-// is free again when the code has really ended. An error means that nothing was written.
+// execute runs code in a context and passes what it says to write, line by line without newlines.
+// It waits for its turn first. When timeout (0: none) has passed, the code is interrupted, and
+// killed with its interpreter if that does not end it; the client is told how it went. When ctx
+// ends, the same happens and execute returns at once. The context is free again when the code has
+// really ended. An error means that nothing was written.
 func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration, write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {
 		return err
@@ -210,9 +214,9 @@ func (r *running) end(c *session) {
 	close(r.ended)
 }
 
-// signal signals the interpreter's group, as a terminal does, and reports whether the code has not ended. While os.system
-// waits for a command, only the command ends it. Code that ends just now is no matter, for the driver ignores
-// interrupts between calls.
+// signal signals the interpreter's group, as a terminal does, and reports whether the code has not
+// ended. While os.system waits for a command, only the command ends it. Code that ends just now is
+// no matter, for the driver ignores interrupts between calls.
 func (r *running) signal(sig syscall.Signal) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -246,8 +250,9 @@ func (r *running) stop(grace time.Duration) {
 	}
 }
 
-// runCode sends one request and relays its messages until the code has ended or the interpreter has died; either way
-// the stream gets its end. The client reads note first, as if the code had written it.
+// runCode sends one request and relays its messages until the code has ended or the interpreter has
+// died; either way the stream gets its end. The client reads note first, as if the code had written
+// it.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
 	// Not the driver's message: the code's output, which comes another way, could overtake it.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
@@ -289,10 +294,12 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value})
 }
 
-// lastReplies is how long replies are read after the process's end; it has written them all by then.
+// lastReplies is how long replies are read after the process's end; it has written them all by
+// then.
 const lastReplies = time.Second
 
-// endReplies makes receive fail soon after the process has ended, though copies of it may hold its socket open.
+// endReplies makes receive fail soon after the process has ended, though copies of it may hold its
+// socket open.
 func (i *interpreter) endReplies(finished <-chan struct{}) {
 	select {
 	case <-i.child.Done():

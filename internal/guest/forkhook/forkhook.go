@@ -1,8 +1,9 @@
-// Package forkhook does what an image wants done in every fork before the fork confirms: it runs the programs of
-// /etc/forkd/fork.d, and gives a guest that has SSH host keys one of its own. A guest with neither pays for two system
-// calls.
+// Package forkhook does what an image wants done in every fork before the fork confirms: it runs
+// the programs of /etc/forkd/fork.d, and gives a guest that has SSH host keys one of its own. A
+// guest with neither pays for two system calls.
 //
-// It restarts no service: a program that read the old keys, or that has to know of the fork, is a hook's business.
+// It restarts no service: a program that read the old keys, or that has to know of the fork, is a
+// hook's business.
 package forkhook
 
 import (
@@ -42,8 +43,8 @@ func New(reaper *reap.Reaper, environ func() []string) *Hooks {
 	return &Hooks{reaper: reaper, environ: environ, dir: "/etc/forkd/fork.d", sshDir: "/etc/ssh", limit: limit}
 }
 
-// Run replaces the SSH host keys and runs the programs, as root, until one fails or time is up. The machine has its new
-// random numbers, clock and names by then; interpreters have not.
+// Run replaces the SSH host keys and runs the programs, as root, until one fails or time is up. The
+// machine has its new random numbers, clock and names by then; interpreters have not.
 func (h *Hooks) Run() error {
 	if !h.Any() {
 		return nil
@@ -90,8 +91,8 @@ func (h *Hooks) programs() ([]string, error) {
 	return paths, err
 }
 
-// run runs a program to its end; at the deadline it and the processes it started are killed. Its output is kept in
-// memory, not in a pipe, so that what it leaves running holds nobody up.
+// run runs a program to its end; at the deadline it and the processes it started are killed. Its
+// output is kept in memory, not in a pipe, so that what it leaves running holds nobody up.
 func (h *Hooks) run(deadline time.Time, path string, args ...string) error {
 	fd, err := unix.MemfdCreate("fork-hook", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 
 const sshKeygen = "ssh-keygen"
 
-// replaceSSHKeys gives the guest one Ed25519 host key in place of those it shares with its siblings, if it has any. Making
-// one takes milliseconds, an RSA key takes up to seconds: those go without a successor.
+// replaceSSHKeys gives the guest one Ed25519 host key in place of those it shares with its
+// siblings, if it has any. Making one takes milliseconds, an RSA key takes up to seconds: those go
+// without a successor.
 func (h *Hooks) replaceSSHKeys(deadline time.Time) error {
 	old, err := filepath.Glob(filepath.Join(h.sshDir, "ssh_host_*_key"))
 	if err != nil || len(old) == 0 {

@@ -1,5 +1,5 @@
-// Package kmsg writes the agent's log: in a guest to /dev/kmsg, where the kernel shows it on the console and keeps it
-// in order with its own messages, else to a plain file.
+// Package kmsg writes the agent's log: in a guest to /dev/kmsg, where the kernel shows it on the
+// console and keeps it in order with its own messages, else to a plain file.
 //
 // It has no fields, sampling or rotation: the kernel limits and keeps the log.
 package kmsg
@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// maxRecord is the longest record that the kernel takes in one write (LOG_LINE_MAX of printk, less its prefix).
+// maxRecord is the longest record that the kernel takes in one write (LOG_LINE_MAX of printk, less
+// its prefix).
 const maxRecord = 900
 
 // Log writes one record per call. It may be used concurrently if its writer may.

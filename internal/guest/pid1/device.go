@@ -14,9 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// loadModules loads the modules that the file dir/order lists, in its order. A module that finds no device
-// is not an error; one that is missing or refused is. An initramfs without modules is for kernels with
-// everything built in.
+// loadModules loads the modules that the file dir/order lists, in its order. A module that finds no
+// device is not an error; one that is missing or refused is. An initramfs without modules is for
+// kernels with everything built in.
 func loadModules(dir string, log *kmsg.Log) error {
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,8 +47,8 @@ func loadModule(path string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// deviceTimeout bounds the wait for the root disk. The kernel finds a virtio disk within milliseconds of loading its
-// driver; the bound covers software emulation of the whole machine.
+// deviceTimeout bounds the wait for the root disk. The kernel finds a virtio disk within
+// milliseconds of loading its driver; the bound covers software emulation of the whole machine.
 const deviceTimeout = 20 * time.Second
 
 // uevents is a netlink socket on which the kernel announces devices.
@@ -71,7 +71,8 @@ func openUevents() (uevents, error) {
 
 func (u uevents) close() { unix.Close(u.fd) }
 
-// waitForDevice returns when path exists. The events' contents do not matter: each one is a reason to look again.
+// waitForDevice returns when path exists. The events' contents do not matter: each one is a reason
+// to look again.
 func (u uevents) waitForDevice(path string) error {
 	deadline := time.Now().Add(deviceTimeout)
 	for buf := make([]byte, 4096); ; {
@@ -88,7 +89,8 @@ func (u uevents) waitForDevice(path string) error {
 			return fmt.Errorf("wait for %s: %w", path, err)
 		}
 		if n > 0 {
-			// An overrun of the socket's buffer loses events, which the look at the path makes up for.
+			// An overrun of the socket's buffer loses events, which the look at the path makes up
+			// for.
 			if _, _, err := unix.Recvfrom(u.fd, buf, unix.MSG_DONTWAIT); err != nil &&
 				err != unix.ENOBUFS && err != unix.EAGAIN && err != unix.EINTR {
 				return fmt.Errorf("wait for %s: %w", path, err)

@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// clockTolerance is how far the guest's wall clock may be from the host's before a fork sets it: setting it wakes
-// every timer on it, and messages take some of this long to arrive.
+// clockTolerance is how far the guest's wall clock may be from the host's before a fork sets it:
+// setting it wakes every timer on it, and messages take some of this long to arrive.
 const clockTolerance = 2 * time.Millisecond
 
 // ioctls of random(4).
@@ -21,15 +21,17 @@ const (
 	rndReseedCRNG  = 0x5207     // RNDRESEEDCRNG
 )
 
-// Identity changes what a guest shares with its siblings after a fork: the kernel's random numbers, the clock, the names
-// and the ids. Its files are opened ahead of the fork, so that a fork opens nothing.
+// Identity changes what a guest shares with its siblings after a fork: the kernel's random numbers,
+// the clock, the names and the ids. Its files are opened ahead of the fork, so that a fork opens
+// nothing.
 type Identity struct {
 	random int // /dev/urandom
 	hwrng  int // /dev/hwrng; -1: this kernel has none
 	files  idFiles
 }
 
-// OpenIdentity opens what Identity needs, and puts the files that a fork rewrites where programs look for them.
+// OpenIdentity opens what Identity needs, and puts the files that a fork rewrites where programs
+// look for them.
 func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	fd, err := unix.Open("/dev/urandom", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -49,15 +51,16 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
-// Rehearse does what SetHostname does, short of changing anything, so that what is needed for it is in memory.
+// Rehearse does what SetHostname does, short of changing anything, so that what is needed for it is
+// in memory.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }
 
-// Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool at once, so that
-// every later read of random bytes depends on it. What Linux has fetched from the random number device before the fork
-// is dropped: /dev/hwrng would give it to every sibling.
+// Reseed mixes entropy into the kernel's pool, credits it and reseeds the generator from the pool
+// at once, so that every later read of random bytes depends on it. What Linux has fetched from the
+// random number device before the fork is dropped: /dev/hwrng would give it to every sibling.
 //
-// These three steps are RNDADDENTROPY taken apart: that ioctl wants a pointer to a struct of variable length, which
-// Go can only build with unsafe.
+// These three steps are RNDADDENTROPY taken apart: that ioctl wants a pointer to a struct of
+// variable length, which Go can only build with unsafe.
 func (id *Identity) Reseed(entropy []byte) error {
 	if len(entropy) < 32 {
 		return fmt.Errorf("reseed: entropy has %d bytes; send 32 or more", len(entropy))
@@ -74,12 +77,12 @@ func (id *Identity) Reseed(entropy []byte) error {
 	return dropFetched(id.hwrng)
 }
 
-// maxFetched is what Linux fetches ahead of /dev/hwrng's readers, at most: 64 bytes in the driver and 64 in the core of
-// all such drivers.
+// maxFetched is what Linux fetches ahead of /dev/hwrng's readers, at most: 64 bytes in the driver
+// and 64 in the core of all such drivers.
 const maxFetched = 2 * 64
 
-// dropFetched reads from the non-blocking /dev/hwrng what is there already. It waits for nothing: what the device has
-// not delivered by now is the child's own.
+// dropFetched reads from the non-blocking /dev/hwrng what is there already. It waits for nothing:
+// what the device has not delivered by now is the child's own.
 func dropFetched(hwrng int) error {
 	if hwrng < 0 {
 		return nil
@@ -100,7 +103,8 @@ func dropFetched(hwrng int) error {
 	return nil
 }
 
-// SetClock sets the wall clock to ns nanoseconds since 1970 unless it is right within a few milliseconds.
+// SetClock sets the wall clock to ns nanoseconds since 1970 unless it is right within a few
+// milliseconds.
 func (id *Identity) SetClock(ns int64) error {
 	if ns <= 0 {
 		return errors.New("set clock: realtime_nanos is not positive")
@@ -115,8 +119,9 @@ func (id *Identity) SetClock(ns int64) error {
 	return nil
 }
 
-// SetHostname sets the kernel's host name and writes what follows from it: the ids of the machine and of its boot, and
-// the line of /etc/hosts by which the name resolves. /etc/hostname keeps the snapshot's.
+// SetHostname sets the kernel's host name and writes what follows from it: the ids of the machine
+// and of its boot, and the line of /etc/hosts by which the name resolves. /etc/hostname keeps the
+// snapshot's.
 func (id *Identity) SetHostname(name []byte) error {
 	if len(name) == 0 {
 		return nil

@@ -14,8 +14,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that programs read: a write to
-// the disk would cost each child blocks of its own, and wake it again when the journal is committed.
+// idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that
+// programs read: a write to the disk would cost each child blocks of its own, and wake it again
+// when the journal is committed.
 const idDir = "/run/forkd"
 
 // Paths of what a fork rewrites.
@@ -32,8 +33,9 @@ const hostsDefault = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopb
 // maxHostname is HOST_NAME_MAX of Linux.
 const maxHostname = 64
 
-// hostsPrefix begins the first line of /etc/hosts, by which the host name resolves. Debian uses this address for it. The
-// line is padded with spaces, so that one write replaces it whatever stands below.
+// hostsPrefix begins the first line of /etc/hosts, by which the host name resolves. Debian uses
+// this address for it. The line is padded with spaces, so that one write replaces it whatever
+// stands below.
 const hostsPrefix = "127.0.1.1 "
 
 type hostsLine [len(hostsPrefix) + maxHostname + 1]byte
@@ -60,8 +62,9 @@ func newMachineID(name []byte) (id [33]byte) {
 	return id
 }
 
-// newBootID returns a random UUID: a fork, a rollback and a resume are boots of their own to who compares ids. The bytes
-// come from a descriptor of /dev/urandom, since getrandom of the vDSO keeps a state in memory for each thread.
+// newBootID returns a random UUID: a fork, a rollback and a resume are boots of their own to who
+// compares ids. The bytes come from a descriptor of /dev/urandom, since getrandom of the vDSO keeps
+// a state in memory for each thread.
 func newBootID(random int) (id [37]byte, err error) {
 	var r [16]byte
 	if n, err := unix.Read(random, r[:]); err != nil || n != len(r) {
@@ -78,7 +81,8 @@ func newBootID(random int) (id [37]byte, err error) {
 	return id, nil
 }
 
-// idFiles are descriptors of the files in idDir, negative for those that could not be mounted, and of /dev/urandom.
+// idFiles are descriptors of the files in idDir, negative for those that could not be mounted, and
+// of /dev/urandom.
 type idFiles struct{ random, machineID, bootID, hosts int }
 
 // write gives the guest the ids that go with a host name.
@@ -132,7 +136,8 @@ func writeHosts(fd int, name []byte, rehearsal bool) error {
 	return writeAt(fd, line[:], rehearsal)
 }
 
-// writeAt replaces the beginning of a file. In a rehearsal it makes the same system call for no bytes.
+// writeAt replaces the beginning of a file. In a rehearsal it makes the same system call for no
+// bytes.
 func writeAt(fd int, p []byte, rehearsal bool) error {
 	if rehearsal {
 		p = p[:0]
@@ -143,8 +148,8 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 	return nil
 }
 
-// mountIDFiles makes the files and mounts them. One that cannot be, such as on a read-only disk that lacks the file, is
-// left out with a warning: programs find then what the image has.
+// mountIDFiles makes the files and mounts them. One that cannot be, such as on a read-only disk
+// that lacks the file, is left out with a warning: programs find then what the image has.
 func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
 	files := idFiles{random, -1, -1, -1}
 	if err := os.MkdirAll(idDir, dirMode); err != nil {
@@ -193,8 +198,8 @@ func newIDFile(path string, mode fs.FileMode, content []byte) (int, error) {
 	return fd, nil
 }
 
-// mountOver mounts a file over the targets. The first is created if it is missing; of the others, those that are files of
-// their own are covered.
+// mountOver mounts a file over the targets. The first is created if it is missing; of the others,
+// those that are files of their own are covered.
 func mountOver(path string, targets []string) error {
 	for i, target := range targets {
 		info, err := os.Lstat(target)

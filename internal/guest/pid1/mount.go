@@ -17,8 +17,8 @@ type mountPoint struct {
 
 const hardened = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// kernelMounts are needed before and after the move to the root disk. devtmpfs may be mounted already: by EarlyLog or
-// the kernel itself.
+// kernelMounts are needed before and after the move to the root disk. devtmpfs may be mounted
+// already: by EarlyLog or the kernel itself.
 func kernelMounts(root string) []mountPoint {
 	return []mountPoint{
 		{"devtmpfs", root + "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
@@ -83,8 +83,8 @@ func mountRoot(opts Options) error {
 	return nil
 }
 
-// switchRoot makes the root disk the root of this process and all its threads and later children. An initramfs cannot
-// be left by pivot_root(2), hence the move.
+// switchRoot makes the root disk the root of this process and all its threads and later children.
+// An initramfs cannot be left by pivot_root(2), hence the move.
 func switchRoot() error {
 	if err := os.Chdir(newRoot); err != nil {
 		return fmt.Errorf("switch root: %w", err)

@@ -51,7 +51,8 @@ func TestReseedRefusesShortEntropy(t *testing.T) {
 	}
 }
 
-// What was fetched ahead goes, a device that has nothing yet is not waited for, and a guest may have none.
+// What was fetched ahead goes, a device that has nothing yet is not waited for, and a guest may
+// have none.
 func TestDropFetched(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 )
 
-// quiet are settings of the kernel that end what it does every so often by itself. Each such wake-up costs an idle guest
-// CPU time and pages of its own, hundreds of times on a host. Users may change them back; a kernel may lack any.
+// quiet are settings of the kernel that end what it does every so often by itself. Each such
+// wake-up costs an idle guest CPU time and pages of its own, hundreds of times on a host. Users may
+// change them back; a kernel may lack any.
 var quiet = map[string]string{
 	"/proc/sys/vm/compaction_proactiveness":   "0",  // kcompactd then sleeps until there is need, not for half a second
 	"/proc/sys/kernel/hung_task_timeout_secs": "0",  // a fork looks like a hang

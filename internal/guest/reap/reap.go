@@ -1,5 +1,5 @@
-// Package reap starts child processes and collects their exit statuses, so that PID 1 can also collect the orphans it
-// inherits without taking the status of a child that someone waits for.
+// Package reap starts child processes and collects their exit statuses, so that PID 1 can also
+// collect the orphans it inherits without taking the status of a child that someone waits for.
 //
 // It does not restart, limit or kill processes by itself.
 package reap
@@ -37,8 +37,8 @@ type Child struct {
 // New returns a Reaper that waits for its own children only.
 func New() *Reaper { return &Reaper{children: map[int]*Child{}} }
 
-// NewInit returns a Reaper for PID 1: it collects every child of this process, whoever started it, until the process
-// ends. Nothing else in the process may wait for children.
+// NewInit returns a Reaper for PID 1: it collects every child of this process, whoever started it,
+// until the process ends. Nothing else in the process may wait for children.
 func NewInit() *Reaper {
 	r := New()
 	r.all = true
@@ -52,10 +52,11 @@ func NewInit() *Reaper {
 	return r
 }
 
-// Start starts cmd, of which neither Wait nor Process may be used afterwards. Its Stdin, Stdout and Stderr must be
-// files or nil.
+// Start starts cmd, of which neither Wait nor Process may be used afterwards. Its Stdin, Stdout and
+// Stderr must be files or nil.
 func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
-	// The lock is held over the start: a child that exits at once is not collected before it is in the table.
+	// The lock is held over the start: a child that exits at once is not collected before it is in
+	// the table.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := cmd.Start(); err != nil {
@@ -71,7 +72,8 @@ func (r *Reaper) Start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// collect takes the status of every child that has exited. SIGCHLD coalesces, so one signal may stand for many.
+// collect takes the status of every child that has exited. SIGCHLD coalesces, so one signal may
+// stand for many.
 func (r *Reaper) collect() {
 	for {
 		r.mu.Lock()
@@ -92,8 +94,8 @@ func (r *Reaper) collect() {
 	}
 }
 
-// wait is used where the reaper collects only its own children. It peeks first, so that the process is collected
-// under the lock that Signal holds.
+// wait is used where the reaper collects only its own children. It peeks first, so that the process
+// is collected under the lock that Signal holds.
 func (c *Child) wait() {
 	for {
 		err := unix.Waitid(unix.P_PID, c.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
@@ -128,11 +130,12 @@ func (c *Child) Status() syscall.WaitStatus {
 	return c.status
 }
 
-// Signal sends sig to the process, or ErrExited if it has been collected; it never hits a process that reuses the
-// number.
+// Signal sends sig to the process, or ErrExited if it has been collected; it never hits a process
+// that reuses the number.
 func (c *Child) Signal(sig syscall.Signal) error { return c.signal(c.Pid, sig) }
 
-// SignalGroup sends sig to the process group that the process leads, or ErrExited if it has been collected.
+// SignalGroup sends sig to the process group that the process leads, or ErrExited if it has been
+// collected.
 func (c *Child) SignalGroup(sig syscall.Signal) error { return c.signal(-c.Pid, sig) }
 
 func (c *Child) signal(pid int, sig syscall.Signal) error {

@@ -20,7 +20,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// initMode runs many children that leave orphans, and returns 0 if every exit code arrived and no zombie is left.
+// initMode runs many children that leave orphans, and returns 0 if every exit code arrived and no
+// zombie is left.
 func initMode() int {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 10

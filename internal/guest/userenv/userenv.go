@@ -1,5 +1,5 @@
-// Package userenv answers what a new process of the guest gets: which user it runs as, its environment, and what its
-// paths are relative to.
+// Package userenv answers what a new process of the guest gets: which user it runs as, its
+// environment, and what its paths are relative to.
 //
 // It reads /etc/passwd and /etc/group as they are at the call and writes nothing.
 package userenv
@@ -49,7 +49,8 @@ func (e *Env) Vars() map[string]string {
 	return maps.Clone(e.vars)
 }
 
-// SetDefaults changes the user and the working directory of requests that name none. An empty string leaves the value.
+// SetDefaults changes the user and the working directory of requests that name none. An empty
+// string leaves the value.
 func (e *Env) SetDefaults(user, dir string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -137,7 +138,8 @@ func CheckVars(vars map[string]string) error {
 	return nil
 }
 
-// Credential returns what a process must be started with to run as u, nil if the agent itself runs as u.
+// Credential returns what a process must be started with to run as u, nil if the agent itself runs
+// as u.
 func (u *User) Credential() *syscall.Credential {
 	if os.Getuid() == int(u.UID) && os.Getgid() == int(u.GID) {
 		return nil
@@ -145,8 +147,8 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Environ builds the environment of a process of u: the account's basics, then the shared variables, then those of
-// the call, the later ones winning.
+// Environ builds the environment of a process of u: the account's basics, then the shared
+// variables, then those of the call, the later ones winning.
 func (e *Env) Environ(u *User, call map[string]string) []string {
 	vars := map[string]string{"PATH": DefaultPath, "HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
 	e.mu.Lock()
@@ -160,8 +162,8 @@ func (e *Env) Environ(u *User, call map[string]string) []string {
 	return out
 }
 
-// Dir resolves the working directory of a process of u: empty is the default directory, else the user's home, or / for
-// an account whose home is missing.
+// Dir resolves the working directory of a process of u: empty is the default directory, else the
+// user's home, or / for an account whose home is missing.
 func (e *Env) Dir(u *User, dir string) (string, error) {
 	if dir == "" {
 		e.mu.Lock()

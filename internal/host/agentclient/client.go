@@ -1,9 +1,9 @@
-// Package agentclient is the host side of the guest agent: it speaks to one guest over a dial function, which normally
-// connects to the unix socket of the guest's VMM and names a vsock port.
+// Package agentclient is the host side of the guest agent: it speaks to one guest over a dial
+// function, which normally connects to the unix socket of the guest's VMM and names a vsock port.
 //
-// Every call makes its own connection: a vsock stream does not survive a fork, so none is kept where a stale one could
-// be handed out. The package does not start or find guests, does not retry, and trusts nothing a guest answers: every
-// reply is bounded.
+// Every call makes its own connection: a vsock stream does not survive a fork, so none is kept
+// where a stale one could be handed out. The package does not start or find guests, does not retry,
+// and trusts nothing a guest answers: every reply is bounded.
 package agentclient
 
 import (
@@ -33,8 +33,8 @@ const (
 	defaultMaxOutput = 8 << 20
 )
 
-// maxTotal is how many bytes of output a command or code may send in all before it is ended, where the first limit of each
-// stream are kept: what is dropped has to be decoded too.
+// maxTotal is how many bytes of output a command or code may send in all before it is ended, where
+// the first limit of each stream are kept: what is dropped has to be decoded too.
 func maxTotal(limit int) int { return 8 * max(limit, defaultMaxOutput) }
 
 // DialFunc opens a stream to a vsock port of one guest.
@@ -69,8 +69,9 @@ func New(dial DialFunc) *Client {
 // Dial opens a stream to a port of the guest.
 func (c *Client) Dial(ctx context.Context, port uint32) (net.Conn, error) { return c.dial(ctx, port) }
 
-// Transport returns a round tripper whose requests all go to one port of the guest, whatever host their URL names: for
-// proxying the raw envd or code interpreter protocol, or a guest's own HTTP server on vsock.
+// Transport returns a round tripper whose requests all go to one port of the guest, whatever host
+// their URL names: for proxying the raw envd or code interpreter protocol, or a guest's own HTTP
+// server on vsock.
 func (c *Client) Transport(port uint32) http.RoundTripper {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -122,8 +123,8 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 	return reply, nil
 }
 
-// Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have collected their
-// garbage, and it has been idle for some seconds.
+// Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have
+// collected their garbage, and it has been idle for some seconds.
 func (c *Client) Sync(ctx context.Context) error {
 	if err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
 		return err
@@ -136,8 +137,8 @@ func (c *Client) Sync(ctx context.Context) error {
 	}
 }
 
-// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After an error the guest
-// must be killed: it may share random numbers with its siblings.
+// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After
+// an error the guest must be killed: it may share random numbers with its siblings.
 func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
 	message, err := f.Append(nil)
 	if err != nil {

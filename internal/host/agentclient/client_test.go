@@ -214,7 +214,8 @@ func TestExecNeedsACommand(t *testing.T) {
 	}
 }
 
-// TestExecOfASilentGuest checks that a guest that says nothing is told apart from a command that takes too long.
+// TestExecOfASilentGuest checks that a guest that says nothing is told apart from a command that
+// takes too long.
 func TestExecOfASilentGuest(t *testing.T) {
 	silent := peer(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	r, err := New(silent).Exec(t.Context(), ExecRequest{Args: []string{"true"}, Timeout: 10 * time.Millisecond})
@@ -239,7 +240,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 	}
 }
 
-// TestExecUnpacksNothing checks that a guest cannot make the host unpack a message, whose size only its packed form bounds.
+// TestExecUnpacksNothing checks that a guest cannot make the host unpack a message, whose size only
+// its packed form bounds.
 func TestExecUnpacksNothing(t *testing.T) {
 	accepted := make(chan string, 1)
 	guest := peer(func(c net.Conn) {
@@ -277,8 +279,8 @@ func (n noted) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// A guest that says twice that the command has started gets its input once: two goroutines would race for one reader,
-// which can end the daemon.
+// A guest that says twice that the command has started gets its input once: two goroutines would
+// race for one reader, which can end the daemon.
 func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		req, err := http.ReadRequest(bufio.NewReader(c))

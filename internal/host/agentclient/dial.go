@@ -11,8 +11,8 @@ import (
 // maxHandshake bounds the VMM's answer to CONNECT: "OK " and a 32-bit number, or a short error.
 const maxHandshake = 128
 
-// DialUnix returns a dial function for the vsock unix socket of a VMM: it sends "CONNECT <port>\n" and expects
-// "OK <number>\n", the convention of Firecracker's vsock device.
+// DialUnix returns a dial function for the vsock unix socket of a VMM: it sends "CONNECT <port>\n"
+// and expects "OK <number>\n", the convention of Firecracker's vsock device.
 func DialUnix(path string) DialFunc {
 	return func(ctx context.Context, port uint32) (net.Conn, error) {
 		var d net.Dialer

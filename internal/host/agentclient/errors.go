@@ -11,7 +11,8 @@ import (
 	"connectrpc.com/connect"
 )
 
-// How a command or an evaluation can end other than by itself; see ExecResult.Err and EvalResult.Err.
+// How a command or an evaluation can end other than by itself; see ExecResult.Err and
+// EvalResult.Err.
 var (
 	ErrTimeout         = errors.New("timed out")
 	ErrCommandNotFound = errors.New("command not found")
@@ -55,7 +56,8 @@ func remote(op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-// httpError reads the error of a plain HTTP route: envd answers {"code","message"}, the code interpreter plain text.
+// httpError reads the error of a plain HTTP route: envd answers {"code","message"}, the code
+// interpreter plain text.
 func httpError(op string, resp *http.Response) error {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	message := strings.TrimSpace(string(body))

@@ -37,8 +37,8 @@ type EvalResult struct {
 	Truncated bool // something was longer than MaxOutput and its rest was dropped
 }
 
-// RichOutput maps formats of the code interpreter protocol, such as "text", "html", "png" and "json", to values;
-// binary ones are base64.
+// RichOutput maps formats of the code interpreter protocol, such as "text", "html", "png" and
+// "json", to values; binary ones are base64.
 type RichOutput struct {
 	Main   bool // the value of the last expression, not something displayed
 	Fields map[string]json.RawMessage
@@ -53,8 +53,8 @@ type EvalError struct {
 
 func (e *EvalError) Error() string { return e.Name + ": " + e.Value }
 
-// Err returns nil if the code ran to its end and the output is whole, else ErrTimeout, the *EvalError or
-// ErrOutputTruncated.
+// Err returns nil if the code ran to its end and the output is whole, else ErrTimeout, the
+// *EvalError or ErrOutputTruncated.
 func (r EvalResult) Err() error {
 	switch {
 	case r.TimedOut:
@@ -67,11 +67,12 @@ func (r EvalResult) Err() error {
 	return nil
 }
 
-// evalSlack is how long after its timeout and agentproto.EvalGrace a guest may take to say that the code has ended.
+// evalSlack is how long after its timeout and agentproto.EvalGrace a guest may take to say that the
+// code has ended.
 const evalSlack = 5 * time.Second
 
-// Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say how it went; an
-// exception is in EvalResult.Error.
+// Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say
+// how it went; an exception is in EvalResult.Error.
 func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
 	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env, Repr: true}
 	if opts.Timeout > 0 {
@@ -200,7 +201,8 @@ func (e *evaluation) rich(line []byte, main bool, text string) error {
 	return nil
 }
 
-// cut returns about limit bytes of the beginning of a text, in whole characters, and says how much there was.
+// cut returns about limit bytes of the beginning of a text, in whole characters, and says how much
+// there was.
 func cut(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -212,8 +214,8 @@ func cut(text string, limit int) string {
 	return fmt.Sprintf("%s… (cut, %d bytes in all)", head, len(text))
 }
 
-// Interrupt interrupts what runs in an interpreter, once, and says whether anything ran. Code may catch it and go on; an
-// empty context is the default one of Python.
+// Interrupt interrupts what runs in an interpreter, once, and says whether anything ran. Code may
+// catch it and go on; an empty context is the default one of Python.
 func (c *Client) Interrupt(ctx context.Context, contextID string) (bool, error) {
 	var answer struct {
 		Interrupted bool `json:"interrupted"`

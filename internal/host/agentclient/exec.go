@@ -52,8 +52,8 @@ type ExecResult struct {
 	StderrTruncated bool
 }
 
-// Err returns nil if the command ran to its own end, with whatever exit code, and its output is whole; else an error
-// that wraps one of the Err variables.
+// Err returns nil if the command ran to its own end, with whatever exit code, and its output is
+// whole; else an error that wraps one of the Err variables.
 func (r ExecResult) Err() error {
 	switch {
 	case r.Outcome == TimedOut:
@@ -81,8 +81,9 @@ const (
 
 var errExcess = errors.New("too much output")
 
-// Exec runs a command and collects its output. The error is nil whenever the guest could say how the command ended,
-// see ExecResult.Outcome; it is an *Error if the guest refused the request, such as an unknown user or directory.
+// Exec runs a command and collects its output. The error is nil whenever the guest could say how
+// the command ended, see ExecResult.Outcome; it is an *Error if the guest refused the request, such
+// as an unknown user or directory.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) {
 	limit := req.MaxOutput
 	if limit <= 0 {
@@ -112,8 +113,8 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 	return r, err
 }
 
-// ExecStream runs a command and hands its output to sink as it arrives, from one goroutine. An error of sink kills the
-// command and is returned. The command is also killed if ctx ends first.
+// ExecStream runs a command and hands its output to sink as it arrives, from one goroutine. An
+// error of sink kills the command and is returned. The command is also killed if ctx ends first.
 func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if len(req.Args) == 0 || req.Args[0] == "" {
@@ -206,8 +207,8 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(end.GetStatus()), Status: end.GetStatus()}
 }
 
-// signalOf finds the signal that a status such as "signal: killed (core dumped)" names, in the words of package syscall;
-// 0 if there is none.
+// signalOf finds the signal that a status such as "signal: killed (core dumped)" names, in the
+// words of package syscall; 0 if there is none.
 func signalOf(status string) syscall.Signal {
 	words, _, _ := strings.Cut(strings.TrimPrefix(status, "signal: "), " (")
 	for s := syscall.Signal(1); s <= maxSignal; s++ {
@@ -221,8 +222,8 @@ func signalOf(status string) syscall.Signal {
 // maxSignal is the last signal of Linux, SIGRTMAX.
 const maxSignal = 64
 
-// notStarted tells the outcomes without a process apart from errors. In Start, not_found and permission_denied can
-// only be about the command.
+// notStarted tells the outcomes without a process apart from errors. In Start, not_found and
+// permission_denied can only be about the command.
 func notStarted(op string, err error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	if err == nil {
@@ -240,8 +241,8 @@ func notStarted(op string, err error) (ExecResult, error) {
 	return none, remote(op, err)
 }
 
-// feed copies the request's stdin to the process and closes it. A process may end or close its stdin before all is
-// written, so failures end the copy and are not reported.
+// feed copies the request's stdin to the process and closes it. A process may end or close its
+// stdin before all is written, so failures end the copy and are not reported.
 func (e *execCall) feed(ctx context.Context) {
 	selector := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: e.pid}}
 	for buf := make([]byte, 1<<20); ; {

@@ -8,8 +8,8 @@ import (
 	"net/url"
 )
 
-// ReadFile opens a file of the guest as user (empty: the default user; relative paths are in the user's home). The
-// caller bounds how much it reads and closes it.
+// ReadFile opens a file of the guest as user (empty: the default user; relative paths are in the
+// user's home). The caller bounds how much it reads and closes it.
 func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser, error) {
 	op := "read file " + path
 	resp, err := c.filesRequest(ctx, http.MethodGet, path, user, nil)
@@ -23,7 +23,8 @@ func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser
 	return resp.Body, nil
 }
 
-// WriteFile writes a file of the guest as user, creating its directories and replacing what is there.
+// WriteFile writes a file of the guest as user, creating its directories and replacing what is
+// there.
 func (c *Client) WriteFile(ctx context.Context, path, user string, content io.Reader) error {
 	op := "write file " + path
 	resp, err := c.filesRequest(ctx, http.MethodPost, path, user, content)

@@ -11,7 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// PortConn is a connection to a TCP port of a guest. CloseWrite ends what the host sends, and only that.
+// PortConn is a connection to a TCP port of a guest. CloseWrite ends what the host sends, and only
+// that.
 //
 // A connection that the guest resets looks as if the guest had ended it: vsock has no other end.
 type PortConn interface {
@@ -19,8 +20,9 @@ type PortConn interface {
 	CloseWrite() error
 }
 
-// DialPort connects to a TCP port of the guest's loopback, 127.0.0.1 or ::1, by way of the agent: no other address of the
-// guest can be named. The error is an *Error if the agent says why not. The stream does not end with ctx.
+// DialPort connects to a TCP port of the guest's loopback, 127.0.0.1 or ::1, by way of the agent:
+// no other address of the guest can be named. The error is an *Error if the agent says why not. The
+// stream does not end with ctx.
 func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	op := fmt.Sprintf("connect to port %d", port)
 	conn, err := c.dial(ctx, agentproto.DialPort)

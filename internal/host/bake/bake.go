@@ -1,7 +1,8 @@
-// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, warms it up, and saves it.
+// Package bake makes snapshots of parents: it boots an image, waits until its agent is ready, warms
+// it up, and saves it.
 //
-// It neither builds images nor forks from what it made. Files of snapshots are package store's, VMM processes come in
-// through vmpool.VMMs, and the guest's agent through the Guest interface.
+// It neither builds images nor forks from what it made. Files of snapshots are package store's, VMM
+// processes come in through vmpool.VMMs, and the guest's agent through the Guest interface.
 package bake
 
 import (
@@ -65,7 +66,8 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request bounds.
+// Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request
+// bounds.
 type Baker struct {
 	cfg   Config
 	place chan struct{} // held by the bake that is under way
@@ -90,8 +92,9 @@ type bake struct {
 	result  Result
 }
 
-// Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the snapshot. Whatever
-// fails, nothing is left behind; once the guest has run the error is a *Error with the end of its console.
+// Bake boots a parent, waits until its agent is ready, warms it up, saves it and publishes the
+// snapshot. Whatever fails, nothing is left behind; once the guest has run the error is a *Error
+// with the end of its console.
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	req = k.withDefaults(req)
 	if err := req.check(); err != nil {
@@ -195,7 +198,8 @@ func (b *bake) toWarm(ctx context.Context) error {
 	return err
 }
 
-// boot loads the kernel and lets it run. The disk top becomes the snapshot's disk layer, so it is made in place.
+// boot loads the kernel and lets it run. The disk top becomes the snapshot's disk layer, so it is
+// made in place.
 func (b *bake) boot(ctx context.Context) error {
 	var files [3]*os.File
 	for i, path := range []string{b.req.Kernel, b.req.Initrd, b.req.Rootfs} {
@@ -239,8 +243,9 @@ func (b *bake) boot(ctx context.Context) error {
 	return b.vmm.Resume(ctx)
 }
 
-// join joins the parent to the network and returns the frame socket of its VM, which may be nil. Without a policy in the
-// request it reaches nobody: what a warm-up fetches would be in every child, and nobody has asked for it.
+// join joins the parent to the network and returns the frame socket of its VM, which may be nil.
+// Without a policy in the request it reaches nobody: what a warm-up fetches would be in every
+// child, and nobody has asked for it.
 func (b *bake) join() (*os.File, error) {
 	setting := netclient.Isolated()
 	if b.req.Network != nil {
@@ -343,8 +348,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	}, saved.Extents, nil
 }
 
-// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is filled instead some room
-// in its layer. It leaves branches something of maxExtents.
+// maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is
+// filled instead some room in its layer. It leaves branches something of maxExtents.
 const maxLayerExtents = 128
 
 // Error reports a parent that did not become a snapshot.

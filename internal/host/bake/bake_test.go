@@ -118,7 +118,8 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 	}
 }
 
-// A warm-up command that fails is its caller's mistake, quoted with what it wrote; what others wrote is in the result.
+// A warm-up command that fails is its caller's mistake, quoted with what it wrote; what others
+// wrote is in the result.
 func TestWarmupCommands(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Commands = []string{"pip install nothing"}

@@ -74,8 +74,8 @@ func (r *Request) check() error {
 	return nil
 }
 
-// HostMemoryMiB returns how much memory this host has. No VM can use more; one that asks for it spends minutes on setting
-// up what it never gets.
+// HostMemoryMiB returns how much memory this host has. No VM can use more; one that asks for it
+// spends minutes on setting up what it never gets.
 func HostMemoryMiB() uint64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

@@ -19,7 +19,8 @@ const maxWarmupOutput = 64 << 10
 // quotedLines is how many lines of the output of a step that failed its error quotes.
 const quotedLines = 10
 
-// WarmupError reports a warm-up step that failed in the guest: what it was asked to do is wrong, not the daemon.
+// WarmupError reports a warm-up step that failed in the guest: what it was asked to do is wrong,
+// not the daemon.
 type WarmupError struct {
 	What   string // the command, or "python"
 	Reason string // how it ended
@@ -34,8 +35,8 @@ func (e *WarmupError) Error() string {
 	return msg
 }
 
-// lateAnswer is how much longer than its own timeout a step may take until the guest has said so. A guest that does not
-// would hold the only place for bakes.
+// lateAnswer is how much longer than its own timeout a step may take until the guest has said so. A
+// guest that does not would hold the only place for bakes.
 const lateAnswer = 30 * time.Second
 
 // within calls f, which waits for the guest, with a deadline.
@@ -45,11 +46,12 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// errFull ends a bake. A guest whose writes find no room stands still until there is some, and would hold the only place for
-// bakes until its time is over.
+// errFull ends a bake. A guest whose writes find no room stands still until there is some, and
+// would hold the only place for bakes until its time is over.
 var errFull = fmt.Errorf("the guest writes more than the disk under the daemon's state has room for: %w", syscall.ENOSPC)
 
-// whileRoom returns a context that ends, with errFull as its cause, when the VM pauses itself because the disk is full.
+// whileRoom returns a context that ends, with errFull as its cause, when the VM pauses itself
+// because the disk is full.
 func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

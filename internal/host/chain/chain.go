@@ -1,8 +1,8 @@
-// Package chain composes the layers of a new snapshot: what it inherits from the snapshot below it, what a sandbox has
-// written since, and when layers are merged so that chains stay short.
+// Package chain composes the layers of a new snapshot: what it inherits from the snapshot below it,
+// what a sandbox has written since, and when layers are merged so that chains stay short.
 //
-// It reads and writes layer files that others have made and named. What a layer looks like inside is package memlayer's
-// and disklayer's; which snapshot is published when is decided by who calls.
+// It reads and writes layer files that others have made and named. What a layer looks like inside
+// is package memlayer's and disklayer's; which snapshot is published when is decided by who calls.
 package chain
 
 import (
@@ -23,8 +23,9 @@ const (
 	maxExtents = 256 // of a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes the memory layer own of a new snapshot over parent and returns the snapshot's map, which is kept
-// bounded, and the layers that it inherits. The extents are those of own, without their numbers.
+// Memory completes the memory layer own of a new snapshot over parent and returns the snapshot's
+// map, which is kept bounded, and the layers that it inherits. The extents are those of own,
+// without their numbers.
 func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File, error) {
 	lower, layers := parent.Extents(), parent.Layers()
 	depth := uint32(len(layers))
@@ -47,17 +48,19 @@ func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
 
-// MergeTops reports whether the tops of a sandbox must become one before its next snapshot, which inherits so many disk
-// layers from the one below it.
+// MergeTops reports whether the tops of a sandbox must become one before its next snapshot, which
+// inherits so many disk layers from the one below it.
 func MergeTops(inherited, tops int) bool {
 	return tops > MaxTops || tops > 1 && !MergeDisk(inherited) && inherited+tops > MaxDepth
 }
 
-// MergeDisk reports whether a snapshot over one with so many disk layers gets one layer in place of all.
+// MergeDisk reports whether a snapshot over one with so many disk layers gets one layer in place of
+// all.
 func MergeDisk(inherited int) bool { return inherited >= MaxDepth }
 
-// DiskLayers names the disk layers that a snapshot inherits: those of the one below it, and the tops of its sandbox but
-// the last, which becomes its own. The owner of a top is the ID of the snapshot that it was frozen for.
+// DiskLayers names the disk layers that a snapshot inherits: those of the one below it, and the
+// tops of its sandbox but the last, which becomes its own. The owner of a top is the ID of the
+// snapshot that it was frozen for.
 func DiskLayers(inherited []snapshot.File, tops []*os.File, owners []string) ([]snapshot.File, error) {
 	layers := slices.Clone(inherited)
 	for i, f := range tops[:len(tops)-1] {

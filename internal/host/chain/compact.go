@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// Compact makes to a snapshot with the content of from and no layers of others: one memory layer, one disk layer.
+// Compact makes to a snapshot with the content of from and no layers of others: one memory layer,
+// one disk layer.
 func Compact(ctx context.Context, st *store.Store, from, to string) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}

@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A flattened layer reads like the map over all layers, and has no holes inside it, whatever the others have.
+// A flattened layer reads like the map over all layers, and has no holes inside it, whatever the
+// others have.
 func TestFlatten(t *testing.T) {
 	const pages = 600
 	r := rand.New(rand.NewPCG(7, 8))

@@ -1,5 +1,5 @@
-// Package excerpt quotes what a guest wrote, its console or the output of a command, in an error message: the lines that
-// help most, without anything that a terminal would obey.
+// Package excerpt quotes what a guest wrote, its console or the output of a command, in an error
+// message: the lines that help most, without anything that a terminal would obey.
 //
 // It reads no files and decides nothing from what it quotes.
 package excerpt
@@ -12,8 +12,8 @@ import (
 // maxLine bounds a quoted line, in bytes: the guest decides what it writes.
 const maxLine = 200
 
-// Console returns what of a console helps most in an error message: the kernel's panic line, if there is one, and the
-// last n lines.
+// Console returns what of a console helps most in an error message: the kernel's panic line, if
+// there is one, and the last n lines.
 func Console(console []byte, n int) string {
 	console = withoutNoise(console)
 	tail := Lines(console, n)
@@ -28,8 +28,9 @@ func Console(console []byte, n int) string {
 	return tail
 }
 
-// pciNoise is what every guest prints while it boots: the machine has no PCI, Linux takes that for an error whatever
-// its parameters say (pci_arch_init, arch/x86/pci/init.c), and a reader takes it for the cause of whatever failed.
+// pciNoise is what every guest prints while it boots: the machine has no PCI, Linux takes that for
+// an error whatever its parameters say (pci_arch_init, arch/x86/pci/init.c), and a reader takes it
+// for the cause of whatever failed.
 const pciNoise = "PCI: Fatal: No config space access function found"
 
 func withoutNoise(console []byte) []byte {

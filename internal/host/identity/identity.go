@@ -1,8 +1,10 @@
-// Package identity gives a guest an identity of its own: a VM generation ID, a host name, and fresh random numbers.
+// Package identity gives a guest an identity of its own: a VM generation ID, a host name, and fresh
+// random numbers.
 //
-// A child is a copy of its parent, down to the state of its random number generators. Until its agent has confirmed
-// that it has taken up what it is given here, nobody may use it. What the agent does with it is package eval's and
-// agent's; when a guest is given an identity is decided by who calls.
+// A child is a copy of its parent, down to the state of its random number generators. Until its
+// agent has confirmed that it has taken up what it is given here, nobody may use it. What the agent
+// does with it is package eval's and agent's; when a guest is given an identity is decided by who
+// calls.
 package identity
 
 import (

@@ -1,5 +1,5 @@
-// Package invalid is the error of a request with a wrong field. It is what every package of the daemon's side refuses
-// bad input with, so that its faces need to know one type only.
+// Package invalid is the error of a request with a wrong field. It is what every package of the
+// daemon's side refuses bad input with, so that its faces need to know one type only.
 //
 // It checks nothing: what a field may be is decided where it is used.
 package invalid

@@ -1,14 +1,15 @@
-// Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after a restart of the
-// daemon, starts another where it has died, and joins sandboxes to it.
+// Package netclient is the daemon's side of forkd-net: it starts the process, finds it again after
+// a restart of the daemon, starts another where it has died, and joins sandboxes to it.
 //
 // It decides no policy and parses no frame: the first is its callers', the second forkd-net's.
 //
-// Nobody who forks waits for forkd-net. A sandbox gets its end of the frame socket at once, and its guest may send: the
-// frames wait in the socket until forkd-net has been told whose they are and what its policy is. So no frame passes that
-// a policy has not seen.
+// Nobody who forks waits for forkd-net. A sandbox gets its end of the frame socket at once, and its
+// guest may send: the frames wait in the socket until forkd-net has been told whose they are and
+// what its policy is. So no frame passes that a policy has not seen.
 //
-// Where forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network stack: its connections are
-// reset, and nothing else happens to it. The process has a directory with these files:
+// Where forkd-net is replaced, every sandbox gets a new frame socket, and with it a new network
+// stack: its connections are reset, and nothing else happens to it. The process has a directory
+// with these files:
 //
 //	control.sock   its listening control socket
 //	net.log        its standard error: empty unless it failed
@@ -54,8 +55,8 @@ type Config struct {
 // ErrDown says that there is no forkd-net at the moment. Another one is being started.
 var ErrDown = errors.New("forkd-net is being started again")
 
-// Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins nobody: what it returns
-// is a nil Link, which does nothing.
+// Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins
+// nobody: what it returns is a nil Link, which does nothing.
 type Client struct {
 	cfg      Config
 	restarts atomic.Uint64
@@ -225,7 +226,8 @@ func (c *Client) complain(id string) func([]byte, error) {
 	}
 }
 
-// Close stops looking after forkd-net. The process stays for the sandboxes that live on; where there is none it ends.
+// Close stops looking after forkd-net. The process stays for the sandboxes that live on; where
+// there is none it ends.
 func (c *Client) Close() {
 	if c == nil {
 		return

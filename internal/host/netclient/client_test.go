@@ -71,7 +71,8 @@ func (g *guest) give(vmm *os.File) error {
 	return nil
 }
 
-// say sends a frame and waits for the answer. What is lost with a frame socket is sent again on the next.
+// say sends a frame and waits for the answer. What is lost with a frame socket is sent again on the
+// next.
 func (g *guest) say(t *testing.T, frame, want string) {
 	t.Helper()
 	buf := make([]byte, 100)
@@ -96,7 +97,8 @@ func (g *guest) say(t *testing.T, frame, want string) {
 	t.Fatalf("%q was not answered with %q, but %q", frame, want, buf)
 }
 
-// ended waits for the end of the frame socket, behind answers to frames that were sent more than once.
+// ended waits for the end of the frame socket, behind answers to frames that were sent more than
+// once.
 func (g *guest) ended(t *testing.T, what string) {
 	t.Helper()
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -140,7 +142,8 @@ func pid(t *testing.T, c *Client) int {
 	return 0
 }
 
-// A sandbox that was joined before forkd-net ran keeps its first frame; its policy changes while it runs.
+// A sandbox that was joined before forkd-net ran keeps its first frame; its policy changes while it
+// runs.
 func TestJoinSetPolicyClose(t *testing.T) {
 	c := open(t, newConfig(t))
 	l, g := join(t, c, "a", netproto.Public())
@@ -163,7 +166,8 @@ func TestJoinSetPolicyClose(t *testing.T) {
 	g.ended(t, "the frame socket of a closed link")
 }
 
-// Who joins a sandbox again, as a rollback does, resets what it had; closing the earlier link leaves the new one alone.
+// Who joins a sandbox again, as a rollback does, resets what it had; closing the earlier link
+// leaves the new one alone.
 func TestJoinAgain(t *testing.T) {
 	c := open(t, newConfig(t))
 	first, old := join(t, c, "a", netproto.Public())
@@ -175,7 +179,8 @@ func TestJoinAgain(t *testing.T) {
 	old.ended(t, "the earlier frame socket")
 }
 
-// Many sandboxes joined while forkd-net dies again and again all have their network and policy in the end.
+// Many sandboxes joined while forkd-net dies again and again all have their network and policy in
+// the end.
 func TestForkdNetDies(t *testing.T) {
 	cfg := newConfig(t)
 	c := open(t, cfg)
@@ -209,7 +214,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// A VM that is being restored while forkd-net dies is given another frame socket, but only when it can take one.
+// A VM that is being restored while forkd-net dies is given another frame socket, but only when it
+// can take one.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)
@@ -236,7 +242,8 @@ func TestForkdNetDiesDuringAFork(t *testing.T) {
 	g.say(t, "x", "public x")
 }
 
-// A forkd-net that dies of a request, or does not answer one, is replaced, and that request is not its successor's end.
+// A forkd-net that dies of a request, or does not answer one, is replaced, and that request is not
+// its successor's end.
 func TestForkdNetThatMisbehaves(t *testing.T) {
 	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
 		t.Run(id, func(t *testing.T) {
@@ -263,7 +270,8 @@ func TestForkdNetThatMisbehaves(t *testing.T) {
 	}
 }
 
-// The next daemon finds forkd-net and leaves the connections of the sandboxes it takes over alone. Others go.
+// The next daemon finds forkd-net and leaves the connections of the sandboxes it takes over alone.
+// Others go.
 func TestRestartOfTheDaemon(t *testing.T) {
 	cfg := newConfig(t)
 	first, err := New(cfg)
@@ -421,7 +429,8 @@ func TestHostConfig(t *testing.T) {
 	t.Errorf("127.0.0.1 is not among %v", own)
 }
 
-// An address that the host is given is noticed. The host is a network namespace of this test's thread.
+// An address that the host is given is noticed. The host is a network namespace of this test's
+// thread.
 func TestAddressChanges(t *testing.T) {
 	runtime.LockOSThread() // it ends with the test, and the namespace with it
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

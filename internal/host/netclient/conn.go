@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// conn is one forkd-net and the control connection to it. Requests are sent in the order in which they were posted, and
-// answered in that order.
+// conn is one forkd-net and the control connection to it. Requests are sent in the order in which
+// they were posted, and answered in that order.
 type conn struct {
 	proc     *process.Process
 	ctl      *ctlsock.Conn
@@ -43,8 +43,9 @@ type request struct {
 	since  time.Time
 }
 
-// answerTimeout is how long forkd-net may leave a request unanswered, which takes it microseconds. One that takes longer,
-// on however overloaded a host, hangs: it is ended, for another to take its place.
+// answerTimeout is how long forkd-net may leave a request unanswered, which takes it microseconds.
+// One that takes longer, on however overloaded a host, hangs: it is ended, for another to take its
+// place.
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, ctl *ctlsock.Conn, timeout time.Duration) *conn {

@@ -21,12 +21,12 @@ import (
 // resolvConf is where the host says whom to ask for names.
 const resolvConf = "/etc/resolv.conf"
 
-// followEvery is how often the host is looked at for other resolvers, whatever else is known. It reads one small file and
-// asks the kernel once.
+// followEvery is how often the host is looked at for other resolvers, whatever else is known. It
+// reads one small file and asks the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig describes the host as it is now. What cannot be found out is left out: a host without a resolver or an
-// address has no network either.
+// hostConfig describes the host as it is now. What cannot be found out is left out: a host without
+// a resolver or an address has no network either.
 func hostConfig(resolvers []netip.AddrPort) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
@@ -49,8 +49,8 @@ func hostConfig(resolvers []netip.AddrPort) netproto.Config {
 // maxResolvers is how many resolvers the C library asks (MAXNS, resolv.h).
 const maxResolvers = 3
 
-// parseResolvConf returns the name servers of a resolv.conf (resolv.conf(5)). Lines that make no sense are passed over, as
-// the C library does.
+// parseResolvConf returns the name servers of a resolv.conf (resolv.conf(5)). Lines that make no
+// sense are passed over, as the C library does.
 func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan() && len(resolvers) < maxResolvers; {
 		fields := strings.Fields(lines.Text())
@@ -64,8 +64,8 @@ func parseResolvConf(text []byte) (resolvers []netip.AddrPort) {
 	return resolvers
 }
 
-// addressChanges returns a channel that is written to when an address of the host comes or goes, until ctx ends
-// (rtnetlink(7)).
+// addressChanges returns a channel that is written to when an address of the host comes or goes,
+// until ctx ends (rtnetlink(7)).
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Give hands a VM the frame socket that takes the place of its present one. It may take its time, and keeps no
-// descriptor.
+// Give hands a VM the frame socket that takes the place of its present one. It may take its time,
+// and keeps no descriptor.
 type Give func(vmm *os.File) error
 
 // Link joins one VM to forkd-net, from Join or Adopt to Close. A nil Link does nothing.
@@ -29,8 +29,9 @@ type Link struct {
 	ready   bool     // the VM can be given another
 }
 
-// Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to it. It waits for nobody.
-// Who has given the VM its end calls Ready. An earlier link of that id ends here, and needs no Close.
+// Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to
+// it. It waits for nobody. Who has given the VM its end calls Ready. An earlier link of that id
+// ends here, and needs no Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -47,7 +48,8 @@ func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, e
 	return l, vmm, nil
 }
 
-// Adopt joins the VM of a sandbox that an earlier daemon had joined. It keeps its connections if forkd-net has lived on.
+// Adopt joins the VM of a sandbox that an earlier daemon had joined. It keeps its connections if
+// forkd-net has lived on.
 func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	if c == nil {
 		return nil
@@ -58,7 +60,8 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 	c.putLocked(l)
 	if c.conn != nil && c.conn.attached[id] {
 		l.conn = c.conn
-		// The record of the sandbox is what counts, should the earlier daemon have died between writing it and saying it.
+		// The record of the sandbox is what counts, should the earlier daemon have died between
+		// writing it and saying it.
 		c.conn.post(netproto.KindSetPolicy, l.setPolicyLocked(), nil, c.complain(id))
 		return l
 	}
@@ -84,8 +87,8 @@ func (l *Link) attachLocked() {
 	l.conn, l.pending = n, nil
 }
 
-// renewLocked joins the VM to the present forkd-net, if it is not. Of a VM that is still being restored with an end of an
-// earlier socket, Ready sees to it.
+// renewLocked joins the VM to the present forkd-net, if it is not. Of a VM that is still being
+// restored with an end of an earlier socket, Ready sees to it.
 func (l *Link) renewLocked() {
 	n := l.c.conn
 	if n == nil || l.conn == n {
@@ -108,7 +111,8 @@ func (l *Link) renewLocked() {
 	go l.handOver(vmm, n)
 }
 
-// handOver gives the VM its end of the frame socket whose other end n has, unless there is a newer one by then.
+// handOver gives the VM its end of the frame socket whose other end n has, unless there is a newer
+// one by then.
 func (l *Link) handOver(vmm *os.File, n *conn) {
 	defer vmm.Close()
 	l.giving.Lock()
@@ -137,8 +141,8 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy and limits. When it returns without an error they are in force; where there is no forkd-net
-// nothing passes, and the next is told of them first.
+// Set replaces policy and limits. When it returns without an error they are in force; where there
+// is no forkd-net nothing passes, and the next is told of them first.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil

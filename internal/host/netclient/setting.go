@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// Setting is where a sandbox may connect to, and how much of the host's network it may take. It is a value: whoever
-// changes one makes a new one.
+// Setting is where a sandbox may connect to, and how much of the host's network it may take. It is
+// a value: whoever changes one makes a new one.
 type Setting struct {
 	Policy netproto.Policy `json:"policy"`
 	Limits netproto.Limits `json:"limits,omitzero"`

@@ -31,7 +31,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, as with a VMM: one whose daemon dies now is left with nobody, and ends.
+	// Connected before the process starts, as with a VMM: one whose daemon dies now is left with
+	// nobody, and ends.
 	ctl, err := ctlsock.Dial(c.path(socketFile))
 	if err != nil {
 		return nil, err
@@ -48,11 +49,12 @@ func (c *Client) start() (*conn, error) {
 	return n, nil
 }
 
-// findTimeout is how long the forkd-net of an earlier daemon may take to answer before the daemon goes on without it.
+// findTimeout is how long the forkd-net of an earlier daemon may take to answer before the daemon
+// goes on without it.
 const findTimeout = 5 * time.Second
 
-// find returns the forkd-net that an earlier daemon has left running. One that is of another build, or does not answer, is
-// ended. The error wraps os.ErrNotExist if there was none.
+// find returns the forkd-net that an earlier daemon has left running. One that is of another build,
+// or does not answer, is ended. The error wraps os.ErrNotExist if there was none.
 func (c *Client) find() (*conn, error) {
 	proc, err := process.Find(Name, c.path(recordFile))
 	if err != nil {
@@ -69,7 +71,8 @@ func (c *Client) find() (*conn, error) {
 	return n, nil
 }
 
-// takeOver checks that a running forkd-net is the one that would be started, and asks whom it has attached.
+// takeOver checks that a running forkd-net is the one that would be started, and asks whom it has
+// attached.
 func (c *Client) takeOver(n *conn) error {
 	running, err := os.Stat(fmt.Sprintf("/proc/%d/exe", n.proc.PID()))
 	if err != nil {

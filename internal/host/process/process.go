@@ -1,7 +1,8 @@
-// Package process starts processes that outlive the daemon, and finds them again: forkd-vmm and forkd-net.
+// Package process starts processes that outlive the daemon, and finds them again: forkd-vmm and
+// forkd-net.
 //
-// Each is known by its id and start time, which are written into a file. What is said to a process, and when it has to
-// end, is the business of those who start it.
+// Each is known by its id and start time, which are written into a file. What is said to a process,
+// and when it has to end, is the business of those who start it.
 package process
 
 import (
@@ -33,8 +34,8 @@ type Process struct {
 	child *os.Process // nil if another daemon started it
 }
 
-// adopt takes over pidfd, for Go's poller to wait for: a system call that waits would keep a processor of the scheduler
-// from other goroutines until the runtime notices.
+// adopt takes over pidfd, for Go's poller to wait for: a system call that waits would keep a
+// processor of the scheduler from other goroutines until the runtime notices.
 func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	if err := unix.SetNonblock(pidfd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch process %d: %w", pid, err), unix.Close(pidfd))
@@ -42,9 +43,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 	return &Process{pid: pid, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), child: child}, nil
 }
 
-// Start runs a program in the root directory. It leads a process group of its own: signals to the daemon's group, such as
-// a terminal's, do not reach it. It stays in the daemon's session, because Linux shares CPUs among sessions (autogroups,
-// sched(7)): with one for each VMM, the daemon would be one among its guests.
+// Start runs a program in the root directory. It leads a process group of its own: signals to the
+// daemon's group, such as a terminal's, do not reach it. It stays in the daemon's session, because
+// Linux shares CPUs among sessions (autogroups, sched(7)): with one for each VMM, the daemon would
+// be one among its guests.
 func Start(spec Spec) (*Process, error) {
 	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -73,8 +75,8 @@ func Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22). Together with the
-// pid it identifies the process for good.
+// startTime returns the start time of a process in clock ticks since boot (proc(5), stat field 22).
+// Together with the pid it identifies the process for good.
 func startTime(pid int) (string, error) {
 	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sleeper starts a process that ends only when it is killed, and returns the file it is recorded in.
+// sleeper starts a process that ends only when it is killed, and returns the file it is recorded
+// in.
 func sleeper(t *testing.T) (*Process, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,7 +25,8 @@ func sleeper(t *testing.T) (*Process, string) {
 	return p, record
 }
 
-// A process is found again by its record while it lives; a record that names a pid with another start time finds nobody.
+// A process is found again by its record while it lives; a record that names a pid with another
+// start time finds nobody.
 func TestFind(t *testing.T) {
 	p, record := sleeper(t)
 	again, err := Find("sleeper", record)

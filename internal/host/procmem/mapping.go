@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// mmapFloor is below everything that Linux places by itself on x86-64 (mm/util.c, mmap_base: at most 1 TiB of
-// randomisation and the stack's limit below 128 TiB). The Go runtime asks for addresses far below it for its heap and for
-// nothing else.
+// mmapFloor is below everything that Linux places by itself on x86-64 (mm/util.c, mmap_base: at
+// most 1 TiB of randomisation and the stack's limit below 128 TiB). The Go runtime asks for
+// addresses far below it for its heap and for nothing else.
 const mmapFloor = 0x7e0000000000
 
 // mapping is one entry of smaps.
@@ -24,7 +24,8 @@ type mapping struct {
 
 func (v *mapping) binary() bool { return strings.Contains(v.name, "forkd-vmm") }
 
-// mayBeGuest tells writable private memory from what the Go runtime has only reserved, which is longer.
+// mayBeGuest tells writable private memory from what the Go runtime has only reserved, which is
+// longer.
 func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }

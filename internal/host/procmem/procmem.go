@@ -1,8 +1,8 @@
-// Package procmem tells what a VMM process occupies, from /proc/<pid>/smaps (proc_pid_smaps(5)): guest RAM apart from
-// the program itself.
+// Package procmem tells what a VMM process occupies, from /proc/<pid>/smaps (proc_pid_smaps(5)):
+// guest RAM apart from the program itself.
 //
-// It knows forkd-vmm processes only, by how they map their memory. It asks no process anything, and what the kernel
-// holds for a VM besides page tables is not in its figures.
+// It knows forkd-vmm processes only, by how they map their memory. It asks no process anything, and
+// what the kernel holds for a VM besides page tables is not in its figures.
 package procmem
 
 import (
@@ -52,8 +52,8 @@ func sum(parts [Parts]uint64) (total uint64) {
 	return total
 }
 
-// Of reads the memory of the VMM process pid whose guest has guestBytes of RAM. It costs about as much as the kernel
-// needs to walk the process's page tables: milliseconds for a large guest.
+// Of reads the memory of the VMM process pid whose guest has guestBytes of RAM. It costs about as
+// much as the kernel needs to walk the process's page tables: milliseconds for a large guest.
 func Of(pid int, guestBytes uint64) (Memory, error) {
 	m, err := read(pid, guestBytes)
 	if err != nil {
@@ -124,11 +124,13 @@ type chain struct {
 	bytes      uint64
 }
 
-// guestRegions is how many ranges guest RAM may consist of: one below and one above the 32-bit device hole.
+// guestRegions is how many ranges guest RAM may consist of: one below and one above the 32-bit
+// device hole.
 const guestRegions = 2
 
-// guestRAM returns the ranges that hold guest RAM, nil if there are none. Each region of guest RAM is one range of
-// addresses, cut into mappings of layer files and of anonymous memory; nothing else that a VMM has is as long.
+// guestRAM returns the ranges that hold guest RAM, nil if there are none. Each region of guest RAM
+// is one range of addresses, cut into mappings of layer files and of anonymous memory; nothing else
+// that a VMM has is as long.
 func guestRAM(maps []mapping, guestBytes uint64) []chain {
 	var chains []chain
 	for i := 0; i < len(maps); {

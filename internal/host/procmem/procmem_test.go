@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside the binary with its .bss, the heap,
-// a reservation and a thread's stack.
+// A VMM with 64 MiB of guest RAM: a layer page between anonymous ranges, beside the binary with its
+// .bss, the heap, a reservation and a thread's stack.
 const vmmSmaps = `00400000-00500000 r-xp 00000000 08:01 11 /layers/forkd-vmm
 Pss:                  10 kB
 Private_Clean:         4 kB
@@ -73,7 +73,8 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// What this process maps as a VMM maps guest RAM is found in its real smaps, and written pages are counted.
+// What this process maps as a VMM maps guest RAM is found in its real smaps, and written pages are
+// counted.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
 	ram, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

@@ -54,7 +54,8 @@ func (w *world) hung(t *testing.T) (*Sandbox, *hungVMM) {
 	return s, v
 }
 
-// A sandbox whose VMM hangs says so, operations on it fail, and what the VMM did late is put right when it answers.
+// A sandbox whose VMM hangs says so, operations on it fail, and what the VMM did late is put right
+// when it answers.
 func TestVMMThatHangs(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -113,7 +114,8 @@ func TestBranchWithoutAnAnswerIsSettledLater(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A VMM that hangs while a new daemon takes over is not ended for it: it may be at work for the earlier one.
+// A VMM that hangs while a new daemon takes over is not ended for it: it may be at work for the
+// earlier one.
 func TestVMMThatHangsIsTakenOver(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

@@ -37,8 +37,8 @@ type BranchRequest struct {
 	Transient bool   // the snapshot goes with the last sandbox that runs from it
 }
 
-// BranchResult is a new snapshot and what it cost. Branch of Info has the figures; of a branch that is still being
-// written, those that are known.
+// BranchResult is a new snapshot and what it cost. Branch of Info has the figures; of a branch that
+// is still being written, those that are known.
 type BranchResult struct {
 	Info   store.Info
 	Figure snapshot.Branch
@@ -62,10 +62,10 @@ type branch struct {
 	undo    cleanup.Stack
 }
 
-// Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox wait for each other; too
-// many on the host are refused with a *BusyError. Whatever fails, the sandbox runs on and can be branched again. When
-// Branch returns, sandboxes can be forked from the snapshot, unless the request says not to wait; its flush to disk goes
-// on in the background.
+// Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox
+// wait for each other; too many on the host are refused with a *BusyError. Whatever fails, the
+// sandbox runs on and can be branched again. When Branch returns, sandboxes can be forked from the
+// snapshot, unless the request says not to wait; its flush to disk goes on in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
 	start := time.Now()
 	if _, err := m.Get(id); err != nil {
@@ -180,8 +180,8 @@ func (b *branch) freeze(ctx context.Context) error {
 // copyPoll is how often a VMM is asked again that still copies for a daemon that has died.
 const copyPoll = 50 * time.Millisecond
 
-// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which changes nothing; the
-// copying is bounded by what the guest had written.
+// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which
+// changes nothing; the copying is bounded by what the guest had written.
 func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	for {
 		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents}, files)
@@ -205,7 +205,8 @@ func (b *branch) create(name string) (*os.File, error) {
 	return f, err
 }
 
-// prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from now on.
+// prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from
+// now on.
 func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 	s := b.s
 	for _, f := range append(slices.Clone(rec.Frozen), frozenTop{rec.Top, b.staging.ID()}) {
@@ -273,8 +274,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
 	}
-	// Before it is published: a snapshot that exists must not be answered with an error, nor be missing in the line of
-	// its sandbox because the daemon died. An ID that no snapshot gets names nothing.
+	// Before it is published: a snapshot that exists must not be answered with an error, nor be
+	// missing in the line of its sandbox because the daemon died. An ID that no snapshot gets names
+	// nothing.
 	err = b.s.update(func(r *record) {
 		r.Count++
 		r.Branches = append(slices.Clone(r.Branches), b.staging.ID())

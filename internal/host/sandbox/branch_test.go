@@ -53,7 +53,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Memory is cumulative since the fork, so its chain grows only by fork and branch; the disk's grows by each branch.
+// Memory is cumulative since the fork, so its chain grows only by fork and branch; the disk's grows
+// by each branch.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -98,7 +99,8 @@ func (w *world) checkTops(t *testing.T, id string) {
 	}
 }
 
-// Chains stay bounded however often a sandbox is branched, and however deep forks and branches are nested.
+// Chains stay bounded however often a sandbox is branched, and however deep forks and branches are
+// nested.
 func TestChainsAreBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -133,7 +135,8 @@ func TestChainsAreBounded(t *testing.T) {
 	w.checkClean(t)
 }
 
-// Wherever a branch fails, the sandbox runs on with its disk known, nothing is published, and the next branch works.
+// Wherever a branch fails, the sandbox runs on with its disk known, nothing is published, and the
+// next branch works.
 func TestFailedBranch(t *testing.T) {
 	full := &vm.Error{Code: vm.ErrNoSpace, Err: errors.New("the disk is full")}
 	for _, c := range []struct {
@@ -310,7 +313,8 @@ func TestRollback(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed out.
+// A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed
+// out.
 func TestRestartDuringARollback(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -360,7 +364,8 @@ func TestForkFromASandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A child that cannot be taken over does not take along the transient snapshot that its siblings run from.
+// A child that cannot be taken over does not take along the transient snapshot that its siblings
+// run from.
 func TestLostChildLeavesItsSiblings(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

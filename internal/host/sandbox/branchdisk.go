@@ -12,9 +12,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// disk adds the disk and its inherited layers to the manifest and returns the files of all layers, the snapshot's own
-// last. Snapshots stay shallow: where the tops that the sandbox has written since its fork do not fit any more they are
-// merged into one, and where the snapshot below it is as deep as can be, all layers are.
+// disk adds the disk and its inherited layers to the manifest and returns the files of all layers,
+// the snapshot's own last. Snapshots stay shallow: where the tops that the sandbox has written
+// since its fork do not fit any more they are merged into one, and where the snapshot below it is
+// as deep as can be, all layers are.
 func (b *branch) disk(m *snapshot.Manifest) ([]*os.File, error) {
 	parent := b.lease.Manifest().Disk
 	if parent == nil {
@@ -54,7 +55,8 @@ func (b *branch) merge(name string, layers []*os.File) (*os.File, error) {
 	return merged, disklayer.Merge(merged, layers)
 }
 
-// mergeTops puts one layer in the place of the sandbox's frozen tops: for this branch, for later ones and in the VMM.
+// mergeTops puts one layer in the place of the sandbox's frozen tops: for this branch, for later
+// ones and in the VMM.
 func (b *branch) mergeTops(owner string) error {
 	merged, err := b.merge("tops", b.lower)
 	if err != nil {

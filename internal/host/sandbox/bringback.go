@@ -9,8 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is suspended as before. The
-// caller holds s.ops.
+// bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
+// suspended as before. The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
 	start := time.Now()
 	var undo cleanup.Stack

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// roomToResume is how much must be free for a sandbox that waits for room, in bytes: with less it would be paused again
-	// at once.
+	// roomToResume is how much must be free for a sandbox that waits for room, in bytes: with less
+	// it would be paused again at once.
 	roomToResume = 64 << 20
 
 	// roomInterval is how often the room is looked at while a sandbox waits for it.
@@ -25,9 +25,9 @@ func freeBytes(dir string) (uint64, error) {
 	return st.Bavail * uint64(st.Bsize), nil
 }
 
-// diskFull makes s a paused sandbox after its VM has paused itself, because the host has no room for what the guest
-// writes, and lets it run on when there is room again. It is not written down as paused: a daemon that comes later lets
-// it run, and learns from the VM if there still is no room.
+// diskFull makes s a paused sandbox after its VM has paused itself, because the host has no room
+// for what the guest writes, and lets it run on when there is room again. It is not written down as
+// paused: a daemon that comes later lets it run, and learns from the VM if there still is no room.
 func (m *Manager) diskFull(s *Sandbox, v *liveVM) {
 	ctx := context.Background()
 	unlock, err := s.lock(ctx)

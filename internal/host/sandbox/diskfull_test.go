@@ -24,8 +24,8 @@ func until(t *testing.T, w *world, id string, ok func(Info) bool) {
 	}
 }
 
-// A sandbox whose VM finds the disk full is shown as paused for that, and runs on when there is room, or when it is
-// resumed.
+// A sandbox whose VM finds the disk full is shown as paused for that, and runs on when there is
+// room, or when it is resumed.
 func TestFullDiskPausesASandbox(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -52,7 +52,8 @@ func TestFullDiskPausesASandbox(t *testing.T) {
 	until(t, w, id, func(i Info) bool { return i.State == Paused && !i.DiskFull })
 }
 
-// A VM that tells of a full disk and then does not answer is asked again: it would stand still for ever, shown as running.
+// A VM that tells of a full disk and then does not answer is asked again: it would stand still for
+// ever, shown as running.
 func TestFullDiskAndNoAnswer(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

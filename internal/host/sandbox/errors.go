@@ -43,8 +43,9 @@ const (
 	byRollback cutter = "rolled back"
 )
 
-// CutOffError reports an operation that was under way when its sandbox was deleted, suspended or rolled back. What it had
-// done in the guest by then is gone with the guest's state, or suspended with it.
+// CutOffError reports an operation that was under way when its sandbox was deleted, suspended or
+// rolled back. What it had done in the guest by then is gone with the guest's state, or suspended
+// with it.
 type CutOffError struct {
 	ID, Op string
 	By     cutter
@@ -54,7 +55,8 @@ func (e *CutOffError) Error() string {
 	return fmt.Sprintf("%s sandbox %q: cut off: the sandbox was %s meanwhile", e.Op, e.ID, e.By)
 }
 
-// LeaseError reports an operation that needs the snapshot of a sandbox, which cannot be used. The sandbox itself runs.
+// LeaseError reports an operation that needs the snapshot of a sandbox, which cannot be used. The
+// sandbox itself runs.
 type LeaseError struct {
 	ID, Op, Tag string
 	Err         error
@@ -96,8 +98,8 @@ func (e *ForkError) Error() string {
 
 func (e *ForkError) Unwrap() error { return e.First }
 
-// unconfirmedError reports a child whose agent did not take up its new identity. Such a child may share random numbers
-// with its siblings, so nobody gets to see it.
+// unconfirmedError reports a child whose agent did not take up its new identity. Such a child may
+// share random numbers with its siblings, so nobody gets to see it.
 type unconfirmedError struct {
 	id      string
 	err     error
@@ -140,7 +142,8 @@ func (e *LineError) Error() string {
 		e.ID, e.Tag, strings.Join(e.Line, ", "))
 }
 
-// RollbackError reports a rollback that failed after its point of no return: the sandbox has been killed.
+// RollbackError reports a rollback that failed after its point of no return: the sandbox has been
+// killed.
 type RollbackError struct {
 	ID, Tag string
 	Err     error

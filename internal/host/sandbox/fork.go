@@ -68,14 +68,16 @@ func (r *ForkRequest) checkChildren() error {
 	return nil
 }
 
-// Fork starts children of a snapshot. All of them start or none is left, unless the request allows a part; a child
-// counts as started when its agent has confirmed its new identity. The error of a failed fork is a *ForkError.
+// Fork starts children of a snapshot. All of them start or none is left, unless the request allows
+// a part; a child counts as started when its agent has confirmed its new identity. The error of a
+// failed fork is a *ForkError.
 func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	start := time.Now()
 	if err := req.check(); err != nil {
 		return ForkResult{}, err
 	}
-	// Held until every child has a lease of its own, so that the snapshot cannot go while they start.
+	// Held until every child has a lease of its own, so that the snapshot cannot go while they
+	// start.
 	lease, err := m.acquireToFork(ctx, req.Tag)
 	if err != nil {
 		return ForkResult{}, err
@@ -91,8 +93,8 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	return result, err
 }
 
-// fork starts the children and hands them out, as one unit: should the daemon die before they are handed out, the next one
-// ends all of them.
+// fork starts the children and hands them out, as one unit: should the daemon die before they are
+// handed out, the next one ends all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest) (ForkResult, error) {
 	unfinished, err := beginFork(m.cfg.RunDir, req.N)
 	if err != nil {
@@ -120,8 +122,8 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest) (F
 	return result, nil
 }
 
-// startChildren starts all children at once, as far as the semaphores let it. Where all are needed the first failure
-// calls the others off.
+// startChildren starts all children at once, as far as the semaphores let it. Where all are needed
+// the first failure calls the others off.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox, []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -139,7 +141,8 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 	return children, errs
 }
 
-// countFailed counts the children that did not start. The error says that there are too many to keep the others.
+// countFailed counts the children that did not start. The error says that there are too many to
+// keep the others.
 func countFailed(req ForkRequest, errs []error) (ForkResult, error) {
 	result := ForkResult{}
 	var first error

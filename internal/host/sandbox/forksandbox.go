@@ -2,8 +2,8 @@ package sandbox
 
 import "context"
 
-// ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between goes with the last
-// of them.
+// ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between
+// goes with the last of them.
 func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchRequest,
 	req ForkRequest) (ForkResult, BranchResult, error) {
 	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here

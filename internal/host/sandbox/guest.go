@@ -9,8 +9,9 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// guestCall is one request to the agent of a running sandbox. Its context ends with the VM, and when the guest is taken
-// from under it: by a rollback, or because the sandbox is suspended or deleted.
+// guestCall is one request to the agent of a running sandbox. Its context ends with the VM, and
+// when the guest is taken from under it: by a rollback, or because the sandbox is suspended or
+// deleted.
 type guestCall struct {
 	Guest
 	ctx   context.Context
@@ -20,7 +21,8 @@ type guestCall struct {
 	op    string
 }
 
-// wakeTries is how often a request is made to a sandbox that is suspended between its waking and the request.
+// wakeTries is how often a request is made to a sandbox that is suspended between its waking and
+// the request.
 const wakeTries = 3
 
 // guestOf begins a request to the agent of a sandbox, which the caller stops.
@@ -67,10 +69,11 @@ func (c *guestCall) explain(err error) error {
 	return vmpool.Cause(c.ctx, err)
 }
 
-// Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the guest. A sandbox that
-// was suspended for being idle is brought back first, and counts as used until f returns. The context that f is given ends
-// with the VM, or when the guest is taken away; an error of f that came of that is replaced by a *StateError or a
-// *CutOffError. op stands before the sandbox in errors, as in "exec in".
+// Use lets f talk to the guest of a running sandbox, over connections that f opens to ports of the
+// guest. A sandbox that was suspended for being idle is brought back first, and counts as used
+// until f returns. The context that f is given ends with the VM, or when the guest is taken away;
+// an error of f that came of that is replaced by a *StateError or a *CutOffError. op stands before
+// the sandbox in errors, as in "exec in".
 func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {

@@ -44,8 +44,8 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	return s, nil
 }
 
-// lockAwake is lockSandbox of a sandbox that is brought back first if it was suspended for being idle. The operation
-// counts as a request.
+// lockAwake is lockSandbox of a sandbox that is brought back first if it was suspended for being
+// idle. The operation counts as a request.
 func (m *Manager) lockAwake(ctx context.Context, id string) (*Sandbox, func(), error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// A sandbox can be deleted at any moment of its being suspended or brought back: nobody is told that it does not exist,
-// and nothing of it survives.
+// A sandbox can be deleted at any moment of its being suspended or brought back: nobody is told
+// that it does not exist, and nothing of it survives.
 func TestDeletedWhileSuspending(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -44,7 +44,8 @@ func TestDeletedWhileSuspending(t *testing.T) {
 	w.checkClean(t)
 }
 
-// The moments that matter, one by one: as the suspended state counts, and as the guest confirms when it is brought back.
+// The moments that matter, one by one: as the suspended state counts, and as the guest confirms
+// when it is brought back.
 func TestDeletedAsItsStateChanges(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -145,7 +146,8 @@ func TestBranchOfADeletedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A fork that its daemon did not live to hand out is gone after the restart, the children that had confirmed too.
+// A fork that its daemon did not live to hand out is gone after the restart, the children that had
+// confirmed too.
 func TestRestartDuringAFork(t *testing.T) {
 	const n = 8
 	w := newWorld(t, 0)
@@ -193,8 +195,8 @@ func TestRestartDuringAFork(t *testing.T) {
 	}
 }
 
-// A sandbox whose snapshot cannot be used when a daemon starts runs on. What needs the snapshot says so, and works again
-// as soon as it can.
+// A sandbox whose snapshot cannot be used when a daemon starts runs on. What needs the snapshot
+// says so, and works again as soon as it can.
 func TestRestartWithoutTheSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)

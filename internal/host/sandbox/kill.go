@@ -27,7 +27,8 @@ func (m *Manager) free(s *Sandbox) {
 	})
 }
 
-// Hold keeps a sandbox from being killed until Release: it is the sandbox of a workspace, whose user means to come back.
+// Hold keeps a sandbox from being killed until Release: it is the sandbox of a workspace, whose
+// user means to come back.
 func (m *Manager) Hold(id, workspace string) error { return m.setHolder(id, workspace) }
 
 // Release ends what Hold began.
@@ -44,8 +45,8 @@ func (m *Manager) setHolder(id, workspace string) error {
 	return nil
 }
 
-// Kill ends a sandbox and removes everything of it, its suspended state too. When it returns without an error nothing is
-// left. The sandbox of a workspace is refused with a *HeldError.
+// Kill ends a sandbox and removes everything of it, its suspended state too. When it returns
+// without an error nothing is left. The sandbox of a workspace is refused with a *HeldError.
 func (m *Manager) Kill(id string) error {
 	s, err := m.Get(id)
 	if err != nil {
@@ -57,7 +58,8 @@ func (m *Manager) Kill(id string) error {
 	return m.remove(s)
 }
 
-// remove is Kill of any sandbox, that of a workspace too. The error is a *NotFoundError: another call is deleting it.
+// remove is Kill of any sandbox, that of a workspace too. The error is a *NotFoundError: another
+// call is deleting it.
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
 	var v *liveVM

@@ -9,7 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// Ending a VM takes a while: a hundred children of a fork that failed must not be ended one after another.
+// Ending a VM takes a while: a hundred children of a fork that failed must not be ended one after
+// another.
 func TestFailedForkEndsItsChildrenTogether(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

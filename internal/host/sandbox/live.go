@@ -40,20 +40,21 @@ func (v *liveVM) release() {
 	}
 }
 
-// kill ends the process of a VM. An error is only logged: there is nothing a caller could do about a process that
-// survives SIGKILL, and everything else must be freed all the same.
+// kill ends the process of a VM. An error is only logged: there is nothing a caller could do about
+// a process that survives SIGKILL, and everything else must be freed all the same.
 func (m *Manager) kill(id string, v *liveVM) {
 	if err := v.vmm.Kill(); err != nil {
 		m.cfg.Log.Error("end a VMM", "sandbox", id, "pid", v.vmm.PID(), "error", err)
 	}
 }
 
-// exitDelay is how long it may take until the end of a VM is known, after a connection to its agent or VMM has broken
-// because of it.
+// exitDelay is how long it may take until the end of a VM is known, after a connection to its agent
+// or VMM has broken because of it.
 const exitDelay = 2 * time.Second
 
-// explain says what happened to the sandbox where an operation on its VM failed because of that: it was deleted, or its
-// VM ended. Other errors stay as they are. v is the VM that the operation began with, if it had one.
+// explain says what happened to the sandbox where an operation on its VM failed because of that: it
+// was deleted, or its VM ended. Other errors stay as they are. v is the VM that the operation began
+// with, if it had one.
 func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	if err == nil || v == nil {
 		return err
@@ -75,9 +76,10 @@ func (s *Sandbox) explain(op string, v *liveVM, err error) error {
 	}
 }
 
-// answered passes on the outcome of a request to the VMM of s. After one without an answer nobody knows whether the VM
-// stands still or runs: s is marked as silent, and the next operation asks before it does anything (see catchUp). A
-// question that its caller gave up says nothing about the VMM.
+// answered passes on the outcome of a request to the VMM of s. After one without an answer nobody
+// knows whether the VM stands still or runs: s is marked as silent, and the next operation asks
+// before it does anything (see catchUp). A question that its caller gave up says nothing about the
+// VMM.
 func (s *Sandbox) answered(err error) error {
 	if errors.Is(err, vmmclient.ErrNoAnswer) && !errors.Is(err, context.Canceled) {
 		s.mu.Lock()
@@ -87,8 +89,8 @@ func (s *Sandbox) answered(err error) error {
 	return err
 }
 
-// stopVM and startVM pause and resume a VM of s. Who asked for it may have gone: it is done all the same, in the time
-// that the VMM is given.
+// stopVM and startVM pause and resume a VM of s. Who asked for it may have gone: it is done all the
+// same, in the time that the VMM is given.
 func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Pause(context.WithoutCancel(ctx)))
 }

@@ -47,9 +47,10 @@ type Config struct {
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
 const defaultConfirm = 30 * time.Second
 
-// Children of one daemon that are restored at the same time, and that are on their way from nothing to confirmed, per
-// CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits itself, but every guest that was resumed
-// wants a CPU: with a hundred of them on one, none would answer in time.
+// Children of one daemon that are restored at the same time, and that are on their way from nothing
+// to confirmed, per CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits
+// itself, but every guest that was resumed wants a CPU: with a hundred of them on one, none would
+// answer in time.
 const (
 	restoresPerCPU = 2
 	startsPerCPU   = 4
@@ -139,7 +140,8 @@ func (m *Manager) List() []Info {
 	return infos
 }
 
-// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is refused.
+// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is
+// refused.
 func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
 	s, err := m.Get(id)
 	if err != nil {

@@ -28,16 +28,16 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 	return netclient.FromSnapshot(m.Guest.Network)
 }
 
-// giveTimeout is how long a VM may take to change its frame socket. One that is busy with a branch or a suspension answers
-// when that is done.
+// giveTimeout is how long a VM may take to change its frame socket. One that is busy with a branch
+// or a suspension answers when that is done.
 const giveTimeout = branchTimeout
 
-// resetTimeout is how long a guest may take to end its connections. One that is paused does not: those of its connections
-// that wait for the other end to speak hang until they are used.
+// resetTimeout is how long a guest may take to end its connections. One that is paused does not:
+// those of its connections that wait for the other end to speak hang until they are used.
 const resetTimeout = 10 * time.Second
 
-// giveTo returns how the VM v is given another frame socket. Nobody knows its connections there, and its guest would learn
-// that only when it sends something, so it is told.
+// giveTo returns how the VM v is given another frame socket. Nobody knows its connections there,
+// and its guest would learn that only when it sends something, so it is told.
 func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	return func(frames *os.File) error {
 		ctx, cancel := context.WithTimeout(context.Background(), giveTimeout)
@@ -54,8 +54,8 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 	}
 }
 
-// join joins the VM v to the network that r says. The frame socket is donated to the VM, and then given to joined; it is
-// nil where there is no network.
+// join joins the VM v to the network that r says. The frame socket is donated to the VM, and then
+// given to joined; it is nil where there is no network.
 func (m *Manager) join(v *liveVM, r *record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.network(), m.giveTo(r.ID, v))
 }
@@ -68,8 +68,9 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy and limits of a sandbox in any state. When it returns they are in force: connections that the
-// new policy does not let through are reset. Branches made from here on inherit it; a rollback does not change it.
+// SetNetwork replaces policy and limits of a sandbox in any state. When it returns they are in
+// force: connections that the new policy does not let through are reset. Branches made from here on
+// inherit it; a rollback does not change it.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
@@ -77,7 +78,8 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	}
 	defer unlock()
 	change := func(r *record) { r.Network = &setting }
-	// A suspended state, also an earlier one that the sandbox may fall back to, must not bring an earlier policy back.
+	// A suspended state, also an earlier one that the sandbox may fall back to, must not bring an
+	// earlier policy back.
 	last, err := readSuspension(s.data)
 	switch {
 	case err == nil:
@@ -108,8 +110,8 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	return s.Info(), nil
 }
 
-// NetworkStats returns what a sandbox did on the network since it was joined to it. A sandbox without a VM, and one whose
-// forkd-net is being started again, has done nothing.
+// NetworkStats returns what a sandbox did on the network since it was joined to it. A sandbox
+// without a VM, and one whose forkd-net is being started again, has done nothing.
 func (m *Manager) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
 	s, err := m.Get(id)
 	if err != nil {

@@ -28,8 +28,8 @@ func (w *world) vm(id string) *vmfake.VMM {
 	return w.vmms.Live[filepath.Join(w.dir, "run", id)]
 }
 
-// wantMode waits until the guest of a sandbox gets an answer under that mode. What the fake forkd-net had not answered when
-// the policy changed comes first.
+// wantMode waits until the guest of a sandbox gets an answer under that mode. What the fake
+// forkd-net had not answered when the policy changed comes first.
 func (w *world) wantMode(t *testing.T, id, mode string) {
 	t.Helper()
 	var got []byte
@@ -74,8 +74,8 @@ func (w *world) forkOne(t *testing.T, tag string, network *netclient.Setting) st
 	return r.Sandboxes[0].ID
 }
 
-// A policy is the sandbox's own: it is in force from the first frame, stays through everything that happens to the sandbox,
-// and is inherited by branches.
+// A policy is the sandbox's own: it is in force from the first frame, stays through everything that
+// happens to the sandbox, and is inherited by branches.
 func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w := newOnline(t)
 	w.bake.Network = setting(t, "", "pypi.org")
@@ -174,7 +174,8 @@ func TestRollbackHasANewFrameSocket(t *testing.T) {
 	w.KillAll()
 }
 
-// The death of forkd-net costs sandboxes their connections and nothing else, whatever they are doing.
+// The death of forkd-net costs sandboxes their connections and nothing else, whatever they are
+// doing.
 func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w := newOnline(t)
 	defer w.stop()
@@ -204,7 +205,8 @@ func TestForkdNetDiesUnderSandboxes(t *testing.T) {
 	w.KillAll()
 }
 
-// What a snapshot says about the network and this forkd does not understand is an error, not another policy.
+// What a snapshot says about the network and this forkd does not understand is an error, not
+// another policy.
 func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	if _, err := netclient.FromSnapshot((&netclient.Setting{}).ForSnapshot()); err == nil {
 		t.Error("a policy without a mode was accepted")

@@ -19,7 +19,8 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 	return s.Info(), nil
 }
 
-// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it runs.
+// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it
+// runs.
 func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
 		return err
@@ -52,8 +53,8 @@ func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
 	return nil
 }
 
-// Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM has ended comes back from
-// its latest suspended state, if it has one.
+// Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM
+// has ended comes back from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {

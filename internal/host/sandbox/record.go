@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// recordName is the file that makes a VM directory a sandbox's; without it a restarted daemon ends the VM.
+// recordName is the file that makes a VM directory a sandbox's; without it a restarted daemon ends
+// the VM.
 const recordName = "sandbox.json"
 
 // record is the content of sandbox.json.
@@ -35,8 +36,8 @@ type record struct {
 	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
 	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
 
-	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no list: what it has
-	// written since the snapshot is cumulative.
+	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no
+	// list: what it has written since the snapshot is cumulative.
 	Frozen   []frozenTop `json:"frozen,omitempty"`
 	Top      string      `json:"top,omitempty"` // file in its data directory
 	Tops     int         `json:"tops,omitempty"`
@@ -57,7 +58,8 @@ func (r *record) tag() string {
 	return r.SnapshotTag
 }
 
-// writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not either.
+// writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not
+// either.
 func writeRecord(dir string, r *record) error {
 	stamped := *r
 	stamped.Protocol = vmmproto.Version // a VMM that speaks another has not been taken over
@@ -97,9 +99,9 @@ func (s *Sandbox) update(change func(*record)) error {
 	return nil
 }
 
-// suspendedName is the file in a sandbox's data directory that holds its latest suspended state. It is written when the
-// snapshot of that state is on disk, and stays when the sandbox is brought back: should its VM be lost with the host, the
-// sandbox is suspended again, as it was then.
+// suspendedName is the file in a sandbox's data directory that holds its latest suspended state. It
+// is written when the snapshot of that state is on disk, and stays when the sandbox is brought
+// back: should its VM be lost with the host, the sandbox is suspended again, as it was then.
 const suspendedName = "suspended.json"
 
 // suspension is the content of suspended.json.

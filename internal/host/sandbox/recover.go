@@ -17,9 +17,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs that were never
-// handed out, or whose process has ended. What it could not find out about is left alone. It is called once, before
-// anything else, and returns the number of sandboxes that live on.
+// Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs
+// that were never handed out, or whose process has ended. What it could not find out about is left
+// alone. It is called once, before anything else, and returns the number of sandboxes that live on.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -52,7 +52,8 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// readoptAll takes over the VMs that have a directory, and returns the ids of those of which nothing could be learned.
+// readoptAll takes over the VMs that have a directory, and returns the ids of those of which
+// nothing could be learned.
 func (m *Manager) readoptAll(entries []os.DirEntry) (unknown []string) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce) // a VMM that does not answer takes its time
@@ -79,8 +80,8 @@ func (m *Manager) readoptAll(entries []os.DirEntry) (unknown []string) {
 	return unknown
 }
 
-// recoverData takes over the sandbox of a data directory that has no VM: it is suspended, or else what is left of it is
-// removed.
+// recoverData takes over the sandbox of a data directory that has no VM: it is suspended, or else
+// what is left of it is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
 	if _, err := os.Stat(filepath.Join(dir, suspendedName)); err != nil {
@@ -93,8 +94,8 @@ func (m *Manager) recoverData(id string) error {
 	return nil
 }
 
-// holdTransient keeps transient snapshots until all sandboxes that run from them have been taken over: one that is lost
-// must not take along the snapshot of the others.
+// holdTransient keeps transient snapshots until all sandboxes that run from them have been taken
+// over: one that is lost must not take along the snapshot of the others.
 func (m *Manager) holdTransient() (release func()) {
 	var unpins []func()
 	for _, info := range m.cfg.Store.List() {
@@ -112,7 +113,8 @@ func (m *Manager) holdTransient() (release func()) {
 	})
 }
 
-// coolSuspended frees the RAM of suspended states that a daemon left there which died right after suspending.
+// coolSuspended frees the RAM of suspended states that a daemon left there which died right after
+// suspending.
 func (m *Manager) coolSuspended() {
 	for _, info := range m.List() {
 		if info.State == Suspended {
@@ -128,9 +130,10 @@ func (e *lostError) Unwrap() error { return e.error }
 
 func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
 
-// readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that was never handed
-// out, that may not have confirmed, or that has been replaced by a suspended state. After any other error nothing has
-// been touched. A healthy VM is taken over whatever else is missing: without its snapshot it runs as before.
+// readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that
+// was never handed out, that may not have confirmed, or that has been replaced by a suspended
+// state. After any other error nothing has been touched. A healthy VM is taken over whatever else
+// is missing: without its snapshot it runs as before.
 func (m *Manager) readopt(id string) error {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)

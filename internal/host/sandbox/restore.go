@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// newTopOver makes an empty top called name in the data directory of a sandbox, for the disk of lease; nil if that has
-// none.
+// newTopOver makes an empty top called name in the data directory of a sandbox, for the disk of
+// lease; nil if that has none.
 func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.File, error) {
 	d := lease.Manifest().Disk
 	if d == nil {
@@ -26,8 +26,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 	return chain.NewTop(filepath.Join(data, name), d.SizeBytes, m.cfg.NewTop)
 }
 
-// restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk and frames, from join, as its
-// network, and lets it run.
+// restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk and
+// frames, from join, as its network, and lets it run.
 func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult, error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true}
@@ -38,8 +38,8 @@ func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, fra
 	return vmm.Restore(ctx, req, files)
 }
 
-// restore puts the snapshot that v was leased into its VM, with the empty top that r names on its disk. start is when the
-// request came in. The caller holds a place in m.restores.
+// restore puts the snapshot that v was leased into its VM, with the empty top that r names on its
+// disk. start is when the request came in. The caller holds a place in m.restores.
 func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string, r *record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
 	if err != nil {
@@ -58,8 +58,8 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return Timing{VMM: time.Since(start), Restore: result}, err
 }
 
-// confirm tells the guest of a VM who it is and waits for its agent's answer. The error is an *unconfirmedError, unless
-// the caller has given up.
+// confirm tells the guest of a VM who it is and waits for its agent's answer. The error is an
+// *unconfirmedError, unless the caller has given up.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

@@ -20,10 +20,11 @@ type RollbackResult struct {
 	Ready time.Duration // until its agent had confirmed
 }
 
-// Rollback puts a sandbox back to the snapshot to (empty: the one it runs from): memory, disk, vCPUs and devices, in the
-// same VMM process and under the same id. Its line is the snapshot it runs from, the ancestors of that, and the branches
-// made of it; others are refused. Up to the restoring itself a failure leaves the sandbox as it is. After that there is
-// nothing to go back to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so.
+// Rollback puts a sandbox back to the snapshot to (empty: the one it runs from): memory, disk,
+// vCPUs and devices, in the same VMM process and under the same id. Its line is the snapshot it
+// runs from, the ancestors of that, and the branches made of it; others are refused. Up to the
+// restoring itself a failure leaves the sandbox as it is. After that there is nothing to go back
+// to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
 	s, unlock, err := m.lockAwake(ctx, id)

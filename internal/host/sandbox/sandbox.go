@@ -1,9 +1,10 @@
-// Package sandbox is what users hold: it forks sandboxes from snapshots, branches them, puts them back, suspends them,
-// and owns every sandbox from its first file to its last.
+// Package sandbox is what users hold: it forks sandboxes from snapshots, branches them, puts them
+// back, suspends them, and owns every sandbox from its first file to its last.
 //
-// It decides order, limits and what to undo; the life of a sandbox is drawn in state.go. It does not speak KVM, the
-// guest's protocols or HTTP: VMM processes come in through vmpool.VMMs and guest agents through the interface below, and
-// files of snapshots are package store's. Names for sandboxes are package workspace's, parents package bake's.
+// It decides order, limits and what to undo; the life of a sandbox is drawn in state.go. It does
+// not speak KVM, the guest's protocols or HTTP: VMM processes come in through vmpool.VMMs and guest
+// agents through the interface below, and files of snapshots are package store's. Names for
+// sandboxes are package workspace's, parents package bake's.
 package sandbox
 
 import (
@@ -25,10 +26,12 @@ type Guest interface {
 	Dial(ctx context.Context, port uint32) (net.Conn, error) // to a vsock port
 }
 
-// Sandbox is what a user holds under an id, from its fork to its deletion. Its VM comes and goes, it stays.
+// Sandbox is what a user holds under an id, from its fork to its deletion. Its VM comes and goes,
+// it stays.
 //
-// Who changes a sandbox holds ops, and changes what is below mu under mu as well: the holder of ops reads it without,
-// anybody else under mu. Deleting is the exception: it waits for nobody, and who holds ops finds the sandbox stopping.
+// Who changes a sandbox holds ops, and changes what is below mu under mu as well: the holder of ops
+// reads it without, anybody else under mu. Deleting is the exception: it waits for nobody, and who
+// holds ops finds the sandbox stopping.
 type Sandbox struct {
 	id    string
 	data  string        // directory of its private disk tops, and of its suspended state
@@ -111,7 +114,8 @@ func (s *Sandbox) withVM(op string) (record, *liveVM, error) {
 	return s.record, s.live, nil
 }
 
-// running returns the VM of a running sandbox and the context of requests to its guest, or a *StateError.
+// running returns the VM of a running sandbox and the context of requests to its guest, or a
+// *StateError.
 func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,8 +132,8 @@ func (s *Sandbox) hasSuspension() bool {
 	return s.unpin != nil
 }
 
-// leased returns the lease of the snapshot that a VM of s runs from. A VM that was taken over when its snapshot could
-// not be used runs without one: it is tried again here.
+// leased returns the lease of the snapshot that a VM of s runs from. A VM that was taken over when
+// its snapshot could not be used runs without one: it is tried again here.
 func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
 	if v.lease != nil {
 		return v.lease, nil

@@ -11,16 +11,18 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top that the record only
-// announces. The caller holds s.ops: while a branch is under way the latter is as it should be.
+// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top that
+// the record only announces. The caller holds s.ops: while a branch is under way the latter is as
+// it should be.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state.hasVM() && (s.silent || s.record.Pending != nil)
 }
 
-// catchUp finds out what became of requests that the VMM of s did not answer, and brings record, state and VM into line.
-// The caller holds s.ops. An error means that the VMM still does not answer.
+// catchUp finds out what became of requests that the VMM of s did not answer, and brings record,
+// state and VM into line. The caller holds s.ops. An error means that the VMM still does not
+// answer.
 func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil
@@ -46,8 +48,8 @@ func (s *Sandbox) catchUp() error {
 	return nil
 }
 
-// settleTop finds out whether the VMM has taken a new top, and writes that down. It also returns whether the VM stands
-// still.
+// settleTop finds out whether the VMM has taken a new top, and writes that down. It also returns
+// whether the VM stands still.
 func (s *Sandbox) settleTop(v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(context.Background())
 	if s.answered(err) != nil {
@@ -73,8 +75,9 @@ func (s *Sandbox) settleTop(v *liveVM) (paused bool, err error) {
 	return stats.Paused, err
 }
 
-// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it was meant to be in:
-// one that stands still without having been paused on request was about to be suspended, and runs on.
+// settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it
+// was meant to be in: one that stands still without having been paused on request was about to be
+// suspended, and runs on.
 func (s *Sandbox) settlePause(v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:

@@ -8,7 +8,8 @@ import (
 // State says where a sandbox is in its life.
 type State int
 
-// The states, without the last. Paused and running have a VM; suspended has none, and exited one that ended by itself.
+// The states, without the last. Paused and running have a VM; suspended has none, and exited one
+// that ended by itself.
 //
 //	      starting
 //	   ┌─────┘└───────────────────┐
@@ -19,10 +20,11 @@ type State int
 //	   └────────▶ restoring ◀─────┘     running, paused, restoring:
 //	                                    the VM ended by itself
 //
-// A sandbox that starts is suspended at once where a daemon takes over one that an earlier daemon had suspended.
-// Restoring is a rollback, or a suspended sandbox that is being brought back; where the latter fails it is suspended
-// again. An exited sandbox that was suspended before can go back to that state. Every state can become stopping, which
-// is the last: the sandbox is being deleted. A sandbox whose agent did not confirm its identity is never running.
+// A sandbox that starts is suspended at once where a daemon takes over one that an earlier daemon
+// had suspended. Restoring is a rollback, or a suspended sandbox that is being brought back; where
+// the latter fails it is suspended again. An exited sandbox that was suspended before can go back
+// to that state. Every state can become stopping, which is the last: the sandbox is being deleted.
+// A sandbox whose agent did not confirm its identity is never running.
 const (
 	Starting State = iota
 	Running
@@ -71,8 +73,9 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", int(s))
 }
 
-// transition enters a state. Nothing else writes s.state. What must be seen together with the new state is changed by
-// change, under the same lock; it may be nil. The error of a transition that is not allowed is a *StateError.
+// transition enters a state. Nothing else writes s.state. What must be seen together with the new
+// state is changed by change, under the same lock; it may be nil. The error of a transition that is
+// not allowed is a *StateError.
 func (s *Sandbox) transition(op string, to State, change func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,9 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under the same id. Until the
-// snapshot is on disk nothing is given up: after an error the sandbox runs on (or stays paused), its earlier suspended
-// state untouched.
+// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under
+// the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
+// on (or stays paused), its earlier suspended state untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
@@ -30,7 +30,8 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 // errBusy says that an idle sandbox got a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// suspend is Suspend of a sandbox whose ops the caller holds. An automatic suspension gives way to requests: errBusy.
+// suspend is Suspend of a sandbox whose ops the caller holds. An automatic suspension gives way to
+// requests: errBusy.
 func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) error {
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -78,8 +79,9 @@ func (r *record) suspendAs(tag, snapshotID string, auto bool) {
 	r.Suspends++
 }
 
-// standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run again. One that is
-// paused stays so. Where the disk has no room for what it has written it is not stopped at all.
+// standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run
+// again. One that is paused stays so. Where the disk has no room for what it has written it is not
+// stopped at all.
 func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *cleanup.Stack) error {
 	paused := s.Info().State == Paused
 	if !paused {
@@ -121,8 +123,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 	return nil
 }
 
-// commitSuspension makes a suspended state count, whose snapshot is on disk and kept until unpin is called, and frees the
-// VM. After an error the sandbox has its VM, or is being deleted.
+// commitSuspension makes a suspended state count, whose snapshot is on disk and kept until unpin is
+// called, and frees the VM. After an error the sandbox has its VM, or is being deleted.
 func (m *Manager) commitSuspension(s *Sandbox, suspended record, unpin func()) error {
 	if err := writeSuspension(s.data, &suspended); err != nil {
 		return err

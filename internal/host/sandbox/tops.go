@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// topName begins the names of private disk tops in a sandbox's data directory; the first has no number.
+// topName begins the names of private disk tops in a sandbox's data directory; the first has no
+// number.
 const topName = "disk.top"
 
 // nextTop is the name of the top that follows those that the sandbox has had.
@@ -19,15 +20,16 @@ type frozenTop struct {
 	Owner string `json:"owner"` // the ID that the layer has in snapshots
 }
 
-// pendingTop is a top that a VMM may have put onto the disk by now: it has if it has counted more swaps than Swaps.
+// pendingTop is a top that a VMM may have put onto the disk by now: it has if it has counted more
+// swaps than Swaps.
 type pendingTop struct {
 	Name  string `json:"name"`
 	Owner string `json:"owner"` // of the layer that the present top becomes
 	Swaps uint64 `json:"swaps"`
 }
 
-// clearOrphans removes disk tops that a daemon made or replaced and did not live to write down: they take space, and the
-// name of a new one is that of the next.
+// clearOrphans removes disk tops that a daemon made or replaced and did not live to write down:
+// they take space, and the name of a new one is that of the next.
 func (s *Sandbox) clearOrphans() {
 	keep := []string{s.record.Top, suspendedName}
 	for _, f := range s.record.Frozen {

@@ -32,7 +32,8 @@ func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.B
 	return v.VMM.Branch(ctx, req, f)
 }
 
-// whileCopying begins a live branch, runs f while its pages are being copied, and returns how it is answered.
+// whileCopying begins a live branch, runs f while its pages are being copied, and returns how it is
+// answered.
 func (w *world) whileCopying(t *testing.T, s *Sandbox, tag string, f func()) error {
 	t.Helper()
 	w.vmms.Copying = make(chan struct{})
@@ -127,7 +128,8 @@ func TestBranchThatCannotBeNoted(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A top that was made for nothing, by this daemon or one that died, does not stand in the way of the next.
+// A top that was made for nothing, by this daemon or one that died, does not stand in the way of
+// the next.
 func TestTopsWithoutUse(t *testing.T) {
 	w := newWorld(t, 0)
 	id := w.source(t)
@@ -216,7 +218,8 @@ func TestBranchOfAVMThatEnds(t *testing.T) {
 	}
 }
 
-// What users see of a sandbox does not change by its being suspended, nor does where it can be rolled back to.
+// What users see of a sandbox does not change by its being suspended, nor does where it can be
+// rolled back to.
 func TestSuspendedSnapshotIsNobodysBusiness(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// unfinishedFork is a fork whose children have not been handed out. While its file exists, a daemon that starts ends
-// every child whose record names the fork; to remove the file is to hand out all of them at once.
+// unfinishedFork is a fork whose children have not been handed out. While its file exists, a daemon
+// that starts ends every child whose record names the fork; to remove the file is to hand out all
+// of them at once.
 type unfinishedFork struct {
 	id   string // empty: its only child is handed out by writing its record
 	path string
@@ -44,7 +45,8 @@ func (f unfinishedFork) finish() error {
 	return nil
 }
 
-// isUnfinished reports whether the children of a fork, as their records name it, were not handed out.
+// isUnfinished reports whether the children of a fork, as their records name it, were not handed
+// out.
 func isUnfinished(runDir, fork string) (bool, error) {
 	if fork == "" {
 		return false, nil

@@ -7,12 +7,12 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// unwatchedWait is how long a fork waits for a branch that its caller did not wait for. Published clients of forkd 0.5
-// give up after a minute.
+// unwatchedWait is how long a fork waits for a branch that its caller did not wait for. Published
+// clients of forkd 0.5 give up after a minute.
 const unwatchedWait = 45 * time.Second
 
-// leaveUnwatched notes that a branch becomes complete in the background. The caller calls complete once when it is, or
-// when it has failed.
+// leaveUnwatched notes that a branch becomes complete in the background. The caller calls complete
+// once when it is, or when it has failed.
 func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	done := make(chan struct{})
 	m.mu.Lock()
@@ -28,7 +28,8 @@ func (m *Manager) leaveUnwatched(tag string) (complete func()) {
 	}
 }
 
-// acquireToFork leases a snapshot to fork from. One that a branch without a waiting caller is about to complete is waited for.
+// acquireToFork leases a snapshot to fork from. One that a branch without a waiting caller is about
+// to complete is waited for.
 func (m *Manager) acquireToFork(ctx context.Context, tag string) (*store.Lease, error) {
 	m.mu.Lock()
 	done := m.unwatched[tag]

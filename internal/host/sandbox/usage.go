@@ -8,8 +8,8 @@ import (
 // minIdle is the shortest idle timeout: suspending takes a good part of a second on a slow disk.
 const minIdle = time.Second
 
-// usage knows whether a sandbox is being used, and calls idled when it has not been for its timeout; with the timeout 0
-// never. It begins to watch with touch.
+// usage knows whether a sandbox is being used, and calls idled when it has not been for its
+// timeout; with the timeout 0 never. It begins to watch with touch.
 type usage struct {
 	timeout time.Duration
 

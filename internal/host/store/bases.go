@@ -18,8 +18,9 @@ import (
 	"github.com/forkd/forkd/internal/private"
 )
 
-// Snapshots name their base image by its digest. The store knows which file that is, and nobody else says so: a path in a
-// manifest would let whoever makes one choose a file of this host as the guest's disk. For every base there are
+// Snapshots name their base image by its digest. The store knows which file that is, and nobody
+// else says so: a path in a manifest would let whoever makes one choose a file of this host as the
+// guest's disk. For every base there are
 //
 //	<root>/bases/<hex>.json   a baseRecord
 //	<root>/bases/<hex>        another name of the image's file, where that is on the same file system: the image may then
@@ -30,7 +31,8 @@ type baseRecord struct {
 	File   fileID `json:"file"` // what the digest was computed of
 }
 
-// maxBaseRecord bounds a record, in bytes: a path may have 4096, and JSON escapes up to six for one.
+// maxBaseRecord bounds a record, in bytes: a path may have 4096, and JSON escapes up to six for
+// one.
 const maxBaseRecord = 32 << 10
 
 // basing is a base image on its way into the store.
@@ -52,9 +54,9 @@ const recordSuffix = ".json"
 // hexOf returns the part of a valid digest that is a file name.
 func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, ':')+1:] }
 
-// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest, unless the store knows it
-// already, is computed in the background while the parent boots; Publish waits for it, Discard gives it up. It is called
-// at most once.
+// UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest, unless
+// the store knows it already, is computed in the background while the parent boots; Publish waits
+// for it, Discard gives it up. It is called at most once.
 func (g *Staging) UseBase(image *os.File) error {
 	// Opened once more: digesting moves the offset, which all copies of a descriptor share.
 	f, err := os.Open(procPath(image))
@@ -78,8 +80,8 @@ func (g *Staging) UseBase(image *os.File) error {
 // lowestNice is the largest nice value, setpriority(2).
 const lowestNice = 19
 
-// atLowestPriority is called at the beginning of a goroutine. Its thread is never unlocked, so that it ends with the
-// goroutine, and the priority with it.
+// atLowestPriority is called at the beginning of a goroutine. Its thread is never unlocked, so that
+// it ends with the goroutine, and the priority with it.
 func atLowestPriority() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), lowestNice)
@@ -126,8 +128,8 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase gives an image its name in the store. Where it is on another file system, or is not ours to link, the store
-// relies on its path.
+// linkBase gives an image its name in the store. Where it is on another file system, or is not ours
+// to link, the store relies on its path.
 func (s *Store) linkBase(f *os.File, digest string) error {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -141,7 +143,8 @@ func (s *Store) linkBase(f *os.File, digest string) error {
 	return fmt.Errorf("link it to %s: %w", name, err)
 }
 
-// knownDigest returns the digest of a file that has been a base before and has not changed since, else nothing.
+// knownDigest returns the digest of a file that has been a base before and has not changed since,
+// else nothing.
 func (s *Store) knownDigest(id fileID) string {
 	entries, err := os.ReadDir(s.bases())
 	if err != nil {
@@ -175,8 +178,8 @@ func (s *Store) readBase(digest string) (baseRecord, error) {
 	return rec, nil
 }
 
-// openBase opens the base image of a snapshot. Length and time of the latest change must be those of the file that was
-// digested: nothing is hashed on the way of a fork.
+// openBase opens the base image of a snapshot. Length and time of the latest change must be those
+// of the file that was digested: nothing is hashed on the way of a fork.
 func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	rec, err := s.readBase(base.Digest)
 	if err != nil {
@@ -199,8 +202,8 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 	return f, nil
 }
 
-// dropBases forgets the images that are the base of no snapshot, nor of one being made. Where a manifest cannot be read
-// nobody knows which base it needs, and all are kept.
+// dropBases forgets the images that are the base of no snapshot, nor of one being made. Where a
+// manifest cannot be read nobody knows which base it needs, and all are kept.
 func (s *Store) dropBases() error {
 	s.basesMu.Lock()
 	defer s.basesMu.Unlock()

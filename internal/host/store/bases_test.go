@@ -19,7 +19,8 @@ func acquire(s *Store, tag string) error {
 	return err
 }
 
-// A snapshot's base outlives the move of its image, and is forgotten with the last snapshot that needs it.
+// A snapshot's base outlives the move of its image, and is forgotten with the last snapshot that
+// needs it.
 func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -48,7 +49,8 @@ func TestBaseSurvivesTheMoveOfItsImage(t *testing.T) {
 	}
 }
 
-// Where the image cannot be linked, its path counts: a cache that has moved is found again with the next bake from it.
+// Where the image cannot be linked, its path counts: a cache that has moved is found again with the
+// next bake from it.
 func TestBaseOnAnotherFileSystem(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

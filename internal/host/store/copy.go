@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyFile copies src to the new file to. Holes stay holes: a memory layer is as long as the guest's RAM and mostly
-// empty, and on a RAM file system every page written is a page of the host's memory. An error leaves no file behind.
+// copyFile copies src to the new file to. Holes stay holes: a memory layer is as long as the
+// guest's RAM and mostly empty, and on a RAM file system every page written is a page of the host's
+// memory. An error leaves no file behind.
 func copyFile(to string, src *os.File) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

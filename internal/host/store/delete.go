@@ -21,8 +21,8 @@ const (
 // deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
 const deletedPrefix = ".deleted-"
 
-// Delete removes the snapshot tag and returns the tags that went, dependents first. The error is a *NotFoundError or an
-// *InUseError if nothing was removed.
+// Delete removes the snapshot tag and returns the tags that went, dependents first. The error is a
+// *NotFoundError or an *InUseError if nothing was removed.
 func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -91,8 +91,8 @@ func (s *Store) familyLocked(e *entry, seen map[*entry]bool) []*entry {
 	return append(family, e)
 }
 
-// remove deletes a condemned snapshot. The rename makes it vanish at once; a crash after it leaves only a directory
-// that the next start removes.
+// remove deletes a condemned snapshot. The rename makes it vanish at once; a crash after it leaves
+// only a directory that the next start removes.
 func (s *Store) remove(e *entry) error {
 	e.flushMu.Lock()
 	defer e.flushMu.Unlock()

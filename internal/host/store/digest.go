@@ -12,7 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// digestBuffer is how much of a file is read at a time, in bytes; a multiple of snapshot.DigestChunk.
+// digestBuffer is how much of a file is read at a time, in bytes; a multiple of
+// snapshot.DigestChunk.
 const digestBuffer = 1 << 20
 
 // digest returns the digest of a file's content. Holes are not read. It moves the file's offset.

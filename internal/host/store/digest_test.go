@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sparse makes a file of size bytes with some content at each of the offsets, and zeros written out over zeroed bytes.
+// sparse makes a file of size bytes with some content at each of the offsets, and zeros written out
+// over zeroed bytes.
 func sparse(t *testing.T, name string, size, zeroed int64, offsets ...int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -76,8 +77,8 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 	}
 }
 
-// A layer is as long as the disk or the memory that it is of: reading its holes would take as long as reading those.
-// This test ends only if they are not read.
+// A layer is as long as the disk or the memory that it is of: reading its holes would take as long
+// as reading those. This test ends only if they are not read.
 func TestDigestDoesNotReadHoles(t *testing.T) {
 	const size = 1 << 42
 	a := digestFile(t, sparse(t, "a", size, 0, 0, size/2, size-7))

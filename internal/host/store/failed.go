@@ -2,8 +2,8 @@ package store
 
 import "time"
 
-// ListFailed lists tag, a branch that nobody waited for or that is lost, as failed with the reason, until it is deleted, made
-// again, or the daemon ends.
+// ListFailed lists tag, a branch that nobody waited for or that is lost, as failed with the reason,
+// until it is deleted, made again, or the daemon ends.
 func (s *Store) ListFailed(tag string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,8 +16,9 @@ import (
 // errMissing reports a file of a snapshot that is not there.
 var errMissing = errors.New("file is missing")
 
-// open opens a regular file of the store for reading. What is below the store's directories may have been put there by
-// an import: no part of the way from them may be a symbolic link, and a FIFO is refused at once.
+// open opens a regular file of the store for reading. What is below the store's directories may
+// have been put there by an import: no part of the way from them may be a symbolic link, and a FIFO
+// is refused at once.
 func (s *Store) open(path string) (*os.File, error) {
 	for _, dir := range []*os.File{s.ramDir, s.rootDir} {
 		if name, ok := strings.CutPrefix(path, dir.Name()+"/"); ok {
@@ -46,7 +47,8 @@ func (s *Store) openSized(path string, size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// openAlone is openSized for a file that the store never links: another name of it would be in other hands.
+// openAlone is openSized for a file that the store never links: another name of it would be in
+// other hands.
 func (s *Store) openAlone(path string, size uint64) (*os.File, error) {
 	f, err := s.openSized(path, size)
 	if err != nil {

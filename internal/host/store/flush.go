@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// flushRetry is how long a flush that failed waits for its next attempt. A deletion, which makes room, comes before that.
+// flushRetry is how long a flush that failed waits for its next attempt. A deletion, which makes
+// room, comes before that.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots to disk, one after another and in the order of their making, so that a parent is on disk
-// before what was branched from its children. One that cannot be written is tried again and again; the store says so.
+// flusher writes hot snapshots to disk, one after another and in the order of their making, so that
+// a parent is on disk before what was branched from its children. One that cannot be written is
+// tried again and again; the store says so.
 type flusher struct {
 	store *Store
 	done  chan struct{}
@@ -115,7 +117,8 @@ func (f *flusher) flush(e *entry) {
 	}
 }
 
-// WaitFlushed waits until the snapshot tag is on disk. The error says why it is not; it may be later.
+// WaitFlushed waits until the snapshot tag is on disk. The error says why it is not; it may be
+// later.
 func (s *Store) WaitFlushed(ctx context.Context, tag string) error {
 	s.mu.Lock()
 	e := s.byTag[tag]

@@ -15,8 +15,9 @@ import (
 
 const layerBytes = 2 * vm.PageSize
 
-// foreign puts a snapshot into the store's directory, as one that was unpacked there would lie: its second layer, of
-// which it has a file of its own, is called like the layer of owner. change may do worse to it.
+// foreign puts a snapshot into the store's directory, as one that was unpacked there would lie: its
+// second layer, of which it has a file of its own, is called like the layer of owner. change may do
+// worse to it.
 func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string, change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
 	m := *like
@@ -67,7 +68,8 @@ func firstByte(t *testing.T, s *Store, tag string) byte {
 	return p[0]
 }
 
-// victims makes a snapshot and a branch of it, closes the store and returns the manifest of the first.
+// victims makes a snapshot and a branch of it, closes the store and returns the manifest of the
+// first.
 func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	t.Helper()
 	s := d.open(t)
@@ -86,8 +88,8 @@ func victims(t *testing.T, d dirs) *snapshot.Manifest {
 	return &m
 }
 
-// Neither does a snapshot get the memory of another whose layer it names, nor does the other get its memory, whichever
-// comes first and whether or not the layer is in RAM.
+// Neither does a snapshot get the memory of another whose layer it names, nor does the other get
+// its memory, whichever comes first and whether or not the layer is in RAM.
 func TestForeignSnapshotSharesNoMemory(t *testing.T) {
 	for _, order := range []string{"victim branch foreign", "foreign victim branch", "branch foreign victim"} {
 		for _, rebooted := range []bool{false, true} {
@@ -169,7 +171,8 @@ func TestForeignSnapshotInheritsNoDigest(t *testing.T) {
 	}
 }
 
-// What leads out of the snapshot's directory, waits, or is in other hands too is refused, and the file named.
+// What leads out of the snapshot's directory, waits, or is in other hands too is refused, and the
+// file named.
 func TestForeignFilesAreRefused(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, bytes.Repeat([]byte{9}, layerBytes), 0o600); err != nil {

@@ -14,10 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// PublishHot completes a branch and makes it visible: sandboxes can be forked from it as soon as PublishHot returns,
-// while the flusher writes it to disk. m must have the machine, the guest, the parent, the inherited memory layers, and
-// the disk with all its layers but the last; disk are the files of all of them, the last being the new one. They must
-// lie on the store's file system: the snapshot links them, so it needs no other snapshot to stay.
+// PublishHot completes a branch and makes it visible: sandboxes can be forked from it as soon as
+// PublishHot returns, while the flusher writes it to disk. m must have the machine, the guest, the
+// parent, the inherited memory layers, and the disk with all its layers but the last; disk are the
+// files of all of them, the last being the new one. They must lie on the store's file system: the
+// snapshot links them, so it needs no other snapshot to stay.
 func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
 	if err := g.prepareHot(m, extents, disk); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
@@ -66,12 +67,14 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	if p, err = m.Encode(); err != nil {
 		return err
 	}
-	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon that finds both goes on.
+	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon
+	// that finds both goes on.
 	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
 }
 
-// linkMemory gives the snapshot its own links to those inherited memory layers that are on disk: where RAM is short they
-// may be nowhere else, and the snapshots that have them may be removed before this one is flushed.
+// linkMemory gives the snapshot its own links to those inherited memory layers that are on disk:
+// where RAM is short they may be nowhere else, and the snapshots that have them may be removed
+// before this one is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
 		if from := g.store.findLayer(m, l.Owner); from != "" {
@@ -110,7 +113,8 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile gives an open file another name. The name that it was opened by may be gone, but not its last one.
+// linkFile gives an open file another name. The name that it was opened by may be gone, but not its
+// last one.
 func linkFile(f *os.File, to string) error {
 	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
 		return fmt.Errorf("link disk layer %s to %s: %w", f.Name(), to, err)
@@ -158,7 +162,8 @@ func (s *Store) flush(e *entry) error {
 	return atomicfile.SyncDir(s.snapshots())
 }
 
-// flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk, else from RAM.
+// flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk,
+// else from RAM.
 func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) error {
 	to := layerPath(dir, m, l.Owner)
 	if _, err := os.Lstat(to); err == nil {
@@ -174,7 +179,8 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return fmt.Errorf("memory layer in RAM: %w", err)
 	}
 	defer hot.Close()
-	// A copy that runs into the end of the disk takes the room of running sandboxes until it is given up.
+	// A copy that runs into the end of the disk takes the room of running sandboxes until it is
+	// given up.
 	room, err := s.Room()
 	if err != nil {
 		return err
@@ -206,8 +212,9 @@ func syncFile(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are still in RAM. One that
-// is lost with them is listed as failed, unless nobody but a sandbox knew of it.
+// reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are
+// still in RAM. One that is lost with them is listed as failed, unless nobody but a sandbox knew of
+// it.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))

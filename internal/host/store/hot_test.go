@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A snapshot that cannot be flushed is usable as long as its layer is in RAM, says so, and is flushed by the next start.
+// A snapshot that cannot be flushed is usable as long as its layer is in RAM, says so, and is
+// flushed by the next start.
 func TestFailedFlush(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)
@@ -45,8 +46,8 @@ func TestFailedFlush(t *testing.T) {
 	}
 }
 
-// Where RAM is short an inherited layer is on disk only. It does not go with the snapshot that it is from while another
-// that needs it is not flushed.
+// Where RAM is short an inherited layer is on disk only. It does not go with the snapshot that it
+// is from while another that needs it is not flushed.
 func TestUnflushedSnapshotKeepsWhatItInherits(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

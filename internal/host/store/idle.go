@@ -2,8 +2,9 @@ package store
 
 import "slices"
 
-// maxIdle is how many snapshots that nobody leases keep their files open for the next lease, the most recently used ones.
-// Each may have more than a hundred, and a daemon makes any number of branches.
+// maxIdle is how many snapshots that nobody leases keep their files open for the next lease, the
+// most recently used ones. Each may have more than a hundred, and a daemon makes any number of
+// branches.
 const maxIdle = 32
 
 // releaseLocked ends a lease of e and returns a snapshot whose files are to be closed, or nil.

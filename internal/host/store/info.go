@@ -136,8 +136,8 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, nil
 }
 
-// BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing if the store does not
-// know. The store needs it there unless it has a link to it.
+// BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing
+// if the store does not know. The store needs it there unless it has a link to it.
 func (s *Store) BaseImage(base snapshot.Base) string {
 	if base.Digest == "" {
 		return ""

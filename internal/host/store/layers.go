@@ -14,19 +14,20 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// A memory layer is named after the snapshot that it was made for, its owner. A name proves nothing: any manifest can
-// claim one. So a layer in RAM is taken for a snapshot in two cases only:
+// A memory layer is named after the snapshot that it was made for, its owner. A name proves
+// nothing: any manifest can claim one. So a layer in RAM is taken for a snapshot in two cases only:
 //
 //   - the snapshot has the layer's file on disk, and the RAM holds a copy of just that file, as <ram>/<owner>/origin says.
 //     Snapshots of one chain have links to one file, so they share the copy;
 //   - the snapshot was published hot by this store, from a lease, and has not been flushed yet.
 //
-// A snapshot that came here with the name of a layer which is not its own maps its own file from disk.
+// A snapshot that came here with the name of a layer which is not its own maps its own file from
+// disk.
 const originFile = "origin"
 
-// openLayer opens a memory layer, in RAM if it is there or there is room for it. Where there is none it opens the file on
-// disk instead: slower for the first touch of a page, otherwise the same. unflushed says that the snapshot may have the
-// layer in RAM only.
+// openLayer opens a memory layer, in RAM if it is there or there is room for it. Where there is
+// none it opens the file on disk instead: slower for the first touch of a page, otherwise the same.
+// unflushed says that the snapshot may have the layer in RAM only.
 func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (*os.File, error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if errors.Is(err, errMissing) && unflushed {
@@ -92,8 +93,9 @@ func setOrigin(dir string, disk *os.File) error {
 	return atomicfile.Write(filepath.Join(dir, originFile), p, 0o600)
 }
 
-// readBack copies a layer into RAM. It returns nil if there is no room after all, or if the place is taken: another
-// snapshot of the chain may be read back at the same time, and whoever comes first stays.
+// readBack copies a layer into RAM. It returns nil if there is no room after all, or if the place
+// is taken: another snapshot of the chain may be read back at the same time, and whoever comes
+// first stays.
 func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	if identifyPath(s.ramLayer(l.Owner)) != (fileID{}) {
 		return nil, nil
@@ -130,8 +132,8 @@ func (s *Store) hasRoom(n uint64) bool {
 	return st.Bavail*uint64(st.Bsize) > n+ramReserve
 }
 
-// findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the snapshot that m was branched
-// from, or where the copy in RAM is from or went to.
+// findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the
+// snapshot that m was branched from, or where the copy in RAM is from or went to.
 func (s *Store) findLayer(m *snapshot.Manifest, owner string) string {
 	var fromParent string
 	var others []string

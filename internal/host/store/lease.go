@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// hotFiles are the open files of a snapshot in use. They are shared by all its forks and only ever read with pread or
-// mmap, never through the file offset.
+// hotFiles are the open files of a snapshot in use. They are shared by all its forks and only ever
+// read with pread or mmap, never through the file offset.
 type hotFiles struct {
 	manifest *snapshot.Manifest
 	extents  []vm.Extent
@@ -22,8 +22,9 @@ type hotFiles struct {
 	disk     []*os.File // base image, then layers; empty without a disk
 }
 
-// Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files stay open.
-// All files are open for reading only and shared: use pread or mmap, and do not close them.
+// Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files
+// stay open. All files are open for reading only and shared: use pread or mmap, and do not close
+// them.
 type Lease struct {
 	*hotFiles
 	release func()
@@ -41,14 +42,15 @@ func (l *Lease) State() *os.File { return l.state }
 // Layers returns the memory layers, base first.
 func (l *Lease) Layers() []*os.File { return l.layers }
 
-// Disk returns the base image and the disk layers over it, base first; nothing if the snapshot has no disk.
+// Disk returns the base image and the disk layers over it, base first; nothing if the snapshot has
+// no disk.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
 // Release ends the lease. Further calls do nothing.
 func (l *Lease) Release() { l.release() }
 
-// Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a *DamagedError says what
-// is wrong with them.
+// Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a
+// *DamagedError says what is wrong with them.
 func (s *Store) Acquire(tag string) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err

@@ -9,15 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserveBytes is what the store keeps of its disk for its own small files, in bytes: a few manifests, maps and records.
-// The disks of sandboxes are on the same file system and grow until it is full; what has been promised must still be
-// written down then, and what makes room again (digests, a deletion) must work.
+// reserveBytes is what the store keeps of its disk for its own small files, in bytes: a few
+// manifests, maps and records. The disks of sandboxes are on the same file system and grow until it
+// is full; what has been promised must still be written down then, and what makes room again
+// (digests, a deletion) must work.
 const reserveBytes = 8 << 20
 
 func (s *Store) reserveFile() string { return filepath.Join(s.root, "reserve") }
 
-// keepReserve takes the reserve if there is none and room for it. It may fail: the disk may be full already, and the next
-// deletion or start tries again.
+// keepReserve takes the reserve if there is none and room for it. It may fail: the disk may be full
+// already, and the next deletion or start tries again.
 func (s *Store) keepReserve() {
 	s.reserveMu.Lock()
 	defer s.reserveMu.Unlock()
@@ -34,7 +35,8 @@ func (s *Store) keepReserve() {
 	}
 }
 
-// essential writes one of the store's own small files. On a full disk it gives up the reserve and writes again.
+// essential writes one of the store's own small files. On a full disk it gives up the reserve and
+// writes again.
 func (s *Store) essential(write func() error) error {
 	err := write()
 	if !errors.Is(err, unix.ENOSPC) {

@@ -43,8 +43,8 @@ func fill(t *testing.T, path string) {
 	}
 }
 
-// On a disk that sandboxes have filled, digests are still written down and snapshots removed, and then the store has its
-// reserve again.
+// On a disk that sandboxes have filled, digests are still written down and snapshots removed, and
+// then the store has its reserve again.
 func TestFullDiskLeavesRoomForManifests(t *testing.T) {
 	disk := smallDisk(t, "size=40m,mode=700")
 	d := newDirs(t)

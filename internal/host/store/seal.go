@@ -12,8 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// sealer computes the digests of published snapshots in the background, one snapshot at a time and at the lowest
-// priority, and writes them into their manifests. A snapshot is complete and usable without them; verify is not.
+// sealer computes the digests of published snapshots in the background, one snapshot at a time and
+// at the lowest priority, and writes them into their manifests. A snapshot is complete and usable
+// without them; verify is not.
 type sealer struct {
 	store  *Store
 	cancel context.CancelFunc
@@ -43,7 +44,8 @@ func (q *sealer) add(tag string) {
 	}
 }
 
-// next takes a tag off the queue, and returns it with the time to seal it in; nothing if there is none.
+// next takes a tag off the queue, and returns it with the time to seal it in; nothing if there is
+// none.
 func (q *sealer) next(ctx context.Context) (context.Context, string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -76,7 +78,8 @@ func (q *sealer) run(ctx context.Context) {
 	atLowestPriority()
 	for {
 		if sealing, tag := q.next(ctx); tag != "" {
-			// A failure leaves the snapshot unsealed: verify reports it and the next start tries again.
+			// A failure leaves the snapshot unsealed: verify reports it and the next start tries
+			// again.
 			_ = q.store.seal(sealing, tag)
 			continue
 		}
@@ -180,7 +183,8 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	return nil
 }
 
-// inheritDigests takes the digests of layers from other snapshots that have links to the same files.
+// inheritDigests takes the digests of layers from other snapshots that have links to the same
+// files.
 func (s *Store) inheritDigests(m *snapshot.Manifest) {
 	s.inherit(m, snapshot.MemoryLayerFile, m.Memory, func(o *snapshot.Manifest) []snapshot.File { return o.Memory })
 	if m.Disk != nil {
@@ -225,8 +229,9 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 	}
 }
 
-// Verify reads every file of the snapshot and of its chain and compares the digests. The error is a *DamagedError that
-// names the first file that differs. Digests that are not recorded yet are computed and recorded first.
+// Verify reads every file of the snapshot and of its chain and compares the digests. The error is a
+// *DamagedError that names the first file that differs. Digests that are not recorded yet are
+// computed and recorded first.
 func (s *Store) Verify(ctx context.Context, tag string) error {
 	lease, err := s.Acquire(tag)
 	if err != nil {

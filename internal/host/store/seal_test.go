@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// The digests of a snapshot that is removed are given up, whether they are being computed or wait for that.
+// The digests of a snapshot that is removed are given up, whether they are being computed or wait
+// for that.
 func TestRemovedSnapshotIsNotSealed(t *testing.T) {
 	q := &sealer{stop: func() {}, wake: make(chan struct{}, 1)}
 	for _, tag := range []string{"a", "b", "c"} {

@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Staging is a snapshot being made. Exactly one of Publish and Discard ends it; Discard after Publish does nothing.
-// It is used by one goroutine.
+// Staging is a snapshot being made. Exactly one of Publish and Discard ends it; Discard after
+// Publish does nothing. It is used by one goroutine.
 type Staging struct {
 	store *Store
 	tag   string
@@ -27,7 +27,8 @@ type Staging struct {
 	step   string  // what is being done, in words; guarded by store.mu
 }
 
-// Stage reserves tag and makes an empty staging directory. It fails with an *ExistsError if the tag is taken.
+// Stage reserves tag and makes an empty staging directory. It fails with an *ExistsError if the tag
+// is taken.
 func (s *Store) Stage(tag string) (*Staging, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -65,8 +66,8 @@ func (g *Staging) SetStep(step string) {
 // Path returns where to put a file of the snapshot other than its memory layer, see Memory.
 func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }
 
-// Create makes the empty file name of the snapshot, open for reading and writing. The memory layer is created on the
-// RAM file system and flushed to disk by Publish.
+// Create makes the empty file name of the snapshot, open for reading and writing. The memory layer
+// is created on the RAM file system and flushed to disk by Publish.
 func (g *Staging) Create(name string) (*os.File, error) {
 	path := g.Path(name)
 	if name == snapshot.MemoryLayerFile {
@@ -79,9 +80,10 @@ func (g *Staging) Create(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Publish completes the snapshot: it fills in m's identity, own files and their lengths, flushes everything to disk,
-// and makes the snapshot visible under its tag in one step. m must have the machine, the guest, and the disk if there is
-// a disk layer, with its base unless that was given to UseBase. Digests of layers follow in the background.
+// Publish completes the snapshot: it fills in m's identity, own files and their lengths, flushes
+// everything to disk, and makes the snapshot visible under its tag in one step. m must have the
+// machine, the guest, and the disk if there is a disk layer, with its base unless that was given to
+// UseBase. Digests of layers follow in the background.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent) (Info, error) {
 	if err := g.publish(m, extents); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)

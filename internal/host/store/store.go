@@ -1,12 +1,15 @@
-// Package store keeps the snapshots of one host: directories on disk that are published whole or not at all, copies of
-// hot memory layers on a RAM file system, leases that protect what is in use, and the rules of deletion.
+// Package store keeps the snapshots of one host: directories on disk that are published whole or
+// not at all, copies of hot memory layers on a RAM file system, leases that protect what is in use,
+// and the rules of deletion.
 //
-// It starts no VM, knows nothing of the content of vmstate and layers, and never hashes or copies on the way of a fork:
-// the first use of a snapshot opens its files (and reads its memory layers back into RAM if they are not there), later
-// ones share them. Images belong to package image; a snapshot only names its base.
+// It starts no VM, knows nothing of the content of vmstate and layers, and never hashes or copies
+// on the way of a fork: the first use of a snapshot opens its files (and reads its memory layers
+// back into RAM if they are not there), later ones share them. Images belong to package image; a
+// snapshot only names its base.
 //
-// What lies in the store may have been made elsewhere. Files are opened without following links or leaving the store's
-// directories; which file is a base image, and which layer in RAM is whose, says no manifest but the store's own records.
+// What lies in the store may have been made elsewhere. Files are opened without following links or
+// leaving the store's directories; which file is a base image, and which layer in RAM is whose,
+// says no manifest but the store's own records.
 //
 // Layout:
 //
@@ -25,9 +28,9 @@
 //	basesMu ──────────────────────┴▶ mu ─▶ nothing
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
-// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on that one snapshot; mu
-// only for as long as it takes to look something up. No file is opened or written under mu, except that Stage makes two
-// directories.
+// flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
+// that one snapshot; mu only for as long as it takes to look something up. No file is opened or
+// written under mu, except that Stage makes two directories.
 package store
 
 import (
@@ -95,8 +98,9 @@ type entry struct {
 	hot   *hotFiles  // nil until first used; guarded by hotMu
 }
 
-// Open takes over the store at cfg.Root: it removes what a crash left behind and reads every manifest. Damaged
-// snapshots stay listed, with the reason, and cannot be used. It fails if another process owns the store.
+// Open takes over the store at cfg.Root: it removes what a crash left behind and reads every
+// manifest. Damaged snapshots stay listed, with the reason, and cannot be used. It fails if another
+// process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM),
 		byTag: make(map[string]*entry), reserved: make(map[string]*Staging)}
@@ -161,8 +165,8 @@ func (s *Store) closeDirs() error {
 	return err
 }
 
-// Close flushes what is in RAM only, stops background work, closes the files of hot snapshots and gives the store up.
-// Snapshots stay hot in RAM for the next owner.
+// Close flushes what is in RAM only, stops background work, closes the files of hot snapshots and
+// gives the store up. Snapshots stay hot in RAM for the next owner.
 func (s *Store) Close() error {
 	s.flusher.close()
 	s.drops.Wait()
@@ -214,7 +218,8 @@ func (s *Store) scan() error {
 	return s.dropBases()
 }
 
-// refuseTwins marks snapshots with one ID as damaged. The ID of one is all that its branches know of it.
+// refuseTwins marks snapshots with one ID as damaged. The ID of one is all that its branches know
+// of it.
 func (s *Store) refuseTwins() {
 	byID := make(map[string][]*entry)
 	for _, e := range s.byTag {

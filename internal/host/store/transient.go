@@ -6,7 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// dropTransientLocked removes e in the background if it is transient and no sandbox needs it any more.
+// dropTransientLocked removes e in the background if it is transient and no sandbox needs it any
+// more.
 func (s *Store) dropTransientLocked(e *entry) {
 	if e.manifest == nil || !e.manifest.Transient || e.deleting || e.leases+e.pins > 0 {
 		return
@@ -21,8 +22,8 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
-// DropUnused removes the transient snapshots that no sandbox needs. It is called when all sandboxes of an earlier daemon
-// have been taken over.
+// DropUnused removes the transient snapshots that no sandbox needs. It is called when all sandboxes
+// of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -31,7 +32,8 @@ func (s *Store) DropUnused() {
 	}
 }
 
-// Pin keeps a snapshot from being deleted, without keeping its files open or in RAM, and returns how to end that.
+// Pin keeps a snapshot from being deleted, without keeping its files open or in RAM, and returns
+// how to end that.
 func (s *Store) Pin(tag string) (unpin func(), err error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
@@ -55,7 +57,8 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 	}, nil
 }
 
-// Cool frees the RAM of a snapshot that is on disk and that no sandbox runs from. The next use reads it back.
+// Cool frees the RAM of a snapshot that is on disk and that no sandbox runs from. The next use
+// reads it back.
 func (s *Store) Cool(tag string) {
 	s.mu.Lock()
 	e := s.byTag[tag]
@@ -85,7 +88,8 @@ func (s *Store) Cool(tag string) {
 	}
 }
 
-// memoryUsersLocked counts the snapshots with the memory layer of owner, without those that are going.
+// memoryUsersLocked counts the snapshots with the memory layer of owner, without those that are
+// going.
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// ServeNet is for TestMain: it makes the test binary a forkd-net where a client has started it as one, and returns
-// otherwise. That forkd-net answers as the real one does, and sends every frame back with the mode of the sandbox's policy
-// and a space before it.
+// ServeNet is for TestMain: it makes the test binary a forkd-net where a client has started it as
+// one, and returns otherwise. That forkd-net answers as the real one does, and sends every frame
+// back with the mode of the sandbox's policy and a space before it.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return

@@ -1,4 +1,5 @@
-// Package vmfake is VMs and guests that do nothing except what a test tells them to, for tests of what is built on them.
+// Package vmfake is VMs and guests that do nothing except what a test tells them to, for tests of
+// what is built on them.
 //
 // No product code imports it. Real VMs run in the machine's tests.
 package vmfake
@@ -27,7 +28,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// VMMs starts VMs that do nothing, except what a test tells them to. Real ones run in the machine's tests.
+// VMMs starts VMs that do nothing, except what a test tells them to. Real ones run in the machine's
+// tests.
 type VMMs struct {
 	Mu      sync.Mutex
 	Live    map[string]*VMM // by directory; nil until the first is spawned

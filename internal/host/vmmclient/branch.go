@@ -16,9 +16,10 @@ type BranchFiles struct {
 	Tops  []*os.File // formatted, one for every disk
 }
 
-// Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is complete when WaitCopied
-// returns, which is to be called for it. While it is being copied the VMM refuses further branches, and a refused one
-// changes nothing for the one under way. Branch.Tops and Branch.Serial are set here.
+// Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
+// complete when WaitCopied returns, which is to be called for it. While it is being copied the VMM
+// refuses further branches, and a refused one changes nothing for the one under way. Branch.Tops
+// and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive {
@@ -38,8 +39,9 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	return result, err
 }
 
-// WaitCopied waits for the end of the live branch that BranchResult.Serial names; it is called once for each. An error
-// in Branched means that the layer is incomplete and of no use; the machine runs on.
+// WaitCopied waits for the end of the live branch that BranchResult.Serial names; it is called once
+// for each. An error in Branched means that the layer is incomplete and of no use; the machine runs
+// on.
 func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error) {
 	end := v.copying(serial)
 	if end == nil {
@@ -81,8 +83,8 @@ func (v *VMM) stopExpecting(serial uint64) {
 	delete(v.copies, serial)
 }
 
-// announce puts b where WaitCopied looks. The end of a branch is announced once; what else a VMM says, or says of an
-// earlier daemon's branch, goes nowhere.
+// announce puts b where WaitCopied looks. The end of a branch is announced once; what else a VMM
+// says, or says of an earlier daemon's branch, goes nowhere.
 func (v *VMM) announce(b vmmproto.Branched) {
 	select {
 	case v.copying(b.Serial) <- b:

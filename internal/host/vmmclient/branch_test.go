@@ -11,8 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// The ends of live branches reach who waits for them, in whatever order they are announced and waited for: before the
-// branch is answered, after the next branch, twice, or for a branch that nobody asked for.
+// The ends of live branches reach who waits for them, in whatever order they are announced and
+// waited for: before the branch is answered, after the next branch, twice, or for a branch that
+// nobody asked for.
 func TestEndsOfBranchesFindTheirWaiters(t *testing.T) {
 	v, vmm := scripted(t)
 	end := func(serial, faults uint64) {

@@ -94,8 +94,8 @@ func (v *VMM) withdraw(answer chan reply) {
 	}
 }
 
-// deliver hands a reply to its request, which may not wait for it any more, and lets the next request be sent. It
-// reports whether there was a request.
+// deliver hands a reply to its request, which may not wait for it any more, and lets the next
+// request be sent. It reports whether there was a request.
 func (v *VMM) deliver(r reply) bool {
 	v.mu.Lock()
 	answer := v.answer

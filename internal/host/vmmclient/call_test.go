@@ -37,7 +37,8 @@ func answerStats(t *testing.T, vmm *ctlsock.Conn, exits uint64) {
 	}
 }
 
-// A request that was given up must not cost the connection, and its late reply must not be taken for the next one's.
+// A request that was given up must not cost the connection, and its late reply must not be taken
+// for the next one's.
 func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	v, vmm := scripted(t)
 	for round := range uint64(3) {
@@ -69,7 +70,8 @@ func TestReplyToAnAbandonedRequestIsDropped(t *testing.T) {
 	}
 }
 
-// A VMM that hangs fails every request in bounded time, is sent no more of them, and recovers when it answers.
+// A VMM that hangs fails every request in bounded time, is sent no more of them, and recovers when
+// it answers.
 func TestVMMThatHangsIsReported(t *testing.T) {
 	v, vmm := scripted(t)
 	v.limits.short = 10 * time.Millisecond
@@ -139,7 +141,8 @@ func TestKillEndsRequestsOfAHungVMM(t *testing.T) {
 	})
 }
 
-// What a VMM failed of is known by its code, whatever the text; a text that quotes another error changes nothing.
+// What a VMM failed of is known by its code, whatever the text; a text that quotes another error
+// changes nothing.
 func TestErrorsKeepTheirCode(t *testing.T) {
 	v, vmm := scripted(t)
 	for _, c := range []struct {

@@ -10,8 +10,9 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// What an idle child costs that has taken up its identity: hundreds of them share a host. Of a child's own memory the
-// least counts: on a busy host it takes longer to confirm, and its kernel's timers write meanwhile.
+// What an idle child costs that has taken up its identity: hundreds of them share a host. Of a
+// child's own memory the least counts: on a busy host it takes longer to confirm, and its kernel's
+// timers write meanwhile.
 func TestIdleChildIsSmall(t *testing.T) {
 	const maxDirty, maxVMM = 1 * mib, 1 * mib
 	a := vmtest.Load(t)

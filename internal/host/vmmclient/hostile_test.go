@@ -58,7 +58,8 @@ func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
 	return v, vmm
 }
 
-// within fails the test if f does not return, which a deadlock would otherwise show as a time-out of all tests.
+// within fails the test if f does not return, which a deadlock would otherwise show as a time-out
+// of all tests.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A VM that is branched again and again, its layers merged now and then, holds no more descriptors than at first, and its
-// disk keeps its content.
+// A VM that is branched again and again, its layers merged now and then, holds no more descriptors
+// than at first, and its disk keeps its content.
 func TestManyBranchesOfOneVM(t *testing.T) {
 	const branches, between = 300, 20
 	a := vmtest.Load(t)

@@ -20,7 +20,8 @@ type BootFiles struct {
 	Net    *os.File // frame socket, nil for none
 }
 
-// RestoreFiles are the files that a restore donates; the caller keeps and closes its own descriptors.
+// RestoreFiles are the files that a restore donates; the caller keeps and closes its own
+// descriptors.
 type RestoreFiles struct {
 	State  *os.File
 	Layers []*os.File
@@ -34,8 +35,8 @@ type SaveFiles struct {
 	Layer *os.File
 }
 
-// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd, Boot.Net and the layer counts of
-// Boot.Disks are set from files.
+// Boot loads a kernel into the machine and leaves it paused. Boot.Initrd, Boot.Net and the layer
+// counts of Boot.Disks are set from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
 	req.Initrd = files.Initrd != nil
 	fds := descriptors(files.Kernel)
@@ -49,8 +50,8 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 	return v.call(ctx, vmmproto.KindBoot, &req, fds, nil)
 }
 
-// Restore makes the machine a copy of a snapshot. Restore.Layers, Restore.Net and the layer counts of
-// Restore.Disks are set from files.
+// Restore makes the machine a copy of a snapshot. Restore.Layers, Restore.Net and the layer counts
+// of Restore.Disks are set from files.
 func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult, err error) {
 	req.Layers = uint32(len(files.Layers))
 	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
@@ -76,14 +77,14 @@ func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (res
 	return result, err
 }
 
-// Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and bitmaps of these are
-// what a VMM that is branched again and again would run out of.
+// Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and
+// bitmaps of these are what a VMM that is branched again and again would run out of.
 func (v *VMM) Merge(ctx context.Context, req vmmproto.Merge, merged *os.File) error {
 	return v.call(ctx, vmmproto.KindMerge, &req, descriptors(merged), nil)
 }
 
-// SetNet gives the machine another frame socket, or none if it is nil. The guest is told nothing; its
-// connections are the new peer's to reset. The caller keeps and closes its own descriptor.
+// SetNet gives the machine another frame socket, or none if it is nil. The guest is told nothing;
+// its connections are the new peer's to reset. The caller keeps and closes its own descriptor.
 func (v *VMM) SetNet(ctx context.Context, socket *os.File) error {
 	var fds []int
 	if socket != nil {
@@ -104,11 +105,12 @@ func (v *VMM) PID() int { return v.proc.PID() }
 // Dir returns the VMM's directory.
 func (v *VMM) Dir() string { return v.dir }
 
-// Conns delivers the streams that the guest opens; it is closed when the VMM ends. Streams that are not received soon
-// are refused.
+// Conns delivers the streams that the guest opens; it is closed when the VMM ends. Streams that are
+// not received soon are refused.
 func (v *VMM) Conns() <-chan Conn { return v.conns }
 
-// Stalled tells when the VM has paused itself because the host has no room for its disks; Stats says whether it still is.
+// Stalled tells when the VM has paused itself because the host has no room for its disks; Stats
+// says whether it still is.
 func (v *VMM) Stalled() <-chan struct{} { return v.stalled }
 
 // Done is closed when the process has ended.
@@ -121,8 +123,8 @@ func (v *VMM) Exit() vm.Exit {
 	return v.exit
 }
 
-// Kill ends the process if it still runs, waits for its end and removes its directory. A process that the kernel does
-// not let go keeps its directory, and Kill may be called again.
+// Kill ends the process if it still runs, waits for its end and removes its directory. A process
+// that the kernel does not let go keeps its directory, and Kill may be called again.
 func (v *VMM) Kill() error {
 	if err := v.proc.Kill(); err != nil {
 		return err

@@ -268,7 +268,8 @@ func TestKernelNoticesItsFork(t *testing.T) {
 	}
 }
 
-// A guest may keep sockets of the connections it had when it was saved; its children must be reached all the same.
+// A guest may keep sockets of the connections it had when it was saved; its children must be
+// reached all the same.
 func TestChildrenOfAGuestWithConnections(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}

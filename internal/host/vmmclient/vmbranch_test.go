@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// A branch takes memory, files and running processes along in every mode; a rollback brings them back.
+// A branch takes memory, files and running processes along in every mode; a rollback brings them
+// back.
 func TestBranchAndRollback(t *testing.T) {
 	a := vmtest.Load(t)
 	shape := vm.Shape{MemoryBytes: 256 * mib, VCPUs: 1, Template: vmtest.Template()}

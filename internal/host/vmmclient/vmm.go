@@ -32,10 +32,11 @@ type Config struct {
 	Shape vm.Shape
 }
 
-// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so collecting it would only
-// dirty pages, as would a second thread while it starts; package vmm raises GOMAXPROCS when it has vCPUs. Where the host
-// gives transparent huge pages to everybody, that heap would take two of them, 4 MiB. The VMM cannot refuse them for
-// itself: its runtime has touched the heap by then. What the runtime has beside the heap is too small for one.
+// vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so
+// collecting it would only dirty pages, as would a second thread while it starts; package vmm
+// raises GOMAXPROCS when it has vCPUs. Where the host gives transparent huge pages to everybody,
+// that heap would take two of them, 4 MiB. The VMM cannot refuse them for itself: its runtime has
+// touched the heap by then. What the runtime has beside the heap is too small for one.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1,disablethp=1"}
 
 // Conn is a stream that the guest opened to the host.
@@ -44,10 +45,12 @@ type Conn struct {
 	Conn net.Conn
 }
 
-// VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out one after another.
+// VMM is one forkd-vmm process. Its methods may be called concurrently; requests are carried out
+// one after another.
 //
-// A request ends with its context, and after a time that depends on its work; its error is then an ErrNoAnswer and what
-// the VMM makes of it is not known. Its reply is dropped when it comes. Until then the VMM takes no other request.
+// A request ends with its context, and after a time that depends on its work; its error is then an
+// ErrNoAnswer and what the VMM makes of it is not known. Its reply is dropped when it comes. Until
+// then the VMM takes no other request.
 type VMM struct {
 	id      string
 	dir     string
@@ -70,7 +73,8 @@ type VMM struct {
 	copies map[uint64]chan vmmproto.Branched // ends of live branches under way, by serial; each has room for one
 }
 
-// Errors of requests. The outcome of one that got no answer is not known; asking for Stats again tells.
+// Errors of requests. The outcome of one that got no answer is not known; asking for Stats again
+// tells.
 var (
 	ErrGone     = errors.New("the VMM has ended")
 	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
@@ -90,8 +94,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	listenerFile := os.NewFile(uintptr(listener), "control listener")
 	defer listenerFile.Close()
-	// Connected before the process starts, for it ends when its daemon hangs up: a daemon that dies before it has
-	// written down the process leaves none behind.
+	// Connected before the process starts, for it ends when its daemon hangs up: a daemon that dies
+	// before it has written down the process leaves none behind.
 	ctl, err := ctlsock.Dial(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -138,8 +142,8 @@ func newVMM(id, dir string, proc *process.Process, ctl *ctlsock.Conn) *VMM {
 	return v
 }
 
-// receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a VMM that its guest
-// has taken over may send anything, and must still be reaped.
+// receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a
+// VMM that its guest has taken over may send anything, and must still be reaped.
 func (v *VMM) receive() {
 	defer close(v.lost)
 	defer close(v.conns)
@@ -189,8 +193,8 @@ func reported(body []byte) error {
 	return e.Err()
 }
 
-// guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that nobody is waiting for
-// is refused: the guest must not fill the daemon.
+// guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that
+// nobody is waiting for is refused: the guest must not fill the daemon.
 func (v *VMM) guestConn(port uint32, fds []int) []int {
 	if len(fds) != 1 {
 		return fds
@@ -222,7 +226,8 @@ func (v *VMM) reap() {
 	close(v.done)
 }
 
-// lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it was.
+// lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it
+// was.
 func (v *VMM) lastWords() string {
 	f, err := os.Open(filepath.Join(v.dir, logFile))
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// IDPrefix begins every id, as in forkd 0.5. A shell has its id before anybody asks for a sandbox, so ids are made here.
+// IDPrefix begins every id, as in forkd 0.5. A shell has its id before anybody asks for a sandbox,
+// so ids are made here.
 const IDPrefix = "sb-"
 
 func newID() string { return IDPrefix + snapshot.NewID() }

@@ -1,8 +1,9 @@
-// Package vmpool has the VM processes of the daemon's side: what one can do, how it is started and found again, and a
-// pool of those that wait for a fork.
+// Package vmpool has the VM processes of the daemon's side: what one can do, how it is started and
+// found again, and a pool of those that wait for a fork.
 //
-// A process in the pool is a shell: its VM is created and empty. What is put into it, and who owns it from then on, is
-// the business of those who take it; the control protocol is package vmmclient's.
+// A process in the pool is a shell: its VM is created and empty. What is put into it, and who owns
+// it from then on, is the business of those who take it; the control protocol is package
+// vmmclient's.
 package vmpool
 
 import (
@@ -16,12 +17,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// AtOnce is how many VMs are ended or taken over at the same time. To end one takes the kernel a while, most of it for
-// its memory; one that does not answer takes long to be taken over.
+// AtOnce is how many VMs are ended or taken over at the same time. To end one takes the kernel a
+// while, most of it for its memory; one that does not answer takes long to be taken over.
 const AtOnce = 16
 
-// Pool keeps size shells ready for every machine shape that was forked lately. It never makes a fork wait:
-// refilling happens in the background, one shell at a time, while no fork is running.
+// Pool keeps size shells ready for every machine shape that was forked lately. It never makes a
+// fork wait: refilling happens in the background, one shell at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
@@ -163,7 +164,8 @@ func (p *Pool) kick() {
 	}
 }
 
-// poolRetry is the pause after a shell could not be started, so that a host out of memory is not hammered.
+// poolRetry is the pause after a shell could not be started, so that a host out of memory is not
+// hammered.
 const poolRetry = 5 * time.Second
 
 func (p *Pool) run() {

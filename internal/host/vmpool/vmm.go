@@ -94,7 +94,8 @@ func WhileAlive(ctx context.Context, v VMM) (context.Context, func()) {
 	}
 }
 
-// Cause prefers the reason why ctx ended, of WhileAlive perhaps, to the broken connection that came of it.
+// Cause prefers the reason why ctx ended, of WhileAlive perhaps, to the broken connection that came
+// of it.
 func Cause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		return cause
@@ -115,8 +116,8 @@ func DescribeExit(x vm.Exit) string {
 	return x.Reason.String() + ": " + x.Detail
 }
 
-// IsShortage reports whether an error says nothing about the VM: it came of what the daemon ran out of, or (EAGAIN) of a
-// VMM that lives and has not taken the connections of earlier daemons yet.
+// IsShortage reports whether an error says nothing about the VM: it came of what the daemon ran out
+// of, or (EAGAIN) of a VMM that lives and has not taken the connections of earlier daemons yet.
 func IsShortage(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) ||
 		errors.Is(err, syscall.EAGAIN)

@@ -1,7 +1,8 @@
-// Package workspace gives sandboxes names under which they are suspended and brought back, also across reboots.
+// Package workspace gives sandboxes names under which they are suspended and brought back, also
+// across reboots.
 //
-// It keeps the names and which sandbox each stands for. Forking, suspending and ending that sandbox is done by package
-// sandbox.
+// It keeps the names and which sandbox each stands for. Forking, suspending and ending that sandbox
+// is done by package sandbox.
 package workspace
 
 import (
@@ -23,7 +24,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Workspace is a name for one sandbox that is suspended and brought back, also across reboots of the host.
+// Workspace is a name for one sandbox that is suspended and brought back, also across reboots of
+// the host.
 type Workspace struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
@@ -74,8 +76,8 @@ type Set struct {
 	byName map[string]*Workspace // without a sandbox while they are being created
 }
 
-// Open returns the workspaces that an earlier daemon has left in dir, which need not exist. Their sandboxes have been
-// recovered before.
+// Open returns the workspaces that an earlier daemon has left in dir, which need not exist. Their
+// sandboxes have been recovered before.
 func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
 	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace)}
 	return s, s.load()

@@ -114,8 +114,8 @@ func TestWorkspace(t *testing.T) {
 	}
 }
 
-// A workspace, suspended or not, survives those who end all sandboxes or its own, before and after a restart. Only who
-// deletes the workspace ends it.
+// A workspace, suspended or not, survives those who end all sandboxes or its own, before and after
+// a restart. Only who deletes the workspace ends it.
 func TestWorkspaceIsNotKilled(t *testing.T) {
 	w := newWorld(t)
 	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
@@ -165,8 +165,8 @@ func (m *meddler) Release(id string) error {
 	return m.Sandboxes.Release(id)
 }
 
-// A deletion that comes second leaves alone what the name stands for by then: the sandbox of a workspace that is
-// forgotten could not be deleted any more.
+// A deletion that comes second leaves alone what the name stands for by then: the sandbox of a
+// workspace that is forgotten could not be deleted any more.
 func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	w := newWorld(t)
 	defer w.stop()

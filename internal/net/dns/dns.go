@@ -1,10 +1,12 @@
-// Package dns answers the DNS queries of a sandbox: it asks the host's resolvers, remembers which addresses it gave for
-// which names, and limits how much can be said by way of questions and answers.
+// Package dns answers the DNS queries of a sandbox: it asks the host's resolvers, remembers which
+// addresses it gave for which names, and limits how much can be said by way of questions and
+// answers.
 //
-// A name that the policy does not let through is refused and not asked for. Only the question of a query gets out, in a
-// message of our own. There is no IPv6 outside, so questions for it are answered with nothing, as are those for service
-// bindings (RFC 9460), whose keys would hide from us which server a connection asks for. It listens on no socket: who has
-// one calls Answer. It caches nothing: the host's resolver does.
+// A name that the policy does not let through is refused and not asked for. Only the question of a
+// query gets out, in a message of our own. There is no IPv6 outside, so questions for it are
+// answered with nothing, as are those for service bindings (RFC 9460), whose keys would hide from
+// us which server a connection asks for. It listens on no socket: who has one calls Answer. It
+// caches nothing: the host's resolver does.
 package dns
 
 import (
@@ -18,8 +20,9 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one sandbox. Names have about 30 bytes, and most programs ask for a few. A tunnel through DNS puts its bytes
-// into names and into answers that are no addresses; what is left for one is some hundred bytes a second.
+// Limits of one sandbox. Names have about 30 bytes, and most programs ask for a few. A tunnel
+// through DNS puts its bytes into names and into answers that are no addresses; what is left for
+// one is some hundred bytes a second.
 const (
 	queriesPerSecond = 50
 	queryBurst       = 500
@@ -51,8 +54,9 @@ type Guest struct {
 	other    *rate.Limiter // bytes of answers that are no addresses
 }
 
-// New returns a Guest that has been given no address yet. allowed says whether the policy lets a name through, spelled as
-// package policy spells names, and refused is told of queries that were not answered.
+// New returns a Guest that has been given no address yet. allowed says whether the policy lets a
+// name through, spelled as package policy spells names, and refused is told of queries that were
+// not answered.
 func New(r *Resolver, allowed func(string) (bool, Reason), refused func(string, Reason)) *Guest {
 	return &Guest{resolver: r, allowed: allowed, refused: refused,
 		queries: rate.NewLimiter(queriesPerSecond, queryBurst),

@@ -277,8 +277,8 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 	}
 }
 
-// TestTunnelVolume: a guest that puts bytes into names, or gets them out of text records, is refused before it has moved
-// much, and so is one that asks without end.
+// TestTunnelVolume: a guest that puts bytes into names, or gets them out of text records, is
+// refused before it has moved much, and so is one that asks without end.
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"

@@ -8,11 +8,13 @@ import (
 )
 
 const (
-	// maxMemory bounds the pairs of name and address that are remembered for one sandbox. The oldest go first.
+	// maxMemory bounds the pairs of name and address that are remembered for one sandbox. The
+	// oldest go first.
 	maxMemory = 2048
 
-	// A pair is remembered for its TTL, but at least for minKeep: programs look a name up once and connect to the address
-	// for as long as they run. And at most for maxKeep, whatever the TTL says.
+	// A pair is remembered for its TTL, but at least for minKeep: programs look a name up once and
+	// connect to the address for as long as they run. And at most for maxKeep, whatever the TTL
+	// says.
 	minKeep = 10 * time.Minute
 	maxKeep = 24 * time.Hour
 )

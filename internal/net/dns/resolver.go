@@ -20,8 +20,8 @@ const (
 	tries      = 2               // rounds over all resolvers, as resolv.conf(5) has it
 	tryTimeout = 2 * time.Second // for one resolver to answer
 
-	// udpBytes is the largest answer that is asked for by UDP, in bytes: it passes every path unfragmented (DNS flag day
-	// 2020).
+	// udpBytes is the largest answer that is asked for by UDP, in bytes: it passes every path
+	// unfragmented (DNS flag day 2020).
 	udpBytes = 1232
 	maxBytes = 65535 // of an answer by TCP (RFC 1035 §4.2.2)
 )
@@ -34,7 +34,8 @@ type Resolver struct {
 // Set replaces the resolvers that are asked, in their order.
 func (r *Resolver) Set(servers []netip.AddrPort) { r.servers.Store(&servers) }
 
-// ask returns the answer to a question: the whole message, whose id is not the guest's. By UDP it may be truncated.
+// ask returns the answer to a question: the whole message, whose id is not the guest's. By UDP it
+// may be truncated.
 func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
 	servers := r.servers.Load()
 	if servers == nil || len(*servers) == 0 {

@@ -1,7 +1,9 @@
-// Package flowlog writes the flow log: one JSON line for each flow that ended and for those that were refused.
+// Package flowlog writes the flow log: one JSON line for each flow that ended and for those that
+// were refused.
 //
-// Whoever reports a flow never waits for the disk. What comes faster than it can be written is left out, and the next line
-// says how much. The package opens no file: the daemon donates one, opened for appending.
+// Whoever reports a flow never waits for the disk. What comes faster than it can be written is left
+// out, and the next line says how much. The package opens no file: the daemon donates one, opened
+// for appending.
 package flowlog
 
 import (

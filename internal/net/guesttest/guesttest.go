@@ -1,7 +1,9 @@
-// Package guesttest plays the guest at the other end of a frame socket, for tests: a gVisor stack with the addresses of a
-// VM, checksums and segmentation left to the device as a Linux guest leaves them, ARP included.
+// Package guesttest plays the guest at the other end of a frame socket, for tests: a gVisor stack
+// with the addresses of a VM, checksums and segmentation left to the device as a Linux guest leaves
+// them, ARP included.
 //
-// What no honest guest sends is written by Send. The package starts no VM, and knows nothing of forkd-net.
+// What no honest guest sends is written by Send. The package starts no VM, and knows nothing of
+// forkd-net.
 package guesttest
 
 import (

@@ -1,9 +1,9 @@
-// Package inspect checks what comes out of a frame socket before a network stack sees it. A guest writes these bytes, so
-// they are hostile: only IPv4 packets from the guest's own address reach the stack, and of ARP only questions for the
-// gateway's address are answered.
+// Package inspect checks what comes out of a frame socket before a network stack sees it. A guest
+// writes these bytes, so they are hostile: only IPv4 packets from the guest's own address reach the
+// stack, and of ARP only questions for the gateway's address are answered.
 //
-// It looks at one message at a time and remembers nothing. It does not decide where a guest may connect to, which is
-// package policy, and it does not reassemble fragments, which is the stack's.
+// It looks at one message at a time and remembers nothing. It does not decide where a guest may
+// connect to, which is package policy, and it does not reassemble fragments, which is the stack's.
 package inspect
 
 import (
@@ -46,7 +46,8 @@ type Packet struct {
 	Class Class
 	IP    []byte     // from its header to its end; of ARP everything behind the Ethernet header
 	To    netip.Addr // where an IP packet goes to
-	// Partial: the sender left the checksum of TCP or UDP to the device, so there is none to verify.
+	// Partial: the sender left the checksum of TCP or UDP to the device, so there is none to
+	// verify.
 	Partial bool
 	Opens   bool // the first segment of a TCP connection
 }
@@ -105,8 +106,8 @@ func Message(p []byte) (Packet, Reason) {
 	return Packet{}, Ethertype
 }
 
-// Wakes reports whether a message is one for which a stack is needed, by its first WakeBytes bytes. A Linux guest that does
-// not use its network sends a little IPv6 now and then.
+// Wakes reports whether a message is one for which a stack is needed, by its first WakeBytes bytes.
+// A Linux guest that does not use its network sends a little IPv6 now and then.
 func Wakes(p []byte) bool {
 	if len(p) < WakeBytes {
 		return false
@@ -215,7 +216,8 @@ func (k *Packet) tcp(fragment bool) Reason {
 	return ""
 }
 
-// icmp sorts out echo requests. The stack answers those to the gateway; it would answer all others, too.
+// icmp sorts out echo requests. The stack answers those to the gateway; it would answer all others,
+// too.
 func (k *Packet) icmp(fragment bool) Reason {
 	const echo = 8
 	switch {
@@ -234,7 +236,8 @@ func (k *Packet) icmp(fragment bool) Reason {
 	return ""
 }
 
-// offload checks that the virtio header asks for what a driver may ask for, about the packet that follows.
+// offload checks that the virtio header asks for what a driver may ask for, about the packet that
+// follows.
 func (k *Packet) offload(h []byte, fragment bool) Reason {
 	flags, gso := h[0], h[1]&^gsoECN
 	start, offset := binary.LittleEndian.Uint16(h[6:8]), binary.LittleEndian.Uint16(h[8:10])

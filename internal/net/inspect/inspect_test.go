@@ -10,7 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
-// message returns the message of a good IPv4 packet from the guest, and sum puts its checksum right after a change.
+// message returns the message of a good IPv4 packet from the guest, and sum puts its checksum right
+// after a change.
 func message(protocol byte, to [4]byte, payload ...byte) []byte {
 	p := make([]byte, ipBytes, ipBytes+len(payload))
 	p[0], p[8], p[9] = 0x45, 64, protocol
@@ -33,7 +34,8 @@ func sum(m []byte) []byte {
 	return m
 }
 
-// change returns m with bytes replaced from an offset on, and the checksum of the IP header put right.
+// change returns m with bytes replaced from an offset on, and the checksum of the IP header put
+// right.
 func change(m []byte, at int, to ...byte) []byte {
 	copy(m[at:], to)
 	return sum(m)
@@ -157,7 +159,8 @@ func TestARPReply(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever a guest sends, what is let through is from the guest's own address and lies within the message.
+// FuzzMessage: whatever a guest sends, what is let through is from the guest's own address and lies
+// within the message.
 func FuzzMessage(f *testing.F) {
 	f.Add(message(protoTCP, outside, tcpSegment(2)...))
 	f.Add(message(protoUDP, outside, make([]byte, 20)...))

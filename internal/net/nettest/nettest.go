@@ -1,8 +1,9 @@
-// Package nettest builds a small internet for tests: a network namespace in which servers of the test have public,
-// private and metadata addresses, joined by a pair of virtual devices to the namespace in which the test itself runs.
+// Package nettest builds a small internet for tests: a network namespace in which servers of the
+// test have public, private and metadata addresses, joined by a pair of virtual devices to the
+// namespace in which the test itself runs.
 //
-// Nothing in it is connected to the network of the computer. It needs root, or a kernel that gives its users namespaces of
-// their own, and the program ip; without them tests are skipped.
+// Nothing in it is connected to the network of the computer. It needs root, or a kernel that gives
+// its users namespaces of their own, and the program ip; without them tests are skipped.
 package nettest
 
 import (
@@ -22,13 +23,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv says that the test binary runs in a namespace of its own; its value is why it does not, if so.
+// insideEnv says that the test binary runs in a namespace of its own; its value is why it does not,
+// if so.
 const insideEnv = "FORKD_NETTEST"
 
 // Own is the address of the test's side, "the host".
 const Own = "10.77.0.1"
 
-// Run runs the tests of a package in a network namespace of their own. TestMain calls it, and exits with what it returns.
+// Run runs the tests of a package in a network namespace of their own. TestMain calls it, and exits
+// with what it returns.
 func Run(m *testing.M) int {
 	if _, inside := os.LookupEnv(insideEnv); inside {
 		return m.Run()
@@ -67,7 +70,8 @@ type World struct {
 	calls chan func()
 }
 
-// New makes a world in which servers may have the given addresses, and makes every address but the test's own lie in it.
+// New makes a world in which servers may have the given addresses, and makes every address but the
+// test's own lie in it.
 func New(t testing.TB, addrs ...string) *World {
 	t.Helper()
 	if why := os.Getenv(insideEnv); why != "" {
@@ -109,7 +113,8 @@ func New(t testing.TB, addrs ...string) *World {
 	return w
 }
 
-// ipProgram returns the path of ip, or "". Users other than root may not have its directory in their PATH.
+// ipProgram returns the path of ip, or "". Users other than root may not have its directory in
+// their PATH.
 func ipProgram() string {
 	for _, name := range []string{"ip", "/usr/sbin/ip", "/sbin/ip"} {
 		if path, err := exec.LookPath(name); err == nil {

@@ -1,8 +1,10 @@
-// Package peek finds out which server a TCP connection asks for from the first bytes that its client sends: the server
-// name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1 request (RFC 9112 §3.2).
+// Package peek finds out which server a TCP connection asks for from the first bytes that its
+// client sends: the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1
+// request (RFC 9112 §3.2).
 //
-// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing. How long it may take is
-// for the reader's deadline to say. What comes after, such as the Host inside of TLS, it cannot see.
+// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing.
+// How long it may take is for the reader's deadline to say. What comes after, such as the Host
+// inside of TLS, it cannot see.
 package peek
 
 import (
@@ -18,16 +20,16 @@ import (
 	"time"
 )
 
-// MaxBytes bounds what is read for a name: a ClientHello with keys for post-quantum exchanges has 2 KiB, and servers
-// take 8 KiB of HTTP headers.
+// MaxBytes bounds what is read for a name: a ClientHello with keys for post-quantum exchanges has 2
+// KiB, and servers take 8 KiB of HTTP headers.
 const MaxBytes = 16 << 10
 
 // recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
 const recordHandshake = 22
 
-// Server reads from r until it knows the server that the client names, and returns the name as package policy spells
-// names, or "" if there is none. Sent is all that was read. An error other than the end of r means that r failed; what
-// is neither TLS nor HTTP has no name and is no error.
+// Server reads from r until it knows the server that the client names, and returns the name as
+// package policy spells names, or "" if there is none. Sent is all that was read. An error other
+// than the end of r means that r failed; what is neither TLS nor HTTP has no name and is no error.
 func Server(r io.Reader) (name string, sent []byte, err error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
@@ -88,8 +90,9 @@ func httpName(in *bufio.Reader) string {
 	if err != nil {
 		return ""
 	}
-	// The host of an absolute URL goes before the header, which ReadRequest then leaves out. Servers differ in which of
-	// them they believe, so a proxy's form of a request is none that names a server here.
+	// The host of an absolute URL goes before the header, which ReadRequest then leaves out.
+	// Servers differ in which of them they believe, so a proxy's form of a request is none that
+	// names a server here.
 	if req.URL.Host != "" || req.Method == http.MethodConnect {
 		return ""
 	}
@@ -100,8 +103,8 @@ func httpName(in *bufio.Reader) string {
 	return canonical(host)
 }
 
-// canonical returns a name in lower case and without the dot at its end, or "" for what is no name: the characters of
-// host names (RFC 1123 §2.1), and underscores.
+// canonical returns a name in lower case and without the dot at its end, or "" for what is no name:
+// the characters of host names (RFC 1123 §2.1), and underscores.
 func canonical(name string) string {
 	name = strings.ToLower(strings.TrimSuffix(name, "."))
 	if len(name) > 253 {

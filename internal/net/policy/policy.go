@@ -1,10 +1,10 @@
-// Package policy decides whether a sandbox may open a connection: Decide is one pure function over the sandbox's policy
-// and what is known of the connection, and says why.
+// Package policy decides whether a sandbox may open a connection: Decide is one pure function over
+// the sandbox's policy and what is known of the connection, and says why.
 //
-// It opens nothing, remembers nothing and asks nobody: which names an address was given for, and what a connection calls
-// its server, is for the caller to find out (packages dns and peek). The ranges that are closed come from the IANA
-// registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of the large clouds that lie
-// outside of 169.254.0.0/16.
+// It opens nothing, remembers nothing and asks nobody: which names an address was given for, and
+// what a connection calls its server, is for the caller to find out (packages dns and peek). The
+// ranges that are closed come from the IANA registry of special-purpose IPv4 addresses (RFC 6890);
+// the metadata addresses are those of the large clouds that lie outside of 169.254.0.0/16.
 package policy
 
 import (
@@ -127,7 +127,8 @@ var closedRanges = []closed{
 //  4. What is still closed is refused, as is DNS past the gateway.
 //  5. Mode public and open let the rest through. Mode allow wants a rule by name for it.
 //
-// Where a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has named its server.
+// Where a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has
+// named its server.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	addr := f.To.Addr().Unmap()
 	if !addr.Is4() {
@@ -173,8 +174,9 @@ func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged closed) (Verdict
 	return allowName(p, f)
 }
 
-// allowName decides by the rules for names, which need that DNS gave the address for an allowed name, and where the
-// connection says its server's name, that DNS gave the address for that one and it is allowed as well.
+// allowName decides by the rules for names, which need that DNS gave the address for an allowed
+// name, and where the connection says its server's name, that DNS gave the address for that one and
+// it is allowed as well.
 func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	given := slices.ContainsFunc(f.Names, func(name string) bool { return matchName(p.Allow, f, name) })
 	switch {
@@ -194,7 +196,8 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	return Pass, ByName
 }
 
-// denied reports whether a rule of Deny matches the address, a name it was given for, or the name that was peeked.
+// denied reports whether a rule of Deny matches the address, a name it was given for, or the name
+// that was peeked.
 func denied(p *netproto.Policy, f *Flow, addr netip.Addr) bool {
 	for i := range p.Deny {
 		r := &p.Deny[i]
@@ -262,8 +265,8 @@ func matchPort(r *netproto.Rule, f *Flow) bool {
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for a deny rule, which without a port means all of them: who denies a name does not mean
-// to leave its SSH server open.
+// matchDenyPort is matchPort for a deny rule, which without a port means all of them: who denies a
+// name does not mean to leave its SSH server open.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -279,14 +282,14 @@ func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
 
-// isDNS reports whether a flow would ask another resolver than ours: DNS (RFC 1035), and DNS over TLS and QUIC (RFC 7858,
-// RFC 9250).
+// isDNS reports whether a flow would ask another resolver than ours: DNS (RFC 1035), and DNS over
+// TLS and QUIC (RFC 7858, RFC 9250).
 func isDNS(f *Flow) bool {
 	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
 }
 
-// closedRange returns the closed range of an address; without a reason if it has none. The host's own addresses are
-// ranges of one address each, wherever they lie, but loopback stays loopback.
+// closedRange returns the closed range of an address; without a reason if it has none. The host's
+// own addresses are ranges of one address each, wherever they lie, but loopback stays loopback.
 func closedRange(addr netip.Addr, own bool) closed {
 	i := slices.IndexFunc(closedRanges, func(c closed) bool { return c.prefix.Contains(addr) })
 	switch {

@@ -130,7 +130,8 @@ func TestDecide(t *testing.T) {
 		{open, "", "tcp/[fd00:ec2::254]:80", Refuse, IPv6},
 		{open, "", "tcp/[64:ff9b::7f00:1]:80", Refuse, IPv6},
 		{open, "", "tcp/[2606:4700::1111]:443", Refuse, IPv6},
-		// Mode public: exceptions are opened by address, by a rule that lies within the closed range.
+		// Mode public: exceptions are opened by address, by a rule that lies within the closed
+		// range.
 		{public, "10.1.0.0/16", "tcp/10.1.2.3:80", Pass, ByRule},
 		{public, "10.1.0.0/16", "tcp/10.2.2.3:80", Refuse, Private},
 		{public, "10.1.0.0/16:5432", "tcp/10.1.2.3:80", Refuse, Private},
@@ -281,8 +282,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// FuzzDecide: a decision is final once the server is known, mode none passes nothing, and loopback is passed only by a
-// rule for it.
+// FuzzDecide: a decision is final once the server is known, mode none passes nothing, and loopback
+// is passed only by a rule for it.
 func FuzzDecide(f *testing.F) {
 	f.Add(uint8(2), []byte{1, 1, 1, 1}, uint16(443), uint8(0), "a.example", "a.example", "a.example")
 	f.Add(uint8(4), []byte{127, 0, 0, 1}, uint16(53), uint8(1), "", "", "0.0.0.0/0")

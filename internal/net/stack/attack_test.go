@@ -135,8 +135,8 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 	return string(p[:n]), err
 }
 
-// handshake begins TLS with a server name, and returns how the server's end of it went: echo servers answer nonsense, so
-// that the client's error says whether its bytes came back.
+// handshake begins TLS with a server name, and returns how the server's end of it went: echo
+// servers answer nonsense, so that the client's error says whether its bytes came back.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
 	c, err := r.dial(t, to)
@@ -221,8 +221,8 @@ func TestAttackForgedSNI(t *testing.T) {
 	r.mustCount(t, "name-address", 1)
 }
 
-// TestAttackOtherServerName: the right address, but the connection asks for a server that is not allowed. The Host inside of
-// TLS is the server's to check: the gateway cannot read it.
+// TestAttackOtherServerName: the right address, but the connection asks for a server that is not
+// allowed. The Host inside of TLS is the server's to check: the gateway cannot read it.
 func TestAttackOtherServerName(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":443"), echo)
@@ -294,8 +294,9 @@ func TestAttackNameNotAllowed(t *testing.T) {
 	r.mustCount(t, "no-rule", 2)
 }
 
-// TestAttackClosedAddresses: metadata, loopback in its spellings, the daemon's API on the host's own addresses, other
-// sandboxes, as programs with raw sockets would try them. A server listens where there can be one.
+// TestAttackClosedAddresses: metadata, loopback in its spellings, the daemon's API on the host's
+// own addresses, other sandboxes, as programs with raw sockets would try them. A server listens
+// where there can be one.
 func TestAttackClosedAddresses(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, metadata+":80"), echo)
@@ -339,7 +340,8 @@ func TestAttackIPv6(t *testing.T) {
 	waitFor(t, "it is dropped", func() bool { return r.counters.Dropped.Load() == 1 })
 }
 
-// TestAttackSpoofedSource: packets from other addresses than the guest's, and ARP that claims or asks for others.
+// TestAttackSpoofedSource: packets from other addresses than the guest's, and ARP that claims or
+// asks for others.
 func TestAttackSpoofedSource(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

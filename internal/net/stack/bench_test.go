@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// The guest of these benchmarks is a gVisor stack in the same process, so that it takes half of the time; what counts is
-// the comparison with an earlier run.
+// The guest of these benchmarks is a gVisor stack in the same process, so that it takes half of the
+// time; what counts is the comparison with an earlier run.
 
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b)

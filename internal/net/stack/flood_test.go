@@ -28,8 +28,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestAttackSYNFlood: connections are opened without end, to where nobody answers. What waits is bounded, and another
-// sandbox gets through meanwhile.
+// TestAttackSYNFlood: connections are opened without end, to where nobody answers. What waits is
+// bounded, and another sandbox gets through meanwhile.
 func TestAttackSYNFlood(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -44,7 +44,8 @@ func TestAttackSYNFlood(t *testing.T) {
 			}
 		}
 	}
-	// Each connection that is being opened has its goroutine, and a few of the standard library's while it is dialled.
+	// Each connection that is being opened has its goroutine, and a few of the standard library's
+	// while it is dialled.
 	if n := runtime.NumGoroutine() - before; n > 4*maxOpening+100 {
 		t.Errorf("%d goroutines", n)
 	}
@@ -54,8 +55,8 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder.mustCount(t, openRate, 1)
 }
 
-// TestAttackHalfOpen: connections whose client says nothing, where a name decides. They end by themselves, and there are
-// only so many.
+// TestAttackHalfOpen: connections whose client says nothing, where a name decides. They end by
+// themselves, and there are only so many.
 func TestAttackHalfOpen(t *testing.T) {
 	w := newWorld(t)
 	h := NewHost(10000)
@@ -75,8 +76,8 @@ func TestAttackHalfOpen(t *testing.T) {
 	waitFor(t, "they are gone", func() bool { return r.counters.Open.Load() == 0 })
 }
 
-// TestAttackSlowReader: a guest that asks for much and reads nothing, and a server that does so. What waits for them is
-// bounded, and the sandbox's other connections go on.
+// TestAttackSlowReader: a guest that asks for much and reads nothing, and a server that does so.
+// What waits for them is bounded, and the sandbox's other connections go on.
 func TestAttackSlowReader(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end
@@ -126,8 +127,8 @@ func (c *Counters) moving(s *Stack) (n uint64) {
 	return n
 }
 
-// TestAttackFragments: fragments that overlap, that never become whole, and those of protocols that need none; and packets
-// with bad checksums. The stack keeps little of them, and carries on.
+// TestAttackFragments: fragments that overlap, that never become whole, and those of protocols that
+// need none; and packets with bad checksums. The stack keeps little of them, and carries on.
 func TestAttackFragments(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)

@@ -39,7 +39,8 @@ type flow struct {
 	err     error
 }
 
-// enter counts a task of the stack's that another than the stack has started. It returns false if the stack is closed.
+// enter counts a task of the stack's that another than the stack has started. It returns false if
+// the stack is closed.
 func (s *Stack) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +71,8 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow, now that it is known what the connection said first, if anything was read of it.
+// decide asks the policy about a flow, now that it is known what the connection said first, if
+// anything was read of it.
 func (s *Stack) decide(f *flow, peeked bool, server string) policy.Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,8 +29,8 @@ func NewHost(sockets int) *Host {
 	return &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 }
 
-// SetOwn says which addresses the host has. Those that it gets later are found as well; this is for addresses that only
-// others know to be the host's, such as that before a NAT.
+// SetOwn says which addresses the host has. Those that it gets later are found as well; this is for
+// addresses that only others know to be the host's, such as that before a NAT.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
@@ -41,7 +41,8 @@ func (h *Host) isOwn(addr netip.Addr) bool {
 	return isLocal(addr)
 }
 
-// isLocal asks the kernel for the way to an address: to one of its own, it goes from that address. Nothing is sent.
+// isLocal asks the kernel for the way to an address: to one of its own, it goes from that address.
+// Nothing is sent.
 func isLocal(addr netip.Addr) bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -29,8 +29,9 @@ const (
 	refusalBurst      = 100
 )
 
-// Sizes of buffers, in bytes. The guest is as near as a copy of memory, so a window of maxBuffer does not slow a
-// connection down; a sandbox with many connections gets smaller ones, so that it holds less than 100 MiB.
+// Sizes of buffers, in bytes. The guest is as near as a copy of memory, so a window of maxBuffer
+// does not slow a connection down; a sandbox with many connections gets smaller ones, so that it
+// holds less than 100 MiB.
 const (
 	maxBuffer     = 256 << 10
 	defaultBuffer = 64 << 10

@@ -17,24 +17,25 @@ import (
 )
 
 const (
-	// queueBytes bounds the packets that wait for room in the frame socket. What is beyond is dropped, as a switch does;
-	// TCP then slows down.
+	// queueBytes bounds the packets that wait for room in the frame socket. What is beyond is
+	// dropped, as a switch does; TCP then slows down.
 	queueBytes = 1 << 20
 
 	linkHeaderBytes = frame.HeaderBytes + header.EthernetMinimumSize
 
-	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of the largest length.
+	// gsoBytes bounds a segment whose segmentation is left to the guest: an IPv4 packet of the
+	// largest length.
 	gsoBytes = 65535 - header.IPv4MinimumSize - header.TCPHeaderMaximumSize
 )
 
-// link is the gVisor link endpoint on a frame socket. Nothing waits in it: packets that the socket has no room for are
-// queued, and a goroutine that lives only while there are some writes them.
+// link is the gVisor link endpoint on a frame socket. Nothing waits in it: packets that the socket
+// has no room for are queued, and a goroutine that lives only while there are some writes them.
 type link struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// validated is what Capabilities says of the checksums of received packets. The stack asks for each packet that
-	// it is given, in the goroutine that gives it.
+	// validated is what Capabilities says of the checksums of received packets. The stack asks for
+	// each packet that it is given, in the goroutine that gives it.
 	validated  atomic.Bool
 	dropped    *atomic.Uint64
 	dispatcher gvisor.NetworkDispatcher
@@ -177,7 +178,8 @@ func sendBuffers(fd int, buffers [][]byte) error {
 	}
 }
 
-// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: what leaves it goes to the guest.
+// The rest of gvisor.LinkEndpoint. The link has no addresses to resolve: what leaves it goes to the
+// guest.
 
 func (l *link) MTU() uint32                             { return frame.MTU }
 func (l *link) SetMTU(uint32)                           {}

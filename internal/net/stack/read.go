@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/net/inspect"
 )
 
-// read takes messages off the frame socket until its peer is gone. A guest that sends more packets than it may waits, as
-// nobody takes its frames; nothing is lost by that.
+// read takes messages off the frame socket until its peer is gone. A guest that sends more packets
+// than it may waits, as nobody takes its frames; nothing is lost by that.
 func (s *Stack) read() {
 	defer close(s.ended)
 	for {
@@ -69,7 +69,8 @@ func (s *Stack) take(message []byte) {
 // openRate is why a SYN was dropped that is one of too many.
 const openRate = "open-rate"
 
-// deliver gives a packet to the stack, which takes checksums for good that the sender left to the device.
+// deliver gives a packet to the stack, which takes checksums for good that the sender left to the
+// device.
 func (s *Stack) deliver(packet inspect.Packet) {
 	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{Payload: buffer.MakeWithData(packet.IP)})
 	defer pkt.DecRef()

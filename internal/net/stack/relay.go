@@ -13,16 +13,16 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// relay joins a guest's connection with one to the outside until both have ended. A side that ends its half is passed
-// on, and so is a reset. No direction holds a buffer while it waits for bytes.
+// relay joins a guest's connection with one to the outside until both have ended. A side that ends
+// its half is passed on, and so is a reset. No direction holds a buffer while it waits for bytes.
 type relay struct {
 	*flow
 	*conn
 	out *net.TCPConn
 }
 
-// chunks are the buffers that bytes pass through: at most one for each direction of each flow in which bytes move, and
-// one for each frame socket that is being read.
+// chunks are the buffers that bytes pass through: at most one for each direction of each flow in
+// which bytes move, and one for each frame socket that is being read.
 type chunks struct{ pool sync.Pool }
 
 func (c *chunks) take() *[]byte {
@@ -35,7 +35,8 @@ func (c *chunks) take() *[]byte {
 
 func (c *chunks) give(p *[]byte) { c.pool.Put(p) }
 
-// run forwards what was read of the guest already, and then everything. It returns when the flow has ended.
+// run forwards what was read of the guest already, and then everything. It returns when the flow
+// has ended.
 func (r *relay) run(sent []byte) {
 	stop := context.AfterFunc(r.ctx, r.reset)
 	var done sync.WaitGroup
@@ -171,7 +172,8 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk is the caller's.
+// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk is the
+// caller's.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
 }, pool *chunks) (chunk *[]byte, n int, err error) {

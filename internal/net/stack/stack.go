@@ -1,10 +1,12 @@
-// Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the sandbox's frame socket, which
-// ends the guest's connections and opens others in their place, from this process to the outside.
+// Package stack gives one sandbox its network: a user-space TCP/IP stack (gVisor's) on the
+// sandbox's frame socket, which ends the guest's connections and opens others in their place, from
+// this process to the outside.
 //
-// Every flow is decided by package policy before anything is opened, and again when the policy changes. Where a name
-// decides, the guest's first bytes are read before the outside is dialled. Outside is IPv4 only. What a guest can make the
-// process hold is bounded: connections, connections that are not open yet, bytes that wait, packets in a second; a flow
-// over which nothing passes ends. The package knows neither the daemon nor other sandboxes.
+// Every flow is decided by package policy before anything is opened, and again when the policy
+// changes. Where a name decides, the guest's first bytes are read before the outside is dialled.
+// Outside is IPv4 only. What a guest can make the process hold is bounded: connections, connections
+// that are not open yet, bytes that wait, packets in a second; a flow over which nothing passes
+// ends. The package knows neither the daemon nor other sandboxes.
 package stack
 
 import (
@@ -64,8 +66,8 @@ type Stack struct {
 	flows  map[*flow]struct{}
 }
 
-// New makes a stack on file, a frame socket that does not block, and begins to read from it. It takes over file, and ends
-// with Close; Ended says when the peer is gone.
+// New makes a stack on file, a frame socket that does not block, and begins to read from it. It
+// takes over file, and ends with Close; Ended says when the peer is gone.
 func New(host *Host, id string, file *os.File, p netproto.Policy, l netproto.Limits, c *Counters) (*Stack, error) {
 	link, err := newLink(file, &c.Dropped)
 	if err != nil {
@@ -145,7 +147,8 @@ func (s *Stack) configureTCP() tcpip.Error {
 // Ended is closed when the peer of the frame socket is gone.
 func (s *Stack) Ended() <-chan struct{} { return s.ended }
 
-// Close resets all connections and frees the stack and its socket. It waits until nothing of it runs any more.
+// Close resets all connections and frees the stack and its socket. It waits until nothing of it
+// runs any more.
 func (s *Stack) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -161,8 +164,8 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy and limits. Flows that the policy does not let through are reset, and so are those about which
-// it would have to know the name of a server that nobody has looked at.
+// SetPolicy replaces policy and limits. Flows that the policy does not let through are reset, and
+// so are those about which it would have to know the name of a server that nobody has looked at.
 func (s *Stack) SetPolicy(p netproto.Policy, l netproto.Limits) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

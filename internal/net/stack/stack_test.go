@@ -45,7 +45,8 @@ func newWorld(t testing.TB) *nettest.World {
 	return nettest.New(t, web, web2, private, metadata, foreign, resolver)
 }
 
-// newRig makes a guest with a policy: "allow example.com !1.2.3.4", as package policy's tests write them.
+// newRig makes a guest with a policy: "allow example.com !1.2.3.4", as package policy's tests write
+// them.
 func newRig(t testing.TB, w *nettest.World, policy string) *rig {
 	t.Helper()
 	return addRig(t, w, NewHost(10000), policy, netproto.Limits{})
@@ -132,7 +133,8 @@ func pattern(n int) []byte {
 	return p[:n]
 }
 
-// Bytes come back as they were sent, in both directions at once, and the end of each direction passes by itself.
+// Bytes come back as they were sent, in both directions at once, and the end of each direction
+// passes by itself.
 func TestTCPCarriesEveryByte(t *testing.T) {
 	w := newWorld(t)
 	nettest.Serve(w.Listen(t, web+":80"), echo)
@@ -289,8 +291,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// allowPing lets this namespace have ping sockets. Where it cannot, the answer is that the destination is unreachable,
-// which TestEchoWithoutPingSockets looks at.
+// allowPing lets this namespace have ping sockets. Where it cannot, the answer is that the
+// destination is unreachable, which TestEchoWithoutPingSockets looks at.
 func allowPing(t *testing.T) {
 	t.Helper()
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 0"), 0); err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeUDP begins a flow with the first packet between a pair of ports. Where it does not, the stack answers that the port
-// is unreachable.
+// takeUDP begins a flow with the first packet between a pair of ports. Where it does not, the stack
+// answers that the port is unreachable.
 func (s *Stack) takeUDP(r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	to := destination(id.LocalAddress, id.LocalPort)
@@ -67,7 +67,8 @@ func (s *Stack) makeRoomUDP() {
 	}
 }
 
-// relayUDP forwards packets both ways until the flow is idle for too long or the outside answers that there is nobody.
+// relayUDP forwards packets both ways until the flow is idle for too long or the outside answers
+// that there is nobody.
 func (s *Stack) relayUDP(f *flow, c *conn, out *net.UDPConn) {
 	defer s.end(f)
 	defer context.AfterFunc(f.ctx, func() {

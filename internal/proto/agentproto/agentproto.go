@@ -1,10 +1,11 @@
-// Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports the agent listens
-// on, the control protocol, and the fork messages by which a guest is prepared for forks and a forked one is told of its
-// new identity and confirms it.
+// Package agentproto is the part of the host-guest interface that is forkd's own: the vsock ports
+// the agent listens on, the control protocol, and the fork messages by which a guest is prepared
+// for forks and a forked one is told of its new identity and confirms it.
 //
-// Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The control protocol is
-// newline-delimited JSON on one vsock stream, one reply per request, without HTTP. Fork messages have a port and a
-// binary form of their own (see Forked.Append): every page that their handling touches is copied in every child.
+// Everything else in the guest speaks the E2B protocols (see Envd and CodeInterpreter ports). The
+// control protocol is newline-delimited JSON on one vsock stream, one reply per request, without
+// HTTP. Fork messages have a port and a binary form of their own (see Forked.Append): every page
+// that their handling touches is copied in every child.
 package agentproto
 
 import "time"
@@ -28,11 +29,12 @@ const (
 // Version is the agent's protocol version; a daemon refuses an agent with another one.
 const Version = 4
 
-// EvalGrace is how long evaluated code may take to end after its timeout has passed and it was interrupted. Then its
-// interpreter is killed.
+// EvalGrace is how long evaluated code may take to end after its timeout has passed and it was
+// interrupted. Then its interpreter is killed.
 const EvalGrace = 5 * time.Second
 
-// GroupHeader on envd's SendSignal asks for the signal to go to the process group, whatever its value. It is forkd's own.
+// GroupHeader on envd's SendSignal asks for the signal to go to the process group, whatever its
+// value. It is forkd's own.
 const GroupHeader = "Forkd-Group"
 
 // Ready is what the agent announces when every service listens and the warm interpreters are up.

@@ -5,19 +5,20 @@ import (
 	"time"
 )
 
-// A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian. The agent answers with
-// one byte, a DialAnswer. After DialOK the stream is the connection, byte for byte, and the end of one direction is passed
-// on as such; after any other answer the agent closes it.
+// A stream to DialPort begins with a TCP port of the guest's loopback: two bytes, little-endian.
+// The agent answers with one byte, a DialAnswer. After DialOK the stream is the connection, byte
+// for byte, and the end of one direction is passed on as such; after any other answer the agent
+// closes it.
 
 // DialSize is how long the request is, in bytes. The answer is one byte.
 const DialSize = 2
 
-// DialTimeout is how long the agent tries each of the two loopback addresses. Nothing there takes long but a server
-// whose queue of connections is full.
+// DialTimeout is how long the agent tries each of the two loopback addresses. Nothing there takes
+// long but a server whose queue of connections is full.
 const DialTimeout = 5 * time.Second
 
-// MaxDialed is how many connections to ports an agent carries at once. The guest's vsock device has 256 streams for
-// everything.
+// MaxDialed is how many connections to ports an agent carries at once. The guest's vsock device has
+// 256 streams for everything.
 const MaxDialed = 112
 
 // DialAnswer says what became of a request to DialPort.

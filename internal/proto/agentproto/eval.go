@@ -1,7 +1,7 @@
 package agentproto
 
-// ExecuteRequest is the body of POST /execute on the code interpreter's port. The protocol is E2B's, with two fields of
-// forkd's own.
+// ExecuteRequest is the body of POST /execute on the code interpreter's port. The protocol is
+// E2B's, with two fields of forkd's own.
 type ExecuteRequest struct {
 	Code      string            `json:"code"`
 	ContextID string            `json:"context_id,omitempty"`

@@ -24,7 +24,8 @@ const (
 	kindPrepare kind = 2
 )
 
-// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it answers.
+// Forked tells a guest that it is a new copy of an older one. The agent applies all of it before it
+// answers.
 type Forked struct {
 	Entropy       []byte // 32 bytes or more, unique to this guest
 	RealtimeNanos int64  // host CLOCK_REALTIME when sent, ns since 1970
@@ -32,8 +33,8 @@ type Forked struct {
 	Env           map[string]string // added to the environment of later processes and evals
 }
 
-// Append appends the message to b: its length, its kind, then RealtimeNanos, Entropy, Hostname, the number of variables,
-// and the name and value of each, as package codec encodes them.
+// Append appends the message to b: its length, its kind, then RealtimeNanos, Entropy, Hostname, the
+// number of variables, and the name and value of each, as package codec encodes them.
 func (f *Forked) Append(b []byte) ([]byte, error) {
 	var w codec.Writer
 	w.U8(uint8(kindForked))
@@ -52,15 +53,16 @@ func (f *Forked) Append(b []byte) ([]byte, error) {
 	return appendMessage(b, w.Bytes()), nil
 }
 
-// QuietTime is how long a guest must be left alone after it has answered AppendPrepare, before it is saved. What a busy
-// guest has left to do later, such as freeing memory, ending timers of its disk and putting threads to sleep, it does
-// then, once, and not in every child.
+// QuietTime is how long a guest must be left alone after it has answered AppendPrepare, before it
+// is saved. What a busy guest has left to do later, such as freeing memory, ending timers of its
+// disk and putting threads to sleep, it does then, once, and not in every child.
 const QuietTime = 3 * time.Second
 
 // AppendPrepare appends the message that makes a guest ready to be saved and forked, see QuietTime.
 func AppendPrepare(b []byte) []byte { return appendMessage(b, []byte{uint8(kindPrepare)}) }
 
-// Received is a message in the guest. Its byte slices alias the message, so that a fork without variables costs no memory.
+// Received is a message in the guest. Its byte slices alias the message, so that a fork without
+// variables costs no memory.
 type Received struct {
 	Prepare bool // of AppendPrepare; the rest is empty
 
@@ -114,7 +116,8 @@ func Length(head []byte, max int) (int, error) {
 	return int(n), nil
 }
 
-// AppendAnswer appends the agent's answer to b: the text of err, or nothing if the guest took up its identity.
+// AppendAnswer appends the agent's answer to b: the text of err, or nothing if the guest took up
+// its identity.
 func AppendAnswer(b []byte, err error) []byte {
 	if err == nil {
 		return appendMessage(b, nil)

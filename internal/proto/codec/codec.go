@@ -1,9 +1,10 @@
-// Package codec encodes the small binary records that forkd's processes exchange and store: control messages between
-// daemon and VMM, and saved device state.
+// Package codec encodes the small binary records that forkd's processes exchange and store: control
+// messages between daemon and VMM, and saved device state.
 //
-// Integers are little-endian and of fixed width; byte strings carry a 32-bit length. A Reader never panics and never
-// allocates more than its input holds, so it may be fed hostile bytes. The package does not know any message: it has
-// no reflection, no field names and no versions, which belong to its callers.
+// Integers are little-endian and of fixed width; byte strings carry a 32-bit length. A Reader never
+// panics and never allocates more than its input holds, so it may be fed hostile bytes. The package
+// does not know any message: it has no reflection, no field names and no versions, which belong to
+// its callers.
 package codec
 
 import (
@@ -14,7 +15,8 @@ import (
 // ErrShort reports input that ended before the value that was read.
 var ErrShort = errors.New("truncated record")
 
-// Kind is the first byte of a message on a control socket. Every protocol gives its numbers meanings of its own.
+// Kind is the first byte of a message on a control socket. Every protocol gives its numbers
+// meanings of its own.
 type Kind uint8
 
 // Message is a value that can be encoded.
@@ -62,8 +64,8 @@ func (w *Writer) String(s string) {
 	w.buf = append(w.buf, s...)
 }
 
-// Reader takes values off a byte slice. After the first failure every method returns a zero value and Err reports the
-// failure, so callers check once, at the end.
+// Reader takes values off a byte slice. After the first failure every method returns a zero value
+// and Err reports the failure, so callers check once, at the end.
 type Reader struct {
 	buf []byte
 	err error
@@ -140,8 +142,8 @@ func (r *Reader) Blob() []byte { return r.Raw(r.count(1)) }
 // String takes a length and that many bytes.
 func (r *Reader) String() string { return string(r.Blob()) }
 
-// Count takes an element count and checks that so many elements of at least size bytes can still follow, so that a
-// caller may allocate for them.
+// Count takes an element count and checks that so many elements of at least size bytes can still
+// follow, so that a caller may allocate for them.
 func (r *Reader) Count(size int) int { return r.count(size) }
 
 func (r *Reader) count(size int) int {

@@ -1,7 +1,8 @@
-// Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on SOCK_SEQPACKET unix
-// sockets.
+// Package ctlsock sends and receives the messages of vmmproto and netproto with file descriptors on
+// SOCK_SEQPACKET unix sockets.
 //
-// It knows the framing (one kind byte, then the body, one packet a message) and nothing of the messages.
+// It knows the framing (one kind byte, then the body, one packet a message) and nothing of the
+// messages.
 package ctlsock
 
 import (
@@ -23,8 +24,8 @@ const MaxMessage = 1 << 20
 // MaxFDs is the most descriptors one message carries (Linux's SCM_MAX_FD).
 const MaxFDs = 253
 
-// Conn is one end of a control connection. One goroutine may receive while others send. Nothing reaches the descriptor
-// after Close, whose number may be another file's by then.
+// Conn is one end of a control connection. One goroutine may receive while others send. Nothing
+// reaches the descriptor after Close, whose number may be another file's by then.
 type Conn struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -34,9 +35,9 @@ type Conn struct {
 
 // newConn takes over fd, a connected SOCK_SEQPACKET socket.
 func newConn(fd int) (*Conn, error) {
-	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without CAP_NET_ADMIN it
-	// caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to about 400 KiB pass, and larger ones
-	// fail to be sent.
+	// Room for the largest message; the kernel doubles the figure for its own bookkeeping. Without
+	// CAP_NET_ADMIN it caps it at net.core.wmem_max, commonly 208 KiB: then only messages of up to
+	// about 400 KiB pass, and larger ones fail to be sent.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, MaxMessage) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, MaxMessage)
 	}
@@ -60,9 +61,10 @@ func Listen(path string) (fd int, err error) {
 	return fd, nil
 }
 
-// Dial connects to the socket at path. It does not wait: a listener that has taken none of many connections is an error.
-// The connection is one that Go's poller waits for. A daemon has hundreds of them, and receiving in a system call would
-// keep a processor of its scheduler from other goroutines until the runtime notices, which takes up to 20 ms.
+// Dial connects to the socket at path. It does not wait: a listener that has taken none of many
+// connections is an error. The connection is one that Go's poller waits for. A daemon has hundreds
+// of them, and receiving in a system call would keep a processor of its scheduler from other
+// goroutines until the runtime notices, which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -74,8 +76,8 @@ func Dial(path string) (*Conn, error) {
 	return newConn(fd)
 }
 
-// Accept takes the next connection from a listening socket. A process with one connection receives in a system call: the
-// poller would cost it memory.
+// Accept takes the next connection from a listening socket. A process with one connection receives
+// in a system call: the poller would cost it memory.
 func Accept(listener int) (*Conn, error) {
 	for {
 		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
@@ -126,8 +128,8 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return nil
 }
 
-// Receive waits for one message. The descriptors become the caller's; the body is valid until the next call. At the
-// end of the connection it returns io.EOF.
+// Receive waits for one message. The descriptors become the caller's; the body is valid until the
+// next call. At the end of the connection it returns io.EOF.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))

@@ -1,12 +1,14 @@
-// Package frame is the contract between a virtual machine's network device and forkd-net: how Ethernet frames travel over
-// the socket that joins them, and the addresses of the two ends, which are the same in every VM.
+// Package frame is the contract between a virtual machine's network device and forkd-net: how
+// Ethernet frames travel over the socket that joins them, and the addresses of the two ends, which
+// are the same in every VM.
 //
-// One message of the socket is one struct virtio_net_hdr_v1 (virtio 1.2 §5.1.6, HeaderBytes long, num_buffers 0)
-// followed by one frame, which may be longer than the MTU where the header asks for segmentation. Neither end waits for
-// the other: what does not fit stays where it is, and what has no peer is dropped.
+// One message of the socket is one struct virtio_net_hdr_v1 (virtio 1.2 §5.1.6, HeaderBytes long,
+// num_buffers 0) followed by one frame, which may be longer than the MTU where the header asks for
+// segmentation. Neither end waits for the other: what does not fit stays where it is, and what has
+// no peer is dropped.
 //
-// The package has the values and makes the socket. It parses no frame. It keeps away from the packages net and net/netip,
-// which a VMM must not link.
+// The package has the values and makes the socket. It parses no frame. It keeps away from the
+// packages net and net/netip, which a VMM must not link.
 package frame
 
 import (
@@ -17,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses inside a VM. 192.0.2.0/24 is TEST-NET-1 (RFC 5737): no network of a user has it. No address is shared between
-// VMs, so a fork has none to change.
+// Addresses inside a VM. 192.0.2.0/24 is TEST-NET-1 (RFC 5737): no network of a user has it. No
+// address is shared between VMs, so a fork has none to change.
 const (
 	Prefix     = "192.0.2.0/24"
 	Guest      = "192.0.2.2"
@@ -42,12 +44,13 @@ const (
 	MaxMessage  = HeaderBytes + MaxFrame
 )
 
-// BufferBytes is the room that each end asks for, in bytes: three of the longest messages and their bookkeeping, so that
-// one can be written while another is read. The kernel caps it at net.core.wmem_max, commonly 208 KiB, and counts its
-// own bookkeeping against it.
+// BufferBytes is the room that each end asks for, in bytes: three of the longest messages and their
+// bookkeeping, so that one can be written while another is read. The kernel caps it at
+// net.core.wmem_max, commonly 208 KiB, and counts its own bookkeeping against it.
 const BufferBytes = 256 << 10
 
-// Pair makes a socket for frames. One end is donated to a VMM, the other to forkd-net; the caller closes its own copies.
+// Pair makes a socket for frames. One end is donated to a VMM, the other to forkd-net; the caller
+// closes its own copies.
 func Pair() (vmm, net *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

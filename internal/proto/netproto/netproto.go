@@ -1,10 +1,11 @@
-// Package netproto is the control protocol between the daemon and forkd-net, the process through which all sandboxes of
-// a host reach the network: a SOCK_SEQPACKET unix socket on which the daemon sends requests, with the descriptors they
-// donate, and forkd-net answers each with one reply. The daemon may send further requests before the first is answered;
-// they are carried out and answered in their order.
+// Package netproto is the control protocol between the daemon and forkd-net, the process through
+// which all sandboxes of a host reach the network: a SOCK_SEQPACKET unix socket on which the daemon
+// sends requests, with the descriptors they donate, and forkd-net answers each with one reply. The
+// daemon may send further requests before the first is answered; they are carried out and answered
+// in their order.
 //
-// The package has the messages and their encoding, and what a policy is (Policy, Rule). It does not decide what a policy
-// lets through, which is package policy of forkd-net, and it opens no socket.
+// The package has the messages and their encoding, and what a policy is (Policy, Rule). It does not
+// decide what a policy lets through, which is package policy of forkd-net, and it opens no socket.
 package netproto
 
 import (
@@ -15,7 +16,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with CodeVersion.
+// Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with
+// CodeVersion.
 const Version = 1
 
 // ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
@@ -24,7 +26,8 @@ const ListenerFD = 3
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests and replies. The comment names the body and the donated descriptors, and what the answer carries.
+// Requests and replies. The comment names the body and the donated descriptors, and what the answer
+// carries.
 const (
 	KindHello     Kind = iota + 1 // Hello; the first request. Answer: Welcome
 	KindConfig                    // Config; the flow log, if there is one. It replaces all of an earlier Config

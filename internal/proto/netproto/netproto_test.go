@@ -36,7 +36,8 @@ func messages(t testing.TB) []body {
 	}
 }
 
-// Every message comes back as it was sent, byte for byte, and is refused when any of its end is missing.
+// Every message comes back as it was sent, byte for byte, and is refused when any of its end is
+// missing.
 func TestMessagesRoundTrip(t *testing.T) {
 	for _, m := range messages(t) {
 		var w codec.Writer

@@ -50,7 +50,8 @@ func (m *Mode) UnmarshalText(text []byte) (err error) {
 // MaxRules bounds each list of a policy.
 const MaxRules = 256
 
-// Policy says where a sandbox may connect to. It is a value: whoever changes one makes a new one, lists included.
+// Policy says where a sandbox may connect to. It is a value: whoever changes one makes a new one,
+// lists included.
 type Policy struct {
 	Mode  Mode   `json:"mode"`
 	Allow []Rule `json:"allow,omitempty"` // with ModePublic and ModeOpen: exceptions to what these close
@@ -68,8 +69,8 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
 
-// ParsePolicy returns the policy that the API spells so. Without a mode, a list of what is allowed means ModeAllow, and
-// none means ModePublic. Errors are *FieldError.
+// ParsePolicy returns the policy that the API spells so. Without a mode, a list of what is allowed
+// means ModeAllow, and none means ModePublic. Errors are *FieldError.
 func ParsePolicy(mode string, allow, deny []string) (p Policy, err error) {
 	switch {
 	case mode != "":

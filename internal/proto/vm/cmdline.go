@@ -2,12 +2,13 @@ package vm
 
 import "strings"
 
-// Cmdline returns the kernel command line for a guest of forkd-vmm, followed by extra parameters (the kernel takes the
-// last one of a kind). The VMM checks the result before it boots.
+// Cmdline returns the kernel command line for a guest of forkd-vmm, followed by extra parameters
+// (the kernel takes the last one of a kind). The VMM checks the result before it boots.
 //
-// Left out on purpose: no_timer_check, i8042.* and noapic, because the ACPI tables already say that there is no timer
-// to check, no keyboard controller and no legacy interrupt controller; and mitigations=,
-// nokaslr and the like, because what a guest protects against inside itself is the image's decision.
+// Left out on purpose: no_timer_check, i8042.* and noapic, because the ACPI tables already say that
+// there is no timer to check, no keyboard controller and no legacy interrupt controller; and
+// mitigations=, nokaslr and the like, because what a guest protects against inside itself is the
+// image's decision.
 func Cmdline(extra ...string) string {
 	params := []string{
 		// The serial port is the only console; the VMM keeps the last of it for the sandbox's log.
@@ -16,19 +17,21 @@ func Cmdline(extra ...string) string {
 		"quiet",
 		// A kernel panic resets at once, and the VMM reports it, where the default would hang.
 		"panic=-1",
-		// Use the ACPI reset register. By default Linux leaves the reset of a hardware-reduced platform to EFI, and when
-		// there is none, jumps to the BIOS.
+		// Use the ACPI reset register. By default Linux leaves the reset of a hardware-reduced
+		// platform to EFI, and when there is none, jumps to the BIOS.
 		"reboot=acpi",
-		// The only clock that KVM carries over a save and restore, on any host; the kernel would prefer the TSC where
-		// it is invariant.
+		// The only clock that KVM carries over a save and restore, on any host; the kernel would
+		// prefer the TSC where it is invariant.
 		"clocksource=kvm-clock",
-		// Do not compare the TSCs of vCPUs, which takes up to 20 ms each and fails when the host is busy, nor watch the
-		// TSC against another clock: after a restore it has jumped and would be declared broken.
+		// Do not compare the TSCs of vCPUs, which takes up to 20 ms each and fails when the host is
+		// busy, nor watch the TSC against another clock: after a restore it has jumped and would be
+		// declared broken.
 		"tsc=reliable",
-		// After a restore, the time between snapshot and fork looks like a lockup; without the watchdogs an idle vCPU
-		// also wakes less, so an idle child dirties fewer pages.
+		// After a restore, the time between snapshot and fork looks like a lockup; without the
+		// watchdogs an idle vCPU also wakes less, so an idle child dirties fewer pages.
 		"nowatchdog",
-		// No pressure stall figures: keeping them writes memory at every switch, and a worker wakes every two seconds.
+		// No pressure stall figures: keeping them writes memory at every switch, and a worker wakes
+		// every two seconds.
 		"psi=0",
 		// Credit RDRAND from the start so that nothing in early user space waits for entropy.
 		"random.trust_cpu=on",
@@ -36,8 +39,8 @@ func Cmdline(extra ...string) string {
 		"pci=off",
 		// One serial port: do not probe for the three others a PC may have.
 		"8250.nr_uarts=1",
-		// A written huge page is 2 MiB of private memory in every child where 4 KiB would do. Programs that know better
-		// can still ask (madvise).
+		// A written huge page is 2 MiB of private memory in every child where 4 KiB would do.
+		// Programs that know better can still ask (madvise).
 		"transparent_hugepage=madvise",
 		// No device has a DMA limit, so no 64 MiB of bounce buffers in guests with RAM above 4 GiB.
 		"swiotlb=noforce",

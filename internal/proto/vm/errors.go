@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// ErrorCode is the kind of an error that a VMM reports. What a daemon does about an error depends on its kind; the text is
-// for people. A code is itself an error, for errors.Is.
+// ErrorCode is the kind of an error that a VMM reports. What a daemon does about an error depends
+// on its kind; the text is for people. A code is itself an error, for errors.Is.
 type ErrorCode uint8
 
 // The error codes.

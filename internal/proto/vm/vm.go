@@ -1,13 +1,15 @@
-// Package vm has the words that the programs of forkd use about one virtual machine: its shape, how it is branched, why
-// it stopped and what it counts. The control protocol encodes them, snapshots record them, and the API spells them.
+// Package vm has the words that the programs of forkd use about one virtual machine: its shape, how
+// it is branched, why it stopped and what it counts. The control protocol encodes them, snapshots
+// record them, and the API spells them.
 //
-// It holds values and nothing that acts: running a machine is the VMM's (internal/vmm), asking for one the daemon's
-// (internal/host).
+// It holds values and nothing that acts: running a machine is the VMM's (internal/vmm), asking for
+// one the daemon's (internal/host).
 package vm
 
 import "fmt"
 
-// Shape is what is fixed when a VM is created. A snapshot can only be restored into a VM of its own shape.
+// Shape is what is fixed when a VM is created. A snapshot can only be restored into a VM of its own
+// shape.
 type Shape struct {
 	MemoryBytes uint64
 	VCPUs       uint32
@@ -18,8 +20,8 @@ type Shape struct {
 const (
 	// TemplateHost shows what the host has, of what is known to be carried by a snapshot.
 	TemplateHost = "host"
-	// TemplatePortable shows the common ground of server processors of one vendor since 2017, so that snapshots move
-	// between hosts.
+	// TemplatePortable shows the common ground of server processors of one vendor since 2017, so
+	// that snapshots move between hosts.
 	TemplatePortable = "portable"
 	// TemplateV2 is the portable template without anything that needs XSAVE: the x86-64-v2 level.
 	TemplateV2 = "x86-64-v2"
@@ -34,11 +36,13 @@ func CheckTemplate(name string) error {
 	return fmt.Errorf("unknown cpu template %q: use %q, %q or %q", name, TemplateHost, TemplatePortable, TemplateV2)
 }
 
-// MaxVCPUs is how many processors have an 8-bit APIC identifier; 255 is the broadcast. More would need interrupt
-// remapping, or KVM's extended destination identifiers, for the I/O APIC to reach them.
+// MaxVCPUs is how many processors have an 8-bit APIC identifier; 255 is the broadcast. More would
+// need interrupt remapping, or KVM's extended destination identifiers, for the I/O APIC to reach
+// them.
 const MaxVCPUs = 255
 
-// MaxMemoryBytes bounds the memory of a VM: a snapshot that asks for more is refused before anything is mapped for it.
+// MaxMemoryBytes bounds the memory of a VM: a snapshot that asks for more is refused before
+// anything is mapped for it.
 const MaxMemoryBytes = 1 << 40
 
 // The device hole: guest physical addresses that are never RAM. RAM goes on above it.

@@ -9,22 +9,24 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Branch saves a machine while it runs: its state, the memory it has written over its layers, and its disks, whose tops
-// become layers below the donated new ones. All of them are of one instant. A paused machine stays paused.
+// Branch saves a machine while it runs: its state, the memory it has written over its layers, and
+// its disks, whose tops become layers below the donated new ones. All of them are of one instant. A
+// paused machine stays paused.
 type Branch struct {
 	Mode       vm.BranchMode
 	MaxExtents uint32 // as in Save
 	Tops       uint32 // donated new tops, one for every disk
 	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
 
-	// StormFaults is how many write faults a live branch serves before it stops the guest until the rest is copied;
-	// 0: as long as most pages are captured without one. The daemon leaves it 0. It is here for the torture tests, which
-	// reach the stop with any guest by it: the VMM they test must be the one that is shipped, without a switch of its own.
+	// StormFaults is how many write faults a live branch serves before it stops the guest until the
+	// rest is copied; 0: as long as most pages are captured without one. The daemon leaves it 0. It
+	// is here for the torture tests, which reach the stop with any guest by it: the VMM they test
+	// must be the one that is shipped, without a switch of its own.
 	StormFaults uint64
 }
 
-// BranchResult describes a branch when the guest runs again. The layer of a live branch is complete only when
-// Branched says so.
+// BranchResult describes a branch when the guest runs again. The layer of a live branch is complete
+// only when Branched says so.
 type BranchResult struct {
 	Save     SaveResult
 	Serial   uint64        // of the Branch
@@ -43,8 +45,9 @@ type Branched struct {
 	Stop   time.Duration // time for which the guest was stopped again because it wrote faster than could be copied
 }
 
-// Merge puts one donated layer in the place of those that a disk has from First, counted above the base image, up
-// to its top. It has their content: branches add a layer each, and nobody needs them one by one.
+// Merge puts one donated layer in the place of those that a disk has from First, counted above the
+// base image, up to its top. It has their content: branches add a layer each, and nobody needs them
+// one by one.
 type Merge struct {
 	Disk  uint32
 	First uint32

@@ -1,8 +1,10 @@
-// Package vmmproto is the control protocol between the daemon and one forkd-vmm process: a SOCK_SEQPACKET unix socket
-// on which the daemon sends requests, one at a time, with the file descriptors they donate, and the VMM answers each
-// with one reply. Between replies the VMM may send events.
+// Package vmmproto is the control protocol between the daemon and one forkd-vmm process: a
+// SOCK_SEQPACKET unix socket on which the daemon sends requests, one at a time, with the file
+// descriptors they donate, and the VMM answers each with one reply. Between replies the VMM may
+// send events.
 //
-// The package has the messages and their encoding, not the socket. Both sides check the version in Create.
+// The package has the messages and their encoding, not the socket. Both sides check the version in
+// Create.
 package vmmproto
 
 import (
@@ -19,7 +21,8 @@ const Version = 9
 // Kind is the first byte of every message.
 type Kind = codec.Kind
 
-// Requests, replies and events. The comment names the body and the donated descriptors in their order.
+// Requests, replies and events. The comment names the body and the donated descriptors in their
+// order.
 const (
 	KindCreate   Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
 	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
@@ -39,14 +42,15 @@ const (
 	KindNet                      // no body; a frame socket in the place of the one there is, or none
 )
 
-// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices, nothing running.
+// Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices,
+// nothing running.
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
 }
 
-// Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with their allocation
-// bitmaps behind the data, the private top (empty, writable) last.
+// Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with
+// their allocation bitmaps behind the data, the private top (empty, writable) last.
 type Disk struct {
 	SizeBytes uint64
 	Layers    uint32
@@ -61,8 +65,8 @@ type Boot struct {
 	Net     bool // a frame socket is among the donated files
 }
 
-// Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves it paused.
-// A frame socket that the VM has is closed, so that nothing of one past reaches another.
+// Restore puts a saved machine into a created VM, or back into the VM it was saved from, and leaves
+// it paused. A frame socket that the VM has is closed, so that nothing of one past reaches another.
 type Restore struct {
 	Layers  uint32 // donated memory layers, base first
 	Extents []vm.Extent
@@ -79,7 +83,8 @@ type RestoreResult struct {
 	Run   time.Duration // vCPUs entered (0 if not asked to resume)
 }
 
-// Save writes the state of a paused VM: its vCPU and device state, and the pages it has written over its layers.
+// Save writes the state of a paused VM: its vCPU and device state, and the pages it has written
+// over its layers.
 type Save struct {
 	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
 }

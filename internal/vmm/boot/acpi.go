@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1): no PM timer, no SCI, no fixed events, no FACS. Sections in
-// this file are of that edition.
+// ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1): no PM timer, no SCI, no fixed events,
+// no FACS. Sections in this file are of that edition.
 
 // Common header of a table, §5.2.6.
 const (
@@ -42,8 +42,9 @@ const (
 	fadtSleepCtrl   = 244
 	fadtSleepStatus = 256
 
-	// What a PC may have and this machine has not (IAPC_BOOT_ARCH, §5.2.9.3): Linux then does not look for it. The
-	// bits for legacy devices and a keyboard controller say "present" when set, and stay clear.
+	// What a PC may have and this machine has not (IAPC_BOOT_ARCH, §5.2.9.3): Linux then does not
+	// look for it. The bits for legacy devices and a keyboard controller say "present" when set,
+	// and stay clear.
 	bootNoVGA  = 1 << 2
 	bootNoMSI  = 1 << 3
 	bootNoASPM = 1 << 4
@@ -75,15 +76,16 @@ const (
 const (
 	dsdtRevision = 2 // integers of 64 bits
 
-	// vmGenIDHID is our own name of the device, vmGenIDCID the one that drivers look for (Virtual Machine Generation
-	// ID, Microsoft 2012).
+	// vmGenIDHID is our own name of the device, vmGenIDCID the one that drivers look for (Virtual
+	// Machine Generation ID, Microsoft 2012).
 	vmGenIDHID = "FRKD0001"
 	vmGenIDCID = "VM_Gen_Counter"
 	// vmGenIDChanged is the notification of a new identifier (same source).
 	vmGenIDChanged = 0x80
 	// gedHID is the Generic Event Device, §5.6.9.
 	gedHID = "ACPI0013"
-	// virtioMMIOHID is the name that Linux, and after it every VMM, gives to a virtio-mmio transport in ACPI.
+	// virtioMMIOHID is the name that Linux, and after it every VMM, gives to a virtio-mmio
+	// transport in ACPI.
 	virtioMMIOHID = "LNRO0005"
 )
 
@@ -192,8 +194,9 @@ func fadt(dsdtAt uint64) []byte {
 	return sdt("FACP", fadtRevision, b[sdtHeaderSize:])
 }
 
-// madt lists the processors and the I/O APIC. ISA interrupts are the GSIs of the same number, edge triggered and active
-// high, which is the default: no overrides. Flags are zero: there is no 8259 pair to mask.
+// madt lists the processors and the I/O APIC. ISA interrupts are the GSIs of the same number, edge
+// triggered and active high, which is the default: no overrides. Flags are zero: there is no 8259
+// pair to mask.
 func madt(vcpus int) []byte {
 	le := binary.LittleEndian
 	b := le.AppendUint32(nil, uint32(LocalAPICAddr))
@@ -211,7 +214,8 @@ func madt(vcpus int) []byte {
 // dsdt names the devices and the one sleep state, "off".
 func dsdt(devices []MMIODevice) []byte {
 	terms := [][]byte{
-		// Without a node of its own the port would have no interrupt: there is no legacy controller to imply one.
+		// Without a node of its own the port would have no interrupt: there is no legacy controller
+		// to imply one.
 		device("COM1",
 			named("_HID", eisaID("PNP", 0x0501)),
 			named("_UID", integer(0)),

@@ -29,7 +29,8 @@ func sum(b []byte) (s uint8) {
 	return s
 }
 
-// tableAt returns the table at a guest physical address of the image, with its length and checksum verified.
+// tableAt returns the table at a guest physical address of the image, with its length and checksum
+// verified.
 func tableAt(t *testing.T, image []byte, addr uint64) []byte {
 	t.Helper()
 	off := addr - uint64(ACPIStart)
@@ -158,7 +159,8 @@ func TestLoadACPIRefusesBadDevices(t *testing.T) {
 	}
 }
 
-// TestDisassembled lets the reference compiler read the tables: iasl -d fails on malformed AML and names what it finds.
+// TestDisassembled lets the reference compiler read the tables: iasl -d fails on malformed AML and
+// names what it finds.
 func TestDisassembled(t *testing.T) {
 	iasl, err := exec.LookPath("iasl")
 	if err != nil {

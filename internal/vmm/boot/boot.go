@@ -1,9 +1,11 @@
-// Package boot puts a Linux kernel into guest memory and says in which state the first vCPU must enter it: kernel and
-// initrd, boot parameters, page tables, a descriptor table and ACPI tables that describe the machine.
+// Package boot puts a Linux kernel into guest memory and says in which state the first vCPU must
+// enter it: kernel and initrd, boot parameters, page tables, a descriptor table and ACPI tables
+// that describe the machine.
 //
-// It knows the guest physical map (layout.go) and nothing of KVM: the machine registers the memory, sets the returned
-// State and answers at the ports and windows named here. It boots x86-64 Linux at its 64-bit entry only, from a bzImage
-// or an ELF vmlinux; there is no firmware, no 16- or 32-bit entry, no Xen PVH and no Windows.
+// It knows the guest physical map (layout.go) and nothing of KVM: the machine registers the memory,
+// sets the returned State and answers at the ports and windows named here. It boots x86-64 Linux at
+// its 64-bit entry only, from a bzImage or an ELF vmlinux; there is no firmware, no 16- or 32-bit
+// entry, no Xen PVH and no Windows.
 //
 // Kernel files come from users: every number in them is checked before it is used.
 package boot
@@ -24,8 +26,8 @@ type MMIODevice struct {
 	GSI  uint32       // its interrupt, edge triggered, active high
 }
 
-// Params is what to boot. The files are read from offset 0 with pread; Load neither moves their offsets nor closes
-// them.
+// Params is what to boot. The files are read from offset 0 with pread; Load neither moves their
+// offsets nor closes them.
 type Params struct {
 	Kernel  *os.File // bzImage (boot protocol 2.12 or later) or ELF vmlinux
 	Initrd  *os.File // nil for none
@@ -35,8 +37,8 @@ type Params struct {
 	VMGenID [16]byte // first value of the generation identifier
 }
 
-// Load writes everything the guest needs to start into mem and returns the state of its first vCPU. The memory is
-// expected to be zeroed.
+// Load writes everything the guest needs to start into mem and returns the state of its first vCPU.
+// The memory is expected to be zeroed.
 func Load(mem *guestmem.Memory, p Params) (State, error) {
 	if p.VCPUs < 1 || p.VCPUs > vm.MaxVCPUs {
 		return State{}, fmt.Errorf("boot: %d vCPUs: want 1 to %d", p.VCPUs, vm.MaxVCPUs)
@@ -130,8 +132,8 @@ func loadCmdline(mem *guestmem.Memory, zp *zeroPage, cmdline string, max uint32)
 	return nil
 }
 
-// loadInitrd reads the initrd to the highest page-aligned place in low RAM that the kernel accepts: away from the
-// kernel, which grows upwards while it unpacks itself.
+// loadInitrd reads the initrd to the highest page-aligned place in low RAM that the kernel accepts:
+// away from the kernel, which grows upwards while it unpacks itself.
 func loadInitrd(mem *guestmem.Memory, zp *zeroPage, f file, kern kernel) error {
 	if f.size <= 0 {
 		return fmt.Errorf("the file is empty")

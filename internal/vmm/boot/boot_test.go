@@ -162,7 +162,8 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 	}
 }
 
-// TestE820 checks that the map is sorted, does not overlap, and never gives the kernel what it must leave alone.
+// TestE820 checks that the map is sorted, does not overlap, and never gives the kernel what it must
+// leave alone.
 func TestE820(t *testing.T) {
 	mem := newMemory(t, 5<<30)
 	var end guestmem.GPA

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// The ELF-64 header and program header, System V ABI (gABI 4.1, chapters 4 and 5). debug/elf would do, but it parses
-// sections, symbols and compressed data that a boot loader has no use for.
+// The ELF-64 header and program header, System V ABI (gABI 4.1, chapters 4 and 5). debug/elf would
+// do, but it parses sections, symbols and compressed data that a boot loader has no use for.
 const (
 	elfMagic      = "\x7fELF"
 	elfClass64    = 2
@@ -21,7 +21,8 @@ const (
 
 	// maxProgHeaders bounds what is read; Linux has about 5.
 	maxProgHeaders = 64
-	// maxInitrdELF lets an initrd be anywhere below 4 GiB: the 64-bit entry has no limit of its own.
+	// maxInitrdELF lets an initrd be anywhere below 4 GiB: the 64-bit entry has no limit of its
+	// own.
 	maxInitrdELF = guestmem.HoleEnd
 )
 
@@ -32,8 +33,9 @@ type elfSegment struct {
 	memsz  uint64
 }
 
-// loadELF loads the segments of a vmlinux to their physical addresses. Its entry point is the physical address of
-// startup_64, which takes the same registers as the 64-bit entry of a bzImage (arch/x86/kernel/head_64.S).
+// loadELF loads the segments of a vmlinux to their physical addresses. Its entry point is the
+// physical address of startup_64, which takes the same registers as the 64-bit entry of a bzImage
+// (arch/x86/kernel/head_64.S).
 func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	segs, err := elfSegments(f, head)
 	if err != nil {
@@ -49,7 +51,8 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 		if err := f.readInto(mem, s.paddr, s.offset, s.filesz); err != nil {
 			return kernel{}, fmt.Errorf("ELF: segment %d: %w", i, err)
 		}
-		// The rest up to memsz is zero because the memory is fresh; the kernel clears its .bss itself too.
+		// The rest up to memsz is zero because the memory is fresh; the kernel clears its .bss
+		// itself too.
 		k.end = max(k.end, s.paddr+guestmem.GPA(s.memsz))
 		if entry >= s.paddr && uint64(entry-s.paddr) < s.filesz {
 			entryLoaded = true

@@ -16,7 +16,8 @@ type kernel struct {
 	header     []byte       // setup header from offSetupSects on; nil for a vmlinux
 }
 
-// minBootProtocol is the first version whose header says whether the kernel has a 64-bit entry (xloadflags, 2.12).
+// minBootProtocol is the first version whose header says whether the kernel has a 64-bit entry
+// (xloadflags, 2.12).
 const minBootProtocol = 0x020c
 
 // Bits of the setup header.
@@ -72,7 +73,8 @@ func loadBzImage(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 	if off+max(code, entry64+1) > f.size {
 		return kernel{}, fmt.Errorf("bzImage: the file has %d bytes, its header names %d: it is truncated", f.size, off+code)
 	}
-	// The rest of the file goes along, as with other boot loaders: what follows the code may be its checksum.
+	// The rest of the file goes along, as with other boot loaders: what follows the code may be its
+	// checksum.
 	size := uint64(f.size - off)
 	addr := guestmem.GPA(le.Uint64(head[offPrefAddress:]))
 	need := max(size, uint64(le.Uint32(head[offInitSize:])))

@@ -34,9 +34,10 @@ type MSR struct {
 	Value uint64
 }
 
-// State is the architectural state of the boot vCPU at the kernel's first instruction: 64-bit mode as
-// Documentation/arch/x86/boot.rst ("64-bit Boot Protocol") wants it, interrupts off. Registers not named are zero. The
-// other vCPUs wait for INIT and SIPI as they do after reset. KVM accepts EFER.LMA only after KVM_SET_CPUID2.
+// State is the architectural state of the boot vCPU at the kernel's first instruction: 64-bit mode
+// as Documentation/arch/x86/boot.rst ("64-bit Boot Protocol") wants it, interrupts off. Registers
+// not named are zero. The other vCPUs wait for INIT and SIPI as they do after reset. KVM accepts
+// EFER.LMA only after KVM_SET_CPUID2.
 type State struct {
 	RIP, RSI, RSP, RFlags uint64
 	CR0, CR3, CR4, EFER   uint64
@@ -100,8 +101,9 @@ func newState(mem *guestmem.Memory, entry guestmem.GPA) (State, error) {
 		MSRs: []MSR{
 			// "rep movs" in whole cache lines, as every firmware leaves it.
 			{msrMiscEnable, miscFastStrings},
-			// All memory write-back unless the page tables say otherwise. With MTRRs off Linux maps what is not
-			// RAM to it, such as the ACPI tables and the generation identifier, uncached.
+			// All memory write-back unless the page tables say otherwise. With MTRRs off Linux maps
+			// what is not RAM to it, such as the ACPI tables and the generation identifier,
+			// uncached.
 			{msrMTRRDefType, mtrrEnable | mtrrWriteBack},
 		},
 	}
@@ -139,8 +141,9 @@ func descriptor(s Segment) uint64 {
 	return limit&0xffff | access<<40 | limit>>16&0xf<<48 | flags<<52
 }
 
-// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB: the kernel at its entry may read
-// its own image, the boot parameters and the command line there, and maps the rest itself.
+// writePageTables maps the first 4 GiB to themselves, writable, in pages of 2 MiB: the kernel at
+// its entry may read its own image, the boot parameters and the command line there, and maps the
+// rest itself.
 func writePageTables(mem *guestmem.Memory) error {
 	const (
 		entries   = 512

@@ -7,8 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Offsets in struct boot_params, Documentation/arch/x86/zero-page.rst, and in the setup header inside it,
-// Documentation/arch/x86/boot.rst ("The Real-Mode Kernel Header").
+// Offsets in struct boot_params, Documentation/arch/x86/zero-page.rst, and in the setup header
+// inside it, Documentation/arch/x86/boot.rst ("The Real-Mode Kernel Header").
 const (
 	offACPIRSDP     = 0x070
 	offE820Entries  = 0x1e8
@@ -50,8 +50,8 @@ const (
 // zeroPage is the page of boot parameters.
 type zeroPage struct{ bytes [guestmem.PageSize]byte }
 
-// newZeroPage starts from the setup header of the kernel file (its bytes from offSetupSects on), or without one from
-// the fields that a vmlinux reads, and adds what every boot loader must say.
+// newZeroPage starts from the setup header of the kernel file (its bytes from offSetupSects on), or
+// without one from the fields that a vmlinux reads, and adds what every boot loader must say.
 func newZeroPage(header []byte) *zeroPage {
 	zp := &zeroPage{}
 	if header != nil {
@@ -78,8 +78,8 @@ type e820Entry struct {
 	kind uint32
 }
 
-// e820 is the memory map of a machine with this RAM. The device hole is left out: what the map does not name is
-// free for devices.
+// e820 is the memory map of a machine with this RAM. The device hole is left out: what the map does
+// not name is free for devices.
 func e820(mem *guestmem.Memory) []e820Entry {
 	low := lowRAMEnd(mem)
 	m := []e820Entry{

@@ -24,9 +24,9 @@ func (e *IncompatibleError) Error() string {
 		"snapshot again with cpu template %q", e.Feature, vm.TemplatePortable)
 }
 
-// Compatible returns nil if a host that supports the entries host can run a vCPU whose guest was shown the entries
-// saved, else an *IncompatibleError. It compares features, the layout of the XSAVE area and the width of physical
-// addresses; model, caches and names are only shown, not used.
+// Compatible returns nil if a host that supports the entries host can run a vCPU whose guest was
+// shown the entries saved, else an *IncompatibleError. It compares features, the layout of the
+// XSAVE area and the width of physical addresses; model, caches and names are only shown, not used.
 func Compatible(saved, host []Entry) error {
 	if err := sameVendor(saved, host); err != nil {
 		return err
@@ -81,8 +81,8 @@ func physBits(entries []Entry) uint32 {
 	return 36 // what a CPU without the leaf has, Intel SDM vol. 3 §4.1.4
 }
 
-// sameXSAVE compares size and offset of the extended state components that the guest may use: its saved XSAVE area, and
-// what its own kernel and programs have laid out, must mean the same here.
+// sameXSAVE compares size and offset of the extended state components that the guest may use: its
+// saved XSAVE area, and what its own kernel and programs have laid out, must mean the same here.
 func sameXSAVE(saved, host []Entry) error {
 	x := find(saved, leafXSAVE, 0)
 	if x == nil {
@@ -104,7 +104,8 @@ func sameXSAVE(saved, host []Entry) error {
 	return nil
 }
 
-// component returns size and offset in bytes of an extended state component in the standard XSAVE format.
+// component returns size and offset in bytes of an extended state component in the standard XSAVE
+// format.
 func component(entries []Entry, i uint32) (size, off uint32) {
 	if e := find(entries, leafXSAVE, i); e != nil {
 		return e.EAX, e.EBX

@@ -1,10 +1,10 @@
-// Package cpuid decides which processor a guest sees: it turns the CPUID entries that KVM supports on this host into
-// the entries of one vCPU, checks whether a host can run a guest that was shown other entries, and lists the
-// model-specific registers that belong to a vCPU's saved state.
+// Package cpuid decides which processor a guest sees: it turns the CPUID entries that KVM supports
+// on this host into the entries of one vCPU, checks whether a host can run a guest that was shown
+// other entries, and lists the model-specific registers that belong to a vCPU's saved state.
 //
-// It works on plain numbers and calls neither CPUID nor KVM; the machine does. Bit positions are those of the Intel SDM
-// vol. 2A (CPUID) and the AMD APM vol. 3 appendix E; paravirtual leaves are those of the Linux document
-// Documentation/virt/kvm/x86/cpuid.rst.
+// It works on plain numbers and calls neither CPUID nor KVM; the machine does. Bit positions are
+// those of the Intel SDM vol. 2A (CPUID) and the AMD APM vol. 3 appendix E; paravirtual leaves are
+// those of the Linux document Documentation/virt/kvm/x86/cpuid.rst.
 package cpuid
 
 import (
@@ -59,9 +59,9 @@ const (
 	leafTopologyExt = 0x80000026 // AMD's counterpart of leaf 0x1f
 )
 
-// Apply returns the entries of vCPU vcpu of a machine with vcpus of them, from the entries that KVM supports
-// (KVM_GET_SUPPORTED_CPUID) and a template. Each vCPU is one core of one socket; its local APIC identifier is its number.
-// The result is what a snapshot records; supported is not changed.
+// Apply returns the entries of vCPU vcpu of a machine with vcpus of them, from the entries that KVM
+// supports (KVM_GET_SUPPORTED_CPUID) and a template. Each vCPU is one core of one socket; its local
+// APIC identifier is its number. The result is what a snapshot records; supported is not changed.
 func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error) {
 	if vcpus < 1 || vcpu < 0 || vcpu >= vcpus {
 		return nil, fmt.Errorf("cpuid: vCPU %d of %d does not exist", vcpu, vcpus)
@@ -102,16 +102,18 @@ func drop(entries []Entry, leaves ...uint32) []Entry {
 	return slices.DeleteFunc(entries, func(e Entry) bool { return slices.Contains(leaves, e.Function) })
 }
 
-// addEmulated sets the features that KVM provides with its in-kernel APIC whatever the host has, and of which it
-// reports some only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the deadline timer: without it, it would
-// calibrate the APIC timer against a PIT, which this machine has not.
+// addEmulated sets the features that KVM provides with its in-kernel APIC whatever the host has,
+// and of which it reports some only as capabilities (KVM_CAP_TSC_DEADLINE_TIMER). Linux needs the
+// deadline timer: without it, it would calibrate the APIC timer against a PIT, which this machine
+// has not.
 func addEmulated(entries []Entry) {
 	f := find(entries, leafFeatures, 0)
 	f.ECX |= bitX2APIC | bitTSCDeadline | bitHypervisor
 	f.EDX |= bitAPIC
 }
 
-// vendorIntelEBX is "Genu", the start of Intel's vendor string; the others follow AMD's layout where the two differ.
+// vendorIntelEBX is "Genu", the start of Intel's vendor string; the others follow AMD's layout
+// where the two differ.
 const vendorIntelEBX = 0x756e6547
 
 // Bits of leaf 1 that this file sets or clears.
@@ -131,8 +133,8 @@ const (
 	bitHTT  = 1 << 28
 )
 
-// setTopology rewrites everything that tells a processor where it is: KVM passes on the host's numbers of the CPU that
-// asked.
+// setTopology rewrites everything that tells a processor where it is: KVM passes on the host's
+// numbers of the CPU that asked.
 func setTopology(e []Entry, id, vcpus uint32) []Entry {
 	shift := uint32(bits.Len32(vcpus - 1)) // APIC identifier bits that number the cores
 	slots := uint32(1) << shift
@@ -170,8 +172,8 @@ func setTopology(e []Entry, id, vcpus uint32) []Entry {
 		Entry{leafTopology, 2, FlagIndexed, 0, 0, 2, id})
 }
 
-// shareCache says how many processors share a cache (bits 14 to 25, less one): all of them the third level, one the
-// others. Both vendors use the same format.
+// shareCache says how many processors share a cache (bits 14 to 25, less one): all of them the
+// third level, one the others. Both vendors use the same format.
 func shareCache(c *Entry, slots uint32) {
 	sharing := uint32(0)
 	if level := c.EAX >> 5 & 7; level >= 3 {

@@ -12,7 +12,8 @@ import (
 
 const allOnes = 0xffffffff
 
-// hostEntries is what a host with every feature there is would report; ebx, edx and ecx spell the vendor.
+// hostEntries is what a host with every feature there is would report; ebx, edx and ecx spell the
+// vendor.
 func hostEntries(ebx, edx, ecx uint32) []Entry {
 	e := []Entry{
 		{Function: leafVendor, EAX: 0x20, EBX: ebx, ECX: ecx, EDX: edx},

@@ -1,7 +1,7 @@
 package cpuid
 
-// maskUnsaved hides, in every template, what works only with state that our snapshots do not carry or that the machine
-// does not provide:
+// maskUnsaved hides, in every template, what works only with state that our snapshots do not carry
+// or that the machine does not provide:
 //
 //   - nested virtualization (VMX, SVM, SMX): the inner guests' state;
 //   - performance counters, debug store, branch records, processor trace, IBS: their registers;
@@ -63,11 +63,12 @@ func maskXSAVE(c *Entry) {
 	}
 }
 
-// What the portable template shows: x86-64-v3 and what every server processor of the same vendor has had since Intel
-// Skylake-SP and AMD Zen (both 2017), with current microcode. A bit that only one vendor has is in the list if all of
-// that vendor's processors since then have it; one that came later is not (ERMS, PCID and SHA are such: old on one
-// side, new on the other). AVX-512, AMX, TSX, XSAVES and the TSC's frequency leaves are left out, and
-// IA32_ARCH_CAPABILITIES, so that the guest assumes the vulnerabilities of any host it may come to.
+// What the portable template shows: x86-64-v3 and what every server processor of the same vendor
+// has had since Intel Skylake-SP and AMD Zen (both 2017), with current microcode. A bit that only
+// one vendor has is in the list if all of that vendor's processors since then have it; one that
+// came later is not (ERMS, PCID and SHA are such: old on one side, new on the other). AVX-512, AMX,
+// TSX, XSAVES and the TSC's frequency leaves are left out, and IA32_ARCH_CAPABILITIES, so that the
+// guest assumes the vulnerabilities of any host it may come to.
 const (
 	portable1ECX = 1<<0 | 1<<1 | 1<<9 | 1<<12 | 1<<13 | // sse3 pclmulqdq ssse3 fma cx16
 		1<<19 | 1<<20 | 1<<21 | 1<<22 | 1<<23 | 1<<24 | 1<<25 | // sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline aes
@@ -92,13 +93,15 @@ const (
 
 	portable8EBX = 1<<0 | 1<<2 | 1<<12 // clzero xsaveerptr ibpb
 
-	// portableKVM are the paravirtual features of Linux 5.10 and later hosts: clocksource nop_io_delay clocksource2
-	// steal_time pv_eoi pv_unhalt pv_tlb_flush pv_send_ipi poll_control pv_sched_yield clocksource_stable.
+	// portableKVM are the paravirtual features of Linux 5.10 and later hosts: clocksource
+	// nop_io_delay clocksource2 steal_time pv_eoi pv_unhalt pv_tlb_flush pv_send_ipi poll_control
+	// pv_sched_yield clocksource_stable.
 	portableKVM = 1<<0 | 1<<1 | 1<<3 | 1<<5 | 1<<6 | 1<<7 | 1<<9 | 1<<11 | 1<<12 | 1<<13 | 1<<24
 
 	portableMaxLeaf    = leafXSAVE
 	portableMaxExtLeaf = leafTopologyAMD
-	// portablePhysBits is the physical address width of Skylake-SP, the narrowest of the processors above.
+	// portablePhysBits is the physical address width of Skylake-SP, the narrowest of the processors
+	// above.
 	portablePhysBits = 46
 )
 
@@ -128,7 +131,8 @@ func maskPortable(entries []Entry) []Entry {
 		case leafPower:
 			c.EAX, c.EBX, c.ECX, c.EDX = 0, 0, 0, 0
 		case leafAddress:
-			// The guest's own width for nested paging (bits 16 to 23) goes with nested virtualization.
+			// The guest's own width for nested paging (bits 16 to 23) goes with nested
+			// virtualization.
 			c.EAX = c.EAX&0xff00 | min(c.EAX&0xff, portablePhysBits)
 			c.EBX, c.EDX = c.EBX&portable8EBX, 0
 		case leafKVMFeatures:

@@ -9,12 +9,14 @@ const (
 	MSRTSCDeadline = 0x6e0 // IA32_TSC_DEADLINE
 )
 
-// SavedMSRs returns the model-specific registers of a vCPU's saved state, in the order in which a restore must set
-// them. supported is what KVM_GET_MSR_INDEX_LIST returned. ShownMSRs then reduces the list to what a vCPU can have used.
+// SavedMSRs returns the model-specific registers of a vCPU's saved state, in the order in which a
+// restore must set them. supported is what KVM_GET_MSR_INDEX_LIST returned. ShownMSRs then reduces
+// the list to what a vCPU can have used.
 //
-// Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the APIC base), XCRS and
-// XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local APIC's timer is not in deadline mode, and
-// it is compared with the TSC; kvm-clock's page is computed from the TSC and from KVM_SET_CLOCK, which comes first too.
+// Order of a whole vCPU: CPUID entries, then KVM_SET_SREGS (which has EFER, FS and GS base and the
+// APIC base), XCRS and XSAVE, then KVM_SET_LAPIC, then these. A deadline is ignored while the local
+// APIC's timer is not in deadline mode, and it is compared with the TSC; kvm-clock's page is
+// computed from the TSC and from KVM_SET_CLOCK, which comes first too.
 //
 // Not in the list, and why:
 //   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest, in every child. A guest
@@ -39,8 +41,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 	return list
 }
 
-// ShownMSRs returns those of msrs that a vCPU with these entries can have used, in the same order. Without it a
-// snapshot would carry registers of features that its template hides, and a host without them would refuse it.
+// ShownMSRs returns those of msrs that a vCPU with these entries can have used, in the same order.
+// Without it a snapshot would carry registers of features that its template hides, and a host
+// without them would refuse it.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	var list []uint32
 	for _, m := range msrs {
@@ -51,7 +54,8 @@ func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	return list
 }
 
-// Model-specific registers: Intel SDM vol. 4, AMD APM vol. 2 appendix A, Documentation/virt/kvm/x86/msr.rst.
+// Model-specific registers: Intel SDM vol. 4, AMD APM vol. 2 appendix A,
+// Documentation/virt/kvm/x86/msr.rst.
 const (
 	msrSpecCtrl      = 0x48
 	msrUMWAITControl = 0xe1
@@ -103,8 +107,8 @@ func timeMSRs() []uint32 {
 	}
 }
 
-// mtrrs returns the memory type range registers. KVM has always had them, with 8 variable ranges, but lists them only
-// in newer versions.
+// mtrrs returns the memory type range registers. KVM has always had them, with 8 variable ranges,
+// but lists them only in newer versions.
 func mtrrs() []uint32 {
 	const varRanges = 8
 	list := []uint32{
@@ -129,7 +133,8 @@ func (f feature) in(entries []Entry) bool {
 	return word(entries, featureWord{function: f.function, index: f.index, reg: f.reg})>>f.bit&1 == 1
 }
 
-// msrFeatures returns the features of which any gives a guest the register; nil if every guest has it.
+// msrFeatures returns the features of which any gives a guest the register; nil if every guest has
+// it.
 func msrFeatures(m uint32) []feature {
 	switch m {
 	case MSRTSCAdjust:

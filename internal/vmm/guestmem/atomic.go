@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: what the guest wrote before it
-// stored this word is visible to later reads.
+// LoadUint16 reads the aligned little-endian 16-bit word at gpa with acquire semantics: what the
+// guest wrote before it stored this word is visible to later reads.
 func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	w, shift, err := m.word(gpa)
 	if err != nil {
@@ -16,9 +16,9 @@ func (m *Memory) LoadUint16(gpa GPA) (uint16, error) {
 	return uint16(atomic.LoadUint32(w) >> shift), nil
 }
 
-// StoreUint16 writes the aligned little-endian 16-bit word at gpa. Earlier writes are visible to the guest before it,
-// and it is visible before later loads (a full barrier, as virtqueue notification suppression needs; virtio 1.2
-// §2.7.7.1).
+// StoreUint16 writes the aligned little-endian 16-bit word at gpa. Earlier writes are visible to
+// the guest before it, and it is visible before later loads (a full barrier, as virtqueue
+// notification suppression needs; virtio 1.2 §2.7.7.1).
 func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 	if _, err := m.WriteView(gpa&^3, 4); err != nil {
 		return err
@@ -28,7 +28,8 @@ func (m *Memory) StoreUint16(gpa GPA, v uint16) error {
 		return err
 	}
 	for {
-		// The neighbouring half belongs to somebody who may write it concurrently: keep it as it is.
+		// The neighbouring half belongs to somebody who may write it concurrently: keep it as it
+		// is.
 		old := atomic.LoadUint32(w)
 		if atomic.CompareAndSwapUint32(w, old, old&^(0xffff<<shift)|uint32(v)<<shift) {
 			return nil

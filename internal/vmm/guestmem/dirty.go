@@ -16,9 +16,9 @@ type Range struct {
 	Length uint64
 }
 
-// Tracker finds the pages of this process's mappings that were written since they were mapped: the anonymous pages,
-// copy-on-write copies included. Writes by the guest and by devices look the same to it.
-// It is not safe for concurrent use.
+// Tracker finds the pages of this process's mappings that were written since they were mapped: the
+// anonymous pages, copy-on-write copies included. Writes by the guest and by devices look the same
+// to it. It is not safe for concurrent use.
 type Tracker struct {
 	pagemap *os.File
 	noScan  bool            // the kernel lacks PAGEMAP_SCAN (before Linux 6.7)
@@ -37,8 +37,8 @@ func NewTracker() (*Tracker, error) {
 // Close closes the page map.
 func (t *Tracker) Close() error { return t.pagemap.Close() }
 
-// Dirty returns the written ranges of m in ascending order; neighbours are joined. A page that was only read may be
-// among them if it is a page of zeros.
+// Dirty returns the written ranges of m in ascending order; neighbours are joined. A page that was
+// only read may be among them if it is a page of zeros.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced, or the answer is only an estimate.
 func (t *Tracker) Dirty(m *Memory) ([]Range, error) {
@@ -107,7 +107,8 @@ func (t *Tracker) scan(ranges []Range, r *Region) ([]Range, error) {
 		arg := pmScanArg{
 			start: at, end: base + r.Size,
 			vec: uint64(uintptr(unsafe.Pointer(&t.vec[0]))), vecLen: uint64(len(t.vec)),
-			// In memory or swapped out, and neither a page of the file nor the shared page of zeros.
+			// In memory or swapped out, and neither a page of the file nor the shared page of
+			// zeros.
 			categoryInverted: pageIsFile | pageIsPFNZero, categoryMask: pageIsFile | pageIsPFNZero,
 			categoryAnyOfMask: pageIsPresent | pageIsSwapped, returnMask: pageIsPresent,
 		}

@@ -102,7 +102,8 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		}
 		defer tr.Close()
 		tr.noScan = noScan
-		// Read some of the file's pages: they must not count. Write others, and some anonymous ones.
+		// Read some of the file's pages: they must not count. Write others, and some anonymous
+		// ones.
 		sum := byte(0)
 		v, _ := m.ReadView(mib, 2*mib)
 		for i := 0; i < len(v); i += PageSize {

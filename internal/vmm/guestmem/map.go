@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest sees the file and
-// its writes stay private. What was there before is dropped. All three numbers are multiples of PageSize and the range
-// lies in one region.
+// Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest
+// sees the file and its writes stay private. What was there before is dropped. All three numbers
+// are multiples of PageSize and the range lies in one region.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
@@ -43,8 +43,8 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 	return nil
 }
 
-// Linear returns the position of gpa in the memory counted without the device hole, which is also its offset in a
-// memory layer file. It is meaningful for addresses inside a region only.
+// Linear returns the position of gpa in the memory counted without the device hole, which is also
+// its offset in a memory layer file. It is meaningful for addresses inside a region only.
 func Linear(gpa GPA) uint64 {
 	if gpa >= HoleEnd {
 		return uint64(gpa - (HoleEnd - HoleStart))

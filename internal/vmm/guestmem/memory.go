@@ -1,8 +1,9 @@
-// Package guestmem is the guest physical address space of one VM as host memory: regions that devices read and write
-// with bounds checks, mapped copy-on-write over snapshot layers, whose written pages can be listed.
+// Package guestmem is the guest physical address space of one VM as host memory: regions that
+// devices read and write with bounds checks, mapped copy-on-write over snapshot layers, whose
+// written pages can be listed.
 //
-// It does not talk to KVM (the machine registers the regions as memslots) and knows no snapshot format (it maps a
-// donated file at an offset). Guest memory lies outside the Go heap.
+// It does not talk to KVM (the machine registers the regions as memslots) and knows no snapshot
+// format (it maps a donated file at an offset). Guest memory lies outside the Go heap.
 package guestmem
 
 import (
@@ -19,7 +20,8 @@ import (
 // GPA is a guest physical address.
 type GPA uint64
 
-// PageSize is the size of a small x86-64 page, the unit of mapping, copy-on-write and dirty tracking, in bytes.
+// PageSize is the size of a small x86-64 page, the unit of mapping, copy-on-write and dirty
+// tracking, in bytes.
 const PageSize = 4096
 
 // Guest RAM lies below the 32-bit device hole and continues above 4 GiB.
@@ -41,16 +43,17 @@ type Region struct {
 // HVA returns the host virtual address of the region's first byte.
 func (r *Region) HVA() uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(r.host))) }
 
-// Memory is the RAM of one VM. Its regions never move; what is mapped behind them may be replaced by Map while the
-// vCPUs are stopped and the devices quiesced. Access methods may be called by several goroutines at once; like real
-// RAM they do not order them.
+// Memory is the RAM of one VM. Its regions never move; what is mapped behind them may be replaced
+// by Map while the vCPUs are stopped and the devices quiesced. Access methods may be called by
+// several goroutines at once; like real RAM they do not order them.
 type Memory struct {
 	regions     []Region
 	beforeWrite atomic.Pointer[func(gpa GPA, n int)] // nil until SetFreezer
 }
 
-// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that it can save what they are about
-// to change. Devices may be running: nothing is frozen before they have been quiesced and have no views.
+// SetFreezer makes every later WriteView, WriteAt and StoreUint16 call f first, so that it can save
+// what they are about to change. Devices may be running: nothing is frozen before they have been
+// quiesced and have no views.
 func (m *Memory) SetFreezer(f func(gpa GPA, n int)) { m.beforeWrite.Store(&f) }
 
 // HVA returns the host virtual address of gpa.
@@ -62,7 +65,8 @@ func (m *Memory) HVA(gpa GPA) (uintptr, error) {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(v))), nil
 }
 
-// New reserves size bytes of zeroed guest RAM, split around the device hole. Pages are allocated when first written.
+// New reserves size bytes of zeroed guest RAM, split around the device hole. Pages are allocated
+// when first written.
 func New(size uint64) (*Memory, error) {
 	if size == 0 || size%PageSize != 0 {
 		return nil, fmt.Errorf("guest memory size %d: want a positive multiple of %d", size, PageSize)
@@ -87,7 +91,8 @@ func (m *Memory) add(gpa GPA, size uint64) error {
 	if err != nil {
 		return fmt.Errorf("map %d bytes of guest memory: %w", size, err)
 	}
-	// Copy-on-write and dirty tracking work page by page: a huge page would turn one written byte into 2 MiB.
+	// Copy-on-write and dirty tracking work page by page: a huge page would turn one written byte
+	// into 2 MiB.
 	if err := unix.Madvise(host, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
 		_ = unix.Munmap(host)
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)
@@ -133,12 +138,13 @@ func (m *Memory) view(gpa GPA, n int) ([]byte, error) {
 	return nil, fmt.Errorf("%w: %d bytes at %#x", ErrBounds, n, uint64(gpa))
 }
 
-// ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any moment: copy what
-// must not change between a check and its use.
+// ReadView returns the n bytes at gpa in place, for reading only. The guest may change them at any
+// moment: copy what must not change between a check and its use.
 func (m *Memory) ReadView(gpa GPA, n int) ([]byte, error) { return m.view(gpa, n) }
 
-// WriteView returns the n bytes at gpa in place, to be written by a device (directly or by a system call).
-// The view must not be kept past the end of the request: a branch may freeze the memory when the device is quiescent.
+// WriteView returns the n bytes at gpa in place, to be written by a device (directly or by a system
+// call). The view must not be kept past the end of the request: a branch may freeze the memory when
+// the device is quiescent.
 func (m *Memory) WriteView(gpa GPA, n int) ([]byte, error) {
 	v, err := m.view(gpa, n)
 	if f := m.beforeWrite.Load(); err == nil && f != nil && n > 0 {

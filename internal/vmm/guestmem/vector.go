@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Vector is the parts of one message, for a system call that takes several. It keeps its storage: the
-// heap of a VMM is hardly ever collected, so what is allocated for each message would stay.
+// Vector is the parts of one message, for a system call that takes several. It keeps its storage:
+// the heap of a VMM is hardly ever collected, so what is allocated for each message would stay.
 type Vector struct{ parts []unix.Iovec }
 
 // Reset makes v empty.
@@ -16,8 +16,8 @@ func (v *Vector) Reset() { v.parts = v.parts[:0] }
 // Len returns the number of parts.
 func (v *Vector) Len() int { return len(v.parts) }
 
-// Add appends a view or other memory, which must stay what it is until the call. Empty ones are left
-// out.
+// Add appends a view or other memory, which must stay what it is until the call. Empty ones are
+// left out.
 func (v *Vector) Add(p []byte) {
 	if len(p) > 0 {
 		v.parts = append(v.parts, unix.Iovec{Base: &p[0], Len: uint64(len(p))})

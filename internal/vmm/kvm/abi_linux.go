@@ -1,6 +1,7 @@
 //go:build ignore
 
-// Input of `go tool cgo -godefs`: the KVM ABI of <linux/kvm.h> as Go types and constants. See gen.sh.
+// Input of `go tool cgo -godefs`: the KVM ABI of <linux/kvm.h> as Go types and constants. See
+// gen.sh.
 
 package kvm
 

@@ -2,10 +2,11 @@ package kvm
 
 import "golang.org/x/sys/unix"
 
-// kickSignal interrupts a thread in Run. The Go runtime has a handler for every real-time signal that does nothing
-// unless os/signal asks for it, so the signal only ends the system call. 34 and below belong to libc and the runtime.
+// kickSignal interrupts a thread in Run. The Go runtime has a handler for every real-time signal
+// that does nothing unless os/signal asks for it, so the signal only ends the system call. 34 and
+// below belong to libc and the runtime.
 const kickSignal = unix.Signal(48)
 
-// Kick makes the thread tid of this process leave Run. Set the vCPU's immediate exit first: a signal that arrives
-// between two Runs is lost.
+// Kick makes the thread tid of this process leave Run. Set the vCPU's immediate exit first: a
+// signal that arrives between two Runs is lost.
 func Kick(tid int) error { return unix.Tgkill(unix.Getpid(), tid, kickSignal) }

@@ -1,8 +1,10 @@
-// Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses, one small method each.
+// Package kvm wraps the ioctls of Linux KVM (Documentation/virt/kvm/api.rst) that forkd uses, one
+// small method each.
 //
-// It has no policy: which memory, CPUID or state a VM gets is decided by package machine. Methods retry EINTR, which
-// KVM_CREATE_VM and others return when the Go runtime preempts a thread with SIGURG; Run alone reports it, because
-// there it means "kicked". Calls on one VM or VCPU value must not race with its Close.
+// It has no policy: which memory, CPUID or state a VM gets is decided by package machine. Methods
+// retry EINTR, which KVM_CREATE_VM and others return when the Go runtime preempts a thread with
+// SIGURG; Run alone reports it, because there it means "kicked". Calls on one VM or VCPU value must
+// not race with its Close.
 package kvm
 
 import (

@@ -16,10 +16,11 @@ type UnfitError struct{ Reason string }
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
 
-// Probe opens /dev/kvm and runs a few guest instructions whose results are known: an exception through the guest's
-// IDT, popcnt, xsave, and privileged register accesses. A KVM without hardware behind it, such as kvm-pvm, accepts the
-// ioctls and fails here. It returns nil if KVM is fit, *UnfitError if it runs guests wrongly, and another error if KVM
-// cannot be used at all (no device, no permission).
+// Probe opens /dev/kvm and runs a few guest instructions whose results are known: an exception
+// through the guest's IDT, popcnt, xsave, and privileged register accesses. A KVM without hardware
+// behind it, such as kvm-pvm, accepts the ioctls and fails here. It returns nil if KVM is fit,
+// *UnfitError if it runs guests wrongly, and another error if KVM cannot be used at all (no device,
+// no permission).
 func Probe() error {
 	sys, err := Open()
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// State is a KVM record that is saved and restored as the bytes of its ABI form: fixed layout, little-endian, the same
-// on every x86-64 Linux.
+// State is a KVM record that is saved and restored as the bytes of its ABI form: fixed layout,
+// little-endian, the same on every x86-64 Linux.
 type State interface {
 	Regs | Sregs | XSave | XCRs | DebugRegs | VCPUEvents | MPState | LAPIC | IRQChip | CPUIDEntry | MSREntry
 }

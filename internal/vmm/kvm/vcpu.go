@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VCPU is one virtual CPU. Run must always be called from the same OS thread; the state methods only while it is not
-// in Run.
+// VCPU is one virtual CPU. Run must always be called from the same OS thread; the state methods
+// only while it is not in Run.
 type VCPU struct {
 	id   uint32
 	fd   int
@@ -28,7 +28,8 @@ var ErrKicked = errors.New("vCPU kicked")
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of the exit before.
+// Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of
+// the exit before.
 func (c *VCPU) Run() error {
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), ioRun, 0)
 	if errno == 0 {
@@ -59,11 +60,12 @@ func (c *VCPU) runError(errno unix.Errno, mpState func() (MPState, error)) error
 	return fmt.Errorf("run vCPU %d: %w", c.id, errno)
 }
 
-// SetImmediateExit makes the next and, together with a signal to its thread, the current Run return ErrKicked, after
-// pending I/O is completed. It may be called from any thread.
+// SetImmediateExit makes the next and, together with a signal to its thread, the current Run return
+// ErrKicked, after pending I/O is completed. It may be called from any thread.
 func (c *VCPU) SetImmediateExit(on bool) {
-	// immediate_exit is byte 1 of the run area; the bytes beside it in the same word are written by nobody while the
-	// vCPU exists (request_interrupt_window is unused with an in-kernel irqchip, the rest is padding).
+	// immediate_exit is byte 1 of the run area; the bytes beside it in the same word are written by
+	// nobody while the vCPU exists (request_interrupt_window is unused with an in-kernel irqchip,
+	// the rest is padding).
 	word := (*uint32)(unsafe.Pointer(c.head))
 	var v uint32
 	if on {
@@ -81,8 +83,8 @@ func (c *VCPU) MMIO() (gpa uint64, data []byte, write bool) {
 	return e.Phys_addr, e.Data[:min(e.Len, uint32(len(e.Data)))], e.Is_write != 0
 }
 
-// IO returns the access of an ExitIO: count units of size bytes each in data. For input the caller fills data before
-// the next Run. Data is nil if the kernel's answer does not lie in the run area.
+// IO returns the access of an ExitIO: count units of size bytes each in data. For input the caller
+// fills data before the next Run. Data is nil if the kernel's answer does not lie in the run area.
 func (c *VCPU) IO() (port uint16, size int, data []byte, out bool) {
 	e := (*ioExit)(unsafe.Pointer(&c.head.Exit))
 	n := uint64(e.Size) * uint64(e.Count)
@@ -129,8 +131,8 @@ type msrTable struct {
 	entries [maxMSRs]MSREntry
 }
 
-// MSRs fills in the Data of entries and returns how many were read: fewer than len(entries) if the host does not know
-// the MSR entries[n].
+// MSRs fills in the Data of entries and returns how many were read: fewer than len(entries) if the
+// host does not know the MSR entries[n].
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -141,7 +143,8 @@ func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	return copy(entries, t.entries[:got]), nil
 }
 
-// SetMSRs sets MSRs in order and returns how many were set: fewer than len(entries) if the host refuses entries[n].
+// SetMSRs sets MSRs in order and returns how many were set: fewer than len(entries) if the host
+// refuses entries[n].
 func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
@@ -170,7 +173,8 @@ func (c *VCPU) SetSregs(v *Sregs) error {
 	return c.call(ioSetSregs, unsafe.Pointer(v), "set special registers")
 }
 
-// XSave returns the FPU and vector state (legacy 4 KiB form: everything up to AVX-512 and PKRU, not AMX).
+// XSave returns the FPU and vector state (legacy 4 KiB form: everything up to AVX-512 and PKRU, not
+// AMX).
 func (c *VCPU) XSave() (v XSave, err error) {
 	return v, c.call(ioGetXSave, unsafe.Pointer(&v), "get XSAVE state")
 }
@@ -236,7 +240,8 @@ func (c *VCPU) TSCKHz() (uint32, error) {
 	return uint32(v), nil
 }
 
-// SetTSCKHz sets the frequency of the guest's TSC in kHz; hosts without TSC scaling accept only their own.
+// SetTSCKHz sets the frequency of the guest's TSC in kHz; hosts without TSC scaling accept only
+// their own.
 func (c *VCPU) SetTSCKHz(khz uint32) error {
 	if _, err := ioctl(c.fd, ioSetTSCKHz, uintptr(khz)); err != nil {
 		return fmt.Errorf("set TSC frequency of vCPU %d to %d kHz: %w", c.id, khz, err)
@@ -244,8 +249,9 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 	return nil
 }
 
-// MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall detectors do not take
-// the pause for a lockup. A guest that has not set up kvm-clock cannot be told, which is no error.
+// MarkPaused tells the guest, through its kvm-clock page, that it was stopped, so that its stall
+// detectors do not take the pause for a lockup. A guest that has not set up kvm-clock cannot be
+// told, which is no error.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctl(c.fd, ioKVMClockCtrl, 0)
 	if err != nil && err != unix.EINVAL {

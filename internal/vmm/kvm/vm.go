@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VM is one virtual machine. Order of construction: memory slots, then the interrupt controllers, then vCPUs. A memory
-// slot set after CreateIRQChip waits for an SRCU grace period: milliseconds instead of microseconds.
+// VM is one virtual machine. Order of construction: memory slots, then the interrupt controllers,
+// then vCPUs. A memory slot set after CreateIRQChip waits for an SRCU grace period: milliseconds
+// instead of microseconds.
 type VM struct {
 	fd      int
 	runSize int
@@ -50,7 +51,8 @@ func (v *VM) CreateIRQChip() error {
 	return nil
 }
 
-// IRQChip returns the state of one of the interrupt controllers (IRQChipPICMaster, IRQChipPICSlave, IRQChipIOAPIC).
+// IRQChip returns the state of one of the interrupt controllers (IRQChipPICMaster, IRQChipPICSlave,
+// IRQChipIOAPIC).
 func (v *VM) IRQChip(id uint32) (*IRQChip, error) {
 	c := &IRQChip{Id: id}
 	if _, err := ioctlPtr(v.fd, ioGetIRQChip, unsafe.Pointer(c)); err != nil {
@@ -76,8 +78,9 @@ func (v *VM) AddIRQFD(eventfd int, gsi uint32) error {
 	return nil
 }
 
-// AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With anyLength
-// (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit writes match.
+// AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With
+// anyLength (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit
+// writes match.
 func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 	f := ioeventfd{Addr: gpa, Len: 4, Fd: int32(eventfd)}
 	if anyLength {

@@ -23,7 +23,8 @@ type BranchConfig struct {
 	Tops        []*os.File // a new top for every disk; taken over
 	Device      int        // open /dev/userfaultfd for a live branch, -1 if the host has none
 
-	// Copied is called once after a live branch has succeeded, when its layer is complete or will never be.
+	// Copied is called once after a live branch has succeeded, when its layer is complete or will
+	// never be.
 	Copied func(vmmproto.Branched)
 }
 
@@ -36,9 +37,9 @@ type BranchConfig struct {
 //  5. let it run again;
 //  6. live: copy the frozen pages.
 //
-// State, memory and disks are thus of one instant. If a step before the fifth fails, the machine runs on as if nothing
-// had happened: its dirty pages stay dirty, because what makes a page dirty is that it is private, and its disks keep
-// their tops.
+// State, memory and disks are thus of one instant. If a step before the fifth fails, the machine
+// runs on as if nothing had happened: its dirty pages stay dirty, because what makes a page dirty
+// is that it is private, and its disks keep their tops.
 func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -84,8 +85,8 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	return result, nil
 }
 
-// branchPaused does what needs the machine to stand still. A capture that it returns must be copied, also after an
-// error, for its pages are write-protected.
+// branchPaused does what needs the machine to stand still. A capture that it returns must be
+// copied, also after an error, for its pages are write-protected.
 func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult) (*uffd.Capture, error) {
 	state, err := m.saveState()
 	if err != nil {
@@ -126,8 +127,8 @@ func (m *Machine) prepareFreezer(device int) error {
 	return err
 }
 
-// freeze write-protects the dirty pages. What fills the gaps between them is not dirty and cannot be protected on every
-// kernel, so it is copied now.
+// freeze write-protects the dirty pages. What fills the gaps between them is not dirty and cannot
+// be protected on every kernel, so it is copied now.
 func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -142,7 +143,8 @@ func (m *Machine) freeze(layer *os.File, maxExtents int, result *vmmproto.SaveRe
 	return m.freezer.Freeze(dirty, int(layer.Fd()))
 }
 
-// gaps returns the parts of outer, ascending and apart, that are in none of inner, which lie inside them.
+// gaps returns the parts of outer, ascending and apart, that are in none of inner, which lie inside
+// them.
 func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	var out []guestmem.Range
 	for _, o := range outer {

@@ -15,8 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Slots of the virtio devices. A slot gives a device its register window and its interrupt, which are part of every
-// snapshot.
+// Slots of the virtio devices. A slot gives a device its register window and its interrupt, which
+// are part of every snapshot.
 const (
 	slotVsock     = 0
 	slotRNG       = 1
@@ -129,15 +129,16 @@ func (m *Machine) addFixedDevices() (err error) {
 	return errors.Join(m.addDevice(slotRNG, kindRNG, rng.New()), m.addDevice(slotNet, kindNet, m.net))
 }
 
-// SetNet gives the machine another peer for its network, nil for none, and closes the one it had. The
-// guest may be running.
+// SetNet gives the machine another peer for its network, nil for none, and closes the one it had.
+// The guest may be running.
 func (m *Machine) SetNet(peer *net.Peer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.slots[slotNet].transport.Exclusive(func() { m.net.SetPeer(peer) })
 }
 
-// setDisks makes the disks, or replaces those of a machine that is restored again. Their files become the machine's.
+// setDisks makes the disks, or replaces those of a machine that is restored again. Their files
+// become the machine's.
 func (m *Machine) setDisks(disks []Disk) error {
 	again := len(m.disks) > 0
 	if len(disks) > maxDisks || again && len(disks) != len(m.disks) {

@@ -75,7 +75,8 @@ func (m *Machine) mmio(gpa guestmem.GPA, data []byte, write bool) error {
 	return nil
 }
 
-// io answers a port access of one or more units of size bytes. Ports without a device read as all ones.
+// io answers a port access of one or more units of size bytes. Ports without a device read as all
+// ones.
 func (m *Machine) io(port uint16, size int, data []byte, out bool) error {
 	for len(data) >= size && size > 0 {
 		unit := data[:size]

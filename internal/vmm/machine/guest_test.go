@@ -246,7 +246,8 @@ func sumDisk(off, n uint64) (string, error) {
 	return sum, errors.Join(err, unix.Munmap(p))
 }
 
-// random reads the random number device, beyond the 128 bytes that Linux may have fetched before the guest was saved.
+// random reads the random number device, beyond the 128 bytes that Linux may have fetched before
+// the guest was saved.
 func random() (string, error) {
 	f, err := os.Open("/dev/hwrng")
 	if err != nil {

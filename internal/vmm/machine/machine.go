@@ -1,8 +1,8 @@
-// Package machine is the virtual machine inside a VMM: it joins KVM, guest memory, boot and virtio devices, runs the
-// vCPUs, and saves and restores all of it.
+// Package machine is the virtual machine inside a VMM: it joins KVM, guest memory, boot and virtio
+// devices, runs the vCPUs, and saves and restores all of it.
 //
-// It opens no files and talks to no daemon: everything comes as descriptors and callbacks in Config. Methods of Machine
-// may be called concurrently, but not from the callbacks.
+// It opens no files and talks to no daemon: everything comes as descriptors and callbacks in
+// Config. Methods of Machine may be called concurrently, but not from the callbacks.
 package machine
 
 import (
@@ -70,8 +70,8 @@ type Machine struct {
 	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
 }
 
-// New makes a machine of the given shape: memory slots first, because one set after the interrupt controllers exist
-// waits for an SRCU grace period.
+// New makes a machine of the given shape: memory slots first, because one set after the interrupt
+// controllers exist waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
 	m := &Machine{cfg: cfg, slots: make([]*slot, boot.MaxVirtioDevices)}
 	var undo cleanup.Stack
@@ -176,7 +176,8 @@ func (m *Machine) resume() error {
 	return nil
 }
 
-// Pause stops the vCPUs and quiesces the devices: afterwards nothing changes guest memory or device state.
+// Pause stops the vCPUs and quiesces the devices: afterwards nothing changes guest memory or device
+// state.
 func (m *Machine) Pause() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -31,9 +31,9 @@ type RestoreConfig struct {
 // maxState bounds a state file: vm.MaxVCPUs vCPUs take about 6 MiB.
 const maxState = 16 << 20
 
-// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is told. A machine that
-// has a guest already is rolled back: its private pages are dropped and its disks and the peer of its network replaced.
-// After an error the machine is unusable.
+// Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is
+// told. A machine that has a guest already is rolled back: its private pages are dropped and its
+// disks and the peer of its network replaced. After an error the machine is unusable.
 func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -152,8 +152,9 @@ func (m *Machine) restoreState(p []byte) error {
 	if err := r.section("vm", whole.Restore); err != nil {
 		return err
 	}
-	// The clock goes on from where it was: time stood still for the guest's timers, and the agent corrects the time of
-	// day. It comes before the vCPUs, whose kvm-clock pages are computed from it.
+	// The clock goes on from where it was: time stood still for the guest's timers, and the agent
+	// corrects the time of day. It comes before the vCPUs, whose kvm-clock pages are computed from
+	// it.
 	if err := m.vm.SetClock(whole.clock); err != nil {
 		return err
 	}
@@ -216,7 +217,8 @@ func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) er
 	return nil
 }
 
-// announceFork gives the guest a new generation id and raises the event that makes its kernel reseed.
+// announceFork gives the guest a new generation id and raises the event that makes its kernel
+// reseed.
 func (m *Machine) announceFork(id [16]byte) error {
 	if err := m.mem.WriteAt(id[:], boot.VMGenIDAddr); err != nil {
 		return fmt.Errorf("write VM generation id: %w", err)

@@ -11,8 +11,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Save writes the state of the paused machine to state, and to layer the pages that were written over the layers it
-// runs on, at their linear offsets; layer must be empty. At most maxExtents extents describe them.
+// Save writes the state of the paused machine to state, and to layer the pages that were written
+// over the layers it runs on, at their linear offsets; layer must be empty. At most maxExtents
+// extents describe them.
 //
 // Preconditions: the machine is paused.
 func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResult, error) {
@@ -77,9 +78,10 @@ func (m *Machine) saveMemory(layer *os.File, maxExtents int, result *vmmproto.Sa
 	return m.writeRanges(layer, m.describe(dirty, maxExtents, result))
 }
 
-// saveAllMemory writes everything that is not zero, whichever layer it comes from. It reads what the layers cover and
-// what was written over them: elsewhere there are zeros, and reading them would give every page an entry in the page
-// tables, which each later search for dirty pages would have to look at.
+// saveAllMemory writes everything that is not zero, whichever layer it comes from. It reads what
+// the layers cover and what was written over them: elsewhere there are zeros, and reading them
+// would give every page an entry in the page tables, which each later search for dirty pages would
+// have to look at.
 func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto.SaveResult) error {
 	dirty, err := m.tracker.Dirty(m.mem)
 	if err != nil {
@@ -112,7 +114,8 @@ func anyLayer(gpa, length uint64) vm.Extent {
 	return vm.Extent{GPA: gpa, Length: length, Offset: gpa}
 }
 
-// describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges that these cover.
+// describe turns ranges of pages to be saved into at most maxExtents extents and returns the ranges
+// that these cover.
 func (m *Machine) describe(ranges []guestmem.Range, maxExtents int, result *vmmproto.SaveResult) []guestmem.Range {
 	for _, r := range ranges {
 		result.DirtyBytes += r.Length
@@ -134,9 +137,9 @@ func (m *Machine) writeRanges(layer *os.File, ranges []guestmem.Range) error {
 	return nil
 }
 
-// writeRange writes guest memory to its place in a layer, pages of zeros too: a layer has no holes inside its extents.
-// On tmpfs the first access to a hole through a mapping, even a load, allocates a page, and where there is no room for
-// it the VM of a child dies.
+// writeRange writes guest memory to its place in a layer, pages of zeros too: a layer has no holes
+// inside its extents. On tmpfs the first access to a hole through a mapping, even a load, allocates
+// a page, and where there is no room for it the VM of a child dies.
 func (m *Machine) writeRange(layer *os.File, r guestmem.Range) error {
 	view, err := m.mem.ReadView(r.GPA, int(r.Length))
 	if err != nil {

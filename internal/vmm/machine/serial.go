@@ -34,8 +34,8 @@ const (
 	msrReady = 0xb0 // carrier, data set ready, clear to send
 )
 
-// serial is a transmit-only 16550A: its output goes to out, its receiver never has data. Transmission takes no time,
-// so the transmitter is always empty.
+// serial is a transmit-only 16550A: its output goes to out, its receiver never has data.
+// Transmission takes no time, so the transmitter is always empty.
 type serial struct {
 	mu   sync.Mutex
 	out  io.ByteWriter

@@ -7,7 +7,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// A write that found no room pauses the machine, but not one that a rollback has put back to a time before it.
+// A write that found no room pauses the machine, but not one that a rollback has put back to a time
+// before it.
 func TestStallOfThePastPausesNobody(t *testing.T) {
 	for name, restored := range map[string]bool{"": false, "rolled back": true} {
 		t.Run(name, func(t *testing.T) {

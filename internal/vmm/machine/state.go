@@ -25,9 +25,10 @@ type vcpuState struct {
 
 const vcpuVersion = 1
 
-// saveVCPU reads the state of a stopped vCPU. The order matters: reading the MP state makes KVM accept pending INIT
-// and SIPI events, which changes the registers; pending events come late because reading others can queue them; and
-// reading them puts the address of a pending page fault into CR2 and the cause of a debug exception into DR6.
+// saveVCPU reads the state of a stopped vCPU. The order matters: reading the MP state makes KVM
+// accept pending INIT and SIPI events, which changes the registers; pending events come late
+// because reading others can queue them; and reading them puts the address of a pending page fault
+// into CR2 and the cause of a debug exception into DR6.
 func saveVCPU(c *kvm.VCPU, cpuidEntries []kvm.CPUIDEntry, msrs []uint32) (*vcpuState, error) {
 	s := &vcpuState{cpuid: cpuidEntries}
 	var err error
@@ -142,8 +143,8 @@ func saveVM(vm *kvm.VM, cpu *kvm.VCPU) (*vmState, error) {
 	return s, nil
 }
 
-// restoreChips sets the interrupt controllers. It comes after the LAPICs, so that an interrupt which waits in the IOAPIC
-// is delivered into a restored LAPIC and not lost.
+// restoreChips sets the interrupt controllers. It comes after the LAPICs, so that an interrupt
+// which waits in the IOAPIC is delivered into a restored LAPIC and not lost.
 func (s *vmState) restoreChips(vm *kvm.VM) error {
 	for i := range s.chips {
 		if err := vm.SetIRQChip(&s.chips[i]); err != nil {

@@ -57,7 +57,8 @@ type component interface {
 	Restore(r *codec.Reader) error
 }
 
-// Every component must give back exactly what it saved, and refuse every truncation of it and another version.
+// Every component must give back exactly what it saved, and refuse every truncation of it and
+// another version.
 func TestComponentsRoundTrip(t *testing.T) {
 	for name, c := range map[string]struct{ saved, empty component }{
 		"vcpu":  {randomVCPU(), &vcpuState{}},
@@ -128,7 +129,8 @@ func TestStateRefusesForeignAndDamagedFiles(t *testing.T) {
 	}
 }
 
-// State files may come from elsewhere: whatever the bytes, restoring them fails or succeeds, and no more.
+// State files may come from elsewhere: whatever the bytes, restoring them fails or succeeds, and no
+// more.
 func FuzzState(f *testing.F) {
 	good := sampleState()
 	f.Add(good[len(stateMagic)+4 : len(good)-4])

@@ -13,7 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts them together.
+// vcpus runs the vCPUs of a machine, each on an OS thread of its own, and stops and starts them
+// together.
 //
 //	paused ──resume──▶ running ──pause──▶ paused
 //	   └───────close──────┴────▶ closed
@@ -54,17 +55,18 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	return v
 }
 
-// vcpuNice is how many steps of nice a vCPU stands below the other threads of its process, and so below the daemon that
-// started it. When guests take all there is, the daemon and the devices still get nine times the CPU of each vCPU
-// (sched_prio_to_weight, kernel/sched/core.c). Where CPU is idle, a nice thread is as fast as any other.
+// vcpuNice is how many steps of nice a vCPU stands below the other threads of its process, and so
+// below the daemon that started it. When guests take all there is, the daemon and the devices still
+// get nine times the CPU of each vCPU (sched_prio_to_weight, kernel/sched/core.c). Where CPU is
+// idle, a nice thread is as fast as any other.
 const vcpuNice = 10
 
-// headStart is how long a machine runs before its vCPUs come after the host: a fork that somebody waits for does not
-// stand behind guests that are busy already.
+// headStart is how long a machine runs before its vCPUs come after the host: a fork that somebody
+// waits for does not stand behind guests that are busy already.
 const headStart = time.Second
 
-// comeAfterHost lowers the priority of the vCPUs. Linux grants that to everybody and keeps it within bounds; where it
-// does not, for example in a jail, guests run as before.
+// comeAfterHost lowers the priority of the vCPUs. Linux grants that to everybody and keeps it
+// within bounds; where it does not, for example in a jail, guests run as before.
 func (v *vcpus) comeAfterHost() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -144,8 +146,8 @@ func (v *vcpus) pause() {
 	v.waitParkedLocked()
 }
 
-// kickLocked makes every vCPU return to park. The vCPU may be handling an exit: the flag then makes its next Run
-// complete the I/O and return at once.
+// kickLocked makes every vCPU return to park. The vCPU may be handling an exit: the flag then makes
+// its next Run complete the I/O and return at once.
 func (v *vcpus) kickLocked() {
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(true)

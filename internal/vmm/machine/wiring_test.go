@@ -19,8 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/vmtest"
 )
 
-// The tests here use machines of real KVM without a guest: what New, Save and Restore ask of KVM, and
-// in which order, does not depend on one.
+// The tests here use machines of real KVM without a guest: what New, Save and Restore ask of KVM,
+// and in which order, does not depend on one.
 
 // newBare makes a machine of two vCPUs that has no guest.
 func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
@@ -119,7 +119,8 @@ func tamper(t *testing.T, m *Machine, edit func(whole *vmState, cpus []*vcpuStat
 	return f
 }
 
-// A restore gives the guest the TSC rate that it has measured, or refuses, by name, to run it at another.
+// A restore gives the guest the TSC rate that it has measured, or refuses, by name, to run it at
+// another.
 func TestRestoreSetsTheTSCRate(t *testing.T) {
 	sys := openKVM(t)
 	m := mustBare(t, sys)
@@ -254,8 +255,8 @@ func TestNewChecksCapabilitiesFirst(t *testing.T) {
 // enableCap is KVM_ENABLE_CAP.
 const enableCap = 0x4068aea3
 
-// New asks KVM for each part of the policy that the host has. The kernel's own trace of system calls
-// says so: nothing else tells what a VM was given.
+// New asks KVM for each part of the policy that the host has. The kernel's own trace of system
+// calls says so: nothing else tells what a VM was given.
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0

@@ -10,8 +10,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// copyPages is how many pages the copier claims at a time: few enough that a writer of the last of them does not wait
-// long, enough that one system call moves a worthwhile amount.
+// copyPages is how many pages the copier claims at a time: few enough that a writer of the last of
+// them does not wait long, enough that one system call moves a worthwhile amount.
 const copyPages = 64
 
 // bitmap has one bit for each page of the linear memory.
@@ -24,7 +24,8 @@ func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
 // set sets bit i and reports whether it was clear.
 func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
 
-// setRange sets n bits from first on, a word at a time: Freeze does it for every dirty page while the guest stands still.
+// setRange sets n bits from first on, a word at a time: Freeze does it for every dirty page while
+// the guest stands still.
 func (b bitmap) setRange(first, n uint64) {
 	for end := first + n; first < end; {
 		count := min(end-first, 64-first%64)
@@ -65,10 +66,11 @@ func (c *Capture) done(i uint64) bool   { return c.captured.get(i) }
 // claim reports whether page i is frozen and now the caller's to capture.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// capture writes claimed pages to the layer, makes them writable, and only then marks them captured. Protection may
-// not be dropped before the bytes are in the layer, or the guest overwrites them first; and a page may not count as
-// captured while it is protected, or a device that waited for the mark faults. After an error the pages are writable all
-// the same, and the capture has failed.
+// capture writes claimed pages to the layer, makes them writable, and only then marks them
+// captured. Protection may not be dropped before the bytes are in the layer, or the guest
+// overwrites them first; and a page may not count as captured while it is protected, or a device
+// that waited for the mark faults. After an error the pages are writable all the same, and the
+// capture has failed.
 func (c *Capture) capture(gpa guestmem.GPA, pages int) {
 	err := c.write(gpa, pages)
 	hva, herr := c.f.mem.HVA(gpa)
@@ -103,9 +105,10 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// Copy captures what nobody else has captured, until all of the freeze is in the layer, and ends it. stop is asked now
-// and then; when it reports true the rest is captured by the caller's next call of Copy (a machine that dirties pages
-// faster than they are copied is paused first). It returns whether the freeze is complete.
+// Copy captures what nobody else has captured, until all of the freeze is in the layer, and ends
+// it. stop is asked now and then; when it reports true the rest is captured by the caller's next
+// call of Copy (a machine that dirties pages faster than they are copied is paused first). It
+// returns whether the freeze is complete.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -144,7 +147,8 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	return at + guestmem.GPA(pages)*guestmem.PageSize
 }
 
-// Progress returns how many pages were frozen, are captured, and were captured because a vCPU wrote them.
+// Progress returns how many pages were frozen, are captured, and were captured because a vCPU wrote
+// them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()
 }

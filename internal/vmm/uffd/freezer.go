@@ -18,8 +18,9 @@ import (
 //
 //	pending ──claim──▶ claimed ──bytes written to the layer──▶ ──protection dropped──▶ captured
 //
-// Whoever claims a page captures it: the copier (many at a time), the fault handler, or a device about to write. Nobody
-// touches a page that another has claimed; a writer of a claimed page waits until it is writable.
+// Whoever claims a page captures it: the copier (many at a time), the fault handler, or a device
+// about to write. Nobody touches a page that another has claimed; a writer of a claimed page waits
+// until it is writable.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
@@ -29,8 +30,8 @@ type Freezer struct {
 	failed  atomic.Pointer[error]   // of the fault handler; nothing can be frozen any more
 }
 
-// NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's. The mappings behind
-// mem must not be replaced afterwards without Register.
+// NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's.
+// The mappings behind mem must not be replaced afterwards without Register.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
@@ -56,8 +57,9 @@ func (f *Freezer) Register() error {
 	return nil
 }
 
-// serveFaults captures the pages that vCPUs want to write. It has a thread of its own, and no Go code can wait for it
-// while holding the scheduler: vCPUs fault inside KVM_RUN, which is a system call, and devices ask beforeWrite first.
+// serveFaults captures the pages that vCPUs want to write. It has a thread of its own, and no Go
+// code can wait for it while holding the scheduler: vCPUs fault inside KVM_RUN, which is a system
+// call, and devices ask beforeWrite first.
 func (f *Freezer) serveFaults() {
 	runtime.LockOSThread()
 	for {
@@ -77,8 +79,8 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
-// serveFault makes a page writable whose writer waits. The fault may be of an earlier freeze, which has ended since it
-// was read.
+// serveFault makes a page writable whose writer waits. The fault may be of an earlier freeze, which
+// has ended since it was read.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	c := f.current.Load()
 	if c == nil {
@@ -90,16 +92,16 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 		c.capture(gpa, 1)
 		return nil
 	}
-	// Somebody else has the page, or had it before this writer began to wait: the wake-up that came with dropping the
-	// protection may have been too early for it.
+	// Somebody else has the page, or had it before this writer began to wait: the wake-up that came
+	// with dropping the protection may have been too early for it.
 	for c.frozen(i) && !c.done(i) {
 		_ = unix.Nanosleep(&unix.Timespec{Nsec: 20_000}, nil)
 	}
 	return f.uffd.wake(page)
 }
 
-// thaw drops the protection of a page that no freeze needs. mu keeps a freeze from beginning meanwhile, which would lose
-// the page.
+// thaw drops the protection of a page that no freeze needs. mu keeps a freeze from beginning
+// meanwhile, which would lose the page.
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,10 +122,12 @@ func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 	return 0, false
 }
 
-// beforeWrite captures what is frozen of the n bytes at gpa, because a device is about to write them. Devices must not
-// fault: a Go thread that does holds its scheduler slot while the handler may need one.
+// beforeWrite captures what is frozen of the n bytes at gpa, because a device is about to write
+// them. Devices must not fault: a Go thread that does holds its scheduler slot while the handler
+// may need one.
 //
-// A capture that fails is the branch's misfortune and not the device's: the page is writable all the same.
+// A capture that fails is the branch's misfortune and not the device's: the page is writable all
+// the same.
 func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	c := f.current.Load()
 	if c == nil {
@@ -143,8 +147,8 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	}
 }
 
-// Freeze protects ranges, whole pages in ascending order, so that they keep their bytes for the layer file: page i of
-// the linear memory goes to offset i*PageSize. Capture.Copy must follow.
+// Freeze protects ranges, whole pages in ascending order, so that they keep their bytes for the
+// layer file: page i of the linear memory goes to offset i*PageSize. Capture.Copy must follow.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced, now and until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {

@@ -37,8 +37,8 @@ const (
 // fd is a userfaultfd of this process.
 type fd int
 
-// open makes a userfaultfd for this process from an open /dev/userfaultfd: one that sees faults in kernel mode too,
-// because KVM writes guest memory from there.
+// open makes a userfaultfd for this process from an open /dev/userfaultfd: one that sees faults in
+// kernel mode too, because KVM writes guest memory from there.
 func open(device int) (fd, error) {
 	n, err := ioctl(device, ioNew, unix.O_CLOEXEC)
 	if err != nil {
@@ -100,7 +100,8 @@ func (u fd) nextFault() (uintptr, error) {
 	}
 }
 
-// call retries while a signal interrupts the ioctl, or while it races with another change of the mappings (EAGAIN).
+// call retries while a signal interrupts the ioctl, or while it races with another change of the
+// mappings (EAGAIN).
 func (u fd) call(req uintptr, arg unsafe.Pointer) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(u), req, uintptr(arg))

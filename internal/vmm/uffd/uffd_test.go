@@ -16,7 +16,8 @@ import (
 
 const mib = 1 << 20
 
-// newFrozenMemory returns memory over a tmpfs layer and its freezer, or skips where the host has no userfaultfd.
+// newFrozenMemory returns memory over a tmpfs layer and its freezer, or skips where the host has no
+// userfaultfd.
 func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, string) {
 	t.Helper()
 	dev, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -44,7 +45,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	if err := base.Truncate(int64(size / 2)); err != nil {
 		t.Fatal(err)
 	}
-	// The lower half lies on a file like a forked guest's, the upper half is anonymous like a booted one's.
+	// The lower half lies on a file like a forked guest's, the upper half is anonymous like a
+	// booted one's.
 	if err := m.Map(0, size/2, int(base.Fd()), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -55,8 +57,8 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 	return m, f, dir
 }
 
-// scribbler writes a rising number to random words of the memory as a vCPU does: from a thread that is inside a system
-// call when it faults. It can be stopped like one.
+// scribbler writes a rising number to random words of the memory as a vCPU does: from a thread that
+// is inside a system call when it faults. It can be stopped like one.
 type scribbler struct {
 	mem  *guestmem.Memory
 	mu   sync.Mutex // held while writing: taking it stops the "vCPU"
@@ -92,7 +94,8 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 	}
 }
 
-// A freeze is the memory at one instant, whatever "vCPUs" and "devices" write while it is copied, many times over.
+// A freeze is the memory at one instant, whatever "vCPUs" and "devices" write while it is copied,
+// many times over.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
 	tracker, err := guestmem.NewTracker()
@@ -213,7 +216,8 @@ func TestAFailedCaptureLeavesTheMemoryWritable(t *testing.T) {
 	_, _ = c.Copy(func() bool { return false })
 }
 
-// A device that writes while the layer's disk is full must not see that: the branch has failed, the source has not.
+// A device that writes while the layer's disk is full must not see that: the branch has failed, the
+// source has not.
 func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	m, f, _ := newFrozenMemory(t, 2*mib)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)

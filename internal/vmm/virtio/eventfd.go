@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EventFD is a Linux eventfd counter: KVM signals it (ioeventfd), or is signalled by it (irqfd), or both ends are ours.
+// EventFD is a Linux eventfd counter: KVM signals it (ioeventfd), or is signalled by it (irqfd), or
+// both ends are ours.
 type EventFD struct {
 	fd int
 
@@ -31,7 +32,8 @@ func NewEventFD() (*EventFD, error) {
 // FD returns the descriptor, which the EventFD keeps owning.
 func (e *EventFD) FD() int { return e.fd }
 
-// Signal adds one to the counter and wakes the waiter. It never blocks: a counter at its maximum stays signalled.
+// Signal adds one to the counter and wakes the waiter. It never blocks: a counter at its maximum
+// stays signalled.
 func (e *EventFD) Signal() error {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
@@ -50,8 +52,8 @@ func (e *EventFD) Signal() error {
 // Raise is Signal; it makes an EventFD registered as irqfd an Interrupt.
 func (e *EventFD) Raise() error { return e.Signal() }
 
-// Wait parks the calling goroutine, not a thread, until the counter is positive, and clears it. It returns os.ErrClosed
-// after Close. One goroutine may wait at a time.
+// Wait parks the calling goroutine, not a thread, until the counter is positive, and clears it. It
+// returns os.ErrClosed after Close. One goroutine may wait at a time.
 func (e *EventFD) Wait() error {
 	f, err := e.pollable()
 	if err != nil {

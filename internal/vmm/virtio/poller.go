@@ -8,9 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the runtime's poller, so
-// that waiting occupies no thread. Add, Change and Remove may be called while Wait waits. A descriptor that is in the
-// runtime's poller by itself wakes the process for every event, wanted or not.
+// Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the
+// runtime's poller, so that waiting occupies no thread. Add, Change and Remove may be called while
+// Wait waits. A descriptor that is in the runtime's poller by itself wakes the process for every
+// event, wanted or not.
 type Poller struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -42,7 +43,8 @@ func NewPoller() (*Poller, error) {
 	return p, nil
 }
 
-// poll collects events and reports whether there are any; if not, the runtime calls it again when there are.
+// poll collects events and reports whether there are any; if not, the runtime calls it again when
+// there are.
 func (p *Poller) poll(fd uintptr) bool {
 	for {
 		if p.n, p.err = unix.EpollWait(int(fd), p.events[:], 0); p.err != unix.EINTR {

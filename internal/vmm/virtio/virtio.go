@@ -1,8 +1,10 @@
-// Package virtio is the contract between virtio devices and the transport that shows them to a guest: identity,
-// features, activation, kicks, interrupts, quiescence and saved state (virtio 1.2 §2, §3).
+// Package virtio is the contract between virtio devices and the transport that shows them to a
+// guest: identity, features, activation, kicks, interrupts, quiescence and saved state (virtio 1.2
+// §2, §3).
 //
-// It has no device, no register layout and no ring code; those are the packages below it. Nothing in this tree talks
-// to KVM: interrupts are an injected Interrupt, and kicks arrive through an EventFD that the machine registers.
+// It has no device, no register layout and no ring code; those are the packages below it. Nothing
+// in this tree talks to KVM: interrupts are an injected Interrupt, and kicks arrive through an
+// EventFD that the machine registers.
 //
 // Life of a device:
 //
@@ -12,10 +14,10 @@
 //	                                ▼  │
 //	                              failed
 //
-// A device is single-threaded: its transport calls Activate, Notify, Reset, Save and Restore one at a time, holding
-// the device's run lock. A device with goroutines of its own takes the same lock with Transport.Enter before it
-// touches its state, its queues or guest memory. Quiesce is nothing but holding that lock: while it is held no device
-// code runs, and none touches guest memory.
+// A device is single-threaded: its transport calls Activate, Notify, Reset, Save and Restore one at
+// a time, holding the device's run lock. A device with goroutines of its own takes the same lock
+// with Transport.Enter before it touches its state, its queues or guest memory. Quiesce is nothing
+// but holding that lock: while it is held no device code runs, and none touches guest memory.
 package virtio
 
 import (
@@ -31,15 +33,16 @@ const (
 	IDVsock = 19
 )
 
-// Feature bits that belong to the transport and the rings (virtio 1.2 §6). A transport offers them for every device;
-// devices do not list them in Info.
+// Feature bits that belong to the transport and the rings (virtio 1.2 §6). A transport offers them
+// for every device; devices do not list them in Info.
 const (
 	FIndirectDesc uint64 = 1 << 28 // VIRTIO_F_INDIRECT_DESC
 	FEventIdx     uint64 = 1 << 29 // VIRTIO_F_EVENT_IDX
 	FVersion1     uint64 = 1 << 32 // VIRTIO_F_VERSION_1
 )
 
-// Interrupt is the line from one device to the guest. Raise may be called from any goroutine and must not block.
+// Interrupt is the line from one device to the guest. Raise may be called from any goroutine and
+// must not block.
 type Interrupt interface {
 	Raise() error
 }
@@ -56,18 +59,20 @@ type Device interface {
 	// Info may be called at any time, by any goroutine.
 	Info() Info
 
-	// ReadConfig fills p with the device's configuration space from offset off; bytes beyond its end read as zero.
-	// It may be called at any time, by any goroutine. No device here has writable configuration.
+	// ReadConfig fills p with the device's configuration space from offset off; bytes beyond its
+	// end read as zero. It may be called at any time, by any goroutine. No device here has writable
+	// configuration.
 	ReadConfig(off uint64, p []byte)
 
-	// Activate starts the device with the features and queues that the driver chose. A queue that the driver did not
-	// set up is nil. Activate must not touch guest memory: it also runs while a restored machine is still quiesced.
-	// An error means that the driver broke the rules; the transport then sets DEVICE_NEEDS_RESET.
+	// Activate starts the device with the features and queues that the driver chose. A queue that
+	// the driver did not set up is nil. Activate must not touch guest memory: it also runs while a
+	// restored machine is still quiesced. An error means that the driver broke the rules; the
+	// transport then sets DEVICE_NEEDS_RESET.
 	Activate(t Transport, queues []*virtq.Queue, features uint64) error
 
-	// Notify serves every queue, because the driver kicked or because a kick may have been lost. It returns more if
-	// it stopped early to let others take the run lock; it is then called again. An error means that the driver broke
-	// the rules.
+	// Notify serves every queue, because the driver kicked or because a kick may have been lost. It
+	// returns more if it stopped early to let others take the run lock; it is then called again. An
+	// error means that the driver broke the rules.
 	Notify() (more bool, err error)
 
 	// Reset forgets everything that came from the driver. Reset of an inactive device does nothing.
@@ -76,20 +81,23 @@ type Device interface {
 	Stater
 }
 
-// Stater is the part of a device that survives in a snapshot. Rings and registers are the transport's to save.
+// Stater is the part of a device that survives in a snapshot. Rings and registers are the
+// transport's to save.
 type Stater interface {
 	// Save appends the device's own state, beginning with a version.
 	Save(w *codec.Writer)
 
-	// Restore takes what Save wrote into a device that has just been created or reset. It refuses state of another
-	// version or of a device configured otherwise. Activate follows if the saved driver had been running.
+	// Restore takes what Save wrote into a device that has just been created or reset. It refuses
+	// state of another version or of a device configured otherwise. Activate follows if the saved
+	// driver had been running.
 	Restore(r *codec.Reader) error
 }
 
 // Transport is what an activated device sees of its transport.
 type Transport interface {
-	// Enter takes the device's run lock for one of its own goroutines, waiting while the device is quiesced. If it
-	// returns false the device is not running (never activated, reset or failed) and the lock is not held.
+	// Enter takes the device's run lock for one of its own goroutines, waiting while the device is
+	// quiesced. If it returns false the device is not running (never activated, reset or failed)
+	// and the lock is not held.
 	Enter() bool
 
 	// Leave releases the lock that Enter took.
@@ -100,11 +108,12 @@ type Transport interface {
 	// pause takes must not depend on how much the guest has queued.
 	Wanted() bool
 
-	// Interrupt tells the driver that the queue has used buffers, unless the driver asked not to be told.
-	// The run lock must be held.
+	// Interrupt tells the driver that the queue has used buffers, unless the driver asked not to be
+	// told. The run lock must be held.
 	Interrupt(q *virtq.Queue) error
 
-	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for failures found
-	// outside Notify. The run lock must be held; after it the device must only Leave.
+	// Fail resets the device and sets DEVICE_NEEDS_RESET because the driver broke the rules, for
+	// failures found outside Notify. The run lock must be held; after it the device must only
+	// Leave.
 	Fail(err error)
 }

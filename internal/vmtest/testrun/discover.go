@@ -64,9 +64,9 @@ func discover(ctx context.Context, names []string) ([]vmPkg, error) {
 	return found, nil
 }
 
-// vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through functions of these files.
-// Functions are told apart by name only, so that a method may be taken for another of its name: then a test too many
-// runs.
+// vmTestsOf returns the tests that call vmtest.Load or vmtest.NeedKVM, directly or through
+// functions of these files. Functions are told apart by name only, so that a method may be taken
+// for another of its name: then a test too many runs.
 func vmTestsOf(files []*ast.File) []string {
 	calls := make(map[string][]string) // function → functions that call it
 	var queue []string

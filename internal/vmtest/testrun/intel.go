@@ -85,8 +85,8 @@ func coreTests() []vmPkg {
 	}
 }
 
-// leftOut are VM tests that take long and ask nothing of KVM that others do not: this one merges the
-// disk layers of 300 branches.
+// leftOut are VM tests that take long and ask nothing of KVM that others do not: this one merges
+// the disk layers of 300 branches.
 var leftOut = []string{"TestManyBranchesOfOneVM"}
 
 const (
@@ -121,8 +121,8 @@ func intelTests(ctx context.Context) ([]vmPkg, error) {
 	return append(append([]vmPkg{probe()}, found...), vmPkg{path: integration[0].path, tests: integrationTests}), nil
 }
 
-// intel is `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` or `testrun intel
-// torture N [flag ...]`.
+// intel is `testrun intel smoke`, `testrun intel all [HOST ...] [./PACKAGE ...] [-run PATTERN]` or
+// `testrun intel torture N [flag ...]`.
 func intel(ctx context.Context, args []string) error {
 	usage := errors.New("usage: testrun intel smoke | all [host ...] [./package ...] [-run pattern] | torture N [flag ...]")
 	if len(args) == 0 {
@@ -177,7 +177,8 @@ type choice struct {
 
 func (c choice) all() bool { return len(c.packages) == 0 && c.tests == nil }
 
-// parseChoice tells hosts' names from packages, which begin with "./", and takes a pattern as go test's -run does.
+// parseChoice tells hosts' names from packages, which begin with "./", and takes a pattern as go
+// test's -run does.
 func parseChoice(args []string) (c choice, err error) {
 	for i := 0; i < len(args); i++ {
 		dir, isPackage := strings.CutPrefix(args[i], "./")

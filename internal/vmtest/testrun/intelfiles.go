@@ -56,8 +56,8 @@ func (j intelJob) script(cache string, packages []vmPkg) string {
 	return s.String()
 }
 
-// command is the line of the script that runs a package's tests. Its console shows how tests end, as
-// they do.
+// command is the line of the script that runs a package's tests. Its console shows how tests end,
+// as they do.
 func (j intelJob) command(p vmPkg) string {
 	args := append([]string{"-test.v=test2json", "-test.timeout=" + j.testLimit(), "-test.run=" + p.pattern()}, j.flags...)
 	for i := range args {

@@ -61,8 +61,8 @@ func hostTests(ctx context.Context) error {
 	return nil
 }
 
-// vmTests runs the tests that boot VMs, of all packages or of those named as go list names them. A test that skips has
-// failed: here everything is there that it can need.
+// vmTests runs the tests that boot VMs, of all packages or of those named as go list names them. A
+// test that skips has failed: here everything is there that it can need.
 func vmTests(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		names = []string{"./..."}

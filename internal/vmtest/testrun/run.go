@@ -75,7 +75,8 @@ func (r *run) do(ctx context.Context) (outcome, error) {
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, r.args...)...)
 	cmd.Env = append(os.Environ(), r.env...)
-	// go test, the -exec program and the test are one group; without it they would hold the output open.
+	// go test, the -exec program and the test are one group; without it they would hold the output
+	// open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	pipe, err := cmd.StdoutPipe()
@@ -140,7 +141,8 @@ func (r *run) handle(e event) {
 	}
 }
 
-// isLost recognizes what forkd machine exec and package testing say when no test can be blamed alone.
+// isLost recognizes what forkd machine exec and package testing say when no test can be blamed
+// alone.
 func isLost(line string) bool {
 	return strings.HasPrefix(line, "exit status 125") || strings.HasPrefix(line, "panic: test timed out after")
 }

@@ -11,12 +11,14 @@ import (
 	"sync"
 )
 
-// shardTests is how many tests of a package run in one go. A package with more of them can keep several hosts busy;
-// less would repeat what a package prepares for its tests, such as baking a parent.
+// shardTests is how many tests of a package run in one go. A package with more of them can keep
+// several hosts busy; less would repeat what a package prepares for its tests, such as baking a
+// parent.
 const shardTests = 12
 
-// split cuts packages into shards of at most n tests each. Those with the fewest tests come first: a test that is alone
-// in its package is a long one, and should not be what everybody waits for in the end.
+// split cuts packages into shards of at most n tests each. Those with the fewest tests come first:
+// a test that is alone in its package is a long one, and should not be what everybody waits for in
+// the end.
 func split(packages []vmPkg, n int) []vmPkg {
 	var shards []vmPkg
 	for _, p := range packages {
@@ -33,7 +35,8 @@ func split(packages []vmPkg, n int) []vmPkg {
 	return shards
 }
 
-// runShards lets every host take shards until there are none left, and returns the counts of all and what failed.
+// runShards lets every host take shards until there are none left, and returns the counts of all
+// and what failed.
 func runShards(ctx context.Context, hosts []host, shards []vmPkg) (total counts, failed []string) {
 	var mu sync.Mutex
 	next := 0

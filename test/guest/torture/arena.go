@@ -24,7 +24,8 @@ type shape struct {
 // A unit is a page of memory (0 … pages-1) or a block on disk (pages … pages+blocks-1).
 func (s shape) units() int { return s.pages + s.blocks }
 
-// arena is the memory that the writers own, outside the Go heap so that nothing else moves or writes it:
+// arena is the memory that the writers own, outside the Go heap so that nothing else moves or
+// writes it:
 //
 //	page 0           mark, hot
 //	page 1           ticket: the number of the last write anybody began
@@ -33,7 +34,8 @@ func (s shape) units() int { return s.pages + s.blocks }
 //	then             table: of each unit the number of the last completed write
 //	then             the pages of memory themselves
 //
-// Every part is on pages of its own: one page that is missing or of another instant contradicts the others.
+// Every part is on pages of its own: one page that is missing or of another instant contradicts the
+// others.
 type arena struct {
 	shape
 	words []uint64
@@ -92,8 +94,8 @@ func (a *arena) table() []uint64 { return a.words[a.tableAt():][:a.units()] }
 
 func (a *arena) page(u int) []uint64 { return a.words[a.dataAt()+u*pageWords:][:pageWords] }
 
-// owned returns the units of a writer: the first, how far apart, and how many. Neighbouring pages belong to different
-// writers; the last writer has the disk.
+// owned returns the units of a writer: the first, how far apart, and how many. Neighbouring pages
+// belong to different writers; the last writer has the disk.
 func (a *arena) owned(writer int) (first, step, count int) {
 	if writer == a.writers {
 		return a.pages, 1, a.blocks
@@ -101,7 +103,8 @@ func (a *arena) owned(writer int) (first, step, count int) {
 	return writer, a.writers, (a.pages - writer + a.writers - 1) / a.writers
 }
 
-// begin notes that a writer is about to write u, and returns the number of this write and of the one before.
+// begin notes that a writer is about to write u, and returns the number of this write and of the
+// one before.
 func (a *arena) begin(writer, u int) (old, seq uint64) {
 	r := a.record(writer)
 	seq = atomic.AddUint64(a.ticket(), 1)
@@ -124,8 +127,8 @@ func (a *arena) end(writer, u int, old, seq uint64) {
 	atomic.StoreUint64(&r[recIntent], 0)
 }
 
-// Contents: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be inverted, so that a
-// wrong word tells which write it comes from.
+// Contents: word k of unit u after write seq is first(u, seq) + k*wordStep. The function can be
+// inverted, so that a wrong word tells which write it comes from.
 const (
 	seqFactor  = 0x9e3779b97f4a7c15
 	unitFactor = 0xc2b2ae3d27d4eb4f
@@ -152,8 +155,9 @@ func fill(page []uint64, u int, seq uint64) {
 	}
 }
 
-// overwrite replaces the content of write old by that of write seq, word by word in ascending order, and returns the
-// first word that was not as write old had left it: damage does not disappear because its page is written.
+// overwrite replaces the content of write old by that of write seq, word by word in ascending
+// order, and returns the first word that was not as write old had left it: damage does not
+// disappear because its page is written.
 func overwrite(page []uint64, u int, old, seq uint64) (bad int, found uint64) {
 	bad = -1
 	was, is := first(u, old), first(u, seq)

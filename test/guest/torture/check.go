@@ -102,7 +102,8 @@ func origin(p []uint64, u int) string {
 	return string(out)
 }
 
-// writer checks the record and the ring of a writer against the table, and returns how many writes it completed.
+// writer checks the record and the ring of a writer against the table, and returns how many writes
+// it completed.
 func (c *checker) writer(w int) uint64 {
 	r, table := c.a.record(w), c.a.table()
 	if r[recIntent] != 0 {

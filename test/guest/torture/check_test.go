@@ -98,8 +98,8 @@ func wantOK(t *testing.T, what string, r guest.Report) {
 	}
 }
 
-// Whatever part of an instant is replaced by that of a later or earlier one, any single page of memory or block of disk
-// or any mixture, the check finds it.
+// Whatever part of an instant is replaced by that of a later or earlier one, any single page of
+// memory or block of disk or any mixture, the check finds it.
 func TestEveryMixtureOfInstantsIsFound(t *testing.T) {
 	r := newRig(t)
 	r.write(900) // the rings have wrapped
@@ -207,7 +207,8 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	}
 }
 
-// A page that is damaged after the fork and before it is overwritten is found by its writer, at any word.
+// A page that is damaged after the fork and before it is overwritten is found by its writer, at any
+// word.
 func TestWritersFindDamageThatTheyOverwrite(t *testing.T) {
 	for _, k := range []int{0, 1, 255, 511} {
 		r := newRig(t)
@@ -258,7 +259,8 @@ func TestSeqOfInvertsContent(t *testing.T) {
 	}
 }
 
-// The answers a driver builds on: a mark is set at the instant of the verification, nonsense is refused.
+// The answers a driver builds on: a mark is set at the instant of the verification, nonsense is
+// refused.
 func TestAnswer(t *testing.T) {
 	r := newRig(t)
 	s := &server{a: r.a, disk: r.d, writers: r.writers}

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is two files of blocks: the even blocks are written past the page cache, the odd ones through it. Everything is
-// read past it.
+// disk is two files of blocks: the even blocks are written past the page cache, the odd ones
+// through it. Everything is read past it.
 type disk struct {
 	shape
 	direct [2]*os.File // opened with O_DIRECT: of the even and the odd blocks
@@ -26,8 +26,8 @@ type disk struct {
 // emulated host of a emulated host milliseconds.
 const readAhead = 64 * pageSize
 
-// syncEvery is how many blocks are written through the page cache before it is flushed, so that blocks that are only
-// in the guest's memory exist at any instant too.
+// syncEvery is how many blocks are written through the page cache before it is flushed, so that
+// blocks that are only in the guest's memory exist at any instant too.
 const syncEvery = 16
 
 // openDisk makes the files in dir, with every block as before the first write.
@@ -101,7 +101,8 @@ func (d *disk) overwrite(u int, old, seq uint64) (bad int, found uint64, err err
 // forget makes the next verification read everything again.
 func (d *disk) forget() { d.viewed = [2]int{-1, -1} }
 
-// read returns block b for a verification: what is on the disk, and, where the page cache has it too, the same there.
+// read returns block b for a verification: what is on the disk, and, where the page cache has it
+// too, the same there.
 //
 // Preconditions: nothing was written since forget.
 func (d *disk) read(b int, p []uint64) error {

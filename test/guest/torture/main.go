@@ -1,15 +1,17 @@
-// Command torture runs in a guest that is branched, forked and rolled back, and finds out whether the copies are whole.
+// Command torture runs in a guest that is branched, forked and rolled back, and finds out whether
+// the copies are whole.
 //
 //	torture serve SOCKET DIR MEMORY_MIB DISK_MIB   write memory and two files in DIR for ever; answer on SOCKET and on
 //	                                               vsock port 7777, a line for a line
 //	torture ask SOCKET [mark N] [hot N] [verify]   set things and verify; prints a JSON report
 //
-// One thread per vCPU writes pages, one more writes disk blocks. Every word of a page tells which write it comes from;
-// tables, records, hash chains and a common counter, on other pages, say which write it must be. So a page that is lost,
-// stale, early, late or half-written contradicts the rest, as do registers, memory, and disk of different instants.
-// Writers also check every page that they overwrite. A verification stops the writers between two writes, compares
-// everything, and lets them go on. What it cannot see is a copy that is whole but of the wrong instant: for that the
-// driver sets a mark.
+// One thread per vCPU writes pages, one more writes disk blocks. Every word of a page tells which
+// write it comes from; tables, records, hash chains and a common counter, on other pages, say which
+// write it must be. So a page that is lost, stale, early, late or half-written contradicts the
+// rest, as do registers, memory, and disk of different instants. Writers also check every page that
+// they overwrite. A verification stops the writers between two writes, compares everything, and
+// lets them go on. What it cannot see is a copy that is whole but of the wrong instant: for that
+// the driver sets a mark.
 package main
 
 import (
@@ -75,8 +77,9 @@ type server struct {
 }
 
 func serve(socket, dir string, s shape) error {
-	// The collector has nothing to collect here, and the guest's agent must get the CPU when it wants it. The threads
-	// that answer compete with the writers in the kernel, not in Go's scheduler, which would keep them waiting.
+	// The collector has nothing to collect here, and the guest's agent must get the CPU when it
+	// wants it. The threads that answer compete with the writers in the kernel, not in Go's
+	// scheduler, which would keep them waiting.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(s.writers + 2)
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 10); err != nil {

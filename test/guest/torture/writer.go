@@ -22,8 +22,8 @@ type writer struct {
 	faults []string   // damage that was found while overwriting it
 }
 
-// run writes for ever. What it writes next depends on the time, so that a fork does not repeat what its source did and
-// so hide that a page is of a later instant.
+// run writes for ever. What it writes next depends on the time, so that a fork does not repeat what
+// its source did and so hide that a page is of a later instant.
 func (w *writer) run() error {
 	runtime.LockOSThread()
 	if w.cpu >= 0 {
@@ -52,8 +52,8 @@ func (w *writer) pick() int {
 	return first + step*int(w.rng>>11%uint64(count))
 }
 
-// write writes unit u once. A page is checked while it is overwritten, word by word: a fork that was taken in the
-// middle goes on checking and writing at the word where it was.
+// write writes unit u once. A page is checked while it is overwritten, word by word: a fork that
+// was taken in the middle goes on checking and writing at the word where it was.
 func (w *writer) write(u int) {
 	old, seq := w.a.begin(w.id, u)
 	var bad int

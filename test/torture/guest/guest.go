@@ -1,5 +1,6 @@
-// Package guest is what a driver and the guest program test/guest/torture agree on: where the program is, how it is
-// started, what it answers, and what that must be. It asks nothing itself: drivers do, each in its way.
+// Package guest is what a driver and the guest program test/guest/torture agree on: where the
+// program is, how it is started, what it answers, and what that must be. It asks nothing itself:
+// drivers do, each in its way.
 package guest
 
 import (
@@ -26,7 +27,8 @@ type Size struct {
 	CPUs               int // vCPUs, each with a writer of its own
 }
 
-// Start returns the shell script that starts the program, which is at Program, and waits until it answers.
+// Start returns the shell script that starts the program, which is at Program, and waits until it
+// answers.
 func (s Size) Start() string {
 	return fmt.Sprintf("chmod 755 %s && sync && { setsid %[1]s serve %s %s %d %d >%s 2>&1 & } && "+
 		"i=0; while [ ! -S %[2]s ]; do i=$((i+1)); [ $i -lt 600 ] || { cat %[6]s; exit 1; }; sleep 0.1; done",
@@ -68,7 +70,8 @@ type Instant struct {
 	Seq  uint64 // writes that had been done some time before
 }
 
-// Check returns an error unless r verified all of size s in a copy of instant at, which may have gone on since.
+// Check returns an error unless r verified all of size s in a copy of instant at, which may have
+// gone on since.
 func (r *Report) Check(at Instant, s Size) error {
 	pages, blocks := s.MemoryMiB<<20/pageSize, s.DiskMiB<<20/pageSize
 	switch {

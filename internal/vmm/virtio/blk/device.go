@@ -33,8 +33,8 @@ const (
 	queueSize  = 128
 	segMax     = queueSize - 2 // a request also has a header and a status descriptor
 
-	// maxRequest bounds the data of one request in bytes: the device cannot be quiesced before it has ended. Linux
-	// drivers stay below 4 MiB.
+	// maxRequest bounds the data of one request in bytes: the device cannot be quiesced before it
+	// has ended. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
 
 	// maxHold is after how many bytes the device lets others take the run lock, such as a driver
@@ -63,7 +63,8 @@ type Device struct {
 	queue     *virtq.Queue
 }
 
-// serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2 §5.2.6).
+// serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2
+// §5.2.6).
 const serialSize = 20
 
 // New returns a device that shows disk, which it owns, under that serial number, of which the
@@ -80,7 +81,8 @@ func New(disk *Overlay, serial string, full func()) *Device {
 	return d
 }
 
-// configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to 4 (virtio 1.2 §5.2.4).
+// configSize is the length of struct virtio_blk_config up to write_zeroes_may_unmap, padded to 4
+// (virtio 1.2 §5.2.4).
 const configSize = 60
 
 func encodeConfig(size uint64) (c [configSize]byte) {
@@ -149,7 +151,8 @@ func (d *Device) Notify() (more bool, err error) {
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}
-		// One interrupt per request, where the driver wants it: the next request may wait for a disk.
+		// One interrupt per request, where the driver wants it: the next request may wait for a
+		// disk.
 		if err := d.transport.Interrupt(d.queue); err != nil {
 			return false, err
 		}
@@ -157,9 +160,9 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
-// SwapTop freezes the private top as a layer and puts newTop, as formatted by disklayer.Format, above it.
-// After an error nothing has changed and newTop still is the caller's.
-// Preconditions: the transport is quiesced.
+// SwapTop freezes the private top as a layer and puts newTop, as formatted by disklayer.Format,
+// above it. After an error nothing has changed and newTop still is the caller's. Preconditions: the
+// transport is quiesced.
 func (d *Device) SwapTop(newTop *os.File) error { return d.disk.SwapTop(newTop) }
 
 // Merge is Overlay.Merge. Preconditions: the transport is quiesced.

@@ -148,8 +148,8 @@ func TestBadRequestsGetAStatus(t *testing.T) {
 	}
 }
 
-// TestFailedWriteLeavesOldData makes every write fail with a top that is open for reading only, as a full file system
-// would.
+// TestFailedWriteLeavesOldData makes every write fail with a top that is open for reading only, as
+// a full file system would.
 func TestFailedWriteLeavesOldData(t *testing.T) {
 	o := newDisk(t, 4*cluster, bytes.Repeat([]byte{7}, 4*cluster))
 	g := start(t, o)
@@ -175,8 +175,8 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	}
 }
 
-// TestRestoreServesLostKicks saves a device whose request has not been kicked, and restores it into another over the
-// same memory.
+// TestRestoreServesLostKicks saves a device whose request has not been kicked, and restores it into
+// another over the same memory.
 func TestRestoreServesLostKicks(t *testing.T) {
 	o := newDisk(t, 16*cluster, bytes.Repeat([]byte{9}, 16*cluster))
 	g := start(t, o)

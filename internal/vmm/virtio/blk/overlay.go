@@ -86,8 +86,9 @@ func (o *Overlay) push(f *os.File) error {
 	return nil
 }
 
-// SwapTop makes the top an immutable layer and newTop, an empty layer of the same size, the top above it. It copies
-// nothing. After an error the disk is as it was and newTop is the caller's; otherwise the Overlay owns it.
+// SwapTop makes the top an immutable layer and newTop, an empty layer of the same size, the top
+// above it. It copies nothing. After an error the disk is as it was and newTop is the caller's;
+// otherwise the Overlay owns it.
 func (o *Overlay) SwapTop(newTop *os.File) error {
 	if err := o.push(newTop); err != nil {
 		return fmt.Errorf("swap top: %w", err)
@@ -146,7 +147,8 @@ func (o *Overlay) ReadV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// locate returns the file that has the byte at off, nil for zeros, and how many of the next left bytes it has.
+// locate returns the file that has the byte at off, nil for zeros, and how many of the next left
+// bytes it has.
 func (o *Overlay) locate(off, left uint64) (*os.File, uint64) {
 	first := off / cluster
 	count := (off+left+cluster-1)/cluster - first
@@ -193,8 +195,8 @@ func (o *Overlay) take(n uint64) [][]byte {
 	return o.part
 }
 
-// transfer calls rw until all bytes of views are through. A file that ends early is an error: it has been truncated
-// under us.
+// transfer calls rw until all bytes of views are through. A file that ends early is an error: it
+// has been truncated under us.
 func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error)) error {
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))

@@ -43,7 +43,8 @@ func newDisk(t testing.TB, size uint64, base []byte) *Overlay {
 	return o
 }
 
-// TestOverlayAgreesWithModel runs random operations on an overlay, freezing its top now and then, and on a byte slice.
+// TestOverlayAgreesWithModel runs random operations on an overlay, freezing its top now and then,
+// and on a byte slice.
 func TestOverlayAgreesWithModel(t *testing.T) {
 	const size = 40*cluster + 3*sectorSize
 	rng := rand.New(rand.NewPCG(7, 7))

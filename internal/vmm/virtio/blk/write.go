@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteV writes views at byte offset off. The caller has checked that the range is on the disk and that the disk is
-// writable. After an error some clusters may have the new data, as on any disk.
+// WriteV writes views at byte offset off. The caller has checked that the range is on the disk and
+// that the disk is writable. After an error some clusters may have the new data, as on any disk.
 func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	o.rest = append(o.rest[:0], views...)
 	for left := length(views); left > 0; {
@@ -25,8 +25,9 @@ func (o *Overlay) WriteV(views [][]byte, off uint64) error {
 	return nil
 }
 
-// writeRun returns how many of the next left bytes can be written in one way: straight to the top (whole), because
-// they are whole clusters or the top has the cluster already, or by first completing one cluster from below.
+// writeRun returns how many of the next left bytes can be written in one way: straight to the top
+// (whole), because they are whole clusters or the top has the cluster already, or by first
+// completing one cluster from below.
 func (o *Overlay) writeRun(off, left uint64) (n uint64, whole bool) {
 	end := off + left
 	if !o.fills(off/cluster, off, end) {
@@ -68,8 +69,8 @@ func (o *Overlay) mark(off, n uint64) error {
 	return o.top.Set(first, end-first)
 }
 
-// writePartial writes n bytes inside one cluster that the top does not have, together with the rest of that cluster
-// from the files below.
+// writePartial writes n bytes inside one cluster that the top does not have, together with the rest
+// of that cluster from the files below.
 func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	if o.scratch == nil {
 		o.scratch = make([]byte, cluster)
@@ -92,8 +93,8 @@ func (o *Overlay) writePartial(part [][]byte, off, n uint64) error {
 	return o.writeWhole(one[:], begins, uint64(len(whole)))
 }
 
-// Zero makes n bytes from off read as zero and gives their space in the top back. The caller has checked the range and
-// that the disk is writable.
+// Zero makes n bytes from off read as zero and gives their space in the top back. The caller has
+// checked the range and that the disk is writable.
 func (o *Overlay) Zero(off, n uint64) error {
 	end := off + n
 	first, last := (off+cluster-1)/cluster*cluster, end/cluster*cluster
@@ -121,7 +122,8 @@ func (o *Overlay) Zero(off, n uint64) error {
 	return o.writeZeros(last, end-last)
 }
 
-// Discard gives back the space of the whole clusters within n bytes from off, which then read as zero.
+// Discard gives back the space of the whole clusters within n bytes from off, which then read as
+// zero.
 func (o *Overlay) Discard(off, n uint64) error {
 	first, last := (off+cluster-1)/cluster*cluster, (off+n)/cluster*cluster
 	if first >= last {

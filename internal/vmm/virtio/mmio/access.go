@@ -11,7 +11,8 @@ func (t *Transport) offered() uint64 {
 	return t.info.Features | virtio.FVersion1 | virtio.FEventIdx | virtio.FIndirectDesc
 }
 
-// Read answers a vCPU's load of len(p) bytes at offset off of the window. A load that is no register reads as zero.
+// Read answers a vCPU's load of len(p) bytes at offset off of the window. A load that is no
+// register reads as zero.
 func (t *Transport) Read(off uint64, p []byte) {
 	clear(p)
 	if off >= regConfig {
@@ -82,8 +83,8 @@ func (t *Transport) selected() *queueConfig {
 	return &t.queueConfigs[t.queueSel]
 }
 
-// Write carries out a vCPU's store of p at offset off of the window. Stores to what is no writable register are
-// ignored.
+// Write carries out a vCPU's store of p at offset off of the window. Stores to what is no writable
+// register are ignored.
 func (t *Transport) Write(off uint64, p []byte) {
 	if len(p) != 4 || off >= regConfig {
 		return
@@ -94,7 +95,8 @@ func (t *Transport) Write(off uint64, p []byte) {
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:
-		// A failed write to an eventfd of our own means that it is closed: the machine is going away.
+		// A failed write to an eventfd of our own means that it is closed: the machine is going
+		// away.
 		_ = t.kick.Signal()
 		return
 	}
@@ -156,8 +158,8 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 //
 //	0 ─▶ ACKNOWLEDGE ─▶ DRIVER ─▶ FEATURES_OK ─▶ DRIVER_OK      0 from anywhere resets
 //
-// The driver may only add bits, in this order; other stores change nothing, which the driver sees when it reads the
-// register back as it must after FEATURES_OK.
+// The driver may only add bits, in this order; other stores change nothing, which the driver sees
+// when it reads the register back as it must after FEATURES_OK.
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
 	if v == 0 {
@@ -194,8 +196,8 @@ func (t *Transport) writeStatus(v uint32) {
 	}
 }
 
-// acceptable reports whether the driver chose a legal set of features: nothing that was not offered, and no legacy
-// driver.
+// acceptable reports whether the driver chose a legal set of features: nothing that was not
+// offered, and no legacy driver.
 func (t *Transport) acceptable() bool {
 	return t.driverFeatures&^t.offered() == 0 && t.driverFeatures&virtio.FVersion1 != 0
 }

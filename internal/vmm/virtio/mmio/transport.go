@@ -1,10 +1,12 @@
-// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2): the register window through which a driver
-// finds a device, negotiates features and sets up queues, and the goroutine that serves its kicks.
+// Package mmio is the virtio-mmio transport, version 2 (virtio 1.2 §4.2): the register window
+// through which a driver finds a device, negotiates features and sets up queues, and the goroutine
+// that serves its kicks.
 //
-// It does not decode bus addresses (callers pass offsets into one window), and it neither creates nor registers KVM
-// objects: the machine puts NotifyFD behind an ioeventfd and an irqfd behind the injected Interrupt. One eventfd
-// serves all queues of a device: looking at a queue without news costs one load, while a descriptor per queue would
-// cost memory in every VM. Whatever a driver writes ends in a register value, an ignored write or DEVICE_NEEDS_RESET.
+// It does not decode bus addresses (callers pass offsets into one window), and it neither creates
+// nor registers KVM objects: the machine puts NotifyFD behind an ioeventfd and an irqfd behind the
+// injected Interrupt. One eventfd serves all queues of a device: looking at a queue without news
+// costs one load, while a descriptor per queue would cost memory in every VM. Whatever a driver
+// writes ends in a register value, an ignored write or DEVICE_NEEDS_RESET.
 package mmio
 
 import (
@@ -28,8 +30,9 @@ type queueConfig struct {
 
 // Transport shows one device to the guest.
 //
-// Locks, in the order they are taken: mu (registers), run (device execution). Status and interrupt bits are atomic:
-// the device sets them while it holds run, the driver reads them while it holds mu.
+// Locks, in the order they are taken: mu (registers), run (device execution). Status and interrupt
+// bits are atomic: the device sets them while it holds run, the driver reads them while it holds
+// mu.
 type Transport struct {
 	mem  *guestmem.Memory
 	dev  virtio.Device
@@ -57,7 +60,8 @@ type Transport struct {
 	failure  error
 }
 
-// New returns a transport for dev whose interrupts go to irq, and starts its goroutine. Close ends it.
+// New returns a transport for dev whose interrupts go to irq, and starts its goroutine. Close ends
+// it.
 func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transport, error) {
 	kick, err := virtio.NewEventFD()
 	if err != nil {
@@ -69,13 +73,13 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 	return t, nil
 }
 
-// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. It matches every value: register it without
-// datamatch, with length 0 where KVM_CAP_IOEVENTFD_ANY_LENGTH is there (KVM then need not decode the instruction),
-// else with length 4. The transport keeps owning it.
+// NotifyFD returns the eventfd for KVM's ioeventfd at RegQueueNotify. It matches every value:
+// register it without datamatch, with length 0 where KVM_CAP_IOEVENTFD_ANY_LENGTH is there (KVM
+// then need not decode the instruction), else with length 4. The transport keeps owning it.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
-// Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The transport may be
-// quiesced; it must not be used afterwards.
+// Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The
+// transport may be quiesced; it must not be used afterwards.
 func (t *Transport) Close() error {
 	if !t.quiesced {
 		t.run.Lock()
@@ -95,9 +99,10 @@ func (t *Transport) Err() error {
 	return t.failure
 }
 
-// Quiesce returns when no device code runs, and keeps it from running until Unquiesce: no register, queue or guest
-// memory is touched in between. The vCPUs must be stopped, for their register accesses would block. Only the goroutine
-// that pauses the machine calls Quiesce, Unquiesce, Save and Restore.
+// Quiesce returns when no device code runs, and keeps it from running until Unquiesce: no register,
+// queue or guest memory is touched in between. The vCPUs must be stopped, for their register
+// accesses would block. Only the goroutine that pauses the machine calls Quiesce, Unquiesce, Save
+// and Restore.
 func (t *Transport) Quiesce() {
 	t.wanted.Store(true)
 	t.run.Lock()
@@ -105,9 +110,9 @@ func (t *Transport) Quiesce() {
 	t.quiesced = true
 }
 
-// Unquiesce lets the device run again. Every queue is served as if kicked, for a kick may have been lost with the
-// eventfd it lay in, and an interrupt that the driver has not acknowledged is raised again; so the interrupt
-// controllers must have their state before.
+// Unquiesce lets the device run again. Every queue is served as if kicked, for a kick may have been
+// lost with the eventfd it lay in, and an interrupt that the driver has not acknowledged is raised
+// again; so the interrupt controllers must have their state before.
 func (t *Transport) Unquiesce() error {
 	t.quiesced = false
 	t.run.Unlock()
@@ -119,8 +124,8 @@ func (t *Transport) Unquiesce() error {
 	return t.kick.Signal()
 }
 
-// Exclusive calls f while no device code runs, and lets the device serve its queues thereafter. The transport may be
-// quiesced. It is for the goroutine that may call Quiesce.
+// Exclusive calls f while no device code runs, and lets the device serve its queues thereafter. The
+// transport may be quiesced. It is for the goroutine that may call Quiesce.
 func (t *Transport) Exclusive(f func()) error {
 	if t.quiesced {
 		f()
@@ -157,8 +162,9 @@ func (t *Transport) Interrupt(q *virtq.Queue) error {
 	return t.raise(interruptUsed)
 }
 
-// raise records the reason first: the driver reads it in its handler. It raises even if the driver has not yet
-// acknowledged an earlier one, because an edge that came while the line was masked is gone.
+// raise records the reason first: the driver reads it in its handler. It raises even if the driver
+// has not yet acknowledged an earlier one, because an edge that came while the line was masked is
+// gone.
 func (t *Transport) raise(reason uint32) error {
 	t.interrupt.Or(reason)
 	return t.irq.Raise()
@@ -233,7 +239,8 @@ func (t *Transport) stop() {
 	t.running, t.queues, t.failure = false, nil, nil
 }
 
-// resetRegisters sets every register to its value after reset. Preconditions: mu is held or t is not shared yet.
+// resetRegisters sets every register to its value after reset. Preconditions: mu is held or t is
+// not shared yet.
 func (t *Transport) resetRegisters() {
 	t.status.Store(0)
 	t.interrupt.Store(0)

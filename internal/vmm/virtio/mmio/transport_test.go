@@ -20,7 +20,8 @@ const (
 	bufAt       = 0x40000
 )
 
-// echo is a device with two queues that uses up every chain; a chain without writable bytes breaks its rules.
+// echo is a device with two queues that uses up every chain; a chain without writable bytes breaks
+// its rules.
 type echo struct {
 	t      virtio.Transport
 	queues []*virtq.Queue

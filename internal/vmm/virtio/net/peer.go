@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// Peer is the device's end of a frame socket. No method blocks, whatever the descriptor's flags say:
-// a message is read and written as a whole or not at all.
+// Peer is the device's end of a frame socket. No method blocks, whatever the descriptor's flags
+// say: a message is read and written as a whole or not at all.
 type Peer struct{ fd int }
 
 // NewPeer takes over fd, one end of a frame socket.

@@ -1,7 +1,8 @@
-// Package rng is the virtio entropy device (virtio 1.2 §5.4): it fills the driver's buffers from getrandom(2).
+// Package rng is the virtio entropy device (virtio 1.2 §5.4): it fills the driver's buffers from
+// getrandom(2).
 //
-// It keeps no pool and has no state, so two forks of a guest never get the same bytes from it. Linux keeps bytes that it
-// has fetched ahead: the guest's agent drops them in a fork.
+// It keeps no pool and has no state, so two forks of a guest never get the same bytes from it.
+// Linux keeps bytes that it has fetched ahead: the guest's agent drops them in a fork.
 package rng
 
 import (

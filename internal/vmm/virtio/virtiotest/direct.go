@@ -42,12 +42,14 @@ func (d *Direct) Interrupt(q *virtq.Queue) error {
 // Fail implements virtio.Transport.
 func (d *Direct) Fail(err error) { d.Failed = err }
 
-// FuzzMemory is the size of the guest memory that Fuzz lets the fuzzer fill, in bytes; the rest is zero.
+// FuzzMemory is the size of the guest memory that Fuzz lets the fuzzer fill, in bytes; the rest is
+// zero.
 const FuzzMemory = 1 << 16
 
-// Fuzz activates dev on queues of 8 entries, 512 bytes apart from address 0, in a memory that begins with content, and
-// lets it serve them. In each 512 bytes the descriptors are at 0, the available ring at 128, the used ring at 256.
-// Whatever happens is right unless it panics or does not end.
+// Fuzz activates dev on queues of 8 entries, 512 bytes apart from address 0, in a memory that
+// begins with content, and lets it serve them. In each 512 bytes the descriptors are at 0, the
+// available ring at 128, the used ring at 256. Whatever happens is right unless it panics or does
+// not end.
 func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte, features uint64) {
 	tb.Helper()
 	view, err := mem.WriteView(0, FuzzMemory)
@@ -80,8 +82,8 @@ func Fuzz(tb testing.TB, mem *guestmem.Memory, dev virtio.Device, content []byte
 	dev.Reset()
 }
 
-// FuzzSeed returns content for Fuzz in which queue number queue has one chain: out, readable, at address 0x1000, then
-// in bytes, writable, at 0x3000.
+// FuzzSeed returns content for Fuzz in which queue number queue has one chain: out, readable, at
+// address 0x1000, then in bytes, writable, at 0x3000.
 func FuzzSeed(queue int, out []byte, in uint32) []byte {
 	content := make([]byte, 0x1000+len(out))
 	ring := content[queue*512:]

@@ -1,5 +1,5 @@
-// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings over the same memory a device
-// uses. It is for tests only.
+// Package virtiotest is a small guest: the driver side of virtio-mmio and split rings over the same
+// memory a device uses. It is for tests only.
 //
 // It plays a well-behaved driver; hostile ones write to the memory themselves.
 package virtiotest
@@ -78,8 +78,8 @@ func PutDesc(tb testing.TB, mem *guestmem.Memory, gpa guestmem.GPA, i uint16, b 
 	}
 }
 
-// Add makes a chain of bufs available without a kick and returns its head. Descriptors are used round robin, so at
-// most Size may be out at once.
+// Add makes a chain of bufs available without a kick and returns its head. Descriptors are used
+// round robin, so at most Size may be out at once.
 func (r *Ring) Add(bufs ...Buf) uint16 {
 	r.tb.Helper()
 	head := r.nextDesc
@@ -186,7 +186,8 @@ func Load(t *mmio.Transport, off uint64) uint32 {
 	return binary.LittleEndian.Uint32(p[:])
 }
 
-// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of those sizes, from base on, one per 16 KiB.
+// Start initializes the device behind t (virtio 1.2 §3.1.1) with queues of those sizes, from base
+// on, one per 16 KiB.
 func Start(tb testing.TB, mem *guestmem.Memory, t *mmio.Transport, features uint64, base guestmem.GPA,
 	sizes ...uint16) []*Ring {
 	tb.Helper()

@@ -8,8 +8,9 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
-// MaxChain bounds the descriptors of one chain, whether indirect or not. Drivers build indirect chains longer than
-// their queue; Linux stops at the segment limit a device announces, far below this, and preadv takes no more.
+// MaxChain bounds the descriptors of one chain, whether indirect or not. Drivers build indirect
+// chains longer than their queue; Linux stops at the segment limit a device announces, far below
+// this, and preadv takes no more.
 const MaxChain = 1024
 
 // Descriptor flags (virtio 1.2 §2.7.5).
@@ -21,8 +22,9 @@ const (
 
 const descSize = 16
 
-// Chain is the buffers of one request: Readable ones from the driver, then Writable ones for the device, as views of
-// guest memory. The guest may change what it sees at any time: read a field once, into a copy.
+// Chain is the buffers of one request: Readable ones from the driver, then Writable ones for the
+// device, as views of guest memory. The guest may change what it sees at any time: read a field
+// once, into a copy.
 type Chain struct {
 	Head     uint16 // for Queue.Push
 	Readable [][]byte
@@ -58,8 +60,8 @@ func (c *Chain) CopyOut(p []byte) int {
 	return n
 }
 
-// CutLast takes the last writable byte off the chain, where block devices report a request's status. It returns nil
-// if there is none.
+// CutLast takes the last writable byte off the chain, where block devices report a request's
+// status. It returns nil if there is none.
 func (c *Chain) CutLast() []byte {
 	if len(c.Writable) == 0 {
 		return nil

@@ -1,10 +1,11 @@
-// Package virtq is the device side of a split virtqueue (virtio 1.2 §2.7) over guest memory, with event indices and
-// indirect descriptors.
+// Package virtq is the device side of a split virtqueue (virtio 1.2 §2.7) over guest memory, with
+// event indices and indirect descriptors.
 //
-// Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and bytes (so a loop
-// ends), and what the guest writes is read once. A violated rule is an error, which the transport turns into
-// DEVICE_NEEDS_RESET; it never is a panic. The package does not notify anybody, has no locks (the device's run lock
-// covers it) and knows neither devices nor registers.
+// Everything in a ring is hostile: each address is checked, chains are bounded in descriptors and
+// bytes (so a loop ends), and what the guest writes is read once. A violated rule is an error,
+// which the transport turns into DEVICE_NEEDS_RESET; it never is a panic. The package does not
+// notify anybody, has no locks (the device's run lock covers it) and knows neither devices nor
+// registers.
 package virtq
 
 import (
@@ -47,7 +48,8 @@ type Queue struct {
 	chain Chain // what Pop returned last, with storage that is reused
 }
 
-// New checks that the three parts of the ring are aligned and lie in guest memory. It does not read them.
+// New checks that the three parts of the ring are aligned and lie in guest memory. It does not read
+// them.
 func New(mem *guestmem.Memory, cfg Config) (*Queue, error) {
 	if cfg.Size == 0 || cfg.Size > MaxSize || cfg.Size&(cfg.Size-1) != 0 {
 		return nil, fmt.Errorf("virtqueue size %d: want a power of two up to %d", cfg.Size, MaxSize)
@@ -94,12 +96,12 @@ func (q *Queue) Pending() (int, error) {
 	return int(n), nil
 }
 
-// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. A change of it tells that
-// the driver added buffers.
+// AvailIdx returns the driver's free-running count of chains made available, modulo 1<<16. A change
+// of it tells that the driver added buffers.
 func (q *Queue) AvailIdx() (uint16, error) { return q.mem.LoadUint16(q.availIdx()) }
 
-// Pop takes the next available chain, or returns nil if there is none. The chain and its views are valid until the
-// next Pop.
+// Pop takes the next available chain, or returns nil if there is none. The chain and its views are
+// valid until the next Pop.
 func (q *Queue) Pop() (*Chain, error) {
 	n, err := q.Pending()
 	if err != nil || n == 0 {
@@ -117,8 +119,8 @@ func (q *Queue) Pop() (*Chain, error) {
 	return &q.chain, nil
 }
 
-// Unpop puts the chain that the last Pop returned back, and called again the one before it. It must follow as many Pops
-// that returned one, with no Push between.
+// Unpop puts the chain that the last Pop returned back, and called again the one before it. It must
+// follow as many Pops that returned one, with no Push between.
 func (q *Queue) Unpop() { q.lastAvail-- }
 
 // Used is a chain that goes back to the driver, and how many bytes the device has written to it.
@@ -127,7 +129,8 @@ type Used struct {
 	Written uint32
 }
 
-// Push returns the chain with that head to the driver; the device has written that many bytes to it.
+// Push returns the chain with that head to the driver; the device has written that many bytes to
+// it.
 func (q *Queue) Push(head uint16, written uint32) error {
 	if err := q.putUsed(q.usedIdx, Used{head, written}); err != nil {
 		return err
@@ -166,8 +169,8 @@ func (q *Queue) publish(n uint16) error {
 	return nil
 }
 
-// NeedsInterrupt reports whether the driver wants to be told of what was pushed since it last was told, and counts it
-// as told (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
+// NeedsInterrupt reports whether the driver wants to be told of what was pushed since it last was
+// told, and counts it as told (virtio 1.2 §2.7.7.2). The caller raises the interrupt.
 func (q *Queue) NeedsInterrupt() (bool, error) {
 	old := q.signalled
 	if q.signalled = q.usedIdx; old == q.usedIdx {
@@ -181,8 +184,9 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 	return q.usedIdx-event-1 < q.usedIdx-old, err
 }
 
-// EnableNotify asks the driver to kick for the next chain that Pop has not seen, and reports whether such a chain is
-// already there: then no kick will come for it, and the caller must Pop again.
+// EnableNotify asks the driver to kick for the next chain that Pop has not seen, and reports
+// whether such a chain is already there: then no kick will come for it, and the caller must Pop
+// again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
 	if q.cfg.EventIdx {
 		err = q.mem.StoreUint16(q.availEvent(), q.lastAvail)
@@ -196,8 +200,8 @@ func (q *Queue) EnableNotify() (pending bool, err error) {
 	return n != 0, err
 }
 
-// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx, leaving older chains in
-// the queue for later.
+// NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx, leaving
+// older chains in the queue for later.
 func (q *Queue) NotifyAfter(idx uint16) error {
 	if q.cfg.EventIdx {
 		return q.mem.StoreUint16(q.availEvent(), idx)
@@ -205,8 +209,8 @@ func (q *Queue) NotifyAfter(idx uint16) error {
 	return q.mem.StoreUint16(q.cfg.Device, 0)
 }
 
-// DisableNotify asks the driver not to kick. With event indices the last EnableNotify is spent by its first kick and
-// there is nothing to do.
+// DisableNotify asks the driver not to kick. With event indices the last EnableNotify is spent by
+// its first kick and there is nothing to do.
 func (q *Queue) DisableNotify() error {
 	if q.cfg.EventIdx {
 		return nil
@@ -223,8 +227,9 @@ func (q *Queue) Save(w *codec.Writer) {
 	w.U16(q.usedIdx)
 }
 
-// Restore takes what Save wrote into a queue that was made with the same Config. The driver has been told of everything
-// that was pushed before: devices ask NeedsInterrupt before they give up the run lock.
+// Restore takes what Save wrote into a queue that was made with the same Config. The driver has
+// been told of everything that was pushed before: devices ask NeedsInterrupt before they give up
+// the run lock.
 func (q *Queue) Restore(r *codec.Reader) error {
 	q.lastAvail, q.usedIdx = r.U16(), r.U16()
 	q.signalled = q.usedIdx

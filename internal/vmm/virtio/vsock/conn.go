@@ -13,7 +13,8 @@ type connKey struct{ host, guest uint32 }
 //
 //	handshake ──CONNECT──▶ connecting ──RESPONSE──▶ open ──host gone──▶ closing ──RST──▶ (removed)
 //
-// A guest's connection begins open. Every state ends at once with an RST from the guest or a broken rule.
+// A guest's connection begins open. Every state ends at once with an RST from the guest or a broken
+// rule.
 type connState uint8
 
 const (
@@ -70,7 +71,8 @@ func (c *conn) credit() uint32 {
 	return c.peerAlloc - used
 }
 
-// readable reports whether data from the host may go to the guest as far as the connection itself is concerned.
+// readable reports whether data from the host may go to the guest as far as the connection itself
+// is concerned.
 func (c *conn) readable() bool {
 	return c.state == stateOpen && !c.gone && c.owed == 0 && !c.hostEOF && c.guestShut&shutdownReceive == 0
 }
@@ -78,8 +80,8 @@ func (c *conn) readable() bool {
 // burst is how many packets of one connection are sent before others have their turn.
 const burst = 16
 
-// pump moves data from the host end to the guest until there is none, or no room, or others are due, and then sets
-// what the poller waits for.
+// pump moves data from the host end to the guest until there is none, or no room, or others are
+// due, and then sets what the poller waits for.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -106,7 +108,8 @@ func (d *Device) pump(c *conn) error {
 	return nil
 }
 
-// pumpOne reads from the host end into one receive buffer of the guest. It reports whether there may be more.
+// pumpOne reads from the host end into one receive buffer of the guest. It reports whether there
+// may be more.
 func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	chain, err := pop(d.rx)
 	if err != nil {
@@ -147,7 +150,8 @@ func (d *Device) header(c *conn, op uint16) header {
 		kind: typeStream, op: op, bufAlloc: bufAlloc, fwdCount: c.forwarded}
 }
 
-// endOfHost handles the end of the host's data. A client that only closed its sending half may still read.
+// endOfHost handles the end of the host's data. A client that only closed its sending half may
+// still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
 	poll := [1]unix.PollFd{{Fd: int32(c.fd)}}

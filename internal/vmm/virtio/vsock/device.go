@@ -1,18 +1,21 @@
-// Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest ports and unix
-// sockets of the host.
+// Package vsock is the virtio socket device (virtio 1.2 §5.10): stream connections between guest
+// ports and unix sockets of the host.
 //
-// Host to guest: the device accepts on a donated listening socket; a client sends "CONNECT <guest port>\n" and gets
-// "OK <host port>\n" once the guest has accepted, then the stream is raw. If the guest refuses, the client sees the end
-// of the stream. Guest to host: for a connection to CID 2 the device hands one end of a socket pair to a callback.
+// Host to guest: the device accepts on a donated listening socket; a client sends "CONNECT <guest
+// port>\n" and gets "OK <host port>\n" once the guest has accepted, then the stream is raw. If the
+// guest refuses, the client sees the end of the stream. Guest to host: for a connection to CID 2
+// the device hands one end of a socket pair to a callback.
 //
-// Connections do not survive a fork. A restored device sends VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and then leaves host
-// clients in the listener's backlog, and the guest's packets in their queue, until the driver has given the event's
-// buffer back: it does so after it has dropped its old connections, and would drop a newer one with them.
+// Connections do not survive a fork. A restored device sends VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and
+// then leaves host clients in the listener's backlog, and the guest's packets in their queue, until
+// the driver has given the event's buffer back: it does so after it has dropped its old
+// connections, and would drop a newer one with them.
 //
-// One goroutine waits, through an epoll descriptor, for all host sockets; the transport's goroutine serves the queues.
-// Both hold the run lock while they work and neither ever blocks: a host reader that is slow fills its own connection's
-// buffer (bufAlloc bytes, kept by the credit the guest was given) and no other's. The package dials nothing, opens no
-// path, and reads payload straight between sockets and guest memory.
+// One goroutine waits, through an epoll descriptor, for all host sockets; the transport's goroutine
+// serves the queues. Both hold the run lock while they work and neither ever blocks: a host reader
+// that is slow fills its own connection's buffer (bufAlloc bytes, kept by the credit the guest was
+// given) and no other's. The package dials nothing, opens no path, and reads payload straight
+// between sockets and guest memory.
 package vsock
 
 import (
@@ -45,7 +48,8 @@ const (
 	// maxConns bounds the connections of a VM, those still in their handshake included.
 	maxConns = 256
 
-	// maxOrphans bounds the RST packets due for packets of no connection. Beyond it such packets get no answer.
+	// maxOrphans bounds the RST packets due for packets of no connection. Beyond it such packets
+	// get no answer.
 	maxOrphans = 128
 )
 
@@ -59,12 +63,13 @@ type Config struct {
 	// Listener is a listening unix stream socket. The device owns it.
 	Listener *os.File
 
-	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil it owns fd; an error
-	// refuses the connection. It must not block.
+	// Dial takes one end of a stream that the guest opened to a host port. If it returns nil it
+	// owns fd; an error refuses the connection. It must not block.
 	Dial func(port uint32, fd int) error
 }
 
-// Device is a vsock device. It implements virtio.Device. All its fields belong to the holder of the run lock.
+// Device is a vsock device. It implements virtio.Device. All its fields belong to the holder of the
+// run lock.
 type Device struct {
 	cfg  Config
 	lfd  int // of cfg.Listener
@@ -102,8 +107,9 @@ func New(cfg Config) (*Device, error) {
 		return nil, err
 	}
 	d := &Device{cfg: cfg, lfd: lfd, poll: p}
-	// A restored guest may still hold sockets of connections that an earlier device gave the first ports: Linux keeps one
-	// for seconds after its end, and refuses another connection between the same ports.
+	// A restored guest may still hold sockets of connections that an earlier device gave the first
+	// ports: Linux keeps one for seconds after its end, and refuses another connection between the
+	// same ports.
 	d.nextPort = firstHostPort + rand.Uint32N(lastHostPort-firstHostPort+1)
 	d.forget()
 	return d, nil
@@ -208,8 +214,8 @@ func (d *Device) mayConnect() (bool, error) {
 	return true, nil
 }
 
-// sendReset puts the transport reset event into the event queue and arranges for a kick when the driver has handled
-// it. It reports false if the driver has left no buffer there yet.
+// sendReset puts the transport reset event into the event queue and arranges for a kick when the
+// driver has handled it. It reports false if the driver has left no buffer there yet.
 func (d *Device) sendReset() (bool, error) {
 	c, err := pop(d.event)
 	if err != nil || c == nil {
@@ -224,7 +230,8 @@ func (d *Device) sendReset() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// A snapshot taken while an older reset was on its way carries that too: the driver gives back both buffers.
+	// A snapshot taken while an older reset was on its way carries that too: the driver gives back
+	// both buffers.
 	if d.holding && int16(idx-d.holdUntil) < 0 {
 		idx = d.holdUntil
 	}

@@ -230,7 +230,8 @@ func (d *Device) drained(c *conn) error {
 	return d.afterDelivery(c)
 }
 
-// afterDelivery returns credit once half the buffer has been used, and goes on with the other direction.
+// afterDelivery returns credit once half the buffer has been used, and goes on with the other
+// direction.
 func (d *Device) afterDelivery(c *conn) error {
 	if c.forwarded-c.advertised >= bufAlloc/2 {
 		if err := d.owe(c, oweCredit); err != nil {

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// firstHostPort is the first of the ports that stand for host clients; ports below it may name host services.
+	// firstHostPort is the first of the ports that stand for host clients; ports below it may name
+	// host services.
 	firstHostPort = 1 << 30
 	lastHostPort  = 1<<31 - 1
 
@@ -49,7 +50,8 @@ func (d *Device) handle(events []unix.EpollEvent) error {
 			}
 			continue
 		}
-		// A descriptor closed and used again within this batch gets a stale event; all calls are non-blocking.
+		// A descriptor closed and used again within this batch gets a stale event; all calls are
+		// non-blocking.
 		if c := d.byFD[ev.Fd]; c != nil {
 			if err := d.hostEvent(c, ev.Events); err != nil {
 				return err
@@ -108,8 +110,8 @@ func (d *Device) accept() error {
 	return nil
 }
 
-// roomForConn reports whether another connection may be opened. When all places are taken, one whose host end is
-// closed and whose guest end lingers is given up.
+// roomForConn reports whether another connection may be opened. When all places are taken, one
+// whose host end is closed and whose guest end lingers is given up.
 func (d *Device) roomForConn() bool {
 	if len(d.conns)+len(d.byFD) < maxConns {
 		return true // counts most connections twice; exact below
@@ -129,8 +131,8 @@ func (d *Device) roomForConn() bool {
 	return n < maxConns
 }
 
-// handshake reads the client's first line and sends the connection request. Bytes after the line are the stream's and
-// stay in the socket.
+// handshake reads the client's first line and sends the connection request. Bytes after the line
+// are the stream's and stay in the socket.
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
 	n, _, err := unix.Recvfrom(c.fd, b[:maxLine-len(c.line)], unix.MSG_PEEK)

@@ -9,7 +9,8 @@ import (
 // stateVersion changes whenever the layout of Save does.
 const stateVersion = 1
 
-// Save implements virtio.Stater. Connections are not saved: they have one host end and would have many guest ends.
+// Save implements virtio.Stater. Connections are not saved: they have one host end and would have
+// many guest ends.
 func (d *Device) Save(w *codec.Writer) {
 	w.U32(stateVersion)
 	w.U32(d.cfg.GuestCID)
@@ -17,8 +18,8 @@ func (d *Device) Save(w *codec.Writer) {
 	w.U16(d.holdUntil)
 }
 
-// Restore implements virtio.Stater. The guest is told by a transport reset, at the first Notify, that its connections
-// are gone.
+// Restore implements virtio.Stater. The guest is told by a transport reset, at the first Notify,
+// that its connections are gone.
 func (d *Device) Restore(r *codec.Reader) error {
 	version, cid, holding, until := r.U32(), r.U32(), r.Bool(), r.U16()
 	switch {

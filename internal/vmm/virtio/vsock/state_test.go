@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// TestRestoreResetsAndHolds forks a device with a connection: the child sends a transport reset and keeps clients
-// waiting until the driver has given the event buffer back.
+// TestRestoreResetsAndHolds forks a device with a connection: the child sends a transport reset and
+// keeps clients waiting until the driver has given the event buffer back.
 func TestRestoreResetsAndHolds(t *testing.T) {
 	mem := newMem(t)
 	parent := newHost(t)
@@ -76,7 +76,8 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	}
 }
 
-// checkGrandchild takes a snapshot of a child that still waits for its driver: children of that must wait for both resets.
+// checkGrandchild takes a snapshot of a child that still waits for its driver: children of that
+// must wait for both resets.
 func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	t.Helper()
 	var held codec.Writer
