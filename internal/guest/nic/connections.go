@@ -75,16 +75,28 @@ func openConnections() (*Connections, error) {
 	}
 	c := &Connections{diag: diag, guest: netip.MustParseAddr(frame.Guest).As4(), sent: -1}
 	c.add = c.take
-	// There is no such socket; what the kernel says to that tells whether it could.
-	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
-		diag.close()
-		return nil, fmt.Errorf("this kernel lacks CONFIG_INET_DIAG_DESTROY or the module tcp_diag: %w", err)
-	}
 	if c.sent, err = unix.Open(sentPath, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		diag.close()
 		return nil, &os.PathError{Op: "open", Path: sentPath, Err: err}
 	}
+	if err := c.probe(); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("this kernel lacks CONFIG_INET_DIAG_DESTROY or the module tcp_diag: %w", err)
+	}
 	return c, nil
+}
+
+// probe asks the kernel for its connections, and to end one that does not exist. Without tcp_diag
+// the answer to both is ENOENT, which for the latter is right.
+func (c *Connections) probe() error {
+	if err := c.search(); err != nil {
+		return err
+	}
+	c.cleanLen = 0 // Reset looks for itself
+	if err := c.destroy(&connection{family: unix.AF_INET}); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
 }
 
 // Close releases what OpenConnections opened.
