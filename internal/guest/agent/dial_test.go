@@ -176,7 +176,13 @@ func TestGone(t *testing.T) {
 // The end of a stream is not the guest's reset, and a stream whose server is gone ends.
 func TestDialPortEnds(t *testing.T) {
 	c := serve(t, nil)
-	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) { conn.SetLinger(0) }))
+	s := dial(t, c, server(t, "127.0.0.1:0", func(conn *net.TCPConn) {
+		conn.Read(make([]byte, 1)) // a reset before that would be one of the agent's attempt to connect
+		conn.SetLinger(0)
+	}))
+	if _, err := s.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := io.ReadAll(s); err != nil {
 		t.Errorf("the server has reset the connection: %v", err)
 	}
