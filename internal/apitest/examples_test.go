@@ -10,9 +10,12 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 )
 
-// example is a line of the curl tour in docs/api.md: a path, and one of -d BODY, -T FILE, -X
-// METHOD, or nothing.
-var example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?(?: -(\w) '?([^']*?)'?)?(?:\s+#.*)?$`)
+// example is a line of the curl tour in docs/api.md: a path and options of curl, each of which is
+// like option.
+var (
+	example = regexp.MustCompile(`^forkd "?(/[^\s"]+)"?((?: -\w (?:'[^']*'|[^\s']+))*)(?:\s+#.*)?$`)
+	option  = regexp.MustCompile(`-(\w) (?:'([^']*)'|([^\s']+))`)
+)
 
 // TestExamplesOfTheDocument: what docs/api.md tells readers to send is what api/openapi.yaml takes.
 func TestExamplesOfTheDocument(t *testing.T) {
@@ -36,22 +39,25 @@ func TestExamplesOfTheDocument(t *testing.T) {
 			continue
 		}
 		method, body := http.MethodGet, ""
-		switch m[2] {
-		case "d":
-			method, body = http.MethodPost, m[3]
-		case "T":
-			method = http.MethodPut
-		case "X":
-			method = m[3]
+		contentType, asked := "application/json", ""
+		for _, o := range option.FindAllStringSubmatch(m[2], -1) {
+			switch o[1] {
+			case "d":
+				method, body = http.MethodPost, o[2]
+			case "T":
+				method, contentType = http.MethodPut, "application/octet-stream"
+			case "X":
+				asked = o[3]
+			}
+		}
+		if asked != "" {
+			method = asked
 		}
 		req, err := http.NewRequest(method, strings.ReplaceAll(m[1], "$id", "sb-x"), strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set("Content-Type", "application/json")
-		if method == http.MethodPut {
-			req.Header.Set("Content-Type", "application/octet-stream")
-		}
+		req.Header.Set("Content-Type", contentType)
 		route, params, err := router.FindRoute(req)
 		if err != nil {
 			t.Errorf("%s: %v", line, err)

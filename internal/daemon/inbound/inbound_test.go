@@ -296,9 +296,12 @@ func TestHostileAnswers(t *testing.T) {
 		}
 	}
 	for name, guest := range map[string]func(*net.TCPConn){
-		"garbage":              says("\x00\xff\r\n\r\n" + strings.Repeat("x", 1000)),
-		"nothing":              func(conn *net.TCPConn) { bufio.NewReader(conn).ReadString('\n') },
-		"reset":                func(conn *net.TCPConn) { conn.SetLinger(0) },
+		"garbage": says("\x00\xff\r\n\r\n" + strings.Repeat("x", 1000)),
+		"nothing": func(conn *net.TCPConn) { bufio.NewReader(conn).ReadString('\n') },
+		"reset": func(conn *net.TCPConn) {
+			bufio.NewReader(conn).ReadString('\n') // before that it would be a reset of the attempt to connect
+			conn.SetLinger(0)
+		},
 		"half a head":          func(conn *net.TCPConn) { io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Le") },
 		"endless line":         endless("HTTP/1.1 200 ", "OK OK OK "),
 		"endless headers":      endless("HTTP/1.1 200 OK\r\n", "A: b\r\n"),
