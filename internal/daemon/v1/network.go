@@ -10,11 +10,15 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// settingOf returns what a request says about the network; nil if it says nothing. Errors name the
-// field below prefix.
+// settingOf returns what a request says about the network; nil if it says nothing. A mode is never
+// guessed: whoever only denies something must not open what a snapshot or sandbox has closed.
+// Errors name the field below prefix.
 func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if n == nil {
 		return nil, nil
+	}
+	if n.Mode == "" && len(n.Allow) == 0 {
+		return nil, &invalid.Error{Field: prefix + "mode", Reason: "missing: want none, public, allow or open"}
 	}
 	policy, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny)
 	var field *netproto.FieldError
@@ -56,9 +60,6 @@ func (a *api) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.Network
 	if err := readJSON(w, r, &req); err != nil {
 		return err
-	}
-	if req.Mode == "" && len(req.Allow) == 0 { // whoever only adds to deny must not open what was closed
-		return badRequest("mode: missing: want none, public, allow or open")
 	}
 	setting, err := settingOf("", &req)
 	if err != nil {
