@@ -66,6 +66,8 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 		ownCookies(resp)
 		if route.Signed { // its own address is the permission
 			h.Set("Referrer-Policy", "same-origin")
+		} else if in.Header.Get("Sec-Fetch-Site") == "" || in.Header.Get(auth.TokenHeader) != "" {
+			containLocation(h, in, route)
 		}
 		return
 	}
@@ -73,11 +75,20 @@ func contain(resp *http.Response, in *http.Request, route *Route) {
 		h.Del(name)
 	}
 	h.Add("Content-Security-Policy", sandboxed)
-	if at := h.Get("Location"); at != "" {
-		h.Del("Location")
-		if own, ok := ownLocation(at, in.Host, route); ok {
-			h.Set("Location", own)
-		}
+	containLocation(h, in, route)
+}
+
+// containLocation takes out a redirect that leads elsewhere. Browsers may follow one: they send no
+// token along. Programs do, as no client knows that Forkd-Token is a secret, and where a daemon
+// wants no token, they would carry out a request of the guest's.
+func containLocation(h http.Header, in *http.Request, route *Route) {
+	at := h.Get("Location")
+	if at == "" {
+		return
+	}
+	h.Del("Location")
+	if own, ok := ownLocation(at, in.Host, route); ok {
+		h.Set("Location", own)
 	}
 }
 

@@ -1,9 +1,12 @@
 package inbound
 
 import (
+	"net/http"
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
 const id = "sb-askayjdqa5urabarmv2ude3h6q"
@@ -145,6 +148,32 @@ func TestOwnLocation(t *testing.T) {
 			}
 		} else if !ok || got != route.Prefix+want {
 			t.Errorf("%q: %q, %v, want …%s", location, got, ok, want)
+		}
+	}
+}
+
+// A program that follows redirects would take the daemon's token along, or carry out a request of
+// the guest's. Browsers are passed on: where they go, they send no token.
+func TestForeignRedirectsByHostName(t *testing.T) {
+	const elsewhere, own = "http://attacker.example/", "http://80-sb.example:8889/x"
+	for name, c := range map[string]struct {
+		route  Route
+		header http.Header
+		to     string
+		want   string
+	}{
+		"a program":                {Route{}, http.Header{}, elsewhere, ""},
+		"a program, own":           {Route{}, http.Header{}, own, "/x"},
+		"over a unix socket":       {Route{}, http.Header{}, "http://x/v1/sandboxes/sb-other", ""},
+		"a browser":                {Route{}, http.Header{"Sec-Fetch-Site": {"none"}}, elsewhere, elsewhere},
+		"a browser with the token": {Route{}, http.Header{"Sec-Fetch-Site": {"none"}, auth.TokenHeader: {"t"}}, elsewhere, ""},
+		"signed":                   {Route{Signed: true}, http.Header{}, elsewhere, elsewhere},
+	} {
+		c.route.Port, c.route.Path = 80, "/"
+		resp := &http.Response{Header: http.Header{"Location": {c.to}}}
+		contain(resp, &http.Request{Host: "80-sb.example:8889", Header: c.header}, &c.route)
+		if got := resp.Header.Get("Location"); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
