@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/time/rate"
@@ -31,6 +32,10 @@ const (
 	otherBytesPerSec = 1 << 10 // of answers that are no addresses
 	otherBurst       = 64 << 10
 )
+
+// plainAnswer is how long an answer with addresses may be, in bytes, without counting as anything
+// else: the longest of plain DNS over UDP (RFC 1035 §4.2.1).
+const plainAnswer = 512
 
 // Reason says why a query was refused by this package.
 type Reason string
@@ -96,7 +101,11 @@ func (g *Guest) Answer(ctx context.Context, message []byte, tcp bool) []byte {
 	if err != nil {
 		return q.reply(dnsmessage.RCodeServerFailure)
 	}
-	if q.question.Type != dnsmessage.TypeA && !g.other.AllowN(time.Now(), len(answer)) {
+	volume := len(answer)
+	if q.question.Type == dnsmessage.TypeA {
+		volume = max(0, volume-plainAnswer)
+	}
+	if !g.other.AllowN(time.Now(), volume) {
 		g.refused(q.name, Volume)
 		return q.reply(dnsmessage.RCodeRefused)
 	}
@@ -146,7 +155,11 @@ func parse(message []byte, tcp bool) (*query, bool) {
 		return nil, false
 	}
 	q := &query{header: h, question: questions[0], room: 512} // RFC 1035 §4.2.1
-	q.name = strings.ToLower(strings.TrimSuffix(q.question.Name.String(), "."))
+	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
+	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return nil, false // lowered, some letters would become those of another name
+	}
+	q.name = strings.ToLower(q.name)
 	if p.SkipAllAnswers() == nil && p.SkipAllAuthorities() == nil {
 		for {
 			r, err := p.AdditionalHeader()

@@ -347,3 +347,13 @@ func FuzzRemember(f *testing.F) {
 	q, _ := parse(query, false)
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }
+
+// A letter beyond ASCII that becomes one of ASCII when it is lowered, as the Kelvin sign does, does
+// not make another name's answer that of an allowed one.
+func TestNamesAreASCII(t *testing.T) {
+	u := newUpstream(t)
+	g := newGuest(t, all, u)
+	if got := g.Answer(t.Context(), pack(t, "\u212Aernel.org", dnsmessage.TypeA, 0), false); got != nil || g.refusals[Malformed] != 1 {
+		t.Errorf("answered with %x; refused %v", got, g.refusals)
+	}
+}

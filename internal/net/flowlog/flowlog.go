@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,10 +36,10 @@ const queued = 1024
 // Log takes records. Use New.
 type Log struct {
 	records chan Record
+	lost    atomic.Uint64
 
-	mu   sync.Mutex
-	to   io.WriteCloser // nil: nobody wants them
-	lost uint64
+	mu sync.Mutex     // not held while a line is written: the disk may be slow
+	to io.WriteCloser // nil: nobody wants them
 }
 
 // New returns a log without a file. Its goroutine lives as long as the process.
@@ -68,11 +69,7 @@ func (l *Log) Put(r Record) {
 }
 
 // Lost counts a record that its reporter left out.
-func (l *Log) Lost() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lost++
-}
+func (l *Log) Lost() { l.lost.Add(1) }
 
 func (l *Log) write() {
 	for r := range l.records {
@@ -83,18 +80,19 @@ func (l *Log) write() {
 // line writes a record in one call, so that lines of several writers do not mix.
 func (l *Log) line(r *Record) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.to == nil {
+	to := l.to
+	l.mu.Unlock()
+	if to == nil {
 		return
 	}
-	r.Lost = l.lost
+	r.Lost = l.lost.Load()
 	text, err := json.Marshal(r)
 	if err != nil {
 		return
 	}
-	if _, err := l.to.Write(append(text, '\n')); err != nil {
-		l.lost++ // the disk may be full
+	if _, err := to.Write(append(text, '\n')); err != nil {
+		l.lost.Add(1) // the disk may be full, or the file has just been replaced
 		return
 	}
-	l.lost = 0
+	l.lost.Add(-r.Lost)
 }

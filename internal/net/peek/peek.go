@@ -106,17 +106,18 @@ func httpName(in *bufio.Reader) string {
 // canonical returns a name in lower case and without the dot at its end, or "" for what is no name:
 // the characters of host names (RFC 1123 §2.1), and underscores.
 func canonical(name string) string {
-	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	name = strings.TrimSuffix(name, ".")
 	if len(name) > 253 {
 		return ""
 	}
-	for _, c := range []byte(name) {
+	for _, c := range []byte(name) { // before it is lowered, which makes ASCII of some other letters
 		switch {
-		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
 		default:
 			return ""
 		}
 	}
+	name = strings.ToLower(name)
 	if _, err := netip.ParseAddr(name); err == nil {
 		return ""
 	}

@@ -20,7 +20,7 @@ const (
 
 // flow is one connection, or UDP packets between one pair of ports.
 type flow struct {
-	policy.Flow // Peeked and Server change under the stack's mu
+	policy.Flow // Own, Peeked and Server change under the stack's mu
 
 	stack   *Stack
 	ctx     context.Context // ends when the flow is to be reset
@@ -53,7 +53,6 @@ func (s *Stack) enter() bool {
 // begin registers a flow, if there is room for one. Every flow that was begun is ended.
 func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, string) {
 	f := &flow{stack: s, started: time.Now(), Flow: policy.Flow{Protocol: protocol, To: to}}
-	f.Own = s.host.isOwn(to.Addr())
 	f.Names = s.dns.Names(to.Addr())
 	f.touch()
 	s.mu.Lock()
@@ -61,7 +60,7 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	if s.closed || len(s.flows) >= int(s.limits.Connections) {
 		return nil, tooMany
 	}
-	if !s.host.takeSocket() {
+	if !s.host.takeSocket(protocol) {
 		return nil, tooManyHost
 	}
 	f.ctx, f.cancel = context.WithCancel(s.ctx)
@@ -74,9 +73,10 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 // decide asks the policy about a flow, now that it is known what the connection said first, if
 // anything was read of it.
 func (s *Stack) decide(f *flow, peeked bool, server string) policy.Verdict {
+	own := s.host.isOwn(f.To.Addr()) // each time: it may have become so while the guest was peeked at
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f.Peeked, f.Server = peeked, server
+	f.Own, f.Peeked, f.Server = own, peeked, server
 	verdict, reason := policy.Decide(&s.policy, &f.Flow)
 	f.verdict, f.reason = verdict.String(), string(reason)
 	f.decided = verdict != policy.Peek
@@ -86,7 +86,7 @@ func (s *Stack) decide(f *flow, peeked bool, server string) policy.Verdict {
 // end takes a flow off the list and logs it.
 func (s *Stack) end(f *flow) {
 	f.cancel()
-	s.host.giveSocket()
+	s.host.giveSocket(f.Protocol)
 	s.mu.Lock()
 	delete(s.flows, f)
 	s.counters.Open.Store(int32(len(s.flows)))
@@ -103,6 +103,10 @@ func (s *Stack) end(f *flow) {
 		return
 	}
 	s.counters.Passed.Add(1)
+	if !s.passes.Allow() {
+		s.host.Log.Lost()
+		return
+	}
 	s.log(r, verdict, reason, err)
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
+	"github.com/forkd/forkd/internal/net/policy"
 )
 
 // Host is what all stacks share: the way out, the resolvers, the flow log. Use NewHost.
@@ -22,7 +23,12 @@ type Host struct {
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64
+	udp     atomic.Int64 // of these, those of UDP
 }
+
+// maxHostUDP bounds the UDP flows of all sandboxes: each takes a port that nobody else on the host
+// can have meanwhile. It is a quarter of those that Linux gives out (ip_local_port_range).
+const maxHostUDP = 7000
 
 // NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
 func NewHost(sockets int) *Host {
@@ -50,8 +56,12 @@ func isLocal(addr netip.Addr) bool {
 	}
 	defer unix.Close(fd)
 	const discard = 9 // any port does
-	if unix.Connect(fd, &unix.SockaddrInet4{Port: discard, Addr: addr.As4()}) != nil {
+	switch unix.Connect(fd, &unix.SockaddrInet4{Port: discard, Addr: addr.As4()}) {
+	case nil:
+	case unix.ENETUNREACH, unix.EHOSTUNREACH:
 		return false // there is no way to it at all
+	default:
+		return true // such as EACCES: a broadcast comes back to the host
 	}
 	name, err := unix.Getsockname(fd)
 	if err != nil {
@@ -62,15 +72,24 @@ func isLocal(addr netip.Addr) bool {
 }
 
 // takeSocket counts a socket, if there may be one more.
-func (h *Host) takeSocket() bool {
-	if h.sockets.Add(1) <= h.most {
-		return true
+func (h *Host) takeSocket(protocol policy.Protocol) bool {
+	if h.sockets.Add(1) > h.most {
+		h.sockets.Add(-1)
+		return false
 	}
-	h.sockets.Add(-1)
-	return false
+	if protocol == policy.UDP && h.udp.Add(1) > maxHostUDP {
+		h.giveSocket(protocol)
+		return false
+	}
+	return true
 }
 
-func (h *Host) giveSocket() { h.sockets.Add(-1) }
+func (h *Host) giveSocket(protocol policy.Protocol) {
+	h.sockets.Add(-1)
+	if protocol == policy.UDP {
+		h.udp.Add(-1)
+	}
+}
 
 // dialTCP connects to an address outside.
 func dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {

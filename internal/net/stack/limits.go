@@ -19,7 +19,7 @@ const (
 
 // Limits that nobody changes.
 const (
-	opensPerSecond = 500 // TCP connections; beyond it SYNs are dropped, and sent again by the guest
+	opensPerSecond = 500 // connections and UDP flows; beyond it a SYN is dropped, and sent again
 	openBurst      = 1000
 	maxOpening     = 256 // connections whose handshake with guest or outside is not complete
 	maxUDP         = 256 // flows; the one unused for longest makes room
@@ -27,6 +27,8 @@ const (
 
 	refusalsPerSecond = 10 // that are logged
 	refusalBurst      = 100
+	passesPerSecond   = 200 // likewise
+	passBurst         = 1000
 )
 
 // Sizes of buffers, in bytes. The guest is as near as a copy of memory, so a window of maxBuffer
@@ -64,6 +66,7 @@ func (s *Stack) makeLimiters(l netproto.Limits) {
 	s.packets = rate.NewLimiter(0, packetBurst)
 	s.opens = rate.NewLimiter(opensPerSecond, openBurst)
 	s.logged = rate.NewLimiter(refusalsPerSecond, refusalBurst)
+	s.passes = rate.NewLimiter(passesPerSecond, passBurst)
 	s.up, s.down = rate.NewLimiter(0, minBurst), rate.NewLimiter(0, minBurst)
 	s.setLimitsLocked(l)
 }

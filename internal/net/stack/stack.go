@@ -55,9 +55,10 @@ type Stack struct {
 	ended  chan struct{} // the frame socket has no peer any more, or the stack was closed
 	tasks  sync.WaitGroup
 
-	packets, opens, logged *rate.Limiter
-	up, down               *rate.Limiter
-	echoes                 chan struct{} // one for each echo request whose answer is awaited
+	packets, opens *rate.Limiter
+	logged, passes *rate.Limiter // lines of the flow log: of refusals, and of flows that passed
+	up, down       *rate.Limiter
+	echoes         chan struct{} // one for each echo request whose answer is awaited
 
 	mu     sync.Mutex
 	closed bool

@@ -154,7 +154,7 @@ func (s *Stack) takeDNS(f *flow, r *tcp.ForwarderRequest) {
 // endDNS ends a connection that is no flow to the outside.
 func (s *Stack) endDNS(f *flow) {
 	f.cancel()
-	s.host.giveSocket()
+	s.host.giveSocket(f.Protocol)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.flows, f)

@@ -21,6 +21,10 @@ import (
 func (s *Stack) takeUDP(r *udp.ForwarderRequest) bool {
 	id := r.ID()
 	to := destination(id.LocalAddress, id.LocalPort)
+	if !s.opens.Allow() {
+		s.refused(record{protocol: "udp", address: to}, openRate)
+		return false
+	}
 	s.makeRoomUDP()
 	f, refusal := s.begin(policy.UDP, to)
 	if f == nil {
