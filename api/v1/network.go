@@ -5,7 +5,7 @@ package v1
 type Network struct {
 	// Mode is "none", "public" (the internet without private networks and the host's own
 	// addresses), "allow" (only what Allow lists) or "open" (all but loopback, link-local and the
-	// host's own addresses). Empty: "allow" if Allow is given, else "public".
+	// host's own addresses). Empty: "allow"; Allow must be given then.
 	Mode string `json:"mode,omitempty"`
 
 	// Allow and Deny are rules: a name, *.name, an address or a network, such as "pypi.org",
