@@ -169,8 +169,24 @@ func regular(f *os.File) (*os.File, error) {
 	if err == nil && !st.Mode().IsRegular() {
 		err = fmt.Errorf("%s: %w", f.Name(), ErrNotRegular)
 	}
+	if err == nil {
+		err = setBlocking(f)
+	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// setBlocking ends the mode in which f was opened. It means nothing for a regular file, but a
+// program that the descriptor is donated to would try to poll it.
+func setBlocking(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if ctl := raw.Control(func(fd uintptr) { err = unix.SetNonblock(int(fd), false) }); ctl != nil {
+		return ctl
+	}
+	return err
 }
