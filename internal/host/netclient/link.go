@@ -25,13 +25,15 @@ type Link struct {
 	// Guarded by the client's lock.
 	setting Setting
 	conn    *conn    // that the VM's frame socket was donated to; nil: none that lives
-	pending *os.File // forkd-net's end of that socket, while there is no forkd-net
-	ready   bool     // the VM can be given another
+	pending *os.File // forkd-net's end of that socket, until it is donated
+	ready   bool     // Ready was called
 }
 
 // Join joins the VM of a sandbox, and returns the end of the frame socket that is to be donated to
-// it. It waits for nobody. Who has given the VM its end calls Ready. An earlier link of that id
-// ends here, and needs no Close.
+// it. It waits for nobody, and has nobody do anything that the VM would have to share the host's
+// CPUs with: forkd-net is given its end by Ready, which is to be called when the VM has its own and
+// before anybody is told that it is online. An earlier link of that id ends here, and needs no
+// Close.
 func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, error) {
 	if c == nil {
 		return nil, nil, nil
@@ -44,7 +46,6 @@ func (c *Client) Join(id string, setting Setting, give Give) (*Link, *os.File, e
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.putLocked(l)
-	l.attachLocked()
 	return l, vmm, nil
 }
 
@@ -128,7 +129,8 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
-// Ready says that the VM has its end, and can be given another from now on.
+// Ready says that the VM has its end: forkd-net is given the other one, and finds what the guest has
+// sent by then.
 func (l *Link) Ready() {
 	if l == nil {
 		return
