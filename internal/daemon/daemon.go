@@ -193,10 +193,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 // serve serves at most conns connections per listener until ctx ends.
 func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener, conns int) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaders,
-		Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
-	server.Protocols.SetHTTP1(true)
-	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us
+	server := newServer(handler, idleTimeout)
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
@@ -215,6 +212,15 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 		server.Close()
 	}
 	return nil
+}
+
+// newServer returns a server that closes a connection on which there was no request for so long.
+func newServer(handler http.Handler, idle time.Duration) *http.Server {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
+		Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us
+	return server
 }
 
 // listen opens the daemon's sockets.

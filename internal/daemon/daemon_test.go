@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -187,6 +188,31 @@ func TestServedConnections(t *testing.T) {
 	two.CloseIdleConnections()
 	stop()
 	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A connection between requests does not hold a descriptor of the daemon for ever.
+func TestIdleConnectionsAreClosed(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond)
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second)) // passes only if nobody closes it
+	fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	if p, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(p), "HTTP/1.1 200") {
+		t.Errorf("an answer and the end of the connection: %q, %v", p, err)
+	}
+	server.Close()
+	if err := <-done; !errors.Is(err, http.ErrServerClosed) {
 		t.Error(err)
 	}
 }
