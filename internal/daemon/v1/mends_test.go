@@ -1,0 +1,80 @@
+package v1_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	apidoc "github.com/forkd/forkd/api"
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// Who writes a file into a sandbox that is deleted meanwhile is told so.
+func TestDeleteDuringAnUpload(t *testing.T) {
+	cl, _, id := forked(t)
+	dir := t.TempDir() // the guest has the host's file system
+	body, more := io.Pipe()
+	answer := make(chan error, 1)
+	go func() { answer <- cl.WriteFile(context.Background(), id, filepath.Join(dir, "file"), body) }()
+	for begun := false; !begun; time.Sleep(time.Millisecond) {
+		if _, err := more.Write(make([]byte, 64<<10)); err != nil {
+			t.Fatal(err)
+		}
+		list, err := os.ReadDir(dir) // what becomes the file is beside it
+		if err != nil {
+			t.Fatal(err)
+		}
+		begun = len(list) > 0
+	}
+	if err := cl.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; !client.IsStatus(err, http.StatusConflict) {
+		t.Errorf("the upload: %v, want status %d", err, http.StatusConflict)
+	}
+	more.Close()
+}
+
+// A warm-up that fails is the caller's mistake.
+func TestFailedWarmupIsABadRequest(t *testing.T) {
+	r := start(t, apirig.Options{})
+	r.VMs.Exec = func() agentclient.ExecResult {
+		return agentclient.ExecResult{Outcome: agentclient.Exited, ExitCode: 3}
+	}
+	r.Parent.Warmup.Commands = []string{"exit 3"}
+	if _, err := r.Bake(t.Context(), r.Parent); !client.IsStatus(err, http.StatusBadRequest) {
+		t.Errorf("bake: %v, want status %d", err, http.StatusBadRequest)
+	}
+}
+
+func TestDocumentIsServed(t *testing.T) {
+	_, url, _, _ := serve(t)
+	req, err := http.NewRequest(http.MethodGet, url+"/openapi.yaml", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	got, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := apidoc.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "application/yaml" || !bytes.Equal(got, want) {
+		t.Errorf("status %d, %s, %d bytes", resp.StatusCode, resp.Header.Get("Content-Type"), len(got))
+	}
+}
