@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -50,5 +53,21 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	}
 	if text := out.String(); !strings.HasPrefix(text, "forkd: boot and warm up the parent\nforkd: parent: run warm-up command 1\n") {
 		t.Errorf("shown: %s", text)
+	}
+}
+
+// A recipe with more memory than the daemon's host has is refused before anything is built for it.
+func TestABuildChecksMemoryFirst(t *testing.T) {
+	rig := apirig.Start(t, apirig.Options{})
+	v, err := rig.Client.Version(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // where nothing can be built
+	recipe := &image.Recipe{Name: "big", MemoryMiB: int(v.HostMemoryMiB) + 1}
+	_, err = build(t.Context(), rig.Client, recipe, buildOptions{tag: "big"}, newStatus(io.Discard))
+	want := fmt.Sprintf("memory_mib: %d: the daemon's host has %d MiB", recipe.MemoryMiB, v.HostMemoryMiB)
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
