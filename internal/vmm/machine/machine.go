@@ -44,20 +44,19 @@ type Disk struct {
 
 // Machine is one VM. It begins empty and paused; Boot or Restore gives it a guest.
 type Machine struct {
-	cfg      Config
-	vm       *kvm.VM
-	mem      *guestmem.Memory
-	tracker  *guestmem.Tracker
-	cpuid    [][]kvm.CPUIDEntry // per vCPU, as set
-	msrs     []uint32           // indices to save
-	archCaps uint64             // the host's IA32_ARCH_CAPABILITIES; zero if it has none
-	cpus     *vcpus
-	serial   *serial
-	genIntr  *virtio.EventFD // raises the event that announces a new generation id
-	slots    []*slot         // by slot number; nil where no device is
-	net      *net.Device
-	disks    []*blk.Device
-	ended    sync.Once
+	cfg     Config
+	vm      *kvm.VM
+	mem     *guestmem.Memory
+	tracker *guestmem.Tracker
+	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
+	msrs    []uint32           // indices to save
+	cpus    *vcpus
+	serial  *serial
+	genIntr *virtio.EventFD // raises the event that announces a new generation id
+	slots   []*slot         // by slot number; nil where no device is
+	net     *net.Device
+	disks   []*blk.Device
+	ended   sync.Once
 
 	stalling atomic.Bool // a disk has found no room on the host, and the machine is about to be paused for it
 
@@ -121,11 +120,6 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) error {
 		return err
 	}
 	if m.msrs, err = m.msrIndices(); err != nil {
-		return err
-	}
-	// Read here and not where it is needed: a restore that finds a shell waiting need not wait for
-	// it.
-	if m.archCaps, _, err = m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities); err != nil {
 		return err
 	}
 	n := int(m.cfg.Shape.VCPUs)

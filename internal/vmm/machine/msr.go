@@ -87,5 +87,9 @@ func (m *Machine) checkArchCaps(saved []kvm.MSREntry) error {
 	if shown == nil {
 		return nil // the guest has never seen it
 	}
-	return cpuid.CompatibleArchCaps(shown.Data, m.archCaps)
+	host, _, err := m.cfg.KVM.FeatureMSR(cpuid.MSRArchCapabilities) // zero if the host has none
+	if err != nil {
+		return err
+	}
+	return cpuid.CompatibleArchCaps(shown.Data, host)
 }

@@ -18,11 +18,11 @@ func TestArchCapabilitiesAreComparedWithTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sys.Close()
+	m := &Machine{cfg: Config{KVM: sys}}
 	host, _, err := sys.FeatureMSR(cpuid.MSRArchCapabilities)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{archCaps: host}
 	t.Logf("IA32_ARCH_CAPABILITIES is %#x here", host)
 	const future = 1 << 61 // no processor has it
 	other := kvm.MSREntry{Index: 0x174, Data: future}
