@@ -6,7 +6,6 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/vmm/boot"
-	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
@@ -29,6 +28,7 @@ const (
 // slot is one virtio device of the machine.
 type slot struct {
 	kind      string
+	dev       virtio.Device
 	transport *mmio.Transport
 	irq       *virtio.EventFD
 }
@@ -44,13 +44,19 @@ const (
 // section names the state of the device in slot i.
 func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
 
+// eventfds connects what a device signals and what it waits for with the guest: KVM does.
+type eventfds interface {
+	AddIRQFD(eventfd int, gsi uint32) error
+	AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error
+}
+
 // newIRQ returns an eventfd that raises an edge on gsi.
 func (m *Machine) newIRQ(gsi uint32) (*virtio.EventFD, error) {
 	e, err := virtio.NewEventFD()
 	if err != nil {
 		return nil, err
 	}
-	if err := m.vm.AddIRQFD(e.FD(), gsi); err != nil {
+	if err := m.eventfds.AddIRQFD(e.FD(), gsi); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
@@ -68,12 +74,8 @@ func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 		return errors.Join(err, irq.Close())
 	}
 	t.Quiesce()
-	m.slots[i] = &slot{kind: kind, transport: t, irq: irq}
-	anyLength, err := m.cfg.KVM.Extension(kvm.CapIOEventFDAnyLength)
-	if err != nil {
-		return err
-	}
-	return m.vm.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, anyLength > 0)
+	m.slots[i] = &slot{kind: kind, dev: dev, transport: t, irq: irq}
+	return m.eventfds.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
 }
 
 // mmioDevices lists the devices for the guest's ACPI tables.

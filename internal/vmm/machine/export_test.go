@@ -1,6 +1,11 @@
 package machine
 
-import "errors"
+import (
+	"errors"
+	"io"
+
+	"github.com/forkd/forkd/internal/vmm/virtio"
+)
 
 // Close gives back the memory, the files and the threads of a machine. Only tests need it: a VMM
 // process has one machine and ends with it.
@@ -9,15 +14,22 @@ func (m *Machine) Close() error {
 	defer m.mu.Unlock()
 	m.waitCopied()
 	m.pause()
-	errs := []error{m.cpus.close()}
+	return errors.Join(m.cpus.close(), m.closeDevices(), m.tracker.Close(), m.vm.Close(), m.mem.Close())
+}
+
+// closeDevices does so for the devices.
+//
+// Preconditions: the machine is paused.
+func (m *Machine) closeDevices() error {
+	errs := []error{m.serial.intr.(*virtio.EventFD).Close(), m.genIntr.Close()}
 	for _, s := range m.slots {
-		if s != nil {
-			errs = append(errs, s.transport.Close(), s.irq.Close())
+		if s == nil {
+			continue
+		}
+		errs = append(errs, s.transport.Close(), s.irq.Close())
+		if c, ok := s.dev.(io.Closer); ok {
+			errs = append(errs, c.Close())
 		}
 	}
-	errs = append(errs, m.net.Close())
-	for _, d := range m.disks {
-		errs = append(errs, d.Close())
-	}
-	return errors.Join(append(errs, m.genIntr.Close(), m.tracker.Close(), m.vm.Close(), m.mem.Close())...)
+	return errors.Join(errs...)
 }

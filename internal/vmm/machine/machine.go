@@ -51,6 +51,10 @@ type Machine struct {
 	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
 	msrs    []uint32           // indices to save
 	cpus    *vcpus
+
+	eventfds  eventfds // m.vm, but in tests without KVM
+	anyLength bool     // KVM need not decode a kick
+
 	serial  *serial
 	genIntr *virtio.EventFD // raises the event that announces a new generation id
 	slots   []*slot         // by slot number; nil where no device is
@@ -93,6 +97,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if m.vm, err = cfg.KVM.CreateVM(); err != nil {
 		return nil, err
 	}
+	m.eventfds = m.vm
 	undo.Add(func() { _ = m.vm.Close() })
 	for i, r := range m.mem.Regions() {
 		if err := m.vm.SetMemslot(uint32(i), uint64(r.GPA), r.Size, r.HVA()); err != nil {
@@ -107,6 +112,11 @@ func New(cfg Config) (_ *Machine, err error) {
 		return nil, err
 	}
 	undo.Add(func() { _ = m.cpus.close() })
+	anyLength, err := cfg.KVM.Extension(kvm.CapIOEventFDAnyLength)
+	if err != nil {
+		return nil, err
+	}
+	m.anyLength = anyLength > 0
 	if err := m.addFixedDevices(); err != nil {
 		return nil, err
 	}

@@ -175,6 +175,13 @@ func (m *Machine) restoreState(p []byte) error {
 	if err := whole.restoreChips(m.vm); err != nil {
 		return err
 	}
+	if err := m.restoreDevices(r); err != nil {
+		return err
+	}
+	return vm.WithCode(vm.ErrBadState, r.r.Done())
+}
+
+func (m *Machine) restoreDevices(r *stateReader) error {
 	if err := r.section("serial", m.serial.Restore); err != nil {
 		return err
 	}
@@ -185,7 +192,7 @@ func (m *Machine) restoreState(p []byte) error {
 			}
 		}
 	}
-	return vm.WithCode(vm.ErrBadState, r.r.Done())
+	return nil
 }
 
 func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) error {

@@ -60,13 +60,17 @@ func (m *Machine) saveState() ([]byte, error) {
 		}
 		w.section("vcpu", s.Save)
 	}
+	m.saveDevices(w)
+	return w.finish(), nil
+}
+
+func (m *Machine) saveDevices(w *stateWriter) {
 	w.section("serial", m.serial.Save)
 	for i, s := range m.slots {
 		if s != nil {
 			w.section(s.section(i), s.transport.Save)
 		}
 	}
-	return w.finish(), nil
 }
 
 // saveMemory writes the dirty pages.
