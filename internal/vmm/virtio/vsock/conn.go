@@ -172,6 +172,9 @@ func (d *Device) hostGone(c *conn) error {
 func (d *Device) owe(c *conn, what uint8) error {
 	c.owed |= what
 	if !c.listed {
+		if len(d.owing) >= maxConns { // a guest that takes no packets has it grow
+			d.owing = slices.DeleteFunc(d.owing, func(c *conn) bool { return c.gone })
+		}
 		c.listed = true
 		d.owing = append(d.owing, c)
 	}

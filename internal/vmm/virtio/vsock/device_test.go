@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
@@ -52,6 +53,42 @@ func TestGuestRefuses(t *testing.T) {
 	if rest, err := io.ReadAll(c); len(rest) != 0 {
 		t.Fatalf("%q, %v", rest, err)
 	}
+}
+
+// A guest that takes no packets does not have the device remember connections that are gone.
+func TestNobodyAnswers(t *testing.T) {
+	h := newHost(t)
+	mem := newMem(t)
+	g := attach(t, h, mem)
+	virtiotest.Start(t, mem, g.tr, virtio.FVersion1, ringBase, 32, 32, 8)[queueTX].Kick() // and no receive buffers
+	look := func(f func()) {
+		t.Helper()
+		if err := g.tr.Exclusive(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.connect(t, 1024) // waits to be announced, before all others
+	for range 2 * maxConns {
+		c, err := net.Dial("unix", h.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(c, "CONNECT 1024\n")
+		virtiotest.Eventually(t, "the device has the connection", func() (has bool) {
+			look(func() { has = len(h.dev.conns) == 2 })
+			return has
+		})
+		c.Close()
+		virtiotest.Eventually(t, "the device has given it up", func() (has bool) {
+			look(func() { has = len(h.dev.conns) == 1 })
+			return has
+		})
+	}
+	look(func() {
+		if n := len(h.dev.owing); n > maxConns {
+			t.Errorf("%d connections are remembered, at most %d are open", n, maxConns)
+		}
+	})
 }
 
 func TestBadLinesAreClosed(t *testing.T) {

@@ -170,7 +170,11 @@ func (d *Device) handshake(c *conn) error {
 	c.key = connKey{host: d.freePort(port), guest: port}
 	c.state = stateConnecting
 	d.conns[c.key] = c
-	return d.owe(c, oweRequest)
+	if err := d.owe(c, oweRequest); err != nil {
+		return err
+	}
+	d.arm(c) // the client may give up before the guest has been asked
+	return nil
 }
 
 // freePort returns a host port that is in no connection with that guest port.
