@@ -14,6 +14,7 @@ package stub
 import (
 	"encoding/binary"
 
+	"github.com/forkd/forkd/internal/vmm/bareguest"
 	"github.com/forkd/forkd/internal/vmm/boot"
 )
 
@@ -71,7 +72,7 @@ const (
 
 // Kernel returns the ELF file.
 func Kernel() []byte {
-	return wrap(image())
+	return bareguest.ELF(image(), loadAddr)
 }
 
 // image returns what lies at loadAddr.
@@ -149,31 +150,4 @@ func putTables(m []byte) {
 	}
 	pointer(gdtPointer, gdt, gdtLimit)
 	pointer(idtPointer, idt, (trapVector+1)*16-1)
-}
-
-// wrap puts an image into an ELF-64 executable with one segment (gABI 4.1, chapters 4 and 5). It
-// starts on a page of its own, as segments do.
-func wrap(image []byte) []byte {
-	const headerSize, progSize, segment = 64, 56, 0x1000
-	le := binary.LittleEndian
-	f := make([]byte, segment)
-	copy(f, "\x7fELF\x02\x01\x01") // 64-bit, little-endian, version 1
-	le.PutUint16(f[16:], 2)        // an executable
-	le.PutUint16(f[18:], 62)       // x86-64
-	le.PutUint32(f[20:], 1)
-	le.PutUint64(f[24:], uint64(loadAddr))
-	le.PutUint64(f[32:], headerSize) // program headers follow this one
-	le.PutUint16(f[52:], headerSize)
-	le.PutUint16(f[54:], progSize)
-	le.PutUint16(f[56:], 1)
-	p := f[headerSize:]
-	le.PutUint32(p, 1)     // to be loaded
-	le.PutUint32(p[4:], 7) // readable, writable, executable
-	le.PutUint64(p[8:], segment)
-	le.PutUint64(p[16:], uint64(loadAddr))
-	le.PutUint64(p[24:], uint64(loadAddr))
-	le.PutUint64(p[32:], uint64(len(image)))
-	le.PutUint64(p[40:], uint64(len(image)))
-	le.PutUint64(p[48:], segment)
-	return append(f, image...)
 }
