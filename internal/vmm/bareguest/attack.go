@@ -209,8 +209,8 @@ func (w *Writer) request(table uint32) {
 	}
 }
 
-// Seeds returns short programs: requests that are right, and after such a one each of the wrong
-// chains.
+// Seeds returns short programs: requests that are right, a look at every register, and after a
+// request each of the wrong chains.
 func Seeds(t Target, pages []uint32) []Program {
 	w := &Writer{Target: t, Pages: pages}
 	w.right()
@@ -224,6 +224,12 @@ func Seeds(t Target, pages []uint32) []Program {
 		w.right()
 		list = append(list, w.Program)
 	}
+	w = &Writer{Target: t, Pages: pages}
+	w.start()
+	for off := uint32(0); off < 0x140; off += 4 {
+		w.add(Load32, w.window(off), 0)
+	}
+	list = append(list, w.Program)
 	chains := w.chains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		w.Program = nil

@@ -1,0 +1,285 @@
+package machine
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/bareguest"
+	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
+)
+
+// FuzzMachine is the vCPU of a machine that has all devices and no KVM, and the host around it: the
+// fuzzer chooses their accesses to memory, registers and ports, and what clients, peers and pauses
+// come between. Whatever the guest does, nothing panics or hangs, what is saved can be restored and
+// is then saved alike, and nothing is left open.
+func FuzzMachine(f *testing.F) {
+	pages := bareguest.FreePages()
+	var around []byte // what the host does, between two of the guest's
+	for k := range hostKinds {
+		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
+	}
+	connected := bareguest.Program{{Kind: bareguest.Kinds + hostPeer, Value: 1}, {Kind: bareguest.Kinds + hostFrame, Value: 100},
+		{Kind: bareguest.Kinds + hostDial, Addr: 1024}}.Encode()
+	for _, target := range bareguest.Targets() {
+		seeds := bareguest.Seeds(target, pages)
+		for _, p := range seeds {
+			f.Add(slices.Concat(connected, p.Encode(), connected))
+		}
+		right := seeds[0].Encode()
+		f.Add(slices.Concat(right, around, right))
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		const most = 1000 // a longer program only does the same again
+		program := bareguest.Decode(input)
+		before := descriptors(t)
+		w := newFuzzed(t)
+		for _, op := range program[:min(len(program), most)] {
+			if w.do(op) != nil {
+				break // the guest has ended the machine
+			}
+		}
+		w.pause()
+		w.checkSaved()
+		w.close()
+		if after := descriptors(t); after != before {
+			t.Fatalf("%d descriptors are open, %d were", after, before)
+		}
+	})
+}
+
+// What the host does.
+const (
+	hostPause   bareguest.Kind = iota // and resume
+	hostRestore                       // save and restore
+	hostDial                          // to the guest's port Addr
+	hostSend                          // Value bytes on the youngest stream
+	hostReceive                       // up to Value bytes from it
+	hostHangUp                        // close it
+	hostFrame                         // of Value bytes, to the guest
+	hostPeer                          // another peer for the network, none if Value is 0
+	hostKinds
+)
+
+// fuzzed is a machine without KVM, and what the host has to do with it.
+type fuzzed struct {
+	*Machine
+	t       *testing.T
+	address unix.Sockaddr // of the vsock listener
+	peer    int           // the host's end of the network; -1 for none
+
+	mu      sync.Mutex
+	streams []int // to the guest and from it
+}
+
+const (
+	fuzzMemory = 16 << 20 // bytes
+	fuzzDisk   = 1 << 20
+)
+
+// noKVM takes the place of KVM's ioeventfds and irqfds: kicks come by the registers, and nobody
+// hears interrupts.
+type noKVM struct{}
+
+func (noKVM) AddIRQFD(int, uint32) error           { return nil }
+func (noKVM) AddIOEventFD(int, uint64, bool) error { return nil }
+
+type discard struct{}
+
+func (discard) WriteByte(byte) error { return nil }
+
+func newFuzzed(t *testing.T) *fuzzed {
+	w := &fuzzed{t: t, peer: -1}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	w.must(err)
+	w.must(unix.Bind(fd, &unix.SockaddrUnix{})) // the kernel chooses an abstract name
+	w.must(unix.Listen(fd, 16))
+	w.address, err = unix.Getsockname(fd)
+	w.must(err)
+	mem, err := guestmem.New(fuzzMemory)
+	w.must(err)
+	w.Machine = &Machine{mem: mem, eventfds: noKVM{}, slots: make([]*slot, boot.MaxVirtioDevices),
+		cfg: Config{Shape: vm.Shape{MemoryBytes: fuzzMemory, VCPUs: 1}, Console: discard{},
+			VsockListener: os.NewFile(uintptr(fd), "listener"), GuestConn: w.guestConn}}
+	w.must(w.addFixedDevices())
+	top := memfd(t)
+	w.must(disklayer.Format(top, fuzzDisk))
+	w.must(w.setDisks([]Disk{{SizeBytes: fuzzDisk, Layers: []*os.File{memfd(t), top}}}))
+	w.must(w.unquiesce())
+	return w
+}
+
+func memfd(t *testing.T) *os.File {
+	fd, err := unix.MemfdCreate("disk", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(fd), "disk")
+}
+
+func (w *fuzzed) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *fuzzed) guestConn(_ uint32, fd int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.streams = append(w.streams, fd)
+	return nil
+}
+
+// do carries out one Op. An error means that the guest has ended the machine.
+func (w *fuzzed) do(op bareguest.Op) error {
+	if op.Kind >= bareguest.Kinds {
+		w.host(op)
+		return nil
+	}
+	var value [8]byte
+	binary.LittleEndian.PutUint64(value[:], op.Value)
+	p, gpa := value[:op.Kind.Width()], guestmem.GPA(op.Addr)
+	switch op.Kind {
+	case bareguest.Store8, bareguest.Store16, bareguest.Store32, bareguest.Store64:
+		if w.mem.WriteAt(p, gpa) != nil { // no RAM
+			return w.mmio(gpa, p, true)
+		}
+	case bareguest.Load8, bareguest.Load16, bareguest.Load32, bareguest.Load64:
+		return w.mmio(gpa, p, false)
+	case bareguest.Out8, bareguest.Out16, bareguest.Out32, bareguest.In8, bareguest.In16, bareguest.In32:
+		return w.io(uint16(op.Addr), len(p), p, op.Kind <= bareguest.Out32)
+	case bareguest.Spin:
+		time.Sleep(50 * time.Microsecond) // lets devices do what they were asked for
+	case bareguest.Outs:
+		return w.io(uint16(op.Addr), 1, make([]byte, op.Value%guestmem.PageSize), true)
+	}
+	return nil
+}
+
+// host does what the host does.
+func (w *fuzzed) host(op bareguest.Op) {
+	switch n := int(op.Value % frame.MaxMessage); (op.Kind - bareguest.Kinds) % hostKinds {
+	case hostPause:
+		w.pause()
+		w.must(w.unquiesce())
+	case hostRestore:
+		w.pause()
+		w.checkSaved()
+		w.must(w.unquiesce())
+	case hostDial:
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		w.must(err)
+		if unix.Connect(fd, w.address) == nil { // else too many wait
+			_, err = fmt.Fprintf(fdWriter(fd), "CONNECT %d\n", op.Addr)
+			w.must(err)
+		}
+		w.must(w.guestConn(0, fd))
+	case hostSend:
+		if fd := w.youngest(); fd >= 0 {
+			_, _ = fdWriter(fd).Write(make([]byte, n)) // it may be full, or closed
+		}
+	case hostReceive:
+		if fd := w.youngest(); fd >= 0 {
+			_, _, _ = unix.Recvfrom(fd, make([]byte, n), unix.MSG_DONTWAIT)
+		}
+	case hostHangUp:
+		if fd := w.youngest(); fd >= 0 {
+			w.mu.Lock()
+			w.streams = w.streams[:len(w.streams)-1]
+			w.mu.Unlock()
+			w.must(unix.Close(fd))
+		}
+	case hostFrame:
+		if w.peer >= 0 {
+			_ = unix.Sendto(w.peer, make([]byte, n), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+		}
+	case hostPeer:
+		w.setPeer(op.Value != 0)
+	}
+}
+
+// fdWriter writes to a socket what it takes at once.
+type fdWriter int
+
+func (fd fdWriter) Write(p []byte) (int, error) {
+	return unix.SendmsgN(int(fd), p, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+}
+
+func (w *fuzzed) youngest() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.streams) == 0 {
+		return -1
+	}
+	return w.streams[len(w.streams)-1]
+}
+
+func (w *fuzzed) setPeer(on bool) {
+	if w.peer >= 0 {
+		w.must(unix.Close(w.peer))
+		w.peer = -1
+	}
+	var peer *vnet.Peer
+	if on {
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		w.must(err)
+		w.peer, peer = ends[0], vnet.NewPeer(ends[1])
+	}
+	w.must(w.SetNet(peer))
+}
+
+// pause is Machine.pause without vCPUs.
+func (w *fuzzed) pause() { w.quiesce() }
+
+// checkSaved saves all devices, restores them, and saves them again, which must give the same.
+// Preconditions: the machine is paused.
+func (w *fuzzed) checkSaved() {
+	w.t.Helper()
+	save := func() []byte {
+		s := newStateWriter()
+		w.saveDevices(s)
+		return s.finish()
+	}
+	first := save()
+	r, err := newStateReader(first)
+	w.must(err)
+	w.must(w.restoreDevices(r))
+	w.must(r.r.Done())
+	if !bytes.Equal(first, save()) {
+		w.t.Fatal("saving what was restored gives other bytes")
+	}
+}
+
+// close gives everything back. Preconditions: the machine is paused.
+func (w *fuzzed) close() {
+	w.must(w.closeDevices())
+	for _, fd := range w.streams {
+		w.must(unix.Close(fd))
+	}
+	if w.peer >= 0 {
+		w.must(unix.Close(w.peer))
+	}
+	w.must(w.mem.Close())
+}
+
+// descriptors returns how many descriptors are open.
+func descriptors(t *testing.T) int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
