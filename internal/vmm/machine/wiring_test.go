@@ -309,3 +309,25 @@ func TestNewSetsThePolicy(t *testing.T) {
 		t.Errorf("KVM was asked to enable %d capabilities, want %d:\n%s", got, want, trace)
 	}
 }
+
+// A snapshot that shows its guest what no template shows, or sets a register that no save reads, is
+// refused by that name. KVM would take both.
+func TestRestoreRefusesWhatNoSaveWrites(t *testing.T) {
+	sys := openKVM(t)
+	const smbase = 0x9e // IA32_SMBASE
+	for want, edit := range map[string]func(whole *vmState, cpus []*vcpuState){
+		"leaf 0xa.0": func(_ *vmState, cpus []*vcpuState) {
+			const pmu = 0xa
+			cpus[1].cpuid = append(cpus[1].cpuid, kvm.CPUIDEntry{Function: pmu, Eax: 5})
+		},
+		"MSR 0x9e": func(_ *vmState, cpus []*vcpuState) {
+			cpus[1].msrs = append(cpus[1].msrs, kvm.MSREntry{Index: smbase, Data: 0x30000})
+		},
+	} {
+		m := mustBare(t, sys)
+		_, err := m.Restore(RestoreConfig{State: tamper(t, m, edit)})
+		if !errors.Is(err, vm.ErrBadState) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q in %v", want, err)
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package vmm
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// A machine gets a processor of the Go scheduler for each of its vCPUs and one besides, whatever
+// the process began with.
+func TestCreateSetsProcs(t *testing.T) {
+	vmtest.NeedKVM(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	kvmFD, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(vmtest.ShortDir(t), "v")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	listener, err := l.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ring, err := os.Create(filepath.Join(t.TempDir(), "ring"))
+	if err == nil {
+		err = console.Format(ring)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	const vcpus = 3
+	var req codec.Writer
+	(&vmmproto.Create{Version: vmmproto.Version,
+		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: vcpus, Template: vmtest.Template()}}).Append(&req)
+	s := &server{}
+	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)})); err != nil {
+		t.Fatal(err)
+	}
+	if n := runtime.GOMAXPROCS(0); n != vcpus+1 {
+		t.Errorf("%d processors for %d vCPUs, want one more", n, vcpus)
+	}
+}
+
+// dup returns a descriptor that may be donated.
+func dup(t *testing.T, f *os.File) int {
+	t.Helper()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
