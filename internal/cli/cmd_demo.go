@@ -32,8 +32,9 @@ func newDemoCmd() *cobra.Command {
 		Use:   "demo",
 		Short: "Fork many children of one warm parent, let each compute something else, check and measure",
 		Long: "Starts what is missing (the emulated host where KVM is not usable, the daemon), builds and bakes the recipe\n" +
-			"python-numpy unless that was done before, forks children, checks an answer of each and prints what everything\n" +
-			"took. It removes its children; the emulated host and the daemon stay. Exits with 1 unless all answers are right.",
+			"python-numpy unless that was done before, forks children, checks an answer of each, lets one fetch from a server\n" +
+			"that its policy allows and from one that it does not, branches another, and prints what everything took. It\n" +
+			"removes its children; the emulated host and the daemon stay. Exits with 1 unless all answers are right.",
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(o.output); err != nil {
@@ -66,6 +67,9 @@ func runDemo(ctx context.Context, cmd *cobra.Command, o demoOptions) error {
 	}
 	if err == nil && d.figures.Correct != o.n {
 		return fmt.Errorf("%d of %d answers are right", d.figures.Correct, o.n)
+	}
+	if err == nil && !d.figures.Network.complete() {
+		return errors.New("the network of a child is not what its policy says")
 	}
 	if err == nil && !d.figures.Branch.complete() {
 		return errors.New("not all children of the branch are right")
@@ -127,6 +131,7 @@ func (d *demo) run(url string) error {
 		{"measure their memory", d.measureMemory},
 		{"evaluate a different numpy expression in each", d.evaluate},
 		{"compare warm eval and cold exec", d.compare},
+		{"let a child fetch what its policy allows", d.network},
 		{"branch a child while it computes", d.branch},
 	}
 	for _, s := range steps {

@@ -22,9 +22,10 @@ import (
 
 // demoHost says where the demo's daemon runs and how to stop it.
 type demoHost struct {
-	accel string // "kvm" or "tcg", in the daemon's words
-	name  string
-	stop  string // a command, empty if the demo was given the daemon
+	accel  string // "kvm" or "tcg", in the daemon's words
+	name   string
+	stop   string // a command, empty if the demo was given the daemon
+	remote bool   // it may be another host than this one
 }
 
 // startHost connects to the daemon that was named; or to this host's own where KVM is usable, or
@@ -34,7 +35,7 @@ func (d *demo) startHost(url string, st *status) (string, error) {
 	var err error
 	switch {
 	case url != "":
-		d.where = demoHost{name: "the daemon at " + url}
+		d.where = demoHost{name: "the daemon at " + url, remote: isRemote(url)}
 	case kvm.Probe() == nil:
 		address, err = d.startLocal(st)
 	default:

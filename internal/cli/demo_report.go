@@ -27,7 +27,8 @@ type figures struct {
 	EvalWarmMS float64 `json:"eval_warm_ms"`
 	ExecColdMS float64 `json:"exec_cold_ms"`
 
-	Branch *branchFigures `json:"branch"`
+	Network *netFigures    `json:"network"` // null if the step was left out
+	Branch  *branchFigures `json:"branch"`
 
 	vmmPrivateKiB, guestDirtyKiB uint64 // parts of the above, for the report
 }
@@ -53,6 +54,13 @@ func percentile(values []float64, p float64) float64 {
 	}
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[max(0, int(math.Ceil(p/100*float64(len(sorted))))-1)]
+}
+
+func word(b bool, yes, no string) string {
+	if b {
+		return yes
+	}
+	return no
 }
 
 // report prints what was measured.
@@ -84,6 +92,12 @@ func (d *demo) report(w io.Writer) error {
 	section("numpy expression in a child, median")
 	line("eval in the warm interpreter", "%.1f ms", f.EvalWarmMS)
 	line("exec of a new python3", "%.1f ms", f.ExecColdMS)
+	if n := f.Network; n != nil {
+		section("Network of a child that may reach " + n.Rule + " and nothing else")
+		line("the server there", "%s", word(n.Allowed, "answered", "DID NOT ANSWER"))
+		line("another server beside it", "%s", word(n.Refused, "was refused ("+n.Reason+")", "WAS NOT REFUSED"))
+		line("that one, when it was allowed too", "%s", word(n.Opened, "answered", "DID NOT ANSWER"))
+	}
 	br := f.Branch
 	section(fmt.Sprintf("Branch (%s) of a computing child, and %d children of the branch", br.Mode, branchChildren))
 	line("the source stood still", "%.1f ms; it had written %d KiB", br.PauseMS, br.DirtyBytes>>10)
