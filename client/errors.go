@@ -15,6 +15,7 @@ import (
 type Error struct {
 	Status  int // HTTP status
 	Message string
+	Code    string // of a fork that was not admitted, such as "max_sandboxes"; empty for others
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -32,7 +33,7 @@ func apiError(resp *http.Response) error {
 	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // what was read is what can be told
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
-		return &Error{Status: resp.StatusCode, Message: body.Message}
+		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))
 	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status, text)}

@@ -27,6 +27,10 @@ type (
 	NetworkLimits    = v1.NetworkLimits
 	NetworkStats     = v1.NetworkStats
 	SandboxNetwork   = v1.SandboxNetwork
+	Limits           = v1.Limits
+	SandboxLimits    = v1.SandboxLimits
+	Usage            = v1.Usage
+	Admission        = v1.Admission
 )
 
 // BranchRequest asks for a snapshot of a running sandbox.

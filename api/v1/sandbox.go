@@ -7,8 +7,8 @@ type Sandbox struct {
 	GuestAddr      string   `json:"guest_addr"` // of forkd 0.5; empty: guests are reached through the daemon
 	CreatedAt      int64    `json:"created_at_unix"`
 	PID            int      `json:"pid,omitempty"`                   // of its VMM process
-	MemoryLimitMiB uint64   `json:"memory_limit_mib,omitempty"`      // as the request had it
-	LimitEnforced  *bool    `json:"memory_limit_enforced,omitempty"` // false, if there is a limit: it is recorded only
+	MemoryLimitMiB uint64   `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name of forkd 0.5
+	LimitEnforced  bool     `json:"memory_limit_enforced,omitempty"` // there where MemoryLimitMiB is
 	Hostname       string   `json:"hostname"`
 	State          string   `json:"state"`                   // "running", "paused", "suspended", "restoring", "exited" or "stopping"
 	DiskFull       bool     `json:"disk_full,omitempty"`     // paused until the host has room for what it writes
@@ -24,6 +24,7 @@ type Sandbox struct {
 	Pooled         bool     `json:"pooled,omitempty"`    // its VMM process was waiting in the pool
 	Workspace      string   `json:"workspace,omitempty"` // that it belongs to: it ends with that
 	Network        string   `json:"network"`             // the mode of its network policy
+	Limits         Limits   `json:"limits,omitzero"`
 }
 
 // ForkRequest asks for N children of a snapshot.
@@ -35,14 +36,15 @@ type ForkRequest struct {
 	Env            map[string]string `json:"env,omitempty"`
 	HostnamePrefix string            `json:"hostname_prefix,omitempty"`
 	AllowPartial   bool              `json:"allow_partial,omitempty"`
-	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"`
-	TTLSecs        float64           `json:"ttl_secs,omitempty"` // 0: until deleted
+	MemoryLimitMiB uint64            `json:"memory_limit_mib,omitempty"` // Limits.MemoryMiB, under its name of forkd 0.5
+	TTLSecs        float64           `json:"ttl_secs,omitempty"`         // 0: until deleted
 
 	// IdleTimeoutSecs suspends a child after so long without a request; the next one brings it
 	// back. 0: never.
 	IdleTimeoutSecs float64 `json:"idle_timeout_secs,omitempty"`
 
 	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source
+	Limits  *Limits  `json:"limits,omitempty"`  // nil: those of the snapshot, or of the source
 
 	// Of forkd 0.5, where they chose between mechanisms that are one here.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`
@@ -71,6 +73,8 @@ type Stats struct {
 	VMMPrivate uint64 `json:"vmm_private_kib"` // of Private: not guest RAM
 	KVMExits   uint64 `json:"kvm_exits"`
 	Paused     bool   `json:"paused"`
+	Limits     Limits `json:"limits,omitzero"`
+	Usage      Usage  `json:"usage"`
 }
 
 // RollbackRequest asks for an earlier state of a sandbox.

@@ -71,6 +71,8 @@ type BakeRequest struct {
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
 	Network           *Network          `json:"network,omitempty"` // of the warm-up and of children; nil: "none" for the first, "public" for these
 
+	Limits *Limits `json:"limits,omitempty"` // of children that are given none
+
 	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is
 	// announced by the agent, and a tap device that is named is refused: there is none.
 	RW           bool    `json:"rw,omitempty"`

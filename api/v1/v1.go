@@ -20,9 +20,21 @@ type Version struct {
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
+
+	LimitsMissing string    `json:"limits_missing,omitempty"` // why limits cannot all be enforced
+	Admission     Admission `json:"admission"`
+}
+
+// Admission says how many sandboxes the daemon takes. 0 is no limit.
+type Admission struct {
+	MaxSandboxes     int     `json:"max_sandboxes"`   // that have a VM
+	VCPUOvercommit   float64 `json:"vcpu_overcommit"` // vCPUs of all sandboxes, per CPU of the host
+	MemoryReserveMiB uint64  `json:"memory_reserve_mib"`
+	DiskReserveMiB   uint64  `json:"disk_reserve_mib"`
 }
 
 // Error is the body of every answer that is not a success.
 type Error struct {
 	Message string `json:"error"`
+	Code    string `json:"code,omitempty"` // of a fork or resumption that was not admitted: see docs/limits.md
 }

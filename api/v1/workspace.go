@@ -28,6 +28,7 @@ type WorkspaceRequest struct {
 	Env             map[string]string `json:"env,omitempty"`
 	IdleTimeoutSecs float64           `json:"idle_timeout_secs,omitempty"`
 	Network         *Network          `json:"network,omitempty"`         // nil: that of the snapshot
+	Limits          *Limits           `json:"limits,omitempty"`          // nil: those of the snapshot
 	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // of forkd 0.5
 }
 

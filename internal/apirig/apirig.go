@@ -50,6 +50,7 @@ type Options struct {
 	Agent  func(dir string) *exec.Cmd // makes the command that serves an agent on sockets in dir
 	Guest  sandbox.Guest              // instead, for all sandboxes
 	Limits v1.Limits
+	Admit  sandbox.Admission
 }
 
 // Start serves the API until t ends.
@@ -67,7 +68,7 @@ func Start(t testing.TB, o Options) *Rig {
 		Store: st, VMMs: vmms, Guest: o.guest(t),
 		NewTop: disklayer.Format,
 		RunDir: run, DataDir: filepath.Join(dir, "data"),
-		Observer: counts, Log: slog.New(slog.DiscardHandler),
+		Observer: counts, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
 	})
 	if err != nil {
 		t.Fatal(err)

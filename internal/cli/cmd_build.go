@@ -24,6 +24,7 @@ type buildOptions struct {
 	reuse   bool
 	ready   float64
 	network networkFlags
+	limits  limitFlags
 }
 
 // networkOf returns the policy of a parent's warm-up and of its children: that of the command line,
@@ -33,6 +34,15 @@ func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
 		return n
 	}
 	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny}
+}
+
+// limitsOf returns the limits of a parent's children: those of the command line, or of the recipe.
+func (o *buildOptions) limitsOf(r *image.Recipe) *client.Limits {
+	if l := o.limits.given(); l != nil {
+		return l
+	}
+	l := client.Limits(r.Limits.Limits)
+	return &l
 }
 
 // built is the output of `forkd build`. Times are in milliseconds.
@@ -84,6 +94,7 @@ func newBuildCmd() *cobra.Command {
 	f.StringVar(&o.tag, "tag", "", "tag of the snapshot (default the recipe's name)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
 	o.network.register(f)
+	o.limits.register(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
 	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 120)")
@@ -176,6 +187,7 @@ func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *
 		MemSizeMiB: uint64(r.MemoryMiB), VCPUs: uint32(r.VCPUs), Env: r.EnvOver(img.Env),
 		Warmup:           client.Warmup{Commands: r.Warmup.Commands, Python: r.Warmup.Python},
 		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs, Network: o.networkOf(r),
+		Limits: o.limitsOf(r),
 	}, st)
 	b.BakeMS = msSince(start)
 	return err

@@ -17,6 +17,7 @@ import (
 func newDaemonCmd() *cobra.Command {
 	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, Version: version}
 	var resolvers []string
+	memoryReserve, diskReserve := mibValue(daemon.DefaultReserve()>>20), mibValue(daemon.DefaultDiskReserve>>20)
 	cmd := &cobra.Command{
 		Use:   "daemon",
 		Short: "Serve the REST API and own the sandboxes of this host",
@@ -30,6 +31,7 @@ func newDaemonCmd() *cobra.Command {
 			if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
 				return err
 			}
+			cfg.Admit.MemoryReserve, cfg.Admit.DiskReserve = uint64(memoryReserve)<<20, uint64(diskReserve)<<20
 			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer cancel()
@@ -60,6 +62,12 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.FlowLog, "flow-log", "", "append one JSON line per connection of a sandbox to this file; SIGHUP opens it again after a rotation")
 	f.StringArrayVar(&resolvers, "resolver", nil,
 		"DNS server to ask for sandboxes, an address with or without a port (repeatable; default those of /etc/resolv.conf)")
+	f.StringVar(&cfg.Cgroup, "cgroup", "", "cgroup v2 directory below which sandboxes get their limits; none: no limits (default: what systemd\n"+
+		"delegated to the daemon, or for root the root of the hierarchy)")
+	f.IntVar(&cfg.Admit.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that run or are paused; forks beyond are refused (429). 0: no limit")
+	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0, "most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
+	f.Var(&memoryReserve, "memory-reserve-mib", "forks are refused (503) that would leave less of this host's memory available; 0: never")
+	f.Var(&diskReserve, "disk-reserve-mib", "forks are refused (503) while less is free on the state directory's disk; 0: never")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")

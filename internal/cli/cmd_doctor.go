@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/emu/tcghost"
@@ -84,7 +85,7 @@ func diagnose(ctx context.Context, url string) []finding {
 	} else {
 		findings = append(findings, checkOwnSpace()...)
 	}
-	return append(findings, checkCache(), checkDaemon(ctx, url))
+	return append(append(findings, checkCache()), checkDaemon(ctx, url)...)
 }
 
 func checkPlatform() finding {
@@ -142,7 +143,7 @@ func checkMachine() (tcghost.Machine, finding) {
 func checkCgroup() finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup; nothing needs it yet"}
+		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup: sandboxes have no limits"}
 	}
 	p, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if err != nil {
@@ -206,17 +207,41 @@ func checkCache() finding {
 	return finding{"cache", pass, dir + ": " + strings.Join(have, ", ")}
 }
 
-func checkDaemon(ctx context.Context, url string) finding {
+// checkDaemon asks the daemon, also about what it can bound sandboxes by.
+func checkDaemon(ctx context.Context, url string) []finding {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	c, where, err := connect(ctx, url, nil)
 	if err != nil {
-		return finding{"daemon", warn, err.Error()}
+		return []finding{{"daemon", warn, err.Error()}}
 	}
 	defer c.Close()
 	v, err := c.Version(ctx)
 	if err != nil {
-		return finding{"daemon", warn, fmt.Sprintf("%s: %v (start it with 'forkd daemon')", where, err)}
+		return []finding{{"daemon", warn, fmt.Sprintf("%s: %v (start it with 'forkd daemon')", where, err)}}
 	}
-	return finding{"daemon", pass, fmt.Sprintf("%s: forkd %s, %s", where, v.Version, v.Accel)}
+	return []finding{
+		{"daemon", pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission))},
+		judgeLimits(v.LimitsMissing),
+	}
+}
+
+// judgeLimits says what a daemon lacks for limits of sandboxes.
+func judgeLimits(missing string) finding {
+	const check = "limits of sandboxes"
+	if missing != "" {
+		return finding{check, warn, missing + ": forks that ask for such limits are refused, others run without"}
+	}
+	return finding{check, pass, "memory, processors, threads and disk"}
+}
+
+func describeAdmission(a client.Admission) string {
+	or := func(n float64) string {
+		if n == 0 {
+			return "any number of"
+		}
+		return fmt.Sprintf("at most %g", n)
+	}
+	return fmt.Sprintf("takes %s sandboxes and %s vCPUs per CPU, keeps %d MiB of memory and %d MiB of disk free",
+		or(float64(a.MaxSandboxes)), or(a.VCPUOvercommit), a.MemoryReserveMiB, a.DiskReserveMiB)
 }

@@ -24,18 +24,12 @@ func parseEnv(pairs []string) (map[string]string, error) {
 	return env, nil
 }
 
-// sayUnenforced says what a memory limit does not do.
-func sayUnenforced(cmd *cobra.Command, limitMiB uint64) {
-	if limitMiB != 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the memory limit of %d MiB is recorded, not enforced\n", limitMiB)
-	}
-}
-
 func newForkCmd() *cobra.Command {
 	var c common
 	req := client.ForkRequest{N: 1}
 	var env []string
 	var network networkFlags
+	var limits limitFlags
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
@@ -55,7 +49,7 @@ func newForkCmd() *cobra.Command {
 			if len(args) == 1 {
 				req.SnapshotTag = args[0]
 			}
-			req.Network = network.given()
+			req.Network, req.Limits = network.given(), limits.given()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				if req.SourceID != "" {
 					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
@@ -74,7 +68,6 @@ func newForkCmd() *cobra.Command {
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
-				sayUnenforced(cmd, req.MemoryLimitMiB)
 				if f.Failed > 0 {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 				}
@@ -91,9 +84,9 @@ func newForkCmd() *cobra.Command {
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
-	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "recorded and shown, NOT enforced: a sandbox can use all of its snapshot's memory")
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
 	network.register(f)
+	limits.register(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false, "of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	c.completeTags(cmd)

@@ -87,9 +87,13 @@ func newStatsCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), s)
 				}
-				return table(cmd.OutOrStdout(), "PID\tPSS\tPRIVATE\tGUEST DIRTY\tVMM PRIVATE\tKVM EXITS", func(row func(...any)) {
+				return table(cmd.OutOrStdout(), "PID\tPSS\tPRIVATE\tGUEST DIRTY\tVMM PRIVATE\tKVM EXITS\tCPU\tMEMORY LIMIT", func(row func(...any)) {
 					kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n) }
-					row(s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), kib(s.VMMPrivate), s.KVMExits)
+					limit := "-"
+					if s.Limits.MemoryMiB != 0 {
+						limit = fmt.Sprintf("%d MiB", s.Limits.MemoryMiB)
+					}
+					row(s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), kib(s.VMMPrivate), s.KVMExits, fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit)
 				})
 			})
 		},

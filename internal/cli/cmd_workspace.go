@@ -38,13 +38,14 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	var c common
 	var req client.WorkspaceRequest
 	var network networkFlags
+	var limits limitFlags
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Start a sandbox under a name",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
-			req.Network = network.given()
+			req.Network, req.Limits = network.given(), limits.given()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				w, err := cl.CreateWorkspace(ctx, req)
 				if err != nil {
@@ -53,16 +54,15 @@ func newWorkspaceCreateCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), w)
 				}
-				sayUnenforced(cmd, req.MemoryLimitMiB)
 				return printWorkspaces(cmd, w)
 			})
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
-	f.Uint64Var(&req.MemoryLimitMiB, "memory-limit-mib", 0, "recorded and shown, NOT enforced: the sandbox can use all of its snapshot's memory")
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs", "suspend after so many seconds without a request; 0: never")
 	network.register(f)
+	limits.register(f)
 	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
 	c.waits = true
 	c.register(cmd)

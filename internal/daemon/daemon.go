@@ -21,6 +21,8 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -38,6 +40,8 @@ type Config struct {
 	FlowLog     string           // connections of sandboxes; empty: none
 	Reopen      <-chan os.Signal // each opens the logs again, which another program has renamed; nil: never
 	Resolvers   []netip.AddrPort // asked for names that sandboxes look up; none: those of /etc/resolv.conf
+	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
+	Admit       sandbox.Admission
 	PoolSize    int
 	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents
@@ -108,6 +112,10 @@ func (c *Config) check() error {
 	if c.PoolSize < 0 || c.PoolSize > maxPool {
 		return fmt.Errorf("--pool %d: want 0 to %d", c.PoolSize, maxPool)
 	}
+	if a := c.Admit; a.MaxSandboxes < 0 || !(a.VCPUsPerCPU >= 0 && a.VCPUsPerCPU <= maxOvercommit) {
+		return fmt.Errorf("--max-sandboxes %d, --vcpu-overcommit %g: want 0 or more, and at most %d of the latter",
+			a.MaxSandboxes, a.VCPUsPerCPU, maxOvercommit)
+	}
 	if c.Branches < 0 || c.Branches > maxBranches {
 		return fmt.Errorf("--branch-concurrency %d: want 1 to %d", c.Branches, maxBranches)
 	}
@@ -135,6 +143,16 @@ func (c *Config) checkDirs() error {
 const maxBranches = 64
 
 const maxPool = 1000
+
+const maxOvercommit = 10_000 // vCPUs per CPU
+
+// DefaultReserve returns how much memory of the host is kept from sandboxes if nobody says
+// otherwise, in bytes: what a system needs that is not to come to a halt, and on a small host not so
+// much that little is left.
+func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
+
+// DefaultDiskReserve is the same for the disk: with less, sandboxes that write would be paused soon.
+const DefaultDiskReserve = 64 << 20
 
 // Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take
 // long.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -21,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -36,6 +38,7 @@ type wired struct {
 	store   *store.Store
 	audit   *audit.Log
 	net     *netclient.Client
+	cgroups *cgroup.Tree
 }
 
 // wire puts the daemon together and takes over what an earlier one left running. Streams to ports
@@ -76,7 +79,14 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	}
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
-	vmms, runDir, dataDir := vmpool.Processes{Bin: vmm}, filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
+	missing := ""
+	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
+	if err := w.cgroups.Missing(); err != nil {
+		missing = err.Error()
+		cfg.Log.Warn("limits of sandboxes cannot all be enforced", "reason", err)
+	}
+	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
@@ -87,6 +97,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 		RunDir:   runDir,
 		DataDir:  dataDir,
 		PoolSize: cfg.PoolSize,
+		Admit:    cfg.Admit,
 		Observer: counts,
 		Log:      cfg.Log,
 	})
@@ -98,6 +109,9 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 		return nil, err
 	}
 	w.net.Forget() // what was not taken over
+	if err := w.cgroups.Sweep(func(id string) bool { return exists(filepath.Join(runDir, id)) }); err != nil {
+		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
+	}
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
 	if err != nil {
 		return nil, err
@@ -119,6 +133,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 		Domain: domain, Links: links, Streams: counts, Stopping: ctx,
+		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
 	undo.Release()
 	return w, nil
@@ -141,6 +156,10 @@ func (w *wired) gauges() metrics.Source {
 			defer cancel()
 			totals, err := w.net.Totals(ctx)
 			return metrics.Net{Restarts: w.net.Restarts(), Totals: totals}, err == nil
+		},
+		Usage: func() (cgroup.Usage, bool) {
+			use, err := w.cgroups.Usage()
+			return use, err == nil
 		},
 	}
 }
@@ -172,6 +191,16 @@ func openStore(cfg *Config) (*store.Store, error) {
 	return s, nil
 }
 
+func admissionOf(a sandbox.Admission) apiv1.Admission {
+	return apiv1.Admission{MaxSandboxes: a.MaxSandboxes, VCPUOvercommit: a.VCPUsPerCPU,
+		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // reopen opens the logs again whenever it is asked to, until ctx ends.
 func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Logger) {
 	for {
@@ -188,6 +217,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 
 func (w *wired) close(kill bool) {
 	w.manager.Close(kill)
+	w.cgroups.Close()
 	w.net.Close()
 	w.store.Close()
 	w.audit.Close()

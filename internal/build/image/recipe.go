@@ -49,6 +49,7 @@ type Recipe struct {
 	Env         map[string]string `yaml:"env"`
 	Warmup      Warmup            `yaml:"warmup"`
 	Network     *Network          `yaml:"network"`    // of the warm-up and of children; nil: none, and the daemon's default
+	Limits      Limits            `yaml:"limits"`     // of children
 	MemoryMiB   int               `yaml:"memory_mib"` // 0: 512
 	VCPUs       int               `yaml:"vcpus"`      // 0: 1
 	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
@@ -110,6 +111,22 @@ func (n *Network) UnmarshalYAML(node *yaml.Node) error {
 		}
 	}
 	return node.Decode((*fields)(n))
+}
+
+// Limits bound what a child takes from its host.
+type Limits struct{ vm.Limits }
+
+// UnmarshalYAML reads the fields.
+func (l *Limits) UnmarshalYAML(node *yaml.Node) error {
+	for i := 0; i < len(node.Content); i += 2 { // decoding a node forgets that unknown fields are errors
+		switch name := node.Content[i]; name.Value {
+		case "memory_mib", "swap_mib", "cpus", "cpu_weight", "io_bytes_per_second", "io_ops_per_second":
+		default:
+			return fmt.Errorf("line %d: unknown field %q in limits: it has memory_mib, swap_mib, cpus, cpu_weight, "+
+				"io_bytes_per_second and io_ops_per_second", name.Line, name.Value)
+		}
+	}
+	return node.Decode(&l.Limits)
 }
 
 // LoadRecipe reads and checks a recipe: a file, or a directory with a recipe.yaml. Files that the
@@ -272,6 +289,9 @@ func (r *Recipe) validate() error {
 		if _, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
+	}
+	if err := r.Limits.Check(); err != nil {
+		return fmt.Errorf("limits: %w", err)
 	}
 	return r.validateFiles()
 }

@@ -10,15 +10,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // Source is asked for the values of gauges when they are collected.
 type Source struct {
 	Snapshots func() int
-	Sandboxes func() map[string]int // by state
-	Pool      func() int            // ready shells
-	Net       func() (Net, bool)    // false: there is no forkd-net at the moment; nil: there is no network
+	Sandboxes func() map[string]int       // by state
+	Pool      func() int                  // ready shells
+	Net       func() (Net, bool)          // false: there is no forkd-net at the moment; nil: there is no network
+	Usage     func() (cgroup.Usage, bool) // of all sandboxes; false or nil: not known
 }
 
 // Metrics implements sandbox.Observer.
@@ -28,6 +30,7 @@ type Metrics struct {
 	children  prometheus.Counter
 	confirms  prometheus.Counter
 	exits     *prometheus.CounterVec
+	refusals  *prometheus.CounterVec
 	vmm       *prometheus.HistogramVec
 	ready     *prometheus.HistogramVec
 	forkWall  prometheus.Histogram
@@ -35,6 +38,7 @@ type Metrics struct {
 	inbound   inboundMetrics
 	sandboxes *prometheus.Desc
 	net       netDescs
+	usage     usageDescs
 	source    Source
 }
 
@@ -54,6 +58,8 @@ func New(version string) *Metrics {
 			Name: "forkd_confirm_failures_total", Help: "Children killed because their agent did not confirm."}),
 		exits: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "forkd_sandbox_exits_total", Help: "Sandboxes that ended by themselves, by reason."}, []string{"reason"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "forkd_admission_refusals_total", Help: "Forks and resumptions that were not admitted, by code."}, []string{"code"}),
 		vmm: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "forkd_child_vmm_seconds", Help: "Request to all vCPUs entered, per child.", Buckets: buckets()}, []string{"pool"}),
 		ready: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -62,7 +68,7 @@ func New(version string) *Metrics {
 			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
 		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
 	}
-	m.branch, m.inbound, m.net = newBranchMetrics(), newInboundMetrics(), newNetDescs()
+	m.branch, m.inbound, m.net, m.usage = newBranchMetrics(), newInboundMetrics(), newNetDescs(), newUsageDescs()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -71,7 +77,7 @@ func New(version string) *Metrics {
 	}
 	m.registry.MustRegister(m.branch.all()...)
 	m.registry.MustRegister(m.inbound.all()...)
-	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.vmm, m.ready, m.forkWall, build, m,
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
 		gauge("forkd_pool_shells", "VMM processes that wait for a fork.", func() float64 { return float64(m.source.Pool()) }),
@@ -93,6 +99,7 @@ func (m *Metrics) Handler() http.Handler {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.sandboxes
 	m.net.describe(ch)
+	m.usage.describe(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -103,6 +110,11 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	if m.source.Net != nil {
 		n, alive := m.source.Net()
 		m.net.collect(ch, n, alive)
+	}
+	if m.source.Usage != nil {
+		if u, ok := m.source.Usage(); ok {
+			m.usage.collect(ch, u)
+		}
 	}
 }
 
@@ -133,6 +145,9 @@ func (m *Metrics) ChildReady(t sandbox.Timing) {
 
 // ConfirmFailed counts a child that was killed unseen.
 func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }
+
+// Refused counts VMs that were not admitted.
+func (m *Metrics) Refused(code string) { m.refusals.WithLabelValues(code).Inc() }
 
 // SandboxExited counts a sandbox that ended by itself.
 func (m *Metrics) SandboxExited(reason string) { m.exits.WithLabelValues(reason).Inc() }

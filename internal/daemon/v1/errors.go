@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"syscall"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -45,6 +46,7 @@ func statusOf(err error) int {
 		inUse     *store.InUseError
 		damaged   *store.DamagedError
 		busy      *sandbox.BusyError
+		refused   *sandbox.AdmissionError
 		line      *sandbox.LineError
 		named     *workspace.Error
 		guest     *agentclient.Error
@@ -63,6 +65,11 @@ func statusOf(err error) int {
 	case errors.As(err, &state), errors.As(err, &exists), errors.As(err, &inUse), errors.As(err, &damaged):
 		return http.StatusConflict
 	case errors.As(err, &busy):
+		return http.StatusServiceUnavailable
+	case errors.As(err, &refused):
+		if refused.IsMaximum() {
+			return http.StatusTooManyRequests
+		}
 		return http.StatusServiceUnavailable
 	case errors.As(err, &line):
 		return http.StatusConflict
@@ -116,8 +123,18 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if status >= http.StatusInternalServerError && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
-	writeError(w, status, err.Error())
+	body := apiv1.Error{Message: err.Error()}
+	var refused *sandbox.AdmissionError
+	if errors.As(err, &refused) {
+		body.Code = refused.Code
+		w.Header().Set("Retry-After", admissionRetry)
+	}
+	_ = writeJSON(w, status, body)
 }
+
+// admissionRetry is after how many seconds a refused fork is worth another try: sandboxes end, and
+// the host's figures of free memory follow.
+const admissionRetry = "5"
 
 // unknownRoute answers what no other route takes: 405 where the path has other methods, else 404.
 func unknownRoute(mux *http.ServeMux, r *http.Request) error {

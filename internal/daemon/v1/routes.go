@@ -57,6 +57,8 @@ type Config struct {
 	Domain     inbound.Domain  // of host names of ports; the zero Domain: none
 	Links      *auth.Links     // signs such names; nil if there is no domain
 	Streams    Streams         // counts streams to ports
+	Missing    string          // why limits of sandboxes cannot all be enforced; empty: they can
+	Admission  apiv1.Admission // for those who ask
 	Stopping   context.Context // ends when streams to ports are to end; nil: never
 }
 
@@ -117,6 +119,8 @@ func New(cfg Config) http.Handler {
 	handle("GET /v1/sandboxes/{id}/console", a.console)
 	handle("GET /v1/sandboxes/{id}/network", a.getNetwork)
 	handle("PUT /v1/sandboxes/{id}/network", through(work, a.setNetwork))
+	handle("GET /v1/sandboxes/{id}/limits", a.getLimits)
+	handle("PUT /v1/sandboxes/{id}/limits", through(work, a.setLimits))
 	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
 	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
 	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
@@ -255,6 +259,7 @@ func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 func (a *api) version(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
+		LimitsMissing: a.Missing, Admission: a.Admission,
 	})
 }
 

@@ -21,12 +21,9 @@ func sandboxOf(i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
-		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.MemoryLimitMiB, Pooled: i.Timing.Pooled,
+		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
-		Network: i.Network.Policy.Mode.String(),
-	}
-	if i.MemoryLimitMiB != 0 {
-		s.LimitEnforced = new(bool)
+		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits),
 	}
 	if !i.Expires.IsZero() {
 		s.ExpiresAt = i.Expires.Unix()
@@ -83,9 +80,13 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	if err != nil {
 		return forked, err
 	}
+	limits, err := limitsOf(req.Limits, req.MemoryLimitMiB)
+	if err != nil {
+		return forked, err
+	}
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
-		MemoryLimitMiB: req.MemoryLimitMiB, TTL: ttl, IdleTimeout: idle, Network: network,
+		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network,
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration
@@ -138,6 +139,7 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Stats{
 		PID: st.PID, PSS: m.TotalPSS(), Private: m.TotalPrivate(), GuestDirty: st.VMM.GuestDirtyBytes >> 10,
 		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
+		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 func snapshotOf(i store.Info) apiv1.Snapshot {
@@ -87,10 +88,17 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	limits, err := limitsOf(req.Limits, 0)
+	if err != nil {
+		return err
+	}
+	if limits == nil {
+		limits = &vm.Limits{}
+	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
-		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network,
+		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
 	})
 	if err != nil {
 		return err

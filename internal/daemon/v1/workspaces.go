@@ -34,8 +34,11 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, MemoryLimitMiB: req.MemoryLimitMiB,
-		Network: network}
+	limits, err := limitsOf(req.Limits, req.MemoryLimitMiB)
+	if err != nil {
+		return err
+	}
+	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network}
 	info, err := a.Workspaces.Create(r.Context(), req.Name, fork)
 	if err != nil {
 		return err

@@ -61,6 +61,9 @@ func (m *Manifest) check() error {
 	if err := m.Guest.Network.check(); err != nil {
 		return fmt.Errorf("guest: network: %w", err)
 	}
+	if err := m.Guest.Limits.Check(); err != nil {
+		return fmt.Errorf("guest: limits: %w", err)
+	}
 	if err := errors.Join(m.State.checkOwn(m.ID), m.Map.checkOwn(m.ID)); err != nil {
 		return fmt.Errorf("state: %w", err)
 	}

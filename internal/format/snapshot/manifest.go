@@ -14,6 +14,8 @@ import (
 	"math"
 	"strconv"
 	"time"
+
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Format and Version head every manifest. Version changes whenever the meaning of a snapshot's
@@ -96,6 +98,7 @@ type Guest struct {
 	Hostname string            `json:"hostname"` // of the parent; forks get their own
 	Env      map[string]string `json:"env,omitempty"`
 	Network  *Network          `json:"network,omitempty"` // nil: the default of whoever forks it
+	Limits   vm.Limits         `json:"limits,omitzero"`   // of forks that are given none
 }
 
 // Branch is how a snapshot was taken from a running sandbox.

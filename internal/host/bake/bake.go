@@ -100,6 +100,9 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := req.check(); err != nil {
 		return Result{}, err
 	}
+	if err := k.cfg.VMMs.CheckLimits("limits.", req.Limits); err != nil {
+		return Result{}, err
+	}
 	select {
 	case k.place <- struct{}{}:
 		defer func() { <-k.place }()
@@ -342,7 +345,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		},
 		Guest: snapshot.Guest{
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
-			Network: b.network(),
+			Network: b.network(), Limits: b.req.Limits,
 		},
 		Disk: &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
 	}, saved.Extents, nil

@@ -27,6 +27,7 @@ type Request struct {
 	Python    string             // warm-up, then run in the warm interpreter
 	Ready     time.Duration      // how long the guest may take to boot; 0: 120 s
 	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
+	Limits    vm.Limits          // of children
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 }
 

@@ -25,6 +25,7 @@ type Spec struct {
 	Log      string   // file that its standard error is appended to
 	Record   string   // file for its id and start time
 	Listener *os.File // becomes its descriptor 3; nil: none
+	Cgroup   *os.File // cgroup v2 directory that it starts in; nil: the daemon's
 }
 
 // Process is one of them, our child or not.
@@ -54,11 +55,15 @@ func Start(spec Spec) (*Process, error) {
 	}
 	defer log.Close()
 	var pidfd int
+	sys := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd}
+	if spec.Cgroup != nil {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(spec.Cgroup.Fd())
+	}
 	child, err := os.StartProcess(spec.Bin, []string{spec.Name}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   spec.Env,
 		Files: []*os.File{nil, nil, log, spec.Listener},
-		Sys:   &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd},
+		Sys:   sys,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
@@ -123,6 +128,12 @@ func Find(name, record string) (*Process, error) {
 
 // PID returns the id of the process.
 func (p *Process) PID() int { return p.pid }
+
+// SetOOMScore says how soon the kernel kills the process when the host is out of memory: among
+// processes that use as much, the one with the highest score first (proc(5), oom_score_adj).
+func (p *Process) SetOOMScore(score int) error {
+	return os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.pid), []byte(strconv.Itoa(score)), 0)
+}
 
 // Kill ends the process, if it has not ended yet.
 func (p *Process) Kill() error {

@@ -265,7 +265,8 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	guest := parent.Guest
-	guest.Network = b.s.Info().Network.ForSnapshot()
+	info := b.s.Info()
+	guest.Network, guest.Limits = info.Network.ForSnapshot(), info.Limits
 	m := &snapshot.Manifest{
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
 		Memory: memory, Branch: &b.figure, Transient: b.req.Transient,

@@ -25,14 +25,25 @@ func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
 		return err
 	}
 	undo.Add(lease.Release)
+	vcpus := lease.Manifest().Machine.VCPUs
+	if err := m.admit(1, vcpus); err != nil {
+		return err
+	}
+	defer m.admitted.started(1)
+	leave := m.admitted.leaver(vcpus)
+	undo.Add(leave)
 	dir := m.vmDir(s.id)
 	vmm, err := m.cfg.VMMs.Spawn(ctx, vmpool.ShellConfig{ID: s.id, Dir: dir, Shape: shape(lease.Manifest().Machine)})
 	if err != nil {
 		return fmt.Errorf("start a VMM: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
+	v.leave = leave
 	undo.Add(func() { m.kill(s.id, v); v.link.Close(); clearTops(s.data) })
 	rec.Top, rec.Tops, rec.PID = rec.nextTop(), rec.Tops+1, vmm.PID()
+	if err := v.limit(&rec); err != nil {
+		return err
+	}
 	release, err := takePlace(ctx, m.restores)
 	if err != nil {
 		return err

@@ -62,7 +62,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	s := m.newSandbox(record{
 		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Created: start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
-		Env: req.Env, IdleTimeout: req.IdleTimeout, MemoryLimitMiB: req.MemoryLimitMiB,
+		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
 		Network: &network,
 	})
 	if req.TTL > 0 {
@@ -70,6 +70,9 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	}
 	s.live = m.newLiveVM(shell, lease)
 	undo.Add(func() { m.end(s) })
+	if err := s.live.limit(&s.record); err != nil {
+		return nil, err
+	}
 	if manifest.Disk != nil {
 		s.record.Top = topName
 		if err := os.Mkdir(s.data, 0o700); err != nil {

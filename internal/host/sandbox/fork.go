@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // MaxFork is the most children that one call may ask for.
@@ -23,7 +24,7 @@ type ForkRequest struct {
 	Env            map[string]string  // added to the snapshot's
 	HostnamePrefix string             // children are called <prefix>-<6 characters of their id>; empty: "sb"
 	AllowPartial   bool               // keep the children that started although others failed
-	MemoryLimitMiB uint64             // recorded; 0: none
+	Limits         *vm.Limits         // of every child; nil: those of the snapshot
 	TTL            time.Duration      // children are deleted when it has passed; 0: never
 	IdleTimeout    time.Duration      // children are suspended after so long without a request; 0: never
 	Network        *netclient.Setting // nil: that of the snapshot
@@ -83,9 +84,17 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 		return ForkResult{}, err
 	}
 	defer lease.Release()
+	if err := m.cfg.VMMs.CheckLimits("limits.", limitsFor(req.Limits, lease.Manifest())); err != nil {
+		return ForkResult{}, err
+	}
+	vcpus := lease.Manifest().Machine.VCPUs
+	if err := m.admit(req.N, vcpus); err != nil {
+		return ForkResult{}, err
+	}
+	defer m.admitted.started(req.N)
 	m.pool.Begin()
 	defer m.pool.End()
-	result, err := m.fork(ctx, start, req)
+	result, err := m.fork(ctx, start, req, vcpus)
 	if err == nil {
 		m.pool.Keep(lease.Manifest().ID, shape(lease.Manifest().Machine))
 	}
@@ -93,14 +102,16 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	return result, err
 }
 
-// fork starts the children and hands them out, as one unit: should the daemon die before they are
-// handed out, the next one ends all of them.
-func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest) (ForkResult, error) {
+// fork starts the children, which have been admitted, and hands them out, as one unit: should the
+// daemon die before they are handed out, the next one ends all of them.
+func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
 	unfinished, err := beginFork(m.cfg.RunDir, req.N)
 	if err != nil {
+		m.givePlaces(make([]*Sandbox, req.N), vcpus)
 		return ForkResult{}, err
 	}
 	children, errs := m.startChildren(ctx, start, req, unfinished.id)
+	m.givePlaces(children, vcpus)
 	result, err := countFailed(req, errs)
 	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
 	if err == nil {

@@ -9,6 +9,13 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
 		return ForkResult{}, BranchResult{}, err
 	}
+	s, err := m.Get(source)
+	if err != nil {
+		return ForkResult{}, BranchResult{}, err
+	}
+	if err := m.admitted.check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
+		return ForkResult{}, BranchResult{}, err
+	}
 	mode.Transient, mode.NoWait = true, false
 	b, err := m.Branch(ctx, source, mode)
 	if err != nil {

@@ -23,6 +23,8 @@ type liveVM struct {
 	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
 	cut   context.CancelCauseFunc // of calls
 	link  *netclient.Link         // to the network
+
+	leave func() // gives up its place on the host; nil while it has none of its own
 }
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
@@ -37,6 +39,9 @@ func (v *liveVM) release() {
 	v.link.Close()
 	if v.lease != nil {
 		v.lease.Release()
+	}
+	if v.leave != nil {
+		v.leave()
 	}
 }
 

@@ -26,6 +26,7 @@ type Observer interface {
 	SandboxExited(reason string)
 	BranchDone(r BranchResult, err error)
 	RollbackDone(err error)
+	Refused(code string) // see AdmissionError
 }
 
 // Config is what a Manager works with. All fields are required unless they say otherwise.
@@ -39,6 +40,7 @@ type Config struct {
 	DataDir  string                                   // private disk tops; of this manager alone
 	Branches int                                      // branches at once; 0: 4
 	PoolSize int                                      // ready shells per hot snapshot; 0: none
+	Admit    Admission                                // how many sandboxes the host takes
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
 	Observer Observer
 	Log      *slog.Logger
@@ -60,6 +62,7 @@ const (
 type Manager struct {
 	cfg      Config
 	pool     *vmpool.Pool
+	admitted *admission
 	restores chan struct{} // semaphores
 	starts   chan struct{}
 	branches chan struct{}
@@ -90,6 +93,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg:       cfg,
+		admitted:  newAdmission(cfg.Admit, cfg.DataDir),
 		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
 		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
 		branches:  make(chan struct{}, cfg.Branches),

@@ -77,33 +77,15 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 		return Info{}, err
 	}
 	defer unlock()
-	change := func(r *record) { r.Network = &setting }
-	// A suspended state, also an earlier one that the sandbox may fall back to, must not bring an
-	// earlier policy back.
-	last, err := readSuspension(s.data)
-	switch {
-	case err == nil:
-		change(&last)
-		err = writeSuspension(s.data, &last)
-	case errors.Is(err, os.ErrNotExist):
-		err = nil
-	}
-	if err != nil {
+	if err := s.updateAll(func(r *record) { r.Network = &setting }); err != nil {
 		return Info{}, err
 	}
 	s.mu.Lock()
 	var link *netclient.Link
 	if s.live != nil {
 		link = s.live.link
-	} else {
-		change(&s.record)
 	}
 	s.mu.Unlock()
-	if s.live != nil {
-		if err := s.update(change); err != nil {
-			return Info{}, err
-		}
-	}
 	if err := link.Set(ctx, setting); err != nil {
 		return Info{}, err
 	}

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -18,21 +20,21 @@ const recordName = "sandbox.json"
 
 // record is the content of sandbox.json.
 type record struct {
-	ID             string    `json:"id"`
-	SnapshotTag    string    `json:"snapshot_tag"`
-	SnapshotID     string    `json:"snapshot_id"`
-	Origin         string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
-	Hostname       string    `json:"hostname"`
-	PID            int       `json:"pid"`
-	Created        time.Time `json:"created"`
-	MemoryBytes    uint64    `json:"memory_bytes,omitempty"` // of its guest's RAM
-	MemoryLimitMiB uint64    `json:"memory_limit_mib,omitempty"`
-	Expires        time.Time `json:"expires,omitzero"`
-	Fork           string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
-	Protocol       int       `json:"vmm_protocol"`   // vmmproto.Version of its VMM
+	ID          string    `json:"id"`
+	SnapshotTag string    `json:"snapshot_tag"`
+	SnapshotID  string    `json:"snapshot_id"`
+	Origin      string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
+	Hostname    string    `json:"hostname"`
+	PID         int       `json:"pid"`
+	Created     time.Time `json:"created"`
+	MemoryBytes uint64    `json:"memory_bytes,omitempty"` // of its guest's RAM
+	Expires     time.Time `json:"expires,omitzero"`
+	Fork        string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
+	Protocol    int       `json:"vmm_protocol"`   // vmmproto.Version of its VMM
 
-	Env         map[string]string  `json:"env,omitempty"`          // given to it at its fork
-	Network     *netclient.Setting `json:"network,omitempty"`      // nil: the default
+	Env         map[string]string  `json:"env,omitempty"`     // given to it at its fork
+	Network     *netclient.Setting `json:"network,omitempty"` // nil: the default
+	Limits      vm.Limits          `json:"limits,omitzero"`
 	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
 	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
 
@@ -97,6 +99,32 @@ func (s *Sandbox) update(change func(*record)) error {
 	}
 	s.record = r
 	return nil
+}
+
+// updateAll changes what a sandbox keeps in every state: also in its suspended state, even an earlier
+// one that it may fall back to, which must not bring back what was before. The caller holds s.ops.
+func (s *Sandbox) updateAll(change func(*record)) error {
+	last, err := readSuspension(s.data)
+	switch {
+	case err == nil:
+		change(&last)
+		err = writeSuspension(s.data, &last)
+	case errors.Is(err, os.ErrNotExist):
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	suspended := s.live == nil
+	if suspended {
+		change(&s.record)
+	}
+	s.mu.Unlock()
+	if suspended {
+		return nil
+	}
+	return s.update(change)
 }
 
 // suspendedName is the file in a sandbox's data directory that holds its latest suspended state. It

@@ -157,10 +157,19 @@ func (m *Manager) readopt(id string) error {
 	s := m.newSandbox(r)
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.network(), m.giveTo(id, v))
+	vcpus := uint32(1) // at least
 	if v.lease, err = m.acquire(r); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
 	} else if r.MemoryBytes == 0 { // of a daemon that did not write it down
 		s.record.MemoryBytes = v.lease.Manifest().Machine.MemoryBytes
+	}
+	if v.lease != nil {
+		vcpus = v.lease.Manifest().Machine.VCPUs
+	}
+	m.admitted.takeOver(vcpus)
+	v.leave = m.admitted.leaver(vcpus)
+	if err := v.limit(&s.record); err != nil {
+		m.cfg.Log.Error("the limits of a sandbox are not known to be in force", "sandbox", id, "error", err)
 	}
 	if last, err := readSuspension(s.data); err == nil {
 		if s.unpin, err = m.cfg.Store.Pin(last.SnapshotTag); err != nil {

@@ -64,24 +64,24 @@ type Timing struct {
 
 // Info describes a sandbox.
 type Info struct {
-	ID             string
-	SnapshotTag    string
-	StateTag       string // the snapshot that a suspended sandbox is brought back from
-	Hostname       string
-	State          State
-	PID            int // 0 if the VMM process is gone
-	Created        time.Time
-	Expires        time.Time // zero: never
-	MemoryLimitMiB uint64
-	Timing         Timing
-	ExitReason     string // of an exited sandbox
-	ExitDetail     string
-	BranchCount    int
-	IdleTimeout    time.Duration
-	Silent         bool   // its VMM did not answer the latest request
-	Workspace      string // that it belongs to; empty: none
-	Network        netclient.Setting
-	DiskFull       bool // it is paused until the host has room for what it writes
+	ID          string
+	SnapshotTag string
+	StateTag    string // the snapshot that a suspended sandbox is brought back from
+	Hostname    string
+	State       State
+	PID         int // 0 if the VMM process is gone
+	Created     time.Time
+	Expires     time.Time // zero: never
+	Limits      vm.Limits
+	Timing      Timing
+	ExitReason  string // of an exited sandbox
+	ExitDetail  string
+	BranchCount int
+	IdleTimeout time.Duration
+	Silent      bool   // its VMM did not answer the latest request
+	Workspace   string // that it belongs to; empty: none
+	Network     netclient.Setting
+	DiskFull    bool // it is paused until the host has room for what it writes
 }
 
 // Info returns the sandbox's description.
@@ -90,7 +90,7 @@ func (s *Sandbox) Info() Info {
 	defer s.mu.Unlock()
 	r := s.record
 	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
-		Expires: r.Expires, MemoryLimitMiB: r.MemoryLimitMiB, Timing: s.timing,
+		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
 		DiskFull: s.full && s.state == Paused}
 	if s.state == Suspended {

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -12,6 +13,8 @@ type Stats struct {
 	PID    int
 	VMM    vm.Stats
 	Memory procmem.Memory
+	Usage  cgroup.Usage
+	Limits vm.Limits
 }
 
 // Stats measures a running sandbox.
@@ -30,7 +33,11 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	}
 	s.mu.Lock()
 	ram := s.record.MemoryBytes
+	st.Limits = s.record.Limits
 	s.mu.Unlock()
+	if st.Usage, err = v.vmm.Usage(); err != nil {
+		return Stats{}, s.explain("measure", v, err)
+	}
 	st.Memory, err = procmem.Of(st.PID, ram)
 	return st, err
 }

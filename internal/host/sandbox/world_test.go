@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 type counter struct {
 	mu                        sync.Mutex
 	forks, ready, unconfirmed int
-	exits                     []string
+	exits, refused            []string
 	branches, rollbacks       int
 }
 
@@ -32,6 +32,7 @@ func (c *counter) ChildReady(Timing)              { defer c.lock()(); c.ready++ 
 func (c *counter) ConfirmFailed()                 { defer c.lock()(); c.unconfirmed++ }
 func (c *counter) BranchDone(BranchResult, error) { defer c.lock()(); c.branches++ }
 func (c *counter) RollbackDone(error)             { defer c.lock()(); c.rollbacks++ }
+func (c *counter) Refused(code string)            { defer c.lock()(); c.refused = append(c.refused, code) }
 func (c *counter) SandboxExited(r string)         { defer c.lock()(); c.exits = append(c.exits, r) }
 
 // world is a manager over fakes, and the directories it must leave clean.
@@ -45,6 +46,7 @@ type world struct {
 
 	online bool // sandboxes have a network
 	net    *netclient.Client
+	admit  Admission
 }
 
 func newWorld(t *testing.T, poolSize int) *world {
@@ -84,7 +86,7 @@ func (w *world) start(t *testing.T, poolSize int) {
 		NewTop:   disklayer.Format,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
-		PoolSize: poolSize,
+		PoolSize: poolSize, Admit: w.admit,
 		Observer: w.count, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -49,6 +50,7 @@ type VMMs struct {
 	LateErr    error // after that
 	CopyErr    error // of a live branch
 	StatsErr   error
+	LimitErr   error                 // no limits can be had
 	GuestDirty uint64                // bytes, as Stats says
 	Wrap       func(*VMM) vmpool.VMM // what Spawn returns; nil: the VM itself
 	Killing    func()                // called by every Kill; nil: nothing
@@ -68,6 +70,7 @@ type VMM struct {
 	once    sync.Once
 	exit    vm.Exit
 	Swaps   uint64
+	limits  vm.Limits
 	above   int // layers above those of the snapshot, the top included
 }
 
@@ -105,6 +108,14 @@ func (f *VMMs) Attach(_, dir string) (vmpool.VMM, error) {
 		return v, nil
 	}
 	return nil, errors.New("no such process")
+}
+
+// CheckLimits implements vmpool.VMMs.
+func (f *VMMs) CheckLimits(_ string, l vm.Limits) error {
+	if l == (vm.Limits{}) {
+		return nil
+	}
+	return f.LimitErr
 }
 
 // Console implements vmpool.VMMs.
@@ -253,6 +264,27 @@ func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
 	return vm.Stats{TopSwaps: v.Swaps, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
 }
+
+// Limit notes the limits.
+func (v *VMM) Limit(l vm.Limits, _ uint64) error {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	v.limits = l
+	return nil
+}
+
+// Limits are the ones that the VM has.
+func (v *VMM) Limits() vm.Limits {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	return v.limits
+}
+
+// Usage is that of a VM which uses 48 MiB.
+func (v *VMM) Usage() (cgroup.Usage, error) {
+	return cgroup.Usage{MemoryBytes: 48 << 20, OwnBytes: 48 << 20}, nil
+}
+
 func (v *VMM) Conns() <-chan vmmclient.Conn { return v.conns }
 func (v *VMM) Stalled() <-chan struct{}     { return v.stalled }
 func (v *VMM) Done() <-chan struct{}        { return v.done }

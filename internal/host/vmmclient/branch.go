@@ -2,6 +2,7 @@ package vmmclient
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -29,12 +30,16 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 			fds = append(fds, int(device.Fd()))
 		}
 	}
+	if err := v.leaf.Spare(); err != nil {
+		return result, err
+	}
 	req.Tops, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
 	v.expect(req.Serial) // the end may be announced before the answer is read
 	err = v.call(ctx, vmmproto.KindBranch, &req, append(fds, descriptors(files.Tops...)...), &result)
 	result.Serial = req.Serial // whatever the VMM says
 	if err != nil || result.Mode != vm.BranchLive {
 		v.stopExpecting(req.Serial)
+		v.tighten(err)
 	}
 	return result, err
 }
@@ -50,6 +55,7 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 	defer v.stopExpecting(serial)
 	select {
 	case b := <-end:
+		v.tighten(nil)
 		return copied(b)
 	case <-v.lost:
 		select {
@@ -60,6 +66,14 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 		}
 	case <-ctx.Done():
 		return vmmproto.Branched{}, ctx.Err()
+	}
+}
+
+// tighten takes back memory that a copy was allowed and did not need. A VMM that has not answered may
+// still be writing it.
+func (v *VMM) tighten(err error) {
+	if !errors.Is(err, ErrNoAnswer) {
+		v.leaf.Tighten()
 	}
 }
 

@@ -44,7 +44,7 @@ func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := newVMM("test", dir, sleeper(t), ctl)
+	v := newVMM("test", dir, sleeper(t), nil, ctl)
 	vmm, err := ctlsock.Accept(listener)
 	if err != nil {
 		t.Fatal(err)

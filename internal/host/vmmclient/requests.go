@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -65,15 +66,44 @@ func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFi
 
 // Resume lets the guest run; it returns when every vCPU is about to enter the guest.
 func (v *VMM) Resume(ctx context.Context) error {
+	v.setOOMScore(oomScore)
 	return v.call(ctx, vmmproto.KindResume, nil, nil, nil)
 }
 
 // Pause stops the guest.
-func (v *VMM) Pause(ctx context.Context) error { return v.call(ctx, vmmproto.KindPause, nil, nil, nil) }
+func (v *VMM) Pause(ctx context.Context) error {
+	err := v.call(ctx, vmmproto.KindPause, nil, nil, nil)
+	if err == nil {
+		v.setOOMScore(oomScorePaused)
+	}
+	return err
+}
+
+// How soon the kernel ends a VMM when the host is out of memory: before the daemon, whose score is
+// that of other services, and one that is paused before one that runs. 1000 would count more than
+// any amount of memory.
+const (
+	oomScore       = 500
+	oomScorePaused = 800
+)
+
+// setOOMScore does what it can: without it the kernel still decides, by size alone.
+func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
+
+// Limit replaces the limits of the VMM, whose guest has ram bytes of memory. Whoever has not asked
+// for limits has those that Spawn sets.
+func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
+
+// Usage returns what the VMM uses, and has used; zeros, where there are no limits.
+func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
 // Save writes the state and the dirty memory of the paused machine.
 func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (result vmmproto.SaveResult, err error) {
+	if err := v.leaf.Spare(); err != nil {
+		return result, err
+	}
 	err = v.call(ctx, vmmproto.KindSave, &req, descriptors(files.State, files.Layer), &result)
+	v.tighten(err)
 	return result, err
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -26,10 +27,11 @@ import (
 
 // Config is what Spawn needs.
 type Config struct {
-	Bin   string // path of the forkd-vmm binary
-	Dir   string // directory of this VMM, made by Spawn; its path must leave room in a unix socket address
-	ID    string // for messages
-	Shape vm.Shape
+	Bin     string // path of the forkd-vmm binary
+	Dir     string // directory of this VMM, made by Spawn; its path must leave room in a unix socket address
+	ID      string // for messages
+	Shape   vm.Shape
+	Cgroups *cgroup.Tree // where its leaf is made, with the name of Dir; nil: it has no limits
 }
 
 // vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so
@@ -55,6 +57,7 @@ type VMM struct {
 	id      string
 	dir     string
 	proc    *process.Process
+	leaf    *cgroup.Leaf // nil: it has no limits
 	ctl     *ctlsock.Conn
 	conns   chan Conn
 	stalled chan struct{} // has room for one
@@ -88,6 +91,18 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		return nil, fmt.Errorf("create VMM directory: %w", err)
 	}
 	undo.Add(func() { _ = os.RemoveAll(cfg.Dir) })
+	leaf, err := cfg.Cgroups.New(filepath.Base(cfg.Dir), cfg.Shape.MemoryBytes)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add(func() { _ = leaf.Remove() })
+	place, err := leaf.Open()
+	if err != nil {
+		return nil, err
+	}
+	if place != nil {
+		defer place.Close()
+	}
 	listener, err := ctlsock.Listen(filepath.Join(cfg.Dir, ControlSocket))
 	if err != nil {
 		return nil, err
@@ -101,13 +116,14 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		return nil, err
 	}
 	proc, err := process.Start(process.Spec{
-		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile,
+		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place,
 		Log: filepath.Join(cfg.Dir, logFile), Record: filepath.Join(cfg.Dir, pidFile),
 	})
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
-	v := newVMM(cfg.ID, cfg.Dir, proc, ctl)
+	v := newVMM(cfg.ID, cfg.Dir, proc, leaf, ctl)
+	v.setOOMScore(oomScore)
 	undo.Add(func() { _ = v.Kill() })
 	if err := v.create(ctx, &cfg); err != nil {
 		return nil, fmt.Errorf("create machine: %w", err)
@@ -116,8 +132,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	return v, nil
 }
 
-// Attach finds the VMM that another daemon started in dir and left running.
-func Attach(id, dir string) (*VMM, error) {
+// Attach finds the VMM that another daemon started in dir and left running, and its leaf in cgroups.
+func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
 		return nil, err
@@ -127,12 +143,12 @@ func Attach(id, dir string) (*VMM, error) {
 		proc.Release()
 		return nil, err
 	}
-	return newVMM(id, dir, proc, ctl), nil
+	return newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl), nil
 }
 
-func newVMM(id, dir string, proc *process.Process, ctl *ctlsock.Conn) *VMM {
+func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn) *VMM {
 	v := &VMM{
-		id: id, dir: dir, proc: proc, ctl: ctl,
+		id: id, dir: dir, proc: proc, leaf: leaf, ctl: ctl,
 		conns: make(chan Conn, 4), stalled: make(chan struct{}, 1), lost: make(chan struct{}), done: make(chan struct{}),
 		limits: defaultLimits, turn: make(chan struct{}, 1), copies: map[uint64]chan vmmproto.Branched{},
 	}
@@ -219,11 +235,23 @@ func (v *VMM) reap() {
 	<-v.lost // the exit event may still be in the socket
 	v.mu.Lock()
 	if v.exit.Reason == 0 {
-		v.exit = vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
+		v.exit = v.killed()
 	}
 	v.mu.Unlock()
+	_ = v.leaf.Remove() // what is left of it, the next daemon sweeps
 	_ = v.ctl.Close()
 	close(v.done)
+}
+
+// killed says why a VMM ended that said nothing.
+func (v *VMM) killed() vm.Exit {
+	switch byLimit, why := v.leaf.Killed(); {
+	case byLimit:
+		return vm.Exit{Reason: vm.ExitMemoryLimit, Detail: why}
+	case why != "":
+		return vm.Exit{Reason: vm.ExitHostMemory, Detail: why}
+	}
+	return vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm was killed" + v.lastWords()}
 }
 
 // lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it

@@ -3,17 +3,20 @@ package vmpool
 import (
 	"context"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Processes is the VMMs of a real host: forkd-vmm processes.
 type Processes struct {
-	Bin string // path of forkd-vmm
+	Bin     string       // path of forkd-vmm
+	Cgroups *cgroup.Tree // nil: VMMs have no limits
 }
 
 // Spawn implements VMMs.
 func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
-	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape})
+	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups})
 	if err != nil {
 		return nil, err // not v, which would be a VMM that is not nil
 	}
@@ -21,13 +24,16 @@ func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
 }
 
 // Attach implements VMMs.
-func (Processes) Attach(id, dir string) (VMM, error) {
-	v, err := vmmclient.Attach(id, dir)
+func (p Processes) Attach(id, dir string) (VMM, error) {
+	v, err := vmmclient.Attach(p.Cgroups, id, dir)
 	if err != nil {
 		return nil, err
 	}
 	return v, nil
 }
+
+// CheckLimits implements VMMs.
+func (p Processes) CheckLimits(prefix string, l vm.Limits) error { return p.Cgroups.Check(prefix, l) }
 
 // Console implements VMMs.
 func (Processes) Console(dir string) ([]byte, error) { return vmmclient.Console(dir) }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -26,6 +27,8 @@ type VMM interface {
 	Merge(context.Context, vmmproto.Merge, *os.File) error
 	SetNet(context.Context, *os.File) error
 	Stats(context.Context) (vm.Stats, error)
+	Limit(limits vm.Limits, ram uint64) error
+	Usage() (cgroup.Usage, error)
 	Conns() <-chan vmmclient.Conn
 	Stalled() <-chan struct{}
 	Done() <-chan struct{}
@@ -46,6 +49,9 @@ type VMMs interface {
 	Spawn(context.Context, ShellConfig) (VMM, error)
 	// Attach finds the process of dir again after a restart of the daemon.
 	Attach(id, dir string) (VMM, error)
+	// CheckLimits refuses limits that the host cannot enforce, with an *invalid.Error that names the
+	// field below prefix.
+	CheckLimits(prefix string, l vm.Limits) error
 	// Console returns the last output of the VM of dir, also after its process has ended.
 	Console(dir string) ([]byte, error)
 }

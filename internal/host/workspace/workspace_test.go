@@ -71,6 +71,7 @@ func (w *world) stop() {
 // metrics counts nothing.
 type metrics struct{}
 
+func (metrics) Refused(string)                         {}
 func (metrics) ForkDone(sandbox.ForkResult, error)     {}
 func (metrics) ChildReady(sandbox.Timing)              {}
 func (metrics) ConfirmFailed()                         {}

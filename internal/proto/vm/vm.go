@@ -96,11 +96,13 @@ type ExitReason uint8
 
 // The exit reasons.
 const (
-	ExitPowerOff ExitReason = iota + 1 // the guest powered off
-	ExitReset                          // the guest asked for a reset
-	ExitFault                          // triple fault or a state that KVM cannot run
-	ExitInternal                       // the VMM failed
-	ExitPanic                          // the guest's kernel wrote of a panic to the console and asked for a reset
+	ExitPowerOff    ExitReason = iota + 1 // the guest powered off
+	ExitReset                             // the guest asked for a reset
+	ExitFault                             // triple fault or a state that KVM cannot run
+	ExitInternal                          // the VMM failed
+	ExitPanic                             // the guest's kernel wrote of a panic to the console and asked for a reset
+	ExitMemoryLimit                       // the VMM was killed by the limit of its memory
+	ExitHostMemory                        // the VMM was killed because the host was out of memory
 )
 
 // String returns the reason as the API spells it.
@@ -116,6 +118,10 @@ func (r ExitReason) String() string {
 		return "internal"
 	case ExitPanic:
 		return "panic"
+	case ExitMemoryLimit:
+		return "memory_limit"
+	case ExitHostMemory:
+		return "host_memory"
 	}
 	return "unknown"
 }

@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// mibValue is a flag for an amount of memory: a number of MiB, or one with a unit, such as 512m or
+// 2g.
+type mibValue uint64
+
+func (m *mibValue) String() string { return strconv.FormatUint(uint64(*m), 10) }
+func (m *mibValue) Type() string   { return "MiB" }
+
+func (m *mibValue) Set(text string) error {
+	number, unit := strings.ToLower(text), uint64(1)
+	for suffix, mib := range map[string]uint64{"m": 1, "mib": 1, "g": 1 << 10, "gib": 1 << 10} {
+		if n, ok := strings.CutSuffix(number, suffix); ok {
+			number, unit = n, mib
+			break
+		}
+	}
+	n, err := strconv.ParseUint(number, 10, 32) // of units: far more than a host has
+	if err != nil {
+		return errors.New("want a number of MiB, or an amount such as 512m or 2g")
+	}
+	*m = mibValue(n * unit)
+	return nil
+}
+
+// limitFlags are those that bound what a sandbox takes from its host.
+type limitFlags struct{ client.Limits }
+
+func (l *limitFlags) register(f *pflag.FlagSet) {
+	f.Var((*mibValue)(&l.MemoryMiB), "memory", "limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
+	f.Var((*mibValue)(&l.MemoryMiB), "memory-limit-mib", "of forkd 0.5: --memory")
+	_ = f.MarkHidden("memory-limit-mib") // it fails only for a flag that does not exist
+	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")
+	f.Float64Var(&l.CPUs, "cpus", 0, "limit of processor time, such as 1.5 processors")
+	f.Uint32Var(&l.CPUWeight, "cpu-weight", 0, "share of processor time where sandboxes compete, 1 to 10000 (default 100)")
+	f.Uint64Var(&l.IOBytesPerSecond, "io-bytes-per-second", 0, "limit in each direction on the host's disk")
+	f.Uint64Var(&l.IOOpsPerSecond, "io-ops-per-second", 0, "likewise, of operations")
+}
+
+// given returns the limits that were asked for, or nil.
+func (l *limitFlags) given() *client.Limits {
+	if l.Limits == (client.Limits{}) {
+		return nil
+	}
+	return &l.Limits
+}
+
+func newLimitCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "limit ID",
+		Short: "Say what a sandbox may take from its host, and what it takes",
+		Args:  usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				l, err := cl.Limits(ctx, id)
+				if err != nil {
+					return err
+				}
+				return printLimits(cmd, &c, l)
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	cmd.AddCommand(newLimitSetCmd())
+	return cmd
+}
+
+func newLimitSetCmd() *cobra.Command {
+	var c common
+	var l limitFlags
+	cmd := &cobra.Command{
+		Use:   "set ID",
+		Short: "Replace the limits of a sandbox",
+		Long: "The limits are replaced whole: what is not given here has none, whatever it had before. Less memory than the\n" +
+			"sandbox uses is refused.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				id, err := sandboxID(ctx, cl, args[0])
+				if err != nil {
+					return err
+				}
+				set, err := cl.SetLimits(ctx, id, l.Limits)
+				if err != nil {
+					return err
+				}
+				return printLimits(cmd, &c, set)
+			})
+		},
+	}
+	l.register(cmd.Flags())
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func printLimits(cmd *cobra.Command, c *common, l client.SandboxLimits) error {
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), l)
+	}
+	or := func(set bool, format string, args ...any) string {
+		if !set {
+			return "-"
+		}
+		return fmt.Sprintf(format, args...)
+	}
+	io := or(l.IOBytesPerSecond != 0, "%d B/s", l.IOBytesPerSecond)
+	if l.IOOpsPerSecond != 0 {
+		io = strings.TrimPrefix(io+", ", "-, ") + fmt.Sprintf("%d operations/s", l.IOOpsPerSecond)
+	}
+	u := l.Usage
+	return table(cmd.OutOrStdout(), "WHAT\tLIMIT\tUSED", func(row func(...any)) {
+		row("memory", or(l.MemoryMiB != 0, "%d MiB", l.MemoryMiB), fmt.Sprintf("%d MiB", u.OwnMemoryBytes>>20))
+		row("swap", or(l.MemoryMiB != 0, "%d MiB", l.SwapMiB), fmt.Sprintf("%d MiB", u.SwapBytes>>20))
+		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, held back for %.1f s", u.CPUSeconds, u.ThrottledSeconds))
+		row("weight", or(l.CPUWeight != 0, "%d", l.CPUWeight), "")
+		row("disk", io, fmt.Sprintf("%d B read, %d B written", u.ReadBytes, u.WrittenBytes))
+	})
+}

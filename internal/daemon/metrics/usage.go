@@ -1,0 +1,52 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/forkd/forkd/internal/host/cgroup"
+)
+
+// usageDescs describe what sandboxes take from the host, all together: one that lives for seconds
+// would make a series that is never looked at. Of one sandbox the API tells.
+type usageDescs struct {
+	memory, swap, cpu, throttled, periods, threads, read, written *prometheus.Desc
+}
+
+func newUsageDescs() usageDescs {
+	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	return usageDescs{
+		memory:    desc("forkd_sandboxes_memory_bytes", "Memory charged to sandboxes and pooled VMMs, with page cache."),
+		swap:      desc("forkd_sandboxes_swap_bytes", "Of them on swap."),
+		cpu:       desc("forkd_sandboxes_cpu_usage_seconds_total", "Processor time of sandboxes, ended ones too."),
+		throttled: desc("forkd_sandboxes_cpu_throttled_seconds_total", "How long sandboxes were held back by their cpus limit."),
+		periods:   desc("forkd_sandboxes_cpu_throttled_periods_total", "In how many periods they were."),
+		threads:   desc("forkd_sandboxes_threads", "Threads of VMM processes."),
+		read:      desc("forkd_sandboxes_io_read_bytes_total", "Bytes that sandboxes read from disks of the host."),
+		written:   desc("forkd_sandboxes_io_written_bytes_total", "Bytes that sandboxes wrote to disks of the host."),
+	}
+}
+
+func (d *usageDescs) describe(ch chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{d.memory, d.swap, d.cpu, d.throttled, d.periods, d.threads, d.read, d.written} {
+		ch <- desc
+	}
+}
+
+func (d *usageDescs) collect(ch chan<- prometheus.Metric, u cgroup.Usage) {
+	for _, m := range []struct {
+		desc  *prometheus.Desc
+		kind  prometheus.ValueType
+		value float64
+	}{
+		{d.memory, prometheus.GaugeValue, float64(u.MemoryBytes)},
+		{d.swap, prometheus.GaugeValue, float64(u.SwapBytes)},
+		{d.cpu, prometheus.CounterValue, u.CPU.Seconds()},
+		{d.throttled, prometheus.CounterValue, u.Throttled.Seconds()},
+		{d.periods, prometheus.CounterValue, float64(u.ThrottledRuns)},
+		{d.threads, prometheus.GaugeValue, float64(u.Threads)},
+		{d.read, prometheus.CounterValue, float64(u.ReadBytes)},
+		{d.written, prometheus.CounterValue, float64(u.WrittenBytes)},
+	} {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value)
+	}
+}

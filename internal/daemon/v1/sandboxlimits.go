@@ -1,0 +1,53 @@
+package v1
+
+import (
+	"net/http"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// limitsOf returns the limits that a request asks for; nil if it says nothing. memoryMiB is the
+// field memory_limit_mib of forkd 0.5.
+func limitsOf(l *apiv1.Limits, memoryMiB uint64) (*vm.Limits, error) {
+	if l == nil && memoryMiB == 0 {
+		return nil, nil
+	}
+	var limits vm.Limits
+	if l != nil {
+		limits = vm.Limits(*l)
+	}
+	if memoryMiB != 0 {
+		if limits.MemoryMiB != 0 && limits.MemoryMiB != memoryMiB {
+			return nil, badRequest("memory_limit_mib: %d: limits.memory_mib is %d; give one of them", memoryMiB, limits.MemoryMiB)
+		}
+		limits.MemoryMiB = memoryMiB
+	}
+	return &limits, nil
+}
+
+func usageOf(u cgroup.Usage) apiv1.Usage {
+	return apiv1.Usage{MemoryBytes: u.MemoryBytes, OwnMemoryBytes: u.OwnBytes, SwapBytes: u.SwapBytes,
+		CPUSeconds: u.CPU.Seconds(), ThrottledSeconds: u.Throttled.Seconds(), ThrottledPeriods: u.ThrottledRuns,
+		Threads: u.Threads, ReadBytes: u.ReadBytes, WrittenBytes: u.WrittenBytes}
+}
+
+func (a *api) getLimits(w http.ResponseWriter, r *http.Request) error {
+	limits, use, err := a.Manager.Usage(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, apiv1.SandboxLimits{Limits: apiv1.Limits(limits), Usage: usageOf(use)})
+}
+
+func (a *api) setLimits(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.Limits
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if _, err := a.Manager.SetLimits(r.Context(), r.PathValue("id"), vm.Limits(req)); err != nil {
+		return err
+	}
+	return a.getLimits(w, r)
+}

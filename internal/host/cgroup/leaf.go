@@ -1,0 +1,214 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Leaf is the cgroup of one VM process. A nil Leaf is that of a process without limits. Its methods
+// may be called concurrently.
+type Leaf struct {
+	tree *Tree
+	dir  string
+
+	mu     sync.Mutex
+	limits vm.Limits
+	ram    uint64            // of the guest
+	spare  uint64            // above the limit of memory: copies in RAM that are a snapshot's
+	have   map[string]string // what is in the files, as far as that is known
+}
+
+// New makes a leaf for a VM with so much memory, with the limits of one that nobody has asked
+// limits for. It is nil where there are no limits.
+func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
+	if t == nil || t.dir == "" {
+		return nil, nil
+	}
+	l := t.leaf(name)
+	if err := os.Mkdir(l.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make a cgroup: %w", err)
+	}
+	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
+		if f.name != "memory.max" {
+			l.have[f.name] = f.value // what the kernel puts there: it is not written again
+		}
+	}
+	err := l.Set(vm.Limits{}, ram)
+	for _, f := range []file{{"memory", "memory.oom.group", "1"}, {"pids", "pids.max", fmt.Sprint(maxPIDs)}} {
+		if err == nil && t.has(f.controller) {
+			err = write(l.dir, f.name, f.value)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Remove())
+	}
+	return l, nil
+}
+
+// Find returns the leaf that an earlier daemon made, nil if there is none. Its limits are not known
+// until they are set.
+func (t *Tree) Find(name string) *Leaf {
+	if t == nil || t.dir == "" {
+		return nil
+	}
+	l := t.leaf(name)
+	if _, err := os.Stat(l.dir); err != nil {
+		return nil
+	}
+	l.spare, _ = stat(l.dir, "memory.stat", "shmem")
+	return l
+}
+
+func (t *Tree) leaf(name string) *Leaf {
+	return &Leaf{tree: t, dir: filepath.Join(t.dir, name), have: make(map[string]string)}
+}
+
+func (t *Tree) has(controller string) bool { return slices.Contains(t.enabled, controller) }
+
+// Open opens the leaf for a process to be started in it; nil if there is none.
+func (l *Leaf) Open() (*os.File, error) {
+	if l == nil {
+		return nil, nil
+	}
+	fd, err := unix.Open(l.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open a cgroup: %w", err)
+	}
+	return os.NewFile(uintptr(fd), l.dir), nil
+}
+
+// Set replaces the limits. Only what differs is written: nothing, for a new leaf whose process
+// nobody asked limits for. A process that uses more memory than it may have from now on is killed:
+// see Usage.OwnBytes.
+func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
+	if l == nil {
+		if limits != (vm.Limits{}) {
+			return errors.New("set limits: the VM process was started where there were none, or by a daemon that had none")
+		}
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.limits, l.ram = limits, ram
+	return l.writeLocked()
+}
+
+func (l *Leaf) writeLocked() error {
+	for _, f := range filesOf(l.limits, l.tree.disk, l.ram, l.spare) {
+		if !l.tree.has(f.controller) || l.have[f.name] == f.value {
+			continue
+		}
+		delete(l.have, f.name)
+		if err := write(l.dir, f.name, f.value); err != nil {
+			if f.name == "memory.swap.max" && errors.Is(err, fs.ErrNotExist) {
+				continue // a kernel without swap
+			}
+			return err
+		}
+		l.have[f.name] = f.value
+	}
+	return nil
+}
+
+// Spare lets the VM process write a copy of its guest's memory to tmpfs: a branch's or a parent's
+// layer, which is charged to the leaf although it is the snapshot's. Tighten takes back what the copy
+// did not need. What it did need stays allowed for as long as the leaf lives.
+func (l *Leaf) Spare() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.spareLocked(l.ram)
+}
+
+// Tighten: see Spare.
+func (l *Leaf) Tighten() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.spareLocked(0) // the process has ended, where it fails
+}
+
+// statLag is by how much the kernel's figures of a cgroup may be behind, for each CPU: 64 pages
+// (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
+const statLag = 64 * vm.PageSize
+
+// spareLocked allows what tmpfs holds for the leaf, and more.
+func (l *Leaf) spareLocked(more uint64) error {
+	copies, err := stat(l.dir, "memory.stat", "shmem")
+	if err != nil {
+		return err
+	}
+	l.spare = copies + more + statLag*uint64(runtime.NumCPU())
+	return l.writeLocked()
+}
+
+// Usage is what the leaf's process uses, and has used. That of a nil Leaf is zero.
+func (l *Leaf) Usage() (Usage, error) {
+	if l == nil {
+		return Usage{}, nil
+	}
+	return usageOf(l.dir)
+}
+
+// limitMiB is the memory that the process may have.
+func (l *Leaf) limitMiB() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return memoryOf(l.limits, l.ram) >> 20
+}
+
+// Killed says why the kernel killed the leaf's process, as far as it was for memory: by its own
+// limit, or because the host (or a cgroup above) had none left. Empty: it was not.
+func (l *Leaf) Killed() (byLimit bool, why string) {
+	if l == nil {
+		return false, ""
+	}
+	if n, err := stat(l.dir, "memory.events.local", "oom_kill"); err != nil || n == 0 {
+		return false, ""
+	}
+	if n, _ := stat(l.dir, "memory.events.local", "oom"); n > 0 {
+		return true, fmt.Sprintf("killed by its memory limit (%d MiB)", l.limitMiB())
+	}
+	return false, "killed by the kernel because the host, or a cgroup above, was out of memory"
+}
+
+// How long what a leaf still holds may take to end.
+const (
+	removeTries = 50
+	removePause = 10 * time.Millisecond
+)
+
+// Remove ends what is left in a leaf, and removes it.
+func (l *Leaf) Remove() error {
+	if l == nil {
+		return nil
+	}
+	err := unix.Rmdir(l.dir)
+	for range removeTries {
+		if err != unix.EBUSY {
+			break
+		}
+		_ = write(l.dir, "cgroup.kill", "1")
+		time.Sleep(removePause)
+		err = unix.Rmdir(l.dir)
+	}
+	if err != nil && err != unix.ENOENT {
+		return fmt.Errorf("remove cgroup %s: %w", l.dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ownName is the cgroup, below one that was delegated to the daemon, in which the daemon itself is:
+// a cgroup whose children have controllers holds no processes (cgroup-v2.rst, "No Internal Process
+// Constraint").
+const ownName = "daemon"
+
+// findParent looks for a cgroup that the daemon may use:
+//
+//  1. its own, or the one above, if systemd has delegated it;
+//  2. for root, the root of the hierarchy.
+func findParent() (string, error) {
+	mount, err := mounted("/proc/self/mounts")
+	if err != nil {
+		return "", err
+	}
+	own, err := ownDir(mount)
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range []string{own, filepath.Dir(own)} {
+		if strings.HasPrefix(dir, mount) && isDelegated(dir) {
+			return dir, nil
+		}
+	}
+	if os.Geteuid() == 0 {
+		return mount, nil
+	}
+	return "", fmt.Errorf("cgroup %s is not delegated to user %d: start the daemon with "+
+		"'systemd-run --user --scope -p Delegate=yes forkd daemon'", own, os.Geteuid())
+}
+
+// mounted returns where cgroup v2 is mounted.
+func mounted(mounts string) (string, error) {
+	p, err := os.ReadFile(mounts)
+	if err != nil {
+		return "", fmt.Errorf("find cgroup v2: %w", err)
+	}
+	for line := range strings.Lines(string(p)) {
+		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
+			return f[1], nil
+		}
+	}
+	return "", errors.New("cgroup v2 is not mounted; where cgroup v1 is, boot with " + unified)
+}
+
+// ownDir is the directory of this process's cgroup.
+func ownDir(mount string) (string, error) {
+	p, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("find the daemon's cgroup: %w", err)
+	}
+	for line := range strings.Lines(string(p)) {
+		if at, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); ok {
+			return filepath.Join(mount, at), nil
+		}
+	}
+	return "", errors.New("the daemon is in no cgroup v2")
+}
+
+// isDelegated reports whether systemd, or who starts the daemon in its place, has left a cgroup to
+// those who are in it (systemd.resource-control(5), Delegate=).
+func isDelegated(dir string) bool {
+	for _, name := range []string{"trusted.delegate", "user.delegate"} {
+		buf := make([]byte, 8)
+		if n, err := unix.Getxattr(dir, name, buf); err == nil && string(buf[:n]) == "1" {
+			return true
+		}
+	}
+	return false
+}
+
+// leave moves this process out of parent, if it is in it, so that children of parent can have
+// controllers. Other processes are not touched.
+func leave(parent string) error {
+	pids, err := fields(parent, "cgroup.procs")
+	if err != nil {
+		return err
+	}
+	self := strconv.Itoa(os.Getpid())
+	inside, others := false, 0
+	for _, pid := range pids {
+		if inside = inside || pid == self; pid != self {
+			others++
+		}
+	}
+	if _, err := os.Stat(filepath.Join(parent, "cgroup.type")); errors.Is(err, fs.ErrNotExist) {
+		return nil // the root of the hierarchy may hold processes
+	}
+	if others > 0 {
+		return fmt.Errorf("cgroup %s holds %d other processes, so no limits can be set below it: start the daemon in a cgroup "+
+			"of its own ('systemd-run --scope -p Delegate=yes forkd daemon', with --user unless you are root)", parent, others)
+	}
+	if !inside {
+		return nil
+	}
+	dir := filepath.Join(parent, ownName)
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make a cgroup: %w", err)
+	}
+	return write(dir, "cgroup.procs", "0")
+}
+
+// diskOf returns the major:minor of the whole disk that holds dir, which io.max wants.
+func diskOf(dir string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return "", fmt.Errorf("find the disk of %s: %w", dir, err)
+	}
+	major, minor := unix.Major(st.Dev), unix.Minor(st.Dev)
+	if major == 0 {
+		return "", fmt.Errorf("%s is on a file system that names no disk (tmpfs, overlay, btrfs), so there are no io limits", dir)
+	}
+	sys := fmt.Sprintf("/sys/dev/block/%d:%d", major, minor)
+	if _, err := os.Stat(sys + "/partition"); err != nil {
+		return fmt.Sprintf("%d:%d", major, minor), nil
+	}
+	p, err := os.ReadFile(sys + "/../dev") // through the link: the disk of the partition
+	if err != nil {
+		return "", fmt.Errorf("find the disk of %s: %w", dir, err)
+	}
+	return strings.TrimSpace(string(p)), nil
+}

@@ -1,0 +1,98 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Usage is what the processes of a cgroup use and have used. What the host has no controller for is
+// zero.
+type Usage struct {
+	MemoryBytes   uint64 // charged now, page cache included
+	OwnBytes      uint64 // of these, what the kernel cannot take back: without page cache and tmpfs
+	SwapBytes     uint64
+	CPU           time.Duration // in user and kernel mode, and in guests
+	Throttled     time.Duration // held back by cpus
+	ThrottledRuns uint64        // in so many periods
+	Threads       uint64
+	ReadBytes     uint64 // from disks
+	WrittenBytes  uint64
+}
+
+func usageOf(dir string) (u Usage, err error) {
+	var cpu, throttled, anon, kernel uint64
+	for _, v := range []struct {
+		file, key string
+		to        *uint64
+	}{
+		{"memory.current", "", &u.MemoryBytes}, {"memory.stat", "anon", &anon}, {"memory.stat", "kernel", &kernel},
+		{"memory.swap.current", "", &u.SwapBytes}, {"cpu.stat", "usage_usec", &cpu},
+		{"cpu.stat", "throttled_usec", &throttled}, {"cpu.stat", "nr_throttled", &u.ThrottledRuns}, {"pids.current", "", &u.Threads},
+	} {
+		if *v.to, err = stat(dir, v.file, v.key); err != nil {
+			return u, err
+		}
+	}
+	u.CPU, u.Throttled = time.Duration(cpu)*time.Microsecond, time.Duration(throttled)*time.Microsecond
+	u.OwnBytes = anon + kernel
+	u.ReadBytes, u.WrittenBytes, err = ioStat(dir)
+	return u, err
+}
+
+// stat returns the number behind a key of a flat keyed file, or with the key "" the one number of a
+// file. A file that does not exist belongs to a controller that the host does not have, and a
+// missing key to a later kernel: 0.
+func stat(dir, file, key string) (uint64, error) {
+	words, err := fields(dir, file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	for i, word := range words {
+		if key != "" && (word != key || i+1 == len(words)) {
+			continue
+		}
+		if key != "" {
+			word = words[i+1]
+		}
+		n, err := strconv.ParseUint(word, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read cgroup file %s: %q is no number", file, word)
+		}
+		return n, nil
+	}
+	return 0, nil
+}
+
+// ioStat adds up io.stat, in which every disk has a line: "8:0 rbytes=1 wbytes=2 …".
+func ioStat(dir string) (read, written uint64, err error) {
+	p, err := os.ReadFile(filepath.Join(dir, "io.stat"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, 0, nil
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read a cgroup: %w", err)
+	}
+	for word := range strings.FieldsSeq(string(p)) {
+		key, value, _ := strings.Cut(word, "=")
+		n, err := strconv.ParseUint(value, 10, 64)
+		if err != nil {
+			continue // the name of a disk
+		}
+		switch key {
+		case "rbytes":
+			read += n
+		case "wbytes":
+			written += n
+		}
+	}
+	return read, written, nil
+}

@@ -1,0 +1,84 @@
+package sandbox
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+func TestLimitsStayWithASandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	req := w.bake
+	req.Limits = vm.Limits{CPUs: 2}
+	if _, err := w.Bake(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	limits := func(id string) vm.Limits {
+		t.Helper()
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := s.Info()
+		if got := w.vm(id).Limits(); got != info.Limits {
+			t.Errorf("the VM has %+v, the sandbox says %+v", got, info.Limits)
+		}
+		return info.Limits
+	}
+	forked := func(r ForkRequest) string {
+		t.Helper()
+		r.N = 1
+		f, err := w.Fork(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f.Sandboxes[0].ID
+	}
+	want := func(what string, got, want vm.Limits) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+	}
+	want("of the snapshot", limits(forked(ForkRequest{Tag: "p"})), vm.Limits{CPUs: 2})
+	want("none, as asked", limits(forked(ForkRequest{Tag: "p", Limits: &vm.Limits{}})), vm.Limits{})
+	id := forked(ForkRequest{Tag: "p", Limits: &vm.Limits{MemoryMiB: 128}})
+	set := vm.Limits{MemoryMiB: 256, SwapMiB: 5, IOOpsPerSecond: 7}
+	if _, err := w.SetLimits(t.Context(), id, set); err != nil {
+		t.Fatal(err)
+	}
+	want("changed", limits(id), set)
+	b, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchDiff})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want("of a branch", limits(forked(ForkRequest{Tag: b.Info.Tag})), set)
+	var wrong *invalid.Error
+	if _, err := w.SetLimits(t.Context(), id, vm.Limits{MemoryMiB: 40}); !errors.As(err, &wrong) || wrong.Field != "memory_mib" {
+		t.Errorf("less than it uses: %v", err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	set.CPUs = 1.5
+	if _, err := w.SetLimits(t.Context(), id, set); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	want("suspended, changed and resumed", limits(id), set)
+	w.vmms.LimitErr = &invalid.Error{Field: "limits.cpus", Reason: "no cgroups"}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); !errors.As(err, &wrong) || wrong.Field != "limits.cpus" {
+		t.Errorf("limits of the snapshot that cannot be enforced: %v", err)
+	}
+	w.KillAll()
+	w.stop()
+}

@@ -1,0 +1,59 @@
+package vm
+
+import "fmt"
+
+// Limits bound what the process of one VM takes from its host. A zero field is no limit beyond what
+// the VM can need.
+type Limits struct {
+	MemoryMiB        uint64  `json:"memory_mib,omitempty" yaml:"memory_mib"`                   // of its own memory, the VMM's included; beyond it is killed
+	SwapMiB          uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`                       // besides, on swap; with MemoryMiB only, and none without it
+	CPUs             float64 `json:"cpus,omitempty" yaml:"cpus"`                               // processors' worth of time, in every 100 ms
+	CPUWeight        uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"`                   // its share where VMs compete; 0: 100
+	IOBytesPerSecond uint64  `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"` // in each direction, on the disk of the daemon's state
+	IOOpsPerSecond   uint64  `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"`     // likewise
+}
+
+// MinMemoryMiB is the least memory limit: with less a VMM might not reach its guest.
+const MinMemoryMiB = 32
+
+// Bounds of the other fields: those of the kernel (cgroup-v2.rst), and what keeps sums from
+// overflowing.
+const (
+	minCPUs      = 0.01 // the kernel wants 1 ms of time in a period
+	maxCPUs      = 4096
+	maxWeight    = 10_000
+	maxMiB       = 1 << 30
+	maxPerSecond = 1 << 40
+)
+
+// LimitError reports a limit that is out of range.
+type LimitError struct {
+	Field  string // as JSON spells it
+	Reason string
+}
+
+func (e *LimitError) Error() string { return e.Field + ": " + e.Reason }
+
+// Check reports a field that is out of range as a *LimitError.
+func (l Limits) Check() error {
+	wrong := func(field, format string, args ...any) error {
+		return &LimitError{Field: field, Reason: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case l.MemoryMiB != 0 && (l.MemoryMiB < MinMemoryMiB || l.MemoryMiB > maxMiB):
+		return wrong("memory_mib", "%d: want %d or more; the VMM needs some of it", l.MemoryMiB, MinMemoryMiB)
+	case l.SwapMiB != 0 && l.MemoryMiB == 0:
+		return wrong("swap_mib", "%d: want memory_mib too", l.SwapMiB)
+	case l.SwapMiB > maxMiB:
+		return wrong("swap_mib", "%d: want at most %d", l.SwapMiB, maxMiB)
+	case l.CPUs != 0 && !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs): // NaN is neither
+		return wrong("cpus", "%g: want %g to %d", l.CPUs, minCPUs, maxCPUs)
+	case l.CPUWeight > maxWeight:
+		return wrong("cpu_weight", "%d: want 1 to %d", l.CPUWeight, maxWeight)
+	case l.IOBytesPerSecond > maxPerSecond:
+		return wrong("io_bytes_per_second", "%d: want at most %d", l.IOBytesPerSecond, uint64(maxPerSecond))
+	case l.IOOpsPerSecond > maxPerSecond:
+		return wrong("io_ops_per_second", "%d: want at most %d", l.IOOpsPerSecond, uint64(maxPerSecond))
+	}
+	return nil
+}
