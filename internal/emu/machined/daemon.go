@@ -41,7 +41,7 @@ var (
 //	   ▲                  │ stop, or it ended by itself at once              │ stop
 //	   └──────────────────┴──────────────────────────────────────────────────┘
 type daemon struct {
-	cgroup string        // directory to start it in; empty: where the server runs
+	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
 	pause  time.Duration // before the first restart
 
 	mu       sync.Mutex
@@ -79,7 +79,7 @@ func (d *daemon) startLocked() error {
 	cmd.WaitDelay = daemonPipeGrace
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if d.cgroup != "" {
-		dir, err := os.Open(d.cgroup)
+		dir, err := delegate(d.cgroup)
 		if err != nil {
 			return fmt.Errorf("start daemon: %w", err)
 		}

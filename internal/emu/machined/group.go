@@ -12,10 +12,13 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // groups starts processes such that their whole tree can be killed: each in a process group and,
-// where root is set, in a cgroup of its own, which children cannot leave by setsid.
+// where root is set, in a cgroup of its own, which children cannot leave by setsid. They may divide
+// that cgroup further: it is delegated to them.
 type groups struct {
 	root string // a cgroup v2 directory; empty: process groups only
 	next *atomic.Uint64
@@ -46,17 +49,36 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return group{}, fmt.Errorf("make cgroup: %w", err)
 	}
-	fd, err := os.Open(dir)
-	if err != nil {
-		return group{}, fmt.Errorf("open cgroup: %w", err)
+	started := group{cgroup: dir}
+	place, err := delegate(dir)
+	if err == nil {
+		defer place.Close()
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(place.Fd())
+		err = cmd.Start()
 	}
-	defer fd.Close()
-	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(fd.Fd())
-	if err := cmd.Start(); err != nil {
-		os.Remove(dir)
+	if err != nil {
+		started.end()
 		return group{}, err
 	}
-	return group{pgid: cmd.Process.Pid, cgroup: dir}, nil
+	started.pgid = cmd.Process.Pid
+	return started, nil
+}
+
+// delegate leaves a cgroup to the processes that are started in place, below it, as systemd does
+// (systemd.resource-control(5), Delegate= and DelegateSubgroup=): where a cgroup has processes, none
+// below it has controllers.
+func delegate(dir string) (place *os.File, err error) {
+	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
+		return nil, fmt.Errorf("delegate cgroup: %w", err)
+	}
+	inner := filepath.Join(dir, "main")
+	if err := os.Mkdir(inner, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make cgroup: %w", err)
+	}
+	if place, err = os.Open(inner); err != nil {
+		return nil, fmt.Errorf("open cgroup: %w", err)
+	}
+	return place, nil
 }
 
 // signal sends sig to the process group.
@@ -84,10 +106,26 @@ func (g group) end() {
 	}
 	var err error
 	for range removeTries {
-		if err = os.Remove(g.cgroup); err == nil || errors.Is(err, fs.ErrNotExist) {
+		if err = removeTree(g.cgroup); err == nil || errors.Is(err, fs.ErrNotExist) {
 			return
 		}
 		time.Sleep(removePause)
 	}
 	log.Printf("remove cgroup: %v", err)
+}
+
+// removeTree removes a cgroup and those below it.
+func removeTree(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeTree(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(dir)
 }
