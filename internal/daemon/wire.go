@@ -54,6 +54,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 		}
 		undo.Add(func() { w.audit.Close() })
 	}
+	missing := w.openCgroups(&cfg) // before processes are started where the daemon is now
 	bin := filepath.Join(cfg.StateDir, "bin")
 	vmm, err := install(bin, embedded.VMM)
 	if err != nil {
@@ -80,12 +81,6 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
-	missing := ""
-	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
-	if err := w.cgroups.Missing(); err != nil {
-		missing = err.Error()
-		cfg.Log.Warn("limits of sandboxes cannot all be enforced", "reason", err)
-	}
 	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
@@ -175,6 +170,17 @@ func startNet(cfg *Config, bin string) (*netclient.Client, error) {
 	}
 	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
 		FlowLog: cfg.FlowLog, Log: cfg.Log})
+}
+
+// openCgroups finds the place for limits of sandboxes, and returns what is missing for them.
+func (w *wired) openCgroups(cfg *Config) (missing string) {
+	w.cgroups = cgroup.Open(cgroup.Config{Parent: cfg.Cgroup, RunDir: cfg.RunDir, StateDir: cfg.StateDir})
+	err := w.cgroups.Missing()
+	if err == nil {
+		return ""
+	}
+	cfg.Log.Warn("limits of sandboxes cannot all be enforced", "reason", err)
+	return err.Error()
 }
 
 // openStore takes over the store and logs what is wrong with its snapshots.

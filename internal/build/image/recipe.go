@@ -118,6 +118,9 @@ type Limits struct{ vm.Limits }
 
 // UnmarshalYAML reads the fields.
 func (l *Limits) UnmarshalYAML(node *yaml.Node) error {
+	if node.Kind != yaml.MappingNode {
+		return fmt.Errorf("line %d: limits: want fields, such as {memory_mib: 256}", node.Line)
+	}
 	for i := 0; i < len(node.Content); i += 2 { // decoding a node forgets that unknown fields are errors
 		switch name := node.Content[i]; name.Value {
 		case "memory_mib", "swap_mib", "cpus", "cpu_weight", "io_bytes_per_second", "io_ops_per_second":

@@ -20,6 +20,9 @@ func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
 	}
 	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused where it is being deleted
 	rec := s.record
+	if err := m.cfg.VMMs.CheckLimits("limits.", rec.Limits); err != nil {
+		return err
+	}
 	lease, err := m.acquire(rec)
 	if err != nil {
 		return err
