@@ -34,11 +34,10 @@ func newBareHost(t *testing.T) *host {
 	return h
 }
 
-// attack lets a guest carry out a program. It returns how the machine has ended, and false if it
-// has not.
-func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
+// bootBare starts a guest that carries out a program.
+func (h *host) bootBare(t *testing.T, p bareguest.Program) *testVM {
 	t.Helper()
-	v = h.newVM(t)
+	v := h.newVM(t)
 	v.files = []string{h.base, h.newTop(t)}
 	if err := os.WriteFile(h.kernel, bareguest.Kernel(p), 0o600); err != nil {
 		t.Fatal(err)
@@ -52,6 +51,14 @@ func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, 
 	if err := errors.Join(v.SetNet(peer), v.Resume()); err != nil {
 		t.Fatal(err)
 	}
+	return v
+}
+
+// attack lets a guest carry out a program to its end. It returns how the machine has ended, and
+// false if it has not.
+func (h *host) attack(t *testing.T, p bareguest.Program) (v *testVM, e vm.Exit, ended bool) {
+	t.Helper()
+	v = h.bootBare(t, p)
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		select {
 		case e = <-v.exited:
@@ -134,4 +141,46 @@ func TestHostileGuestsThatEnd(t *testing.T) {
 			t.Logf("%v %s", e.Reason, e.Detail)
 		})
 	}
+}
+
+// Branches are taken of a guest that never stops attacking a device, and their copies go on with
+// the attack.
+func TestHostileGuestsAreBranched(t *testing.T) {
+	h := newBareHost(t)
+	for _, target := range bareguest.Targets() {
+		t.Run(target.Name, func(t *testing.T) {
+			var p bareguest.Program
+			for _, a := range bareguest.Attacks(target, bareguest.FreePages(), hostileSeed) {
+				p = append(p, a.Program...)
+			}
+			v := h.bootBare(t, append(p, bareguest.Op{Kind: bareguest.Again, Value: 1 << 62}))
+			base := &snapshot{files: v.files} // without layers: the guest was booted here
+			for range 3 {
+				base = v.branch(t, base, vm.BranchLive)
+				child := h.fork(t, base)
+				before := child.exits(t)
+				for child.exits(t) == before {
+					time.Sleep(time.Millisecond)
+				}
+				if err := child.Pause(); err != nil { // it must not take time from the others
+					t.Fatal(err)
+				}
+			}
+			select {
+			case e := <-v.exited:
+				t.Errorf("the machine has ended: %v %s", e.Reason, e.Detail)
+			default:
+			}
+		})
+	}
+}
+
+// exits returns how often the guest's vCPUs have left it.
+func (v *testVM) exits(t *testing.T) uint64 {
+	t.Helper()
+	st, err := v.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st.Exits
 }
