@@ -180,7 +180,8 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 // launch starts the process and waits until it answers.
 func (d *daemon) launch(t *testing.T) {
 	t.Helper()
-	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit"}
+	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit",
+		"--disk-reserve-mib", "0"} // disks are small here, and are filled
 	args = append(args, d.args...)
 	if vmtest.Emulated() {
 		args = append(args, "--accel", "tcg", "--cpu-template", vmtest.Template()) // as the emulated host's own daemon
