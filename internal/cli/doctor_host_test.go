@@ -31,6 +31,8 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		{"slow cgroups", checkCgroupMount("proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"), warn,
 			"remount,favordynmods /sys/fs/cgroup"},
 		{"fast cgroups", checkCgroupMount("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,favordynmods 0 0\n"), pass, ""},
+		{"limits", judgeLimits(""), pass, "memory"},
+		{"no limits", judgeLimits("cgroup v2 is not mounted"), warn, "not mounted: forks that ask"},
 		{"no cgroups", checkCgroupMount("proc /proc proc rw 0 0\n"), skip, ""},
 		{"few pids", checkThreads(pidsLeft("1:name=x:/y\n0::/a/b\n", read), math.MaxUint64), warn, "pids.max of the cgroup allows 200"},
 		{"no pids", checkThreads(pidsLeft("0::/c", read), math.MaxUint64), warn, "allows 0"},

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // Admission says how many sandboxes a host takes. A zero field is no limit.
@@ -55,8 +56,15 @@ type admission struct {
 	mu       sync.Mutex
 	vms      int
 	vcpus    int
-	starting int // of vms
+	starting int       // of vms
+	free     uint64    // what available said
+	asked    time.Time // when it was asked
+	since    int       // VMs that entered after that
 }
+
+// askEvery is how old the host's figure of available memory may be. The kernel takes tens of
+// microseconds to make it up, which is much for a fork.
+const askEvery = 100 * time.Millisecond
 
 func newAdmission(rules Admission, dir string) *admission {
 	return &admission{rules: rules, dir: dir, available: memAvailable, room: freeBytes}
@@ -70,7 +78,7 @@ func (a *admission) enter(n int, vcpus uint32) error {
 	if err := a.checkLocked(n, vcpus); err != nil {
 		return err
 	}
-	a.vms, a.vcpus, a.starting = a.vms+n, a.vcpus+n*int(vcpus), a.starting+n
+	a.vms, a.vcpus, a.starting, a.since = a.vms+n, a.vcpus+n*int(vcpus), a.starting+n, a.since+n
 	return nil
 }
 
@@ -96,14 +104,13 @@ func (a *admission) checkLocked(n int, vcpus uint32) error {
 			"or raise the daemon's --vcpu-overcommit", n*int(vcpus), most, a.vcpus)
 	}
 	if r.MemoryReserve > 0 {
-		free, err := a.available()
-		if err != nil {
+		if err := a.askLocked(); err != nil {
 			return err
 		}
-		if need := r.MemoryReserve + uint64(a.starting+n)*startBytes; free < need {
+		if need := r.MemoryReserve + uint64(max(a.starting, a.since)+n)*startBytes; a.free < need {
 			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and %d more sandboxes want %d MiB with the "+
 				"daemon's reserve of %d; kill or suspend some, or lower --memory-reserve-mib",
-				free>>20, n, need>>20, r.MemoryReserve>>20)
+				a.free>>20, n, need>>20, r.MemoryReserve>>20)
 		}
 	}
 	if r.DiskReserve > 0 {
@@ -117,6 +124,18 @@ func (a *admission) checkLocked(n int, vcpus uint32) error {
 		}
 	}
 	return nil
+}
+
+// askLocked looks at the host's memory, unless that was done just now.
+func (a *admission) askLocked() error {
+	if time.Since(a.asked) < askEvery {
+		return nil
+	}
+	free, err := a.available()
+	if err == nil {
+		a.free, a.asked, a.since = free, time.Now(), 0
+	}
+	return err
 }
 
 // takeOver counts a VM that an earlier daemon started.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 )
 
 // wantRefused fails unless err is a refusal with the code.
@@ -129,6 +130,8 @@ func TestAdmissionLooksAtTheHost(t *testing.T) {
 	}
 	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the first is still on its way
 	a.started(1)
+	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the host's figures do not have it yet
+	a.asked = time.Time{}
 	if err := a.enter(1, 1); err != nil {
 		t.Errorf("the first has started, and the host's figures have it: %v", err)
 	}
