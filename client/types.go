@@ -25,6 +25,7 @@ type (
 	WorkspaceRequest = v1.WorkspaceRequest
 	Network          = v1.Network
 	NetworkLimits    = v1.NetworkLimits
+	NetworkSecret    = v1.NetworkSecret
 	NetworkStats     = v1.NetworkStats
 	SandboxNetwork   = v1.SandboxNetwork
 	Limits           = v1.Limits

@@ -14,6 +14,18 @@ type Network struct {
 	Deny  []string `json:"deny,omitempty"`
 
 	Limits NetworkLimits `json:"limits,omitzero"`
+
+	// Secrets are headers that are added outside of the sandbox, which never knows their values.
+	// Branches do not inherit them; a build takes none.
+	Secrets []NetworkSecret `json:"secrets,omitempty"`
+}
+
+// NetworkSecret is a header of requests to one HTTPS server, at port 443. The policy has to let them
+// through.
+type NetworkSecret struct {
+	Host   string `json:"host"`
+	Header string `json:"header"`          // such as "Authorization"
+	Value  string `json:"value,omitempty"` // all of it, such as "Bearer …"; empty: the one that the sandbox has for it. Never in an answer
 }
 
 // NetworkLimits bound what one sandbox takes from the others. 0 means the daemon's default.
@@ -31,6 +43,8 @@ type SandboxNetwork struct {
 	Deny   []string      `json:"deny,omitempty"`
 	Limits NetworkLimits `json:"limits,omitzero"`
 	Stats  NetworkStats  `json:"stats"`
+
+	Secrets []NetworkSecret `json:"secrets,omitempty"` // without their values
 }
 
 // NetworkStats are counters.

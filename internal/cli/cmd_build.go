@@ -30,7 +30,7 @@ type buildOptions struct {
 // networkOf returns the policy of a parent's warm-up and of its children: that of the command line,
 // or of the recipe.
 func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
-	if n := o.network.given(); n != nil || r.Network == nil {
+	if n, _ := o.network.given(); n != nil || r.Network == nil { // without secrets it does not fail
 		return n
 	}
 	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny}

@@ -49,7 +49,10 @@ func newForkCmd() *cobra.Command {
 			if len(args) == 1 {
 				req.SnapshotTag = args[0]
 			}
-			req.Network, req.Limits = network.given(), limits.given()
+			if req.Network, err = network.given(); err != nil {
+				return err
+			}
+			req.Limits = limits.given()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				if req.SourceID != "" {
 					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
@@ -87,6 +90,7 @@ func newForkCmd() *cobra.Command {
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
 	network.register(f)
 	limits.register(f)
+	network.registerSecrets(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false, "of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	c.completeTags(cmd)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 
@@ -15,7 +17,10 @@ import (
 )
 
 // networkFlags are those that make a network policy.
-type networkFlags struct{ client.Network }
+type networkFlags struct {
+	client.Network
+	secrets []string
+}
 
 func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&n.Mode, "net", "", "network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
@@ -26,12 +31,64 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
 }
 
+// registerSecrets is for commands that make or change a sandbox: a snapshot has no secrets.
+func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
+	f.StringArrayVar(&n.secrets, "secret", nil, "HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside of the\n"+
+		"sandbox, with the value of a variable or a file (repeatable; without = the value stays)")
+}
+
 // given returns the policy that was asked for, or nil.
-func (n *networkFlags) given() *client.Network {
-	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && n.Limits == (client.NetworkLimits{}) {
-		return nil
+func (n *networkFlags) given() (*client.Network, error) {
+	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && n.Limits == (client.NetworkLimits{}) && len(n.secrets) == 0 {
+		return nil, nil
 	}
-	return &n.Network
+	n.Secrets = nil
+	for _, text := range n.secrets {
+		s, err := parseSecret(text)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--secret %w", err)}
+		}
+		n.Secrets = append(n.Secrets, s)
+	}
+	return &n.Network, nil
+}
+
+// maxSecret bounds a file with a secret in bytes. The daemon refuses shorter ones already.
+const maxSecret = 64 << 10
+
+// parseSecret reads HOST:HEADER=SOURCE. The value is never part of it: every user of this host can
+// read command lines.
+func parseSecret(text string) (s client.NetworkSecret, err error) {
+	about, source, hasSource := strings.Cut(text, "=")
+	var ok bool
+	if s.Host, s.Header, ok = strings.Cut(about, ":"); !ok || s.Host == "" || s.Header == "" {
+		return s, fmt.Errorf("%q: want HOST:HEADER=env:NAME or HOST:HEADER=file:PATH", about)
+	}
+	if !hasSource {
+		return s, nil
+	}
+	kind, name, _ := strings.Cut(source, ":")
+	switch kind {
+	case "env":
+		s.Value = os.Getenv(name)
+	case "file":
+		f, err := os.Open(name)
+		if err != nil {
+			return s, err
+		}
+		defer f.Close()
+		p, err := io.ReadAll(io.LimitReader(f, maxSecret))
+		if err != nil {
+			return s, err
+		}
+		s.Value = strings.TrimRight(string(p), "\r\n")
+	default: // it may be the value, which is not to be repeated
+		return s, fmt.Errorf("%s: behind = stands where the value is: env:NAME or file:PATH", about)
+	}
+	if s.Value == "" {
+		return s, fmt.Errorf("%s: %s is empty", about, source)
+	}
+	return s, nil
 }
 
 func newNetCmd() *cobra.Command {
@@ -73,12 +130,16 @@ func newNetSetCmd() *cobra.Command {
 			if n.Mode == "" && len(n.Allow) == 0 {
 				return usageError{errors.New("say which policy: --net none, public, allow or open, or --allow")}
 			}
+			network, err := n.given()
+			if err != nil {
+				return err
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				id, err := sandboxID(ctx, cl, args[0])
 				if err != nil {
 					return err
 				}
-				set, err := cl.SetNetwork(ctx, id, n.Network)
+				set, err := cl.SetNetwork(ctx, id, *network)
 				if err != nil {
 					return err
 				}
@@ -87,6 +148,7 @@ func newNetSetCmd() *cobra.Command {
 		},
 	}
 	n.register(cmd.Flags())
+	n.registerSecrets(cmd.Flags())
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
@@ -115,10 +177,15 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 			limits = append(limits, fmt.Sprintf("%d %s", l.limit, l.unit))
 		}
 	}
+	var secrets []string
+	for _, s := range n.Secrets {
+		secrets = append(secrets, s.Host+":"+s.Header)
+	}
 	return table(cmd.OutOrStdout(), "MODE\t"+n.Mode, func(row func(...any)) {
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
 		row("LIMITS", list(limits))
+		row("SECRETS", list(secrets))
 		row("CONNECTIONS", fmt.Sprintf("%d now, %d ended", n.Stats.Open, n.Stats.Connections))
 		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
 		row("NAMES ASKED", n.Stats.DNSQueries)

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -39,5 +41,31 @@ func TestParseResolvers(t *testing.T) {
 	}
 	if _, err := parseResolvers([]string{"dns.example.com"}); err == nil || !strings.Contains(err.Error(), "9.9.9.9") {
 		t.Errorf("a name: %v", err)
+	}
+}
+
+// A secret comes from a variable or a file. What is wrong with it is said without its value.
+func TestParseSecret(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(file, []byte("from-a-file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FORKD_TEST_SECRET", "from-a-variable")
+	for text, want := range map[string]string{
+		"api.example.com:Authorization=env:FORKD_TEST_SECRET": "from-a-variable",
+		"api.example.com:Authorization=file:" + file:          "from-a-file",
+		"api.example.com:Authorization":                       "",
+	} {
+		s, err := parseSecret(text)
+		if err != nil || s.Host != "api.example.com" || s.Header != "Authorization" || s.Value != want {
+			t.Errorf("%s: %+v, %v", text, s, err)
+		}
+	}
+	for _, text := range []string{"a.b:X=hunter2", "a.b=hunter2", "hunter2", ":X=hunter2", "a.b:X=env:FORKD_TEST_NO_SECRET",
+		"a.b:X=file:/nonexistent"} {
+		_, err := parseSecret(text)
+		if err == nil || strings.Contains(text, "=hunter2") && strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }

@@ -45,7 +45,11 @@ func newWorkspaceCreateCmd() *cobra.Command {
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
-			req.Network, req.Limits = network.given(), limits.given()
+			var err error
+			if req.Network, err = network.given(); err != nil {
+				return err
+			}
+			req.Limits = limits.given()
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				w, err := cl.CreateWorkspace(ctx, req)
 				if err != nil {

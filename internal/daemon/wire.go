@@ -169,7 +169,7 @@ func startNet(cfg *Config, bin string) (*netclient.Client, error) {
 		return nil, err
 	}
 	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
-		FlowLog: cfg.FlowLog, Log: cfg.Log})
+		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog, Log: cfg.Log})
 }
 
 // openCgroups finds the place for limits of sandboxes, and returns what is missing for them.

@@ -42,14 +42,14 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/net",
-		packages: []string{"policy", "peek", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack", "."},
+		packages: []string{"policy", "peek", "inject", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack", "."},
 		imports:  []string{"internal/proto/..."},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",
 	},
 	{
 		folder:   "internal/guest",
-		packages: []string{"kmsg", "reap", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
+		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
 		imports:  []string{"internal/proto/..."},
 		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},

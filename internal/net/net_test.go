@@ -445,3 +445,13 @@ func TestServerThatIsAloneEnds(t *testing.T) {
 	s.count(-1)
 	<-s.lonely
 }
+
+// What is no authority is refused, and a key is not repeated.
+func TestTrustIsChecked(t *testing.T) {
+	d := start(t)
+	for _, m := range []netproto.Trust{{}, {Certificate: []byte("x"), Key: "s3cr3t"}} {
+		if _, err := d.request(netproto.KindTrust, &m); !netproto.IsCode(err, netproto.CodeInvalid) || strings.Contains(err.Error(), "s3cr3t") {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"runtime/debug"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/net/inject"
 	"github.com/forkd/forkd/internal/net/inspect"
 	"github.com/forkd/forkd/internal/net/stack"
 	"github.com/forkd/forkd/internal/proto/codec"
@@ -37,10 +39,8 @@ type server struct {
 
 // sandbox is what is known of one. It is guarded by the server's mu.
 type sandbox struct {
-	id       string
+	netproto.Attach
 	fd       int // the frame socket, until there is a stack
-	policy   netproto.Policy
-	limits   netproto.Limits
 	counters *stack.Counters
 	stack    *stack.Stack // nil until the guest's first frame that needs one
 }
@@ -146,6 +146,8 @@ func (s *server) handle(kind netproto.Kind, r *codec.Reader, files *donated, w *
 		return nil
 	case netproto.KindConfig:
 		return s.config(r, files)
+	case netproto.KindTrust:
+		return s.trust(r, files)
 	case netproto.KindAttach:
 		return s.attach(r, files)
 	case netproto.KindDetach:
@@ -185,6 +187,32 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	return nil
 }
 
+// maxRoots bounds the roots of servers in bytes. Those of a distribution are 220 KiB.
+const maxRoots = 16 << 20
+
+// trust takes the authority for secrets and the roots of servers.
+func (s *server) trust(r *codec.Reader, files *donated) error {
+	var m netproto.Trust
+	if err := parse(r, &m); err != nil {
+		return err
+	}
+	var roots []byte
+	if fd, ok := files.take(); ok {
+		file := os.NewFile(uintptr(fd), "roots")
+		var err error
+		roots, err = io.ReadAll(io.LimitReader(file, maxRoots))
+		if err = errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+	}
+	t, err := inject.NewTrust(m.Certificate, []byte(m.Key), roots)
+	if err != nil {
+		return &netproto.Error{Code: netproto.CodeInvalid, Text: err.Error()}
+	}
+	s.host.SetTrust(t)
+	return nil
+}
+
 func (s *server) attach(r *codec.Reader, files *donated) error {
 	var m netproto.Attach
 	if err := parse(r, &m); err != nil {
@@ -201,7 +229,7 @@ func (s *server) attach(r *codec.Reader, files *donated) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.detachLocked(s.sandboxes[m.ID])
-	b := &sandbox{id: m.ID, fd: fd, policy: m.Policy, limits: m.Limits, counters: &stack.Counters{}}
+	b := &sandbox{Attach: m, fd: fd, counters: &stack.Counters{}}
 	if err := s.idle.add(fd); err != nil {
 		_ = unix.Close(fd)
 		return fmt.Errorf("frame socket of %s: %w", m.ID, err)
@@ -213,10 +241,10 @@ func (s *server) attach(r *codec.Reader, files *donated) error {
 
 // detachLocked forgets a sandbox, if it is not nil, and ends its stack.
 func (s *server) detachLocked(b *sandbox) {
-	if b == nil || s.sandboxes[b.id] != b {
+	if b == nil || s.sandboxes[b.ID] != b {
 		return
 	}
-	delete(s.sandboxes, b.id)
+	delete(s.sandboxes, b.ID)
 	s.companyLocked()
 	if b.stack == nil {
 		s.idle.remove(b.fd)
@@ -244,9 +272,9 @@ func (s *server) setPolicy(r *codec.Reader) error {
 	if b == nil {
 		return unknown(m.ID)
 	}
-	b.policy, b.limits = m.Policy, m.Limits
+	b.Attach = netproto.Attach(m)
 	if b.stack != nil {
-		b.stack.SetPolicy(m.Policy, m.Limits)
+		b.stack.SetPolicy(&m)
 	}
 	return nil
 }
@@ -329,10 +357,10 @@ func (s *server) wakeLocked(b *sandbox) {
 // startLocked gives a sandbox its stack.
 func (s *server) startLocked(b *sandbox) {
 	s.idle.remove(b.fd)
-	started, err := stack.New(s.host, b.id, os.NewFile(uintptr(b.fd), "frame socket"), b.policy, b.limits, b.counters)
+	started, err := stack.New(s.host, os.NewFile(uintptr(b.fd), "frame socket"), &b.Attach, b.counters)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)
-		delete(s.sandboxes, b.id)
+		delete(s.sandboxes, b.ID)
 		s.companyLocked()
 		return
 	}

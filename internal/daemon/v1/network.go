@@ -2,6 +2,7 @@ package v1
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -25,7 +26,28 @@ func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if errors.As(err, &field) {
 		return nil, &invalid.Error{Field: prefix + field.Field, Reason: field.Reason}
 	}
-	return &netclient.Setting{Policy: policy, Limits: netproto.Limits(n.Limits)}, err
+	if err != nil {
+		return nil, err
+	}
+	secrets, err := secretsOf(prefix, n.Secrets)
+	return &netclient.Setting{Policy: policy, Limits: netproto.Limits(n.Limits), Secrets: secrets}, err
+}
+
+func secretsOf(prefix string, list []apiv1.NetworkSecret) (secrets []netproto.Secret, err error) {
+	for i, s := range list {
+		secret, err := netproto.ParseSecret(s.Host, s.Header, s.Value)
+		var field *netproto.FieldError
+		if errors.As(err, &field) {
+			return nil, &invalid.Error{Field: fmt.Sprintf("%ssecrets[%d].%s", prefix, i, field.Field), Reason: field.Reason}
+		}
+		secrets = append(secrets, secret)
+	}
+	err = netproto.CheckSecrets(secrets)
+	var field *netproto.FieldError
+	if errors.As(err, &field) {
+		return nil, &invalid.Error{Field: prefix + field.Field, Reason: field.Reason}
+	}
+	return secrets, err
 }
 
 func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
@@ -34,6 +56,9 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 		Limits: apiv1.NetworkLimits(s.Limits),
 		Stats: apiv1.NetworkStats{Open: stats.Open, Connections: stats.Connections, UpBytes: stats.UpBytes,
 			DownBytes: stats.DownBytes, DNSQueries: stats.DNSQueries, Dropped: stats.Dropped},
+	}
+	for _, secret := range s.Secrets {
+		n.Secrets = append(n.Secrets, apiv1.NetworkSecret{Host: secret.Host, Header: secret.Header})
 	}
 	for _, r := range stats.Refused {
 		if n.Stats.Refused == nil {

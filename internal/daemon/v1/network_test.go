@@ -2,8 +2,10 @@ package v1_test
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/client"
@@ -90,5 +92,76 @@ func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 	}
 	if _, err := r.SetNetwork(t.Context(), "sb-missing", client.Network{Mode: "none"}); !client.IsNotFound(err) {
 		t.Errorf("network of no sandbox: %v", err)
+	}
+}
+
+// The API takes the value of a secret, and never gives it out again: not in an answer, and not in
+// an error.
+func TestSecretsOverTheAPI(t *testing.T) {
+	r := start(t, apirig.Options{})
+	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
+		t.Fatal(err)
+	}
+	f, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	if _, err := r.Pause(t.Context(), id); err != nil { // its guest is told later
+		t.Fatal(err)
+	}
+	with := func(secrets ...client.NetworkSecret) client.Network {
+		return client.Network{Mode: "public", Secrets: secrets}
+	}
+	good := client.NetworkSecret{Host: "API.example.com", Header: "Authorization", Value: "s3cr3t"}
+	for _, s := range []client.NetworkSecret{good, {Host: "api.example.com", Header: "authorization"}} {
+		set, err := r.SetNetwork(t.Context(), id, with(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := r.Network(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []client.SandboxNetwork{set, got} {
+			if len(n.Secrets) != 1 || n.Secrets[0] != (client.NetworkSecret{Host: "api.example.com", Header: s.Header}) {
+				t.Errorf("%+v", n.Secrets)
+			}
+		}
+	}
+	wrong := func(s client.NetworkSecret, change func(*client.NetworkSecret)) client.NetworkSecret {
+		change(&s)
+		return s
+	}
+	for field, n := range map[string]client.Network{
+		"secrets[0].host: ":   with(wrong(good, func(s *client.NetworkSecret) { s.Host = "*.example.com" })),
+		"secrets[1].header: ": with(good, wrong(good, func(s *client.NetworkSecret) { s.Header = "Host" })),
+		"secrets[0].value: ":  with(wrong(good, func(s *client.NetworkSecret) { s.Value += "\n" })),
+		"secrets[1]: ":        with(good, good),
+		"secrets: ":           with(make([]client.NetworkSecret, 17)...),
+		"mode: ":              {Secrets: []client.NetworkSecret{good}},
+	} {
+		if field == "secrets: " {
+			for i := range n.Secrets {
+				n.Secrets[i] = wrong(good, func(s *client.NetworkSecret) { s.Header = fmt.Sprint("X-", i) })
+			}
+		}
+		_, err := r.SetNetwork(t.Context(), id, n)
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Status != http.StatusBadRequest || !strings.HasPrefix(refused.Message, field) ||
+			strings.Contains(refused.Message, "s3cr3t") {
+			t.Errorf("%v, want 400 and %q without the value", err, field)
+		}
+	}
+	parent := r.Parent
+	parent.Tag, parent.Network = "other", new(with(good))
+	if _, err := r.Bake(t.Context(), parent); err == nil || !strings.Contains(err.Error(), "network.secrets: ") {
+		t.Errorf("a snapshot with a secret: %v", err)
+	}
+	if _, err := r.SetNetwork(t.Context(), id, with()); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := r.Network(t.Context(), id); err != nil || len(n.Secrets) != 0 {
+		t.Errorf("%+v, %v", n, err)
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/nic"
 	"github.com/forkd/forkd/internal/guest/pid1"
 	"github.com/forkd/forkd/internal/guest/reap"
+	"github.com/forkd/forkd/internal/guest/trust"
 	"github.com/forkd/forkd/internal/guest/userenv"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
@@ -130,6 +131,7 @@ func serveGuest(log *kmsg.Log) error {
 	}
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
+	a.control.trust = a.trust
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
 	a.control.reset = func() error { // with sockets of its own: those of a fork are only a fork's
@@ -174,6 +176,20 @@ func newAgent(log *kmsg.Log, reaper *reap.Reaper, id identity) *agent {
 		forks:   &forks{identity: id, env: env, interps: interps},
 		ports:   &ports{},
 	}
+}
+
+// trust makes programs that start from here on trust an authority, those of warm interpreters
+// included. Variables that were given to the guest stay.
+func (a *agent) trust(certificate string) error {
+	env, err := trust.Install(certificate)
+	if err != nil {
+		return err
+	}
+	for name := range a.env.Vars() {
+		delete(env, name)
+	}
+	a.env.Merge(env)
+	return a.eval.SetEnv(env)
 }
 
 // rootEnviron is what fork hooks run with.

@@ -17,7 +17,8 @@ const maxControlLine = 1 << 20
 // control serves agentproto's requests, one goroutine a connection.
 type control struct {
 	ready agentproto.Ready
-	reset func() error // ends the guest's connections; nil if the agent is not its machine's init
+	reset func() error                   // ends the guest's connections; nil if the agent is not its machine's init
+	trust func(certificate string) error // likewise
 }
 
 // serve accepts connections until the listener is closed.
@@ -85,6 +86,11 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 			return agentproto.Reply{}, errors.New("reset connections: this agent is not its machine's init")
 		}
 		return agentproto.Reply{}, c.reset()
+	case agentproto.OpTrust:
+		if c.trust == nil {
+			return agentproto.Reply{}, errors.New("trust a certificate: this agent is not its machine's init")
+		}
+		return agentproto.Reply{}, c.trust(req.Certificate)
 	}
 	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
 }

@@ -101,6 +101,12 @@ func (c *Client) ResetConnections(ctx context.Context) error {
 	return err
 }
 
+// Trust has the guest's programs trust a certificate, PEM, as an authority.
+func (c *Client) Trust(ctx context.Context, certificate []byte) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpTrust, Certificate: string(certificate)})
+	return err
+}
+
 func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
 	var reply agentproto.Reply
 	line, err := json.Marshal(req)

@@ -44,6 +44,7 @@ const (
 // Config is what New needs.
 type Config struct {
 	Bin       string           // path of the forkd-net program
+	Authority string           // file of the authority for secrets, made when there is the first one
 	Dir       string           // made by New; its path must leave room in a unix socket address
 	Resolvers []netip.AddrPort // asked for names; none: those of /etc/resolv.conf, as it is at the time
 	FlowLog   string           // file that a line for each connection is appended to; empty: none
@@ -58,11 +59,12 @@ var ErrDown = errors.New("forkd-net is being started again")
 // Client joins sandboxes to forkd-net. Its methods may be called concurrently. A nil Client joins
 // nobody: what it returns is a nil Link, which does nothing.
 type Client struct {
-	cfg      Config
-	restarts atomic.Uint64
-	quit     context.Context
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	cfg       Config
+	authority func() (*authority, error)
+	restarts  atomic.Uint64
+	quit      context.Context
+	stop      context.CancelFunc
+	done      sync.WaitGroup
 
 	mu    sync.Mutex
 	conn  *conn // nil while there is no forkd-net
@@ -80,6 +82,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.patience = answerTimeout
 	}
 	c := &Client{cfg: cfg, links: make(map[string]*Link)}
+	c.authority = sync.OnceValues(func() (*authority, error) { return openAuthority(cfg.Authority) })
 	if err := c.openFlowLog(); err != nil {
 		return nil, err
 	}

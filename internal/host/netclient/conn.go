@@ -20,6 +20,7 @@ type conn struct {
 	proc     *process.Process
 	ctl      *ctlsock.Conn
 	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
+	trusted  bool            // it was told of the authority; guarded likewise
 
 	lost  chan struct{} // closed when it has hung up
 	ended chan struct{} // closed when its process has ended, or is left to the next daemon

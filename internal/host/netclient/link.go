@@ -5,7 +5,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -63,6 +62,9 @@ func (c *Client) Adopt(id string, setting Setting, give Give) *Link {
 		l.conn = c.conn
 		// The record of the sandbox is what counts, should the earlier daemon have died between
 		// writing it and saying it.
+		if len(setting.Secrets) > 0 {
+			c.trustLocked(c.conn)
+		}
 		c.conn.post(netproto.KindSetPolicy, l.setPolicyLocked(), nil, c.complain(id))
 		return l
 	}
@@ -83,8 +85,11 @@ func (l *Link) attachLocked() {
 	if n == nil || l.pending == nil {
 		return
 	}
-	m := &netproto.Attach{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits}
-	n.post(netproto.KindAttach, m, l.pending, l.c.complain(l.id))
+	m := netproto.Attach(*l.setPolicyLocked())
+	if len(m.Secrets) > 0 {
+		l.c.trustLocked(n)
+	}
+	n.post(netproto.KindAttach, &m, l.pending, l.c.complain(l.id))
 	l.conn, l.pending = n, nil
 }
 
@@ -143,7 +148,7 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy and limits. When it returns without an error they are in force; where there
+// Set replaces policy, limits and secrets. When it returns without an error they are in force; where there
 // is no forkd-net nothing passes, and the next is told of them first.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
@@ -153,6 +158,9 @@ func (l *Link) Set(ctx context.Context, setting Setting) error {
 	l.setting = setting
 	m, n, current := l.setPolicyLocked(), l.conn, l.c.links[l.id] == l
 	down := n == nil || n != l.c.conn
+	if !down && len(setting.Secrets) > 0 {
+		l.c.trustLocked(n)
+	}
 	l.c.mu.Unlock()
 	if down || !current {
 		return nil
@@ -167,8 +175,8 @@ func ignoreDown(err error) error {
 	return err
 }
 
-func (l *Link) setPolicyLocked() codec.Message {
-	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits}
+func (l *Link) setPolicyLocked() *netproto.SetPolicy {
+	return &netproto.SetPolicy{ID: l.id, Policy: l.setting.Policy, Limits: l.setting.Limits, Secrets: l.setting.Secrets}
 }
 
 // Stats returns the counters of the VM. Where there is no forkd-net the error is ErrDown.

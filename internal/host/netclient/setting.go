@@ -10,8 +10,9 @@ import (
 // Setting is where a sandbox may connect to, and how much of the host's network it may take. It is
 // a value: whoever changes one makes a new one.
 type Setting struct {
-	Policy netproto.Policy `json:"policy"`
-	Limits netproto.Limits `json:"limits,omitzero"`
+	Policy  netproto.Policy   `json:"policy"`
+	Limits  netproto.Limits   `json:"limits,omitzero"`
+	Secrets []netproto.Secret `json:"-"` // never in a record or a snapshot: package sandbox keeps them apart
 }
 
 // Default is the setting of a sandbox of which nobody has said otherwise.
@@ -29,11 +30,12 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if err != nil {
 		return Setting{}, fmt.Errorf("the network policy in the snapshot: %w", err)
 	}
-	return Setting{policy, netproto.Limits{BytesPerSecond: n.BytesPerSecond, PacketsPerSecond: n.PacketsPerSecond,
-		Connections: n.Connections}}, nil
+	return Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: n.BytesPerSecond,
+		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
-// ForSnapshot is s as a snapshot keeps it.
+// ForSnapshot is s as a snapshot keeps it: without secrets, which belong to one sandbox. Whoever can
+// fork a snapshot, or reads its files, gets none.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
 		Deny: netproto.Texts(s.Policy.Deny), BytesPerSecond: s.Limits.BytesPerSecond,

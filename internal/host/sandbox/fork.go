@@ -60,6 +60,11 @@ func (r *ForkRequest) checkChildren() error {
 	if r.HostnamePrefix != "" && !hostnamePrefix.MatchString(r.HostnamePrefix) {
 		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes", r.HostnamePrefix)
 	}
+	if r.Network != nil {
+		if _, err := fillSecrets("network.", r.Network.Secrets, nil); err != nil {
+			return err
+		}
+	}
 	if r.TTL < 0 {
 		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}
 	}

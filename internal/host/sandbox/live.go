@@ -25,6 +25,7 @@ type liveVM struct {
 	link  *netclient.Link         // to the network
 
 	leave func() // gives up its place on the host; nil while it has none of its own
+	debts debts
 }
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -32,9 +33,31 @@ func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setti
 // or a suspension answers when that is done.
 const giveTimeout = branchTimeout
 
-// resetTimeout is how long a guest may take to end its connections. One that is paused does not:
-// those of its connections that wait for the other end to speak hang until they are used.
-const resetTimeout = 10 * time.Second
+// tellTimeout is how long a guest may take to do what it is told. One that stands still is told
+// again when it runs.
+const tellTimeout = 10 * time.Second
+
+// debts are what the guest of a VM that stands still has to be told when it runs.
+type debts struct {
+	mu   sync.Mutex
+	owed []func()
+}
+
+func (d *debts) owe(tell func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.owed = append(d.owed, tell)
+}
+
+func (d *debts) pay() {
+	d.mu.Lock()
+	owed := d.owed
+	d.owed = nil
+	d.mu.Unlock()
+	for _, tell := range owed {
+		tell()
+	}
+}
 
 // giveTo returns how the VM v is given another frame socket. Nobody knows its connections there,
 // and its guest would learn that only when it sends something, so it is told.
@@ -45,13 +68,22 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 		if err := v.vmm.SetNet(ctx, frames); err != nil {
 			return err
 		}
-		ctx, cancel = context.WithTimeout(ctx, resetTimeout)
-		defer cancel()
-		if err := agentclient.New(v.guest.Dial).ResetConnections(ctx); err != nil {
-			m.cfg.Log.Info("connections of a sandbox end only when it uses them", "sandbox", id, "error", err)
+		if m.reset(id, v) != nil {
+			v.debts.owe(func() { _ = m.reset(id, v) })
 		}
 		return nil
 	}
+}
+
+// reset ends the connections of a guest that nobody knows any more.
+func (m *Manager) reset(id string, v *liveVM) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
+	defer cancel()
+	err := agentclient.New(v.guest.Dial).ResetConnections(ctx)
+	if err != nil {
+		m.cfg.Log.Info("connections of a sandbox end only when it runs or uses them", "sandbox", id, "error", err)
+	}
+	return err
 }
 
 // join joins the VM v to the network that r says. The frame socket is donated to the VM, and then
@@ -68,15 +100,22 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy and limits of a sandbox in any state. When it returns they are in
-// force: connections that the new policy does not let through are reset. Branches made from here on
-// inherit it; a rollback does not change it.
+// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns they are
+// in force: connections that the new policy does not let through are reset, and those to which other
+// secrets would be added. A secret without a value keeps the one that it has. Branches made from
+// here on inherit policy and limits; a rollback changes nothing of it.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
+	if setting.Secrets, err = fillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
+		return Info{}, err
+	}
+	if err := writeSecrets(s.data, setting.Secrets); err != nil {
+		return Info{}, err
+	}
 	if err := s.updateAll(func(r *record) { r.Network = &setting }); err != nil {
 		return Info{}, err
 	}
@@ -89,7 +128,28 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	if err := link.Set(ctx, setting); err != nil {
 		return Info{}, err
 	}
-	return s.Info(), nil
+	return s.Info(), m.tellTrust(ctx, s, setting)
+}
+
+// tellTrust is trust for a sandbox in any state. One without a VM is told when it has one.
+func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.Setting) error {
+	v, state := s.live, s.Info().State
+	tell := func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+		defer cancel()
+		return m.trust(ctx, v, setting)
+	}
+	switch state {
+	case Running:
+		return s.explain("set the network of", v, tell(ctx))
+	case Paused:
+		v.debts.owe(func() {
+			if err := tell(context.Background()); err != nil {
+				m.cfg.Log.Error("a sandbox does not trust the authority of its secrets", "sandbox", s.id, "error", err)
+			}
+		})
+	}
+	return nil
 }
 
 // NetworkStats returns what a sandbox did on the network since it was joined to it. A sandbox

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
@@ -32,6 +33,16 @@ func (w *world) vm(id string) *vmfake.VMM {
 // forkd-net had not answered when the policy changed comes first.
 func (w *world) wantMode(t *testing.T, id, mode string) {
 	t.Helper()
+	w.wantAnswer(t, id, mode)
+	s, err := w.Get(id)
+	if have := s.Info().Network.Policy.Mode.String(); err != nil || have != mode {
+		t.Errorf("sandbox %s says it has mode %s, not %s", id, have, mode)
+	}
+}
+
+// wantAnswer is wantMode with the values of secrets behind the mode.
+func (w *world) wantAnswer(t *testing.T, id, mode string) {
+	t.Helper()
 	var got []byte
 	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		v := w.vm(id)
@@ -47,10 +58,6 @@ func (w *world) wantMode(t *testing.T, id, mode string) {
 			got = answer
 		}
 		if string(got) == mode+" x" {
-			s, err := w.Get(id)
-			if have := s.Info().Network.Policy.Mode.String(); err != nil || have != mode {
-				t.Errorf("sandbox %s says it has mode %s, not %s", id, have, mode)
-			}
 			return
 		}
 	}
@@ -58,6 +65,11 @@ func (w *world) wantMode(t *testing.T, id, mode string) {
 }
 
 func newOnline(t *testing.T) *world {
+	roots := filepath.Join(t.TempDir(), "roots.pem") // of servers; not every host has some
+	if err := os.WriteFile(roots, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", roots)
 	w := newWorld(t, 0)
 	w.stop()
 	w.online = true

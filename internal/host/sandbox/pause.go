@@ -50,6 +50,7 @@ func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
 		return err
 	}
 	s.usage.touch()
+	go v.debts.pay()
 	return nil
 }
 

@@ -153,5 +153,8 @@ func readSuspension(data string) (record, error) {
 	if err == nil {
 		err = json.Unmarshal(p, &s)
 	}
+	if err == nil {
+		err = s.Record.withSecrets(data)
+	}
 	return s.Record, err
 }

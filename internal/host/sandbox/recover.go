@@ -154,6 +154,9 @@ func (m *Manager) readopt(id string) error {
 		return err
 	}
 	r.PID = vmm.PID()
+	if err := r.withSecrets(filepath.Join(m.cfg.DataDir, id)); err != nil {
+		m.cfg.Log.Error("sandbox runs, but without its secrets", "sandbox", id, "error", err)
+	}
 	s := m.newSandbox(r)
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.network(), m.giveTo(id, v))

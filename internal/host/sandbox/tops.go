@@ -31,7 +31,7 @@ type pendingTop struct {
 // clearOrphans removes disk tops that a daemon made or replaced and did not live to write down:
 // they take space, and the name of a new one is that of the next.
 func (s *Sandbox) clearOrphans() {
-	keep := []string{s.record.Top, suspendedName}
+	keep := []string{s.record.Top, suspendedName, secretsName}
 	for _, f := range s.record.Frozen {
 		keep = append(keep, f.Name)
 	}
@@ -50,7 +50,7 @@ func (s *Sandbox) clearOrphans() {
 func clearTops(data string) {
 	entries, _ := os.ReadDir(data) // what is left goes with the sandbox
 	for _, e := range entries {
-		if e.Name() != suspendedName {
+		if e.Name() != suspendedName && e.Name() != secretsName {
 			os.Remove(filepath.Join(data, e.Name()))
 		}
 	}

@@ -14,7 +14,8 @@ import (
 
 // ServeNet is for TestMain: it makes the test binary a forkd-net where a client has started it as
 // one, and returns otherwise. That forkd-net answers as the real one does, and sends every frame
-// back with the mode of the sandbox's policy and a space before it.
+// back with the mode of the sandbox's policy and a space before it, and between them, once it has
+// been told of the authority, the values of the sandbox's secrets.
 func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
@@ -35,11 +36,23 @@ type fakeNet struct {
 	mu        sync.Mutex
 	sandboxes map[string]*fakeSandbox
 	configs   uint64
+	trusted   bool
 }
 
 type fakeSandbox struct {
 	fd     int
 	policy netproto.Policy
+	values string
+}
+
+// valuesOf returns the secrets of a sandbox as frames are answered with them.
+func (f *fakeNet) valuesOf(secrets []netproto.Secret) (values string) {
+	for _, s := range secrets {
+		if f.trusted {
+			values += " " + string(s.Value)
+		}
+	}
+	return values
 }
 
 // Ids of sandboxes that make ServeNet misbehave.
@@ -66,6 +79,11 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			_, _ = unix.Write(fd, []byte("configured\n"))
 		}
 		ctlsock.CloseAll(fds)
+	case netproto.KindTrust:
+		var m netproto.Trust
+		err = m.Parse(r)
+		f.trusted = len(fds) == 1 && err == nil
+		ctlsock.CloseAll(fds)
 	case netproto.KindAttach:
 		var m netproto.Attach
 		err = m.Parse(r)
@@ -76,7 +94,7 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 			select {}
 		}
 		f.detach(m.ID)
-		s := &fakeSandbox{fds[0], m.Policy}
+		s := &fakeSandbox{fds[0], m.Policy, f.valuesOf(m.Secrets)}
 		f.sandboxes[m.ID] = s
 		go f.echo(m.ID, s)
 	case netproto.KindDetach:
@@ -87,7 +105,7 @@ func (f *fakeNet) serve(conn *ctlsock.Conn) error {
 		var m netproto.SetPolicy
 		err = m.Parse(r)
 		if s := f.sandboxes[m.ID]; s != nil {
-			s.policy = m.Policy
+			s.policy, s.values = m.Policy, f.valuesOf(m.Secrets)
 		} else {
 			err = &netproto.Error{Code: netproto.CodeUnknown, Text: "no such sandbox"}
 		}
@@ -129,7 +147,7 @@ func (f *fakeNet) echo(id string, s *fakeSandbox) {
 			f.mu.Unlock()
 			return
 		}
-		mode := s.policy.Mode.String()
+		mode := s.policy.Mode.String() + s.values
 		f.mu.Unlock()
 		_, _ = unix.Write(s.fd, append([]byte(mode+" "), buf[:n]...))
 	}

@@ -45,6 +45,7 @@ type VMMs struct {
 	EvalErr    *agentclient.EvalError
 	Exec       func() agentclient.ExecResult // of every command; nil: it succeeds
 	SyncHangs  bool
+	Told       func(agentproto.Request) error // what a guest does that is told something; nil: it cannot be reached
 	SaveErr    error
 	BranchErr  error // before the disk tops are swapped
 	LateErr    error // after that
@@ -329,7 +330,24 @@ func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclie
 	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
 }
 
-// Dial reaches nobody: what sandboxes do for those who use their guests is tested without a guest.
-func (g Guest) Dial(context.Context, uint32) (net.Conn, error) {
-	return nil, errors.New("a fake VM has no guest")
+// Dial reaches nobody but who is told something: what sandboxes do for those who use their guests is
+// tested without a guest.
+func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
+	if g.All.Told == nil || port != agentproto.ControlPort {
+		return nil, errors.New("a fake VM has no guest")
+	}
+	ours, theirs := net.Pipe()
+	go func() {
+		defer ours.Close()
+		var req agentproto.Request
+		if json.NewDecoder(ours).Decode(&req) != nil {
+			return
+		}
+		var reply agentproto.Reply
+		if err := g.All.Told(req); err != nil {
+			reply.Error = err.Error()
+		}
+		_ = json.NewEncoder(ours).Encode(reply) // the daemon may have given up
+	}()
+	return theirs, nil
 }

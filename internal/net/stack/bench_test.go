@@ -92,7 +92,7 @@ func BenchmarkIdleStack(b *testing.B) {
 			b.Fatal(err)
 		}
 		defer mine.Close()
-		s, err := New(h, "sb", theirs, netproto.Public(), netproto.Limits{}, &Counters{})
+		s, err := New(h, theirs, &netproto.Attach{ID: "sb", Policy: netproto.Public()}, &Counters{})
 		if err != nil {
 			b.Fatal(err)
 		}

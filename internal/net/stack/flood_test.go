@@ -231,7 +231,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(guesttest.Frame(badUDP(frame.Gateway, 53)))
 	f.Add(guesttest.Frame(guesttest.IPv4(frame.Guest, frame.Gateway, 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})))
 	guest, file := guesttest.New(f)
-	s, err := New(NewHost(1000), "fuzz", file, netproto.Policy{Mode: netproto.ModeNone}, netproto.Limits{}, &Counters{})
+	s, err := New(NewHost(1000), file, &netproto.Attach{ID: "fuzz", Policy: netproto.Policy{Mode: netproto.ModeNone}}, &Counters{})
 	if err != nil {
 		f.Fatal(err)
 	}

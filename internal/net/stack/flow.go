@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -128,7 +129,12 @@ var (
 	errIdle   = errors.New("idle for too long")
 	errRoom   = errors.New("made room for another")
 	errClosed = errors.New("the sandbox's network was closed")
+
+	errSecrets = errors.New("the sandbox was given other secrets")
 )
+
+// given reports whether our DNS gave the sandbox the flow's address for a name.
+func (f *flow) given(name string) bool { return slices.Contains(f.Names, name) }
 
 func (f *flow) touch() { f.last.Store(time.Now().UnixNano()) }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
+	"github.com/forkd/forkd/internal/net/inject"
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
@@ -20,6 +21,7 @@ type Host struct {
 	Log      *flowlog.Log
 
 	chunks  chunks
+	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,26 +61,29 @@ type Stack struct {
 	up, down       *rate.Limiter
 	echoes         chan struct{} // one for each echo request whose answer is awaited
 
-	mu     sync.Mutex
-	closed bool
-	policy netproto.Policy
-	limits netproto.Limits
-	flows  map[*flow]struct{}
+	mu       sync.Mutex
+	closed   bool
+	policy   netproto.Policy
+	limits   netproto.Limits
+	secrets  []netproto.Secret
+	injected int // flows whose TLS ends here
+	flows    map[*flow]struct{}
 }
 
 // New makes a stack on file, a frame socket that does not block, and begins to read from it. It
 // takes over file, and ends with Close; Ended says when the peer is gone.
-func New(host *Host, id string, file *os.File, p netproto.Policy, l netproto.Limits, c *Counters) (*Stack, error) {
+func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, error) {
+	id := as.ID
 	link, err := newLink(file, &c.Dropped)
 	if err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("frame socket of %s: %w", id, err)
 	}
-	s := &Stack{host: host, id: id, counters: c, link: link, ended: make(chan struct{}), policy: p,
-		flows: map[*flow]struct{}{}, echoes: make(chan struct{}, maxEchoes)}
+	s := &Stack{host: host, id: id, counters: c, link: link, ended: make(chan struct{}), policy: as.Policy,
+		secrets: as.Secrets, flows: map[*flow]struct{}{}, echoes: make(chan struct{}, maxEchoes)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
-	s.makeLimiters(l)
+	s.makeLimiters(as.Limits)
 	if err := s.makeIPStack(); err != nil {
 		_ = file.Close()
 		return nil, fmt.Errorf("network stack of %s: %w", id, err)
@@ -165,14 +169,20 @@ func (s *Stack) Close() {
 	s.counters.Active.Store(false)
 }
 
-// SetPolicy replaces policy and limits. Flows that the policy does not let through are reset, and
-// so are those about which it would have to know the name of a server that nobody has looked at.
-func (s *Stack) SetPolicy(p netproto.Policy, l netproto.Limits) {
+// SetPolicy replaces policy, limits and secrets. Flows that the policy does not let through are
+// reset, and so are those about which it would have to know the name of a server that nobody has
+// looked at. Other secrets reset all flows that they could concern.
+func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.policy = p
-	s.setLimitsLocked(l)
+	s.policy = to.Policy
+	s.setLimitsLocked(to.Limits)
+	other := !slices.Equal(s.secrets, to.Secrets)
+	s.secrets = to.Secrets
 	for f := range s.flows {
+		if other && f.To.Port() == httpsPort {
+			f.killLocked(errSecrets)
+		}
 		if !f.decided {
 			continue
 		}

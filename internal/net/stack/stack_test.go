@@ -55,7 +55,7 @@ func newRig(t testing.TB, w *nettest.World, policy string) *rig {
 func addRig(t testing.TB, w *nettest.World, h *Host, policy string, l netproto.Limits) *rig {
 	t.Helper()
 	guest, file := guesttest.New(t)
-	s, err := New(h, "sb-test", file, makePolicy(t, policy), l, &Counters{})
+	s, err := New(h, file, &netproto.Attach{ID: "sb-test", Policy: makePolicy(t, policy), Limits: l}, &Counters{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	nettest.Serve(w.Listen(t, web2+":80"), echo)
 	r := newRig(t, w, "public")
 	denied, kept := r.mustDial(t, web+":80"), r.mustDial(t, web2+":80")
-	r.SetPolicy(makePolicy(t, "public !"+web), netproto.Limits{})
+	r.SetPolicy(&netproto.SetPolicy{Policy: makePolicy(t, "public !"+web)})
 	if _, err := denied.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("a denied connection read %v", err)
 	}

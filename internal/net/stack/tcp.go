@@ -64,6 +64,10 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 	defer s.end(f)
 	switch s.decide(f, false, "") {
 	case policy.Pass:
+		if s.mayInject(f) {
+			s.peekFirst(f, r)
+			return
+		}
 		s.dialFirst(f, r)
 	case policy.Peek:
 		s.peekFirst(f, r)
@@ -106,6 +110,15 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		return
 	}
 	f.touch()
+	secrets, ok := s.secretsFor(f)
+	if !ok {
+		c.ep.Abort()
+		return
+	}
+	if len(secrets) > 0 {
+		s.inject(f, c, sent, secrets)
+		return
+	}
 	out, err := dialTCP(f.ctx, f.To)
 	if err != nil {
 		f.fail(err)

@@ -51,12 +51,14 @@ type Op string
 // Control requests.
 const (
 	OpPing  Op = "ping"  // answered with the agent's Ready
+	OpTrust Op = "trust" // has the guest's programs trust Certificate as an authority
 	OpReset Op = "reset" // ends the guest's TCP connections to the outside, as a fork does: who has them there has gone
 )
 
 // Request is one line to the agent.
 type Request struct {
-	Op Op `json:"op"`
+	Op          Op     `json:"op"`
+	Certificate string `json:"certificate,omitempty"` // of OpTrust; PEM
 }
 
 // Reply is the agent's answer. Error is empty if and only if the request was carried out whole.

@@ -18,7 +18,7 @@ import (
 
 // Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with
 // CodeVersion.
-const Version = 1
+const Version = 2
 
 // ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
 const ListenerFD = 3
@@ -36,6 +36,7 @@ const (
 	KindSetPolicy                 // SetPolicy. Connections that the new policy does not let through are reset
 	KindStats                     // ID; "" for the sum over all sandboxes there ever were. Answer: Stats
 	KindList                      // no body. Answer: List
+	KindTrust                     // Trust; a file of PEM certificates, the roots of servers. It comes before any Secret
 	KindOK                        // reply; body as the request says
 	KindError                     // reply; Error
 )
@@ -64,15 +65,16 @@ type Limits struct {
 
 // Attach makes a sandbox known. Frames that its guest sent before wait in the socket.
 type Attach struct {
-	ID     string // at most MaxID bytes
-	Policy Policy
-	Limits Limits
+	ID      string // at most MaxID bytes
+	Policy  Policy
+	Limits  Limits
+	Secrets []Secret
 }
 
 // MaxID bounds the id of a sandbox in bytes.
 const MaxID = 64
 
-// SetPolicy replaces the policy and the limits of a sandbox.
+// SetPolicy replaces policy, limits and secrets of a sandbox.
 type SetPolicy Attach
 
 // ID names a sandbox.
@@ -177,6 +179,7 @@ func (m *Attach) Append(w *codec.Writer) {
 	w.U64(m.Limits.BytesPerSecond)
 	w.U32(m.Limits.PacketsPerSecond)
 	w.U32(m.Limits.Connections)
+	appendSecrets(w, m.Secrets)
 }
 
 // Parse decodes m.
@@ -189,7 +192,9 @@ func (m *Attach) Parse(r *codec.Reader) error {
 		return err
 	}
 	m.Limits = Limits{BytesPerSecond: r.U64(), PacketsPerSecond: r.U32(), Connections: r.U32()}
-	return r.Err()
+	var err error
+	m.Secrets, err = parseSecrets(r)
+	return err
 }
 
 // Append encodes m.

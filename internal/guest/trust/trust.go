@@ -1,0 +1,94 @@
+// Package trust makes the programs of a guest trust one more authority for TLS certificates.
+//
+// It adds the certificate to the bundle of the guest's distribution, where curl, git, wget and apt
+// look, and names that bundle in the variables by which libraries find it that bring roots of their
+// own (Go and OpenSSL, Python's requests and pip, Node.js). Stores with a format of their own, such
+// as Java's and a browser's, are left alone, and so are programs that run already. It checks no
+// certificate beyond its form, and removes none.
+package trust
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// bundles are where distributions keep the authorities that their programs trust. The first is made
+// where there is none.
+var bundles = []string{
+	"/etc/ssl/certs/ca-certificates.crt", // Debian, Alpine, Arch
+	"/etc/pki/tls/certs/ca-bundle.crt",   // Fedora
+	"/etc/ssl/ca-bundle.pem",             // openSUSE
+	"/etc/ssl/cert.pem",
+}
+
+// source is where Debian's and Alpine's update-ca-certificates finds the certificate again when it
+// makes the bundle anew.
+const source = "/usr/local/share/ca-certificates/forkd.crt"
+
+// Install adds a certificate, PEM, and returns the variables that programs need. To add it again
+// changes nothing.
+func Install(certificate string) (env map[string]string, err error) {
+	return install("/", certificate)
+}
+
+// install is Install in the file system at root.
+func install(root, certificate string) (map[string]string, error) {
+	block, rest := pem.Decode([]byte(certificate))
+	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, errors.New("trust: want one certificate in PEM")
+	}
+	if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+		return nil, fmt.Errorf("trust: %w", err)
+	}
+	text := pem.EncodeToMemory(block)
+	bundle := bundles[0]
+	for _, b := range bundles {
+		if _, err := os.Stat(filepath.Join(root, b)); err == nil {
+			bundle = b
+			break
+		}
+	}
+	if err := errors.Join(add(filepath.Join(root, bundle), text), write(filepath.Join(root, source), text)); err != nil {
+		return nil, fmt.Errorf("trust: %w", err)
+	}
+	return map[string]string{
+		"SSL_CERT_FILE": bundle, "REQUESTS_CA_BUNDLE": bundle, // instead of their own roots
+		"NODE_EXTRA_CA_CERTS": source, // besides its own
+	}, nil
+}
+
+// add appends a certificate to a bundle that does not have it.
+func add(bundle string, certificate []byte) error {
+	have, err := os.ReadFile(bundle)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if bytes.Contains(have, certificate) {
+		return nil
+	}
+	if len(have) > 0 && have[len(have)-1] != '\n' {
+		have = append(have, '\n')
+	}
+	return write(bundle, append(have, certificate...))
+}
+
+// write replaces a file whole: programs may be reading it.
+func write(path string, text []byte) error {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	temporary := path + ".forkd"
+	if err := os.WriteFile(temporary, text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}

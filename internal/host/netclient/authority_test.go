@@ -1,0 +1,69 @@
+package netclient
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// The authority is made when it is first needed, in a file that nobody else reads, and is the same
+// ever after. Its key is not in what guests get.
+func TestAuthority(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	first, err := openAuthority(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	again, err := openAuthority(path)
+	if err != nil || !bytes.Equal(first.pem, again.pem) || first.Key != again.Key || first.Key == "" {
+		t.Errorf("it is another one when it is read again: %v", err)
+	}
+	block, rest := pem.Decode(first.pem)
+	if block == nil || block.Type != certificateBlock || len(rest) != 0 {
+		t.Fatalf("guests get %q", first.pem)
+	}
+	if c, err := x509.ParseCertificate(block.Bytes); err != nil || !c.IsCA || !c.MaxPathLenZero {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := os.WriteFile(path, first.pem, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openAuthority(path); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("a file without a key: %v", err)
+	}
+}
+
+// A forkd-net is told of the authority before the first secret, and one without secrets never.
+func TestTrustComesBeforeSecrets(t *testing.T) {
+	cfg := newConfig(t)
+	cfg.Authority = filepath.Join(t.TempDir(), "ca.pem")
+	roots := filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(roots, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(rootsEnv, roots)
+	c := open(t, cfg)
+	l, g := join(t, c, "sb-1", netproto.Public())
+	g.say(t, "x", "public x")
+	if _, err := os.Stat(cfg.Authority); err == nil {
+		t.Error("an authority was made that nobody needs")
+	}
+	with := Setting{Policy: netproto.Public(), Secrets: []netproto.Secret{{Host: "a.b", Header: "X", Value: "s3cr3t"}}}
+	if err := l.Set(context.Background(), with); err != nil {
+		t.Fatal(err)
+	}
+	g.say(t, "y", "public s3cr3t y")
+	if _, err := c.Authority(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,251 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// told notes what guests are told.
+type told struct {
+	mu  sync.Mutex
+	ops []agentproto.Op
+}
+
+func (l *told) hear(r agentproto.Request) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ops = append(l.ops, r.Op)
+	if r.Op == agentproto.OpTrust && !strings.Contains(r.Certificate, "BEGIN CERTIFICATE") {
+		return errors.New("no certificate")
+	}
+	return nil
+}
+
+// wait waits until guests have been told op n times.
+func (l *told) wait(t *testing.T, op agentproto.Op, n int) {
+	t.Helper()
+	var have int
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		have = 0
+		l.mu.Lock()
+		for _, o := range l.ops {
+			if o == op {
+				have++
+			}
+		}
+		l.mu.Unlock()
+		if have == n {
+			return
+		}
+	}
+	t.Fatalf("guests were told %s %d times, want %d", op, have, n)
+}
+
+func withSecret(s *netclient.Setting, value string) *netclient.Setting {
+	s.Secrets = []netproto.Secret{{Host: "api.example.com", Header: "Authorization", Value: netproto.Hidden(value)}}
+	return s
+}
+
+// filesWith returns the files below dir that have a text, with their modes.
+func filesWith(t *testing.T, dir, text string) (found []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		p, err := os.ReadFile(path)
+		if err != nil || !bytes.Contains(p, []byte(text)) {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && info.Mode() != 0o600 {
+			t.Errorf("%s has mode %o", path, info.Mode())
+		}
+		found = append(found, filepath.Base(path))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// A secret stays with its sandbox through all that happens to it, is in no file but one, and goes
+// with the sandbox. Branches do not have it.
+func TestSecretsStayWithTheSandbox(t *testing.T) {
+	w := newOnline(t)
+	guests := &told{}
+	w.vmms.Told = guests.hear
+	mustBake(t, w)
+	plain := w.forkOne(t, "p", setting(t, "public"))
+	id := w.forkOne(t, "p", withSecret(setting(t, "public"), "s3cr3t"))
+	w.wantAnswer(t, id, "public s3cr3t")
+	w.wantAnswer(t, plain, "public")
+	guests.wait(t, agentproto.OpTrust, 1)
+
+	w.branch(t, id, "b", vm.BranchLive)
+	w.wantAnswer(t, w.forkOne(t, "b", nil), "public")
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public s3cr3t")
+
+	if _, err := w.Rollback(t.Context(), id, "p"); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public s3cr3t")
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if found := filesWith(t, w.dir, "s3cr3t"); len(found) != 1 || found[0] != secretsName {
+		t.Errorf("the secret is in %q", found)
+	}
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public s3cr3t")
+	w.vm(id).End(vm.Exit{Reason: vm.ExitPanic})
+	for s, _ := w.Get(id); s.Info().State != Exited; {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "public s3cr3t")
+	guests.wait(t, agentproto.OpTrust, 4)
+
+	w.KillAll()
+	w.checkClean(t)
+	if found := filesWith(t, w.dir, "s3cr3t"); len(found) > 0 {
+		t.Errorf("the secret is left in %q", found)
+	}
+	w.stop()
+}
+
+// Who changes the policy of a sandbox keeps a secret without knowing it, replaces it, or removes it
+// by leaving it out. A sandbox that stands still is told when it runs.
+func TestSetSecrets(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	guests := &told{}
+	w.vmms.Told = guests.hear
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	for _, c := range []struct{ value, want string }{{"one", "open one"}, {"", "open one"}, {"two", "open two"}} {
+		if _, err := w.SetNetwork(t.Context(), id, *withSecret(setting(t, "open"), c.value)); err != nil {
+			t.Fatal(err)
+		}
+		w.wantAnswer(t, id, c.want)
+	}
+	guests.wait(t, agentproto.OpTrust, 3)
+	if _, err := w.SetNetwork(t.Context(), id, *setting(t, "open")); err != nil {
+		t.Fatal(err)
+	}
+	w.wantAnswer(t, id, "open")
+	if found := filesWith(t, filepath.Join(w.dir, "data"), "two"); len(found) > 0 {
+		t.Errorf("the secret is left in %q", found)
+	}
+	wrong := withSecret(setting(t, "open"), "")
+	_, forked := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Network: wrong})
+	_, set := w.SetNetwork(t.Context(), id, *wrong)
+	for field, err := range map[string]error{"network.secrets[0].value": forked, "secrets[0].value": set} {
+		var e *invalid.Error
+		if !errors.As(err, &e) || e.Field != field {
+			t.Errorf("%v, want an error of %s", err, field)
+		}
+	}
+
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.SetNetwork(t.Context(), id, *withSecret(setting(t, "public"), "three")); err != nil {
+		t.Fatal(err)
+	}
+	guests.wait(t, agentproto.OpTrust, 3)
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	guests.wait(t, agentproto.OpTrust, 4)
+	w.KillAll()
+}
+
+// A guest that does not trust the authority cannot use its secrets: its fork fails.
+func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	w.vmms.Told = func(agentproto.Request) error { return errors.New("read-only file system") }
+	mustBake(t, w)
+	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Network: withSecret(setting(t, "open"), "s3cr3t")})
+	if err == nil || !strings.Contains(err.Error(), "read-only") || strings.Contains(err.Error(), "s3cr3t") {
+		t.Errorf("%v", err)
+	}
+	w.checkClean(t)
+}
+
+// A guest that stands still when forkd-net is replaced is told to end its connections when it runs.
+func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	guests := &told{}
+	var still sync.Mutex
+	paused := true
+	w.vmms.Told = func(r agentproto.Request) error {
+		still.Lock()
+		defer still.Unlock()
+		if paused {
+			return errors.New("no answer")
+		}
+		return guests.hear(r)
+	}
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	w.wantMode(t, id, "public")
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(w.net.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	w.wantMode(t, id, "public") // its VM has the new frame socket
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for owed := 0; owed == 0; time.Sleep(time.Millisecond) {
+		s.live.debts.mu.Lock()
+		owed = len(s.live.debts.owed)
+		s.live.debts.mu.Unlock()
+	}
+	still.Lock()
+	paused = false
+	still.Unlock()
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	guests.wait(t, agentproto.OpReset, 1)
+	w.KillAll()
+}

@@ -1,0 +1,90 @@
+package inject
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"time"
+)
+
+// Trust is by whom guests know us, and by whom we know servers. It does not change.
+type Trust struct {
+	authority *x509.Certificate
+	key       crypto.Signer
+	own       *ecdsa.PrivateKey // of all certificates that the authority signs
+	roots     *x509.CertPool
+}
+
+// NewTrust makes one of an authority (DER, the key in PKCS #8) and the roots of servers, which are
+// PEM. Without a root no server is known.
+func NewTrust(certificate, key, roots []byte) (*Trust, error) {
+	authority, err := x509.ParseCertificate(certificate)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of the authority: %w", err)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(key)
+	if err != nil {
+		return nil, errors.New("key of the authority: it cannot be read") // the error could quote it
+	}
+	signer, ok := parsed.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("key of the authority: it cannot sign")
+	}
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool() // an empty one knows nobody, where none at all means the files of this host
+	pool.AppendCertsFromPEM(roots)
+	return &Trust{authority, signer, own, pool}, nil
+}
+
+// How long a certificate is valid. A connection gets one of its own; the clock of a guest may be
+// somewhat off.
+const (
+	validBefore = 24 * time.Hour
+	validAfter  = 7 * 24 * time.Hour
+)
+
+// certificate makes the one by which we are host to the guest.
+func (t *Trust) certificate(host string) (*tls.Certificate, error) {
+	now := time.Now()
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, err
+	}
+	leaf := &x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{Organization: []string{"forkd"}}, DNSNames: []string{host},
+		NotBefore: now.Add(-validBefore), NotAfter: now.Add(validAfter),
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, t.authority, &t.own.PublicKey, t.key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{der, t.authority.Raw}, PrivateKey: t.own}, nil
+}
+
+// guestConfig is how we speak to a guest as host.
+func (t *Trust) guestConfig(host string) (*tls.Config, error) {
+	c, err := t.certificate(host)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, Certificates: []tls.Certificate{*c},
+		SessionTicketsDisabled: true, // there is nobody who could take one up
+	}, nil
+}
+
+// serverConfig is how we speak to host.
+func (t *Trust) serverConfig(host string) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: host, RootCAs: t.roots}
+}

@@ -1,0 +1,119 @@
+package stack
+
+import (
+	"context"
+	"net"
+
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+
+	"github.com/forkd/forkd/internal/net/inject"
+	"github.com/forkd/forkd/internal/net/policy"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Reasons why a connection to the host of a secret is refused that the policy would let through.
+const (
+	noTrust = "secret-trust" // the daemon has not said yet by whom servers are known
+	// tooManySecret is of connections whose TLS ends here: each holds about 100 KiB.
+	tooManySecret = "secret-limit"
+)
+
+// maxInjected is how many connections of one sandbox may have secrets added at a time.
+const maxInjected = 128
+
+// httpsPort is the only one at which secrets are added.
+const httpsPort = 443
+
+// SetTrust says by whom guests know us and by whom we know servers, where secrets are added.
+func (h *Host) SetTrust(t *inject.Trust) { h.trust.Store(t) }
+
+// mayInject reports whether a flow has to say which server it is for, since there are secrets.
+func (s *Stack) mayInject(f *flow) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.secrets) > 0 && f.To.Port() == httpsPort
+}
+
+// secretsFor returns what is added to a flow that may pass. Where something would have to be, and
+// may not, the flow is refused.
+func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f.To.Port() != httpsPort {
+		return nil, true
+	}
+	for _, secret := range s.secrets {
+		if secret.Host == f.Server {
+			secrets = append(secrets, secret)
+		}
+	}
+	if len(secrets) == 0 {
+		return nil, true
+	}
+	reason := ""
+	switch {
+	case !f.given(f.Server): // an address that only the guest says is that server's
+		reason = string(policy.NameAddress)
+	case s.host.trust.Load() == nil:
+		reason = noTrust
+	case s.injected == maxInjected:
+		reason = tooManySecret
+	}
+	if reason != "" {
+		f.verdict, f.reason = policy.Refuse.String(), reason
+		return nil, false
+	}
+	s.injected++
+	return secrets, true
+}
+
+// inject serves a connection in the place of its server, as secretsFor said.
+func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret) {
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.injected--
+	}()
+	defer context.AfterFunc(f.ctx, c.ep.Abort)()
+	p := inject.Proxy{
+		Trust: s.host.trust.Load(), Host: f.Server, Secret: secrets, Failed: f.fail,
+		Dial: func(ctx context.Context) (net.Conn, error) { return dialTCP(ctx, f.To) },
+	}
+	if err := p.Serve(f.ctx, &counted{Conn: gonet.NewTCPConn(c.wq, c.ep), flow: f, sent: sent}); err != nil {
+		f.fail(err)
+		c.ep.Abort()
+	}
+}
+
+// counted is a guest's connection that is read and written here, at the rate that the sandbox may
+// have.
+type counted struct {
+	net.Conn
+	flow *flow
+	sent []byte // was read already
+}
+
+func (c *counted) Read(p []byte) (n int, err error) {
+	if len(c.sent) > 0 {
+		n = copy(p, c.sent)
+		c.sent = c.sent[n:]
+	} else {
+		n, err = c.Conn.Read(p)
+	}
+	c.flow.up.Add(uint64(n))
+	c.flow.touch()
+	if wait := c.flow.stack.up.WaitN(c.flow.ctx, n); wait != nil {
+		return n, context.Canceled
+	}
+	return n, err
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	if err := c.flow.stack.down.WaitN(c.flow.ctx, len(p)); err != nil {
+		return 0, context.Canceled
+	}
+	n, err := c.Conn.Write(p)
+	c.flow.down.Add(uint64(n))
+	c.flow.touch()
+	return n, err
+}

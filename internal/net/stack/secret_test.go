@@ -1,0 +1,444 @@
+package stack
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
+	"github.com/forkd/forkd/internal/net/inject"
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// What the tests add, and what the guest has in its place.
+const (
+	secretValue = "Bearer s3cr3t"
+	placeholder = "Bearer placeholder"
+)
+
+// signer is an authority.
+type signer struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newSigner(t testing.TB) *signer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err = x509.ParseCertificate(der); err != nil {
+		t.Fatal(err)
+	}
+	return &signer{c, key}
+}
+
+// config is that of a server with some names.
+func (s *signer) config(t testing.TB, names ...string) *tls.Config {
+	t.Helper()
+	c := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: names}
+	der, err := x509.CreateCertificate(rand.Reader, c, s.cert, &s.key.PublicKey, s.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: s.key}}}
+}
+
+func (s *signer) pem() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.cert.Raw})
+}
+
+// site is an HTTPS server that notes what it was asked.
+type site struct {
+	mu       sync.Mutex
+	requests []string // method, host, path, the headers Authorization, and the body
+}
+
+// serveSite runs one in the world. It answers /redirect with another server, and everything else
+// with "hello".
+func serveSite(t testing.TB, w *nettest.World, addr string, config *tls.Config) *site {
+	t.Helper()
+	s := &site{}
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.mu.Lock()
+		s.requests = append(s.requests, fmt.Sprintf("%s %s %s %q %s", r.Method, r.Host, r.RequestURI, r.Header["Authorization"], body))
+		s.mu.Unlock()
+		if r.URL.Path == "/redirect" {
+			http.Redirect(w, r, "https://other.example/", http.StatusFound)
+			return
+		}
+		_, _ = io.WriteString(w, "hello")
+	})}
+	l := tls.NewListener(w.Listen(t, addr), config)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return s
+}
+
+// heard returns what the server was asked since the last call.
+func (s *site) heard() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.requests
+	s.requests = nil
+	return r
+}
+
+// vault is a rig whose sandbox has a secret for api.example.
+type vault struct {
+	*rig
+	world     *nettest.World
+	zone      *zone
+	authority *signer    // that the guest trusts
+	roots     *signer    // that the host trusts
+	flows     *logBuffer // the flow log
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *logBuffer) Close() error { return nil }
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func newVault(t testing.TB, policy string) *vault {
+	t.Helper()
+	v := &vault{world: newWorld(t), authority: newSigner(t), roots: newSigner(t), flows: &logBuffer{}}
+	h := NewHost(10000)
+	h.Log.Set(v.flows)
+	key, err := x509.MarshalPKCS8PrivateKey(v.authority.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trust, err := inject.NewTrust(v.authority.cert.Raw, key, v.roots.pem())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.SetTrust(trust)
+	v.zone = serveDNS(t, v.world, h, "api.example="+web, "other.example="+web)
+	v.rig = addSecretRig(t, v.world, h, policy)
+	return v
+}
+
+func addSecretRig(t testing.TB, w *nettest.World, h *Host, policy string) *rig {
+	t.Helper()
+	guest, file := guesttest.New(t)
+	s, err := New(h, file, &netproto.Attach{ID: "sb-test", Policy: makePolicy(t, policy),
+		Secrets: []netproto.Secret{{Host: "api.example", Header: "Authorization", Value: secretValue}}}, &Counters{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return &rig{world: w, guest: guest, host: h, Stack: s}
+}
+
+// dialTLS connects as a program of the guest's does that asks for a server.
+func (v *vault) dialTLS(t testing.TB, to, name string, trusted ...*signer) (*tls.Conn, error) {
+	t.Helper()
+	c, err := v.dial(t, to)
+	if err != nil {
+		return nil, err
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	pool := x509.NewCertPool()
+	for _, s := range append(trusted, v.authority) {
+		pool.AddCert(s.cert)
+	}
+	secure := tls.Client(c, &tls.Config{ServerName: name, RootCAs: pool})
+	return secure, secure.Handshake()
+}
+
+func (v *vault) mustDialTLS(t testing.TB, to, name string, trusted ...*signer) *tls.Conn {
+	t.Helper()
+	c, err := v.dialTLS(t, to, name, trusted...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// ask writes a request as it stands and returns the status and the whole answer.
+func ask(t testing.TB, c net.Conn, request string) (int, string) {
+	t.Helper()
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatalf("%q: %v", request, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var head bytes.Buffer
+	_ = resp.Header.Write(&head)
+	return resp.StatusCode, head.String() + string(body)
+}
+
+func get(host, path string) string {
+	return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\nAuthorization: " + placeholder + "\r\n\r\n"
+}
+
+// clean fails if the secret stands in what is logged.
+func (v *vault) clean(t testing.TB, logged string) {
+	t.Helper()
+	waitFor(t, "the log has "+logged, func() bool { return strings.Contains(v.flows.String(), logged) })
+	if text := v.flows.String(); strings.Contains(text, "s3cr3t") {
+		t.Errorf("the flow log has the secret: %s", text)
+	}
+}
+
+// A secret replaces the placeholder in every request of a connection, and the guest does not see
+// it.
+func TestSecretIsAdded(t *testing.T) {
+	for _, policy := range []string{"public", "allow api.example"} {
+		t.Run(policy, func(t *testing.T) { testSecretIsAdded(t, policy) })
+	}
+}
+
+func testSecretIsAdded(t *testing.T, policy string) {
+	v := newVault(t, policy)
+	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
+	v.lookup(t, "api.example", false)
+	c := v.mustDialTLS(t, web+":443", "api.example")
+	for _, request := range []string{
+		get("api.example", "/a?b=c;d"), get("API.example:443", "/"),
+		"POST /p HTTP/1.1\r\nHost: api.example\r\nContent-Length: 4\r\n\r\nbody",
+		"PUT /p HTTP/1.1\r\nHost: api.example\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+	} {
+		if status, answer := ask(t, c, request); status != 200 || !strings.HasSuffix(answer, "hello") || strings.Contains(answer, "s3cr3t") {
+			t.Errorf("%q: %d, %q", request, status, answer)
+		}
+	}
+	want := fmt.Sprintf("[GET api.example /a?b=c;d [%[1]q]  GET api.example / [%[1]q]  POST api.example /p [%[1]q] body PUT api.example /p [%[1]q] body]", secretValue)
+	if got := fmt.Sprint(s.heard()); got != want {
+		t.Errorf("the server heard %s, want %s", got, want)
+	}
+	_ = c.Close()
+	v.clean(t, `"name":"api.example"`)
+	waitFor(t, "the flow ends", func() bool { return v.counters.Open.Load() == 0 })
+	if m := v.counters.Stats(); m.UpBytes == 0 || m.DownBytes == 0 || m.Connections != 1 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// TestAttackSecretForeignServer: the host of a secret at an address that is not its own. Only who
+// has a certificate for it gets a request at all.
+func TestAttackSecretForeignServer(t *testing.T) {
+	v := newVault(t, "public")
+	s := serveSite(t, v.world, web2+":443", newSigner(t).config(t, "api.example"))
+	if _, err := v.dialTLS(t, web2+":443", "api.example"); err == nil {
+		t.Error("an address that DNS gave for nothing got through")
+	}
+	v.mustCount(t, "name-address", 1)
+	v.zone.set("api.example", web2)
+	v.lookup(t, "api.example", false)
+	c := v.mustDialTLS(t, web2+":443", "api.example")
+	status, answer := ask(t, c, get("api.example", "/"))
+	_ = c.Close()
+	if status != http.StatusBadGateway || !strings.Contains(answer, "x509") || strings.Contains(answer, "s3cr3t") {
+		t.Errorf("%d, %q", status, answer)
+	}
+	if got := s.heard(); len(got) > 0 {
+		t.Errorf("the server heard %q", got)
+	}
+	v.clean(t, "x509")
+}
+
+// TestAttackSecretOtherHost: requests on a connection for the host of a secret that ask for another
+// server, in all the ways in which a server could take them so.
+func TestAttackSecretOtherHost(t *testing.T) {
+	v := newVault(t, "public")
+	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
+	v.lookup(t, "api.example", false)
+	for request, want := range map[string]int{
+		get("other.example", "/"):                    http.StatusMisdirectedRequest,
+		get("api.example.other.example", "/"):        http.StatusMisdirectedRequest,
+		get("api.example:8443", "/"):                 http.StatusMisdirectedRequest,
+		get("", "/"):                                 http.StatusMisdirectedRequest,
+		"GET / HTTP/1.0\r\n\r\n":                     http.StatusMisdirectedRequest,
+		get("api.example", "https://other.example/"): http.StatusBadRequest,
+		get("other.example", "https://api.example/"): http.StatusBadRequest,
+		get("api.example", "/")[:len(get("api.example", "/"))-2] + "Host: other.example\r\n\r\n": http.StatusBadRequest,
+		"CONNECT other.example:443 HTTP/1.1\r\nHost: other.example:443\r\n\r\n":                  http.StatusMethodNotAllowed,
+		"TRACE / HTTP/1.1\r\nHost: api.example\r\n\r\n":                                          http.StatusMethodNotAllowed,
+	} {
+		if status, answer := ask(t, v.mustDialTLS(t, web+":443", "api.example"), request); status != want || strings.Contains(answer, "s3cr3t") {
+			t.Errorf("%q: %d, %q", request, status, answer)
+		}
+	}
+	if got := s.heard(); len(got) > 0 {
+		t.Errorf("the server heard %q", got)
+	}
+}
+
+// TestAttackSecretElsewhere: the placeholder stays one at every other server, also where the host
+// of the secret sends its client there, and under another name at the same address.
+func TestAttackSecretElsewhere(t *testing.T) {
+	v := newVault(t, "public")
+	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example", "other.example"))
+	v.lookup(t, "api.example", false)
+	v.lookup(t, "other.example", false)
+	status, answer := ask(t, v.mustDialTLS(t, web+":443", "api.example"), get("api.example", "/redirect"))
+	if status != http.StatusFound || !strings.Contains(answer, "Location: https://other.example/") {
+		t.Errorf("%d, %q", status, answer)
+	}
+	s.heard()
+	for _, host := range []string{"other.example", "api.example"} { // inside of TLS for the other
+		c := v.mustDialTLS(t, web+":443", "other.example", v.roots)
+		if status, answer := ask(t, c, get(host, "/")); status != 200 {
+			t.Errorf("%d, %q", status, answer)
+		}
+	}
+	nettest.Serve(v.world.Listen(t, web+":80"), echo) // in the clear
+	if got, err := v.says(t, web+":80", get("api.example", "/")); err != nil || strings.Contains(got, "s3cr3t") {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, got := range s.heard() {
+		if !strings.Contains(got, placeholder) || strings.Contains(got, "s3cr3t") {
+			t.Errorf("another server heard %s", got)
+		}
+	}
+}
+
+// TestAttackSecretSmuggling: requests that two servers could read in two ways, and that mean to be
+// rid of the header, or to have two. What the server hears is one request, with the secret.
+func TestAttackSecretSmuggling(t *testing.T) {
+	v := newVault(t, "public")
+	s := serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
+	v.lookup(t, "api.example", false)
+	const head = "POST / HTTP/1.1\r\nHost: api.example\r\n"
+	for _, request := range []string{
+		head + "Content-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /hidden HTTP/1.1\r\nHost: other.example\r\n\r\n",
+		head + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+		head + "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+		head + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+		head + "Connection: authorization, keep-alive\r\nContent-Length: 0\r\n\r\n",
+		head + "Authorization: a\r\nauthorization: b\r\nAUTHORIZATION: c\r\nContent-Length: 0\r\n\r\n",
+		head + "Trailer: Authorization\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nAuthorization: a\r\n\r\n",
+		head + "X: a\r\n Authorization: b\r\nContent-Length: 0\r\n\r\n",
+		head + "X: a\nAuthorization: b\r\nContent-Length: 0\r\n\r\n",
+	} {
+		c := v.mustDialTLS(t, web+":443", "api.example")
+		if _, answer := ask(t, c, request); strings.Contains(answer, "s3cr3t") {
+			t.Errorf("%q is answered %q", request, answer)
+		}
+		_ = c.Close()
+		for _, got := range s.heard() {
+			if !strings.HasPrefix(got, fmt.Sprintf("POST api.example / [%q]", secretValue)) {
+				t.Errorf("%q: the server heard %s", request, got)
+			}
+		}
+	}
+}
+
+// TestAttackSecretPolicy: a secret opens nothing.
+func TestAttackSecretPolicy(t *testing.T) {
+	v := newVault(t, "public")
+	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
+	s := serveSite(t, v.world, private+":443", v.roots.config(t, "api.example"))
+	v.lookup(t, "api.example", false)
+	v.zone.set("api.example", private)
+	v.lookup(t, "api.example", false)
+	if _, err := v.dialTLS(t, private+":443", "api.example"); err == nil {
+		t.Error("a private address is open to a secret")
+	}
+	v.mustCount(t, "private", 1)
+	for policy, reason := range map[string]string{"none": "mode-none", "allow other.example": "no-rule", "public !api.example": "deny-rule"} {
+		v.SetPolicy(&netproto.SetPolicy{Policy: makePolicy(t, policy), Secrets: v.secrets})
+		before := v.count(reason)
+		if _, err := v.dialTLS(t, web+":443", "api.example"); err == nil {
+			t.Errorf("%s: got through", policy)
+		}
+		v.mustCount(t, reason, before+1)
+	}
+	if got := s.heard(); len(got) > 0 {
+		t.Errorf("the server heard %q", got)
+	}
+}
+
+// TestAttackSecretInErrors: a server that has the secret says it where errors come from. The guest
+// gets what servers send to clients anyway, but nobody logs it.
+func TestAttackSecretInErrors(t *testing.T) {
+	v := newVault(t, "public")
+	l := tls.NewListener(v.world.Listen(t, web+":443"), v.roots.config(t, "api.example"))
+	nettest.Serve(l, func(c net.Conn) {
+		if r, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
+			_, _ = io.WriteString(c, r.Header.Get("Authorization")+" is no answer\r\n\r\n")
+		}
+		_ = c.Close()
+	})
+	v.lookup(t, "api.example", false)
+	c := v.mustDialTLS(t, web+":443", "api.example")
+	if status, answer := ask(t, c, get("api.example", "/")); status != http.StatusBadGateway || strings.Contains(answer, "s3cr3t") {
+		t.Errorf("%d, %q", status, answer)
+	}
+	_ = c.Close()
+	v.clean(t, `"name":"api.example"`)
+}
+
+// Without knowing whom to trust nothing gets through to the host of a secret; another secret ends
+// the connections that have the one before; and there are only so many.
+func TestSecretsAreBounded(t *testing.T) {
+	v := newVault(t, "public")
+	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
+	v.lookup(t, "api.example", false)
+	first := v.mustDialTLS(t, web+":443", "api.example")
+	v.SetPolicy(&netproto.SetPolicy{Policy: v.policy, Secrets: []netproto.Secret{{Host: "api.example", Header: "X", Value: "y"}}})
+	if _, err := first.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Errorf("a connection outlives its secret: %v", err)
+	}
+	waitFor(t, "it is gone", func() bool { return v.counters.Open.Load() == 0 })
+	for range maxInjected {
+		v.mustDialTLS(t, web+":443", "api.example")
+	}
+	if _, err := v.dialTLS(t, web+":443", "api.example"); err == nil {
+		t.Errorf("there are more than %d connections", maxInjected)
+	}
+	v.mustCount(t, tooManySecret, 1)
+	v.host.SetTrust(nil)
+	if _, err := v.dialTLS(t, web+":443", "api.example"); err == nil {
+		t.Error("got through without trust")
+	}
+	v.mustCount(t, noTrust, 1)
+}
