@@ -250,10 +250,7 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 	var files []*os.File
 	before := runtime.NumGoroutine()
 	for i := range 300 {
-		mine, theirs, err := frame.Pair()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mine, theirs := guesttest.Pair(t)
 		defer mine.Close()
 		files = append(files, mine)
 		d.attach(fmt.Sprintf("sb-%d", i), theirs, netproto.Public())
@@ -274,10 +271,7 @@ func TestIdleSandboxesHaveNoGoroutines(t *testing.T) {
 // sandboxes for himself.
 func TestFramesThatNeedNoStack(t *testing.T) {
 	d := start(t)
-	mine, theirs, err := frame.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine, theirs := guesttest.Pair(t)
 	defer mine.Close()
 	d.attach("sb-1", theirs, netproto.Public())
 	m := guesttest.Frame(make([]byte, 60))
@@ -382,10 +376,7 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 	const sandboxes = 200
 	var files []*os.File
 	for i := range sandboxes {
-		mine, theirs, err := frame.Pair()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mine, theirs := guesttest.Pair(t)
 		files = append(files, mine)
 		d.attach(fmt.Sprint(i), theirs, netproto.Policy{Mode: netproto.ModeNone})
 		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))); err != nil {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
@@ -49,11 +50,33 @@ type Guest struct {
 // New returns a guest and the other end of its frame socket. It ends with the test.
 func New(t testing.TB) (*Guest, *os.File) {
 	t.Helper()
+	mine, theirs := Pair(t)
+	return On(t, mine), theirs
+}
+
+// Pair returns both ends of a frame socket, for reading and writing here.
+func Pair(t testing.TB) (mine, theirs *os.File) {
+	t.Helper()
 	mine, theirs, err := frame.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return On(t, mine), theirs
+	return polled(t, mine), polled(t, theirs)
+}
+
+// polled returns a file that waits in Go's poller, as the process that an end is donated to makes it
+// of its descriptor. It takes over f.
+func polled(t testing.TB, f *os.File) *os.File {
+	t.Helper()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	return os.NewFile(uintptr(fd), f.Name())
 }
 
 // On returns a guest whose device has the given end of a frame socket, which it takes over.

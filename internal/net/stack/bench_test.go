@@ -87,10 +87,7 @@ func BenchmarkIdleStack(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		n++
-		mine, theirs, err := frame.Pair()
-		if err != nil {
-			b.Fatal(err)
-		}
+		mine, theirs := guesttest.Pair(b)
 		defer mine.Close()
 		s, err := New(h, theirs, &netproto.Attach{ID: "sb", Policy: netproto.Public()}, &Counters{})
 		if err != nil {
