@@ -23,6 +23,8 @@ func TestRecipeNetwork(t *testing.T) {
 		"network: everything":        "network: mode: \"everything\" is no mode",
 		"network: {allow: ['*']}":    "network: allow[0]",
 		"network: {modes: [public]}": "unknown field \"modes\"",
+		"network: {deny: [a.b]}":     "network: mode: missing",
+		"network: {}":                "network: mode: missing",
 		"network: [public]":          "network",
 	} {
 		if _, err := parseRecipe([]byte(head + text + "\n")); err == nil || !strings.Contains(err.Error(), want) {

@@ -289,6 +289,9 @@ func (r *Recipe) validate() error {
 		return fmt.Errorf("warmup: timeout_secs: %v is not between 0 and %d", t, maxWarmupSecs)
 	}
 	if n := r.Network; n != nil {
+		if n.Mode == "" && len(n.Allow) == 0 {
+			return errors.New("network: mode: missing: want none, public, allow or open")
+		}
 		if _, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
