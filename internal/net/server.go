@@ -179,6 +179,9 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 	}
 	s.host.Resolver.Set(m.Resolvers)
 	s.host.SetOwn(m.Own)
+	for _, t := range s.stacks() {
+		t.Redecide()
+	}
 	if fd, ok := files.take(); ok {
 		s.host.Log.Set(os.NewFile(uintptr(fd), "flow log"))
 	} else {
@@ -378,20 +381,25 @@ func (s *server) startLocked(b *sandbox) {
 func (s *server) sweep() {
 	for now := range time.Tick(sweepTime) {
 		s.mu.Lock()
-		var stacks []*stack.Stack
-		for _, b := range s.sandboxes {
-			if b.stack != nil {
-				stacks = append(stacks, b.stack)
-			}
-		}
 		freed := s.freed
 		s.freed = false
 		s.mu.Unlock()
 		if freed {
 			debug.FreeOSMemory()
 		}
-		for _, t := range stacks {
+		for _, t := range s.stacks() {
 			t.Sweep(now)
 		}
 	}
+}
+
+func (s *server) stacks() (stacks []*stack.Stack) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.sandboxes {
+		if b.stack != nil {
+			stacks = append(stacks, b.stack)
+		}
+	}
+	return stacks
 }

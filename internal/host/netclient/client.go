@@ -86,7 +86,7 @@ func New(cfg Config) (*Client, error) {
 	if err := c.openFlowLog(); err != nil {
 		return nil, err
 	}
-	c.host = hostConfig(cfg.Resolvers)
+	c.host = hostConfig(cfg.Resolvers, netproto.Config{})
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

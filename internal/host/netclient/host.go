@@ -25,15 +25,16 @@ const resolvConf = "/etc/resolv.conf"
 // reads one small file and asks the kernel once.
 const followEvery = 5 * time.Second
 
-// hostConfig describes the host as it is now. What cannot be found out is left out: a host without
-// a resolver or an address has no network either.
-func hostConfig(resolvers []netip.AddrPort) netproto.Config {
+// hostConfig describes the host as it is now. Resolvers that cannot be found out are left out; of
+// addresses, those that the host had before stay.
+func hostConfig(resolvers []netip.AddrPort, before netproto.Config) netproto.Config {
 	config := netproto.Config{Resolvers: resolvers}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
 		config.Resolvers = parseResolvConf(text)
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
+		config.Own = before.Own
 		return config
 	}
 	for _, a := range addrs {
@@ -108,8 +109,8 @@ func (c *Client) followHost() {
 		case <-changed:
 		case <-tick.C:
 		}
-		now := hostConfig(c.cfg.Resolvers)
 		c.mu.Lock()
+		now := hostConfig(c.cfg.Resolvers, c.host)
 		if !reflect.DeepEqual(now, c.host) {
 			c.host = now
 			c.configureLocked()

@@ -71,6 +71,9 @@ func (l *Log) Put(r Record) {
 // Lost counts a record that its reporter left out.
 func (l *Log) Lost() { l.lost.Add(1) }
 
+// Missing returns how many records no line has told of yet that they are missing.
+func (l *Log) Missing() uint64 { return l.lost.Load() }
+
 func (l *Log) write() {
 	for r := range l.records {
 		l.line(&r)

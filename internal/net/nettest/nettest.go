@@ -92,22 +92,22 @@ func New(t testing.TB, addrs ...string) *World {
 			f()
 		}
 	}()
-	ip(t, "link add w0 type veth peer name w1")
-	ip(t, "link set w1 netns "+strconv.Itoa(<-tid))
-	ip(t, "link set lo up")
-	ip(t, "addr add "+Own+"/32 dev w0")
-	ip(t, "link set w0 up")
-	ip(t, "route add default dev w0")
+	IP(t, "link add w0 type veth peer name w1")
+	IP(t, "link set w1 netns "+strconv.Itoa(<-tid))
+	IP(t, "link set lo up")
+	IP(t, "addr add "+Own+"/32 dev w0")
+	IP(t, "link set w0 up")
+	IP(t, "route add default dev w0")
 	w.Do(func() {
-		ip(t, "link set lo up")
-		ip(t, "link set w1 up")
+		IP(t, "link set lo up")
+		IP(t, "link set w1 up")
 		for _, a := range addrs {
-			ip(t, "addr add "+a+"/32 dev w1")
+			IP(t, "addr add "+a+"/32 dev w1")
 		}
-		ip(t, "route add default dev w1")
+		IP(t, "route add default dev w1")
 	})
 	t.Cleanup(func() {
-		ip(t, "link del w0")
+		IP(t, "link del w0")
 		close(w.calls)
 	})
 	return w
@@ -124,7 +124,9 @@ func ipProgram() string {
 	return ""
 }
 
-func ip(t testing.TB, args string) {
+// IP runs the program ip with arguments in the test's namespace. What it adds goes with the world's
+// devices, or with the process.
+func IP(t testing.TB, args string) {
 	t.Helper()
 	if out, err := exec.Command(ipProgram(), strings.Fields(args)...).CombinedOutput(); err != nil {
 		t.Fatalf("ip %s: %v\n%s", args, err, out)

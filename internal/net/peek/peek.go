@@ -27,22 +27,36 @@ const MaxBytes = 16 << 10
 // recordHandshake is the first byte of a TLS connection (RFC 8446 §5.1).
 const recordHandshake = 22
 
-// Server reads from r until it knows the server that the client names, and returns the name as
-// package policy spells names, or "" if there is none. Sent is all that was read. An error other
-// than the end of r means that r failed; what is neither TLS nor HTTP has no name and is no error.
-func Server(r io.Reader) (name string, sent []byte, err error) {
+// Seen is what a connection says first.
+type Seen struct {
+	Name    string // of the server, as package policy spells names; "" if there is none
+	Unclear bool   // it is a request that servers could read differently: Name is empty
+	Sent    []byte // all that was read
+}
+
+// Server reads from r until it knows the server that the client names. An error other than the end
+// of r means that r failed; what is neither TLS nor HTTP has no name and is no error.
+func Server(r io.Reader) (Seen, error) {
 	t := &tee{from: r}
 	in := bufio.NewReaderSize(t, 4096)
+	var seen Seen
 	first, err := in.Peek(1)
-	if err != nil {
-		return "", t.sent.Bytes(), t.failure()
+	switch {
+	case err != nil:
+	case first[0] == recordHandshake:
+		seen.Name = tlsName(in)
+	default:
+		seen.Name, seen.Unclear = httpName(in)
+		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes())
 	}
-	if first[0] == recordHandshake {
-		name = tlsName(in)
-	} else {
-		name = httpName(in)
-	}
-	return name, t.sent.Bytes(), t.failure()
+	seen.Sent = t.sent.Bytes()
+	return seen, t.failure()
+}
+
+// isHTTP reports whether the first line is, or could be taken for, that of a request.
+func isHTTP(p []byte) bool {
+	line, _, _ := bytes.Cut(p, []byte("\n"))
+	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
 }
 
 // tee reads up to MaxBytes and remembers them.
@@ -85,22 +99,26 @@ func tlsName(in io.Reader) (name string) {
 	return canonical(name)
 }
 
-func httpName(in *bufio.Reader) string {
+func httpName(in *bufio.Reader) (name string, unclear bool) {
 	req, err := http.ReadRequest(in)
 	if err != nil {
-		return ""
+		return "", true // such as for two Hosts
 	}
 	// The host of an absolute URL goes before the header, which ReadRequest then leaves out.
 	// Servers differ in which of them they believe, so a proxy's form of a request is none that
 	// names a server here.
-	if req.URL.Host != "" || req.Method == http.MethodConnect {
-		return ""
+	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
+		return "", true
 	}
 	host := req.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	return canonical(host)
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil || host == "" {
+		return "", false
+	}
+	name = canonical(host)
+	return name, name == ""
 }
 
 // canonical returns a name in lower case and without the dot at its end, or "" for what is no name:

@@ -31,34 +31,35 @@ func hello(t testing.TB, name string) []byte {
 func TestServer(t *testing.T) {
 	get := func(lines ...string) []byte { return []byte(strings.Join(lines, "\r\n") + "\r\n\r\n") }
 	for name, c := range map[string]struct {
-		sent []byte
-		want string
+		sent    []byte
+		want    string
+		unclear bool
 	}{
-		"TLS":                       {hello(t, "Example.com"), "example.com"},
-		"TLS to an address":         {hello(t, "192.0.2.9"), ""},
-		"TLS that ends early":       {hello(t, "example.com")[:40], ""},
-		"HTTP":                      {get("GET / HTTP/1.1", "Host: Example.com"), "example.com"},
-		"HTTP with port and dot":    {get("GET / HTTP/1.1", "User-Agent: x", "Host: example.com.:8080"), "example.com"},
-		"HTTP to an address":        {get("GET / HTTP/1.1", "Host: 127.0.0.1:80"), ""},
-		"HTTP to an IPv6 address":   {get("GET / HTTP/1.1", "Host: [::1]:80"), ""},
-		"HTTP/1.0 without Host":     {get("GET / HTTP/1.0"), ""},
-		"two Hosts":                 {get("GET / HTTP/1.1", "Host: a.example", "Host: b.example"), ""},
-		"a URL and a Host":          {get("GET http://a.example/ HTTP/1.1", "Host: b.example"), ""},
-		"CONNECT":                   {get("CONNECT a.example:443 HTTP/1.1", "Host: a.example"), ""},
-		"a Host with other letters": {get("GET / HTTP/1.1", "Host: a\x01b"), ""},
-		"HTTP that ends early":      {[]byte("GET / HTTP/1.1\r\nHost: a.exam"), ""},
-		"HTTP/2 in plain text":      {[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), ""},
-		"SSH":                       {[]byte("SSH-2.0-OpenSSH_9.2\r\n"), ""},
-		"nothing":                   {nil, ""},
-		"a long header":             {bytes.Repeat([]byte("a"), 4*MaxBytes), ""},
+		"TLS":                       {hello(t, "Example.com"), "example.com", false},
+		"TLS to an address":         {hello(t, "192.0.2.9"), "", false},
+		"TLS that ends early":       {hello(t, "example.com")[:40], "", false},
+		"HTTP":                      {get("GET / HTTP/1.1", "Host: Example.com"), "example.com", false},
+		"HTTP with port and dot":    {get("GET / HTTP/1.1", "User-Agent: x", "Host: example.com.:8080"), "example.com", false},
+		"HTTP to an address":        {get("GET / HTTP/1.1", "Host: 127.0.0.1:80"), "", false},
+		"HTTP to an IPv6 address":   {get("GET / HTTP/1.1", "Host: [::1]:80"), "", false},
+		"HTTP/1.0 without Host":     {get("GET / HTTP/1.0"), "", false},
+		"two Hosts":                 {get("GET / HTTP/1.1", "Host: a.example", "Host: b.example"), "", true},
+		"a URL and a Host":          {get("GET http://a.example/ HTTP/1.1", "Host: b.example"), "", true},
+		"CONNECT":                   {get("CONNECT a.example:443 HTTP/1.1", "Host: a.example"), "", true},
+		"a Host with other letters": {get("GET / HTTP/1.1", "Host: a\x01b"), "", true},
+		"HTTP that ends early":      {[]byte("GET / HTTP/1.1\r\nHost: a.exam"), "", true},
+		"HTTP/2 in plain text":      {[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "", true},
+		"SSH":                       {[]byte("SSH-2.0-OpenSSH_9.2\r\n"), "", false},
+		"nothing":                   {nil, "", false},
+		"a long header":             {bytes.Repeat([]byte("a"), 4*MaxBytes), "", false},
 	} {
 		for way, r := range map[string]io.Reader{"at once": bytes.NewReader(c.sent), "by bytes": iotest.OneByteReader(bytes.NewReader(c.sent))} {
-			got, sent, err := Server(r)
-			if got != c.want || err != nil || !bytes.HasPrefix(c.sent, sent) || len(sent) > MaxBytes {
-				t.Errorf("%s, %s: %q, %d bytes, %v, want %q", name, way, got, len(sent), err, c.want)
+			got, err := Server(r)
+			if got.Name != c.want || got.Unclear != c.unclear || err != nil || !bytes.HasPrefix(c.sent, got.Sent) || len(got.Sent) > MaxBytes {
+				t.Errorf("%s, %s: %q, %v, %d bytes, %v, want %q", name, way, got.Name, got.Unclear, len(got.Sent), err, c.want)
 			}
 			rest, _ := io.ReadAll(r)
-			if !bytes.Equal(append(sent, rest...), c.sent) {
+			if !bytes.Equal(append(got.Sent, rest...), c.sent) {
 				t.Errorf("%s, %s: bytes got lost", name, way)
 			}
 		}
@@ -68,9 +69,9 @@ func TestServer(t *testing.T) {
 func TestServerReportsAReaderThatFails(t *testing.T) {
 	late := errors.New("late")
 	for _, sent := range [][]byte{nil, hello(t, "example.com")[:100], []byte("GET / HT")} {
-		name, got, err := Server(io.MultiReader(bytes.NewReader(sent), iotest.ErrReader(late)))
-		if name != "" || !bytes.Equal(got, sent) || !errors.Is(err, late) {
-			t.Errorf("after %d bytes: %q, %d bytes, %v", len(sent), name, len(got), err)
+		got, err := Server(io.MultiReader(bytes.NewReader(sent), iotest.ErrReader(late)))
+		if got.Name != "" || !bytes.Equal(got.Sent, sent) || !errors.Is(err, late) {
+			t.Errorf("after %d bytes: %q, %d bytes, %v", len(sent), got.Name, len(got.Sent), err)
 		}
 	}
 }
@@ -79,9 +80,9 @@ func FuzzServer(f *testing.F) {
 	f.Add(hello(f, "example.com"))
 	f.Add([]byte("GET / HTTP/1.1\r\nHost: example.com\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, p []byte) {
-		name, sent, err := Server(bytes.NewReader(p))
-		if err != nil || !bytes.HasPrefix(p, sent) || name != canonical(name) {
-			t.Errorf("%q, %d of %d bytes, %v", name, len(sent), len(p), err)
+		got, err := Server(bytes.NewReader(p))
+		if err != nil || !bytes.HasPrefix(p, got.Sent) || got.Name != canonical(got.Name) || got.Unclear && got.Name != "" {
+			t.Errorf("%q, %v, %d of %d bytes, %v", got.Name, got.Unclear, len(got.Sent), len(p), err)
 		}
 	})
 }

@@ -37,6 +37,7 @@ type Flow struct {
 	Names    []string       // for which our DNS gave this sandbox the address; lower case, no dot at the end
 	Peeked   bool           // Server says what the connection sent first
 	Server   string         // its TLS server name or HTTP host, "" if it named none; spelled as Names
+	Unclear  bool           // servers could differ about which one it names
 }
 
 // Verdict is what to do with a flow.
@@ -65,6 +66,8 @@ const (
 	OtherName   Reason = "other-name"   // the server that the connection names is not allowed
 	NameAddress Reason = "name-address" // DNS did not give the address for the server that the connection names
 	IPv6        Reason = "ipv6"         // there is no IPv6 outside
+	PrivateName Reason = "private-name" // mode public, and a name of the host's network
+	Unclear     Reason = "unclear-name" // a name is denied, and the connection may mean it
 
 	Host       Reason = "host"        // an address of the host itself
 	SandboxNet Reason = "sandbox-net" // the network that every VM has for itself
@@ -145,8 +148,13 @@ func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 		return Refuse, Denied
 	}
 	verdict, reason := allow(p, f, addr, ranged)
-	if verdict == Pass && !f.Peeked && peekable(f) && hasNameRule(p.Deny, f) {
-		return Peek, reason
+	if verdict == Pass && peekable(f) && hasNameRule(p.Deny, f) {
+		switch {
+		case !f.Peeked:
+			return Peek, reason
+		case f.Unclear:
+			return Refuse, Unclear
+		}
 	}
 	return verdict, reason
 }
@@ -225,15 +233,30 @@ func Names(p *netproto.Policy, name string) (bool, Reason) {
 			return false, Denied
 		}
 	}
-	if p.Mode != netproto.ModeAllow {
-		return true, ByMode
-	}
 	for i := range p.Allow {
 		if r := &p.Allow[i]; r.IsName() && Match(r, name) {
 			return true, ByName
 		}
 	}
-	return false, NoRule
+	switch {
+	case p.Mode == netproto.ModeAllow:
+		return false, NoRule
+	case p.Mode == netproto.ModePublic && privateName(name):
+		return false, PrivateName
+	}
+	return true, ByMode
+}
+
+// privateZones are those that only the network of the host answers for: names of local networks
+// (RFC 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and of addresses, which tell
+// who has them.
+var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
+
+// privateName reports whether a name is one of the host's network rather than of the internet. One
+// without a dot is looked up in the host's own domain, or in its /etc/hosts.
+func privateName(name string) bool {
+	return !strings.Contains(name, ".") ||
+		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })
 }
 
 // Match reports whether a name rule is about name, whatever the port.

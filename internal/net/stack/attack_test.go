@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/forkd/forkd/internal/net/guesttest"
@@ -412,4 +413,107 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 		t.Errorf("%d, %d, %v", kind, code, err)
 	}
 	r.mustCount(t, "mode-none", 2)
+}
+
+// TestAttackDeniedNameAsProxy: requests that name a denied server in a way that servers read
+// differently, at an address that the sandbox learned elsewhere.
+func TestAttackDeniedNameAsProxy(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "public !evil.example")
+	for i, text := range []string{
+		"GET http://evil.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n",
+		"GET http://good.example/ HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"CONNECT evil.example:443 HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: good.example\r\nHost: evil.example\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: evil.example\x01\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+	} {
+		if got, err := r.says(t, web+":80", text); err == nil {
+			t.Errorf("%q: %q", text, got)
+		}
+		r.mustCount(t, "unclear-name", uint64(i)+1)
+	}
+	if got, err := r.says(t, web+":80", request("evil.example")); err == nil {
+		t.Errorf("the denied name: %q", got)
+	}
+	for _, text := range []string{request("good.example"), request("93.184.216.34"), "GET / HTTP/1.0\r\n\r\n"} {
+		if _, err := r.says(t, web+":80", text); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// TestAttackPrivateNames: names of the host's network, and whose an address is, under a policy for
+// the internet. Nobody is asked.
+func TestAttackPrivateNames(t *testing.T) {
+	w := newWorld(t)
+	h := NewHost(10000)
+	serveDNS(t, w, h, "nas="+private, "db.corp.internal="+private, "good.example="+web)
+	r := addRig(t, w, h, "public db.corp.internal", netproto.Limits{})
+	names := []string{"nas", "printer.local", "git.corp.internal", "router.home.arpa", "3.2.1.10.in-addr.arpa"}
+	for _, name := range names {
+		if code := r.lookup(t, name, false); code != dnsmessage.RCodeRefused {
+			t.Errorf("%s: %v", name, code)
+		}
+	}
+	r.mustCount(t, "private-name", uint64(len(names)))
+	for _, name := range []string{"good.example", "db.corp.internal"} {
+		if code := r.lookup(t, name, false); code != dnsmessage.RCodeSuccess {
+			t.Errorf("%s: %v", name, code)
+		}
+	}
+}
+
+// TestAttackOwnAddresses: addresses of the host that its connections do not come from: a second one
+// in a network, and ranges that are routed to it; and one that it is given while a connection is
+// open. Where the kernel does not answer, every address is the host's.
+func TestAttackOwnAddresses(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web2+":80"), echo)
+	nettest.IP(t, "addr add 11.7.0.1/24 dev w0")
+	nettest.IP(t, "addr add 11.7.0.2/24 dev w0") // secondary
+	nettest.IP(t, "route add local 11.8.0.0/16 dev lo")
+	r := newRig(t, w, "open")
+	for i, to := range []string{"11.7.0.1", "11.7.0.2", "11.8.9.9"} {
+		r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, to, 1024, 80)))
+		r.mustCount(t, "host", uint64(i)+1)
+	}
+	if r.host.isOwn(netip.MustParseAddr(web2)) {
+		t.Error("an address outside is taken for the host's")
+	}
+
+	c := r.mustDial(t, web2+":80")
+	r.host.SetOwn([]netip.Addr{netip.MustParseAddr(web)})
+	r.Redecide()
+	if _, err := io.WriteString(c, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+		t.Errorf("a connection that is not concerned: %v", err)
+	}
+	r.host.SetOwn([]netip.Addr{netip.MustParseAddr(web2)})
+	r.Redecide()
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Errorf("a connection to what became the host's: %v", err)
+	}
+	r.mustCount(t, "host", 4)
+
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	local := isLocal(netip.MustParseAddr(web))
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !local {
+		t.Error("an address of which nothing is known may be connected to")
+	}
 }

@@ -35,7 +35,7 @@ func (s *Stack) takeEcho(packet inspect.Packet) {
 	s.tasks.Go(func() {
 		defer func() { <-s.echoes }()
 		defer s.end(f)
-		if s.decide(f, false, "") != policy.Pass {
+		if s.decide(f, nil) != policy.Pass {
 			s.link.writeMessage(unreachable(request, header.ICMPv4AdminProhibited))
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/net/policy"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -258,4 +260,59 @@ func FuzzFrames(f *testing.F) {
 		default:
 		}
 	})
+}
+
+// The sandboxes of a host together take only so many of its UDP ports.
+func TestUDPFlowsOfTheHostAreBounded(t *testing.T) {
+	h := NewHost(2 * maxHostUDP)
+	for range maxHostUDP {
+		if !h.takeSocket(policy.UDP) {
+			t.Fatal("refused too early")
+		}
+	}
+	if h.takeSocket(policy.UDP) {
+		t.Error("one more was given out")
+	}
+	if !h.takeSocket(policy.TCP) {
+		t.Error("TCP has no room for UDP's sake")
+	}
+	h.giveSocket(policy.UDP)
+	if !h.takeSocket(policy.UDP) || h.sockets.Load() != maxHostUDP+1 {
+		t.Errorf("what was given back is not there: %d sockets", h.sockets.Load())
+	}
+}
+
+// TestAttackManyLines: the flow log has so many lines a second of one sandbox, for what passes and
+// for what does not, and says how many are missing.
+func TestAttackManyLines(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), echo)
+	r := newRig(t, w, "public")
+	lines := &logBuffer{}
+	r.host.Log.Set(lines)
+	if r.logged.Limit() != refusalsPerSecond || r.logged.Burst() != refusalBurst || r.passes.Limit() != passesPerSecond || r.passes.Burst() != passBurst {
+		t.Error("the limits are others")
+	}
+	for _, c := range []struct {
+		limiter *rate.Limiter
+		flow    func()
+		verdict string
+	}{
+		{r.passes, func() { _, _ = r.says(t, web+":80", "x") }, "pass"},
+		{r.logged, func() { _, _ = r.dial(t, private+":80") }, "refuse"},
+	} {
+		count := func() int { return strings.Count(lines.String(), `"verdict":"`+c.verdict+`"`) }
+		c.limiter.SetLimit(0)
+		c.limiter.AllowN(time.Now(), c.limiter.Burst()-2) // two are left
+		before := r.host.Log.Missing()
+		for range 5 {
+			c.flow()
+		}
+		waitFor(t, "three lines are missing", func() bool { return r.host.Log.Missing() == before+3 })
+		waitFor(t, "two are there", func() bool { return count() == 2 })
+		c.limiter.SetLimit(rate.Inf)
+		c.flow()
+		waitFor(t, "the next one says so", func() bool { return strings.Contains(lines.String(), `"lost":3`) && count() == 3 })
+		lines.reset()
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/net/flowlog"
+	"github.com/forkd/forkd/internal/net/peek"
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // flow is one connection, or UDP packets between one pair of ports.
 type flow struct {
-	policy.Flow // Own, Peeked and Server change under the stack's mu
+	policy.Flow // Own, Peeked, Server and Unclear change under the stack's mu
 
 	stack   *Stack
 	ctx     context.Context // ends when the flow is to be reset
@@ -71,13 +72,16 @@ func (s *Stack) begin(protocol policy.Protocol, to netip.AddrPort) (*flow, strin
 	return f, ""
 }
 
-// decide asks the policy about a flow, now that it is known what the connection said first, if
-// anything was read of it.
-func (s *Stack) decide(f *flow, peeked bool, server string) policy.Verdict {
+// decide asks the policy about a flow, now that it is known what the connection said first. It is
+// nil as long as nobody has looked.
+func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	own := s.host.isOwn(f.To.Addr()) // each time: it may have become so while the guest was peeked at
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f.Own, f.Peeked, f.Server = own, peeked, server
+	f.Own = own
+	if seen != nil {
+		f.Peeked, f.Server, f.Unclear = true, seen.Name, seen.Unclear
+	}
 	verdict, reason := policy.Decide(&s.policy, &f.Flow)
 	f.verdict, f.reason = verdict.String(), string(reason)
 	f.decided = verdict != policy.Peek

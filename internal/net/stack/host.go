@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/inject"
@@ -37,40 +35,17 @@ func NewHost(sockets int) *Host {
 	return &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 }
 
-// SetOwn says which addresses the host has. Those that it gets later are found as well; this is for
-// addresses that only others know to be the host's, such as that before a NAT.
+// SetOwn says which addresses the host has. Flows that are open are decided again by Stack.Redecide;
+// new ones ask the kernel as well, which knows of an address before the daemon does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
-func (h *Host) isOwn(addr netip.Addr) bool {
-	if own := h.own.Load(); own != nil && slices.Contains(*own, addr) {
-		return true
-	}
-	return isLocal(addr)
-}
+func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || isLocal(addr) }
 
-// isLocal asks the kernel for the way to an address: to one of its own, it goes from that address.
-// Nothing is sent.
-func isLocal(addr netip.Addr) bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return true // too many files: the connection could not be made either
-	}
-	defer unix.Close(fd)
-	const discard = 9 // any port does
-	switch unix.Connect(fd, &unix.SockaddrInet4{Port: discard, Addr: addr.As4()}) {
-	case nil:
-	case unix.ENETUNREACH, unix.EHOSTUNREACH:
-		return false // there is no way to it at all
-	default:
-		return true // such as EACCES: a broadcast comes back to the host
-	}
-	name, err := unix.Getsockname(fd)
-	if err != nil {
-		return true
-	}
-	from, ok := name.(*unix.SockaddrInet4)
-	return ok && from.Addr == addr.As4()
+// listed reports whether SetOwn has named an address.
+func (h *Host) listed(addr netip.Addr) bool {
+	own := h.own.Load()
+	return own != nil && slices.Contains(*own, addr)
 }
 
 // takeSocket counts a socket, if there may be one more.

@@ -132,6 +132,12 @@ func (b *logBuffer) Write(p []byte) (int, error) {
 
 func (b *logBuffer) Close() error { return nil }
 
+func (b *logBuffer) reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.b.Reset()
+}
+
 func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -183,13 +183,30 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 		if other && f.To.Port() == httpsPort {
 			f.killLocked(errSecrets)
 		}
-		if !f.decided {
-			continue
+		s.decideAgainLocked(f, "reset by a new policy")
+	}
+}
+
+// Redecide resets flows to addresses that the host has been given since they began.
+func (s *Stack) Redecide() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f := range s.flows {
+		if !f.Own && s.host.listed(f.To.Addr()) {
+			f.Own = true
+			s.decideAgainLocked(f, "reset by a new address of the host")
 		}
-		if verdict, reason := policy.Decide(&s.policy, &f.Flow); verdict != policy.Pass {
-			s.counters.refuse(string(reason))
-			f.killLocked(fmt.Errorf("reset by a new policy: %s", reason))
-		}
+	}
+}
+
+// decideAgainLocked resets a flow that may not pass any more.
+func (s *Stack) decideAgainLocked(f *flow, why string) {
+	if !f.decided {
+		return
+	}
+	if verdict, reason := policy.Decide(&s.policy, &f.Flow); verdict != policy.Pass {
+		s.counters.refuse(string(reason))
+		f.killLocked(fmt.Errorf("%s: %s", why, reason))
 	}
 }
 

@@ -62,7 +62,7 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 		return
 	}
 	defer s.end(f)
-	switch s.decide(f, false, "") {
+	switch s.decide(f, nil) {
 	case policy.Pass:
 		if s.mayInject(f) {
 			s.peekFirst(f, r)
@@ -104,8 +104,8 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 	stop := context.AfterFunc(f.ctx, c.ep.Abort)
 	in := gonet.NewTCPConn(c.wq, c.ep)
 	_ = in.SetReadDeadline(time.Now().Add(peekTime)) // it has no error
-	server, sent, err := peek.Server(in)
-	if !stop() || err != nil && !isTimeout(err) || s.decide(f, true, server) != policy.Pass {
+	seen, err := peek.Server(in)
+	if !stop() || err != nil && !isTimeout(err) || s.decide(f, &seen) != policy.Pass {
 		c.ep.Abort()
 		return
 	}
@@ -116,7 +116,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		return
 	}
 	if len(secrets) > 0 {
-		s.inject(f, c, sent, secrets)
+		s.inject(f, c, seen.Sent, secrets)
 		return
 	}
 	out, err := dialTCP(f.ctx, f.To)
@@ -125,7 +125,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		c.ep.Abort()
 		return
 	}
-	(&relay{flow: f, conn: c, out: out}).run(sent)
+	(&relay{flow: f, conn: c, out: out}).run(seen.Sent)
 }
 
 func isTimeout(err error) bool {

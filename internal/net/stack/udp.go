@@ -31,7 +31,7 @@ func (s *Stack) takeUDP(r *udp.ForwarderRequest) bool {
 		s.refused(record{protocol: "udp", address: to}, refusal)
 		return false
 	}
-	if s.decide(f, false, "") != policy.Pass {
+	if s.decide(f, nil) != policy.Pass {
 		s.end(f)
 		return false
 	}
