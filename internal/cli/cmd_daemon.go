@@ -17,6 +17,7 @@ import (
 func newDaemonCmd() *cobra.Command {
 	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, Version: version}
 	var resolvers []string
+	var proxy string
 	memoryReserve, diskReserve := mibValue(daemon.DefaultReserve()>>20), mibValue(daemon.DefaultDiskReserve>>20)
 	cmd := &cobra.Command{
 		Use:   "daemon",
@@ -38,6 +39,9 @@ func newDaemonCmd() *cobra.Command {
 			var err error
 			if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
 				return err
+			}
+			if err := cfg.SetProxy(proxy, os.Getenv); err != nil {
+				return usageError{err}
 			}
 			if cfg.AuditLog != "" || cfg.FlowLog != "" { // without one it keeps its usual effect, an end
 				hangups := make(chan os.Signal, 1)
@@ -68,6 +72,8 @@ func newDaemonCmd() *cobra.Command {
 	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0, "most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
 	f.Var(&memoryReserve, "memory-reserve-mib", "forks are refused (503) that would leave less of this host's memory available; 0: never")
 	f.Var(&diskReserve, "disk-reserve-mib", "forks are refused (503) while less is free on the state directory's disk; 0: never")
+	f.StringVar(&proxy, "upstream-proxy", "", "HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
+		"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")

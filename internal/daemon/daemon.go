@@ -6,6 +6,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/private"
 )
@@ -42,6 +44,7 @@ type Config struct {
 	Resolvers   []netip.AddrPort // asked for names that sandboxes look up; none: those of /etc/resolv.conf
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
 	Admit       sandbox.Admission
+	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
 	PoolSize    int
 	Branches    int      // at once; 0: 4
 	CmdlineArgs []string // added to the kernel command line of parents
@@ -81,6 +84,23 @@ func (c *Config) Defaults(uid int, getenv func(string) string) error {
 	}
 	if c.Socket == "" && c.Bind == "" {
 		c.Socket = filepath.Join(c.RunDir, "forkd.sock")
+	}
+	return nil
+}
+
+// SetProxy reads the option --upstream-proxy: a URL, or "env". A password is only taken from the
+// environment: every user of this host can read command lines.
+func (c *Config) SetProxy(text string, getenv func(string) string) (err error) {
+	switch {
+	case text == "":
+		return nil
+	case text == "env":
+		text = cmp.Or(getenv("HTTPS_PROXY"), getenv("https_proxy"))
+	case strings.Contains(text, "@"):
+		return errors.New("--upstream-proxy: a user and a password are only taken from HTTPS_PROXY, by --upstream-proxy env")
+	}
+	if c.Proxy, err = netclient.ParseProxy(text, cmp.Or(getenv("NO_PROXY"), getenv("no_proxy"))); err != nil {
+		return fmt.Errorf("--upstream-proxy: %w", err)
 	}
 	return nil
 }

@@ -168,7 +168,7 @@ func startNet(cfg *Config, bin string) (*netclient.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
+	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers, Proxy: cfg.Proxy,
 		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog, Log: cfg.Log})
 }
 

@@ -178,6 +178,7 @@ func (s *server) config(r *codec.Reader, files *donated) error {
 		return err
 	}
 	s.host.Resolver.Set(m.Resolvers)
+	s.host.SetProxy(m.Proxy)
 	s.host.SetOwn(m.Own)
 	for _, t := range s.stacks() {
 		t.Redecide()

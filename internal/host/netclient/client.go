@@ -47,6 +47,7 @@ type Config struct {
 	Authority string           // file of the authority for secrets, made when there is the first one
 	Dir       string           // made by New; its path must leave room in a unix socket address
 	Resolvers []netip.AddrPort // asked for names; none: those of /etc/resolv.conf, as it is at the time
+	Proxy     Proxy            // that TCP goes out through
 	FlowLog   string           // file that a line for each connection is appended to; empty: none
 	Log       *slog.Logger
 
@@ -86,7 +87,7 @@ func New(cfg Config) (*Client, error) {
 	if err := c.openFlowLog(); err != nil {
 		return nil, err
 	}
-	c.host = hostConfig(cfg.Resolvers, netproto.Config{})
+	c.host = hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -27,8 +27,8 @@ const followEvery = 5 * time.Second
 
 // hostConfig describes the host as it is now. Resolvers that cannot be found out are left out; of
 // addresses, those that the host had before stay.
-func hostConfig(resolvers []netip.AddrPort, before netproto.Config) netproto.Config {
-	config := netproto.Config{Resolvers: resolvers}
+func hostConfig(resolvers []netip.AddrPort, proxy Proxy, before netproto.Config) netproto.Config {
+	config := netproto.Config{Resolvers: resolvers, Proxy: proxy.resolve(before.Proxy)}
 	if text, err := os.ReadFile(resolvConf); err == nil && len(resolvers) == 0 {
 		config.Resolvers = parseResolvConf(text)
 	}
@@ -110,7 +110,10 @@ func (c *Client) followHost() {
 		case <-tick.C:
 		}
 		c.mu.Lock()
-		now := hostConfig(c.cfg.Resolvers, c.host)
+		before := c.host
+		c.mu.Unlock()
+		now := hostConfig(c.cfg.Resolvers, c.cfg.Proxy, before) // it may take its time
+		c.mu.Lock()
 		if !reflect.DeepEqual(now, c.host) {
 			c.host = now
 			c.configureLocked()

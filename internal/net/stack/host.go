@@ -20,6 +20,7 @@ type Host struct {
 
 	chunks  chunks
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
+	proxy   atomic.Pointer[upstream]     // nil: none
 	own     atomic.Pointer[[]netip.Addr]
 	sockets atomic.Int64 // of flows, to the outside
 	most    int64

@@ -77,7 +77,7 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
 	p := inject.Proxy{
 		Trust: s.host.trust.Load(), Host: f.Server, Secret: secrets, Failed: f.fail,
-		Dial: func(ctx context.Context) (net.Conn, error) { return dialTCP(ctx, f.To) },
+		Dial: func(ctx context.Context) (net.Conn, error) { return s.host.dial(ctx, f) },
 	}
 	if err := p.Serve(f.ctx, &counted{Conn: gonet.NewTCPConn(c.wq, c.ep), flow: f, sent: sent}); err != nil {
 		f.fail(err)

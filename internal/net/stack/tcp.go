@@ -78,7 +78,7 @@ func (s *Stack) takeTCP(r *tcp.ForwarderRequest) {
 
 // dialFirst answers a SYN as the outside answers ours.
 func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
-	out, err := dialTCP(f.ctx, f.To)
+	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
 		// Silence is answered by silence: the guest sends its SYN again, and we dial again.
@@ -119,7 +119,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		s.inject(f, c, seen.Sent, secrets)
 		return
 	}
-	out, err := dialTCP(f.ctx, f.To)
+	out, err := s.host.dial(f.ctx, f)
 	if err != nil {
 		f.fail(err)
 		c.ep.Abort()

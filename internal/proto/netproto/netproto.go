@@ -54,6 +54,14 @@ type Welcome struct {
 type Config struct {
 	Resolvers []netip.AddrPort // asked in this order
 	Own       []netip.Addr     // the host's own addresses
+	Proxy     Proxy
+}
+
+// Proxy is what TCP goes out through, by CONNECT. Without an address there is none.
+type Proxy struct {
+	Addr          netip.AddrPort
+	Authorization Hidden // of Proxy-Authorization; empty: none
+	Except        string // names, addresses and networks that are connected to directly, as in NO_PROXY
 }
 
 // Limits bound what one sandbox takes from the others. Zero values mean forkd-net's defaults.
@@ -158,6 +166,10 @@ func (m *Config) Append(w *codec.Writer) {
 	for _, a := range m.Own {
 		appendAddr(w, a)
 	}
+	appendAddr(w, m.Proxy.Addr.Addr())
+	w.U16(m.Proxy.Addr.Port())
+	w.String(string(m.Proxy.Authorization))
+	w.String(m.Proxy.Except)
 }
 
 // Parse decodes m.
@@ -169,6 +181,7 @@ func (m *Config) Parse(r *codec.Reader) error {
 	for range r.Count(4) {
 		m.Own = append(m.Own, parseAddr(r))
 	}
+	m.Proxy = Proxy{Addr: netip.AddrPortFrom(parseAddr(r), r.U16()), Authorization: Hidden(r.String()), Except: r.String()}
 	return r.Err()
 }
 

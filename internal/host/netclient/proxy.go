@@ -1,0 +1,73 @@
+package netclient
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Proxy is what sandboxes' TCP connections go out through. The zero value is none. Use ParseProxy.
+type Proxy struct {
+	host          string
+	port          uint16
+	authorization netproto.Hidden
+	except        string
+}
+
+// defaultProxyPort is that of a URL without one.
+const defaultProxyPort = 80
+
+// ParseProxy reads the URL of a proxy, http://[user:password@]host[:port], and a list as in
+// NO_PROXY. Its errors do not quote the URL.
+func ParseProxy(text, except string) (Proxy, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" {
+		return Proxy{}, errors.New("want http://HOST:PORT, the URL of a proxy that knows CONNECT")
+	}
+	p := Proxy{host: u.Hostname(), port: defaultProxyPort, except: except}
+	if text := u.Port(); text != "" {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return Proxy{}, errors.New("the port of the proxy is none: want 1 to 65535")
+		}
+		p.port = uint16(port)
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		p.authorization = netproto.Hidden("Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
+	}
+	return p, nil
+}
+
+// lookupTimeout is how long the name of a proxy is looked up.
+const lookupTimeout = 2 * time.Second
+
+// resolve returns the proxy with its address, of several the one that it had before. Where none can
+// be found out it is that, or one that nobody has: connections never go past the proxy.
+func (p Proxy) resolve(before netproto.Proxy) netproto.Proxy {
+	if p.host == "" {
+		return netproto.Proxy{}
+	}
+	out := netproto.Proxy{Addr: before.Addr, Authorization: p.authorization, Except: p.except}
+	ctx, cancel := context.WithTimeout(context.Background(), lookupTimeout)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", p.host)
+	switch {
+	case err == nil && len(addrs) > 0 && !slices.Contains(addrs, before.Addr.Addr()):
+		out.Addr = netip.AddrPortFrom(addrs[0].Unmap(), p.port)
+	case !out.Addr.IsValid():
+		out.Addr = netip.AddrPortFrom(nobody, p.port)
+	}
+	return out
+}
+
+// nobody has this address (TEST-NET-3, RFC 5737).
+var nobody = netip.AddrFrom4([4]byte{203, 0, 113, 1})

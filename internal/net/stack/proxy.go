@@ -1,0 +1,113 @@
+package stack
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// upstream is the proxy of the host's network, through which TCP goes out.
+type upstream struct {
+	netproto.Proxy
+	through func(*url.URL) (*url.URL, error) // nil: directly
+}
+
+// SetProxy makes TCP go out through a proxy, or directly if it has no address.
+func (h *Host) SetProxy(p netproto.Proxy) {
+	if !p.Addr.IsValid() {
+		h.proxy.Store(nil)
+		return
+	}
+	config := httpproxy.Config{HTTPSProxy: "http://" + p.Addr.String(), NoProxy: p.Except}
+	h.proxy.Store(&upstream{p, config.ProxyFunc()})
+}
+
+// uses reports whether connections to an address, which DNS gave for names, go through the proxy.
+func (u *upstream) uses(to netip.AddrPort, names []string) bool {
+	hosts := append(slices.Clone(names), to.Addr().String())
+	return !slices.ContainsFunc(hosts, func(host string) bool {
+		proxy, err := u.through(&url.URL{Scheme: "https", Host: fmt.Sprintf("%s:%d", host, to.Port())})
+		return err == nil && proxy == nil
+	})
+}
+
+// dial connects a flow to where it may go. A proxy is asked for the address that was decided about
+// and not for a name, which it could take for another.
+func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
+	u := h.proxy.Load()
+	if u == nil || !u.uses(f.To, f.Names) {
+		return dialTCP(ctx, f.To)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	conn, err := dialTCP(ctx, u.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	err = u.connect(conn, f.To.String())
+	if !stop() {
+		err = errors.Join(err, ctx.Err())
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	return conn, nil
+}
+
+// connect asks for a tunnel (RFC 9110 §9.3.6).
+func (u *upstream) connect(conn io.ReadWriter, to string) error {
+	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to, Header: http.Header{"User-Agent": {"forkd"}}}
+	if u.Authorization != "" {
+		req.Header.Set("Proxy-Authorization", string(u.Authorization))
+	}
+	if err := req.Write(conn); err != nil {
+		return err
+	}
+	head, err := readHead(conn)
+	if err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), req)
+	if err != nil {
+		return errors.New("it does not answer in HTTP")
+	}
+	_ = resp.Body.Close() // of what was read already
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("it answers %d to CONNECT", resp.StatusCode)
+	}
+	return nil
+}
+
+// maxHead bounds what a proxy may say before the tunnel, in bytes.
+const maxHead = 16 << 10
+
+// readHead reads to the end of the headers and not a byte further: the rest is the server's.
+func readHead(r io.Reader) ([]byte, error) {
+	head := make([]byte, 0, 512)
+	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
+		if len(head) == maxHead {
+			return nil, errors.New("its answer has no end")
+		}
+		var b [1]byte
+		if _, err := io.ReadFull(r, b[:]); err != nil {
+			return nil, err
+		}
+		head = append(head, b[0])
+	}
+	return head, nil
+}
