@@ -79,6 +79,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
 	f.StringVar(&cfg.Accel, "accel", cfg.Accel, "what runs the VMs, for reports: kvm, or tcg on an emulated host")
+	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false, "weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
 }

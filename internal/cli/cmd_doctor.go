@@ -80,6 +80,7 @@ func diagnose(ctx context.Context, url string) []finding {
 	findings := []finding{checkPlatform(), checkHWVirt(), checkKVM(machine.Verdict == pass), machine, checkCgroup(),
 		checkMemfd(), checkUffd(), checkEmbedded()}
 	findings = append(append(findings, checkHost()...), checkNetwork())
+	findings = append(findings, checkJails()...)
 	if inMachine {
 		findings = append(findings, checkMachineSpace(ctx, m)...)
 	} else {

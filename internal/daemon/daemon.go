@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -51,6 +52,7 @@ type Config struct {
 	CPUTemplate string   // of parents
 	Accel       string   // "kvm" or "tcg", for reports
 	KillOnExit  bool     // end all sandboxes when the daemon stops
+	Jail        jail.Options
 	Version     string
 	Log         *slog.Logger
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -60,7 +61,11 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.net, err = startNet(&cfg, bin); err != nil {
+	jails, err := openJails(&cfg, vmm)
+	if err != nil {
+		return nil, err
+	}
+	if w.net, err = startNet(&cfg, bin, jails); err != nil {
 		return nil, err
 	}
 	undo.Add(w.net.Close)
@@ -81,7 +86,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
-	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups}
+	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
@@ -162,14 +167,31 @@ func (w *wired) gauges() metrics.Source {
 // netStatsTimeout is how long forkd-net may take for its figures before they are left out.
 const netStatsTimeout = 5 * time.Second
 
+// openJails makes sure that VMMs can be locked up on this host.
+func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
+	jails, err := jail.New(cfg.Jail)
+	if err == nil {
+		err = jails.Try(vmm)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("VMMs cannot be locked up on this host (--no-namespaces locks them up less; see forkd doctor): %w", err)
+	}
+	if cfg.Jail.NoNamespaces {
+		cfg.Log.Warn("VMMs and forkd-net have no namespaces of their own: a guest that takes one over has only the " +
+			"filter of system calls, and Landlock, between itself and what the daemon's user may do")
+	}
+	return jails, nil
+}
+
 // startNet installs forkd-net, and finds it or starts it.
-func startNet(cfg *Config, bin string) (*netclient.Client, error) {
+func startNet(cfg *Config, bin string, jails *jail.Starter) (*netclient.Client, error) {
 	path, err := install(bin, netclient.Name)
 	if err != nil {
 		return nil, err
 	}
 	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers, Proxy: cfg.Proxy,
-		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog, Log: cfg.Log})
+		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog,
+		Jail: jails, Log: cfg.Log})
 }
 
 // openCgroups finds the place for limits of sandboxes, and returns what is missing for them.

@@ -28,6 +28,10 @@ var rooms = []room{
 		reason: "a contract holds values and their encoding: both of its sides import it, so it can import neither",
 	},
 	{
+		folder: "internal/jail", packages: []string{".", "filter", "posture", "violation"},
+		reason: "both sides of a jail import it: who starts the process, and the process, which it must not make larger",
+	},
+	{
 		folder:   "internal/format",
 		packages: []string{"console", "disklayer", "memlayer", "snapshot"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
@@ -37,13 +41,13 @@ var rooms = []room{
 		folder: "internal/vmm",
 		packages: []string{"kvm", "cpuid", "guestmem", "uffd", "boot", "virtio/virtq", "virtio", "virtio/mmio",
 			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest", "machine", "."},
-		imports: []string{"internal/proto/...", "internal/format/..."},
+		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
 	},
 	{
 		folder:   "internal/net",
 		packages: []string{"policy", "peek", "inject", "inspect", "dns", "flowlog", "guesttest", "nettest", "stack", "."},
-		imports:  []string{"internal/proto/..."},
+		imports:  []string{"internal/proto/...", "internal/jail"},
 		reason: "forkd-net parses what hostile guests send: it knows neither files nor sandboxes, only what the daemon " +
 			"tells it",
 	},
@@ -57,7 +61,7 @@ var rooms = []room{
 		folder: "internal/host",
 		packages: []string{"invalid", "excerpt", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store", "vmpool", "vmfake",
 			"identity", "chain", "bake", "sandbox", "workspace"},
-		imports: []string{"internal/proto/...", "internal/format/..."},
+		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +
 			"its death must not be a VM's",
 	},
@@ -76,16 +80,16 @@ var rooms = []room{
 	{
 		folder:   "internal/daemon",
 		packages: []string{"audit", "auth", "metrics", "inbound", "v1", "."},
-		imports:  []string{"api/...", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/..."},
+		imports:  []string{"api/...", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:   "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
 	},
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/daemon", "internal/build/...", "internal/emu/...", "internal/proto/vm",
-			"internal/vmm/kvm", "recipes"},
+		imports: []string{"api/v1", "client", "internal/daemon", "internal/build/...", "internal/emu/...", "internal/jail",
+			"internal/proto/vm", "internal/vmm/kvm", "recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
-			"the daemon to start it, and KVM to probe the host in doctor",
+			"the daemon to start it, and KVM and the jail to probe the host in doctor",
 	},
 	{
 		folder:   "internal/vmtest",
@@ -213,7 +217,7 @@ var rules = []rule{
 	},
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
-		except: []string{"internal/vmm/kvm", "internal/vmm/guestmem", "internal/vmm/uffd",
+		except: []string{"internal/jail", "internal/vmm/kvm", "internal/vmm/guestmem", "internal/vmm/uffd",
 			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/log"
 
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/net/stack"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -40,6 +41,10 @@ const (
 // code.
 func Main() int {
 	log.SetTarget(&log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}}) // gVisor's: a guest could fill it
+	if err := jail.Enter(jail.Config{Filter: allowed[:], Online: true}); err != nil {
+		fmt.Fprintf(os.Stderr, "forkd-net: cannot enter the jail: %v\n", err)
+		return jail.ExitCode
+	}
 	s, err := newServer(stack.NewHost(maxSockets()), loneliness)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)

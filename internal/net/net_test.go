@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -21,6 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/jail/posture"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
@@ -336,8 +337,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	d.must(netproto.KindDetach, &netproto.ID{ID: "x"})
 }
 
-// startProcess starts this test binary as forkd-net, and returns the path of its control socket.
-func startProcess(t *testing.T) (path string, cmd *exec.Cmd) {
+// startProcess starts this test program as forkd-net, in its jail, and returns the path of its control socket.
+func startProcess(t *testing.T) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)
@@ -346,19 +347,27 @@ func startProcess(t *testing.T) (path string, cmd *exec.Cmd) {
 	}
 	file := os.NewFile(uintptr(listener), "listener")
 	defer file.Close()
-	cmd = exec.Command("/proc/self/exe")
-	cmd.Args, cmd.ExtraFiles, cmd.Stderr = []string{asProcess}, []*os.File{file}, os.Stderr
-	if err := cmd.Start(); err != nil {
+	program, err := posture.TestProgram(t.TempDir())
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	return path, cmd
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attr := os.ProcAttr{Dir: "/", Files: []*os.File{nil, nil, os.Stderr, file}}
+	p, err = jails.Start(program, []string{asProcess}, attr, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Kill() })
+	return path, p
 }
 
 // anonymous returns the memory of a process's own that is in RAM, in KiB (proc_pid_status(5)).
-func anonymous(t *testing.T, cmd *exec.Cmd) (kib int) {
+func anonymous(t *testing.T, p *os.Process) (kib int) {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +380,7 @@ func anonymous(t *testing.T, cmd *exec.Cmd) (kib int) {
 
 // Sandboxes that are gone give the host its memory back.
 func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
-	path, cmd := startProcess(t)
+	path, p := startProcess(t)
 	d := connect(t, path)
 	const sandboxes = 200
 	var files []*os.File
@@ -386,11 +395,11 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	full := anonymous(t, cmd)
+	full := anonymous(t, p)
 	for _, f := range files {
 		_ = f.Close()
 	}
-	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, cmd) < full/2 })
+	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
 }
 
 // The process lives on when its daemon is gone, with the connections of its sandboxes, and another
@@ -398,7 +407,7 @@ func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
 func TestProcessSurvivesItsDaemon(t *testing.T) {
 	w := nettest.New(t, web)
 	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })
-	path, cmd := startProcess(t)
+	path, p := startProcess(t)
 	d := connect(t, path)
 	g, frames := guesttest.New(t)
 	d.attach("sb-1", frames, netproto.Public())
@@ -414,15 +423,15 @@ func TestProcessSurvivesItsDaemon(t *testing.T) {
 	if _, err := io.WriteString(c, "still"); err != nil {
 		t.Fatal(err)
 	}
-	p := make([]byte, 5)
-	if _, err := io.ReadFull(c, p); err != nil || string(p) != "still" {
-		t.Errorf("%q, %v", p, err)
+	echo := make([]byte, 5)
+	if _, err := io.ReadFull(c, echo); err != nil || string(echo) != "still" {
+		t.Errorf("%q, %v", echo, err)
 	}
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err == nil {
-		t.Error("SIGTERM ended it without a trace")
+	if state, err := p.Wait(); err != nil || state.Success() {
+		t.Errorf("SIGTERM ended it without a trace: %v, %v", state, err)
 	}
 }
 

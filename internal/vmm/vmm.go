@@ -1,7 +1,7 @@
 // Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
 //
-// It works on descriptors that the daemon donates and opens nothing by itself but its own page map
-// in /proc. A VMM without a running VM ends when the daemon hangs up; one with a VM keeps running
+// It works on descriptors that the daemon donates. By itself it opens nothing but its own page map
+// in /proc, before it enters its jail (package jail), in which it can open nothing at all. A VMM without a running VM ends when the daemon hangs up; one with a VM keeps running
 // it and waits for the daemon to come back. When the guest stops, the process reports it and ends.
 package vmm
 
@@ -15,10 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
@@ -32,9 +34,18 @@ const (
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main serves the control socket until the machine ends and returns the process's exit code.
+// Main serves the control socket until the machine ends and returns the process's exit code. Nothing
+// is read from the socket before the process is in its jail.
 func Main() int {
-	s := &server{listener: ListenerFD}
+	tracker, err := guestmem.NewTracker()
+	if err == nil {
+		err = jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles})
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "forkd-vmm: cannot enter the jail: %v\n", err)
+		return jail.ExitCode
+	}
+	s := &server{listener: ListenerFD, tracker: tracker}
 	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)
@@ -57,6 +68,7 @@ func Main() int {
 
 type server struct {
 	listener int
+	tracker  *guestmem.Tracker // the machine's, once there is one
 	machine  *machine.Machine
 	ring     *console.Ring
 	started  bool // the VM was booted or restored: it is worth keeping without a daemon
@@ -180,7 +192,7 @@ func (s *server) create(r *codec.Reader, files *donated) error {
 	}
 	s.ring = ring
 	s.machine, err = machine.New(machine.Config{
-		KVM: sys, Shape: req.Shape, Console: ring, VsockListener: vsock,
+		KVM: sys, Tracker: s.tracker, Shape: req.Shape, Console: ring, VsockListener: vsock,
 		GuestConn: s.dials.take, Exited: s.exited, Stalled: s.stalled,
 	})
 	if err != nil {

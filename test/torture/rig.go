@@ -24,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -47,6 +48,7 @@ const systemMiB = 112
 type Config struct {
 	Assets *vmtest.Assets
 	Guest  guest.Size
+	Jail   *jail.Starter
 }
 
 // Rig makes the VMs of one shape and counts what happens to them.
@@ -105,7 +107,7 @@ type running struct {
 func (r *Rig) spawn(ctx context.Context, kind string) (*running, error) {
 	name := fmt.Sprintf("%s%d", kind, r.names.Add(1))
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{
-		Bin: r.cfg.Assets.VMM, Dir: filepath.Join(r.dir, name), ID: name, Shape: r.shape,
+		Bin: r.cfg.Assets.VMM, Dir: filepath.Join(r.dir, name), ID: name, Shape: r.shape, Jail: r.cfg.Jail,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: spawn: %w", name, err)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/vmtest"
 	"github.com/forkd/forkd/test/torture/guest"
 )
@@ -39,6 +40,10 @@ func TestTorture(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	dir := vmtest.ShortDir(t)
 	rep := NewReport(*seed)
 	write := func() {
@@ -66,7 +71,7 @@ func TestTorture(t *testing.T) {
 		}
 		rng := rand.New(rand.NewPCG(*seed, uint64(cpus)))
 		size := guest.Size{MemoryMiB: *dataMiB, DiskMiB: 2, CPUs: cpus}
-		rig := NewRig(Config{Assets: assets, Guest: size}, dir, ram, rng, rep, progress)
+		rig := NewRig(Config{Assets: assets, Guest: size, Jail: jails}, dir, ram, rng, rep, progress)
 		base, err := rig.Boot(ctx)
 		if err == nil {
 			progress("booted %d vCPUs", cpus)

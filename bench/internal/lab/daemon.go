@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/vmtest"
 	"github.com/forkd/forkd/recipes"
 )
@@ -51,6 +52,9 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 		return nil, err
 	}
 	if d.Dir, err = tempDir("/tmp", undo); err != nil {
+		return nil, err
+	}
+	if d.VMMs.Jail, err = jail.New(jail.Options{}); err != nil {
 		return nil, err
 	}
 	if d.VMMs.Bin, err = CopyBinary(d.Dir, d.Assets.VMM); err != nil {
@@ -120,7 +124,8 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	if o.VMMs == nil {
 		o.VMMs = d.VMMs
 		var err error
-		online, err = netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Log: slog.New(slog.DiscardHandler)})
+		online, err = netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Jail: d.VMMs.Jail,
+			Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

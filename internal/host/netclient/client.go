@@ -28,6 +28,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/jail/violation"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -49,6 +51,7 @@ type Config struct {
 	Resolvers []netip.AddrPort // asked for names; none: those of /etc/resolv.conf, as it is at the time
 	Proxy     Proxy            // that TCP goes out through
 	FlowLog   string           // file that a line for each connection is appended to; empty: none
+	Jail      *jail.Starter
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout but in tests
@@ -259,6 +262,9 @@ func (c *Client) lastWords() string {
 	text, err := os.ReadFile(filepath.Join(c.cfg.Dir, logFile))
 	if err != nil {
 		return ""
+	}
+	if call := violation.Call(string(text)); call != "" {
+		return "its jail forbids the system call " + call
 	}
 	const most = 2000
 	return string(text[max(0, len(text)-most):])

@@ -37,8 +37,9 @@ func (c *Client) start() (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := process.Start(process.Spec{Name: Name, Bin: c.cfg.Bin, Env: netEnv, Log: c.path(logFile),
-		Record: c.path(recordFile), Listener: listenerFile})
+	proc, err := process.Start(process.Spec{Name: Name, Bin: c.cfg.Bin, Log: c.path(logFile),
+		Env: netEnv, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
+	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}

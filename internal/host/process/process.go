@@ -15,17 +15,21 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
 )
 
 // Spec says what Start runs.
 type Spec struct {
-	Name     string   // for messages, and the process's own name of itself
-	Bin      string   // path of the program
-	Env      []string // all of its environment
-	Log      string   // file that its standard error is appended to
-	Record   string   // file for its id and start time
-	Listener *os.File // becomes its descriptor 3; nil: none
-	Cgroup   *os.File // cgroup v2 directory that it starts in; nil: the daemon's
+	Name     string        // for messages, and the process's own name of itself
+	Bin      string        // path of the program
+	Env      []string      // all of its environment
+	Log      string        // file that its standard error is appended to
+	Record   string        // file for its id and start time
+	Listener *os.File      // becomes its descriptor 3; nil: none
+	Cgroup   *os.File      // cgroup v2 directory that it starts in; nil: the daemon's
+	Jail     *jail.Starter // nil: none
+	Online   bool          // its jail has the host's network
 }
 
 // Process is one of them, our child or not.
@@ -59,12 +63,13 @@ func Start(spec Spec) (*Process, error) {
 	if spec.Cgroup != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(spec.Cgroup.Fd())
 	}
-	child, err := os.StartProcess(spec.Bin, []string{spec.Name}, &os.ProcAttr{
-		Dir:   "/",
-		Env:   spec.Env,
-		Files: []*os.File{nil, nil, log, spec.Listener},
-		Sys:   sys,
-	})
+	attr := os.ProcAttr{Dir: "/", Env: spec.Env, Files: []*os.File{nil, nil, log, spec.Listener}, Sys: sys}
+	var child *os.Process
+	if argv := []string{spec.Name}; spec.Jail == nil {
+		child, err = os.StartProcess(spec.Bin, argv, &attr)
+	} else {
+		child, err = spec.Jail.Start(spec.Bin, argv, attr, spec.Online)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}

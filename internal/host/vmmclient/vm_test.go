@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -33,8 +34,12 @@ type testVM struct {
 
 func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	t.Helper()
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	v, err := vmmclient.Spawn(context.Background(), vmmclient.Config{
-		Bin: a.VMM, Dir: filepath.Join(vmtest.ShortDir(t), "vm"), ID: t.Name(), Shape: shape,
+		Bin: a.VMM, Dir: filepath.Join(vmtest.ShortDir(t), "vm"), ID: t.Name(), Shape: shape, Jail: jails,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +47,7 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	t.Cleanup(func() {
 		if t.Failed() {
 			console, _ := vmmclient.Console(v.Dir())
-			t.Logf("console of %s:\n%s", v.Dir(), vmtest.LastLines(console, 40))
+			t.Logf("console of %s:\n%s\nexit: %+v", v.Dir(), vmtest.LastLines(console, 40), v.Exit())
 		}
 		if err := v.Kill(); err != nil {
 			t.Error(err)

@@ -19,6 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/jail/violation"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -32,14 +34,16 @@ type Config struct {
 	ID      string // for messages
 	Shape   vm.Shape
 	Cgroups *cgroup.Tree // where its leaf is made, with the name of Dir; nil: it has no limits
+	Jail    *jail.Starter
 }
 
 // vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so
 // collecting it would only dirty pages, as would a second thread while it starts; package vmm
 // raises GOMAXPROCS when it has vCPUs. Where the host gives transparent huge pages to everybody,
 // that heap would take two of them, 4 MiB. The VMM cannot refuse them for itself: its runtime has
-// touched the heap by then. What the runtime has beside the heap is too small for one.
-var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1,disablethp=1"}
+// touched the heap by then. What the runtime has beside the heap is too small for one. Nor need it
+// hold files of the cgroup open to follow its limit of CPU.
+var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0"}
 
 // Conn is a stream that the guest opened to the host.
 type Conn struct {
@@ -116,9 +120,10 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 		return nil, err
 	}
 	proc, err := process.Start(process.Spec{
-		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place,
+		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
 		Log: filepath.Join(cfg.Dir, logFile), Record: filepath.Join(cfg.Dir, pidFile),
 	})
+	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
@@ -255,16 +260,19 @@ func (v *VMM) killed() vm.Exit {
 }
 
 // lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it
-// was.
+// was. Of a call that the jail forbids it returns the name.
 func (v *VMM) lastWords() string {
 	f, err := os.Open(filepath.Join(v.dir, logFile))
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	const most = 2000 // bytes; what a VMM that its guest has taken over writes may be endless
-	p, _ := io.ReadAll(io.LimitReader(f, most))
-	if text := strings.TrimSpace(string(p)); text != "" {
+	const searched, most = 64 << 10, 2000 // bytes; what a VMM that its guest has taken over writes may be endless
+	p, _ := io.ReadAll(io.LimitReader(f, searched))
+	if call := violation.Call(string(p)); call != "" {
+		return ": its jail forbids the system call " + call
+	}
+	if text := strings.TrimSpace(string(p[:min(len(p), most)])); text != "" {
 		return ": " + text
 	}
 	return ""

@@ -5,6 +5,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -12,11 +13,13 @@ import (
 type Processes struct {
 	Bin     string       // path of forkd-vmm
 	Cgroups *cgroup.Tree // nil: VMMs have no limits
+	Jail    *jail.Starter
 }
 
 // Spawn implements VMMs.
 func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
-	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups})
+	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups,
+		Jail: p.Jail})
 	if err != nil {
 		return nil, err // not v, which would be a VMM that is not nil
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/machine"
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
@@ -176,7 +177,12 @@ func (h *host) newVM(t *testing.T) *testVM {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = sys.Close() })
-	v.Machine, err = machine.New(machine.Config{KVM: sys, Shape: h.shape, Console: v.console, VsockListener: file,
+	tracker, err := guestmem.NewTracker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tracker.Close() })
+	v.Machine, err = machine.New(machine.Config{KVM: sys, Tracker: tracker, Shape: h.shape, Console: v.console, VsockListener: file,
 		GuestConn: func(port uint32, fd int) error {
 			v.dialed <- port
 			return unix.Close(fd)

@@ -28,6 +28,7 @@ import (
 // Config is what a machine is made of.
 type Config struct {
 	KVM           *kvm.System
+	Tracker       *guestmem.Tracker // of this process
 	Shape         vm.Shape
 	Console       io.ByteWriter                   // gets the serial output
 	VsockListener *os.File                        // listening unix socket, taken over
@@ -77,7 +78,7 @@ type Machine struct {
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt
 // controllers exist waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
-	m := &Machine{cfg: cfg, slots: make([]*slot, boot.MaxVirtioDevices)}
+	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices)}
 	var undo cleanup.Stack
 	defer undo.Run()
 	if n := cfg.Shape.VCPUs; n < 1 || n > vm.MaxVCPUs {
@@ -90,10 +91,6 @@ func New(cfg Config) (_ *Machine, err error) {
 		return nil, err
 	}
 	undo.Add(func() { _ = m.mem.Close() })
-	if m.tracker, err = guestmem.NewTracker(); err != nil {
-		return nil, err
-	}
-	undo.Add(func() { _ = m.tracker.Close() })
 	if m.vm, err = cfg.KVM.CreateVM(); err != nil {
 		return nil, err
 	}

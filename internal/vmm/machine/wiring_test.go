@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmtest"
 )
@@ -35,7 +36,12 @@ func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(Config{KVM: sys, VsockListener: file,
+	tracker, err := guestmem.NewTracker()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tracker.Close() })
+	m, err := New(Config{KVM: sys, Tracker: tracker, VsockListener: file,
 		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: 2, Template: vmtest.Template()}})
 	if err == nil {
 		t.Cleanup(func() {

@@ -1,0 +1,80 @@
+package jail
+
+import "golang.org/x/sys/unix"
+
+// Call is a system call that a process may make, by its number (unix.SYS_*). Of several entries
+// with the same number one has to fit.
+type Call struct {
+	Number uintptr
+	Where  []Condition // all have to hold; none: whatever the arguments are
+	Deny   unix.Errno  // instead of making it, it fails with this; 0: it is made
+}
+
+// Condition is one of an argument's value.
+type Condition struct {
+	Argument int
+	Mask     uint64 // the bits that are compared
+	Value    uint64 // what they are
+	Not      bool   // the whole argument is not Value; Mask is not used
+}
+
+// Is is the condition that an argument has a value.
+func Is(argument int, value uint64) Condition {
+	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
+}
+
+// IsNot is the condition that an argument has another value.
+func IsNot(argument int, value uint64) Condition {
+	return Condition{Argument: argument, Value: value, Not: true}
+}
+
+// Lacks is the condition that an argument has none of some bits.
+func Lacks(argument int, bits uint64) Condition { return Condition{Argument: argument, Mask: bits} }
+
+// Calls are calls whose arguments do not matter: they act on descriptors and memory that the
+// process has.
+func Calls(numbers ...uintptr) []Call {
+	calls := make([]Call, len(numbers))
+	for i, n := range numbers {
+		calls[i].Number = n
+	}
+	return calls
+}
+
+// Ioctls are requests of a device.
+func Ioctls(requests ...uint64) []Call {
+	calls := make([]Call, len(requests))
+	for i, r := range requests {
+		calls[i] = With(unix.SYS_IOCTL, Is(1, r))
+	}
+	return calls
+}
+
+// With is a call whose arguments matter.
+func With(number uintptr, where ...Condition) Call { return Call{Number: number, Where: where} }
+
+// newThread is how Go's runtime makes a thread, and so the only flags that clone may have:
+// runtime/os_linux.go, cloneFlags, and sys_linux_amd64.s, which adds CLONE_SETTLS. It does not use
+// clone3, whose flags a filter could not see.
+const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_SYSVSEM |
+	unix.CLONE_THREAD | unix.CLONE_SETTLS
+
+// RuntimeCalls are those of Go's runtime and of package os on open files. Memory can be had, but
+// none of it can become code. The handler of SIGSYS, which ends a process that makes another call,
+// stays as it is.
+func RuntimeCalls() []Call {
+	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
+		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FTRUNCATE, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
+		unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_CLOCK_GETTIME, unix.SYS_RESTART_SYSCALL,
+		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
+		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
+		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
+		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC)),
+		With(unix.SYS_CLONE, Is(0, newThread)),
+		With(unix.SYS_RT_SIGACTION, IsNot(0, uint64(unix.SIGSYS))),
+		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // it names memory
+		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
+		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL)),
+		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
+		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))
+}

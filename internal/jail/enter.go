@@ -1,0 +1,217 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/landlock-lsm/go-landlock/landlock"
+	"golang.org/x/sys/unix"
+)
+
+// Config is what differs between the jails of two programs.
+type Config struct {
+	Filter []unix.SockFilter // made by package filter
+	Files  uint64            // descriptors that it may have open; 0: as many as it was started with
+	Online bool              // it makes connections
+}
+
+// ExitCode is that of a program that could not enter its jail.
+const ExitCode = 3
+
+// threads bounds the threads of one process. The most that it needs are those of the vCPUs, of KVM
+// for them, and of the Go runtime for calls that wait.
+const threads = 1024
+
+// Enter locks this process up, all of its threads. It is called before anything is read that comes
+// from elsewhere; after an error the process has to end. The order is fixed: each step needs what
+// the next one takes away.
+func Enter(c Config) error {
+	how := os.Getenv(environment)
+	if how == "" || how != noNamespaces && os.Getpid() != 1 {
+		return errors.New("this program is started by forkd daemon")
+	}
+	for _, step := range []struct {
+		name string
+		do   func() error
+		skip bool
+	}{
+		{"empty the root directory", emptyRoot, how == noNamespaces},
+		{"shrink the bounding set", shrinkBoundingSet, how == noNamespaces},
+		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
+		{"drop capabilities", dropCapabilities, false},
+		{"limit resources", func() error { return limit(c.Files) }, false},
+		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }, false},
+		{"share no core with others", shareNoCore, false},
+		{"renounce paths", func() error { return renouncePaths(c.Online) }, false},
+		{"filter system calls", func() error { return filter(c.Filter) }, false},
+	} {
+		if step.skip {
+			continue
+		}
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// becomeUser becomes the one that is named, and a member of no group but its own.
+func becomeUser(how string) error {
+	id, err := strconv.Atoi(strings.TrimPrefix(how, ownUser))
+	if err != nil {
+		return err
+	}
+	if err := syscall.Setgroups(nil); err != nil {
+		return err
+	}
+	if err := syscall.Setresgid(id, id, id); err != nil {
+		return err
+	}
+	return syscall.Setresuid(id, id, id)
+}
+
+// emptyRoot makes an empty file system the root and leaves all others.
+func emptyRoot() error {
+	const (
+		place = "/proc" // a directory that every host has
+		safe  = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	)
+	// Without this the host would see what is mounted here.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	// At most one page and one file, the root directory itself.
+	if err := unix.Mount("jail", place, "tmpfs", safe, "size=4k,nr_inodes=1,mode=0555"); err != nil {
+		return err
+	}
+	if err := unix.Chdir(place); err != nil {
+		return err
+	}
+	if err := swapRoot(); err != nil {
+		return err
+	}
+	return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_RDONLY|safe, "")
+}
+
+// swapRoot makes the working directory the root.
+func swapRoot() error {
+	switch err := unix.PivotRoot(".", "."); err {
+	case nil:
+		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which now lies over the new one
+	case unix.EINVAL:
+		// The host runs from its initramfs, which nothing can replace: it is covered.
+		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+			return err
+		}
+		if err := unix.Chroot("."); err != nil {
+			return err
+		}
+		return unix.Chdir("/")
+	default:
+		return err
+	}
+}
+
+// limit sets what is not counted by cgroups.
+func limit(files uint64) error {
+	limits := map[int]uint64{
+		unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0, unix.RLIMIT_NPROC: threads,
+	}
+	if files > 0 {
+		limits[unix.RLIMIT_NOFILE] = files
+	}
+	for resource, most := range limits {
+		var had unix.Rlimit
+		if err := unix.Getrlimit(resource, &had); err != nil {
+			return err
+		}
+		most = min(most, had.Max)
+		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shareNoCore keeps processes of other cookies from the siblings of a core that this one runs on,
+// where Linux can and there are siblings (core-scheduling.rst).
+func shareNoCore() error {
+	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_CREATE, 0, unix.PR_SCHED_CORE_SCOPE_THREAD_GROUP, 0)
+	if err == unix.EINVAL || err == unix.ENODEV {
+		return nil
+	}
+	return err
+}
+
+// shrinkBoundingSet leaves nothing in the sets of all threads. A process that a Starter's thread has
+// started has nothing there.
+func shrinkBoundingSet() error {
+	for c := uintptr(0); ; c++ {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+		if err == unix.EINVAL && c > 0 {
+			return nil // behind the last that the kernel knows
+		}
+		if err != nil {
+			return err
+		}
+		if has == 0 {
+			continue
+		}
+		if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); errno != 0 {
+			return errno
+		}
+	}
+}
+
+// dropCapabilities empties all other sets, of all threads.
+func dropCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of the calling thread
+	var none [2]unix.CapUserData
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// renouncePaths sets no_new_privs, and with Landlock denies all files and, unless it is online, all
+// TCP. A kernel without Landlock denies nothing here: the empty root and the filter do without it.
+func renouncePaths(online bool) error {
+	if err := noNewPrivileges(); err != nil {
+		return err
+	}
+	if online {
+		return landlock.V9.BestEffort().RestrictPaths()
+	}
+	return landlock.V5.BestEffort().Restrict() // V6 keeps signals from other threads on some kernels
+}
+
+func noNewPrivileges() error {
+	_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// filter is seccomp(2), for all threads at once.
+func filter(program []unix.SockFilter) error {
+	if len(program) == 0 {
+		return errors.New("there is no filter")
+	}
+	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	thread, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&p)))
+	if errno != 0 {
+		return errno
+	}
+	if thread != 0 {
+		return fmt.Errorf("thread %d does not take the filter", thread)
+	}
+	return nil
+}

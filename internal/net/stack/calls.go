@@ -1,0 +1,22 @@
+package stack
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
+)
+
+// Calls are those of this package, and of package net of Go for it, beside the runtime's: it
+// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones.
+func Calls() []jail.Call {
+	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT,
+		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV, unix.SYS_WRITEV)
+	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
+		for _, kind := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+			for _, flags := range []uint64{unix.SOCK_CLOEXEC, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
+				calls = append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, family), jail.Is(1, kind|flags)))
+			}
+		}
+	}
+	return calls
+}

@@ -1,0 +1,17 @@
+package vmm
+
+import (
+	"flag"
+	"testing"
+
+	"github.com/forkd/forkd/internal/jail/filter"
+)
+
+var update = flag.Bool("update", false, "write the filter that is generated")
+
+// The filter that the process installs is that of the calls that its parts declare.
+func TestFilterIsThatOfTheCalls(t *testing.T) {
+	if err := filter.CheckSource("zfilter_linux_amd64.go", "vmm", calls(), *update); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,23 @@
+package machine
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/kvm"
+	"github.com/forkd/forkd/internal/vmm/uffd"
+	"github.com/forkd/forkd/internal/vmm/virtio/blk"
+	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
+)
+
+// Calls are those of a machine beside the runtime's. The devices that have none of their own use
+// those of guestmem.
+func Calls() []jail.Call {
+	return slices.Concat(kvm.Calls(), guestmem.Calls(), uffd.Calls(), blk.Calls(), vsock.Calls(), []jail.Call{
+		jail.With(unix.SYS_GETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),
+		jail.With(unix.SYS_SETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),
+	})
+}

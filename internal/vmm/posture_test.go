@@ -1,0 +1,165 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
+	"github.com/forkd/forkd/internal/jail/posture"
+	"github.com/forkd/forkd/internal/jail/violation"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// The test program is a VMM when it is started with this in its environment, and tries a call when
+// that is its value.
+const role = "FORKD_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	switch do := os.Getenv(role); do {
+	case "":
+		os.Exit(m.Run())
+	case "vmm":
+		os.Exit(Main())
+	default:
+		if err := jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles}); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(jail.ExitCode)
+		}
+		errno := attempts[do]()
+		fmt.Fprintf(os.Stderr, "%s returned %v\n", do, errno)
+		os.Exit(0)
+	}
+}
+
+// attempts are calls that a VMM must not make, by their names in Linux and a word on the arguments.
+var attempts = map[string]func() error{
+	"socket":              raw(unix.SYS_SOCKET, unix.AF_UNIX, unix.SOCK_STREAM, 0),
+	"connect":             raw(unix.SYS_CONNECT, 3, 0, 0),
+	"openat":              raw(unix.SYS_OPENAT, 0, 0, unix.O_RDONLY),
+	"open":                raw(unix.SYS_OPEN, 0, unix.O_RDONLY, 0),
+	"execve":              raw(unix.SYS_EXECVE, 0, 0, 0),
+	"ptrace":              raw(unix.SYS_PTRACE, unix.PTRACE_TRACEME, 0, 0),
+	"clone3":              raw(unix.SYS_CLONE3, 0, 0, 0),
+	"unshare":             raw(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0),
+	"mprotect":            raw(unix.SYS_MPROTECT, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
+	"memfd_create":        raw(unix.SYS_MEMFD_CREATE, 0, 0, 0),
+	"io_uring_setup":      raw(unix.SYS_IO_URING_SETUP, 1, 0, 0),
+	"clone fork":          raw(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0),
+	"mmap code":           raw(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
+	"ioctl TIOCSTI":       raw(unix.SYS_IOCTL, 2, unix.TIOCSTI, 0),
+	"prctl dumpable":      raw(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1, 0),
+	"fcntl owner":         raw(unix.SYS_FCNTL, 2, unix.F_SETOWN, 1),
+	"rt_sigaction SIGSYS": raw(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSYS), 0, 0),
+	"setsockopt other":    raw(unix.SYS_SETSOCKOPT, 3, unix.SOL_SOCKET, unix.SO_REUSEADDR),
+	"socketpair inet":     raw(unix.SYS_SOCKETPAIR, unix.AF_INET, unix.SOCK_STREAM, 0),
+	"fallocate":           raw(unix.SYS_FALLOCATE, 2, 0, 0),
+}
+
+func raw(number, a, b, c uintptr) func() error {
+	return func() error {
+		_, _, errno := syscall.RawSyscall6(number, a, b, c, 0, ^uintptr(0), 0)
+		return errno
+	}
+}
+
+func program(t *testing.T) string {
+	t.Helper()
+	path, err := posture.TestProgram(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// start starts the test program in a role, as the daemon starts a VMM. It returns the daemon's end
+// of the control socket, and the file that the process prints to.
+func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
+	t.Helper()
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := vmtest.ShortDir(t)
+	listener, err := ctlsock.Listen(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := os.NewFile(uintptr(listener), "listener")
+	defer socket.Close()
+	conn, err := ctlsock.Dial(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = log.Close() })
+	attr := os.ProcAttr{Dir: "/", Env: []string{role + "=" + do, "GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"}, Files: []*os.File{nil, nil, log, socket}}
+	p, err := jails.Start(program, []string{"forkd-vmm"}, attr, false)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EUSERS) {
+		t.Skipf("this host allows no namespaces: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, conn, log
+}
+
+// A VMM that waits for its daemon is locked up.
+func TestPostureOfAShell(t *testing.T) {
+	p, conn, log := start(t, program(t), "vmm")
+	t.Cleanup(func() {
+		_ = conn.Close()
+		if state, err := p.Wait(); err != nil || state.ExitCode() != exitClean {
+			text, _ := os.ReadFile(log.Name())
+			t.Errorf("the VMM ended with %v, %v:\n%s", state, err, text)
+		}
+	})
+	// An answer, if only that a request is not understood, comes from within the jail.
+	if err := conn.Send(vmmproto.KindCreate, nil); err != nil {
+		t.Fatal(err)
+	}
+	if kind, _, _, err := conn.Receive(); err != nil || kind != vmmproto.KindError {
+		t.Fatalf("kind %d, %v", kind, err)
+	}
+	for _, loose := range posture.Check(p.Pid, posture.Want{Files: maxFiles, Descriptors: []string{
+		`(/dev)?/null`, ".*/log", `socket:\[\d+\]`, `.*/\d+/pagemap`, `anon_inode:\[(eventpoll|eventfd)\]`,
+	}}) {
+		t.Error(loose)
+	}
+}
+
+// What a VMM need not do, it cannot do: it is ended, and the call is named.
+func TestPostureDeniesCalls(t *testing.T) {
+	program := program(t)
+	for _, do := range slices.Sorted(maps.Keys(attempts)) {
+		t.Run(do, func(t *testing.T) {
+			p, _, log := start(t, program, do)
+			state, err := p.Wait()
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := os.ReadFile(log.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			call, _, _ := strings.Cut(do, " ")
+			if named := violation.Call(string(text)); state.Success() || named != call {
+				t.Errorf("it ended with %v, for %q:\n%s", state, named, text)
+			}
+		})
+	}
+}

@@ -1,0 +1,13 @@
+package blk
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
+)
+
+// Calls are those of this package and of package disklayer beside the runtime's.
+func Calls() []jail.Call {
+	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	return append(jail.Calls(unix.SYS_PREADV, unix.SYS_PWRITEV), jail.With(unix.SYS_FALLOCATE, jail.Is(1, punch)))
+}

@@ -1,0 +1,14 @@
+package vsock
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail"
+)
+
+// Calls are those of this package beside the runtime's. It makes pairs of sockets and accepts
+// connections; it cannot make a socket that connects anywhere.
+func Calls() []jail.Call {
+	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV, unix.SYS_WRITEV),
+		jail.With(unix.SYS_SOCKETPAIR, jail.Is(0, unix.AF_UNIX)))
+}
