@@ -29,28 +29,37 @@ const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg" // forkd's own emulated host: an emulated CPU with nested virtualization
 	AccelPVM = "pvm" // a KVM that runs no stock kernel; of these kvm-pvm is the one known to run the stub guest
+
+	AccelNone = "none" // no KVM
 )
 
-// Host describes this host. The error is ErrUnfit if it has no KVM at all.
+// Host describes this host. The error is ErrUnfit if it has no KVM at all; the rest is described
+// all the same.
 func Host() (report.Host, error) {
-	h := report.Host{Accel: AccelKVM, CPUs: runtime.NumCPU()}
-	var unfit *kvm.UnfitError
-	switch err := kvm.Probe(); {
-	case errors.As(err, &unfit):
-		h.Accel = AccelPVM
-	case err != nil:
-		return h, errors.Join(ErrUnfit, err)
-	case vmtest.Emulated():
-		h.Accel = AccelTCG
-	}
+	h := report.Host{CPUs: runtime.NumCPU()}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
 		return h, fmt.Errorf("read kernel version: %w", err)
 	}
 	h.Kernel = unix.ByteSliceToString(name.Release[:])
 	mem, err := meminfo("MemTotal")
+	if err != nil {
+		return h, err
+	}
 	h.RAMMiB = mem >> 10
-	return h, err
+	var unfit *kvm.UnfitError
+	switch err := kvm.Probe(); {
+	case errors.As(err, &unfit):
+		h.Accel = AccelPVM
+	case err != nil:
+		h.Accel = AccelNone
+		return h, errors.Join(ErrUnfit, err)
+	case vmtest.Emulated():
+		h.Accel = AccelTCG
+	default:
+		h.Accel = AccelKVM
+	}
+	return h, nil
 }
 
 // assets returns the guest kernels, images and binaries that internal/vmtest/prepare made.
@@ -101,6 +110,16 @@ func DropCaches() error {
 
 // AvailableKiB returns the host's MemAvailable (proc_meminfo(5)).
 func AvailableKiB() (uint64, error) { return meminfo("MemAvailable") }
+
+// PssKiB returns what a process occupies, with its share of what it has in common with others
+// (proc_pid_smaps_rollup).
+func PssKiB(pid int) (uint64, error) {
+	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0, err
+	}
+	return statusField(string(p), "Pss")
+}
 
 func meminfo(key string) (uint64, error) {
 	p, err := os.ReadFile("/proc/meminfo")

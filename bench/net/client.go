@@ -1,0 +1,187 @@
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/report"
+)
+
+// clientArg makes this program a client: it carries out one order after another, from standard
+// input to standard output. With tapArg behind it, it first joins the namespace it is in to the
+// frame socket that is its descriptor 3.
+const (
+	clientArg = "client"
+	tapArg    = "tap"
+)
+
+// What a client can be told to do, and what it asks the server for with its first byte.
+const (
+	opDown    = 'd' // read
+	opUp      = 'u' // write
+	opRequest = 'r' // 64 bytes there and back, on one connection
+	opConnect = 'c' // connect, one byte there and back, close
+)
+
+// order is what a client is to do, and result what came of it.
+type (
+	order struct {
+		Op   byte
+		To   string
+		Each time.Duration
+	}
+	result struct {
+		MiBps    float64 // of opDown and opUp
+		P50, P99 float64 // of the others, in microseconds
+		Error    string
+	}
+)
+
+// Sizes in bytes.
+const (
+	chunkBytes   = 256 << 10
+	requestBytes = 64
+)
+
+// A connection is opened every connectPause, and connects of them in an order: forkd-net lets a
+// sandbox open 500 in a second, and what is measured is not that limit.
+const (
+	connects     = 100
+	connectPause = 4 * time.Millisecond
+)
+
+// clientMain does not return.
+func clientMain() {
+	if len(os.Args) > 2 && os.Args[2] == tapArg {
+		if err := joinTap(); err != nil {
+			fmt.Fprintf(os.Stderr, "net: client: %v\n", err)
+			os.Exit(1)
+		}
+	}
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	for {
+		var o order
+		if in.Decode(&o) != nil {
+			os.Exit(0)
+		}
+		r, err := o.carryOut()
+		if err != nil {
+			r.Error = err.Error()
+		}
+		if out.Encode(r) != nil {
+			os.Exit(1)
+		}
+	}
+}
+
+func (o *order) carryOut() (r result, err error) {
+	if o.Op == opConnect {
+		return o.connect()
+	}
+	c, err := o.dial()
+	if err != nil {
+		return r, err
+	}
+	defer c.Close()
+	switch o.Op {
+	case opDown:
+		return o.down(c)
+	case opUp:
+		return o.up(c)
+	default:
+		return o.requests(c)
+	}
+}
+
+func (o *order) dial() (*net.TCPConn, error) {
+	c, err := net.DialTimeout("tcp4", o.To, 10*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.Write([]byte{o.Op}); err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), c.SetDeadline(time.Now().Add(o.Each + 20*time.Second))
+}
+
+func (o *order) down(c io.Reader) (r result, err error) {
+	p, total, begin := make([]byte, chunkBytes), 0, time.Now()
+	for time.Since(begin) < o.Each {
+		n, err := c.Read(p)
+		if err != nil {
+			return r, err
+		}
+		total += n
+	}
+	r.MiBps = rate(total, time.Since(begin))
+	return r, nil
+}
+
+// up counts what has arrived: what waits in sockets when the time is up does so, too, and takes its
+// time.
+func (o *order) up(c *net.TCPConn) (r result, err error) {
+	p, begin := make([]byte, chunkBytes), time.Now()
+	for time.Since(begin) < o.Each {
+		if _, err := c.Write(p); err != nil {
+			return r, err
+		}
+	}
+	if err := c.CloseWrite(); err != nil {
+		return r, err
+	}
+	var total uint64
+	if err := binary.Read(c, binary.LittleEndian, &total); err != nil {
+		return r, err
+	}
+	r.MiBps = rate(int(total), time.Since(begin))
+	return r, nil
+}
+
+func rate(bytes int, took time.Duration) float64 { return float64(bytes) / (1 << 20) / took.Seconds() }
+
+func (o *order) requests(c io.ReadWriter) (r result, err error) {
+	p, begin := make([]byte, requestBytes), time.Now()
+	var took []float64
+	for last := begin; last.Sub(begin) < o.Each; {
+		if _, err := c.Write(p); err != nil {
+			return r, err
+		}
+		if _, err := io.ReadFull(c, p); err != nil {
+			return r, err
+		}
+		now := time.Now()
+		took = append(took, micros(now.Sub(last)))
+		last = now
+	}
+	return quantiles(took), nil
+}
+
+func (o *order) connect() (r result, err error) {
+	var took []float64
+	for range connects {
+		begin := time.Now()
+		c, err := o.dial()
+		if err != nil {
+			return r, err
+		}
+		_, err = io.ReadFull(c, make([]byte, 1))
+		took = append(took, micros(time.Since(begin)))
+		c.Close()
+		if err != nil {
+			return r, err
+		}
+		time.Sleep(connectPause)
+	}
+	return quantiles(took), nil
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func quantiles(took []float64) result {
+	return result{P50: report.Quantile(took, 0.5), P99: report.Quantile(took, 0.99)}
+}

@@ -1,0 +1,104 @@
+// Command net measures forkd-net as a network stack in user space, beside others of its kind: how
+// many bytes pass in a second, how long a request and a new connection take, and how much memory a
+// sandbox costs it.
+//
+// The client of every row is the Linux network stack of a namespace with nothing in it but the
+// peer's interface, and the server is a process of the host, reached over the host's loopback
+// interface. So what differs between the rows is the peer. A sandbox has a guest kernel and a VMM
+// in the place of that namespace, which cost more than the peers do; they are not measured here.
+//
+//	client ── Linux ── tap ── this process ── frame socket ── forkd-net ──┐
+//	client ── Linux ── tap ── pasta, or slirp4netns ──────────────────────┼── loopback ── server
+//	client ── loopback ──────────────────────────────────────────────────┘
+//
+// It runs in namespaces of its own: it needs a kernel that gives its users namespaces, and the
+// program ip. Peers that are not installed leave their rows blank. Tables go to
+// standard output, progress to standard error, the figures as JSON to the file -o. scripts/bench
+// runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/cleanup"
+)
+
+// options are the flags.
+type options struct {
+	rounds    int
+	each      time.Duration
+	sandboxes int
+}
+
+// bench is one run of this program.
+type bench struct {
+	*lab.Program
+	opt options
+}
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == clientArg {
+		clientMain()
+	}
+	if code, again := enterNamespace(); again {
+		os.Exit(code)
+	}
+	b := &bench{Program: lab.NewProgram("net", 5*time.Minute, "no new round begins")}
+	flag.IntVar(&b.opt.rounds, "rounds", 5, "how often each peer has its turn")
+	flag.DurationVar(&b.opt.each, "each", time.Second, "how long each throughput, and the requests, are measured in a round")
+	flag.IntVar(&b.opt.sandboxes, "sandboxes", 200, "for how many sandboxes the memory is measured")
+	b.Main(b.opt.check, b.measure)
+}
+
+func (o *options) check() error {
+	if o.rounds < 1 || o.each < 10*time.Millisecond || o.sandboxes < 1 || o.sandboxes > 10000 {
+		return errors.New("-rounds wants 1 or more, -each 10ms or more, -sandboxes 1 to 10000")
+	}
+	return nil
+}
+
+func (b *bench) measure(ctx context.Context) (*report.Report, error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	host, err := lab.Host()
+	if err != nil && !errors.Is(err, lab.ErrUnfit) { // there is no VM in this
+		return nil, err
+	}
+	if err := makeWorld(ctx); err != nil {
+		return nil, err
+	}
+	port, err := serve()
+	if err != nil {
+		return nil, err
+	}
+	b.Progress("memory of %d sandboxes", b.opt.sandboxes)
+	m, err := measureMemory(ctx, b.opt.sandboxes)
+	if err != nil {
+		return nil, err
+	}
+	peers, err := startPeers(ctx, port, &undo)
+	if err != nil {
+		return nil, err
+	}
+	for i := range b.opt.rounds {
+		if i > 0 && b.TimeIsUp() {
+			b.Progress("the time of -budget is up after %d rounds", i)
+			break
+		}
+		b.Progress("round %d of %d", i+1, b.opt.rounds)
+		for _, p := range peers {
+			if err := p.round(b.opt.each); err != nil {
+				return nil, err
+			}
+		}
+	}
+	r := b.Report(host)
+	r.Tables = append(r.Tables, peersTable(peers), m.table())
+	return r, nil
+}
