@@ -111,6 +111,10 @@ func TestLeafHasLimits(t *testing.T) {
 	if got, want := read(t, l, "memory.max"), fmt.Sprint(320<<20+lag); got != want {
 		t.Errorf("memory.max is %s while a copy is made, want %s: 64 MiB, and a copy of 256", got, want)
 	}
+	copying := read(t, l, "memory.max")
+	if err := tree.Find("sb-a").Set(vm.Limits{MemoryMiB: 64}, 256<<20); err != nil || read(t, l, "memory.max") != copying {
+		t.Errorf("a daemon that takes over during a copy sets %s, %v; want %s", read(t, l, "memory.max"), err, copying)
+	}
 	l.Tighten()
 	if got, want := read(t, l, "memory.max"), fmt.Sprint(64<<20+lag); got != want {
 		t.Errorf("memory.max is %s after a copy that took nothing, want %s", got, want)

@@ -26,6 +26,7 @@ type Leaf struct {
 	limits vm.Limits
 	ram    uint64            // of the guest
 	spare  uint64            // above the limit of memory: copies in RAM that are a snapshot's
+	found  bool              // made by an earlier daemon, and not set since
 	have   map[string]string // what is in the files, as far as that is known
 }
 
@@ -66,7 +67,7 @@ func (t *Tree) Find(name string) *Leaf {
 	if _, err := os.Stat(l.dir); err != nil {
 		return nil
 	}
-	l.spare, _ = stat(l.dir, "memory.stat", "shmem")
+	l.found = true
 	return l
 }
 
@@ -101,7 +102,20 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limits, l.ram = limits, ram
+	if l.found {
+		l.found, l.spare = false, l.sparedLocked()
+	}
 	return l.writeLocked()
+}
+
+// sparedLocked is what an earlier daemon allowed above the limit of memory. A copy that it asked for may
+// still be under way.
+func (l *Leaf) sparedLocked() uint64 {
+	most, err := stat(l.dir, "memory.max", "")
+	if least := memoryOf(l.limits, l.ram); err == nil && most > least {
+		return most - least
+	}
+	return 0
 }
 
 func (l *Leaf) writeLocked() error {
