@@ -37,7 +37,13 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 		return nil, nil
 	}
 	l := t.leaf(name)
-	if err := os.Mkdir(l.dir, 0o755); err != nil {
+	err := os.Mkdir(l.dir, 0o755)
+	if errors.Is(err, fs.ErrExist) { // of an earlier VM of this name, which has ended
+		if err = l.Remove(); err == nil {
+			err = os.Mkdir(l.dir, 0o755)
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make a cgroup: %w", err)
 	}
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
@@ -45,7 +51,7 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 			l.have[f.name] = f.value // what the kernel puts there: it is not written again
 		}
 	}
-	err := l.Set(vm.Limits{}, ram)
+	err = l.Set(vm.Limits{}, ram)
 	for _, f := range []file{{"memory", "memory.oom.group", "1"}, {"pids", "pids.max", fmt.Sprint(maxPIDs)}} {
 		if err == nil && t.has(f.controller) {
 			err = write(l.dir, f.name, f.value)
