@@ -105,32 +105,32 @@ type desc struct {
 	flags, next uint16
 }
 
-// Writer writes a Program that attacks one device, with pages of the guest's memory at physical
-// addresses that the attacker knows: one for each queue's rings, then PagesData for buffers.
-type Writer struct {
+// writer writes a Program that attacks one device, with pages of the guest's memory at physical
+// addresses that the attacker knows: one for each queue's rings, then pagesData for buffers.
+type writer struct {
 	Target
 	Pages []uint32
 	Program
 }
 
-// PagesNeeded is how many pages a Writer wants.
+// PagesNeeded is how many pages Attacks wants.
 const PagesNeeded = 3 + pagesData
 
 const pagesData = 2
 
-func (w *Writer) add(k Kind, addr uint32, v uint64) { w.Program = append(w.Program, Op{k, addr, v}) }
+func (w *writer) add(k Kind, addr uint32, v uint64) { w.Program = append(w.Program, Op{k, addr, v}) }
 
 // window is the address of a register.
-func (w *Writer) window(off uint32) uint32 {
+func (w *writer) window(off uint32) uint32 {
 	return uint32(boot.VirtioDevice(w.Slot).Addr) + off
 }
 
-func (w *Writer) set(reg, v uint32) { w.add(Store32, w.window(reg), uint64(v)) }
+func (w *writer) set(reg, v uint32) { w.add(Store32, w.window(reg), uint64(v)) }
 
-func (w *Writer) data(i int) uint32 { return w.Pages[len(w.Pages)-pagesData+i] }
+func (w *writer) data(i int) uint32 { return w.Pages[len(w.Pages)-pagesData+i] }
 
 // bytes puts p into memory.
-func (w *Writer) bytes(at uint32, p []byte) {
+func (w *writer) bytes(at uint32, p []byte) {
 	for ; len(p) > 0; at += 8 {
 		var word [8]byte
 		p = p[copy(word[:], p):]
@@ -138,13 +138,13 @@ func (w *Writer) bytes(at uint32, p []byte) {
 	}
 }
 
-func (w *Writer) desc(at uint32, d desc) {
+func (w *writer) desc(at uint32, d desc) {
 	w.add(Store64, at, d.addr)
 	w.add(Store64, at+8, uint64(d.length)|uint64(d.flags)<<32|uint64(d.next)<<48)
 }
 
 // begin resets the device and negotiates.
-func (w *Writer) begin(features uint64) {
+func (w *writer) begin(features uint64) {
 	w.set(regStatus, 0)
 	w.set(regStatus, acknowledge)
 	w.set(regStatus, acknowledge|driver)
@@ -156,7 +156,7 @@ func (w *Writer) begin(features uint64) {
 }
 
 // queue tells the device where a queue is.
-func (w *Writer) queue(q int, size uint32, table, avail, used uint64) {
+func (w *writer) queue(q int, size uint32, table, avail, used uint64) {
 	w.set(regQueueSel, uint32(q))
 	w.set(regQueueSize, size)
 	for i, at := range []uint64{table, avail, used} {
@@ -168,7 +168,7 @@ func (w *Writer) queue(q int, size uint32, table, avail, used uint64) {
 }
 
 // start brings the device up as a driver does, with empty rings.
-func (w *Writer) start() {
+func (w *writer) start() {
 	w.begin(w.Features)
 	for q := range w.Queues {
 		page := w.Pages[q]
@@ -179,10 +179,10 @@ func (w *Writer) start() {
 	w.run()
 }
 
-func (w *Writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
+func (w *writer) run() { w.set(regStatus, acknowledge|driver|featuresOK|driverOK) }
 
 // publish makes heads available and kicks; idx is the number of all heads so far.
-func (w *Writer) publish(q int, idx uint16, heads ...uint16) {
+func (w *writer) publish(q int, idx uint16, heads ...uint16) {
 	avail := w.Pages[q] + ringAvail
 	for i, h := range heads {
 		w.add(Store16, avail+4+2*((uint32(idx)+uint32(i))%w.Size), uint64(h))
@@ -192,7 +192,7 @@ func (w *Writer) publish(q int, idx uint16, heads ...uint16) {
 }
 
 // request writes descriptors for a request that is right, from descriptor 0 of the table on.
-func (w *Writer) request(table uint32) {
+func (w *writer) request(table uint32) {
 	out, in := w.data(0), w.data(1)
 	w.bytes(out, w.Out)
 	first := desc{uint64(out), uint32(len(w.Out)), descNext, 1}
@@ -212,11 +212,11 @@ func (w *Writer) request(table uint32) {
 // Seeds returns short programs: requests that are right, a look at every register, and after a
 // request each of the wrong chains.
 func Seeds(t Target, pages []uint32) []Program {
-	w := &Writer{Target: t, Pages: pages}
+	w := &writer{Target: t, Pages: pages}
 	w.right()
 	list := []Program{w.Program}
 	for _, more := range t.More {
-		w := &Writer{Target: t, Pages: pages}
+		w := &writer{Target: t, Pages: pages}
 		w.Out = more
 		if w.In > 0 {
 			w.In = 1 // a status
@@ -224,7 +224,7 @@ func Seeds(t Target, pages []uint32) []Program {
 		w.right()
 		list = append(list, w.Program)
 	}
-	w = &Writer{Target: t, Pages: pages}
+	w = &writer{Target: t, Pages: pages}
 	w.start()
 	for off := uint32(0); off < 0x140; off += 4 {
 		w.add(Load32, w.window(off), 0)
@@ -240,7 +240,7 @@ func Seeds(t Target, pages []uint32) []Program {
 }
 
 // right brings the device up and makes a request that is right.
-func (w *Writer) right() {
+func (w *writer) right() {
 	w.start()
 	w.request(w.Pages[w.Sends])
 	w.publish(w.Sends, 0, 0)
@@ -248,7 +248,7 @@ func (w *Writer) right() {
 }
 
 // wrong has the device find a chain after a request that is right.
-func (w *Writer) wrong(chain []desc) {
+func (w *writer) wrong(chain []desc) {
 	w.right()
 	for i, d := range chain {
 		w.desc(w.Pages[w.Sends]+uint32(i)*16, d)
@@ -262,7 +262,7 @@ func (w *Writer) wrong(chain []desc) {
 }
 
 // chains are lists of descriptors that no driver makes.
-func (w *Writer) chains() map[string][]desc {
+func (w *writer) chains() map[string][]desc {
 	const (
 		hole   = uint64(guestmem.HoleStart)
 		window = uint64(boot.VirtioBase)

@@ -17,29 +17,29 @@ type Attack struct {
 // Attacks returns what is tried on a device. Those that draw numbers draw them from seed.
 func Attacks(t Target, pages []uint32, seed uint64) []Attack {
 	var list []Attack
-	try := func(name string, f func(w *Writer)) {
-		w := &Writer{Target: t, Pages: pages}
+	try := func(name string, f func(w *writer)) {
+		w := &writer{Target: t, Pages: pages}
 		f(w)
 		list = append(list, Attack{t.Name + ": " + name, w.Program})
 	}
-	try("chains", (*Writer).badChains)
-	try("rings", (*Writer).badRings)
-	try("indices", (*Writer).badIndices)
-	try("changes", (*Writer).changes)
-	try("resets", (*Writer).resets)
-	try("storm", (*Writer).storm)
-	try("race", (*Writer).race)
-	try("window", func(w *Writer) { w.window32(seed) })
-	try("random", func(w *Writer) { w.random(seed) })
+	try("chains", (*writer).badChains)
+	try("rings", (*writer).badRings)
+	try("indices", (*writer).badIndices)
+	try("changes", (*writer).changes)
+	try("resets", (*writer).resets)
+	try("storm", (*writer).storm)
+	try("race", (*writer).race)
+	try("window", func(w *writer) { w.registers(seed) })
+	try("random", func(w *writer) { w.random(seed) })
 	if t.Slot == 0 {
-		try("packets", (*Writer).packets)
+		try("packets", (*writer).packets)
 	}
 	return list
 }
 
 // badChains offers each chain to the device, after a request that is right, and brings the device
 // up again for the next.
-func (w *Writer) badChains() {
+func (w *writer) badChains() {
 	chains := w.chains()
 	for _, name := range slices.Sorted(maps.Keys(chains)) {
 		w.wrong(chains[name])
@@ -47,7 +47,7 @@ func (w *Writer) badChains() {
 }
 
 // badRings puts rings where none can be, over each other and over what is used otherwise.
-func (w *Writer) badRings() {
+func (w *writer) badRings() {
 	page := uint64(w.Pages[w.Sends])
 	for _, r := range []struct {
 		size               uint32
@@ -81,7 +81,7 @@ func (w *Writer) badRings() {
 }
 
 // badIndices lets the available index jump.
-func (w *Writer) badIndices() {
+func (w *writer) badIndices() {
 	for _, jump := range []uint16{9, 256, 1 << 15, 1<<16 - 1, 8} {
 		for q := range w.Queues {
 			w.start()
@@ -97,7 +97,7 @@ func (w *Writer) badIndices() {
 }
 
 // changes writes registers of queues that are in use.
-func (w *Writer) changes() {
+func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
 	for i, reg := range []uint32{regQueueSize, regQueueReady, regQueueDesc, regQueueDriver, regQueueDevice, regDriverFeatures} {
@@ -118,7 +118,7 @@ func (w *Writer) changes() {
 }
 
 // resets takes the device away while it works.
-func (w *Writer) resets() {
+func (w *writer) resets() {
 	for i := range uint64(16) {
 		w.start()
 		w.request(w.Pages[w.Sends])
@@ -130,7 +130,7 @@ func (w *Writer) resets() {
 }
 
 // storm kicks, has interrupts raised and acknowledges them, without a break.
-func (w *Writer) storm() {
+func (w *writer) storm() {
 	w.start()
 	w.request(w.Pages[w.Sends])
 	for i := range uint16(500) {
@@ -141,7 +141,7 @@ func (w *Writer) storm() {
 }
 
 // race changes a request, its ring and its data while the device has it.
-func (w *Writer) race() {
+func (w *writer) race() {
 	w.start()
 	table := w.Pages[w.Sends]
 	w.request(table)
@@ -159,8 +159,8 @@ func (w *Writer) race() {
 	}
 }
 
-// window32 reads and writes the whole window and what is beside it in all widths, aligned or not.
-func (w *Writer) window32(seed uint64) {
+// registers reads and writes the whole window and what is beside it in all widths, aligned or not.
+func (w *writer) registers(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, uint64(w.Slot)))
 	w.start()
 	for _, k := range []Kind{Load8, Load16, Load32, Load64, Store8, Store16, Store32, Store64} {
@@ -176,7 +176,7 @@ func (w *Writer) window32(seed uint64) {
 
 // random brings the device up with rings that hold what a driver might have put there, changed
 // here and there.
-func (w *Writer) random(seed uint64) {
+func (w *writer) random(seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 100+uint64(w.Slot)))
 	addresses := append([]uint64{0, 1<<64 - 1, uint64(boot.VirtioBase), 1 << 40}, wide(w.Pages)...)
 	lengths := []uint32{0, 1, 12, 16, 44, 512, 4096, 1 << 20, 1<<32 - 1}
@@ -203,7 +203,7 @@ func wide(list []uint32) (out []uint64) {
 }
 
 // packets floods the host with connections, and lies about those there are.
-func (w *Writer) packets() {
+func (w *writer) packets() {
 	w.start()
 	tx, rx := w.Pages[1], w.Pages[0]
 	for i := range w.Size { // receive buffers, so that the device can answer

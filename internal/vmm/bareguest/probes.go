@@ -111,7 +111,7 @@ func interrupts() (p Program) {
 		eoi              = uint32(boot.LocalAPICAddr) + 0xb0
 		command          = uint32(boot.LocalAPICAddr) + 0x300
 	)
-	rng := &Writer{Target: Targets()[1], Pages: FreePages()}
+	rng := &writer{Target: Targets()[1], Pages: FreePages()}
 	rng.start()
 	rng.request(rng.Pages[0])
 	p = rng.Program
