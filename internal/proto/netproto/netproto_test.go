@@ -26,7 +26,7 @@ func messages(t testing.TB) []body {
 		&Hello{Version: Version},
 		&Welcome{Version: Version, PID: 7},
 		&Config{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.53:53"), netip.MustParseAddrPort("[fe80::1]:53")},
-			Own: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")},
+			Own:   []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")},
 			Proxy: Proxy{netip.MustParseAddrPort("10.0.0.2:3128"), "Basic x", "10.0.0.0/8"}},
 		&Attach{ID: "sb-1", Policy: policy, Limits: limits, Secrets: []Secret{{"api.example.com", "Authorization", "Bearer x"}}},
 		&Trust{Certificate: []byte("certificate"), Key: "key"},
