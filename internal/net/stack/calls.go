@@ -7,7 +7,8 @@ import (
 )
 
 // Calls are those of this package, and of package net of Go for it, beside the runtime's: it
-// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones.
+// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones; and
+// one of rtnetlink, of which a process without capabilities can only ask.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT,
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV, unix.SYS_WRITEV)
@@ -18,5 +19,6 @@ func Calls() []jail.Call {
 			}
 		}
 	}
-	return calls
+	return append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, unix.AF_NETLINK), jail.Is(1, unix.SOCK_RAW|unix.SOCK_CLOEXEC),
+		jail.Is(2, unix.NETLINK_ROUTE)))
 }
