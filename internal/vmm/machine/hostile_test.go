@@ -160,7 +160,11 @@ func TestHostileGuestsAreBranched(t *testing.T) {
 				child := h.fork(t, base)
 				before := child.exits(t)
 				for child.exits(t) == before {
-					time.Sleep(time.Millisecond)
+					select {
+					case e := <-child.exited:
+						t.Fatalf("the copy has ended: %v %s", e.Reason, e.Detail)
+					case <-time.After(time.Millisecond):
+					}
 				}
 				if err := child.Pause(); err != nil { // it must not take time from the others
 					t.Fatal(err)
