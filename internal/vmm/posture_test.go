@@ -63,6 +63,7 @@ var attempts = map[string]func() error{
 	"rt_sigaction SIGSYS": raw(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSYS), 0, 0),
 	"setsockopt other":    raw(unix.SYS_SETSOCKOPT, 3, unix.SOL_SOCKET, unix.SO_REUSEADDR),
 	"socketpair inet":     raw(unix.SYS_SOCKETPAIR, unix.AF_INET, unix.SOCK_STREAM, 0),
+	"socketpair datagram": raw(unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM, 0),
 	"fallocate":           raw(unix.SYS_FALLOCATE, 2, 0, 0),
 }
 
