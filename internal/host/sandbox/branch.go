@@ -54,6 +54,7 @@ type branch struct {
 	start   time.Time
 	lease   *store.Lease // of the snapshot that the sandbox runs from
 	staging *store.Staging
+	state   *os.File
 	layer   *os.File
 	lower   []*os.File // the sandbox's frozen tops, oldest first, the present one last
 	owners  []string   // of these
@@ -148,9 +149,10 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	b.undo.Add(b.staging.Discard)
 	files := vmmclient.BranchFiles{}
-	if files.State, err = b.create(snapshot.StateFile); err != nil {
+	if b.state, err = b.create(snapshot.StateFile); err != nil {
 		return err
 	}
+	files.State = b.state
 	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
 		return err
 	}
@@ -258,6 +260,9 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
 	if b.done.Mode != vm.BranchFull {
 		extents, memory, err = chain.Memory(b.layer, extents, b.lease)
+	}
+	if err == nil {
+		err = b.refuseWriters()
 	}
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the memory layer: %w", b.op, b.s.id, err)
