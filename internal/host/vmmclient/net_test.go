@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/vmtest"
@@ -32,8 +34,14 @@ func TestConnectionsEndInAChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer guests.Close()
-	t.Cleanup(func() { ours.Close() })
-	go (&gateway{ours}).serve()
+	defer ours.Close()
+	fd, err := unix.FcntlInt(ours.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	polled := os.NewFile(uintptr(fd), "frame socket") // Pair's are not
+	t.Cleanup(func() { polled.Close() })
+	go (&gateway{polled}).serve()
 	if err := parent.SetNet(t.Context(), guests); err != nil {
 		t.Fatal(err)
 	}

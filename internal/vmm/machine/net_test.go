@@ -99,13 +99,19 @@ func newWire(t *testing.T) (*wire, *vnet.Peer) {
 		t.Fatal(err)
 	}
 	defer theirs.Close()
-	t.Cleanup(func() { ours.Close() })
-	_ = ours.SetReadDeadline(time.Now().Add(10 * patience)) // of the whole test
-	fd, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	defer ours.Close()
+	peer, err := unix.FcntlInt(theirs.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &wire{t, ours}, vnet.NewPeer(fd)
+	fd, err := unix.FcntlInt(ours.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	polled := os.NewFile(uintptr(fd), "frame socket") // Pair's are not
+	t.Cleanup(func() { polled.Close() })
+	_ = polled.SetReadDeadline(time.Now().Add(10 * patience)) // of the whole test
+	return &wire{t, polled}, vnet.NewPeer(peer)
 }
 
 // next returns the payload of the next of our frames; what the guest's kernel sends by itself is
