@@ -1,0 +1,100 @@
+package integration_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// offloadCode is what the guest of TestOffloads does. The driver counts a frame once, however long
+// it is.
+const offloadCode = `
+import random
+def counted(direction):
+    read = lambda what: int(open("/sys/class/net/eth0/statistics/%s_%s" % (direction, what)).read())
+    return read("bytes"), read("packets")
+def mean(direction, move):
+    before = counted(direction)
+    moved = move()
+    after = counted(direction)
+    return moved, (after[0] - before[0]) // (after[1] - before[1])
+def upload(host, port, size):
+    data = random.Random(7).randbytes(size)
+    s = socket.create_connection((host, port), timeout=200)
+    s.sendall(data)
+    s.shutdown(socket.SHUT_WR)
+    return s.makefile().read() == hashlib.sha256(data).hexdigest()
+`
+
+// TestOffloads: where much is to be moved, frames longer than the MTU cross the device in both
+// directions, so that guest and forkd-net have few of them to handle; every byte arrives.
+func TestOffloads(t *testing.T) {
+	const size = 1 << 20 // on an emulated CPU every frame that a guest sends takes long
+	d := load(t).start(t)
+	file, digest := serveFile(t, size), serveDigest(t)
+	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{file.address, digest.address}})[0]
+	if e, err := d.Eval(d.ctx(t, bakeLimit), box.ID, client.EvalRequest{Code: offloadCode, TimeoutSecs: 120}); err != nil || e.Error != "" {
+		t.Fatalf("%+v, %v", e, err)
+	}
+	const most = frame.MTU + 14 // bytes of a frame that is not segmented, Ethernet header included
+	for direction, c := range map[string]struct{ move, want string }{
+		"rx": {fmt.Sprintf("fetch(%s)", file.of()), file.sum},
+		"tx": {fmt.Sprintf("upload(%s, %d)", digest.of(), size), "True"},
+	} {
+		var moved string
+		var mean int
+		got := d.call(t, box.ID, "'%%s %%d' %% mean(%q, lambda: %s)", direction, c.move)
+		if _, err := fmt.Sscan(got, &moved, &mean); err != nil {
+			t.Fatalf("%s: %v", got, err)
+		}
+		t.Logf("%s: frames of %d bytes on average", direction, mean)
+		if moved != c.want {
+			t.Errorf("%s: %s, want %s", c.move, moved, c.want)
+		}
+		if mean <= most {
+			t.Errorf("%s: frames have %d bytes on average; without segmentation offload they have up to %d", direction, mean, most)
+		}
+	}
+	d.kill(t, box)
+}
+
+// Children that download at once, and how much each: on hardware, and where an emulated CPU does
+// all of it and shares its time with whatever else its computer does.
+const (
+	downloads                        = 50
+	downloadMiB, emulatedDownloadMiB = 100, 4
+)
+
+// TestDownloadsAtOnce: every child of a fork is online, they download at once, and every byte
+// arrives.
+func TestDownloadsAtOnce(t *testing.T) {
+	d := load(t).start(t)
+	mib := downloadMiB
+	if vmtest.Emulated() {
+		mib = emulatedDownloadMiB
+	}
+	n, mib := envInt(t, "FORKD_DOWNLOADS", downloads), envInt(t, "FORKD_DOWNLOAD_MIB", mib)
+	file := serveFileAtOnce(t, mib<<20, n)
+	boxes := d.online(t, n, client.Network{Mode: "allow", Allow: []string{file.address}})
+	d.each(t, boxes, func(s client.Sandbox) {
+		code := fmt.Sprintf("begin(%s, 600)", file.of()) // it waits until all have begun
+		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: code, TimeoutSecs: 120}); err != nil || e.Error != "" {
+			t.Errorf("%s: %+v, %v", code, e, err)
+		}
+	})
+	if t.Failed() {
+		return // the others would wait
+	}
+	d.each(t, boxes, func(s client.Sandbox) {
+		if got := d.call(t, s.ID, "fetched()"); got != file.sum {
+			t.Errorf("sandbox %s: %s", s.ID, got)
+		}
+	})
+	if n := d.metric(t, "forkd_net_restarts_total"); n != 0 {
+		t.Errorf("forkd-net was started again %v times", n)
+	}
+	d.kill(t, boxes...)
+}

@@ -1,0 +1,122 @@
+package integration_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// hostAddress returns an address of this host that is neither loopback nor link-local. Servers of
+// these tests listen there: it is one that every policy closes, unless a rule opens it.
+func hostAddress(t *testing.T) string {
+	t.Helper()
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addrs {
+		if p, ok := a.(*net.IPNet); ok && p.IP.To4() != nil && p.IP.IsGlobalUnicast() {
+			return p.IP.String()
+		}
+	}
+	t.Fatal("this host has no address besides loopback")
+	return ""
+}
+
+// server is one that sandboxes talk to. It is an echo server for who does not speak HTTP.
+type server struct {
+	address string // with the port
+	content []byte // of GET /file
+	sum     string // of that, SHA-256 in hex
+}
+
+// serveFile starts an HTTP server of so many bytes, which ends with the test.
+func serveFile(t *testing.T, size int) server {
+	t.Helper()
+	return serveFileAtOnce(t, size, 1)
+}
+
+// serveFileAtOnce is serveFile, but nobody is answered before n have asked.
+func serveFileAtOnce(t *testing.T, size, n int) server {
+	t.Helper()
+	s := server{content: make([]byte, size)}
+	random := rand.NewChaCha8([32]byte{7})
+	random.Read(s.content)
+	sum := sha256.Sum256(s.content)
+	s.sum = hex.EncodeToString(sum[:])
+	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.address = l.Addr().String()
+	var asked atomic.Int64
+	all := make(chan struct{})
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) == int64(n) {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-r.Context().Done():
+			return
+		}
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(s.content))
+	})}
+	go srv.Serve(l)
+	t.Cleanup(func() { srv.Close() })
+	return s
+}
+
+// serveEcho starts a server that sends back what it gets.
+func serveEcho(t *testing.T) server {
+	t.Helper()
+	return serveTCP(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
+}
+
+// serveTCP starts a server that treats every connection so, and then closes it.
+func serveTCP(t *testing.T, serve func(net.Conn)) server {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(hostAddress(t), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
+	}()
+	return server{address: l.Addr().String()}
+}
+
+// of is the server's address as arguments in Python.
+func (s *server) of() string {
+	host, port, _ := net.SplitHostPort(s.address)
+	return fmt.Sprintf("%q, %s", host, port)
+}
+
+// serveDigest starts a server that answers with the SHA-256, in hex, of all that it is sent.
+func serveDigest(t *testing.T) server {
+	t.Helper()
+	return serveTCP(t, func(conn net.Conn) {
+		h := sha256.New()
+		if _, err := io.Copy(h, conn); err == nil {
+			_, _ = io.WriteString(conn, hex.EncodeToString(h.Sum(nil)))
+		}
+	})
+}
