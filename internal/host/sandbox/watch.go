@@ -68,12 +68,15 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	}
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
 	m.cfg.Observer.SandboxExited(exit.Reason.String())
-	m.kill(s.id, v)
 	unlock, err := s.lock(context.Background())
 	if err != nil {
 		return
 	}
 	defer unlock()
+	if !s.has(v) {
+		return // it was resumed: what was left of v went then, and its directory is another VM's
+	}
+	m.kill(s.id, v)
 	switch {
 	case !s.hasSuspension():
 		m.free(s)
@@ -85,8 +88,12 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 
 // exited notes the end of a VM, unless s has another by now or none.
 func (s *Sandbox) exited(v *liveVM, exit vm.Exit, console []byte) bool {
+	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, console }) == nil
+}
+
+// has reports whether v is the VM of s.
+func (s *Sandbox) has(v *liveVM) bool {
 	s.mu.Lock()
-	current := s.live == v
-	s.mu.Unlock()
-	return current && s.transition("exit", Exited, func() { s.exit, s.console = exit, console }) == nil
+	defer s.mu.Unlock()
+	return s.live == v
 }
