@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,7 +45,7 @@ func Enter(c Config) error {
 		{"shrink the bounding set", shrinkBoundingSet, how == noNamespaces},
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
-		{"limit resources", func() error { return limit(c.Files) }, false},
+		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
 		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }, false},
 		{"share no core with others", shareNoCore, false},
 		{"renounce paths", func() error { return renouncePaths(c.Online) }, false},
@@ -58,6 +59,28 @@ func Enter(c Config) error {
 		}
 	}
 	return nil
+}
+
+// Unprivileged does something before Enter with no capability in force. What it opens is no more use
+// than what the process could open once it is in its jail: of some files Linux asks what their
+// opener was allowed, not their reader.
+func Unprivileged(do func() error) (err error) {
+	runtime.LockOSThread() // capabilities are a thread's
+	defer runtime.UnlockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var had [2]unix.CapUserData
+	if err := unix.Capget(&header, &had[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	idle := had
+	for i := range idle {
+		idle[i].Effective = 0
+	}
+	if err := unix.Capset(&header, &idle[0]); err != nil {
+		return fmt.Errorf("put capabilities aside: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Capset(&header, &had[0])) }()
+	return do()
 }
 
 // becomeUser becomes the one that is named, and a member of no group but its own.
@@ -117,10 +140,12 @@ func swapRoot() error {
 	}
 }
 
-// limit sets what is not counted by cgroups.
-func limit(files uint64) error {
-	limits := map[int]uint64{
-		unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0, unix.RLIMIT_NPROC: threads,
+// limit sets what is not counted by cgroups. A process that is not alone as its user, or in its user
+// namespace, gets no bound on threads: the kernel would count those of all the others.
+func limit(files uint64, alone bool) error {
+	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
+	if alone {
+		limits[unix.RLIMIT_NPROC] = threads
 	}
 	if files > 0 {
 		limits[unix.RLIMIT_NOFILE] = files

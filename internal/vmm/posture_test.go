@@ -1,12 +1,14 @@
 package vmm
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/jail/posture"
 	"github.com/forkd/forkd/internal/jail/violation"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
 )
@@ -141,6 +144,45 @@ func TestPostureOfAShell(t *testing.T) {
 	}}) {
 		t.Error(loose)
 	}
+	if entry := pageOf(t, p.Pid); entry>>63 != 1 || entry&(1<<55-1) != 0 {
+		t.Errorf("its page map says %#x of a page that is there: want no frame number", entry)
+	}
+}
+
+// pageOf returns what the page map of a VMM says, to the VMM, of the first page of its program.
+func pageOf(t *testing.T, pid int) uint64 {
+	t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if target, _ := os.Readlink(link); !strings.HasSuffix(target, "/pagemap") {
+			continue
+		}
+		number, err := strconv.Atoi(filepath.Base(link))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(pidfd)
+		fd, err := unix.PidfdGetfd(pidfd, number, 0) // the same open file: opening it again would make it ours
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		const program = 0x400000 // where the linker puts one that is static
+		entry := make([]byte, 8)
+		if _, err := unix.Pread(fd, entry, program/vm.PageSize*8); err != nil {
+			t.Fatal(err)
+		}
+		return binary.LittleEndian.Uint64(entry)
+	}
+	t.Fatal("it has no page map")
+	return 0
 }
 
 // What a VMM need not do, it cannot do: it is ended, and the call is named.

@@ -37,7 +37,12 @@ const (
 // Main serves the control socket until the machine ends and returns the process's exit code. Nothing
 // is read from the socket before the process is in its jail.
 func Main() int {
-	tracker, err := guestmem.NewTracker()
+	var tracker *guestmem.Tracker
+	// A page map that was opened with CAP_SYS_ADMIN tells where pages lie in the host's memory.
+	err := jail.Unprivileged(func() (err error) {
+		tracker, err = guestmem.NewTracker()
+		return err
+	})
 	if err == nil {
 		err = jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles})
 	}
