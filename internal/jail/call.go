@@ -61,10 +61,10 @@ const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_
 
 // RuntimeCalls are those of Go's runtime and of package os on open files. Memory can be had, but
 // none of it can become code. The handler of SIGSYS, which ends a process that makes another call,
-// stays as it is.
+// is not replaced but on purpose.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
-		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FTRUNCATE, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
+		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
 		unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_CLOCK_GETTIME, unix.SYS_RESTART_SYSCALL,
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
 		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
@@ -74,7 +74,8 @@ func RuntimeCalls() []Call {
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint64(unix.SIGSYS))),
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // it names memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL)),
+		// These would be set for all who were given the same open file.
+		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))
 }

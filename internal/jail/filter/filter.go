@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"fmt"
 	"go/format"
+	"maps"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/seccomp"
@@ -37,8 +39,8 @@ func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 		rules.Add(c.Number, rule(c.Where))
 	}
 	sets := []seccomp.RuleSet{{Rules: allowed, Action: seccomp.Allow}}
-	for errno, rules := range denied {
-		sets = append(sets, seccomp.RuleSet{Rules: rules, Action: seccomp.ReturnError.Code(uint16(errno))})
+	for _, errno := range slices.Sorted(maps.Keys(denied)) {
+		sets = append(sets, seccomp.RuleSet{Rules: denied[errno], Action: seccomp.ReturnError.Code(uint16(errno))})
 	}
 	p := seccomp.Program{RuleSets: sets, Options: seccomp.ProgramOptions{
 		DefaultAction: seccomp.Trap, BadArchAction: seccomp.KillProcess, HotSyscalls: []uintptr{unix.SYS_IOCTL},

@@ -11,8 +11,9 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 )
 
-// Call returns the call for which a process was ended, by what its Go runtime printed: the signal first, and the registers last, where rax is the number of the call. It
-// returns "" where that is not what ended it.
+// Call returns the call for which a process was ended, by what its Go runtime printed: the signal
+// first, and the registers last, where rax is the number of the call. It returns "" where that is
+// not what ended it.
 func Call(log string) string {
 	_, after, found := strings.Cut(log, "SIGSYS: bad system call")
 	_, registers, dumped := strings.Cut(after, "\nrax ")
