@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -259,13 +260,21 @@ func (c *Client) Close() {
 
 // lastWords returns the end of what forkd-net wrote to its standard error, such as a panic.
 func (c *Client) lastWords() string {
-	text, err := os.ReadFile(filepath.Join(c.cfg.Dir, logFile))
+	f, err := os.Open(filepath.Join(c.cfg.Dir, logFile))
 	if err != nil {
 		return ""
 	}
+	defer f.Close()
+	const most = 16 << 10 // bytes: a panic's; one that was taken over may have made the file as long as it likes
+	st, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	end := io.NewSectionReader(f, max(0, st.Size()-most), most)
+	text, _ := io.ReadAll(end)
 	if call := violation.Call(string(text)); call != "" {
 		return "its jail forbids the system call " + call
 	}
-	const most = 2000
-	return string(text[max(0, len(text)-most):])
+	const shown = 2000
+	return string(text[max(0, len(text)-shown):])
 }
