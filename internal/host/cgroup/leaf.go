@@ -47,7 +47,7 @@ func (t *Tree) New(name string, ram uint64) (*Leaf, error) {
 		return nil, fmt.Errorf("make a cgroup: %w", err)
 	}
 	for _, f := range filesOf(vm.Limits{}, t.disk, 0, 0) {
-		if f.name != "memory.max" {
+		if f.controller != "memory" {
 			l.have[f.name] = f.value // what the kernel puts there: it is not written again
 		}
 	}

@@ -65,9 +65,11 @@ type file struct{ controller, name, value string }
 // filesOf are what is written for limits. ram is the guest's memory, spare what memory.max has in
 // addition, disk the major:minor of what io limits are for.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	swap, quota, weight := "max", "max", l.CPUWeight
+	// Without a limit all of a guest may be swapped out, but no more: one that has taken its VMM over
+	// could fill the host's swap.
+	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
-		swap = strconv.FormatUint(l.SwapMiB<<20, 10)
+		swap = l.SwapMiB << 20
 	}
 	if l.CPUs != 0 {
 		quota = strconv.Itoa(int(math.Round(l.CPUs * cpuPeriod)))
@@ -77,7 +79,7 @@ func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
 	}
 	list := []file{
 		{"memory", "memory.max", strconv.FormatUint(memoryOf(l, ram)+spare, 10)},
-		{"memory", "memory.swap.max", swap},
+		{"memory", "memory.swap.max", strconv.FormatUint(swap, 10)},
 		{"cpu", "cpu.max", fmt.Sprintf("%s %d", quota, cpuPeriod)},
 		{"cpu", "cpu.weight", strconv.FormatUint(uint64(weight), 10)},
 	}

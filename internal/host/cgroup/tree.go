@@ -141,7 +141,8 @@ func (t *Tree) Missing() error {
 		}
 	}
 	if len(lacking) > 0 {
-		return fmt.Errorf("cgroup %s lacks %s", filepath.Dir(t.dir), strings.Join(lacking, ", "))
+		return fmt.Errorf("cgroup %s lacks %s: the cgroup above it has to hand them down (systemd: "+
+			"Delegate=cpu cpuset io memory pids, for users in user@.service)", filepath.Dir(t.dir), strings.Join(lacking, ", "))
 	}
 	return t.diskErr
 }
