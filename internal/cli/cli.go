@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -49,11 +51,22 @@ func Main(args []string, stdio Stdio) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage):
-		fmt.Fprintf(stdio.Err, "forkd: %v\nRun '%s --help' for usage.\n", err, cmd.CommandPath())
+		fmt.Fprintf(stdio.Err, "forkd: %s\nRun '%s --help' for usage.\n", printable(err), cmd.CommandPath())
 		return exitUsage
 	}
-	fmt.Fprintf(stdio.Err, "forkd: %v\n", err)
+	fmt.Fprintf(stdio.Err, "forkd: %s\n", printable(err))
 	return exitError
+}
+
+// printable is the text of an error without what a terminal would act upon: a guest may have written
+// a part of it.
+func printable(err error) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, err.Error())
 }
 
 func newRoot(stdio Stdio) *cobra.Command {
