@@ -157,7 +157,9 @@ func (b *bake) run(ctx context.Context) error {
 	}
 	b.begin("publish")
 	start := time.Now()
-	b.kill() // the disk layer must have no writer any more
+	if err := b.vmm.Kill(); err != nil { // the disk layer must have no writer any more
+		return fmt.Errorf("end the parent's VMM: %w", err)
+	}
 	if b.result.Info, err = b.staging.Publish(manifest, extents); err != nil {
 		return err
 	}
