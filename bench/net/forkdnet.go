@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,10 +18,14 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
+
+// startLimit is how long forkd-net may take to answer.
+const startLimit = 10 * time.Second
 
 // startForkdNet starts a forkd-net as the daemon does. It ends with its sandboxes and when undo
 // runs.
@@ -38,18 +43,25 @@ func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client,
 	if err := os.WriteFile(path, program, 0o700); err != nil {
 		return nil, err
 	}
-	c, err := netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(dir, "net"), Log: slog.New(slog.DiscardHandler)})
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		return nil, err
+	}
+	c, err := netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(dir, "net"), Jail: jails, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}
 	undo.Add(c.Close)
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
 	for {
-		if _, err := c.Totals(ctx); err == nil {
+		_, err := c.Totals(ctx)
+		if err == nil {
 			return c, nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, fmt.Errorf("forkd-net does not start: %w", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
