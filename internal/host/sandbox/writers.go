@@ -21,7 +21,7 @@ func noWriters(path string) error {
 		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 		return err
 	case unix.EAGAIN:
-		return fmt.Errorf("%s is open for writing", path)
+		return fmt.Errorf("%s is open for writing by its VMM, which was to close it: end the sandbox, and do not trust it", path)
 	}
 	return nil
 }
