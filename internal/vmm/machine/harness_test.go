@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/rand"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -184,8 +185,12 @@ func (h *host) newVM(t *testing.T) *testVM {
 	t.Cleanup(func() { _ = tracker.Close() })
 	v.Machine, err = machine.New(machine.Config{KVM: sys, Tracker: tracker, Shape: h.shape, Console: v.console, VsockListener: file,
 		GuestConn: func(port uint32, fd int) error {
-			v.dialed <- port
-			return unix.Close(fd)
+			select {
+			case v.dialed <- port:
+				return unix.Close(fd)
+			default: // a hostile guest dials without end, and its device must not wait
+				return errors.New("no more streams are taken")
+			}
 		},
 		Exited:  func(e vm.Exit) { v.exited <- e },
 		Stalled: func() { v.stalled <- struct{}{} },
