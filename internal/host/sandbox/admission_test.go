@@ -128,7 +128,7 @@ func TestAdmissionLooksAtTheHost(t *testing.T) {
 	if err := a.enter(1, 1); err != nil {
 		t.Fatal(err)
 	}
-	a.asked = time.Now().Add(time.Hour) // nobody looks again before the test says so
+	a.asked = time.Now().Add(time.Hour)           // nobody looks again before the test says so
 	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the first is still on its way
 	a.started(1)
 	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the host's figures do not have it yet
