@@ -93,11 +93,7 @@ func newRollbackCmd() *cobra.Command {
 			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				r, err := cl.Rollback(ctx, id, to)
 				if err != nil {
 					return err

@@ -39,11 +39,7 @@ func newEvalCmd() *cobra.Command {
 				}
 				req.Code = string(p)
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				r, err := cl.Eval(ctx, id, req)
 				if err != nil {
 					return err

@@ -65,11 +65,7 @@ func newLimitCmd() *cobra.Command {
 		Short: "Say what a sandbox may take from its host, and what it takes",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				l, err := cl.Limits(ctx, id)
 				if err != nil {
 					return err
@@ -94,11 +90,7 @@ func newLimitSetCmd() *cobra.Command {
 			"sandbox uses is refused.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				set, err := cl.SetLimits(ctx, id, l.Limits)
 				if err != nil {
 					return err

@@ -75,11 +75,7 @@ func newStatsCmd() *cobra.Command {
 		Short: "Say what a running sandbox costs",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				s, err := cl.Stats(ctx, id)
 				if err != nil {
 					return err
@@ -110,11 +106,7 @@ func newPingCmd() *cobra.Command {
 		Short: "Ask the agent of a sandbox for an answer",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				p, err := cl.Ping(ctx, id)
 				if err != nil {
 					return err
@@ -141,11 +133,7 @@ func newConsoleCmd() *cobra.Command {
 		Long:    "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters.",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				p, err := cl.Console(ctx, id)
 				if err != nil {
 					return err

@@ -98,11 +98,7 @@ func newNetCmd() *cobra.Command {
 		Short: "Say where a sandbox may connect to, and what it did",
 		Args:  usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				n, err := cl.Network(ctx, id)
 				if err != nil {
 					return err
@@ -134,11 +130,7 @@ func newNetSetCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				set, err := cl.SetNetwork(ctx, id, *network)
 				if err != nil {
 					return err

@@ -29,11 +29,7 @@ func newPortForwardCmd() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				id, err := sandboxID(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				f := &forwarder{cl: cl, id: id, errOut: cmd.ErrOrStderr(), failed: make(chan error, len(ports))}
 				return f.run(ctx, ports, func(list []forward) error { return c.printForwards(cmd.OutOrStdout(), list) })
 			})

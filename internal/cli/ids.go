@@ -33,6 +33,17 @@ func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, erro
 	return findID(list, ref)
 }
 
+// runOn is run for a command on one sandbox, which ref names as for sandboxID.
+func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client, id string) error) error {
+	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		id, err := sandboxID(ctx, cl, ref)
+		if err != nil {
+			return err
+		}
+		return f(ctx, cl, id)
+	})
+}
+
 func findID(list []client.Sandbox, ref string) (string, error) {
 	var begin []string
 	for _, s := range list {
