@@ -3,6 +3,7 @@ package vmfake
 import (
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +21,7 @@ func ServeNet() {
 	if os.Args[0] != "forkd-net" {
 		return
 	}
+	go endWithTest(os.Getppid())
 	f := &fakeNet{sandboxes: make(map[string]*fakeSandbox)}
 	for {
 		conn, err := ctlsock.Accept(netproto.ListenerFD)
@@ -30,6 +32,15 @@ func ServeNet() {
 		}
 		_ = conn.Close()
 	}
+}
+
+// endWithTest ends the process when the test binary that started it has gone: a forkd-net outlives
+// its daemon, and nobody else would end this one.
+func endWithTest(parent int) {
+	for os.Getppid() == parent {
+		time.Sleep(time.Second)
+	}
+	os.Exit(0)
 }
 
 type fakeNet struct {
