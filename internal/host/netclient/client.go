@@ -265,7 +265,7 @@ func (c *Client) lastWords() string {
 		return ""
 	}
 	defer f.Close()
-	const most = 16 << 10 // bytes: a panic's; one that was taken over may have made the file as long as it likes
+	const most = 1 << 20 // bytes: a panic's; one that was taken over may have made the file as long as it likes
 	st, err := f.Stat()
 	if err != nil {
 		return ""
