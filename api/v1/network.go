@@ -20,8 +20,8 @@ type Network struct {
 	Secrets []NetworkSecret `json:"secrets,omitempty"`
 }
 
-// NetworkSecret is a header of requests to one HTTPS server, at port 443. The policy has to let them
-// through.
+// NetworkSecret is a header of requests to one HTTPS server, at port 443. The policy has to let
+// them through.
 type NetworkSecret struct {
 	Host   string `json:"host"`
 	Header string `json:"header"`          // such as "Authorization"

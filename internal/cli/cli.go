@@ -58,8 +58,8 @@ func Main(args []string, stdio Stdio) int {
 	return exitError
 }
 
-// printable is the text of an error without what a terminal would act upon: a guest may have written
-// a part of it.
+// printable is the text of an error without what a terminal would act upon: a guest may have
+// written a part of it.
 func printable(err error) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {

@@ -169,11 +169,12 @@ const maxPool = 1000
 const maxOvercommit = 10_000 // vCPUs per CPU
 
 // DefaultReserve returns how much memory of the host is kept from sandboxes if nobody says
-// otherwise, in bytes: what a system needs that is not to come to a halt, and on a small host not so
-// much that little is left.
+// otherwise, in bytes: what a system needs that is not to come to a halt, and on a small host not
+// so much that little is left.
 func DefaultReserve() uint64 { return min(bake.HostMemoryMiB()/32, 512) << 20 }
 
-// DefaultDiskReserve is the same for the disk: with less, sandboxes that write would be paused soon.
+// DefaultDiskReserve is the same for the disk: with less, sandboxes that write would be paused
+// soon.
 const DefaultDiskReserve = 64 << 20
 
 // Time limits of the HTTP server. Handlers have limits of their own; a bake or an exec may take

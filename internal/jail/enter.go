@@ -61,8 +61,8 @@ func Enter(c Config) error {
 	return nil
 }
 
-// Unprivileged does something before Enter with no capability in force. What it opens is no more use
-// than what the process could open once it is in its jail: of some files Linux asks what their
+// Unprivileged does something before Enter with no capability in force. What it opens is no more
+// use than what the process could open once it is in its jail: of some files Linux asks what their
 // opener was allowed, not their reader.
 func Unprivileged(do func() error) (err error) {
 	runtime.LockOSThread() // capabilities are a thread's
@@ -140,8 +140,8 @@ func swapRoot() error {
 	}
 }
 
-// limit sets what is not counted by cgroups. A process that is not alone as its user, or in its user
-// namespace, gets no bound on threads: the kernel would count those of all the others.
+// limit sets what is not counted by cgroups. A process that is not alone as its user, or in its
+// user namespace, gets no bound on threads: the kernel would count those of all the others.
 func limit(files uint64, alone bool) error {
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_MSGQUEUE: 0}
 	if alone {
@@ -173,8 +173,8 @@ func shareNoCore() error {
 	return err
 }
 
-// shrinkBoundingSet leaves nothing in the sets of all threads. A process that a Starter's thread has
-// started has nothing there.
+// shrinkBoundingSet leaves nothing in the sets of all threads. A process that a Starter's thread
+// has started has nothing there.
 func shrinkBoundingSet() error {
 	for c := uintptr(0); ; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)

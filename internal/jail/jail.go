@@ -62,10 +62,10 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | un
 // Starter starts processes that will enter their jails.
 //
 // Where the daemon is root, a process gets no user namespace, but a user of its own. It is as
-// powerless as in one, for it keeps no capability and can get none; but Go starts a process in a new
-// user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. Nor does it get a
-// network namespace of its own: all VMMs share one, which is empty, and in which they can make no
-// socket. One each would cost 0.7 ms, and as much again when it ends.
+// powerless as in one, for it keeps no capability and can get none; but Go starts a process in a
+// new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. Nor does it
+// get a network namespace of its own: all VMMs share one, which is empty, and in which they can
+// make no socket. One each would cost 0.7 ms, and as much again when it ends.
 type Starter struct {
 	options Options
 	offline chan func() // to the thread that is in the empty network; nil if the daemon is not root
@@ -144,8 +144,8 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, err
 }
 
-// Try starts a program that enters its jail, to see whether this host allows that. The program finds
-// no socket, and ends.
+// Try starts a program that enters its jail, to see whether this host allows that. The program
+// finds no socket, and ends.
 func (s *Starter) Try(program string) error {
 	nothing, err := os.Open(os.DevNull)
 	if err != nil {

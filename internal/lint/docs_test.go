@@ -129,8 +129,8 @@ func TestProseIsNarrow(t *testing.T) {
 	}
 }
 
-// TestNetworkAttacksHaveTheirTests: the tests that docs/network.md names, in every row of its attack
-// tables and elsewhere, are there.
+// TestNetworkAttacksHaveTheirTests: the tests that docs/network.md names, in every row of its
+// attack tables and elsewhere, are there.
 func TestNetworkAttacksHaveTheirTests(t *testing.T) {
 	there := map[string]bool{}
 	for _, s := range sources(t) {

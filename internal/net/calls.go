@@ -17,7 +17,8 @@ func calls() []jail.Call {
 		unix.SYS_SHUTDOWN, unix.SYS_GETRLIMIT), // ctlsock's and our own
 		[]jail.Call{
 			jail.With(unix.SYS_PRLIMIT64, jail.Is(0, 0)), // our own limits
-			// Package net of Go looks into files such as /etc/localtime and somaxconn, and does without.
+			// Package net of Go looks into files such as /etc/localtime and somaxconn, and does
+			// without.
 			{Number: unix.SYS_OPENAT, Deny: unix.ENOENT}, {Number: unix.SYS_NEWFSTATAT, Deny: unix.ENOENT},
 		})
 }

@@ -337,7 +337,8 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	d.must(netproto.KindDetach, &netproto.ID{ID: "x"})
 }
 
-// startProcess starts this test program as forkd-net, in its jail, and returns the path of its control socket.
+// startProcess starts this test program as forkd-net, in its jail, and returns the path of its
+// control socket.
 func startProcess(t *testing.T) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")

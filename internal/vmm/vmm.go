@@ -1,8 +1,9 @@
 // Package vmm is the forkd-vmm process: it serves the control socket and drives one machine.
 //
 // It works on descriptors that the daemon donates. By itself it opens nothing but its own page map
-// in /proc, before it enters its jail (package jail), in which it can open nothing at all. A VMM without a running VM ends when the daemon hangs up; one with a VM keeps running
-// it and waits for the daemon to come back. When the guest stops, the process reports it and ends.
+// in /proc, before it enters its jail (package jail), in which it can open nothing at all. A VMM
+// without a running VM ends when the daemon hangs up; one with a VM keeps running it and waits for
+// the daemon to come back. When the guest stops, the process reports it and ends.
 package vmm
 
 import (
@@ -34,8 +35,8 @@ const (
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main serves the control socket until the machine ends and returns the process's exit code. Nothing
-// is read from the socket before the process is in its jail.
+// Main serves the control socket until the machine ends and returns the process's exit code.
+// Nothing is read from the socket before the process is in its jail.
 func Main() int {
 	var tracker *guestmem.Tracker
 	// A page map that was opened with CAP_SYS_ADMIN tells where pages lie in the host's memory.

@@ -74,9 +74,9 @@ func (d *daemon) killedByLimit(t *testing.T, id string, mib int) {
 	}
 }
 
-// TestMemoryLimit: a sandbox that needs more than it may have is killed, and said to be; copies that
-// its branches make do not count; its siblings and the daemon are well, and a daemon that takes over
-// knows the limits.
+// TestMemoryLimit: a sandbox that needs more than it may have is killed, and said to be; copies
+// that its branches make do not count; its siblings and the daemon are well, and a daemon that
+// takes over knows the limits.
 func TestMemoryLimit(t *testing.T) {
 	d := load(t).start(t)
 	sibling := d.limited(t, client.Limits{})

@@ -65,8 +65,8 @@ func (g groups) start(cmd *exec.Cmd) (group, error) {
 }
 
 // delegate leaves a cgroup to the processes that are started in place, below it, as systemd does
-// (systemd.resource-control(5), Delegate= and DelegateSubgroup=): where a cgroup has processes, none
-// below it has controllers.
+// (systemd.resource-control(5), Delegate= and DelegateSubgroup=): where a cgroup has processes,
+// none below it has controllers.
 func delegate(dir string) (place *os.File, err error) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		return nil, fmt.Errorf("delegate cgroup: %w", err)

@@ -114,8 +114,8 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	return l.writeLocked()
 }
 
-// sparedLocked is what an earlier daemon allowed above the limit of memory. A copy that it asked for may
-// still be under way.
+// sparedLocked is what an earlier daemon allowed above the limit of memory. A copy that it asked
+// for may still be under way.
 func (l *Leaf) sparedLocked() uint64 {
 	most, err := stat(l.dir, "memory.max", "")
 	if least := memoryOf(l.limits, l.ram); err == nil && most > least {
@@ -142,8 +142,8 @@ func (l *Leaf) writeLocked() error {
 }
 
 // Spare lets the VM process write a copy of its guest's memory to tmpfs: a branch's or a parent's
-// layer, which is charged to the leaf although it is the snapshot's. Tighten takes back what the copy
-// did not need. What it did need stays allowed for as long as the leaf lives.
+// layer, which is charged to the leaf although it is the snapshot's. Tighten takes back what the
+// copy did not need. What it did need stays allowed for as long as the leaf lives.
 func (l *Leaf) Spare() error {
 	if l == nil {
 		return nil

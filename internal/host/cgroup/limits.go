@@ -65,8 +65,8 @@ type file struct{ controller, name, value string }
 // filesOf are what is written for limits. ram is the guest's memory, spare what memory.max has in
 // addition, disk the major:minor of what io limits are for.
 func filesOf(l vm.Limits, disk string, ram, spare uint64) []file {
-	// Without a limit all of a guest may be swapped out, but no more: one that has taken its VMM over
-	// could fill the host's swap.
+	// Without a limit all of a guest may be swapped out, but no more: one that has taken its VMM
+	// over could fill the host's swap.
 	swap, quota, weight := memoryOf(l, ram), "max", l.CPUWeight
 	if l.MemoryMiB != 0 {
 		swap = l.SwapMiB << 20

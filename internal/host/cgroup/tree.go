@@ -6,15 +6,16 @@
 // a sandbox is allowed, and who may change that, its callers decide. What happens inside of a guest
 // is not seen here: a guest is memory and time of its process.
 //
-// Who is charged for what: a page is charged to the leaf whose process touched it first, until it is
-// freed. Pages of layers that a VMM only reads are its snapshot's, so the daemon or the VMM that
+// Who is charged for what: a page is charged to the leaf whose process touched it first, until it
+// is freed. Pages of layers that a VMM only reads are its snapshot's, so the daemon or the VMM that
 // made the snapshot has them. What a guest writes is copied, and charged to its own leaf. What its
 // VMM writes to layers in RAM, for branches, is charged to the leaf too, although it is the
 // snapshot's: see Leaf.Spare. Page cache of disks is charged as well, but a leaf that reaches its
 // limit gives that up first.
 //
-// Sizes are in bytes unless a name says otherwise. This is done by a dozen small files of the kernel
-// (Documentation/admin-guide/cgroup-v2.rst); containerd/cgroups would bring D-Bus and eBPF for it.
+// Sizes are in bytes unless a name says otherwise. This is done by a dozen small files of the
+// kernel (Documentation/admin-guide/cgroup-v2.rst); containerd/cgroups would bring D-Bus and eBPF
+// for it.
 package cgroup
 
 import (

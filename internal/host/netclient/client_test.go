@@ -214,8 +214,8 @@ func TestForkdNetDies(t *testing.T) {
 	}
 }
 
-// A VM that is being restored while forkd-net dies is joined to the next one by the frame socket that
-// it is being given.
+// A VM that is being restored while forkd-net dies is joined to the next one by the frame socket
+// that it is being given.
 func TestForkdNetDiesDuringAFork(t *testing.T) {
 	c := open(t, newConfig(t))
 	was := pid(t, c)

@@ -134,8 +134,8 @@ func (l *Link) handOver(vmm *os.File, n *conn) {
 	}
 }
 
-// Ready says that the VM has its end: forkd-net is given the other one, and finds what the guest has
-// sent by then.
+// Ready says that the VM has its end: forkd-net is given the other one, and finds what the guest
+// has sent by then.
 func (l *Link) Ready() {
 	if l == nil {
 		return
@@ -148,8 +148,8 @@ func (l *Link) Ready() {
 	}
 }
 
-// Set replaces policy, limits and secrets. When it returns without an error they are in force; where there
-// is no forkd-net nothing passes, and the next is told of them first.
+// Set replaces policy, limits and secrets. When it returns without an error they are in force;
+// where there is no forkd-net nothing passes, and the next is told of them first.
 func (l *Link) Set(ctx context.Context, setting Setting) error {
 	if l == nil {
 		return nil

@@ -34,8 +34,8 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
-// ForSnapshot is s as a snapshot keeps it: without secrets, which belong to one sandbox. Whoever can
-// fork a snapshot, or reads its files, gets none.
+// ForSnapshot is s as a snapshot keeps it: without secrets, which belong to one sandbox. Whoever
+// can fork a snapshot, or reads its files, gets none.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
 		Deny: netproto.Texts(s.Policy.Deny), BytesPerSecond: s.Limits.BytesPerSecond,

@@ -20,8 +20,8 @@ type Admission struct {
 	DiskReserve   uint64  // bytes that stay free where private disk tops are
 }
 
-// startBytes is what a VM is reckoned to take while it starts, until the host's own figures show it:
-// a child writes about 1 MiB until it has confirmed, its VMM and KVM have as much each.
+// startBytes is what a VM is reckoned to take while it starts, until the host's own figures show
+// it: a child writes about 1 MiB until it has confirmed, its VMM and KVM have as much each.
 const startBytes = 4 << 20
 
 // Codes of an AdmissionError, as the API spells them.
@@ -174,7 +174,8 @@ func (m *Manager) admit(n int, vcpus uint32) error {
 	return err
 }
 
-// givePlaces gives each child of a fork its place, and gives back those of children that did not start.
+// givePlaces gives each child of a fork its place, and gives back those of children that did not
+// start.
 func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 	for _, s := range children {
 		if s == nil {

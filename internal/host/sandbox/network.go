@@ -100,10 +100,10 @@ func joined(link *netclient.Link, frames *os.File) {
 	link.Ready()
 }
 
-// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns they are
-// in force: connections that the new policy does not let through are reset, and those to which other
-// secrets would be added. A secret without a value keeps the one that it has. Branches made from
-// here on inherit policy and limits; a rollback changes nothing of it.
+// SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns they
+// are in force: connections that the new policy does not let through are reset, and those to which
+// other secrets would be added. A secret without a value keeps the one that it has. Branches made
+// from here on inherit policy and limits; a rollback changes nothing of it.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {

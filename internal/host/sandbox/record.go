@@ -101,8 +101,9 @@ func (s *Sandbox) update(change func(*record)) error {
 	return nil
 }
 
-// updateAll changes what a sandbox keeps in every state: also in its suspended state, even an earlier
-// one that it may fall back to, which must not bring back what was before. The caller holds s.ops.
+// updateAll changes what a sandbox keeps in every state: also in its suspended state, even an
+// earlier one that it may fall back to, which must not bring back what was before. The caller holds
+// s.ops.
 func (s *Sandbox) updateAll(change func(*record)) error {
 	last, err := readSuspension(s.data)
 	switch {

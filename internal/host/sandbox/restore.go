@@ -58,8 +58,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	return Timing{VMM: time.Since(start), Restore: result}, err
 }
 
-// confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets, and
-// waits for its agent's answers. The error is an *unconfirmedError, unless the caller has given up.
+// confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
+// and waits for its agent's answers. The error is an *unconfirmedError, unless the caller has given
+// up.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

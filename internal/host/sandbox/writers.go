@@ -26,8 +26,8 @@ func noWriters(path string) error {
 	return nil
 }
 
-// refuseWriters makes sure that nobody can change state and memory any more: a VMM that its guest has
-// taken over could have kept what it wrote them with.
+// refuseWriters makes sure that nobody can change state and memory any more: a VMM that its guest
+// has taken over could have kept what it wrote them with.
 func (b *branch) refuseWriters() error {
 	for _, f := range []*os.File{b.state, b.layer} {
 		_ = f.Close() // nothing was buffered that could fail to be written

@@ -330,8 +330,8 @@ func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclie
 	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
 }
 
-// Dial reaches nobody but who is told something: what sandboxes do for those who use their guests is
-// tested without a guest.
+// Dial reaches nobody but who is told something: what sandboxes do for those who use their guests
+// is tested without a guest.
 func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 	if g.All.Told == nil || port != agentproto.ControlPort {
 		return nil, errors.New("a fake VM has no guest")

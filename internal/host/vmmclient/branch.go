@@ -69,8 +69,8 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 	}
 }
 
-// tighten takes back memory that a copy was allowed and did not need. A VMM that has not answered may
-// still be writing it.
+// tighten takes back memory that a copy was allowed and did not need. A VMM that has not answered
+// may still be writing it.
 func (v *VMM) tighten(err error) {
 	if !errors.Is(err, ErrNoAnswer) {
 		v.leaf.Tighten()

@@ -137,7 +137,8 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	return v, nil
 }
 
-// Attach finds the VMM that another daemon started in dir and left running, and its leaf in cgroups.
+// Attach finds the VMM that another daemon started in dir and left running, and its leaf in
+// cgroups.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {

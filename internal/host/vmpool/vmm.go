@@ -49,8 +49,8 @@ type VMMs interface {
 	Spawn(context.Context, ShellConfig) (VMM, error)
 	// Attach finds the process of dir again after a restart of the daemon.
 	Attach(id, dir string) (VMM, error)
-	// CheckLimits refuses limits that the host cannot enforce, with an *invalid.Error that names the
-	// field below prefix.
+	// CheckLimits refuses limits that the host cannot enforce, with an *invalid.Error that names
+	// the field below prefix.
 	CheckLimits(prefix string, l vm.Limits) error
 	// Console returns the last output of the VM of dir, also after its process has ended.
 	Console(dir string) ([]byte, error)

@@ -64,8 +64,8 @@ func Pair(t testing.TB) (mine, theirs *os.File) {
 	return polled(t, mine), polled(t, theirs)
 }
 
-// polled returns a file that waits in Go's poller, as the process that an end is donated to makes it
-// of its descriptor. It takes over f.
+// polled returns a file that waits in Go's poller, as the process that an end is donated to makes
+// it of its descriptor. It takes over f.
 func polled(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)

@@ -7,8 +7,8 @@ import (
 )
 
 // Calls are those of this package, and of package net of Go for it, beside the runtime's: it
-// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones; and
-// one of rtnetlink, of which a process without capabilities can only ask.
+// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones;
+// and one of rtnetlink, of which a process without capabilities can only ask.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT,
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV, unix.SYS_WRITEV)

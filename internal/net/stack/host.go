@@ -36,8 +36,9 @@ func NewHost(sockets int) *Host {
 	return &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
 }
 
-// SetOwn says which addresses the host has. Flows that are open are decided again by Stack.Redecide;
-// new ones ask the kernel as well, which knows of an address before the daemon does.
+// SetOwn says which addresses the host has. Flows that are open are decided again by
+// Stack.Redecide; new ones ask the kernel as well, which knows of an address before the daemon
+// does.
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.

@@ -56,8 +56,8 @@ func Pair() (vmm, net *os.File, err error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a frame socket: %w", err)
 	}
-	// The os package polls what does not block already when it gets it. Nobody reads or writes these
-	// two here, and polling them would cost every fork system calls and a wake-up.
+	// The os package polls what does not block already when it gets it. Nobody reads or writes
+	// these two here, and polling them would cost every fork system calls and a wake-up.
 	vmm, net = os.NewFile(uintptr(fds[0]), "frame socket"), os.NewFile(uintptr(fds[1]), "frame socket")
 	for _, fd := range fds {
 		err := errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, BufferBytes), unix.SetNonblock(fd, true))

@@ -120,7 +120,8 @@ func interrupts() (p Program) {
 			if pin != boot.FirstVirtioGSI+1 && round%8 != 0 {
 				continue
 			}
-			// Fixed, lowest priority, reserved and ExtINT; SMI, NMI and INIT would be the end of the guest.
+			// Fixed, lowest priority, reserved and ExtINT; SMI, NMI and INIT would be the end of
+			// the guest.
 			mode := []uint64{0, 1, 3, 7}[round%4]
 			p = append(p, Op{Store32, selector, uint64(0x10 + 2*pin)}, Op{Store32, window, round | mode<<8 | round&0xe0<<8},
 				Op{Store32, selector, uint64(0x11 + 2*pin)}, Op{Store32, window, round << 24})

@@ -2,8 +2,8 @@ package kvm
 
 import "github.com/forkd/forkd/internal/jail"
 
-// Calls are the requests of KVM that a machine makes, the one that is made all the time first. Those of the probe are not among them: it
-// does not run in a jail.
+// Calls are the requests of KVM that a machine makes, the one that is made all the time first.
+// Those of the probe are not among them: it does not run in a jail.
 func Calls() []jail.Call {
 	return jail.Ioctls(ioRun, ioGetAPIVersion, ioCreateVM, ioCheckExtension, ioGetVCPUMmapSize, ioGetSupportedCPUID,
 		ioGetMSRIndexList, ioCreateVCPU, ioSetUserMemoryRegion, ioSetTSSAddr, ioSetIdentityMapAddr, ioCreateIRQChip,
