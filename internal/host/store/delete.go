@@ -99,7 +99,10 @@ func (s *Store) remove(e *entry) error {
 	s.sealer.drop(e.tag)
 	e.cool()
 	grave := filepath.Join(s.snapshots(), deletedPrefix+snapshot.NewID())
-	if err := os.Rename(e.dir, grave); err != nil && !os.IsNotExist(err) {
+	s.moves.Lock()
+	err := os.Rename(e.dir, grave)
+	s.moves.Unlock()
+	if err != nil && !os.IsNotExist(err) {
 		return err
 	}
 	s.mu.Lock()

@@ -77,10 +77,8 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 // before this one is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
-		if from := g.store.findLayer(m, l.Owner); from != "" {
-			if err := os.Link(from, g.Path(snapshot.LayerFile(snapshot.MemoryLayerFile, g.id, l.Owner))); err != nil {
-				return err
-			}
+		if _, err := g.store.linkLayer(m, l.Owner, g.dir); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -153,13 +151,23 @@ func (s *Store) flush(e *entry) error {
 	}
 	e.hotMu.Lock() // opening its files waits
 	defer e.hotMu.Unlock()
-	if err := os.Rename(dir, s.dir(e.tag)); err != nil {
+	if err := s.moveIn(e); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(s.snapshots())
+}
+
+// moveIn gives a flushed snapshot its directory.
+func (s *Store) moveIn(e *entry) error {
+	s.moves.Lock()
+	defer s.moves.Unlock()
+	if err := os.Rename(e.dir, s.dir(e.tag)); err != nil {
 		return err
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	e.dir = s.dir(e.tag)
-	s.mu.Unlock()
-	return atomicfile.SyncDir(s.snapshots())
+	return nil
 }
 
 // flushLayer brings one memory layer into dir: by a link where another snapshot has it on disk,
@@ -170,7 +178,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return nil
 	}
 	if l.Owner != m.ID {
-		if from := s.findLayer(m, l.Owner); from != "" && os.Link(from, to) == nil {
+		if linked, err := s.linkLayer(m, l.Owner, dir); linked && err == nil {
 			return nil
 		}
 	}

@@ -215,3 +215,38 @@ func TestTransient(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A snapshot that is flushed gets another directory. What needs its layers finds them meanwhile.
+func TestLayersAreFoundWhileTheyMove(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	if err := s.WaitFlushed(t.Context(), "base"); err != nil {
+		t.Fatal(err)
+	}
+	base := s.byTag["base"]
+	child := &snapshot.Manifest{ID: snapshot.NewID(), Parent: &snapshot.Ref{ID: base.manifest.ID}}
+	moved := make(chan error)
+	go func() {
+		var err error
+		for i := range 500 {
+			base.tag = []string{"there", "base"}[i%2]
+			err = errors.Join(err, s.moveIn(base))
+		}
+		moved <- err
+	}()
+	for i := 0; ; i++ {
+		dir := t.TempDir()
+		if found, err := s.linkLayer(child, base.manifest.ID, dir); !found || err != nil {
+			t.Errorf("link %d: %t, %v", i, found, err)
+		}
+		select {
+		case err := <-moved:
+			if err != nil || i == 0 {
+				t.Errorf("%d links, %v", i, err)
+			}
+			return
+		default:
+		}
+	}
+}

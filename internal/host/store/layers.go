@@ -160,6 +160,18 @@ func (s *Store) findLayer(m *snapshot.Manifest, owner string) string {
 	return ""
 }
 
+// linkLayer gives dir, of the snapshot m, its own link to a memory layer that m inherits. It reports
+// whether the layer was found on disk.
+func (s *Store) linkLayer(m *snapshot.Manifest, owner, dir string) (bool, error) {
+	s.moves.RLock()
+	defer s.moves.RUnlock()
+	from := s.findLayer(m, owner)
+	if from == "" {
+		return false, nil
+	}
+	return true, os.Link(from, layerPath(dir, m, owner))
+}
+
 // hasMemory reports whether a snapshot has the memory layer of owner.
 func hasMemory(m *snapshot.Manifest, owner string) bool {
 	return slices.ContainsFunc(m.Memory, func(l snapshot.File) bool { return l.Owner == owner })

@@ -24,8 +24,8 @@
 //
 // Locks are taken in this order; one without an arrow into it is taken alone or first:
 //
-//	entry.flushMu ─▶ entry.hotMu ─┐
-//	basesMu ──────────────────────┴▶ mu ─▶ nothing
+//	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
+//	basesMu ───────────────────────────────┴▶ mu ─▶ nothing
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
 // flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
@@ -66,8 +66,9 @@ type Store struct {
 	flusher         *flusher
 	drops           sync.WaitGroup // removals of transient snapshots
 
-	basesMu   sync.Mutex // held while files of bases come and go
-	reserveMu sync.Mutex // held while the reserve comes and goes
+	moves     sync.RWMutex // held while a snapshot's directory gets another name, shared while a layer is linked from it
+	basesMu   sync.Mutex   // held while files of bases come and go
+	reserveMu sync.Mutex   // held while the reserve comes and goes
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
