@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/inject"
 	"github.com/forkd/forkd/internal/net/nettest"
@@ -142,6 +144,20 @@ func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
+}
+
+// lost returns how many records the lines say were left out.
+func (b *logBuffer) lost(t *testing.T) uint64 {
+	t.Helper()
+	var sum uint64
+	for line := range strings.Lines(b.String()) {
+		var r flowlog.Record
+		if err := json.Unmarshal([]byte(line), &r); err != nil {
+			t.Fatal(err)
+		}
+		sum += r.Lost
+	}
+	return sum
 }
 
 func newVault(t testing.TB, policy string) *vault {
