@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"regexp"
 	"slices"
@@ -27,8 +28,13 @@ type ForkRequest struct {
 	Limits         *vm.Limits         // of every child; nil: those of the snapshot
 	TTL            time.Duration      // children are deleted when it has passed; 0: never
 	IdleTimeout    time.Duration      // children are suspended after so long without a request; 0: never
+	ExpirySuspends bool               // children are suspended instead when the TTL has passed
 	Network        *netclient.Setting // nil: that of the snapshot
+	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
 }
+
+// MaxAnnotation bounds an annotation, in bytes: it is in a record that is written often.
+const MaxAnnotation = 64 << 10
 
 // ForkResult is what a fork made and how long it took.
 type ForkResult struct {
@@ -64,6 +70,9 @@ func (r *ForkRequest) checkChildren() error {
 		if _, err := fillSecrets("network.", r.Network.Secrets, nil); err != nil {
 			return err
 		}
+	}
+	if len(r.Annotation) > MaxAnnotation {
+		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(r.Annotation), MaxAnnotation)
 	}
 	if r.TTL < 0 {
 		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}

@@ -32,6 +32,9 @@ type record struct {
 	Fork        string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
 	Protocol    int       `json:"vmm_protocol"`   // vmmproto.Version of its VMM
 
+	ExpirySuspends bool            `json:"expiry_suspends,omitempty"` // and does not delete it
+	Annotation     json.RawMessage `json:"annotation,omitempty"`      // of the API that made it; nobody here reads it
+
 	Env         map[string]string  `json:"env,omitempty"`     // given to it at its fork
 	Network     *netclient.Setting `json:"network,omitempty"` // nil: the default
 	Limits      vm.Limits          `json:"limits,omitzero"`

@@ -9,6 +9,7 @@ package sandbox
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ type Sandbox struct {
 	exit    vm.Exit // of an exited sandbox
 	console []byte  // of that, too
 	expiry  *time.Timer
+	expired bool   // its time has passed, and it is about to be deleted
 	unpin   func() // gives up its latest suspended state; nil if there is none
 	silent  bool   // its VMM has not answered a request: see catchUp
 	full    bool   // it is paused because the host has no room for its disk
@@ -71,6 +73,7 @@ type Info struct {
 	State       State
 	PID         int // 0 if the VMM process is gone
 	Created     time.Time
+	MemoryBytes uint64    // of its guest's RAM; 0: not known
 	Expires     time.Time // zero: never
 	Limits      vm.Limits
 	Timing      Timing
@@ -82,6 +85,9 @@ type Info struct {
 	Workspace   string // that it belongs to; empty: none
 	Network     netclient.Setting
 	DiskFull    bool // it is paused until the host has room for what it writes
+
+	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
+	Annotation     json.RawMessage // see ForkRequest
 }
 
 // Info returns the sandbox's description.
@@ -92,7 +98,8 @@ func (s *Sandbox) Info() Info {
 	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
-		DiskFull: s.full && s.state == Paused}
+		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
+		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -17,16 +16,12 @@ func (m *Manager) newSandbox(r record) *Sandbox {
 	return s
 }
 
-// add makes a sandbox known, and deletes it when its time has come.
+// add makes a sandbox known, and lets its time run.
 func (m *Manager) add(s *Sandbox) {
 	m.mu.Lock()
 	m.sandboxes[s.id] = s
 	m.mu.Unlock()
-	if expires := s.Info().Expires; !expires.IsZero() {
-		s.mu.Lock()
-		s.expiry = time.AfterFunc(time.Until(expires), func() { _ = m.remove(s) })
-		s.mu.Unlock()
-	}
+	m.setTimer(s)
 }
 
 // adopt makes a sandbox with a confirmed child a running one, and watches over it.

@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+)
+
+// Expiry says when the time of a sandbox has passed, and what becomes of it then.
+type Expiry struct {
+	At       time.Time // zero: never
+	Suspends bool      // it is suspended; else it is deleted, in whatever state it is
+}
+
+// expiryRetry is when a suspension is tried again that failed, as on a full disk.
+const expiryRetry = time.Minute
+
+// SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
+// time has passed meanwhile.
+func (m *Manager) SetExpiry(ctx context.Context, id string, e Expiry) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	if err := s.updateAll(func(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }); err != nil {
+		return Info{}, err
+	}
+	m.setTimer(s)
+	s.mu.Lock()
+	expired := s.expired
+	s.mu.Unlock()
+	if expired {
+		return Info{}, &NotFoundError{ID: id}
+	}
+	return s.Info(), nil
+}
+
+// setTimer has a sandbox expire when its record says.
+func (m *Manager) setTimer(s *Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.expiry != nil {
+		s.expiry.Stop()
+		s.expiry = nil
+	}
+	if at := s.record.Expires; !at.IsZero() && s.state != Stopping {
+		s.expiry = time.AfterFunc(time.Until(at), func() { m.expire(s) })
+	}
+}
+
+// expire ends the time of a sandbox, unless it was given more of it while its timer fired.
+func (m *Manager) expire(s *Sandbox) {
+	s.mu.Lock()
+	due, suspends := s.dueLocked(), s.record.ExpirySuspends
+	s.expired = due && !suspends
+	s.mu.Unlock()
+	switch {
+	case !due:
+	case suspends:
+		m.suspendExpired(s)
+	default:
+		_ = m.remove(s) // refused where another call deletes it
+	}
+}
+
+func (s *Sandbox) dueLocked() bool {
+	return !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
+}
+
+// suspendExpired suspends a sandbox when whatever else is done with it is finished. One that has
+// exited and left nothing to bring back is deleted.
+func (m *Manager) suspendExpired(s *Sandbox) {
+	unlock, err := s.lock(context.Background())
+	if err != nil {
+		return
+	}
+	defer unlock()
+	s.mu.Lock()
+	due, state := s.dueLocked(), s.state
+	s.mu.Unlock()
+	switch {
+	case !due:
+		return
+	case state == Exited && !s.hasSuspension():
+		_ = m.remove(s)
+		return
+	case !state.hasVM():
+		return // it is suspended already
+	}
+	if err = s.catchUp(); err == nil {
+		err = m.suspend(context.Background(), s, false)
+	}
+	if err == nil || s.Info().State == Stopping {
+		return
+	}
+	m.cfg.Log.Error("suspend a sandbox whose time has passed", "sandbox", s.id, "error", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.expiry = time.AfterFunc(expiryRetry, func() { m.expire(s) })
+}

@@ -1,0 +1,112 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// soon is the time of sandboxes that are to expire; far that of those that are not.
+const (
+	soon = 50 * time.Millisecond
+	far  = time.Hour
+)
+
+// waitFor waits until a sandbox is as it is to become.
+func (w *world) waitFor(t *testing.T, id string, is func(Info, error) bool) {
+	t.Helper()
+	for t.Context().Err() == nil {
+		s, err := w.Get(id)
+		info := Info{}
+		if err == nil {
+			info = s.Info()
+		}
+		if is(info, err) {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func gone(_ Info, err error) bool       { return err != nil }
+func suspendedNow(i Info, _ error) bool { return i.State == Suspended }
+func forkOne(t *testing.T, w *world, req ForkRequest) string {
+	t.Helper()
+	req.Tag, req.N = "p", 1
+	r, err := w.Fork(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Sandboxes[0].ID
+}
+
+func TestExpiry(t *testing.T) {
+	w := newWorld(t, 0)
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	extended := forkOne(t, w, ForkRequest{TTL: far})
+	if _, err := w.SetExpiry(t.Context(), extended, Expiry{At: time.Now().Add(soon)}); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := w.SetExpiry(t.Context(), extended, Expiry{At: time.Now().Add(2 * far)}); err != nil {
+		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was slower than its time
+			t.Fatal(err)
+		}
+	} else if time.Until(i.Expires) < far {
+		t.Errorf("extended to %v", i.Expires)
+	}
+	shortened := forkOne(t, w, ForkRequest{TTL: far})
+	if _, err := w.SetExpiry(t.Context(), shortened, Expiry{At: time.Now().Add(soon)}); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor(t, shortened, gone)
+	if _, err := w.SetExpiry(t.Context(), shortened, Expiry{}); err == nil {
+		t.Error("an expired sandbox was given more time")
+	}
+	endless := forkOne(t, w, ForkRequest{TTL: far})
+	if i, err := w.SetExpiry(t.Context(), endless, Expiry{}); err != nil || !i.Expires.IsZero() {
+		t.Errorf("%v, %v", i.Expires, err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
+// A sandbox that is suspended when its time has passed lives on, with what was kept with it, also in
+// the next daemon.
+func TestExpirySuspends(t *testing.T) {
+	w := newWorld(t, 0)
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	id := forkOne(t, w, ForkRequest{TTL: soon, ExpirySuspends: true, Annotation: json.RawMessage(`{"a":"b"}`)})
+	w.waitFor(t, id, suspendedNow)
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.SetExpiry(t.Context(), id, Expiry{At: time.Now().Add(far), Suspends: true}); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running || string(i.Annotation) != `{"a":"b"}` ||
+		!i.ExpirySuspends || time.Until(i.Expires) < far/2 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
+func TestAnnotationIsBounded(t *testing.T) {
+	w := newWorld(t, 0)
+	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Annotation: make([]byte, MaxAnnotation+1)})
+	if bad := (*invalid.Error)(nil); !errors.As(err, &bad) {
+		t.Errorf("%v", err)
+	}
+	w.stop()
+}
