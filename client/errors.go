@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
+	"time"
 
 	v1 "github.com/forkd/forkd/api/v1"
 )
@@ -15,7 +17,11 @@ import (
 type Error struct {
 	Status  int // HTTP status
 	Message string
-	Code    string // of a fork that was not admitted, such as "max_sandboxes"; empty for others
+	Code    string // such as "sandbox_not_found": see docs/errors.md
+	Field   string // of the request, that is wrong; empty if none is
+	Fix     string // what helps as a rule
+
+	RetryAfter time.Duration // when the same request may succeed; 0: it is not worth while
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -33,7 +39,9 @@ func apiError(resp *http.Response) error {
 	p, _ := io.ReadAll(io.LimitReader(resp.Body, maxError)) // what was read is what can be told
 	var body v1.Error
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
-		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code}
+		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 where there is none
+		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code, Field: body.Field, Fix: body.Fix,
+			RetryAfter: time.Duration(max(retry, 0)) * time.Second}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))
 	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status, text)}

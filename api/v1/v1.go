@@ -33,8 +33,19 @@ type Admission struct {
 	DiskReserveMiB   uint64  `json:"disk_reserve_mib"`
 }
 
-// Error is the body of every answer that is not a success.
+// Problem is the media type of an Error (RFC 9457).
+const Problem = "application/problem+json"
+
+// Error is the body of every answer that is not a success. Message is for clients of forkd 0.5,
+// which know nothing else; the other fields are those of RFC 9457, and Code, Field and Fix beside
+// them.
 type Error struct {
 	Message string `json:"error"`
-	Code    string `json:"code,omitempty"` // of a fork or resumption that was not admitted: see docs/limits.md
+	Type    string `json:"type"`            // where the code is described
+	Title   string `json:"title"`           // the same for all errors of the code
+	Status  int    `json:"status"`          // of HTTP
+	Detail  string `json:"detail"`          // what is wrong, and as a rule how to put it right; the same as Message
+	Code    string `json:"code"`            // never changes its meaning: see docs/errors.md
+	Field   string `json:"field,omitempty"` // of the request, that is wrong
+	Fix     string `json:"fix"`             // what helps against most errors of the code
 }

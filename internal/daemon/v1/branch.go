@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -20,9 +21,9 @@ func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 	}
 	switch {
 	case diff && r.Live:
-		return 0, badRequest("live: excludes diff and measure_diff")
+		return 0, invalid.Errorf("live", "excludes diff and measure_diff")
 	case (diff || r.Live) && r.Mode != "":
-		return 0, badRequest("mode: excludes diff, live and measure_diff")
+		return 0, invalid.Errorf("mode", "excludes diff, live and measure_diff")
 	case r.Mode != "":
 		var err error
 		if mode, err = parseMode(r.Mode); err != nil {
@@ -30,7 +31,7 @@ func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
 		}
 	}
 	if r.ParentTag != "" && mode == vm.BranchFull {
-		return 0, badRequest("parent_tag: a full branch has no parent")
+		return 0, invalid.Errorf("parent_tag", "a full branch has no parent")
 	}
 	return mode, nil
 }
@@ -41,7 +42,7 @@ func parseMode(text string) (vm.BranchMode, error) {
 			return m, nil
 		}
 	}
-	return 0, badRequest("mode %q: want live, diff or full", text)
+	return 0, invalid.Errorf("mode", "%q: want live, diff or full", text)
 }
 
 func (a *api) branch(w http.ResponseWriter, r *http.Request) error {

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"syscall"
 
-	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -30,8 +29,8 @@ func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
 
-// statusOf is the one place where errors become status codes.
-func statusOf(err error) int {
+// codeOf is the one place where errors become codes of problems, and so statuses.
+func codeOf(err error) code {
 	var (
 		request   *requestError
 		badField  *invalid.Error
@@ -55,86 +54,113 @@ func statusOf(err error) int {
 	)
 	switch {
 	case errors.As(err, &request):
-		return request.status
-	case errors.As(err, &badField), errors.As(err, &warmup):
-		return http.StatusBadRequest
-	case errors.As(err, &cut), errors.As(err, &held), errors.As(err, &lease): // before what they wrap
-		return http.StatusConflict
-	case errors.As(err, &noSandbox), errors.As(err, &noTag):
-		return http.StatusNotFound
-	case errors.As(err, &state), errors.As(err, &exists), errors.As(err, &inUse), errors.As(err, &damaged):
-		return http.StatusConflict
+		return codeOfStatus(request.status)
+	case errors.As(err, &badField):
+		return codeInvalidField
+	case errors.As(err, &warmup):
+		return codeWarmup
+	case errors.As(err, &cut): // this and the next two before what they wrap
+		return codeCutOff
+	case errors.As(err, &held):
+		return codeHeld
+	case errors.As(err, &lease):
+		return codeSnapshotUnusable
+	case errors.As(err, &noSandbox):
+		return codeNoSandbox
+	case errors.As(err, &noTag):
+		return codeNoSnapshot
+	case errors.As(err, &state):
+		return codeState
+	case errors.As(err, &exists):
+		return codeSnapshotExists
+	case errors.As(err, &inUse):
+		return codeSnapshotInUse
+	case errors.As(err, &damaged), errors.Is(err, vm.ErrBadState), errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
+		return codeSnapshotUnusable
 	case errors.As(err, &busy):
-		return http.StatusServiceUnavailable
+		return codeBusy
 	case errors.As(err, &refused):
-		if refused.IsMaximum() {
-			return http.StatusTooManyRequests
-		}
-		return http.StatusServiceUnavailable
+		return code(refused.Code)
 	case errors.As(err, &line):
-		return http.StatusConflict
+		return codeLine
 	case errors.As(err, &named):
 		if named.Exists {
-			return http.StatusConflict
+			return codeWorkspaceExists
 		}
-		return http.StatusNotFound
-	case errors.Is(err, vm.ErrBadState), errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU): // the snapshot's fault
-		return http.StatusConflict
+		return codeNoWorkspace
 	case errors.Is(err, syscall.ENOSPC):
-		return http.StatusInsufficientStorage
+		return codeNoSpace
 	case errors.As(err, &tooLarge):
-		return http.StatusRequestEntityTooLarge
+		return codeTooLarge
 	case errors.As(err, &guest):
-		return statusOfGuest(guest.Code)
+		return codeOfGuest(guest.Code)
 	case errors.Is(err, inbound.ErrUpgrade):
-		return http.StatusUpgradeRequired
+		return codeUpgrade
 	case errors.Is(err, inbound.ErrWorker):
-		return http.StatusForbidden
+		return codeForbidden
 	case errors.Is(err, inbound.ErrMethod):
-		return http.StatusMethodNotAllowed
+		return codeMethod
 	case errors.As(err, &answer):
-		return http.StatusBadGateway
+		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
-		return http.StatusGatewayTimeout
+		return codeTimeout
 	}
-	return http.StatusInternalServerError
+	return codeInternal
 }
 
-func statusOfGuest(code agentclient.Code) int {
-	switch code {
-	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // the latter: no such user in the guest
-		return http.StatusBadRequest
-	case agentclient.CodeNotFound:
-		return http.StatusNotFound
-	case agentclient.CodeExists, agentclient.CodeBusy:
-		return http.StatusConflict
-	case agentclient.CodeNoSpace:
-		return http.StatusInsufficientStorage
-	case agentclient.CodeUnavailable:
-		return http.StatusServiceUnavailable
-	case agentclient.CodeTimeout:
-		return http.StatusGatewayTimeout
+// codeOfStatus is the code of an error of which nothing but its status is known.
+func codeOfStatus(status int) code {
+	switch status {
+	case http.StatusBadRequest:
+		return codeBadRequest
+	case http.StatusUnauthorized:
+		return codeUnauthenticated
+	case http.StatusForbidden:
+		return codeForbidden
+	case http.StatusNotFound:
+		return codeNoRoute
+	case http.StatusMethodNotAllowed:
+		return codeMethod
+	case http.StatusConflict:
+		return codeConflict
+	case http.StatusTooManyRequests:
+		return codeRate
+	case http.StatusServiceUnavailable:
+		return codeBusy
+	case http.StatusGatewayTimeout:
+		return codeTimeout
 	}
-	return http.StatusBadGateway // the guest failed, not the daemon
+	return codeInternal
 }
+
+func codeOfGuest(c agentclient.Code) code {
+	switch c {
+	case agentclient.CodeInvalid, agentclient.CodeUnauthenticated: // the latter: no such user in the guest
+		return codeBadRequest
+	case agentclient.CodeNotFound:
+		return codeNoFile
+	case agentclient.CodeExists:
+		return codeConflict
+	case agentclient.CodeBusy:
+		return codeGuestBusy
+	case agentclient.CodeNoSpace:
+		return codeNoSpace
+	case agentclient.CodeUnavailable:
+		return codeBusy
+	case agentclient.CodeTimeout:
+		return codeTimeout
+	}
+	return codeGuestFailed // the guest failed, not the daemon
+}
+
+func statusOf(err error) int { return problems[codeOf(err)].status }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
-	status := statusOf(err)
-	if status >= http.StatusInternalServerError && r.Context().Err() == nil {
+	if statusOf(err) >= http.StatusInternalServerError && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 	}
-	body := apiv1.Error{Message: err.Error()}
-	var refused *sandbox.AdmissionError
-	if errors.As(err, &refused) {
-		body.Code = refused.Code
-		w.Header().Set("Retry-After", admissionRetry)
-	}
-	_ = writeJSON(w, status, body)
+	writeProblem(w, err)
 }
-
-// admissionRetry is after how many seconds a refused fork is worth another try: sandboxes end, and
-// the host's figures of free memory follow.
-const admissionRetry = "5"
 
 // unknownRoute answers what no other route takes: 405 where the path has other methods, else 404.
 func unknownRoute(mux *http.ServeMux, r *http.Request) error {

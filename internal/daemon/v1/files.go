@@ -6,13 +6,14 @@ import (
 	"net/http"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
 )
 
 // fileQuery returns the path and user that a files request names.
 func fileQuery(r *http.Request) (path, user string, err error) {
 	q := r.URL.Query()
 	if path = q.Get("path"); path == "" {
-		return "", "", badRequest("path: the query parameter is missing")
+		return "", "", invalid.Errorf("path", "the query parameter is missing")
 	}
 	return path, q.Get("username"), nil
 }

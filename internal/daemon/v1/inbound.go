@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -102,10 +103,7 @@ func (a *api) failInbound(w http.ResponseWriter, r *http.Request, err error) {
 		letGo(w) // who comes with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
-	if errors.Is(err, errTooMany) {
-		w.Header().Set("Retry-After", "1")
-	}
-	writeError(w, statusOf(err), err.Error())
+	writeProblem(w, err)
 }
 
 // byPath serves ports of guests below the API's own paths, and everything else with next.
@@ -170,7 +168,7 @@ func (a *api) tcpPort(w http.ResponseWriter, r *http.Request) error {
 func portOf(r *http.Request) (uint16, error) {
 	port, err := inbound.ParsePort(r.PathValue("port"))
 	if err != nil {
-		return 0, badRequest("%v", err)
+		return 0, invalid.Errorf("port", "%q: want a number from 1 to 65535", r.PathValue("port"))
 	}
 	return port, nil
 }

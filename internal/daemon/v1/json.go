@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/invalid"
 )
 
 // readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
@@ -39,7 +39,10 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	case errors.As(err, &tooLarge):
 		return err
 	case errors.As(err, &wrong):
-		return badRequest("field %q: got a %s, want %s", wrong.Field, wrong.Value, jsonType(wrong.Type))
+		return invalid.Errorf(wrong.Field, "got a %s, want %s", wrong.Value, jsonType(wrong.Type))
+	case err != nil && strings.HasPrefix(err.Error(), unknownField):
+		name := strings.Trim(strings.TrimPrefix(err.Error(), unknownField), `"`)
+		return invalid.Errorf(name, "there is no such field in this request")
 	case err != nil:
 		return badRequest("request body: %s", strings.TrimPrefix(err.Error(), "json: "))
 	}
@@ -48,6 +51,10 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	}
 	return nil
 }
+
+// unknownField begins the error of encoding/json for a field that a message does not have; there is
+// no type for it.
+const unknownField = "json: unknown field "
 
 // jsonType is a Go type in the words of JSON.
 func jsonType(t reflect.Type) string {
@@ -82,14 +89,10 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-func writeError(w http.ResponseWriter, status int, msg string) {
-	_ = writeJSON(w, status, apiv1.Error{Message: msg})
-}
-
 // seconds converts a field in seconds, which must lie between 0 and limit; 0 means def.
 func seconds(field string, v float64, def, limit time.Duration) (time.Duration, error) {
 	if v < 0 || v > limit.Seconds() {
-		return 0, badRequest("%s: %g: want 0 to %g", field, v, limit.Seconds())
+		return 0, invalid.Errorf(field, "%g: want 0 to %g", v, limit.Seconds())
 	}
 	if v == 0 {
 		return def, nil

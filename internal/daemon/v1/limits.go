@@ -85,7 +85,6 @@ func through(g *gate, h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		id := r.PathValue("id")
 		if err := g.enter(id); err != nil {
-			w.Header().Set("Retry-After", "1")
 			return err
 		}
 		defer g.leave(id)

@@ -2,7 +2,7 @@
 // sandbox.Manager.
 //
 // It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict
-// (an unknown field is an error that names it), every error is {"error": "..."} with a status from
+// (an unknown field is an error that names it), every error is a problem (problem.go) with a code from
 // errors.go, and everything a client can make large is bounded by the constants below.
 package v1
 
@@ -190,7 +190,7 @@ func (a *api) authorized(next http.Handler) http.Handler {
 // refuse answers a request of somebody who may not make it.
 func refuse(w http.ResponseWriter, status int, msg string) {
 	letGo(w)
-	writeError(w, status, msg)
+	writeProblem(w, &requestError{status, msg})
 }
 
 // letGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:

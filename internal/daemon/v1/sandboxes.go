@@ -6,13 +6,14 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 func checkTag(tag string) error {
 	if err := snapshot.CheckTag(tag); err != nil {
-		return badRequest("tag: %v", err)
+		return &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
 	return nil
 }
@@ -71,10 +72,10 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 		return forked, err
 	}
 	if (req.SnapshotTag == "") == (req.SourceID == "") {
-		return forked, badRequest("snapshot_tag, source_id: want one of the two")
+		return forked, invalid.Errorf("snapshot_tag", "want either this or source_id")
 	}
 	if req.Mode != "" && req.SourceID == "" {
-		return forked, badRequest("mode: only with source_id")
+		return forked, invalid.Errorf("mode", "only with source_id")
 	}
 	network, err := settingOf("network.", req.Network)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -20,7 +21,7 @@ func limitsOf(l *apiv1.Limits, memoryMiB uint64) (*vm.Limits, error) {
 	}
 	if memoryMiB != 0 {
 		if limits.MemoryMiB != 0 && limits.MemoryMiB != memoryMiB {
-			return nil, badRequest("memory_limit_mib: %d: limits.memory_mib is %d; give one of them", memoryMiB, limits.MemoryMiB)
+			return nil, invalid.Errorf("memory_limit_mib", "%d: limits.memory_mib is %d; give one of them", memoryMiB, limits.MemoryMiB)
 		}
 		limits.MemoryMiB = memoryMiB
 	}

@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -71,10 +72,10 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if req.Tap != "" {
-		return badRequest("tap: sandboxes of this daemon need no tap device; leave the field out")
+		return invalid.Errorf("tap", "sandboxes of this daemon need no tap device; leave the field out")
 	}
 	if req.BootWaitSecs < 0 || req.BootWaitSecs > 60 {
-		return badRequest("boot_wait_secs: %g: want 0 to 60", req.BootWaitSecs)
+		return invalid.Errorf("boot_wait_secs", "%g: want 0 to 60", req.BootWaitSecs)
 	}
 	ready, err := seconds("ready_timeout_secs", req.ReadyTimeoutSecs, 0, maxBoot)
 	if err != nil {
@@ -117,7 +118,7 @@ func boolQuery(r *http.Request, name string) (bool, error) {
 	}
 	v, err := strconv.ParseBool(text)
 	if err != nil {
-		return false, badRequest("%s: %q: want true or false", name, text)
+		return false, invalid.Errorf(name, "%q: want true or false", text)
 	}
 	return v, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/guest/agent"
@@ -159,13 +160,13 @@ func TestStatusCodes(t *testing.T) {
 		{"DELETE", "/v1/snapshots/a.b?cascade=true&force=true", "", 400, "exclude"},
 		{"DELETE", "/v1/snapshots/a.b?force=maybe", "", 400, "force"},
 		{"DELETE", "/v1/snapshots/none", "", 404, "none"},
-		{"POST", "/v1/snapshots", `{"tag":"x","kernel":"/k","colour":1}`, 400, `"colour"`},
+		{"POST", "/v1/snapshots", `{"tag":"x","kernel":"/k","colour":1}`, 400, "colour: "},
 		{"POST", "/v1/snapshots", `{"tag":"x","tap":"tap0"}`, 400, "tap"},
 		{"POST", "/v1/snapshots", `{"tag":"x","boot_wait_secs":61}`, 400, "boot_wait_secs"},
 		{"POST", "/v1/snapshots", `{"tag":"x"}`, 400, "kernel"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a.b","n":0}`, 400, "n: 0"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a.b","n":1001}`, 400, "1000"},
-		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a.b","n":"2"}`, 400, `"n"`},
+		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a.b","n":"2"}`, 400, "n: "},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"a.b"} x`, 400, "follows"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag`, 400, "body"},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"` + strings.Repeat("x", 3<<20) + `"}`, 413, "too large"},
@@ -195,10 +196,10 @@ func TestStatusCodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var body map[string]string
+		var body apiv1.Error
 		err = json.NewDecoder(resp.Body).Decode(&body)
 		resp.Body.Close()
-		if resp.StatusCode != c.status || err != nil || !strings.Contains(body["error"], c.message) {
+		if resp.StatusCode != c.status || err != nil || !strings.Contains(body.Message, c.message) {
 			t.Errorf("%s %s %.60s: %d %v (%v), want %d with %q", c.method, c.path, c.body, resp.StatusCode, body, err, c.status, c.message)
 		}
 	}

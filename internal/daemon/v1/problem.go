@@ -1,0 +1,137 @@
+package v1
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// code names a kind of error for programs. Codes are part of the API: one is never given another
+// meaning.
+type code string
+
+// The codes, in the order of their statuses. docs/errors.md has them for users.
+const (
+	codeBadRequest       code = "bad_request"
+	codeInvalidField     code = "invalid_field"
+	codeWarmup           code = "warmup_failed"
+	codeUnauthenticated  code = "unauthenticated"
+	codeForbidden        code = "forbidden"
+	codeNoRoute          code = "no_such_route"
+	codeNoSandbox        code = "sandbox_not_found"
+	codeNoSnapshot       code = "snapshot_not_found"
+	codeNoWorkspace      code = "workspace_not_found"
+	codeNoFile           code = "not_found_in_sandbox"
+	codeMethod           code = "method_not_allowed"
+	codeConflict         code = "conflict"
+	codeState            code = "sandbox_state"
+	codeCutOff           code = "sandbox_cut_off"
+	codeHeld             code = "sandbox_of_workspace"
+	codeGuestBusy        code = "interpreter_busy"
+	codeLine             code = "not_in_line"
+	codeSnapshotExists   code = "snapshot_exists"
+	codeSnapshotInUse    code = "snapshot_in_use"
+	codeSnapshotUnusable code = "snapshot_unusable"
+	codeWorkspaceExists  code = "workspace_exists"
+	codeTooLarge         code = "body_too_large"
+	codeUpgrade          code = "upgrade_required"
+	codeRate             code = "too_many_requests"
+	codeMaxSandboxes     code = sandbox.CodeMaxSandboxes
+	codeMaxVCPUs         code = sandbox.CodeMaxVCPUs
+	codeInternal         code = "internal"
+	codeGuestFailed      code = "sandbox_failed"
+	codeBusy             code = "busy"
+	codeHostMemory       code = sandbox.CodeHostMemory
+	codeHostDisk         code = sandbox.CodeHostDisk
+	codeTimeout          code = "timeout"
+	codeNoSpace          code = "no_space"
+)
+
+// problem is what all errors of one code have in common.
+type problem struct {
+	status int
+	title  string
+	fix    string
+	retry  time.Duration // after which the same request may succeed; 0: it is not worth while
+}
+
+// How long a client waits. Requests end within a second as a rule; sandboxes end more seldom, and
+// the host's figures of free memory follow.
+const (
+	soon  = time.Second
+	later = 5 * time.Second
+)
+
+var problems = map[code]problem{
+	codeBadRequest:      {http.StatusBadRequest, "The request is wrong", "correct the request as the detail says", 0},
+	codeInvalidField:    {http.StatusBadRequest, "A field of the request is wrong", "correct the field as the detail says", 0},
+	codeWarmup:          {http.StatusBadRequest, "The warm-up failed", "correct the command or code that the detail quotes", 0},
+	codeUnauthenticated: {http.StatusUnauthorized, "The token is missing or wrong", "send the daemon's token as 'Authorization: Bearer TOKEN'", 0},
+	codeForbidden:       {http.StatusForbidden, "The request is not allowed", "make it from a program, by a name of the host that the daemon knows, and with a token that may", 0},
+	codeNoRoute:         {http.StatusNotFound, "There is no such route", "compare the path with GET /openapi.yaml", 0},
+	codeNoSandbox:       {http.StatusNotFound, "There is no such sandbox", "list sandboxes with GET /v1/sandboxes (forkd ls)", 0},
+	codeNoSnapshot:      {http.StatusNotFound, "There is no such snapshot", "list snapshots with GET /v1/snapshots (forkd images)", 0},
+	codeNoWorkspace:     {http.StatusNotFound, "There is no such workspace", "list workspaces with GET /v1/workspaces (forkd workspace list)", 0},
+	codeNoFile:          {http.StatusNotFound, "The sandbox does not have it", "look for it in the sandbox", 0},
+	codeMethod:          {http.StatusMethodNotAllowed, "The path has no such method", "compare the method with GET /openapi.yaml", 0},
+	codeConflict:        {http.StatusConflict, "Something is in the way", "do what the detail says", 0},
+	codeState:           {http.StatusConflict, "The sandbox is not in the state for this", "resume the sandbox, or fork another", 0},
+	codeCutOff:          {http.StatusConflict, "The sandbox was taken away meanwhile", "find out who deleted, suspended or rolled it back, before the request is made again", 0},
+	codeHeld:            {http.StatusConflict, "The sandbox belongs to a workspace", "delete the workspace instead", 0},
+	codeGuestBusy:       {http.StatusConflict, "The interpreter is busy", "wait for the earlier call, interrupt it, or use another context", later},
+	codeLine:            {http.StatusConflict, "The snapshot is not in the line of the sandbox", "name one of those that the detail lists", 0},
+	codeSnapshotExists:  {http.StatusConflict, "The tag is taken", "remove the snapshot first, or choose another tag", 0},
+	codeSnapshotInUse: {http.StatusConflict, "The snapshot is in use",
+		"end what uses it first; cascade or force concern snapshots that build on it", 0},
+	codeSnapshotUnusable: {http.StatusConflict, "The snapshot cannot be used", "verify the snapshot, and make it again on this host", 0},
+	codeWorkspaceExists:  {http.StatusConflict, "The name is taken", "delete the workspace first, or choose another name", 0},
+	codeTooLarge:         {http.StatusRequestEntityTooLarge, "The body is too large", "send less at once", 0},
+	codeUpgrade:          {http.StatusUpgradeRequired, "The request must ask for an upgrade", "send the headers Connection and Upgrade as the documentation says", 0},
+	codeRate:             {http.StatusTooManyRequests, "More than this client may", "wait, or end something first", later},
+	codeMaxSandboxes:     {http.StatusTooManyRequests, "The daemon takes no more sandboxes", "end or suspend sandboxes, or raise --max-sandboxes", later},
+	codeMaxVCPUs:         {http.StatusTooManyRequests, "The daemon takes no more vCPUs", "end or suspend sandboxes, or raise --vcpu-overcommit", later},
+	codeInternal:         {http.StatusInternalServerError, "The daemon failed", "look at the log of the daemon, and run 'forkd doctor'", 0},
+	codeGuestFailed:      {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
+	codeBusy:             {http.StatusServiceUnavailable, "Too much at once", "try again", soon},
+	codeHostMemory:       {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
+	codeHostDisk:         {http.StatusServiceUnavailable, "The host has too little free disk", "remove snapshots or sandboxes (see forkd df)", later},
+	codeTimeout:          {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
+	codeNoSpace:          {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
+}
+
+// problemDocs is where the codes are described; a problem's type is its section there.
+const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
+
+// problemOf describes an error to clients.
+func problemOf(err error) apiv1.Error {
+	c := codeOf(err)
+	p := problems[c]
+	body := apiv1.Error{Message: err.Error(), Type: problemDocs + string(c), Title: p.title, Status: p.status,
+		Detail: err.Error(), Code: string(c), Fix: p.fix}
+	var field *invalid.Error
+	if c == codeInvalidField && errors.As(err, &field) {
+		body.Field = field.Field
+	}
+	return body
+}
+
+// writeProblem answers with an error, by RFC 9457.
+func writeProblem(w http.ResponseWriter, err error) {
+	body := problemOf(err)
+	if retry := problems[code(body.Code)].retry; retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(retry.Seconds())))
+	}
+	p, err := json.Marshal(body)
+	if err != nil { // text and numbers cannot fail
+		p = []byte(`{"error": "internal"}`)
+	}
+	w.Header().Set("Content-Type", apiv1.Problem)
+	w.WriteHeader(body.Status)
+	_, _ = w.Write(append(p, '\n')) // the client has gone if this fails
+}

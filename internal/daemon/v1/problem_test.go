@@ -1,0 +1,81 @@
+package v1
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Users read about codes in docs/errors.md, which a problem's type leads to.
+func TestEveryCodeIsDocumented(t *testing.T) {
+	p, err := os.ReadFile("../../../docs/errors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c, about := range problems {
+		retry := ""
+		if about.retry > 0 {
+			retry = fmt.Sprintf(" %d s", int(about.retry.Seconds()))
+		}
+		row := fmt.Sprintf("| <a id=\"%s\"></a>`%s` | %d |%s | %s | %s |", c, c, about.status, retry, about.title, about.fix)
+		if !strings.Contains(string(p), row) {
+			t.Errorf("docs/errors.md lacks this row:\n%s", row)
+		}
+	}
+	if rows := strings.Count(string(p), "<a id="); rows != len(problems) {
+		t.Errorf("docs/errors.md has %d codes, the daemon %d", rows, len(problems))
+	}
+}
+
+func TestProblems(t *testing.T) {
+	for _, c := range []struct {
+		err   error
+		code  code
+		field string
+		retry string
+	}{
+		{invalid.Errorf("n", "0: want 1"), codeInvalidField, "n", ""},
+		{badRequest("no"), codeBadRequest, "", ""},
+		{&sandbox.NotFoundError{ID: "sb-x"}, codeNoSandbox, "", ""},
+		{&sandbox.ForkError{First: &store.NotFoundError{Tag: "x"}}, codeNoSnapshot, "", ""},
+		{&sandbox.CutOffError{ID: "sb-x"}, codeCutOff, "", ""},
+		{&sandbox.AdmissionError{Code: sandbox.CodeHostMemory}, codeHostMemory, "", "5"},
+		{&sandbox.AdmissionError{Code: sandbox.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
+		{errTooMany, codeBusy, "", "1"},
+		{&sandbox.BusyError{}, codeBusy, "", "1"},
+		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
+		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
+		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
+		{errors.New("x"), codeInternal, "", ""},
+	} {
+		w := httptest.NewRecorder()
+		writeProblem(w, c.err)
+		body := problemOf(c.err)
+		if code(body.Code) != c.code || body.Field != c.field || w.Header().Get("Retry-After") != c.retry {
+			t.Errorf("%v: %+v, Retry-After %q; want %+v", c.err, body, w.Header().Get("Retry-After"), c)
+		}
+		if w.Code != body.Status || w.Code != problems[c.code].status || body.Detail != c.err.Error() || body.Message != body.Detail {
+			t.Errorf("%v: answered with %d: %+v", c.err, w.Code, body)
+		}
+	}
+}
+
+// Whatever status an error is made with, there is a code that says the same.
+func TestCodesOfStatuses(t *testing.T) {
+	for _, status := range []int{400, 401, 403, 404, 405, 409, 429, 500, 503, 504} {
+		if got := statusOf(&requestError{status, "x"}); got != status {
+			t.Errorf("an error made with status %s is answered with %s", strconv.Itoa(status)+" "+http.StatusText(status), http.StatusText(got))
+		}
+	}
+}
