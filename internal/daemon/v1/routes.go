@@ -13,10 +13,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
-	apidoc "github.com/forkd/forkd/api"
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -73,6 +71,12 @@ type handler func(http.ResponseWriter, *http.Request) error
 
 // New returns the handler of the API.
 func New(cfg Config) http.Handler {
+	h, _ := routed(cfg)
+	return h
+}
+
+// routed is New, and the patterns of the routes.
+func routed(cfg Config) (_ http.Handler, patterns []string) {
 	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Stopping == nil {
 		cfg.Stopping = context.Background()
@@ -86,6 +90,7 @@ func New(cfg Config) http.Handler {
 	guests, work := newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox), newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
+		patterns = append(patterns, pattern)
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := h(w, r); err != nil {
 				a.fail(w, r, err)
@@ -95,8 +100,10 @@ func New(cfg Config) http.Handler {
 	handle("GET /healthz", a.healthz)
 	handle("GET /healthz/{$}", a.healthz)
 	handle("GET /version", a.version)
-	handle("GET /openapi.yaml", document)
-	mux.Handle("GET /metrics", cfg.Metrics)
+	handle("GET /openapi.yaml", documentYAML)
+	handle("GET /openapi.json", documentJSON)
+	handle("GET /docs", documentPage)
+	handle("GET /metrics", func(w http.ResponseWriter, r *http.Request) error { cfg.Metrics.ServeHTTP(w, r); return nil })
 	handle("GET /v1/snapshots", a.listSnapshots)
 	handle("POST /v1/snapshots", through(work, a.createSnapshot))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
@@ -137,7 +144,7 @@ func New(cfg Config) http.Handler {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux))))))
+	return a.audited(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), patterns
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See
@@ -171,10 +178,20 @@ func (a *api) sameOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// authorized demands the token of everything but the health check.
+// isOpen reports whether a path needs no token: the health check, and the description of this API,
+// which is the same everywhere.
+func isOpen(path string) bool {
+	switch path {
+	case "/healthz", "/healthz/", "/openapi.yaml", "/openapi.json", "/docs":
+		return true
+	}
+	return false
+}
+
+// authorized demands the token of everything that is not open.
 func (a *api) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if p := strings.TrimSuffix(r.URL.Path, "/"); p != "/healthz" {
+		if !isOpen(r.URL.Path) {
 			if err := a.Token.Check(r); err != nil {
 				w.Header().Set("WWW-Authenticate", "Bearer")
 				refuse(w, http.StatusUnauthorized, err.Error())
@@ -261,15 +278,4 @@ func (a *api) version(w http.ResponseWriter, _ *http.Request) error {
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission,
 	})
-}
-
-// document serves the description of this API.
-func document(w http.ResponseWriter, _ *http.Request) error {
-	p, err := apidoc.FS.ReadFile("openapi.yaml")
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/yaml")
-	_, _ = w.Write(p) // the client has gone if this fails
-	return nil
 }

@@ -1,0 +1,75 @@
+package v1
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	apidoc "github.com/forkd/forkd/api"
+)
+
+// notMuxed are the operations of the document that are routed before the mux, which would clean
+// their paths.
+var notMuxed = []string{"GET /v1/sandboxes/{id}/proxy/{port}/{path}"}
+
+// notDocumented are other spellings of paths, and the answer to everything else.
+var notDocumented = []string{"GET /healthz/{$}", "/"}
+
+// Every route is in the document, and the other way round.
+func TestDocumentHasTheRoutes(t *testing.T) {
+	p, err := apidoc.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]any `yaml:"paths"`
+	}
+	if err := yaml.Unmarshal(p, &doc); err != nil {
+		t.Fatal(err)
+	}
+	documented := slices.Clone(notDocumented)
+	for path, item := range doc.Paths {
+		for method := range item {
+			if o := strings.ToUpper(method) + " " + path; method != "parameters" && !slices.Contains(notMuxed, o) {
+				documented = append(documented, o)
+			}
+		}
+	}
+	_, routes := routed(Config{Metrics: http.NotFoundHandler()})
+	slices.Sort(documented)
+	slices.Sort(routes)
+	for _, r := range routes {
+		if !slices.Contains(documented, r) {
+			t.Errorf("%s: a route that api/openapi.yaml does not have", r)
+		}
+	}
+	for _, d := range documented {
+		if !slices.Contains(routes, d) {
+			t.Errorf("%s: documented, and no route", d)
+		}
+	}
+}
+
+// The page has every operation and every schema, and loads nothing.
+func TestPageOfTheDocument(t *testing.T) {
+	w := httptest.NewRecorder()
+	if err := documentPage(w, nil); err != nil {
+		t.Fatal(err)
+	}
+	page := w.Body.String()
+	for _, want := range []string{`id="GET-/v1/sandboxes/{id}"`, `id="schema-SandboxInfo"`, "cpu_weight",
+		`All fields of <a href="#schema-SnapshotInfo">`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page lacks %s", want)
+		}
+	}
+	for _, bad := range []string{"<script", "<img", "//cdn", "ZgotmplZ"} {
+		if strings.Contains(page, bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+}
