@@ -36,6 +36,7 @@ type Assets struct {
 	Cloud   Kernel            `json:"cloud"`   // the distribution's
 	Minimal Kernel            `json:"minimal"` // guest/kernel
 	Images  map[string]string `json:"images"`  // recipe → directory of the image
+	Roots   string            `json:"roots"`   // authorities that the host trusts, PEM
 }
 
 // AssetsFile is where prepare describes them, in the cache directory.

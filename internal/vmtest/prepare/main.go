@@ -1,6 +1,6 @@
 // Command prepare makes the files that VM tests need and describes them in <cache>/vmtest.json:
-// guest kernels with the current agent, root file systems, and copies of the current forkd-vmm and
-// bin/forkd. Everything but these is taken from the cache if it is there. Run it after
+// guest kernels with the current agent, root file systems, the host's authorities, and copies of
+// the current forkd-vmm and bin/forkd. Everything but these is taken from the cache if it is there. Run it after
 // scripts/build.
 package main
 
@@ -45,6 +45,13 @@ func run(ctx context.Context) error {
 		return err
 	}
 	if a.Forkd, err = install(cache, "forkd", forkd); err != nil {
+		return err
+	}
+	roots, err := hostRoots()
+	if err != nil {
+		return err
+	}
+	if a.Roots, err = install(cache, "roots.pem", roots); err != nil {
 		return err
 	}
 	if a.Torture, err = buildGuest(ctx, cache, "torture"); err != nil {
@@ -108,12 +115,26 @@ func buildGuest(ctx context.Context, cache, name string) (string, error) {
 	return path, nil
 }
 
-// install writes a program where the emulated host sees it too.
-func install(cache, name string, program []byte) (string, error) {
+// hostRoots reads the authorities by which this host knows servers. A host that reaches package
+// registries through a proxy that ends TLS trusts one more than an image does.
+func hostRoots() ([]byte, error) {
+	name := os.Getenv("SSL_CERT_FILE")
+	if name == "" {
+		name = "/etc/ssl/certs/ca-certificates.crt"
+	}
+	p, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("read the host's authorities (package ca-certificates has them): %w", err)
+	}
+	return p, nil
+}
+
+// install writes a file where the emulated host sees it too.
+func install(cache, name string, content []byte) (string, error) {
 	dir := filepath.Join(cache, "vmtest")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
 	path := filepath.Join(dir, name)
-	return path, atomicfile.Write(path, program, 0o755) // two prepares may run at once
+	return path, atomicfile.Write(path, content, 0o755) // two prepares may run at once
 }
