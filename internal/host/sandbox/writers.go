@@ -3,27 +3,43 @@ package sandbox
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// noWriters fails where anybody has a file open for writing, or mapped. Linux gives a lease for
-// reading only where nobody has (fcntl(2), F_SETLEASE); it is given back at once. A file system
-// without leases tells nothing.
-func noWriters(path string) error {
+// How long a file is waited for that is still open for writing. A process that this daemon starts
+// meanwhile has copies of all of its descriptors until it runs its program: some milliseconds on an
+// idle host.
+const (
+	writerPatience = 5 * time.Second
+	writerPause    = 2 * time.Millisecond
+)
+
+// noWriters fails where anybody has a file open for writing, or mapped, and keeps it so for as long
+// as patience.
+func noWriters(path string, patience time.Duration) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	switch _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err {
-	case nil:
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-		return err
-	case unix.EAGAIN:
-		return fmt.Errorf("%s is open for writing by its VMM, which was to close it: end the sandbox, and do not trust it", path)
+	for end := time.Now().Add(patience); hasWriter(f); time.Sleep(writerPause) {
+		if time.Now().After(end) {
+			return fmt.Errorf("%s is open for writing by its VMM, which was to close it: end the sandbox, and do not trust it", path)
+		}
 	}
 	return nil
+}
+
+// hasWriter asks Linux for a lease for reading, which it gives only where nobody has the file open
+// for writing (fcntl(2), F_SETLEASE), and gives it back. A file system without leases tells nothing.
+func hasWriter(f *os.File) bool {
+	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // it goes with f in any case
+	}
+	return err == unix.EAGAIN
 }
 
 // refuseWriters makes sure that nobody can change state and memory any more: a VMM that its guest
@@ -31,7 +47,7 @@ func noWriters(path string) error {
 func (b *branch) refuseWriters() error {
 	for _, f := range []*os.File{b.state, b.layer} {
 		_ = f.Close() // nothing was buffered that could fail to be written
-		if err := noWriters(f.Name()); err != nil {
+		if err := noWriters(f.Name(), writerPatience); err != nil {
 			return err
 		}
 	}

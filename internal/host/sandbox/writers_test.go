@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,14 +20,14 @@ func TestWritersAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reader.Close()
-	if err := noWriters(path); err != nil {
+	if err := noWriters(path, writerPatience); err != nil {
 		t.Errorf("nobody writes it: %v", err)
 	}
 	writer, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if noWriters(path) == nil {
+	if noWriters(path, 0) == nil {
 		t.Error("a descriptor for writing was not found")
 	}
 	mapped, err := unix.Mmap(int(writer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -36,13 +37,27 @@ func TestWritersAreFound(t *testing.T) {
 	if err := writer.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if noWriters(path) == nil {
+	if noWriters(path, 0) == nil {
 		t.Error("a mapping for writing was not found")
 	}
 	if err := unix.Munmap(mapped); err != nil {
 		t.Fatal(err)
 	}
-	if err := noWriters(path); err != nil {
+	if err := noWriters(path, writerPatience); err != nil {
 		t.Errorf("nobody writes it any more: %v", err)
+	}
+}
+
+// A process that is being started has copies of what the daemon has open, until it runs its
+// program: what is closed meanwhile is not taken for a file that a VMM keeps.
+func TestWritersThatGoAreWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writer, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { writer.Close() })
+	if err := noWriters(path, time.Hour); err != nil {
+		t.Error(err)
 	}
 }
