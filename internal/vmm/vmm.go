@@ -302,9 +302,9 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 	}
 	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
 		StormFaults: req.StormFaults, Device: -1, Copied: s.branched}
-	device := len(files.fds) - 2 - int(req.Tops)
+	device := len(files.fds) - 2 - 2*int(req.Disks)
 	if device != 0 && device != 1 {
-		return fmt.Errorf("branch with %d tops came with %d descriptors", req.Tops, len(files.fds))
+		return fmt.Errorf("branch of %d disks came with %d descriptors", req.Disks, len(files.fds))
 	}
 	cfg.State, cfg.Layer = files.take(), files.take()
 	defer cfg.State.Close()
@@ -313,7 +313,10 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 		defer unix.Close(cfg.Device)
 	}
 	var err error
-	if cfg.Tops, err = files.takeN(int(req.Tops)); err != nil {
+	if cfg.Tops, err = files.takeN(int(req.Disks)); err != nil {
+		return err
+	}
+	if cfg.Frozen, err = files.takeN(int(req.Disks)); err != nil {
 		return err
 	}
 	result, err := s.machine.Branch(cfg)

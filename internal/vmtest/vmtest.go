@@ -9,6 +9,7 @@ package vmtest
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -126,6 +127,11 @@ func ShortDir(t testing.TB) string {
 		}
 	})
 	return dir
+}
+
+// ForReading opens the file of f once more, for reading only, also where it has no name.
+func ForReading(f *os.File) (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
 // LastLines returns the end of a console log for a failure message.

@@ -11,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // maxExtents bounds the maps of most branches: those that have a smaller bound copy the gaps
@@ -22,7 +23,6 @@ type pending struct {
 	snap   *Snapshot
 	base   *Snapshot // that the machine lay on
 	layer  *os.File
-	top    *os.File // that the machine writes from then on
 	req    vmmproto.Branch
 	result vmmproto.BranchResult
 	copied vmmproto.Branched
@@ -72,36 +72,30 @@ func (v *running) newMarked(ctx context.Context, kind string) (s *Snapshot, laye
 	return s, layer, err
 }
 
-// branchTo branches v into files that the caller made.
+// branchTo branches v into files that the caller made. It may run beside another branch.
 func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
-	p, err := v.send(ctx, req, s, layer)
-	if err == nil {
-		v.adopt(p)
-	}
-	return p, err
-}
-
-// send asks for a branch. adopt must follow, in the order in which the machine branched.
-func (v *running) send(ctx context.Context, req vmmproto.Branch, s *Snapshot, layer *os.File) (*pending, error) {
 	top, err := v.rig.newTop(v.size)
 	if err != nil {
 		return nil, err
 	}
-	p := &pending{snap: s, base: v.base, layer: layer, top: top, req: req}
-	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{State: s.state, Layer: layer, Tops: []*os.File{top}})
+	v.asking.Lock() // a branch has to name the top that the one before it has put onto the disk
+	defer v.asking.Unlock()
+	frozen, err := vmtest.ForReading(v.files[len(v.files)-1])
+	if err != nil {
+		return nil, err
+	}
+	defer frozen.Close()
+	p := &pending{snap: s, base: v.base, layer: layer, req: req}
+	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{State: s.state, Layer: layer,
+		Tops: []*os.File{top}, Frozen: []*os.File{frozen}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v branch: %w", v.name, req.Mode, err)
 	}
 	if p.result.Mode != req.Mode {
 		return nil, fmt.Errorf("%s: %v branch fell back to %v: %s", v.name, req.Mode, p.result.Mode, p.result.Fallback)
 	}
+	s.disks, v.files = v.files, append(slices.Clone(v.files), top)
 	return p, nil
-}
-
-// adopt notes that the machine's disk top has become the snapshot's last layer.
-func (v *running) adopt(p *pending) {
-	p.snap.disks = v.files
-	v.files = append(slices.Clone(v.files), p.top)
 }
 
 // wait waits until the layer is complete. It may run beside other requests to v.

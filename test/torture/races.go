@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
-	"github.com/forkd/forkd/test/torture/guest"
 )
 
 // delay draws a time for something else to happen.
@@ -42,7 +40,7 @@ func (l *line) newRacer(req vmmproto.Branch) (c *racer, err error) {
 
 func (c *racer) run(ctx context.Context, v *running) {
 	time.Sleep(c.before)
-	if c.p, c.err = v.send(ctx, c.req, c.snap, c.layer); c.err != nil {
+	if c.p, c.err = v.branchTo(ctx, c.req, c.snap, c.layer); c.err != nil {
 		return
 	}
 	time.Sleep(c.after)
@@ -93,17 +91,8 @@ func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 	if len(whole) == 0 {
 		return errors.New("both branches of a race were refused")
 	}
-	if len(whole) == 2 {
-		active, err := writtenTop(ctx, whole[0].top, whole[1].top)
-		if err != nil {
-			return err
-		}
-		if active == whole[0].top {
-			whole[0], whole[1] = whole[1], whole[0]
-		}
-	}
+	slices.SortFunc(whole, func(a, b *pending) int { return len(a.snap.disks) - len(b.snap.disks) })
 	for _, p := range whole {
-		v.adopt(p)
 		if _, err := v.complete(p); err != nil {
 			return err
 		}
@@ -115,36 +104,6 @@ func (l *line) finishRace(ctx context.Context, whole []*pending) error {
 		}
 	}
 	return l.verifySource(ctx)
-}
-
-// writtenTop returns which of two disk tops the running guest writes: the other has been frozen.
-func writtenTop(ctx context.Context, a, b *os.File) (*os.File, error) {
-	ctx, cancel := context.WithTimeout(ctx, stepLimit)
-	defer cancel()
-	modified := func(f *os.File) (unix.Timespec, error) {
-		var st unix.Stat_t
-		err := unix.Fstat(int(f.Fd()), &st)
-		return st.Mtim, err
-	}
-	wasA, errA := modified(a)
-	wasB, errB := modified(b)
-	for {
-		if err := errors.Join(errA, errB, ctx.Err()); err != nil {
-			return nil, fmt.Errorf("find the disk top in use: %w", err)
-		}
-		time.Sleep(5 * time.Millisecond)
-		var isA, isB unix.Timespec
-		isA, errA = modified(a)
-		isB, errB = modified(b)
-		switch {
-		case isA != wasA && isB != wasB:
-			return nil, guest.Mismatchf("both disk tops are written")
-		case isA != wasA:
-			return a, nil
-		case isB != wasB:
-			return b, nil
-		}
-	}
 }
 
 // interrupt: the guest is paused and let go again while it is branched and while its pages are
@@ -180,7 +139,6 @@ func (l *line) interrupt(ctx context.Context) error {
 	if c.err != nil {
 		return c.err
 	}
-	v.adopt(c.p)
 	if l.last, err = v.complete(c.p); err != nil {
 		return err
 	}

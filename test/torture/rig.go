@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -96,12 +97,14 @@ func (r *Rig) newTop(size uint64) (*os.File, error) {
 // vm is a running VM.
 type running struct {
 	*vmmclient.VMM
-	rig   *Rig
-	name  string
-	base  *Snapshot // whose memory it lies on; nil after a boot
-	files []*os.File
-	size  uint64 // of the disk in bytes
-	agent *agentclient.Client
+	rig  *Rig
+	name string
+	base *Snapshot // whose memory it lies on; nil after a boot
+	size uint64    // of the disk in bytes
+
+	asking sync.Mutex
+	files  []*os.File // of the disk, the top last
+	agent  *agentclient.Client
 }
 
 func (r *Rig) spawn(ctx context.Context, kind string) (*running, error) {

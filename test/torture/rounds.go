@@ -249,7 +249,6 @@ func (l *line) overlap(ctx context.Context) error {
 		if err := l.check(ctx, l.last); err != nil {
 			return err
 		}
-		v.adopt(c.p)
 		if l.last, err = v.complete(c.p); err != nil {
 			return err
 		}

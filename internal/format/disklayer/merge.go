@@ -9,8 +9,8 @@ import (
 )
 
 // Merge makes the empty file dst a layer with the content of layers, base first, which lie over one
-// another. The layers are read and not mapped: a VMM may hold them open for writing, and a mapping
-// that it cuts off under its reader ends the whole process, which is the daemon's.
+// another. The layers are read and not mapped: who cuts a mapped file off ends the whole process
+// that reads it, which is the daemon's.
 func Merge(dst *os.File, layers []*os.File) error {
 	if len(layers) == 0 {
 		return fmt.Errorf("merge disk layers into %s: no layers", dst.Name())

@@ -56,7 +56,7 @@ type branch struct {
 	staging *store.Staging
 	state   *os.File
 	layer   *os.File
-	lower   []*os.File // the sandbox's frozen tops, oldest first, the present one last
+	lower   []*os.File // the sandbox's frozen tops for reading, oldest first, the present one last
 	owners  []string   // of these
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
@@ -163,7 +163,7 @@ func (b *branch) freeze(ctx context.Context) error {
 			return err
 		}
 		defer top.Close()
-		files.Tops = []*os.File{top}
+		files.Tops, files.Frozen = []*os.File{top}, b.lower[len(b.lower)-1:]
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
@@ -265,7 +265,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		err = b.refuseWriters()
 	}
 	if err != nil {
-		return result, fmt.Errorf("%s sandbox %q: complete the memory layer: %w", b.op, b.s.id, err)
+		return result, fmt.Errorf("%s sandbox %q: complete the layers: %w", b.op, b.s.id, err)
 	}
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))

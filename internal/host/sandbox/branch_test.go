@@ -266,6 +266,44 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
+// A disk top that its VM keeps open for writing becomes a layer of no snapshot: not of the branch
+// that froze it, of no later one, and of no suspended state. The sandbox runs on.
+func TestTopsThatStayWritable(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.writers = 0
+	id := w.source(t)
+	w.branch(t, id, "good", vm.BranchDiff)
+	w.vmms.KeepTops = true
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "is open for writing") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
+		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
+		refused(mode.String(), err)
+	}
+	_, err := w.Suspend(t.Context(), id)
+	refused("suspend", err)
+	w.vmms.KeepTops = false
+	_, err = w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff})
+	refused("a branch above tops that were kept", err)
+	if list := w.Snapshots().List(); len(list) != 2 {
+		t.Errorf("published: %+v", list)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("the sandbox: %v", err)
+	}
+	if _, err := w.Rollback(t.Context(), id, "good"); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, id, "b", vm.BranchDiff) // nothing of it was written before the rollback
+	w.KillAll()
+	w.checkClean(t)
+}
+
 func TestRollback(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -73,6 +73,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches that nobody waits for
 	patience   time.Duration                    // unwatchedWait but in tests
+	writers    time.Duration                    // writerPatience but in tests
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
 	closed     bool
@@ -100,6 +101,7 @@ func New(cfg Config) (*Manager, error) {
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
 		patience:  unwatchedWait,
+		writers:   writerPatience,
 		room:      freeBytes,
 		quit:      make(chan struct{}),
 	}

@@ -42,12 +42,15 @@ func hasWriter(f *os.File) bool {
 	return err == unix.EAGAIN
 }
 
-// refuseWriters makes sure that nobody can change state and memory any more: a VMM that its guest
-// has taken over could have kept what it wrote them with.
+// refuseWriters makes sure that nobody can change state, memory and frozen tops any more: a VMM
+// that its guest has taken over could have kept what it wrote them with. Tops of earlier branches
+// are looked at again, for those branches may have failed before.
 func (b *branch) refuseWriters() error {
 	for _, f := range []*os.File{b.state, b.layer} {
 		_ = f.Close() // nothing was buffered that could fail to be written
-		if err := noWriters(f.Name(), writerPatience); err != nil {
+	}
+	for _, f := range append([]*os.File{b.state, b.layer}, b.lower...) {
+		if err := noWriters(f.Name(), b.m.writers); err != nil {
 			return err
 		}
 	}

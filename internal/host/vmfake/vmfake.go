@@ -57,6 +57,7 @@ type VMMs struct {
 	Killing    func()                // called by every Kill; nil: nothing
 	Most       int                   // layers that a VM has had above those of its snapshot
 	Copying    chan struct{}         // closed when a live branch is copied; nil: at once
+	KeepTops   bool                  // VMs keep tops open for writing after they were frozen
 }
 
 // VMM is one of them.
@@ -67,6 +68,8 @@ type VMM struct {
 	done    chan struct{}
 	stalled chan struct{}
 	frames  *os.File // frame socket; nil: none
+	top     *os.File // of the disk, open for writing; nil: none
+	kept    []*os.File
 	full    atomic.Bool
 	once    sync.Once
 	exit    vm.Exit
@@ -150,10 +153,10 @@ func (v *VMM) End(x vm.Exit) {
 		v.exit = x
 		v.all.Mu.Lock()
 		delete(v.all.Live, v.dir)
-		if v.frames != nil {
-			v.frames.Close()
-			v.frames = nil
+		for _, f := range append(v.kept, v.frames, v.top) {
+			f.Close() // an error, where there is none
 		}
+		v.frames, v.top = nil, nil
 		v.all.Mu.Unlock()
 		close(v.done)
 		close(v.conns)
@@ -181,6 +184,11 @@ func (v *VMM) Restore(_ context.Context, _ vmmproto.Restore, files vmmclient.Res
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
 	v.all.Restores++
+	for _, disk := range files.Disks {
+		if err := v.swapTop(disk[len(disk)-1]); err != nil {
+			return vmmproto.RestoreResult{}, err
+		}
+	}
 	if v.all.RestoreErr != nil {
 		return vmmproto.RestoreResult{}, v.all.RestoreErr(v.all.Restores)
 	}
@@ -198,12 +206,31 @@ func (v *VMM) keep(frames *os.File) {
 		v.frames.Close()
 	}
 	v.frames = nil
-	if frames == nil {
-		return
+	if frames != nil {
+		v.frames, _ = duplicate(frames) // without one nothing comes through, and the test says so
 	}
-	if fd, err := unix.FcntlInt(frames.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
-		v.frames = os.NewFile(uintptr(fd), "frame socket")
+}
+
+// swapTop lets the VM write to another top, of which it takes a copy, and to no other.
+//
+// Preconditions: v.all.Mu is held.
+func (v *VMM) swapTop(top *os.File) error {
+	if v.all.KeepTops {
+		v.kept = append(v.kept, v.top)
+	} else {
+		v.top.Close() // an error, where there is none
 	}
+	var err error
+	v.top, err = duplicate(top)
+	return err
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 // Say sends a frame from the guest.
@@ -245,6 +272,16 @@ func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchF
 	}
 	f.State.WriteString("state")
 	f.Layer.Write(make([]byte, vm.PageSize))
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	for i, top := range f.Tops {
+		if !sameFile(v.top, f.Frozen[i]) {
+			return r, errors.New("the file to read the former top through is another one")
+		}
+		if err := v.swapTop(top); err != nil {
+			return r, err
+		}
+	}
 	v.Swaps += uint64(len(f.Tops))
 	v.above += len(f.Tops)
 	v.all.Most = max(v.all.Most, v.above)
@@ -350,4 +387,11 @@ func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
 		_ = json.NewEncoder(ours).Encode(reply) // the daemon may have given up
 	}()
 	return theirs, nil
+}
+
+// sameFile reports whether both are descriptors of one file.
+func sameFile(a, b *os.File) bool {
+	first, errA := a.Stat()
+	second, errB := b.Stat()
+	return errA == nil && errB == nil && os.SameFile(first, second)
 }

@@ -12,14 +12,15 @@ import (
 
 // BranchFiles are the files of a branch; the caller keeps and closes its own descriptors.
 type BranchFiles struct {
-	State *os.File   // empty
-	Layer *os.File   // empty; on tmpfs if children are to run on it
-	Tops  []*os.File // formatted, one for every disk
+	State  *os.File   // empty
+	Layer  *os.File   // empty; on tmpfs if children are to run on it
+	Tops   []*os.File // formatted, one for every disk
+	Frozen []*os.File // the present top of every disk, opened for reading
 }
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
 // complete when WaitCopied returns, which is to be called for it. While it is being copied the VMM
-// refuses further branches, and a refused one changes nothing for the one under way. Branch.Tops
+// refuses further branches, and a refused one changes nothing for the one under way. Branch.Disks
 // and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
@@ -33,9 +34,10 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	if err := v.leaf.Spare(); err != nil {
 		return result, err
 	}
-	req.Tops, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
+	fds = append(append(fds, descriptors(files.Tops...)...), descriptors(files.Frozen...)...)
+	req.Disks, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
 	v.expect(req.Serial) // the end may be announced before the answer is read
-	err = v.call(ctx, vmmproto.KindBranch, &req, append(fds, descriptors(files.Tops...)...), &result)
+	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
 	result.Serial = req.Serial // whatever the VMM says
 	if err != nil || result.Mode != vm.BranchLive {
 		v.stopExpecting(req.Serial)

@@ -70,7 +70,7 @@ func branchAway(t *testing.T, v *testVM) {
 	}
 	top := newTop(t, v.disk.SizeBytes)
 	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: 4096},
-		vmmclient.BranchFiles{State: files[0], Layer: files[1], Tops: []*os.File{top}})
+		vmmclient.BranchFiles{State: files[0], Layer: files[1], Tops: []*os.File{top}, Frozen: v.frozen(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	}
 	top := newTop(t, v.disk.SizeBytes)
 	r, err := v.Branch(t.Context(), vmmproto.Branch{Mode: mode, MaxExtents: 4096},
-		vmmclient.BranchFiles{State: s.state, Layer: s.layer, Tops: []*os.File{top}})
+		vmmclient.BranchFiles{State: s.state, Layer: s.layer, Tops: []*os.File{top}, Frozen: v.frozen(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,6 +85,17 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 		s.result.Extents = memlayer.Overlay(base.result.Extents, s.result.Extents)
 	}
 	return s
+}
+
+// frozen opens the top of v as what a branch makes of it.
+func (v *testVM) frozen(t *testing.T) []*os.File {
+	t.Helper()
+	f, err := vmtest.ForReading(v.files[len(v.files)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return []*os.File{f}
 }
 
 // rollback puts v back to s.

@@ -10,12 +10,13 @@ import (
 )
 
 // Branch saves a machine while it runs: its state, the memory it has written over its layers, and
-// its disks, whose tops become layers below the donated new ones. All of them are of one instant. A
-// paused machine stays paused.
+// its disks, whose tops become layers below the donated new ones. From then on the VMM reads these
+// layers through descriptors that it is given for it, and can write them no more. All of them are
+// of one instant. A paused machine stays paused.
 type Branch struct {
 	Mode       vm.BranchMode
 	MaxExtents uint32 // as in Save
-	Tops       uint32 // donated new tops, one for every disk
+	Disks      uint32 // with two donated files each: a new top, and the present one for reading
 	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
 
 	// StormFaults is how many write faults a live branch serves before it stops the guest until the
@@ -69,14 +70,14 @@ func (m *Merge) Parse(r *codec.Reader) error {
 func (m *Branch) Append(w *codec.Writer) {
 	w.U8(uint8(m.Mode))
 	w.U32(m.MaxExtents)
-	w.U32(m.Tops)
+	w.U32(m.Disks)
 	w.U64(m.Serial)
 	w.U64(m.StormFaults)
 }
 
 // Parse decodes m.
 func (m *Branch) Parse(r *codec.Reader) error {
-	*m = Branch{Mode: vm.BranchMode(r.U8()), MaxExtents: r.U32(), Tops: r.U32(), Serial: r.U64(), StormFaults: r.U64()}
+	*m = Branch{Mode: vm.BranchMode(r.U8()), MaxExtents: r.U32(), Disks: r.U32(), Serial: r.U64(), StormFaults: r.U64()}
 	if m.Mode < vm.BranchLive || m.Mode > vm.BranchFull {
 		return errors.Join(fmt.Errorf("unknown branch mode %d", uint8(m.Mode)), r.Err())
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 // Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 9
+const Version = 10
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -30,7 +30,7 @@ const (
 	KindResume                   // no body
 	KindPause                    // no body
 	KindSave                     // Save; vmstate (to write), memory layer (to write)
-	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new disk tops
+	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks, their present tops for reading
 	KindStats                    // no body
 	KindMerge                    // Merge; the merged disk layer
 	KindOK                       // reply; body as the request's result type

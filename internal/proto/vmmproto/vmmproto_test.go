@@ -28,7 +28,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 		&RestoreResult{Map: 1, State: 2, Run: 3},
 		&Save{MaxExtents: 9},
 		&save,
-		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Tops: 1, Serial: 7, StormFaults: 5},
+		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Disks: 1, Serial: 7, StormFaults: 5},
 		&BranchResult{Save: save, Serial: 7, Mode: vm.BranchDiff, Fallback: "why", Pause: 1, Arm: 2},
 		&Branched{Serial: 7, Failed: &Error{Code: vm.ErrNoSpace, Text: "full"}, Copy: 1, Faults: 2, Stop: 3},
 		&Branched{Serial: 7, Copy: 1},

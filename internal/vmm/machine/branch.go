@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -21,6 +22,7 @@ type BranchConfig struct {
 	State       *os.File
 	Layer       *os.File   // empty; taken over
 	Tops        []*os.File // a new top for every disk; taken over
+	Frozen      []*os.File // the present top of every disk, opened for reading; taken over
 	Device      int        // open /dev/userfaultfd for a live branch, -1 if the host has none
 
 	// Copied is called once after a live branch has succeeded, when its layer is complete or will
@@ -45,8 +47,8 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	defer m.mu.Unlock()
 	var capture *uffd.Capture
 	defer func() {
-		for _, top := range cfg.Tops { // those that no disk took
-			_ = top.Close()
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took
+			_ = f.Close()
 		}
 		if capture == nil {
 			err = errors.Join(err, cfg.Layer.Close())
@@ -111,7 +113,7 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	if err != nil {
 		return capture, fmt.Errorf("save guest memory: %w", err)
 	}
-	return capture, m.swapTops(&cfg.Tops)
+	return capture, m.swapTops(cfg)
 }
 
 // prepareFreezer makes write protection ready before the first live branch.
@@ -163,16 +165,16 @@ func gaps(outer, inner []guestmem.Range) []guestmem.Range {
 	return out
 }
 
-// swapTops freezes the disks' tops below new ones and takes those it has used off the list.
-func (m *Machine) swapTops(tops *[]*os.File) error {
-	if len(*tops) != len(m.disks) {
-		return fmt.Errorf("%d new disk tops for %d disks", len(*tops), len(m.disks))
+// swapTops freezes the disks' tops below new ones and takes the files it has used off the lists.
+func (m *Machine) swapTops(cfg *BranchConfig) error {
+	if len(cfg.Tops) != len(m.disks) || len(cfg.Frozen) != len(m.disks) {
+		return fmt.Errorf("%d new and %d frozen disk tops for %d disks", len(cfg.Tops), len(cfg.Frozen), len(m.disks))
 	}
 	for i, d := range m.disks {
-		if err := d.SwapTop((*tops)[0]); err != nil {
+		if err := d.SwapTop(cfg.Tops[0], cfg.Frozen[0]); err != nil {
 			return fmt.Errorf("disk %d: %w", i, err)
 		}
-		*tops = (*tops)[1:]
+		cfg.Tops, cfg.Frozen = cfg.Tops[1:], cfg.Frozen[1:]
 	}
 	m.topSwaps++
 	return nil

@@ -405,7 +405,8 @@ func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snaps
 		defer unix.Close(device)
 	}
 	r, err := v.Branch(machine.BranchConfig{Mode: mode, MaxExtents: 4096, Serial: 1, State: state, Layer: layer,
-		Tops: []*os.File{open(t, top, os.O_RDWR)}, Device: device,
+		Tops: []*os.File{open(t, top, os.O_RDWR)}, Frozen: []*os.File{open(t, v.files[len(v.files)-1], os.O_RDONLY)},
+		Device: device,
 		Copied: func(b vmmproto.Branched) { v.copied <- b }})
 	if err != nil {
 		t.Fatal(err)

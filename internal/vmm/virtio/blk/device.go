@@ -160,10 +160,8 @@ func (d *Device) Notify() (more bool, err error) {
 	return true, nil
 }
 
-// SwapTop freezes the private top as a layer and puts newTop, as formatted by disklayer.Format,
-// above it. After an error nothing has changed and newTop still is the caller's. Preconditions: the
-// transport is quiesced.
-func (d *Device) SwapTop(newTop *os.File) error { return d.disk.SwapTop(newTop) }
+// SwapTop is Overlay.SwapTop. Preconditions: the transport is quiesced.
+func (d *Device) SwapTop(newTop, frozen *os.File) error { return d.disk.SwapTop(newTop, frozen) }
 
 // Merge is Overlay.Merge. Preconditions: the transport is quiesced.
 func (d *Device) Merge(first int, merged *os.File) error { return d.disk.Merge(first, merged) }

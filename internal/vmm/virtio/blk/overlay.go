@@ -75,25 +75,62 @@ func (o *Overlay) open(files []*os.File) error {
 
 // push opens f as the uppermost layer.
 func (o *Overlay) push(f *os.File) error {
+	l, err := o.openLayer(f)
+	if err == nil {
+		o.layers = append(o.layers, l)
+	}
+	return err
+}
+
+// openLayer opens f, which must be a layer of this disk's size.
+func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 	l, err := disklayer.Open(f)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if l.Size() != o.size {
-		return errors.Join(fmt.Errorf("layer %s is of a disk of %d bytes, want %d", f.Name(), l.Size(), o.size), l.Close())
+		return nil, errors.Join(fmt.Errorf("layer %s is of a disk of %d bytes, want %d", f.Name(), l.Size(), o.size), l.Close())
 	}
-	o.layers = append(o.layers, l)
-	return nil
+	return l, nil
 }
 
 // SwapTop makes the top an immutable layer and newTop, an empty layer of the same size, the top
-// above it. It copies nothing. After an error the disk is as it was and newTop is the caller's;
-// otherwise the Overlay owns it.
-func (o *Overlay) SwapTop(newTop *os.File) error {
-	if err := o.push(newTop); err != nil {
+// above it. From then on the former top is read through frozen, the same file opened for reading,
+// and what it was written through is closed: nothing here can change it any more. It copies
+// nothing. After an error the disk is as it was and both files are the caller's; otherwise the
+// Overlay owns them.
+func (o *Overlay) SwapTop(newTop, frozen *os.File) error {
+	old := o.top
+	if err := sameFile(old.File(), frozen); err != nil {
 		return fmt.Errorf("swap top: %w", err)
 	}
-	o.top = o.layers[len(o.layers)-1]
+	layer, err := o.openLayer(frozen)
+	if err != nil {
+		return fmt.Errorf("swap top: %w", err)
+	}
+	if err := o.push(newTop); err != nil {
+		return errors.Join(fmt.Errorf("swap top: %w", err), layer.Close())
+	}
+	last := len(o.layers) - 1
+	o.layers[last-1], o.top = layer, o.layers[last]
+	_ = old.Close() // its content is in the file
+	_ = old.File().Close()
+	return nil
+}
+
+// sameFile fails unless both are descriptors of one file.
+func sameFile(a, b *os.File) error {
+	first, err := a.Stat()
+	if err != nil {
+		return err
+	}
+	second, err := b.Stat()
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(first, second) {
+		return errors.New("the file to read the former top through is another one")
+	}
 	return nil
 }
 
