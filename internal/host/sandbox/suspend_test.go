@@ -172,15 +172,9 @@ func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
 		for _, v := range w.vmms.All() {
 			v.End(vm.Exit{Reason: vm.ExitReset})
 		}
-		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-			if s, err := w.Get(id); err == nil && s.Info().State == Exited {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("its end was not noticed")
-			}
-		}
+		w.awaitExit(t, id)
 	}
+	w.awaitExit(t, other)
 	var state *StateError
 	if err := w.Use(t.Context(), id, "use", nothing); !errors.As(err, &state) || state.State != Exited {
 		t.Errorf("a request to it: %v", err)
@@ -194,6 +188,19 @@ func TestEndedVMIsResumedFromItsSuspendedState(t *testing.T) {
 		t.Errorf("left: %+v", list)
 	}
 	w.checkClean(t)
+}
+
+// awaitExit returns when it has been noticed that the VM of a sandbox has ended.
+func (w *world) awaitExit(t *testing.T, id string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if s, err := w.Get(id); err == nil && s.Info().State == Exited {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("its end was not noticed")
+		}
+	}
 }
 
 // Until the new state is on disk a suspension changes nothing.
