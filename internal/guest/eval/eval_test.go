@@ -2,8 +2,10 @@ package eval
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -345,6 +347,24 @@ func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	err := s.Prepare()
 	c.turn <- struct{}{}
 	if err != nil || c.interp.idle {
+		t.Fatalf("idle %v, %v", c.interp.idle, err)
+	}
+}
+
+// Whoever warms an interpreter up asks for its preparation as soon as the last line was read, when
+// the call may not have given back its turn.
+func TestPrepareWaitsForCodeThatHasSaidItsLastWord(t *testing.T) {
+	s, h := newServer(t)
+	run(t, h, code("None"))
+	c := s.get(python)
+	prepared := make(chan error, 1)
+	err := s.execute(t.Context(), c, runRequest{Code: "None"}, 0, func(line []byte) {
+		if bytes.Contains(line, []byte("end_of_execution")) {
+			go func() { prepared <- s.Prepare() }()
+			time.Sleep(50 * time.Millisecond) // Prepare comes first in any case
+		}
+	})
+	if err = errors.Join(err, <-prepared); err != nil || !c.interp.idle {
 		t.Fatalf("idle %v, %v", c.interp.idle, err)
 	}
 }
