@@ -82,8 +82,12 @@ func Start(t testing.TB, o Options) *Rig {
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
 		Sandboxes: func() map[string]int { return nil }})
-	secret, err := auth.Parse(Token)
-	if err != nil {
+	tokens := filepath.Join(dir, "tokens")
+	if err = os.WriteFile(tokens, []byte(Token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	guard := &auth.Guard{}
+	if guard.Tokens, err = auth.OpenTokens(tokens, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	domain, err := inbound.ParseDomain(Domain)
@@ -99,7 +103,7 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Server = httptest.NewServer(apitest.Checked(t, v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: secret, Audit: log,
+	r.Server = httptest.NewServer(apitest.Checked(t, v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		Domain: domain, Links: links, Streams: counts})))
 	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })

@@ -55,7 +55,7 @@ func newDaemonCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
 	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file")
-	f.StringVar(&cfg.TokenFile, "token-file", "", "file with the bearer token that clients must send (16 bytes or more)")
+	f.StringVar(&cfg.TokenFile, "token-file", "", "file of which clients must send a token: see 'forkd token'; or a file with one token. A change of it holds at once")
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil, "host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "", "give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
 		"and :PORT behind it, as clients reach it; localhost works for browsers on this host")

@@ -33,7 +33,7 @@ import (
 type Config struct {
 	Socket      string           // unix socket; empty: none
 	Bind        string           // TCP address; empty: none
-	TokenFile   string           // demands its token on both; empty: no token
+	TokenFile   string           // demands one of its tokens on both; empty: no token
 	Hosts       []string         // names, besides those of loopback, that clients without a token may use on TCP
 	ProxyDomain string           // below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
 	StateDir    string           // snapshots and private disks
@@ -200,17 +200,14 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
 	}
-	var token auth.Token
-	if cfg.TokenFile != "" {
-		var err error
-		if token, err = auth.Load(cfg.TokenFile); err != nil {
-			return err
-		}
+	guard, err := openGuard(&cfg)
+	if err != nil {
+		return err
 	}
 	if err := cfg.checkDirs(); err != nil {
 		return err
 	}
-	listeners, err := listen(&cfg, token)
+	listeners, err := listen(&cfg, guard)
 	if err != nil {
 		return err
 	}
@@ -219,7 +216,7 @@ func Run(ctx context.Context, cfg Config) error {
 			l.Close()
 		}
 	}()
-	w, err := wire(ctx, cfg, token)
+	w, err := wire(ctx, cfg, guard)
 	if err != nil {
 		return err
 	}
@@ -230,6 +227,16 @@ func Run(ctx context.Context, cfg Config) error {
 	defer reopener.Wait()
 	defer cancel()
 	return serve(ctx, cfg.Log, w.handler, listeners, maxConns)
+}
+
+// openGuard reads what clients have to prove.
+func openGuard(cfg *Config) (*auth.Guard, error) {
+	g := &auth.Guard{}
+	var err error
+	if cfg.TokenFile != "" {
+		g.Tokens, err = auth.OpenTokens(cfg.TokenFile, cfg.Log)
+	}
+	return g, err
 }
 
 // serve serves at most conns connections per listener until ctx ends.
@@ -265,9 +272,9 @@ func newServer(handler http.Handler, idle time.Duration) *http.Server {
 }
 
 // listen opens the daemon's sockets.
-func listen(cfg *Config, token auth.Token) (listeners []net.Listener, err error) {
+func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error) {
 	if cfg.Bind != "" {
-		if err := auth.CheckBind(cfg.Bind, token); err != nil {
+		if err := auth.CheckBind(cfg.Bind, guard.Demands()); err != nil {
 			return nil, err
 		}
 		l, err := net.Listen("tcp", cfg.Bind)

@@ -44,7 +44,7 @@ type wired struct {
 
 // wire puts the daemon together and takes over what an earlier one left running. Streams to ports
 // of sandboxes end with ctx.
-func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
+func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	w := &wired{}
@@ -130,7 +130,7 @@ func wire(ctx context.Context, cfg Config, token auth.Token) (*wired, error) {
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	w.handler = v1.New(v1.Config{
-		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Token: token, Hosts: cfg.Hosts, Audit: w.audit,
+		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 		Domain: domain, Links: links, Streams: counts, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),

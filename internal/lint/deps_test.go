@@ -86,10 +86,10 @@ var rooms = []room{
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/daemon", "internal/build/...", "internal/emu/...", "internal/jail",
+		imports: []string{"api/v1", "client", "internal/daemon", "internal/daemon/auth", "internal/build/...", "internal/emu/...", "internal/jail",
 			"internal/proto/vm", "internal/vmm/kvm", "recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
-			"the daemon to start it, and KVM and the jail to probe the host in doctor",
+			"the daemon to start it, the file of its tokens, and KVM and the jail to probe the host in doctor",
 	},
 	{
 		folder:   "internal/vmtest",

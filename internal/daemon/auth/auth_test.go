@@ -1,25 +1,45 @@
 package auth
 
 import (
+	"errors"
+	"log/slog"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 const good = "0123456789abcdef"
 
-func TestCheck(t *testing.T) {
-	token, err := Parse(good)
+// write makes a token file.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, text string) (tokens *Tokens, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "tokens")
+	write(t, path, text)
+	tokens, err := OpenTokens(path, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return tokens, path
+}
+
+func TestIdentify(t *testing.T) {
+	tokens, _ := open(t, good)
+	g := &Guard{Tokens: tokens}
 	for header, want := range map[string]string{
 		"":                     "missing",
 		"Basic x":              "missing",
 		"Bearer":               "missing",
-		"Bearer ":              "invalid",
+		"Bearer ":              "missing",
 		"Bearer " + good[1:]:   "invalid",
 		"Bearer " + good + "x": "invalid",
 		"Bearer " + good:       "",
@@ -27,22 +47,23 @@ func TestCheck(t *testing.T) {
 	} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)
-		err := token.Check(r)
+		p, err := g.Identify(r)
 		if (want == "") != (err == nil) || err != nil && !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", header, err, want)
 		}
+		if err == nil && (p.Who != "token:default" || p.Scope != Admin) {
+			t.Errorf("%q: %+v", header, p)
+		}
 	}
-	if err := (Token{}).Check(httptest.NewRequest("GET", "/", nil)); err != nil {
-		t.Errorf("no token configured: %v", err)
+	if p, err := (*Guard)(nil).Identify(httptest.NewRequest("GET", "/", nil)); err != nil || p.Who != "local" || p.Scope != Admin {
+		t.Errorf("no token configured: %+v, %v", p, err)
 	}
 }
 
-// A token in its own header decides, whatever else there is.
-func TestCheckOfTheOwnHeader(t *testing.T) {
-	token, err := Parse(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+// A token in its own header decides, whatever else there is; and so does one that came otherwise.
+func TestIdentifyByTheOwnHeader(t *testing.T) {
+	tokens, _ := open(t, good)
+	g := &Guard{Tokens: tokens}
 	for _, c := range []struct {
 		own, authorization string
 		ok                 bool
@@ -50,45 +71,184 @@ func TestCheckOfTheOwnHeader(t *testing.T) {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set(TokenHeader, c.own)
 		r.Header.Set("Authorization", c.authorization)
-		if err := token.Check(r); (err == nil) != c.ok {
+		if _, err := g.Identify(r); (err == nil) != c.ok {
 			t.Errorf("%q, %q: %v", c.own, c.authorization, err)
+		}
+	}
+	r := httptest.NewRequest("GET", "/", nil)
+	if _, err := g.IdentifyBy(r, good); err != nil {
+		t.Error(err)
+	}
+	if _, err := g.IdentifyBy(r, good+"x"); err == nil {
+		t.Error("a wrong key is taken")
+	}
+	if !g.IsToken(good) || g.IsToken("") || g.IsToken(good+"x") || (*Guard)(nil).IsToken(good) {
+		t.Error("IsToken knows no token from another text")
+	}
+}
+
+func TestWeakTokensAreRefused(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	for _, bad := range []string{"", "# nothing", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", "change-me-0123456789",
+		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good)} {
+		write(t, path, bad)
+		if _, err := OpenTokens(path, nil); err == nil {
+			t.Errorf("%q: accepted", bad)
+		} else if len(bad) > 10 && (strings.Contains(err.Error(), bad) || strings.Contains(err.Error(), good)) {
+			t.Errorf("the error shows the token: %v", err)
+		}
+	}
+	write(t, path, good+"\n")
+	if _, err := OpenTokens(path, nil); err != nil {
+		t.Errorf("good token: %v", err)
+	}
+	for _, mode := range []os.FileMode{0o640, 0o604, 0o620} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenTokens(path, nil); err == nil || !strings.Contains(err.Error(), "chmod 600 "+path) {
+			t.Errorf("mode %o: %v", mode, err)
 		}
 	}
 }
 
-func TestLoadRefusesWeakTokens(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token")
-	for _, bad := range []string{"", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", good + " " + good} {
-		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Load(path); err == nil {
-			t.Errorf("%q: accepted", bad)
-		} else if len(bad) > 5 && strings.Contains(err.Error(), bad) {
-			t.Errorf("the error shows the token: %v", err)
-		}
-	}
-	if err := os.WriteFile(path, []byte(good+"\n"), 0o600); err != nil {
+// hashOf returns a token as files have it.
+func hashOf(t *testing.T, token string) string {
+	t.Helper()
+	sum, err := digestOf(token)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if token, err := Load(path); err != nil || !token.IsSet() {
-		t.Errorf("good token: %v", err)
+	line := (&Token{Name: "x", Scope: Read, digest: sum}).line()
+	return line[strings.LastIndex(line, " ")+1:]
+}
+
+func TestNamedTokens(t *testing.T) {
+	file := []byte("# who\n\n")
+	file, ci, err := Add(file, Token{Name: "ci", Scope: Run, MaxSandboxes: 3}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, e2b, err := Add(file, Token{Name: "e2b", Scope: Admin}, true)
+	if err != nil || !strings.HasPrefix(e2b, "e2b_") || len(e2b) != len("e2b_")+40 {
+		t.Fatalf("%q, %v", e2b, err)
+	}
+	if strings.Contains(string(file), ci) || strings.Contains(string(file), e2b) {
+		t.Error("the file has a token, and not only its hash")
+	}
+	if _, _, err := Add(file, Token{Name: "ci", Scope: Read}, false); err == nil {
+		t.Error("a second token of the same name")
+	}
+	for _, bad := range []string{"", "-x", "a b", "a\nb", strings.Repeat("x", 65)} {
+		if _, _, err := Add(nil, Token{Name: bad, Scope: Read}, false); err == nil {
+			t.Errorf("name %q", bad)
+		}
+	}
+	tokens, path := open(t, string(file))
+	for token, want := range map[string]Principal{
+		ci:  {Who: "token:ci", Scope: Run, MaxSandboxes: 3},
+		e2b: {Who: "token:e2b", Scope: Admin},
+	} {
+		if p, ok := tokens.Resolve(token); !ok || p != want {
+			t.Errorf("%+v, want %+v", p, want)
+		}
+	}
+	if _, ok := tokens.Resolve(good); ok {
+		t.Error("an unknown token is taken")
+	}
+
+	// A token that is taken out of the file is of no use from the next request on, the last one too.
+	less, err := Remove(file, "e2b")
+	if err != nil || !strings.HasPrefix(string(less), "# who\n") {
+		t.Fatalf("%q, %v", less, err)
+	}
+	write(t, path, string(less))
+	if _, ok := tokens.Resolve(e2b); ok {
+		t.Error("a removed token is taken")
+	}
+	if _, ok := tokens.Resolve(ci); !ok {
+		t.Error("the other one is gone too")
+	}
+	write(t, path, "ci run nonsense")
+	if _, ok := tokens.Resolve(ci); !ok {
+		t.Error("a broken file has locked everybody out")
+	}
+	none, err := Remove(less, "ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, string(none))
+	if _, ok := tokens.Resolve(ci); ok {
+		t.Error("the last token is taken after its removal")
+	}
+	if _, err := Remove(none, "ci"); err == nil {
+		t.Error("a token was removed twice")
+	}
+	if _, _, err := Add([]byte(good), Token{Name: "x", Scope: Run}, false); err == nil {
+		t.Error("a file that is one token has become something else")
+	}
+}
+
+// A file that has not changed for long is not read again, and one that has is.
+func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens")
+	write(t, path, good)
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(path, long, long); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := OpenTokens(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tokens.seen == (stamp{}) {
+		t.Error("it is read again for every request")
+	}
+	write(t, path, good+"0")
+	if _, ok := tokens.Resolve(good); ok {
+		t.Error("the old token is taken")
+	}
+	if _, ok := tokens.Resolve(good + "0"); !ok {
+		t.Error("the new token is not taken")
+	}
+}
+
+func TestScopes(t *testing.T) {
+	for _, s := range []Scope{Read, Run, Admin} {
+		if got, err := ParseScope(s.String()); err != nil || got != s {
+			t.Errorf("%v: %v, %v", s, got, err)
+		}
+		p := Principal{Who: "token:x", Scope: s}
+		for _, want := range []Scope{Read, Run, Admin} {
+			err := p.Need(want)
+			var refused *ScopeError
+			if (err == nil) != (want <= s) || err != nil && !errors.As(err, &refused) {
+				t.Errorf("%v for %v: %v", s, want, err)
+			}
+		}
+	}
+	if (Principal{}).Need(Read) == nil {
+		t.Error("nobody may read")
+	}
+	for _, bad := range []string{"", "root", "Read", "none"} {
+		if _, err := ParseScope(bad); err == nil {
+			t.Errorf("%q is a scope", bad)
+		}
 	}
 }
 
 func TestCheckBind(t *testing.T) {
-	token, _ := Parse(good)
 	for _, c := range []struct {
-		addr  string
-		token Token
-		ok    bool
+		addr   string
+		proven bool
+		ok     bool
 	}{
-		{"127.0.0.1:1", Token{}, true}, {"[::1]:1", Token{}, true}, {"localhost:1", Token{}, true},
-		{"0.0.0.0:1", Token{}, false}, {":1", Token{}, false}, {"10.0.0.1:1", Token{}, false}, {"[::]:1", Token{}, false},
-		{"0.0.0.0:1", token, true}, {":1", token, true}, {"nonsense", token, false},
+		{"127.0.0.1:1", false, true}, {"[::1]:1", false, true}, {"localhost:1", false, true},
+		{"0.0.0.0:1", false, false}, {":1", false, false}, {"10.0.0.1:1", false, false}, {"[::]:1", false, false},
+		{"0.0.0.0:1", true, true}, {":1", true, true}, {"nonsense", true, false},
 	} {
-		if err := CheckBind(c.addr, c.token); (err == nil) != c.ok {
-			t.Errorf("%s (token %v): %v", c.addr, c.token.IsSet(), err)
+		if err := CheckBind(c.addr, c.proven); (err == nil) != c.ok {
+			t.Errorf("%s (%v): %v", c.addr, c.proven, err)
 		}
 	}
 }

@@ -17,10 +17,7 @@ func CheckHost(header string, allowed []string) error {
 		host = h
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(host, "localhost") {
-		return nil
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
+	if IsLoopback(host) {
 		return nil
 	}
 	if slices.ContainsFunc(allowed, func(name string) bool { return strings.EqualFold(name, host) }) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -51,10 +52,13 @@ func codeOf(err error) code {
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
 		answer    *inbound.AnswerError
+		scope     *auth.ScopeError
 	)
 	switch {
 	case errors.As(err, &request):
 		return codeOfStatus(request.status)
+	case errors.As(err, &scope):
+		return codeScope
 	case errors.As(err, &badField):
 		return codeInvalidField
 	case errors.As(err, &warmup):

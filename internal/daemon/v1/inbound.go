@@ -114,6 +114,10 @@ func (a *api) byPath(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		if err := auth.From(r.Context()).Need(portScope); err != nil {
+			a.failInbound(w, r, err)
+			return
+		}
 		a.carryHTTP(w, r, route)
 	})
 }
@@ -142,9 +146,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 				err = &requestError{http.StatusForbidden, err.Error()}
 			}
 		default:
-			if err = a.Token.Check(r); err != nil {
-				err = &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
-			}
+			err = a.mayReach(r)
 		}
 		if err != nil {
 			letGo(w)
@@ -153,6 +155,15 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		}
 		a.carryHTTP(w, r, route)
 	})
+}
+
+// mayReach reports whether who makes a request by a host name may reach ports.
+func (a *api) mayReach(r *http.Request) error {
+	who, err := a.Guard.Identify(r)
+	if err != nil {
+		return &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
+	}
+	return who.Need(portScope)
 }
 
 // tcpPort carries bytes to a port of a guest.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,13 +48,17 @@ func TestAForeignPageIsRefused(t *testing.T) {
 // A page whose name was made to resolve to this host sends its own name as Host. Over a unix socket
 // no browser comes.
 func TestAForeignNameIsRefused(t *testing.T) {
-	secret, err := auth.Parse(token)
+	path := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(path, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := auth.OpenTokens(path, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	open := v1.Config{Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)}
 	guarded := open
-	guarded.Token = secret
+	guarded.Guard = &auth.Guard{Tokens: tokens}
 	for _, c := range []struct {
 		name    string
 		cfg     v1.Config

@@ -23,6 +23,7 @@ const (
 	codeWarmup           code = "warmup_failed"
 	codeUnauthenticated  code = "unauthenticated"
 	codeForbidden        code = "forbidden"
+	codeScope            code = "scope"
 	codeNoRoute          code = "no_such_route"
 	codeNoSandbox        code = "sandbox_not_found"
 	codeNoSnapshot       code = "snapshot_not_found"
@@ -44,6 +45,7 @@ const (
 	codeRate             code = "too_many_requests"
 	codeMaxSandboxes     code = sandbox.CodeMaxSandboxes
 	codeMaxVCPUs         code = sandbox.CodeMaxVCPUs
+	codeOwnSandboxes     code = sandbox.CodeOwnSandboxes
 	codeInternal         code = "internal"
 	codeGuestFailed      code = "sandbox_failed"
 	codeBusy             code = "busy"
@@ -74,6 +76,7 @@ var problems = map[code]problem{
 	codeWarmup:          {http.StatusBadRequest, "The warm-up failed", "correct the command or code that the detail quotes", 0},
 	codeUnauthenticated: {http.StatusUnauthorized, "The token is missing or wrong", "send the daemon's token as 'Authorization: Bearer TOKEN'", 0},
 	codeForbidden:       {http.StatusForbidden, "The request is not allowed", "make it from a program, by a name of the host that the daemon knows, and with a token that may", 0},
+	codeScope:           {http.StatusForbidden, "The token may not do this", "use a token with the scope that the detail names: forkd token new", 0},
 	codeNoRoute:         {http.StatusNotFound, "There is no such route", "compare the path with GET /openapi.yaml", 0},
 	codeNoSandbox:       {http.StatusNotFound, "There is no such sandbox", "list sandboxes with GET /v1/sandboxes (forkd ls)", 0},
 	codeNoSnapshot:      {http.StatusNotFound, "There is no such snapshot", "list snapshots with GET /v1/snapshots (forkd images)", 0},
@@ -96,6 +99,7 @@ var problems = map[code]problem{
 	codeRate:             {http.StatusTooManyRequests, "More than this client may", "wait, or end something first", later},
 	codeMaxSandboxes:     {http.StatusTooManyRequests, "The daemon takes no more sandboxes", "end or suspend sandboxes, or raise --max-sandboxes", later},
 	codeMaxVCPUs:         {http.StatusTooManyRequests, "The daemon takes no more vCPUs", "end or suspend sandboxes, or raise --vcpu-overcommit", later},
+	codeOwnSandboxes:     {http.StatusTooManyRequests, "The token has all the sandboxes that it may", "end some that were forked with it", later},
 	codeInternal:         {http.StatusInternalServerError, "The daemon failed", "look at the log of the daemon, and run 'forkd doctor'", 0},
 	codeGuestFailed:      {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
 	codeBusy:             {http.StatusServiceUnavailable, "Too much at once", "try again", soon},

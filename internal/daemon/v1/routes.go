@@ -45,9 +45,9 @@ type Config struct {
 	Baker      *bake.Baker
 	Workspaces *workspace.Set
 	Metrics    http.Handler
-	Token      auth.Token
-	Hosts      []string   // names of this host that clients without a token may use, besides those of loopback
-	Audit      *audit.Log // nil: none
+	Guard      *auth.Guard // nil: everybody may do everything
+	Hosts      []string    // names of this host that clients without a token may use, besides those of loopback
+	Audit      *audit.Log  // nil: none
 	Version    string
 	Accel      string
 	Log        *slog.Logger
@@ -62,6 +62,7 @@ type Config struct {
 
 type api struct {
 	Config
+	scopes                 map[string]auth.Scope // by pattern
 	proxy                  *inbound.Proxy
 	streams, signedStreams *gate
 }
@@ -83,7 +84,8 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 	}
 	a := &api{
 		Config:        cfg,
-		proxy:         inbound.New(inbound.Config{IsToken: cfg.Token.Is, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
+		scopes:        scopes(),
+		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newGate(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
 	}
@@ -91,6 +93,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
+		h = a.scoped(pattern, h)
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if err := h(w, r); err != nil {
 				a.fail(w, r, err)
@@ -152,7 +155,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 func (a *api) knownHost(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-		if ok && addr.Network() == "tcp" && !a.Token.IsSet() {
+		if ok && addr.Network() == "tcp" && !a.Guard.Demands() {
 			if err := auth.CheckHost(r.Host, a.Hosts); err != nil {
 				refuse(w, http.StatusForbidden, err.Error())
 				return
@@ -178,29 +181,23 @@ func (a *api) sameOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// isOpen reports whether a path needs no token: the health check, and the description of this API,
-// which is the same everywhere.
-func isOpen(path string) bool {
-	switch path {
-	case "/healthz", "/healthz/", "/openapi.yaml", "/openapi.json", "/docs":
-		return true
-	}
-	return false
-}
-
-// authorized demands the token of everything that is not open.
+// authorized finds out who makes a request, of everything but what is open to all.
 func (a *api) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isOpen(r.URL.Path) {
-			if err := a.Token.Check(r); err != nil {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-				refuse(w, http.StatusUnauthorized, err.Error())
-				return
+		if a.isOpen(r.URL.Path) {
+			if r.ContentLength != 0 {
+				letGo(w)
 			}
-		} else if r.ContentLength != 0 {
-			letGo(w)
+			next.ServeHTTP(w, r)
+			return
 		}
-		next.ServeHTTP(w, r)
+		who, err := a.Guard.Identify(r)
+		if err != nil {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			refuse(w, http.StatusUnauthorized, err.Error())
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
 	})
 }
 

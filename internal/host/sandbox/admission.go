@@ -30,6 +30,7 @@ const (
 	CodeMaxVCPUs     = "max_vcpus"
 	CodeHostMemory   = "host_memory"
 	CodeHostDisk     = "host_disk"
+	CodeOwnSandboxes = "own_sandboxes" // see OwnedBy
 )
 
 // AdmissionError reports VMs that were not started, because the host has no room for them.
@@ -40,9 +41,9 @@ type AdmissionError struct {
 
 func (e *AdmissionError) Error() string { return "not admitted: " + e.Reason }
 
-// IsMaximum reports whether the host's owner set the limit, rather than what is free at the moment.
+// IsMaximum reports whether somebody set the limit, rather than what is free at the moment.
 func (e *AdmissionError) IsMaximum() bool {
-	return e.Code == CodeMaxSandboxes || e.Code == CodeMaxVCPUs
+	return e.Code == CodeMaxSandboxes || e.Code == CodeMaxVCPUs || e.Code == CodeOwnSandboxes
 }
 
 // admission counts the VMs of a manager's sandboxes. Those that are on their way count like the

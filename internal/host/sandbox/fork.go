@@ -101,6 +101,11 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.cfg.VMMs.CheckLimits("limits.", limitsFor(req.Limits, lease.Manifest())); err != nil {
 		return ForkResult{}, err
 	}
+	release, err := m.reserve(ownerOf(ctx), req.N)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	defer release()
 	vcpus := lease.Manifest().Machine.VCPUs
 	if err := m.admit(req.N, vcpus); err != nil {
 		return ForkResult{}, err

@@ -16,6 +16,11 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := m.admitted.check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
 		return ForkResult{}, BranchResult{}, err
 	}
+	release, err := m.reserve(ownerOf(ctx), req.N) // likewise
+	if err != nil {
+		return ForkResult{}, BranchResult{}, err
+	}
+	release()
 	mode.Transient, mode.NoWait = true, false
 	b, err := m.Branch(ctx, source, mode)
 	if err != nil {

@@ -63,6 +63,7 @@ type Manager struct {
 	cfg      Config
 	pool     *vmpool.Pool
 	admitted *admission
+	owners   owners
 	restores chan struct{} // semaphores
 	starts   chan struct{}
 	branches chan struct{}
@@ -98,6 +99,7 @@ func New(cfg Config) (*Manager, error) {
 		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
 		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
 		branches:  make(chan struct{}, cfg.Branches),
+		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
 		patience:  unwatchedWait,

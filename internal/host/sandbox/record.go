@@ -25,6 +25,7 @@ type record struct {
 	SnapshotID  string    `json:"snapshot_id"`
 	Origin      string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
 	Hostname    string    `json:"hostname"`
+	Owner       string    `json:"owner,omitempty"` // see OwnedBy
 	PID         int       `json:"pid"`
 	Created     time.Time `json:"created"`
 	MemoryBytes uint64    `json:"memory_bytes,omitempty"` // of its guest's RAM

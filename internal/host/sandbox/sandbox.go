@@ -70,6 +70,7 @@ type Info struct {
 	SnapshotTag string
 	StateTag    string // the snapshot that a suspended sandbox is brought back from
 	Hostname    string
+	Owner       string // for whom it was forked; see OwnedBy
 	State       State
 	PID         int // 0 if the VMM process is gone
 	Created     time.Time
@@ -95,7 +96,7 @@ func (s *Sandbox) Info() Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.record
-	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, State: s.state, Created: r.Created,
+	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, Owner: r.Owner, State: s.state, Created: r.Created,
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,

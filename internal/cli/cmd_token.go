@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// tokenFlags are those of the commands that work on a token file. They need no daemon: one that has
+// the file sees the change by itself.
+type tokenFlags struct{ file string }
+
+func (f *tokenFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.file, "file", "", "token file, which 'forkd daemon --token-file' reads\n"+
+		"(default /etc/forkd/tokens for root, else forkd/tokens in $XDG_CONFIG_HOME or ~/.config)")
+}
+
+// path returns the token file.
+func (f *tokenFlags) path() (string, error) {
+	switch {
+	case f.file != "":
+		return f.file, nil
+	case os.Getuid() == 0:
+		return "/etc/forkd/tokens", nil
+	}
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", fmt.Errorf("no place for a token file: %w; give --file", err)
+	}
+	return filepath.Join(dir, "forkd", "tokens"), nil
+}
+
+// change replaces the token file by what edit makes of it, while nobody else does. A missing file is
+// empty.
+func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
+	if path, err = f.path(); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	defer dir.Close()
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("token file: lock %s: %w", dir.Name(), err)
+	}
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	text, err := edit(old)
+	if err != nil {
+		return "", fmt.Errorf("token file %s: %w", path, err)
+	}
+	return path, atomicfile.WriteDurable(path, text, 0o600)
+}
+
+func newTokenCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "token",
+		Short: "Make, list and remove the tokens that clients of the daemon have",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newTokenNewCmd(), newTokenLsCmd(), newTokenRmCmd())
+	return cmd
+}
+
+func newTokenNewCmd() *cobra.Command {
+	var f tokenFlags
+	var e2b bool
+	t := auth.Token{}
+	scope := auth.Run.String()
+	cmd := &cobra.Command{
+		Use:   "new NAME",
+		Short: "Make a token and print it; the file gets only its hash",
+		Long: "Makes a token and prints it, once. The token file gets only its hash. A daemon that was started with\n" +
+			"--token-file FILE takes the token from then on.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if t.Scope, err = auth.ParseScope(scope); err != nil {
+				return usageError{fmt.Errorf("--scope: %w", err)}
+			}
+			if t.Name = args[0]; t.MaxSandboxes < 0 {
+				return usageError{fmt.Errorf("--max-sandboxes %d: want 0 or more", t.MaxSandboxes)}
+			}
+			if err := auth.CheckName(t.Name); err != nil {
+				return usageError{err}
+			}
+			var token string
+			path, err := f.change(func(old []byte) (text []byte, err error) {
+				text, token, err = auth.Add(old, t, e2b)
+				return text, err
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: token %s with scope %s is in %s; it is shown only now:\n", t.Name, t.Scope, path)
+			fmt.Fprintln(cmd.OutOrStdout(), token)
+			return nil
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVar(&scope, "scope", scope, "what it lets do: read, run or admin")
+	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that it may have at once; 0: no limit")
+	cmd.Flags().BoolVar(&e2b, "e2b", false, "make it an API key of the form that E2B's clients want")
+	return cmd
+}
+
+func newTokenLsCmd() *cobra.Command {
+	var f tokenFlags
+	var output string
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the tokens of the file, without what they are",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(output); err != nil {
+				return err
+			}
+			path, err := f.path()
+			if err != nil {
+				return err
+			}
+			p, err := os.ReadFile(path)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("token file: %w", err)
+			}
+			list, err := auth.ParseTokens(p)
+			if err != nil {
+				return fmt.Errorf("token file %s: %w", path, err)
+			}
+			return printTokens(cmd, list, output)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func printTokens(cmd *cobra.Command, list []auth.Token, output string) error {
+	if output == "json" {
+		type row struct {
+			Name         string `json:"name"`
+			Scope        string `json:"scope"`
+			MaxSandboxes int    `json:"max_sandboxes,omitempty"`
+		}
+		rows := []row{}
+		for _, t := range list {
+			rows = append(rows, row{t.Name, t.Scope.String(), t.MaxSandboxes})
+		}
+		return writeJSON(cmd.OutOrStdout(), rows)
+	}
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSCOPE\tMAX SANDBOXES")
+	for _, t := range list {
+		limit := "-"
+		if t.MaxSandboxes > 0 {
+			limit = fmt.Sprint(t.MaxSandboxes)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.Scope, limit)
+	}
+	return w.Flush()
+}
+
+func newTokenRmCmd() *cobra.Command {
+	var f tokenFlags
+	cmd := &cobra.Command{
+		Use:     "rm NAME",
+		Aliases: []string{"remove", "revoke"},
+		Short:   "Remove a token: a daemon refuses it from then on",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			_, err := f.change(func(old []byte) ([]byte, error) { return auth.Remove(old, args[0]) })
+			return err
+		},
+	}
+	f.register(cmd)
+	return cmd
+}

@@ -1,0 +1,86 @@
+package auth
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Principal is who makes a request.
+type Principal struct {
+	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" where nothing is demanded
+	Scope        Scope
+	MaxSandboxes int // that it may have at once; 0: no limit
+}
+
+// ScopeError refuses a request whose maker is known and may not make it.
+type ScopeError struct {
+	Who        string
+	Have, Want Scope
+}
+
+func (e *ScopeError) Error() string {
+	return fmt.Sprintf("%s has the scope %s, and this wants %s: use another token, or have one made with 'forkd token new NAME --scope %s'",
+		e.Who, e.Have, e.Want, e.Want)
+}
+
+// Need returns nil if p may do what wants a scope.
+func (p Principal) Need(want Scope) error {
+	if p.Scope < want {
+		return &ScopeError{p.Who, p.Scope, want}
+	}
+	return nil
+}
+
+// Guard finds out who makes a request. A nil *Guard lets everybody do everything.
+type Guard struct {
+	Tokens *Tokens // nil: none is demanded
+}
+
+// Demands reports whether who comes over TCP must prove something.
+func (g *Guard) Demands() bool { return g != nil && g.Tokens != nil }
+
+// Identify returns who makes a request, by the token that it has in TokenHeader or in
+// Authorization, or by its connection.
+func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
+
+// IdentifyBy is Identify for a token that came in another way, such as the API keys of E2B's
+// clients. A token that is there must be right, whatever the connection proves.
+func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
+	if !g.Demands() {
+		return Principal{Who: "local", Scope: Admin}, nil
+	}
+	if token == "" {
+		return Principal{}, errMissing
+	}
+	p, ok := g.Tokens.Resolve(token)
+	if !ok {
+		return Principal{}, errInvalid
+	}
+	return p, nil
+}
+
+// IsToken reports whether a text is a token of the daemon, which nobody else may see.
+func (g *Guard) IsToken(text string) bool {
+	if !g.Demands() {
+		return false
+	}
+	_, ok := g.Tokens.Resolve(text)
+	return ok
+}
+
+type principalKey struct{}
+
+// With returns a context of requests that p makes. Sandboxes that are forked in it are p's.
+func With(ctx context.Context, p Principal) context.Context {
+	ctx = sandbox.OwnedBy(ctx, p.Who, p.MaxSandboxes)
+	return context.WithValue(ctx, principalKey{}, p)
+}
+
+// From returns who makes a request; nobody, who may do nothing, if that was not found out.
+func From(ctx context.Context) Principal {
+	p, _ := ctx.Value(principalKey{}).(Principal)
+	return p
+}

@@ -1,0 +1,191 @@
+package auth
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Token is one line of a token file: who has it and what they may do, but not the token itself.
+type Token struct {
+	Name         string
+	Scope        Scope
+	MaxSandboxes int // 0: no limit
+	digest       [sha256.Size]byte
+}
+
+// Bounds of a token file.
+const (
+	minToken     = 16 // bytes of a token
+	maxTokenFile = 1 << 20
+	maxName      = 64
+)
+
+// hashPrefix names how the token of a line is stored. Tokens are random, so one round is enough.
+const hashPrefix = "sha256:"
+
+// soleName is the name of the token in a file that holds nothing else.
+const soleName = "default"
+
+// ParseTokens reads a token file. Each line has a name, a scope, "sha256:" with the SHA-256 of the
+// token in hexadecimal digits, and perhaps max-sandboxes=N:
+//
+//	# may fork and exec
+//	ci run sha256:9f86d0818… max-sandboxes=20
+//
+// A file that is a single word is that token itself, with the scope admin. One with nothing but
+// comments has no token.
+func ParseTokens(p []byte) (list []Token, err error) {
+	if len(p) > maxTokenFile {
+		return nil, fmt.Errorf("larger than %d bytes", maxTokenFile)
+	}
+	if words := strings.Fields(string(p)); len(words) == 1 {
+		sole := Token{Name: soleName, Scope: Admin}
+		sole.digest, err = digestOf(words[0])
+		return []Token{sole}, err
+	}
+	seen := map[string]bool{}
+	for i, line := range strings.Split(string(p), "\n") {
+		words := strings.Fields(line)
+		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+			continue
+		}
+		t, err := parseLine(words)
+		if err == nil && seen[t.Name] {
+			err = fmt.Errorf("a second token %q", t.Name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		}
+		seen[t.Name] = true
+		list = append(list, t)
+	}
+	return list, nil
+}
+
+// parseLine never quotes the third word: somebody may have put the token itself there.
+func parseLine(words []string) (t Token, err error) {
+	if len(words) < 3 {
+		return t, errors.New("want NAME SCOPE sha256:HASH, as 'forkd token new' writes it")
+	}
+	t.Name = words[0]
+	if err := CheckName(t.Name); err != nil {
+		return t, err
+	}
+	if t.Scope, err = ParseScope(words[1]); err != nil {
+		return t, err
+	}
+	digits, hashed := strings.CutPrefix(words[2], hashPrefix)
+	sum, err := hex.DecodeString(digits)
+	if !hashed || err != nil || len(sum) != len(t.digest) {
+		return t, fmt.Errorf("token %s: want sha256: and 64 hexadecimal digits", t.Name)
+	}
+	copy(t.digest[:], sum)
+	for _, option := range words[3:] {
+		value, ok := strings.CutPrefix(option, "max-sandboxes=")
+		if !ok {
+			return t, fmt.Errorf("token %s: unknown option %q: want max-sandboxes=N", t.Name, option)
+		}
+		if t.MaxSandboxes, err = strconv.Atoi(value); err != nil || t.MaxSandboxes < 1 {
+			return t, fmt.Errorf("token %s: %s: want a number from 1", t.Name, option)
+		}
+	}
+	return t, nil
+}
+
+// line is the reverse of parseLine.
+func (t *Token) line() string {
+	line := fmt.Sprintf("%s %s %s%x", t.Name, t.Scope, hashPrefix, t.digest)
+	if t.MaxSandboxes > 0 {
+		line += fmt.Sprintf(" max-sandboxes=%d", t.MaxSandboxes)
+	}
+	return line
+}
+
+// nameForm has the characters that need no quoting in a log, a label or a shell.
+var nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// CheckName checks the name of a token.
+func CheckName(name string) error {
+	if len(name) > maxName || !nameForm.MatchString(name) {
+		return fmt.Errorf("name %q: want at most %d letters, digits, '.', '_' and '-'", name, maxName)
+	}
+	return nil
+}
+
+// digestOf checks a token and returns what is compared of it.
+func digestOf(token string) (sum [sha256.Size]byte, err error) {
+	switch {
+	case len(token) < minToken:
+		return sum, fmt.Errorf("token of %d bytes: want at least %d (for example from 'openssl rand -hex 32')", len(token), minToken)
+	case isPlaceholder(token):
+		return sum, errors.New("token is a placeholder: put a random one there")
+	}
+	return sha256.Sum256([]byte(token)), nil
+}
+
+// isPlaceholder reports whether a token is what examples have in place of one, or one character
+// again and again.
+func isPlaceholder(token string) bool {
+	plain := strings.NewReplacer("_", "", "-", "", " ", "", "<", "").Replace(strings.ToLower(token))
+	return strings.Count(token, token[:1]) == len(token) || slices.ContainsFunc(
+		[]string{"replaceme", "changeme", "changethis", "yourtoken", "yoursecret", "placeholder", "example"},
+		func(word string) bool { return strings.HasPrefix(plain, word) })
+}
+
+// Add returns a token file with one more token, and that token, which is nowhere else. As an API key
+// of E2B it has the form that E2B's clients demand.
+func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
+	if err := CheckName(t.Name); err != nil {
+		return nil, "", err
+	}
+	if list, err := parseNamed(file); err != nil {
+		return nil, "", err
+	} else if slices.ContainsFunc(list, func(o Token) bool { return o.Name == t.Name }) {
+		return nil, "", fmt.Errorf("there is a token %q: take another name, or remove it first", t.Name)
+	}
+	if token = "forkd_" + randomHex(32); e2b {
+		token = "e2b_" + randomHex(20)
+	}
+	t.digest = sha256.Sum256([]byte(token))
+	if len(file) > 0 && file[len(file)-1] != '\n' {
+		file = append(slices.Clone(file), '\n')
+	}
+	return append(slices.Clone(file), t.line()+"\n"...), token, nil
+}
+
+// Remove returns a token file without the token of a name. Comments stay.
+func Remove(file []byte, name string) ([]byte, error) {
+	list, err := parseNamed(file)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(list, func(t Token) bool { return t.Name == name }) {
+		return nil, fmt.Errorf("there is no token %q", name)
+	}
+	lines := slices.DeleteFunc(strings.SplitAfter(string(file), "\n"), func(line string) bool {
+		words := strings.Fields(line)
+		return len(words) > 0 && words[0] == name
+	})
+	return []byte(strings.Join(lines, "")), nil
+}
+
+// parseNamed is ParseTokens of a file that must not be a single token.
+func parseNamed(file []byte) ([]Token, error) {
+	if len(strings.Fields(string(file))) == 1 {
+		return nil, errors.New("the file is one token without a name, beside which there is no room for others: take another file")
+	}
+	return ParseTokens(file)
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,111 @@
+package v1
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	apidoc "github.com/forkd/forkd/api"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// documented returns the routes of the document, as patterns.
+func documented(t *testing.T) (routes []string) {
+	t.Helper()
+	p, err := apidoc.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]any `yaml:"paths"`
+	}
+	if err := yaml.Unmarshal(p, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, item := range doc.Paths {
+		for _, method := range []string{"get", "head", "post", "put", "patch", "delete"} {
+			if item[method] != nil {
+				routes = append(routes, strings.ToUpper(method)+" "+path)
+			}
+		}
+	}
+	return routes
+}
+
+// Every route of the document has its scope, and the table has no other.
+func TestEveryRouteHasAScope(t *testing.T) {
+	table := scopes()
+	for _, route := range documented(t) {
+		if _, ok := table[route]; !ok {
+			t.Errorf("%s has no scope: add it to the table in scopes.go", route)
+		}
+		delete(table, route)
+	}
+	delete(table, "/")
+	delete(table, "GET /healthz/{$}")
+	for route := range table {
+		t.Errorf("%s has a scope and is not in api/openapi.yaml", route)
+	}
+}
+
+// Every route refuses who has no token, a wrong one, and one of each scope that is less than its own.
+func TestEveryRouteWantsItsScope(t *testing.T) {
+	var file []byte
+	secrets := map[auth.Scope]string{}
+	for _, s := range []auth.Scope{auth.Read, auth.Run} {
+		var err error
+		if file, secrets[s], err = auth.Add(file, auth.Token{Name: s.String(), Scope: s}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tokens, err := auth.OpenTokens(path, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := New(Config{Guard: &auth.Guard{Tokens: tokens}, Log: slog.New(slog.DiscardHandler)}) // no handler is reached
+	ask := func(route, token string) int {
+		method, path, _ := strings.Cut(route, " ")
+		path = strings.NewReplacer("{id}", "sb-x", "{port}", "80", "{tag}", "a", "{name}", "n", "{path}", "p").Replace(path)
+		r := httptest.NewRequest(method, path, nil)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	refusals := 0
+	for _, route := range documented(t) {
+		want := scopes()[route]
+		if want == open {
+			continue
+		}
+		for _, token := range []string{"", "not-a-token-of-ours"} {
+			if got := ask(route, token); got != http.StatusUnauthorized {
+				t.Errorf("%s with token %q: %d, want 401", route, token, got)
+			}
+		}
+		for have, secret := range secrets {
+			if have >= want {
+				continue
+			}
+			if got := ask(route, secret); got != http.StatusForbidden {
+				t.Errorf("%s, which wants %s, with a token of %s: %d, want 403", route, want, have, got)
+			}
+			refusals++
+		}
+	}
+	if refusals == 0 {
+		t.Error("no route wants more than another")
+	}
+}

@@ -1,0 +1,77 @@
+package sandbox
+
+import (
+	"context"
+	"sync"
+	"testing"
+)
+
+// An owner has as many sandboxes at once as it may, however it asks for them, and also after a
+// restart of the daemon. Others are not concerned.
+func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
+	w := newWorld(t, 0)
+	if _, err := w.Bake(t.Context(), w.bake); err != nil {
+		t.Fatal(err)
+	}
+	ci, other := OwnedBy(t.Context(), "token:ci", 3), OwnedBy(t.Context(), "token:other", 0)
+	fork := func(ctx context.Context, n int) (ForkResult, error) { return w.Fork(ctx, ForkRequest{Tag: "p", N: n}) }
+	if _, err := fork(other, 4); err != nil {
+		t.Fatal(err)
+	}
+	_, err := fork(ci, 4)
+	wantRefused(t, CodeOwnSandboxes, err)
+	var group sync.WaitGroup
+	results, forked := make([]error, 6), make([]ForkResult, 6)
+	for i := range results {
+		group.Go(func() { forked[i], results[i] = fork(ci, 1) })
+	}
+	group.Wait()
+	var mine []string
+	for i, err := range results {
+		if err == nil {
+			mine = append(mine, forked[i].Sandboxes[0].ID)
+		} else {
+			wantRefused(t, CodeOwnSandboxes, err)
+		}
+	}
+	if len(mine) == 0 || len(mine) > 3 {
+		t.Fatalf("%d sandboxes at once, of 3", len(mine))
+	}
+	if _, err := fork(ci, 3-len(mine)+1); err == nil {
+		t.Error("one more than the maximum")
+	}
+	if n := 3 - len(mine); n > 0 { // a refusal may have counted a fork that was about to be done
+		r, err := fork(ci, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range r.Sandboxes {
+			mine = append(mine, i.ID)
+		}
+	}
+	if _, err := w.Suspend(t.Context(), mine[0]); err != nil {
+		t.Fatal(err)
+	}
+	before := w.vmms.Spawned
+	_, _, err = w.ForkSandbox(ci, mine[1], BranchRequest{}, ForkRequest{N: 1})
+	wantRefused(t, CodeOwnSandboxes, err)
+	if w.vmms.Spawned != before {
+		t.Error("VMs were started for a fork that was refused")
+	}
+
+	w.stop()
+	w.start(t, 0)
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = fork(ci, 1)
+	wantRefused(t, CodeOwnSandboxes, err)
+	if err := w.Kill(mine[1]); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := fork(ci, 1); err != nil || r.Sandboxes[0].Owner != "token:ci" {
+		t.Errorf("after one was killed: %+v, %v", r, err)
+	}
+	w.KillAll()
+	w.stop()
+}
