@@ -39,8 +39,10 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	rc := http.NewResponseController(w)
 	_ = rc.EnableFullDuplex() // HTTP/2 has it anyhow
 	body := &requestBody{ReadCloser: r.Body, none: r.ContentLength == 0, rc: rc}
+	var guest *guestConn
 	out := &answer{ResponseWriter: w, rc: rc, body: body, http1: r.ProtoMajor == 1, stall: p.Stall,
-		flood: func() { cancel(&AnswerError{route.Port, errFlood}) }}
+		flood:    func() { cancel(&AnswerError{route.Port, errFlood}) },
+		hijacked: func(client *clientConn) { p.endWhenGone(ctx, client, guest, cancel) }}
 	defer context.AfterFunc(ctx, body.forsake)()
 	defer func() {
 		if body.leave() {
@@ -55,6 +57,9 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 		if cause := context.Cause(ctx); cause != nil && (err == nil || cause != context.Cause(r.Context())) {
 			err = cause
 		}
+		if err == errGone {
+			err = nil
+		}
 	}()
 	in := r.WithContext(ctx)
 	in.Body = body
@@ -64,8 +69,9 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) { p.request(pr, &route) },
-		Transport: p.transport(isGRPC(r), func(ctx context.Context) (net.Conn, error) {
-			return p.dial(ctx, dial, func() { cancel(ErrIdle) }, body.forsake)
+		Transport: p.transport(isGRPC(r), func(ctx context.Context) (conn net.Conn, err error) {
+			guest, err = p.dial(ctx, dial, func() { cancel(ErrIdle) }, body.forsake)
+			return guest, err
 		}),
 		ModifyResponse: func(resp *http.Response) error { contain(resp, r, &route); return nil },
 		ErrorHandler:   func(_ http.ResponseWriter, _ *http.Request, e error) { err = explain(route.Port, e) },
@@ -197,7 +203,9 @@ type answer struct {
 	stall   time.Duration
 	begun   bool
 	informs int
-	flood   func()
+
+	flood    func()
+	hijacked func(*clientConn) // the client's connection is carried as it is from here on
 }
 
 // last makes the answer the last one on its connection, if it has not begun. Where both directions
@@ -247,5 +255,6 @@ func (a *answer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	a.begun = true
+	a.hijacked(conn)
 	return conn, bufio.NewReadWriter(bufio.NewReaderSize(conn, 16), bufio.NewWriterSize(conn, 4<<10)), nil
 }

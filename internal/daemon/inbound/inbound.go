@@ -28,7 +28,7 @@ type Dial func(context.Context) (agentclient.PortConn, error)
 type Config struct {
 	IsToken func(string) bool // reports whether a text is the daemon's token, which no guest may see
 	Idle    time.Duration     // after which a stream without a byte in either direction is ended
-	Stall   time.Duration     // that a client may take nothing of what there is for it
+	Stall   time.Duration     // that a client may take nothing of what there is for it, or a guest of one that has gone
 }
 
 // Proxy carries streams. Its methods may be called concurrently.
@@ -84,6 +84,7 @@ type guestConn struct {
 	idle   time.Duration
 	timer  *time.Timer
 	closed func()
+	sent   func() // the client's data has ended; nil where nobody wants to know
 }
 
 // dial connects, calls idled before it closes a connection that has stood still, and closed when
@@ -93,7 +94,7 @@ func (p *Proxy) dial(ctx context.Context, dial Dial, idled, closed func()) (*gue
 	if err != nil {
 		return nil, err
 	}
-	return &guestConn{conn, p.Idle, time.AfterFunc(p.Idle, func() { idled(); conn.Close() }), closed}, nil
+	return &guestConn{conn, p.Idle, time.AfterFunc(p.Idle, func() { idled(); conn.Close() }), closed, nil}, nil
 }
 
 func (c *guestConn) Read(b []byte) (int, error) {
@@ -121,12 +122,21 @@ func (c *guestConn) Close() error {
 	return c.PortConn.Close()
 }
 
+// CloseWrite implements agentclient.PortConn.
+func (c *guestConn) CloseWrite() error {
+	if c.sent != nil {
+		go c.sent()
+	}
+	return c.PortConn.CloseWrite()
+}
+
 // clientConn is the connection of a client whose HTTP is over. It does not wait for ever for the
 // client to read.
 type clientConn struct {
 	net.Conn
 	early io.Reader // what the client sent behind its request
 	stall time.Duration
+	sent  func() // the guest's data has ended
 }
 
 // hijack takes a client's connection over from the HTTP server.
@@ -135,7 +145,7 @@ func hijack(w http.ResponseWriter, stall time.Duration) (*clientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &clientConn{conn, io.LimitReader(rw.Reader, int64(rw.Reader.Buffered())), stall}, nil
+	return &clientConn{conn, io.LimitReader(rw.Reader, int64(rw.Reader.Buffered())), stall, func() {}}, nil
 }
 
 func (c *clientConn) Read(b []byte) (int, error) {
@@ -152,6 +162,7 @@ func (c *clientConn) Write(b []byte) (int, error) {
 
 // CloseWrite ends what the daemon sends.
 func (c *clientConn) CloseWrite() error {
+	go c.sent()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}

@@ -40,13 +40,13 @@ func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	p := New(cfg)
 	dial := func(ctx context.Context) (agentclient.PortConn, error) {
 		var d net.Dialer
-		conn, err := d.DialContext(ctx, "tcp", guest.Addr().String())
+		conn, err := d.DialContext(ctx, guest.Addr().Network(), guest.Addr().String())
 		if err != nil {
 			return nil, err
 		}
-		return conn.(*net.TCPConn), nil
+		return conn.(agentclient.PortConn), nil
 	}
-	route.ID, route.Port = id, uint16(guest.Addr().(*net.TCPAddr).Port)
+	route.ID, route.Port = id, 80
 	r := &rig{ended: make(chan error, 100)}
 	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		own := route
@@ -89,6 +89,27 @@ func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
 				return
 			}
 			go func() { defer conn.Close(); f(conn.(*net.TCPConn)) }()
+		}
+	}()
+	return l
+}
+
+// listenUnix is listen with connections like those of real guests: their ends are told apart from
+// the ends of their data.
+func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
+	t.Helper()
+	l, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); f(conn.(*net.UnixConn)) }()
 		}
 	}()
 	return l

@@ -127,6 +127,76 @@ func TestUpgradesHaveTwoDirections(t *testing.T) {
 	}
 }
 
+// A guest that has closed its connection does not keep a client that waits, nor a client that has
+// gone a guest. One that has only sent all is still sent what the other has to say.
+func TestStreamsEndWithOneSide(t *testing.T) {
+	for name, c := range map[string]struct {
+		guest  func(conn *net.UnixConn, heard, ended chan string)
+		client func(conn *net.TCPConn, heard chan string)
+	}{
+		"the guest has closed": {
+			func(*net.UnixConn, chan string, chan string) {},
+			func(*net.TCPConn, chan string) {},
+		},
+		"the guest has sent all": {
+			func(conn *net.UnixConn, heard, _ chan string) {
+				conn.CloseWrite()
+				text, _ := io.ReadAll(conn)
+				heard <- string(text)
+			},
+			func(conn *net.TCPConn, heard chan string) {
+				io.WriteString(conn, "and you")
+				conn.CloseWrite()
+				if got := <-heard; got != "and you" {
+					t.Errorf("the guest was sent %q", got)
+				}
+			},
+		},
+		"the client has gone": {
+			func(conn *net.UnixConn, heard, ended chan string) {
+				io.Copy(io.Discard, conn)
+				heard <- ""
+				<-ended
+			},
+			func(conn *net.TCPConn, heard chan string) {
+				conn.CloseWrite()
+				<-heard
+				conn.SetLinger(0) // what its kernel does when nobody is there any more
+				conn.Close()
+			},
+		},
+	} {
+		for path, protocol := range map[string]string{"/": "echo", "/tcp": "tcp"} {
+			t.Run(name+", "+protocol, func(t *testing.T) {
+				heard, ended := make(chan string, 1), make(chan string)
+				defer close(ended)
+				guest := listenUnix(t, func(conn *net.UnixConn) {
+					if protocol == "echo" {
+						http.ReadRequest(bufio.NewReader(conn))
+						io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+					}
+					io.WriteString(conn, "bye")
+					c.guest(conn, heard, ended)
+				})
+				r := start(t, guest, Config{Stall: time.Second}, Route{})
+				conn, answers := r.raw(t, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
+				resp, err := http.ReadResponse(answers, nil)
+				if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+					t.Fatalf("%+v, %v", resp, err)
+				}
+				var bye [3]byte
+				if _, err := io.ReadFull(answers, bye[:]); err != nil || string(bye[:]) != "bye" {
+					t.Errorf("%q, %v", bye, err)
+				}
+				c.client(conn, heard)
+				if err := r.end(t); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 func TestTCPWantsAnUpgrade(t *testing.T) {
 	r := start(t, listen(t, func(*net.TCPConn) { t.Error("the guest is connected to") }), Config{}, Route{})
 	for _, head := range []string{"", "Upgrade: tcp\r\n", "Connection: Upgrade\r\n", "Connection: Upgrade\r\nUpgrade: websocket\r\n",

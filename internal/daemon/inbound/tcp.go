@@ -39,10 +39,12 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 	if err != nil {
 		return true, err
 	}
-	stop := context.AfterFunc(ctx, func() { guest.Close(); client.Close() })
-	defer stop()
+	p.endWhenGone(ctx, client, guest, cancel)
 	if err = p.join(client, guest); err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
+	}
+	if err == errGone {
+		err = nil
 	}
 	return true, err
 }

@@ -130,14 +130,18 @@ type halfConn interface {
 
 // goneInterval is how often a stream is asked whether the host is still there. No event tells the
 // host's close from the end of its data, and a server may wait for ever after that, or not read
-// what the host has sent.
+// what the host has sent. It is also how often a server is asked that has sent all: the guest's
+// kernel answers for it until it has closed its socket, and for a minute after that.
 const goneInterval = 10 * time.Second
 
 // join carries bytes both ways until both directions have ended, or one has failed.
 func (p *ports) join(host, guest halfConn) {
-	toGuest, toHost := make(chan error, 1), make(chan error, 1)
+	toGuest, toHost, closed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
 	go func() { toGuest <- p.pass(guest, host) }()
-	go func() { toHost <- p.pass(host, guest) }()
+	go func() {
+		toHost <- p.pass(host, guest)
+		closed <- awaitClose(guest)
+	}()
 	watch := time.NewTicker(goneInterval)
 	defer watch.Stop()
 	for answering, left := true, 2; left > 0; {
@@ -148,6 +152,7 @@ func (p *ports) join(host, guest halfConn) {
 		case err = <-toHost:
 			answering = false
 			left--
+		case err = <-closed:
 		case <-watch.C:
 			if answering && gone(host) { // a direction that has ended is refused for that alone
 				err = unix.EPIPE
@@ -158,6 +163,24 @@ func (p *ports) join(host, guest halfConn) {
 			_ = host.Close() // what is left ends at once
 		}
 	}
+}
+
+// awaitClose waits until a server that has sent all has closed its socket, too, or the connection
+// is closed here. It returns an error: nobody will read what the host still sends.
+func awaitClose(guest halfConn) error {
+	if tcp, ok := guest.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: goneInterval, Interval: goneInterval})
+	}
+	raw, err := guest.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = raw.Read(func(fd uintptr) bool {
+		poll := [1]unix.PollFd{{Fd: int32(fd)}}
+		_, err := unix.Poll(poll[:], 0)
+		return err == nil && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return errors.Join(unix.EPIPE, err)
 }
 
 // abort ends a connection of which the other side will hear no more: its server sees a reset and

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
@@ -197,6 +199,54 @@ func TestDialPortEnds(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("the server does not hear that the host has gone")
 	}
+}
+
+// A server that has closed its connection does not keep a stream that the host leaves open, and one
+// that has only sent all does.
+func TestDialPortEndsWithItsServer(t *testing.T) {
+	t.Parallel() // a server is asked every 10 s
+	p := &ports{}
+	begin := func(f func(*net.TCPConn)) (host net.Conn, ended chan bool) {
+		pair := socketPair(t)
+		ended = make(chan bool)
+		go func() { p.serveConn(pair[1]); close(ended) }()
+		pair[0].Write(agentproto.AppendDial(nil, server(t, "127.0.0.1:0", f)))
+		pair[0].SetReadDeadline(time.Now().Add(time.Minute))
+		if got, err := io.ReadAll(pair[0]); err != nil || string(got) != string(rune(agentproto.DialOK))+"bye" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		return pair[0], ended
+	}
+	heard := make(chan string, 1)
+	open, openEnded := begin(func(conn *net.TCPConn) {
+		io.WriteString(conn, "bye")
+		conn.CloseWrite()
+		text, _ := io.ReadAll(conn)
+		heard <- string(text)
+	})
+	_, ended := begin(func(conn *net.TCPConn) {
+		io.WriteString(conn, "bye")
+		raw, err := conn.SyscallConn()
+		if err == nil { // the kernel answers for a closed socket a second instead of a minute
+			err = raw.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_LINGER2, 1) })
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-ended:
+	case <-time.After(3 * time.Minute):
+		t.Error("a stream to a closed connection goes on")
+	}
+	if _, err := open.Write([]byte("and you")); err != nil {
+		t.Error(err)
+	}
+	open.Close()
+	if got := <-heard; got != "and you" {
+		t.Errorf("a server that has sent all was sent %q", got)
+	}
+	<-openEnded
 }
 
 func TestDialPortEndsWithItsContext(t *testing.T) {
