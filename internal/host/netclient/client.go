@@ -12,7 +12,6 @@
 // with these files:
 //
 //	control.sock   its listening control socket
-//	net.log        its standard error: empty unless it failed
 //	net.pid        process id and start time, to find it again
 package netclient
 
@@ -20,11 +19,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +37,6 @@ const Name = "forkd-net"
 // Files in the directory.
 const (
 	socketFile = "control.sock"
-	logFile    = "net.log"
 	recordFile = "net.pid"
 )
 
@@ -132,10 +128,10 @@ func (c *Client) run(current *conn) {
 			case <-current.lost:
 			}
 			c.drop(current)
-			current = nil
 			c.restarts.Add(1)
 			c.cfg.Log.Error("forkd-net has ended and is started again: connections of sandboxes are reset",
-				"last_words", c.lastWords())
+				"last_words", current.lastWords())
+			current = nil
 		}
 		if time.Since(began) > settled {
 			delay = firstDelay
@@ -258,23 +254,21 @@ func (c *Client) Close() {
 	}
 }
 
-// lastWords returns the end of what forkd-net wrote to its standard error, such as a panic.
-func (c *Client) lastWords() string {
-	f, err := os.Open(filepath.Join(c.cfg.Dir, logFile))
-	if err != nil {
-		return ""
+// lastWords returns the end of what a forkd-net that has ended wrote to its standard error, such as
+// a panic. Of a call that the jail forbids it returns the name.
+func (n *conn) lastWords() string {
+	select {
+	case <-n.ended:
+	default:
+		return "it has not ended yet"
 	}
-	defer f.Close()
-	const most = 1 << 20 // bytes: a panic's; one that was taken over may have made the file as long as it likes
-	st, err := f.Stat()
-	if err != nil {
-		return ""
+	said := n.proc.Said()
+	if said == "" {
+		return "none"
 	}
-	end := io.NewSectionReader(f, max(0, st.Size()-most), most)
-	text, _ := io.ReadAll(end)
-	if call := violation.Call(string(text)); call != "" {
+	if call := violation.Call(said); call != "" {
 		return "its jail forbids the system call " + call
 	}
-	const shown = 2000
-	return string(text[max(0, len(text)-shown):])
+	const shown = 2000 // bytes
+	return said[max(0, len(said)-shown):]
 }

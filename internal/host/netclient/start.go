@@ -20,7 +20,7 @@ func (c *Client) path(name string) string { return filepath.Join(c.cfg.Dir, name
 
 // start starts a forkd-net.
 func (c *Client) start() (*conn, error) {
-	for _, name := range []string{socketFile, recordFile, logFile} {
+	for _, name := range []string{socketFile, recordFile} {
 		if err := os.Remove(c.path(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
@@ -37,7 +37,7 @@ func (c *Client) start() (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := process.Start(process.Spec{Name: Name, Bin: c.cfg.Bin, Log: c.path(logFile),
+	proc, err := process.Start(process.Spec{Name: Name, Bin: c.cfg.Bin,
 		Env: netEnv, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
 	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
 	if err != nil {
@@ -45,7 +45,8 @@ func (c *Client) start() (*conn, error) {
 	}
 	n := newConn(proc, ctl, c.cfg.patience)
 	if err := n.greet(c.quit, c.cfg.patience); err != nil {
-		return nil, errors.Join(fmt.Errorf("start forkd-net: %w", err), n.end())
+		ended := n.end()
+		return nil, errors.Join(fmt.Errorf("start forkd-net: %w; its last words: %s", err, n.lastWords()), ended)
 	}
 	return n, nil
 }

@@ -2,7 +2,8 @@
 // forkd-net.
 //
 // Each is known by its id and start time, which are written into a file. What is said to a process,
-// and when it has to end, is the business of those who start it.
+// and when it has to end, is the business of those who start it. Standard error of a process is
+// memory of bounded size, which is its own: one that was taken over fills no disk with it.
 package process
 
 import (
@@ -24,7 +25,6 @@ type Spec struct {
 	Name     string        // for messages, and the process's own name of itself
 	Bin      string        // path of the program
 	Env      []string      // all of its environment
-	Log      string        // file that its standard error is appended to
 	Record   string        // file for its id and start time
 	Listener *os.File      // becomes its descriptor 3; nil: none
 	Cgroup   *os.File      // cgroup v2 directory that it starts in; nil: the daemon's
@@ -37,6 +37,8 @@ type Process struct {
 	pid   int
 	pidfd *os.File    // closed when the process has ended: the pid may be another's by then
 	child *os.Process // nil if another daemon started it
+	log   *os.File    // its standard error; nil if it is not known
+	said  string
 }
 
 // adopt takes over pidfd, for Go's poller to wait for: a system call that waits would keep a
@@ -53,11 +55,10 @@ func adopt(pid, pidfd int, child *os.Process) (*Process, error) {
 // Linux shares CPUs among sessions (autogroups, sched(7)): with one for each VMM, the daemon would
 // be one among its guests.
 func Start(spec Spec) (*Process, error) {
-	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := newLog(spec.Name)
 	if err != nil {
 		return nil, fmt.Errorf("create the log of %s: %w", spec.Name, err)
 	}
-	defer log.Close()
 	var pidfd int
 	sys := &syscall.SysProcAttr{Setpgid: true, PidFD: &pidfd}
 	if spec.Cgroup != nil {
@@ -71,14 +72,15 @@ func Start(spec Spec) (*Process, error) {
 		child, err = spec.Jail.Start(spec.Bin, argv, attr, spec.Online)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+		return nil, errors.Join(fmt.Errorf("start %s: %w", spec.Name, err), log.Close())
 	}
 	p, err := adopt(child.Pid, pidfd, child)
 	if err != nil {
 		killed := child.Kill()
 		_, waited := child.Wait()
-		return nil, errors.Join(err, killed, waited)
+		return nil, errors.Join(err, killed, waited, log.Close())
 	}
+	p.log = log
 	if err := p.record(&spec); err != nil {
 		return nil, errors.Join(err, p.Kill(), p.Wait())
 	}
@@ -128,7 +130,11 @@ func Find(name, record string) (*Process, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("find %s: process %d is another one now", name, pid)
 	}
-	return adopt(pid, fd, nil)
+	p, err := adopt(pid, fd, nil)
+	if err == nil {
+		p.log = findLog(pid)
+	}
+	return p, err
 }
 
 // PID returns the id of the process.
@@ -156,6 +162,7 @@ func (p *Process) Kill() error {
 // Wait returns when the process has ended, and releases it. It is called once.
 func (p *Process) Wait() error {
 	defer p.Release()
+	defer func() { p.said = readLog(p.log) }()
 	raw, err := p.pidfd.SyscallConn()
 	if err != nil {
 		return err
@@ -179,5 +186,12 @@ func hasEnded(pidfd uintptr) bool {
 	}
 }
 
+// Said returns what the process wrote to its standard error, once it has been waited for: nothing,
+// unless it failed, or of one that was found and could not be asked. What is beyond 16 MiB is lost.
+func (p *Process) Said() string { return p.said }
+
 // Release lets go of a process that is not waited for.
-func (p *Process) Release() { _ = p.pidfd.Close() }
+func (p *Process) Release() {
+	_ = p.pidfd.Close()
+	_ = p.log.Close() // an error, where there is none
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ func sleeper(t *testing.T) (*Process, string) {
 	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p, err := Start(Spec{Name: "sleeper", Bin: bin, Log: filepath.Join(dir, "log"), Record: record})
+	p, err := Start(Spec{Name: "sleeper", Bin: bin, Record: record})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,5 +97,35 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 	}
 	if err := errors.Join(other.Kill(), other.Wait()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What a process says is known when it has ended, also of one that was found; what it may say is
+// bounded.
+func TestSaid(t *testing.T) {
+	dir := t.TempDir()
+	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
+	script := "#!/bin/sh\necho began >&2; read line < " + fifo + "; head -c 20000000 /dev/zero | tr '\\0' x >&2; echo more >&2\n"
+	if err := errors.Join(os.WriteFile(bin, []byte(script), 0o700), unix.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(Spec{Name: "speaker", Bin: bin, Record: record})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Find("speaker", record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(fifo, []byte("go on\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for name, p := range map[string]*Process{"started": p, "found": again} {
+		if err := p.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		if said := p.Said(); !strings.HasPrefix(said, "began\nxxx") || len(said) > logSize || len(said) < logSize-1<<20 {
+			t.Errorf("%s: %d bytes, %.20q", name, len(said), said)
+		}
 	}
 }

@@ -8,7 +8,6 @@
 //	control.sock   the VMM's listening control socket
 //	vsock.sock     the VM's vsock: CONNECT <port>\n is answered with OK <port>\n, then it is a stream to the guest
 //	console.ring   the guest's last console output, see package console
-//	vmm.log        the VMM's standard error: empty unless it failed
 //	vmm.pid        process id and start time, to find the process again
 package vmmclient
 
@@ -17,6 +16,5 @@ const (
 	ControlSocket = "control.sock"
 	VsockSocket   = "vsock.sock"
 	consoleFile   = "console.ring"
-	logFile       = "vmm.log"
 	pidFile       = "vmm.pid"
 )

@@ -24,7 +24,7 @@ func sleeper(t *testing.T) *process.Process {
 	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Log: filepath.Join(dir, "log"), Record: filepath.Join(dir, "pid")})
+	p, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Record: filepath.Join(dir, "pid")})
 	if err != nil {
 		t.Fatal(err)
 	}

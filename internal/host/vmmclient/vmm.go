@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -121,7 +120,7 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 	}
 	proc, err := process.Start(process.Spec{
 		Name: "forkd-vmm", Bin: cfg.Bin, Env: vmmEnv, Listener: listenerFile, Cgroup: place, Jail: cfg.Jail,
-		Log: filepath.Join(cfg.Dir, logFile), Record: filepath.Join(cfg.Dir, pidFile),
+		Record: filepath.Join(cfg.Dir, pidFile),
 	})
 	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
 	if err != nil {
@@ -263,17 +262,12 @@ func (v *VMM) killed() vm.Exit {
 // lastWords returns the beginning of what the VMM wrote to its standard error: of a panic, what it
 // was. Of a call that the jail forbids it returns the name.
 func (v *VMM) lastWords() string {
-	f, err := os.Open(filepath.Join(v.dir, logFile))
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	const searched, most = 64 << 10, 2000 // bytes; what a VMM that its guest has taken over writes may be endless
-	p, _ := io.ReadAll(io.LimitReader(f, searched))
-	if call := violation.Call(string(p)); call != "" {
+	said := v.proc.Said()
+	if call := violation.Call(said); call != "" {
 		return ": its jail forbids the system call " + call
 	}
-	if text := strings.TrimSpace(string(p[:min(len(p), most)])); text != "" {
+	const most = 2000 // bytes
+	if text := strings.TrimSpace(said[:min(len(said), most)]); text != "" {
 		return ": " + text
 	}
 	return ""
