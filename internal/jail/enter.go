@@ -151,17 +151,35 @@ func limit(files uint64, alone bool) error {
 		limits[unix.RLIMIT_NOFILE] = files
 	}
 	for resource, most := range limits {
-		var had unix.Rlimit
-		if err := unix.Getrlimit(resource, &had); err != nil {
-			return err
-		}
-		most = min(most, had.Max)
-		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+		if err := lower(resource, most); err != nil {
 			return err
 		}
 	}
 	return nil
 }
+
+// lower sets a limit of this process for good, unless it is lower already.
+func lower(resource int, most uint64) error {
+	var had unix.Rlimit
+	if err := unix.Prlimit(0, resource, nil, &had); err != nil {
+		return err
+	}
+	most = min(most, had.Max)
+	return unix.Prlimit(0, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
+}
+
+// LimitFiles bounds the size of all files that this process writes, in bytes, once it is known what
+// they may be: a write beyond fails. It can be called again and then only lowers the bound. It works
+// in the jail of a program whose filter has LimitFilesCall.
+func LimitFiles(most uint64) error {
+	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
+		return fmt.Errorf("bound the size of files: %w", err)
+	}
+	return nil
+}
+
+// LimitFilesCall is the system call of LimitFiles.
+func LimitFilesCall() Call { return With(unix.SYS_PRLIMIT64, Is(0, 0), Is(1, unix.RLIMIT_FSIZE)) }
 
 // shareNoCore keeps processes of other cookies from the siblings of a core that this one runs on,
 // where Linux can and there are siblings (core-scheduling.rst).

@@ -64,7 +64,7 @@ func TestGuestDialsAreBounded(t *testing.T) {
 
 // The dials end when a restore begins, whatever becomes of it: this one has no state.
 func TestRestoreEndsDials(t *testing.T) {
-	s := &server{machine: &machine.Machine{}}
+	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event
 	s.dials.allow(maxDials)
 	var req, out codec.Writer

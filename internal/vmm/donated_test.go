@@ -13,7 +13,7 @@ import (
 
 // A request that names a frame socket without bringing one is refused, and one is taken over once.
 func TestFrameSocketIsAmongTheDescriptors(t *testing.T) {
-	s := &server{machine: &machine.Machine{}}
+	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	var boot, restore, out codec.Writer
 	(&vmmproto.Boot{Net: true}).Append(&boot)
 	(&vmmproto.Restore{Net: true}).Append(&restore)

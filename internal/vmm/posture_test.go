@@ -35,14 +35,30 @@ func TestMain(m *testing.M) {
 	case "vmm":
 		os.Exit(Main())
 	default:
-		if err := jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles}); err != nil {
+		err := jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles})
+		if err == nil && do == tooLong {
+			err = jail.LimitFiles(vm.PageSize)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(jail.ExitCode)
 		}
-		errno := attempts[do]()
+		errno := attempt(do)
 		fmt.Fprintf(os.Stderr, "%s returned %v\n", do, errno)
 		os.Exit(0)
 	}
+}
+
+func attempt(do string) error {
+	if do != tooLong {
+		return attempts[do]()
+	}
+	for range 2 * vm.PageSize {
+		if _, err := os.Stderr.WriteString("x"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // attempts are calls that a VMM must not make, by their names in Linux and a word on the arguments.
@@ -68,6 +84,23 @@ var attempts = map[string]func() error{
 	"socketpair inet":     raw(unix.SYS_SOCKETPAIR, unix.AF_INET, unix.SOCK_STREAM, 0),
 	"socketpair datagram": raw(unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM, 0),
 	"fallocate":           raw(unix.SYS_FALLOCATE, 2, 0, 0),
+	"prlimit64 other":     raw(unix.SYS_PRLIMIT64, 1, unix.RLIMIT_FSIZE, 0),
+	"prlimit64 threads":   raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, 0),
+}
+
+// tooLong is an attempt to write beyond the bound of all files.
+const tooLong = "a long file"
+
+// A VMM cannot write more into a file than what one of its layers may have.
+func TestPostureBoundsFiles(t *testing.T) {
+	p, _, log := start(t, program(t), tooLong)
+	state, err := p.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := log.Stat(); err != nil || st.Size() != vm.PageSize || !state.Success() {
+		t.Errorf("it ended with %v, having written %d bytes, %v", state, st.Size(), err)
+	}
 }
 
 func raw(number, a, b, c uintptr) func() error {

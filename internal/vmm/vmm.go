@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -51,7 +52,7 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "forkd-vmm: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
 	}
-	s := &server{listener: ListenerFD, tracker: tracker}
+	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: jail.LimitFiles}
 	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)
@@ -77,9 +78,11 @@ type server struct {
 	tracker  *guestmem.Tracker // the machine's, once there is one
 	machine  *machine.Machine
 	ring     *console.Ring
-	started  bool // the VM was booted or restored: it is worth keeping without a daemon
+	memory   uint64 // of the machine, in bytes
+	started  bool   // the VM was booted or restored: it is worth keeping without a daemon
 
-	dials dials // of the guest to the host
+	dials      dials // of the guest to the host
+	limitFiles func(most uint64) error
 
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
@@ -196,7 +199,7 @@ func (s *server) create(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	s.ring = ring
+	s.ring, s.memory = ring, req.Shape.MemoryBytes
 	s.machine, err = machine.New(machine.Config{
 		KVM: sys, Tracker: s.tracker, Shape: req.Shape, Console: ring, VsockListener: vsock,
 		GuestConn: s.dials.take, Exited: s.exited, Stalled: s.stalled,
@@ -227,7 +230,7 @@ func (s *server) boot(r *codec.Reader, files *donated) error {
 	if req.Initrd {
 		initrd = files.take()
 	}
-	disks, err := files.disks(req.Disks)
+	disks, err := s.disks(files, req.Disks)
 	if err != nil {
 		return err
 	}
@@ -257,7 +260,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err != nil {
 		return err
 	}
-	disks, err := files.disks(req.Disks)
+	disks, err := s.disks(files, req.Disks)
 	if err != nil {
 		return err
 	}
@@ -277,6 +280,20 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	s.started = s.started || err == nil
 	times.Append(w)
 	return err
+}
+
+// disks takes the layers of all disks. Before there is a guest it bounds what this process may
+// write: no file is longer than a layer of the largest disk, or one of the memory.
+func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, error) {
+	most := s.memory
+	for _, d := range specs {
+		_, _, size := disklayer.Layout(d.SizeBytes)
+		most = max(most, size)
+	}
+	if err := s.limitFiles(most); err != nil {
+		return nil, err
+	}
+	return files.disks(specs)
 }
 
 func (s *server) save(r *codec.Reader, files *donated, w *codec.Writer) error {

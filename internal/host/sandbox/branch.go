@@ -130,6 +130,9 @@ func (b *branch) freeze(ctx context.Context) error {
 			rec, v, err = b.s.withVM(b.op)
 		}
 	}
+	if err == nil {
+		err = v.kept
+	}
 	if err != nil {
 		return err
 	}

@@ -267,7 +267,8 @@ func TestRestartDuringABranch(t *testing.T) {
 }
 
 // A disk top that its VM keeps open for writing becomes a layer of no snapshot: not of the branch
-// that froze it, of no later one, and of no suspended state. The sandbox runs on.
+// that froze it, of no later one, and of no suspended state. Once that is known the VM is asked for
+// no more of them. The sandbox runs on.
 func TestTopsThatStayWritable(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -275,17 +276,27 @@ func TestTopsThatStayWritable(t *testing.T) {
 	id := w.source(t)
 	w.branch(t, id, "good", vm.BranchDiff)
 	w.vmms.KeepTops = true
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := s.live.vmm.(*vmfake.VMM)
 	refused := func(what string, err error) {
 		t.Helper()
 		if err == nil || !strings.Contains(err.Error(), "is open for writing") {
 			t.Errorf("%s: %v", what, err)
 		}
+		before := fake.Swaps
+		if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff}); err == nil || fake.Swaps != before {
+			t.Errorf("after %s it got another top: %v", what, err)
+		}
+		s.live.kept = nil // as a daemon that is started now
 	}
 	for _, mode := range []vm.BranchMode{vm.BranchLive, vm.BranchFull} {
 		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: mode})
 		refused(mode.String(), err)
 	}
-	_, err := w.Suspend(t.Context(), id)
+	_, err = w.Suspend(t.Context(), id)
 	refused("suspend", err)
 	w.vmms.KeepTops = false
 	_, err = w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff})

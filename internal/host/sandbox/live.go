@@ -26,6 +26,8 @@ type liveVM struct {
 
 	leave func() // gives up its place on the host; nil while it has none of its own
 	debts debts
+
+	kept error // that the VMM has kept a file which it was to close; under the operation lock of the sandbox
 }
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {

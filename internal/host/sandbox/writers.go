@@ -45,12 +45,15 @@ func hasWriter(f *os.File) bool {
 // refuseWriters makes sure that nobody can change state, memory and frozen tops any more: a VMM
 // that its guest has taken over could have kept what it wrote them with. Tops of earlier branches
 // are looked at again, for those branches may have failed before.
+//
+// Such a VMM is given no more files: each could grow until it ends.
 func (b *branch) refuseWriters() error {
 	for _, f := range []*os.File{b.state, b.layer} {
 		_ = f.Close() // nothing was buffered that could fail to be written
 	}
 	for _, f := range append([]*os.File{b.state, b.layer}, b.lower...) {
 		if err := noWriters(f.Name(), b.m.writers); err != nil {
+			b.v.kept = err
 			return err
 		}
 	}

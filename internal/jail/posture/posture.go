@@ -19,6 +19,7 @@ import (
 type Want struct {
 	Online      bool     // it is in the host's network namespace
 	Files       uint64   // its limit of descriptors; 0: any
+	Bytes       uint64   // its limit of the size of a file; 0: any
 	Descriptors []string // regular expressions: every descriptor is like one of them
 }
 
@@ -29,7 +30,7 @@ func Check(pid int, want Want) []string {
 	p.user()
 	p.threads()
 	p.root()
-	p.limits(want.Files)
+	p.limits(want)
 	p.descriptors(want.Descriptors)
 	return p.loose
 }
@@ -143,10 +144,13 @@ func (p *process) root() {
 	}
 }
 
-func (p *process) limits(files uint64) {
+func (p *process) limits(w Want) {
 	want := map[string]string{"Max core file size": "0", "Max locked memory": "0", "Max msgqueue size": "0", "Max processes": "1024"}
-	if files > 0 {
-		want["Max open files"] = fmt.Sprint(files)
+	if w.Files > 0 {
+		want["Max open files"] = fmt.Sprint(w.Files)
+	}
+	if w.Bytes > 0 {
+		want["Max file size"] = fmt.Sprint(w.Bytes)
 	}
 	text := p.read("limits")
 	for name, value := range want {
