@@ -30,13 +30,20 @@ func newForkCmd() *cobra.Command {
 	var env []string
 	var network networkFlags
 	var limits limitFlags
+	var old oldFork
 	cmd := &cobra.Command{
 		Use:   "fork TAG | --from-sandbox ID",
 		Short: "Start sandboxes from a snapshot, or from a running sandbox",
 		Long: "Starts n sandboxes from the snapshot TAG, or from the state that the sandbox ID is in, and prints their ids.\n" +
 			"All of them start or none is left, unless --allow-partial is given.",
 		Args: usageArgs(func(_ *cobra.Command, args []string) error {
-			if (len(args) == 1) == (req.SourceID != "") || len(args) > 1 {
+			given := len(args)
+			for _, other := range []string{req.SourceID, old.tag} {
+				if other != "" {
+					given++
+				}
+			}
+			if given != 1 {
 				return errors.New("accepts 1 arg, a snapshot's tag, or --from-sandbox")
 			}
 			return nil
@@ -53,6 +60,9 @@ func newForkCmd() *cobra.Command {
 				return err
 			}
 			req.Limits = limits.given()
+			if old.tag != "" {
+				return old.run(cmd, &c, req)
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				if req.SourceID != "" {
 					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
@@ -93,6 +103,7 @@ func newForkCmd() *cobra.Command {
 	network.registerSecrets(f)
 	f.BoolVar(&req.PerChildNetns, "per-child-netns", false, "of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
+	old.register(f)
 	c.completeTags(cmd)
 	c.waits = true
 	c.register(cmd)

@@ -1,0 +1,216 @@
+// Package agent05 speaks, on behalf of a sandbox, the protocol that agents of forkd 0.5 spoke on
+// TCP port 8888 of a guest. Published clients connect there: one line of JSON, one line of an
+// answer, and the connection ends.
+//
+//	{"action": "ping"}                             {"pong", "warmup_ready", "numpy_version", "agent_lang", "pid"}
+//	{"action": "exec", "args", "timeout": 30}      {"stdout", "stderr", "exit_code"}, or {"error"}
+//	{"action": "eval", "code"}                     {"result", "exit_code"}, or {"error", "traceback", "exit_code"}
+//
+// It knows no tokens, as the old agent did not: whoever serves it says who may connect. What the
+// actions do is the Guest's.
+package agent05
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+)
+
+// DefaultAddr is where clients look for the guest unless they are told otherwise.
+const DefaultAddr = "10.42.0.2:8888"
+
+// Bounds of what a client can hold.
+const (
+	maxLine  = 2 << 20          // bytes of a request
+	maxConns = 128              // at once; the old agent's backlog
+	lineTime = 30 * time.Second // to send a request, or to take an answer
+	maxExec  = time.Hour        // as in the REST API
+)
+
+// Guest is the sandbox that is spoken for.
+type Guest interface {
+	Ping(context.Context) (apiv1.Pong, error)
+	Exec(context.Context, apiv1.ExecRequest) (apiv1.ExecResult, error)
+	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
+}
+
+// Serve answers what comes in on l until ctx ends, closes it, and waits for what is under way.
+func Serve(ctx context.Context, l net.Listener, g Guest) error {
+	ctx, cancel := context.WithCancel(ctx)
+	s := &server{guest: g}
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	places := make(chan struct{}, maxConns)
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("serve the agent's protocol of forkd 0.5: %w", err)
+		}
+		select {
+		case places <- struct{}{}:
+		default:
+			conn.Close()
+			continue
+		}
+		conns.Go(func() {
+			defer func() { <-places }()
+			defer conn.Close()
+			s.answer(ctx, conn)
+		})
+	}
+}
+
+type server struct {
+	guest Guest
+
+	mu    sync.Mutex
+	numpy *string // version that the interpreter has loaded, empty for none; nil: not asked yet
+}
+
+// request is any of the three.
+type request struct {
+	Action  string   `json:"action"`
+	Args    []string `json:"args"`
+	Timeout float64  `json:"timeout"` // seconds; 0: 30
+	Code    string   `json:"code"`
+}
+
+type fault struct {
+	Error     string `json:"error"`
+	Traceback string `json:"traceback,omitempty"`
+	ExitCode  int    `json:"exit_code"`
+}
+
+// answer serves one connection. That the client has ended its side says nothing: all of them do.
+func (s *server) answer(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	_ = conn.SetDeadline(time.Now().Add(lineTime)) // a failure shows at the next read
+	r := bufio.NewReader(io.LimitReader(conn, maxLine))
+	line, err := r.ReadBytes('\n')
+	if err != nil && !(errors.Is(err, io.EOF) && 0 < len(line) && len(line) < maxLine) {
+		return
+	}
+	var req request
+	var reply any
+	if err := json.Unmarshal(line, &req); err != nil {
+		reply = fault{Error: "the request is not a line of JSON: " + err.Error(), ExitCode: 1}
+	} else {
+		reply = s.do(ctx, &req)
+	}
+	p, err := json.Marshal(reply)
+	if err != nil {
+		return
+	}
+	_ = conn.SetDeadline(time.Now().Add(lineTime))
+	_, _ = conn.Write(append(p, '\n')) // the client has gone if this fails
+}
+
+func (s *server) do(ctx context.Context, req *request) any {
+	switch req.Action {
+	case "ping":
+		return s.ping(ctx)
+	case "exec":
+		return s.exec(ctx, req)
+	case "eval":
+		return s.eval(ctx, req)
+	}
+	return fault{Error: fmt.Sprintf("action %q: want ping, exec or eval", req.Action), ExitCode: 1}
+}
+
+func (s *server) ping(ctx context.Context) any {
+	p, err := s.guest.Ping(ctx)
+	if err != nil {
+		return fault{Error: err.Error(), ExitCode: 1}
+	}
+	python := slices.Contains(p.Warm, "python")
+	reply := struct {
+		Pong        bool    `json:"pong"`
+		WarmupReady bool    `json:"warmup_ready"`
+		Numpy       *string `json:"numpy_version"`
+		Lang        string  `json:"agent_lang"`
+		PID         int     `json:"pid"`
+	}{Pong: p.Pong, WarmupReady: p.WarmupReady, PID: 1, Lang: "none"}
+	if len(p.Warm) > 0 {
+		reply.Lang = p.Warm[0]
+	}
+	if python {
+		reply.Lang = "python"
+		if v := s.numpyVersion(ctx); v != "" {
+			reply.Numpy = &v
+		}
+	}
+	return reply
+}
+
+// numpyVersion asks the interpreter once which numpy it has loaded, and does not have it load one.
+func (s *server) numpyVersion(ctx context.Context) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.numpy != nil {
+		return *s.numpy
+	}
+	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{
+		Code: `print(getattr(__import__("sys").modules.get("numpy"), "__version__", ""), end="")`})
+	if err != nil {
+		return "" // it is asked again with the next ping
+	}
+	s.numpy = &r.Stdout
+	return r.Stdout
+}
+
+func (s *server) exec(ctx context.Context, req *request) any {
+	if len(req.Args) == 0 {
+		return fault{Error: "args: empty", ExitCode: 1}
+	}
+	if !(req.Timeout >= 0 && req.Timeout <= maxExec.Seconds()) {
+		return fault{Error: fmt.Sprintf("timeout: %g: want 0 to %g seconds", req.Timeout, maxExec.Seconds()), ExitCode: 1}
+	}
+	r, err := s.guest.Exec(ctx, apiv1.ExecRequest{Args: req.Args, TimeoutSecs: req.Timeout})
+	switch {
+	case err != nil:
+		return fault{Error: err.Error(), ExitCode: 1}
+	case r.TimedOut:
+		return fault{Error: fmt.Sprintf("command timed out after %g s", cmp.Or(req.Timeout, 30)), ExitCode: r.ExitCode}
+	case r.Outcome != "exited" && r.Outcome != "signaled":
+		return fault{Error: r.Error, ExitCode: r.ExitCode}
+	}
+	return struct {
+		Stdout   string `json:"stdout"`
+		Stderr   string `json:"stderr"`
+		ExitCode int    `json:"exit_code"`
+	}{r.Stdout, r.Stderr, r.ExitCode}
+}
+
+func (s *server) eval(ctx context.Context, req *request) any {
+	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{Code: req.Code})
+	switch {
+	case err != nil:
+		return fault{Error: err.Error(), ExitCode: 1}
+	case r.Error != "":
+		return fault{Error: r.Error, Traceback: r.Traceback, ExitCode: r.ExitCode}
+	}
+	result := "None" // the old agent's repr of an expression without a value
+	if r.Result != nil {
+		result = *r.Result
+	}
+	return struct {
+		Result   string `json:"result"`
+		ExitCode int    `json:"exit_code"`
+	}{result, r.ExitCode}
+}
