@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel compat clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,10 @@ torture: setup build ## Branch sandboxes under fire N times (default 300)
 
 torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
 	@scripts/test torture-intel $(or $(N),30)
+
+compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json
+	@scripts/setup /usr/share/doc/python3-venv:python3-venv curl:curl
+	@scripts/compat $(GROUPS)
 
 clean: ## Remove what was built here (not the cache)
 	rm -rf bin out internal/embedded/bin/forkd-*

@@ -1,0 +1,200 @@
+"""The Python package forkd 0.5.3: all of Controller and of Sandbox."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from report import TAG, Report, recorded, want
+
+r = Report("forkd 0.5.3 (PyPI)")
+used: set[str] = set()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+# The package reads it once, when it is imported. Without it, it would connect to 10.42.0.2:8888.
+os.environ["FORKD_TARGET"] = f"127.0.0.1:{free_port()}"
+
+import forkd  # noqa: E402
+from forkd import Controller, ControllerError, Sandbox  # noqa: E402
+
+controller_methods, sandbox_methods = recorded(Controller, used), recorded(Sandbox, used)
+c = Controller()
+SANDBOX = {"id": str, "snapshot_tag": str, "guest_addr": str, "created_at_unix": int, "has_branched": bool, "branch_count": int}
+SNAPSHOT = {"tag": str, "dir": str, "created_at_unix": int, "status": str, "bootable": bool}
+
+
+def has(record: dict, fields: dict) -> dict:
+    for name, kind in fields.items():
+        want(isinstance(record.get(name), kind), f"{name} of {record}")
+    return record
+
+
+def refused(status: int, call) -> None:
+    try:
+        call()
+    except ControllerError as e:
+        want(e.status == status, e)
+        want(isinstance(e.body, dict) and isinstance(e.body.get("error"), str), f"the body of {e}")
+        return
+    raise AssertionError(f"was taken, want {status}")
+
+
+def ready(tag: str) -> dict:
+    deadline = time.monotonic() + 120
+    while True:
+        s = next(s for s in c.list_snapshots() if s["tag"] == tag)
+        if s["status"] == "ready":
+            return s
+        want(s["status"] == "writing" and time.monotonic() < deadline, s)
+        time.sleep(0.1)
+
+
+def spawn(tag: str = TAG, **options) -> dict:
+    return has(c.spawn_sandboxes(tag, **options)[0], SANDBOX)
+
+
+def spawn_all_options() -> dict:
+    made = c.spawn_sandboxes(TAG, n=2, per_child_netns=True, memory_limit_mib=400, prewarm=True, live_fork=True, hugepages=True)
+    want(len(made) == 2 and all(s["memory_limit_mib"] == 400 for s in made), made)
+    c.kill_sandbox(made[1]["id"])
+    return has(made[0], SANDBOX)
+
+
+def branch(**options) -> dict:
+    info = has(c.branch_sandbox(source, **options), SNAPSHOT)
+    want(info["branched_from"], info)
+    if options.get("wait", True):
+        want(info["status"] == "ready" and info["bootable"] and info["pause_ms"] >= 0, info)
+    return info
+
+
+def unwaited(mode: str) -> None:
+    """A branch that is not waited for can be forked from at once: the fork waits for it."""
+    tag = f"compat-unwaited-{mode}"
+    c.exec_command(source, ["sh", "-c", f"echo {tag} >/root/mark"])
+    branch(tag=tag, mode=mode, wait=False)
+    child = spawn(tag)
+    got = c.exec_command(child["id"], ["cat", "/root/mark"])
+    want(got["stdout"] == tag + "\n", got)
+    ready(tag)
+    c.kill_sandbox(child["id"])
+    c.delete_snapshot(tag)
+
+
+def deleted(tag: str) -> None:
+    c.delete_snapshot(tag)
+    want(tag not in [s["tag"] for s in c.list_snapshots()], "still listed")
+
+
+def ran(args: list, want_code: int, want_out: str) -> None:
+    got = c.exec_command(source, args, timeout_secs=60)
+    want(got["exit_code"] == want_code and got["stdout"] == want_out and isinstance(got["stderr"], str), got)
+
+
+def evaluated() -> None:
+    got = c.eval_code(source, "__import__('numpy').zeros(3).tolist()")
+    want(got["result"] == "[0.0, 0.0, 0.0]" and got["exit_code"] == 0, got)
+    got = c.eval_code(source, "1/0")
+    want("ZeroDivisionError" in got["error"] and got["exit_code"] == 1, got)
+
+
+def killed() -> None:
+    c.kill_sandbox(source)
+    refused(404, lambda: c.get_sandbox(source))
+
+
+r.case("Controller.list_snapshots", lambda: [has(s, SNAPSHOT) for s in c.list_snapshots()])
+source = (r.case("Controller.spawn_sandboxes, every option", spawn_all_options) or spawn())["id"]
+r.case("Controller.list_sandboxes", lambda: want(source in [has(s, SANDBOX)["id"] for s in c.list_sandboxes()], "not listed"))
+r.case("Controller.get_sandbox", lambda: has(c.get_sandbox(source), SANDBOX))
+r.case("Controller.ping_sandbox", lambda: want(c.ping_sandbox(source)["pong"] is True, "no pong"))
+r.case("Controller.exec_command", lambda: ran(["echo", "hi"], 0, "hi\n"))
+r.case("Controller.exec_command, a status", lambda: ran(["sh", "-c", "exit 7"], 7, ""))
+r.case("Controller.eval_code", evaluated)
+r.case("Controller.branch_sandbox", lambda: deleted(branch()["tag"]))
+r.case("Controller.branch_sandbox, diff=True", lambda: deleted(branch(diff=True, tag="compat-diff")["tag"]))
+r.case("Controller.branch_sandbox, measure_diff=True", lambda: deleted(branch(measure_diff=True, tag="compat-measure")["tag"]))
+for m in ("full", "diff", "live"):
+    r.case(f"Controller.branch_sandbox, mode={m}", lambda: deleted(branch(mode=m, tag=f"compat-{m}")["tag"]))
+    r.case(f"Controller.branch_sandbox, mode={m}, wait=False, spawned from at once", lambda: unwaited(m))
+r.case("Controller.branch_sandbox, mode beside a boolean", lambda: refused(400, lambda: c._request(
+    "POST", f"/v1/sandboxes/{source}/branch", {"mode": "full", "diff": True})))
+r.case("Controller.branch_sandbox, a tag that is taken", lambda: refused(409, lambda: c.branch_sandbox(source, tag=TAG)))
+r.case("Controller.delete_snapshot, unknown", lambda: refused(404, lambda: c.delete_snapshot("compat-none")))
+r.case("Controller.spawn_sandboxes, unknown", lambda: refused(404, lambda: c.spawn_sandboxes("compat-none")))
+r.case("Controller.spawn_sandboxes, n out of range", lambda: refused(400, lambda: c.spawn_sandboxes(TAG, n=0)))
+r.case("Controller, a wrong token", lambda: refused(401, Controller(token="wrong-" * 4).list_sandboxes))
+r.case("Controller.kill_sandbox", killed)
+r.covered("method of Controller", controller_methods, used)
+
+# The class Sandbox runs `forkd fork` of $PATH and speaks the old agent's protocol to $FORKD_TARGET.
+used.clear()
+
+
+def in_sandbox(run) -> None:
+    before = {s["id"] for s in c.list_sandboxes()}
+    with Sandbox(TAG) as sb:
+        run(sb)
+    deadline = time.monotonic() + 60
+    while {s["id"] for s in c.list_sandboxes()} - before:
+        want(time.monotonic() < deadline, "its VM is left")
+        time.sleep(0.1)
+
+
+def commands(sb: Sandbox) -> None:
+    got = sb.commands.run("echo out; echo err >&2; exit 3")
+    want((got.stdout, got.stderr, got.exit_code) == ("out\n", "err\n", 3), got)
+    got = sb.commands.run(["echo", "a b", "$HOME"])
+    want((got.stdout, got.exit_code) == ("a b $HOME\n", 0), got)
+    got = sb.commands.run("echo long; exec sleep 1000", timeout=2)
+    want(got.exit_code == 1 and "2" in got.stderr, got)
+
+
+def evals(sb: Sandbox) -> None:
+    want(sb.eval("1 + 1") == "2", "1 + 1")
+    want(sb.eval("__import__('numpy').ones(2).tolist()") == "[1.0, 1.0]", "numpy")
+    try:
+        sb.eval("nothing_of_that_name")
+    except RuntimeError as e:
+        want("NameError" in str(e), e)
+    else:
+        raise AssertionError("no error")
+
+
+def pings(sb: Sandbox) -> None:
+    got = sb.ping()
+    want(got["pong"] is True and "numpy_version" in got and got["agent_lang"] == "python", got)
+
+
+def created() -> None:
+    sb = Sandbox.create(tag=TAG)
+    try:
+        second = Sandbox(spawn=False)  # another object on the same sandbox
+        want(second.ping()["pong"] is True, "no pong")
+    finally:
+        sb.kill()
+
+
+def unknown_tag() -> None:
+    try:
+        Sandbox("compat-none")
+    except RuntimeError as e:
+        want("compat-none" in str(e) and "exited with code" in str(e), e)
+    else:
+        raise AssertionError("no error")
+
+
+r.case("Sandbox.commands.run", lambda: in_sandbox(commands))
+r.case("Sandbox.eval", lambda: in_sandbox(evals))
+r.case("Sandbox.ping", lambda: in_sandbox(pings))
+r.case("Sandbox.create, Sandbox.kill, spawn=False", created)
+r.case("Sandbox of an unknown tag", unknown_tag)
+r.covered("method of Sandbox", sandbox_methods, used)
+want({"Sandbox", "CommandResult", "Controller", "ControllerError", "BranchMode"} == set(forkd.__all__), forkd.__all__)
+r.finish()

@@ -1,0 +1,29 @@
+"""Joins the results of the groups, out/compat/<group>.json, to out/compat.json and prints a table.
+
+Usage: merge.py GROUP...: a group without a result has failed. Ends with status 1 if anything has."""
+
+import json
+import os
+import sys
+
+merged = {}
+for group in sys.argv[1:]:
+    path = os.path.join("out", "compat", group + ".json")
+    try:
+        with open(path) as f:
+            merged[group] = json.load(f)
+    except (OSError, ValueError) as e:
+        reason = f"it ended without a result: {e}"
+        merged[group] = {"passed": 0, "failed": 1, "not_applicable": 0,
+                         "cases": [{"name": "the group itself", "outcome": "failed", "reason": reason}]}
+with open(os.path.join("out", "compat.json"), "w") as f:
+    json.dump(merged, f, indent=1)
+    f.write("\n")
+print(f"\n{'group':24}{'passed':>8}{'failed':>8}{'not applicable':>16}")
+for group, result in merged.items():
+    print(f"{group:24}{result['passed']:>8}{result['failed']:>8}{result['not_applicable']:>16}")
+for group, result in merged.items():
+    for case in result["cases"]:
+        if case["outcome"] != "passed":
+            print(f"{group}: {case['name']}: {case['outcome']}: {case.get('reason')}")
+sys.exit(1 if any(r["failed"] for r in merged.values()) else 0)

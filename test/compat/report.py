@@ -1,0 +1,79 @@
+"""What every group of test/compat uses: it runs cases one after another and writes what came of them.
+
+A group is a folder with a run.py, which has the published client in an environment of its own (the
+packages of requirements.txt beside it) and a daemon with real VMs at $FORKD_URL, $FORKD_TOKEN and
+$COMPAT_TAG, a snapshot with a warm Python interpreter. It knows nothing of other groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+
+TAG = os.environ["COMPAT_TAG"]
+
+
+class NotApplicable(Exception):
+    """The case asks for something that does not exist here; the text says why."""
+
+
+class Report:
+    def __init__(self, client: str) -> None:
+        self.client = client
+        self.cases: list[dict] = []
+
+    def case(self, name: str, run) -> object:
+        """Runs one case and returns what it returns, or None if it failed."""
+        began, outcome, reason, result = time.monotonic(), "passed", None, None
+        try:
+            result = run()
+        except NotApplicable as e:
+            outcome, reason = "not_applicable", str(e)
+        except Exception as e:  # whatever the client makes of a wrong answer
+            outcome, reason = "failed", f"{type(e).__name__}: {e}"
+            traceback.print_exc()
+        self.add(name, outcome, reason, time.monotonic() - began)
+        return result
+
+    def add(self, name: str, outcome: str, reason: str | None = None, seconds: float = 0) -> None:
+        entry = {"name": name, "outcome": outcome, "seconds": round(seconds, 2)}
+        if reason:
+            entry["reason"] = reason
+        self.cases.append(entry)
+        print(f"{outcome:15}{name}" + (f": {reason}" if reason else ""), flush=True)
+
+    def covered(self, what: str, public: set[str], used: set[str]) -> None:
+        """A case of its own: every public name was used."""
+        missing = sorted(public - used)
+        self.add(f"every public {what} is covered", "failed" if missing else "passed",
+                 f"not covered: {', '.join(missing)}" if missing else None)
+
+    def finish(self) -> None:
+        """Writes $COMPAT_OUT and ends the process: with status 1 if a case failed."""
+        counts = {o: sum(c["outcome"] == o for c in self.cases) for o in ("passed", "failed", "not_applicable")}
+        with open(os.environ["COMPAT_OUT"], "w") as f:
+            json.dump({"client": self.client, **counts, "cases": self.cases}, f, indent=1)
+        sys.exit(1 if counts["failed"] else 0)
+
+
+def want(condition: object, what: object) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def recorded(cls: type, used: set[str]) -> set[str]:
+    """Notes in used which public methods of cls are called, and returns all of them."""
+    names = {n for n, v in vars(cls).items() if not n.startswith("_") and (callable(v) or isinstance(v, classmethod))}
+    for name in names:
+        member = vars(cls)[name]
+        func = member.__func__ if isinstance(member, classmethod) else member
+
+        def call(*args, _func=func, _name=name, **kwargs):
+            used.add(_name)
+            return _func(*args, **kwargs)
+
+        setattr(cls, name, classmethod(call) if isinstance(member, classmethod) else call)
+    return names
