@@ -144,6 +144,8 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		case route.Signed:
 			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
 				err = &requestError{http.StatusForbidden, err.Error()}
+			} else {
+				err = a.strangers.enter(route.ID)
 			}
 		default:
 			err = a.mayReach(r)

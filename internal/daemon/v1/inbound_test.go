@@ -190,6 +190,42 @@ func TestPortsByHost(t *testing.T) {
 	}
 }
 
+// Strangers with signed URLs may come so often, to each sandbox and to all. Those who have the token
+// may go on.
+func TestStrangersAreLimited(t *testing.T) {
+	const burst = 2
+	r := start(t, apirig.Options{Limits: v1.Limits{SignedBurst: burst, SignedPerSecond: 1e-9}})
+	boxes := fork(t, r, 10)
+	served := func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "served") }
+	ports := []int{port(t, served), port(t, served)}
+	signed := func(s client.Sandbox, port int) string {
+		t.Helper()
+		u, err := r.PortURL(t.Context(), s.ID, port, client.PortURLRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hostOf(t, u.URL)
+	}
+	came := 0
+	for i, s := range boxes {
+		for n := range burst + 1 {
+			want := http.StatusTooManyRequests
+			if n < burst && came < 8*burst { // of this sandbox, and of all
+				want = http.StatusOK
+				came++
+			}
+			status, h, body := ask(t, r, signed(s, ports[n%2]), "/")
+			if refused := status == http.StatusTooManyRequests; status != want || refused != (h.Get("Retry-After") != "") {
+				t.Errorf("sandbox %d, request %d: %d, %v, %s, want %d", i, n, status, h, body, want)
+			}
+		}
+	}
+	private := fmt.Sprintf("%d-%s.%s", ports[0], boxes[0].ID, apirig.Domain)
+	if status, _, body := ask(t, r, private, "/", "Forkd-Token", token); status != http.StatusOK {
+		t.Errorf("with the token: %d, %s", status, body)
+	}
+}
+
 // flip changes the first character of a permission.
 func flip(permission string) string {
 	if permission[0] == 'a' {

@@ -21,6 +21,10 @@ type Limits struct {
 	Streams, StreamsPerSandbox int           // 512, 64
 	Signed, SignedPerSandbox   int           // 256, 48
 	Idle                       time.Duration // how long such a stream may stand still; an hour
+
+	// Requests by signed URLs to one sandbox: a second, and at once after a while without any.
+	SignedPerSecond float64 // 100
+	SignedBurst     int     // 1000: a page of a development server loads hundreds of files
 }
 
 func (l Limits) withDefaults() Limits {
@@ -29,11 +33,14 @@ func (l Limits) withDefaults() Limits {
 		def   int
 	}{
 		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
-		{&l.Signed, 256}, {&l.SignedPerSandbox, 48},
+		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000},
 	} {
 		if *d.field == 0 {
 			*d.field = d.def
 		}
+	}
+	if l.SignedPerSecond == 0 {
+		l.SignedPerSecond = 100
 	}
 	if l.Stall == 0 {
 		l.Stall = 2 * time.Minute

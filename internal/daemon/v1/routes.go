@@ -65,6 +65,7 @@ type api struct {
 	scopes                 map[string]auth.Scope // by pattern
 	proxy                  *inbound.Proxy
 	streams, signedStreams *gate
+	strangers              *strangers
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -88,6 +89,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newGate(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
+		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
 	guests, work := newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox), newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
 	mux := http.NewServeMux()
