@@ -36,11 +36,13 @@ func Enter(c Config) error {
 	if how == "" || how != noNamespaces && os.Getpid() != 1 {
 		return errors.New("this program is started by forkd daemon")
 	}
+	prepared := strings.HasPrefix(how, ownUser) && !c.Online // see prepareThread
 	for _, step := range []struct {
 		name string
 		do   func() error
 		skip bool
 	}{
+		{"make an empty directory", mountEmpty, how == noNamespaces || prepared},
 		{"empty the root directory", emptyRoot, how == noNamespaces},
 		{"shrink the bounding set", shrinkBoundingSet, how == noNamespaces},
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
@@ -89,8 +91,10 @@ func becomeUser(how string) error {
 	if err != nil {
 		return err
 	}
-	if err := syscall.Setgroups(nil); err != nil {
-		return err
+	if groups, err := unix.Getgroups(); err != nil || len(groups) > 0 {
+		if err := errors.Join(err, syscall.Setgroups(nil)); err != nil {
+			return err
+		}
 	}
 	if err := syscall.Setresgid(id, id, id); err != nil {
 		return err
@@ -98,27 +102,27 @@ func becomeUser(how string) error {
 	return syscall.Setresuid(id, id, id)
 }
 
-// emptyRoot makes an empty file system the root and leaves all others.
-func emptyRoot() error {
-	const (
-		place = "/proc" // a directory that every host has
-		safe  = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	)
-	// Without this the host would see what is mounted here.
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+// emptyPlace is where the empty directory is: a place that every host has and no program needs.
+const emptyPlace = "/proc/driver"
+
+// mountEmpty mounts an empty, read-only file system, in a mount namespace of its own.
+func mountEmpty() error {
+	// Without this the host would see what is mounted here. It can still take away what it mounted
+	// itself.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
 	}
 	// At most one page and one file, the root directory itself.
-	if err := unix.Mount("jail", place, "tmpfs", safe, "size=4k,nr_inodes=1,mode=0555"); err != nil {
+	return unix.Mount("jail", emptyPlace, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		"size=4k,nr_inodes=1,mode=0555")
+}
+
+// emptyRoot makes the empty file system the root and leaves all others.
+func emptyRoot() error {
+	if err := unix.Chdir(emptyPlace); err != nil {
 		return err
 	}
-	if err := unix.Chdir(place); err != nil {
-		return err
-	}
-	if err := swapRoot(); err != nil {
-		return err
-	}
-	return unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_RDONLY|safe, "")
+	return swapRoot()
 }
 
 // swapRoot makes the working directory the root.
@@ -225,16 +229,23 @@ func dropCapabilities() error {
 // renouncePaths sets no_new_privs, and with Landlock denies all files and, unless it is online, all
 // TCP. A kernel without Landlock denies nothing here: the empty root and the filter do without it.
 func renouncePaths(online bool) error {
-	if err := noNewPrivileges(); err != nil {
+	var err error
+	if online {
+		err = landlock.V9.BestEffort().RestrictPaths()
+	} else {
+		err = landlock.V5.BestEffort().Restrict() // V6 keeps signals from other threads on some kernels
+	}
+	if err != nil {
 		return err
 	}
-	if online {
-		return landlock.V9.BestEffort().RestrictPaths()
-	}
-	return landlock.V5.BestEffort().Restrict() // V6 keeps signals from other threads on some kernels
+	return noNewPrivileges()
 }
 
+// noNewPrivileges does nothing where Landlock has done it, for all threads.
 func noNewPrivileges() error {
+	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || set == 1 {
+		return err
+	}
 	_, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0)
 	if errno != 0 {
 		return errno

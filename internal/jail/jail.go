@@ -68,7 +68,7 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | un
 // make no socket. One each would cost 0.7 ms, and as much again when it ends.
 type Starter struct {
 	options Options
-	offline chan func() // to the thread that is in the empty network; nil if the daemon is not root
+	offline chan func() // to the threads that are in the empty network; nil if the daemon is not root
 }
 
 // New returns a Starter for as long as the process lives.
@@ -83,24 +83,46 @@ func New(o Options) (*Starter, error) {
 		return s, nil
 	}
 	s.offline = make(chan func())
-	ready := make(chan error)
-	go s.serve(ready)
-	return s, <-ready
+	network := -1
+	for range min(runtime.NumCPU(), starters) {
+		ready := make(chan started)
+		go s.serve(network, ready)
+		first := <-ready
+		if first.err != nil {
+			return nil, first.err
+		}
+		if network < 0 {
+			defer unix.Close(first.network)
+		}
+		network = first.network
+	}
+	return s, nil
 }
 
-// serve makes its thread the one that starts processes without a network.
-func (s *Starter) serve(ready chan<- error) {
+// starters bounds the threads that start processes. One start keeps its thread for most of a
+// millisecond, and a fork of many children waits for as many.
+const starters = 4
+
+// started tells of a thread that is ready to start processes.
+type started struct {
+	network int // the empty network
+	err     error
+}
+
+// serve makes its thread one that starts processes without a network, in the given empty one or,
+// if that is -1, a new one.
+func (s *Starter) serve(network int, ready chan<- started) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
 		// The first thread stands for the process in /proc/self: it waits for another one to do it.
-		other := make(chan error)
-		go s.serve(other)
+		other := make(chan started)
+		go s.serve(network, other)
 		ready <- <-other
 		runtime.UnlockOSThread()
 		return
 	}
-	err := prepareThread()
-	ready <- err
+	network, err := prepareThread(network)
+	ready <- started{network, err}
 	if err != nil {
 		return // the thread ends, for it is still locked
 	}
@@ -174,13 +196,42 @@ func (s *Starter) Try(program string) error {
 	return nil
 }
 
-// prepareThread moves this thread into an empty network, and takes from what it starts the
-// capabilities that Enter does not need: to take them from many threads, one by one, would take
-// Enter more than a millisecond.
-func prepareThread() error {
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("make an empty network namespace: %w", err)
+// prepareThread moves this thread into an empty network, which it returns, and does once what Enter
+// would have to do in each process, with all of its threads: there is an empty directory, and what
+// the thread starts has no groups and only the capabilities that Enter needs.
+func prepareThread(network int) (int, error) {
+	var err error
+	if network < 0 {
+		network, err = newNetwork()
+	} else {
+		err = unix.Setns(network, unix.CLONE_NEWNET)
 	}
+	if err != nil {
+		return -1, fmt.Errorf("enter an empty network namespace: %w", err)
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return -1, fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := mountEmpty(); err != nil {
+		return -1, fmt.Errorf("mount an empty directory: %w", err)
+	}
+	// Not unix.Setgroups, which is for all threads.
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
+		return -1, fmt.Errorf("leave all groups: %w", errno)
+	}
+	return network, passOnCapabilities()
+}
+
+// newNetwork moves this thread into a new network namespace and returns it.
+func newNetwork() (int, error) {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return -1, err
+	}
+	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+}
+
+// passOnCapabilities lets what this thread starts have only what Enter needs.
+func passOnCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
