@@ -7,6 +7,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,12 +35,17 @@ const (
 
 // New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port
 // or https://host:port. token may be empty.
-func New(address, token string) (*Client, error) {
+func New(address, token string, options ...Option) (*Client, error) {
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, fmt.Errorf("daemon address: %w", err)
 	}
-	transport := &http.Transport{DisableCompression: true}
+	transport := &http.Transport{DisableCompression: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	for _, option := range options {
+		if err := option(transport.TLSClientConfig); err != nil {
+			return nil, err
+		}
+	}
 	c := &Client{http: &http.Client{Transport: transport}, token: token}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):

@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 func newDaemonCmd() *cobra.Command {
 	cfg := daemon.Config{CPUTemplate: vm.TemplatePortable, Accel: "kvm", PoolSize: 8, Version: version}
-	var resolvers []string
+	var resolvers, peers []string
 	var proxy string
 	memoryReserve, diskReserve := mibValue(daemon.DefaultReserve()>>20), mibValue(daemon.DefaultDiskReserve>>20)
 	cmd := &cobra.Command{
@@ -40,6 +41,13 @@ func newDaemonCmd() *cobra.Command {
 			if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
 				return err
 			}
+			for _, text := range peers {
+				rule, err := auth.ParsePeer(text)
+				if err != nil {
+					return usageError{fmt.Errorf("--allow-peer: %w", err)}
+				}
+				cfg.Peers = append(cfg.Peers, rule)
+			}
 			if err := cfg.SetProxy(proxy, os.Getenv); err != nil {
 				return usageError{err}
 			}
@@ -54,8 +62,13 @@ func newDaemonCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
-	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file")
+	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "", "file of which clients must send a token: see 'forkd token'; or a file with one token. A change of it holds at once")
+	f.StringArrayVar(&peers, "allow-peer", nil, "let a user of this host, or a group, use the socket: user:NAME or group:NAME, and perhaps\n"+
+		"=read, =run or =admin; run without it (repeatable)")
+	f.StringVar(&cfg.TLS.Cert, "tls-cert", "", "certificate of --bind, in PEM with those between it and its authority; a change holds at once")
+	f.StringVar(&cfg.TLS.Key, "tls-key", "", "its key, in PEM")
+	f.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "authority, in PEM, of the certificates that clients must have")
 	f.StringArrayVar(&cfg.Hosts, "allow-host", nil, "host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "", "give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
 		"and :PORT behind it, as clients reach it; localhost works for browsers on this host")

@@ -35,6 +35,7 @@ const (
 // common are the flags that all commands with a daemon have.
 type common struct {
 	url    string
+	ca     string
 	output string
 	waits  bool // for the daemon, which may take long, and says nothing meanwhile: see waiting
 
@@ -43,7 +44,8 @@ type common struct {
 
 func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
-		"daemon to talk to, unix:///path or http://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
+		"daemon to talk to, unix:///path, http://host:port or https://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
+	cmd.Flags().StringVar(&c.ca, "ca", "", "file in PEM with the authority of the certificate of a daemon at https://…; default $"+caEnv+", or the host's")
 	formats := "text or json"
 	if c.hasWide {
 		formats = "text, wide or json"
@@ -63,7 +65,7 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	}
 	ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	cl, where, err := connect(ctx, c.url, cmd.ErrOrStderr())
+	cl, where, err := connectWith(ctx, c.url, c.ca, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
@@ -91,6 +93,11 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 // the local socket. The one in the emulated host is started if it does not run, and progress told
 // so, unless progress is nil.
 func connect(ctx context.Context, address string, progress io.Writer) (*client.Client, string, error) {
+	return connectWith(ctx, address, "", progress)
+}
+
+// connectWith is connect with a file that has the authority of the daemon's certificate.
+func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
 	if address == "" {
 		address = os.Getenv(urlEnv)
 	}
@@ -113,7 +120,11 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 		}
 		address = "unix://" + cfg.Socket
 	}
-	c, err := client.New(address, token)
+	options, err := tlsOptions(ca)
+	if err != nil {
+		return nil, "", err
+	}
+	c, err := client.New(address, token, options...)
 	return c, address, err
 }
 

@@ -111,7 +111,7 @@ func (c *common) complete(cmd *cobra.Command, names func(context.Context, *clien
 		if len(args) > 0 && !several {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
-		cl, _, err := connect(cmd.Context(), c.url, nil)
+		cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

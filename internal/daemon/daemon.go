@@ -33,7 +33,9 @@ import (
 type Config struct {
 	Socket      string           // unix socket; empty: none
 	Bind        string           // TCP address; empty: none
-	TokenFile   string           // demands one of its tokens on both; empty: no token
+	Peers       []auth.PeerRule  // who else than its own user and root may use the socket
+	TLS         TLS              // of the TCP address
+	TokenFile   string           // demands one of its tokens on TCP; empty: no token
 	Hosts       []string         // names, besides those of loopback, that clients without a token may use on TCP
 	ProxyDomain string           // below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
 	StateDir    string           // snapshots and private disks
@@ -125,6 +127,13 @@ func (c *Config) domain() (d inbound.Domain, err error) {
 func (c *Config) check() error {
 	if _, err := c.domain(); err != nil {
 		return err
+	}
+	if err := c.TLS.check(c.Bind); err != nil {
+		return err
+	}
+	if strings.HasPrefix(c.Socket, c.RunDir+"/") && len(c.Peers) > 0 {
+		return fmt.Errorf("--allow-peer: nobody else reaches %s, whose directory is the daemon's alone: give another --socket, "+
+			"such as /run/forkd.sock", c.Socket)
 	}
 	for flag, dir := range map[string]string{"--state-dir": c.StateDir, "--ram-dir": c.RAMDir, "--run-dir": c.RunDir} {
 		if !filepath.IsAbs(dir) {
@@ -231,7 +240,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 // openGuard reads what clients have to prove.
 func openGuard(cfg *Config) (*auth.Guard, error) {
-	g := &auth.Guard{}
+	g := &auth.Guard{Certs: cfg.TLS.ClientCA != "", Peers: cfg.Peers}
 	var err error
 	if cfg.TokenFile != "" {
 		g.Tokens, err = auth.OpenTokens(cfg.TokenFile, cfg.Log)
@@ -245,7 +254,7 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
-		go func() { failed <- server.Serve(newLimited(l, conns)) }()
+		go func() { failed <- server.Serve(accepting(l, conns)) }()
 	}
 	select {
 	case err := <-failed:
@@ -265,8 +274,9 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 // newServer returns a server that closes a connection on which there was no request for so long.
 func newServer(handler http.Handler, idle time.Duration) *http.Server {
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
-		Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
+		ConnContext: auth.WithPeer, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
 	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetHTTP2(true)
 	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us
 	return server
 }
@@ -282,9 +292,20 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 			return nil, fmt.Errorf("--bind: %w", err)
 		}
 		listeners = append(listeners, l)
+		switch {
+		case cfg.TLS != TLS{}:
+			config, err := serverTLS(cfg.TLS, cfg.Log)
+			if err != nil {
+				l.Close()
+				return nil, err
+			}
+			listeners[0] = &secure{l, config}
+		case !auth.IsLoopback(hostOf(cfg.Bind)):
+			cfg.Log.Warn("tokens, and all else, go over the network in clear text: give --tls-cert, unless a proxy before the daemon ends TLS")
+		}
 	}
 	if cfg.Socket != "" {
-		l, err := listenUnix(cfg.Socket)
+		l, err := listenUnix(cfg.Socket, cfg.socketMode())
 		if err != nil {
 			for _, l := range listeners {
 				l.Close()
@@ -296,9 +317,24 @@ func listen(cfg *Config, guard *auth.Guard) (listeners []net.Listener, err error
 	return listeners, nil
 }
 
-// listenUnix makes a socket that only its owner can use. One left behind by a dead daemon is
+// hostOf is the host in host:port, which was checked.
+func hostOf(addr string) string {
+	host, _, _ := net.SplitHostPort(addr)
+	return host
+}
+
+// socketMode lets everybody connect where others than the owner may: who they are is asked for each
+// connection, and decides.
+func (c *Config) socketMode() os.FileMode {
+	if len(c.Peers) > 0 {
+		return 0o666
+	}
+	return 0o600
+}
+
+// listenUnix makes a socket. One left behind by a dead daemon is
 // replaced; one that answers is not.
-func listenUnix(path string) (net.Listener, error) {
+func listenUnix(path string, mode os.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
@@ -313,7 +349,7 @@ func listenUnix(path string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
+	if err := os.Chmod(path, mode); err != nil {
 		l.Close()
 		return nil, err
 	}

@@ -38,16 +38,16 @@ func TestDefaults(t *testing.T) {
 
 func TestListenUnixReplacesOnlyTheDead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "s")
-	l, err := listenUnix(path)
+	l, err := listenUnix(path, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix(path); err == nil || !strings.Contains(err.Error(), "another daemon") {
+	if _, err := listenUnix(path, 0o600); err == nil || !strings.Contains(err.Error(), "another daemon") {
 		t.Errorf("a live socket was taken: %v", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // as after SIGKILL
 	l.Close()
-	again, err := listenUnix(path)
+	again, err := listenUnix(path, 0o600)
 	if err != nil {
 		t.Fatalf("a dead socket was not replaced: %v", err)
 	}

@@ -47,6 +47,9 @@ type placed struct {
 	leave func()
 }
 
+// NetConn returns the connection itself.
+func (c *placed) NetConn() net.Conn { return c.Conn }
+
 // Close implements net.Conn.
 func (c *placed) Close() error {
 	defer c.leave()

@@ -18,6 +18,8 @@ import (
 var (
 	errMissing = errors.New("missing bearer token")
 	errInvalid = errors.New("invalid bearer token")
+
+	errCertificate = errors.New("missing client certificate")
 )
 
 // TokenHeader carries the token where Authorization is meant for somebody else: a server in a
@@ -52,7 +54,8 @@ func CheckBind(addr string, proven bool) error {
 	if proven || IsLoopback(host) {
 		return nil
 	}
-	return fmt.Errorf("--bind %s without --token-file would let everybody who reaches it run code: give a token file, or bind to 127.0.0.1", addr)
+	return fmt.Errorf("--bind %s without --token-file would let everybody who reaches it run code: give a token file (see 'forkd token'), "+
+		"let clients have certificates (--tls-client-ca), or bind to 127.0.0.1", addr)
 }
 
 // IsLoopback reports whether a host, a name or an address, is only reached from this one.

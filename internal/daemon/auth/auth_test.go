@@ -201,7 +201,7 @@ func TestOldTokenFileIsReadAgainWhenItChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tokens.seen == (stamp{}) {
+	if !tokens.seen.Holds(path) {
 		t.Error("it is read again for every request")
 	}
 	write(t, path, good+"0")

@@ -22,6 +22,9 @@ type ScopeError struct {
 }
 
 func (e *ScopeError) Error() string {
+	if e.Have == 0 {
+		return fmt.Sprintf("%s may not use this socket: have the daemon started with --allow-peer, or use a token", e.Who)
+	}
 	return fmt.Sprintf("%s has the scope %s, and this wants %s: use another token, or have one made with 'forkd token new NAME --scope %s'",
 		e.Who, e.Have, e.Want, e.Want)
 }
@@ -36,35 +39,49 @@ func (p Principal) Need(want Scope) error {
 
 // Guard finds out who makes a request. A nil *Guard lets everybody do everything.
 type Guard struct {
-	Tokens *Tokens // nil: none is demanded
+	Tokens *Tokens    // nil: none is demanded
+	Certs  bool       // over TCP there are only clients with certificates
+	Peers  []PeerRule // of the unix socket
 }
 
 // Demands reports whether who comes over TCP must prove something.
-func (g *Guard) Demands() bool { return g != nil && g.Tokens != nil }
+func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs) }
 
 // Identify returns who makes a request, by the token that it has in TokenHeader or in
-// Authorization, or by its connection.
+// Authorization, or by its connection: the user at the other end of the unix socket, or, where no
+// token is demanded, the name in the client's certificate.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that came in another way, such as the API keys of E2B's
 // clients. A token that is there must be right, whatever the connection proves.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
-	if !g.Demands() {
+	if g == nil {
 		return Principal{Who: "local", Scope: Admin}, nil
 	}
-	if token == "" {
+	if g.Tokens != nil && token != "" {
+		p, ok := g.Tokens.Resolve(token)
+		if !ok {
+			return Principal{}, errInvalid
+		}
+		return p, nil
+	}
+	if peer, ok := PeerFrom(r.Context()); ok {
+		return g.byPeer(peer), nil
+	}
+	switch {
+	case g.Tokens != nil:
 		return Principal{}, errMissing
+	case !g.Certs:
+		return Principal{Who: "local", Scope: Admin}, nil
+	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0: // the handshake would have failed
+		return Principal{}, errCertificate
 	}
-	p, ok := g.Tokens.Resolve(token)
-	if !ok {
-		return Principal{}, errInvalid
-	}
-	return p, nil
+	return Principal{Who: "cert:" + r.TLS.VerifiedChains[0][0].Subject.CommonName, Scope: Admin}, nil
 }
 
 // IsToken reports whether a text is a token of the daemon, which nobody else may see.
 func (g *Guard) IsToken(text string) bool {
-	if !g.Demands() {
+	if g == nil || g.Tokens == nil {
 		return false
 	}
 	_, ok := g.Tokens.Resolve(text)

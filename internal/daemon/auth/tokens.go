@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+
+	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
 // Tokens are those of a token file, as it is now: a changed file holds from the next request on. One
@@ -18,8 +20,8 @@ type Tokens struct {
 
 	mu       sync.Mutex
 	list     []Token
-	seen     stamp  // of the file that list is from, or that was found to be of no use
-	reported string // the last error
+	seen     stamp.Stamp // of the file that list is from, or that was found to be of no use
+	reported string      // the last error
 }
 
 // OpenTokens reads a token file; see ParseTokens. It must be readable by its owner alone.
@@ -50,7 +52,7 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 func (t *Tokens) current() []Token {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if fi, err := os.Stat(t.path); err == nil && t.seen != (stamp{}) && t.seen == stampOf(fi) {
+	if t.seen.Holds(t.path) {
 		return t.list
 	}
 	switch err := t.loadLocked(); {
@@ -73,7 +75,7 @@ func (t *Tokens) loadLocked() error {
 	if err != nil {
 		return fmt.Errorf("read token file: %w", err)
 	}
-	t.seen = stampOf(fi)
+	t.seen = stamp.Of(fi)
 	switch {
 	case !fi.Mode().IsRegular():
 		return fmt.Errorf("token file %s is no regular file", t.path)

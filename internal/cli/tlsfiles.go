@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Environment variables that name files in PEM, for daemons at https addresses.
+const (
+	caEnv   = "FORKD_CA"
+	certEnv = "FORKD_CERT"
+	keyEnv  = "FORKD_KEY"
+)
+
+// tlsOptions returns how the daemon's certificate is checked, and that of the user. ca, a file, comes
+// before $FORKD_CA; without both the authorities of the host are trusted.
+func tlsOptions(ca string) (options []client.Option, err error) {
+	if ca = cmp.Or(ca, os.Getenv(caEnv)); ca != "" {
+		p, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, fmt.Errorf("--ca: %w", err)
+		}
+		options = append(options, client.WithCA(p))
+	}
+	cert, key := os.Getenv(certEnv), os.Getenv(keyEnv)
+	if (cert == "") != (key == "") {
+		return nil, fmt.Errorf("%s and %s: want both or neither", certEnv, keyEnv)
+	}
+	if cert != "" {
+		c, err := os.ReadFile(cert)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", certEnv, err)
+		}
+		k, err := os.ReadFile(key)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", keyEnv, err)
+		}
+		options = append(options, client.WithCertificate(c, k))
+	}
+	return options, nil
+}
