@@ -1,7 +1,10 @@
-// Package audit writes one JSON line per API request: who asked for what, and what came of it.
+// Package audit writes one JSON line per API request: who asked for what, of which sandbox, and what
+// came of it. It also gives each request the id by which its line, its answer and the daemon's log
+// are found together.
 //
-// It writes no bodies, no query strings and no tokens. It does not rotate: another program renames
-// the file and has the daemon Reopen it (SIGHUP).
+// It writes no bodies, no query strings, no tokens, and nothing of what is sent to a server in a
+// sandbox. It does not rotate: another program renames the file and has the daemon Reopen it
+// (SIGHUP).
 package audit
 
 import (
@@ -16,13 +19,18 @@ import (
 // Entry is one line.
 type Entry struct {
 	Time      time.Time `json:"ts"`
+	RequestID string    `json:"request_id"`
+	Who       string    `json:"who,omitempty"` // see auth.Principal; empty: nobody that is known
 	Method    string    `json:"method"`
-	Path      string    `json:"path"`           // without the query
-	Host      string    `json:"host,omitempty"` // PORT-ID, if the request named a port of a sandbox by its host
+	Path      string    `json:"path"`                // without the query, and what is a guest's business
+	Route     string    `json:"route,omitempty"`     // as the API's document has it
+	Host      string    `json:"host,omitempty"`      // PORT-ID, if the request named a port of a sandbox by its host
+	Sandbox   string    `json:"sandbox,omitempty"`   // that the request names
+	Sandboxes []string  `json:"sandboxes,omitempty"` // that it made
 	Status    int       `json:"status"`
 	LatencyUS int64     `json:"latency_us"`
 	UserAgent string    `json:"ua"`
-	Remote    string    `json:"remote"` // empty for the unix socket
+	Remote    string    `json:"remote"` // address; "unix:PID" over the unix socket
 }
 
 // Log appends entries to a file. A nil *Log drops them.
@@ -66,8 +74,9 @@ func (l *Log) Write(e Entry) error {
 		return nil
 	}
 	e.Time = e.Time.UTC()
-	e.Path = e.Path[:min(len(e.Path), maxField)]
-	e.UserAgent = e.UserAgent[:min(len(e.UserAgent), maxField)]
+	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Who} {
+		*field = (*field)[:min(len(*field), maxField)]
+	}
 	p, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("write audit log: %w", err)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -161,7 +162,7 @@ func statusOf(err error) int { return problems[codeOf(err)].status }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if statusOf(err) >= http.StatusInternalServerError && r.Context().Err() == nil {
-		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err)
+		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
 	writeProblem(w, err)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -103,6 +104,7 @@ func (a *api) failInbound(w http.ResponseWriter, r *http.Request, err error) {
 		letGo(w) // who comes with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
+	w.Header().Set(audit.RequestIDHeader, audit.From(r.Context()).RequestID)
 	writeProblem(w, err)
 }
 
@@ -123,6 +125,7 @@ func (a *api) byPath(next http.Handler) http.Handler {
 }
 
 func (a *api) carryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+	w.Header().Del(audit.RequestIDHeader) // the guest may have one of its own
 	a.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
 		return a.proxy.HTTP(w, r, route, dial)
 	})
@@ -142,6 +145,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		case err != nil:
 			err = &requestError{http.StatusNotFound, "host " + r.Host + ": " + err.Error()}
 		case route.Signed:
+			audit.From(r.Context()).Who = "signed-url"
 			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
 				err = &requestError{http.StatusForbidden, err.Error()}
 			} else {
@@ -165,6 +169,7 @@ func (a *api) mayReach(r *http.Request) error {
 	if err != nil {
 		return &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
 	}
+	audit.From(r.Context()).Who = who.Who
 	return who.Need(portScope)
 }
 

@@ -7,7 +7,6 @@
 package v1
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"log/slog"
@@ -97,6 +96,8 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 		patterns = append(patterns, pattern)
 		h = a.scoped(pattern, h)
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			e := audit.From(r.Context())
+			e.Route, e.Sandbox = pattern, r.PathValue("id")
 			if err := h(w, r); err != nil {
 				a.fail(w, r, err)
 			}
@@ -149,7 +150,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return a.audited(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), patterns
+	return cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), cfg.Log), patterns
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See
@@ -199,6 +200,7 @@ func (a *api) authorized(next http.Handler) http.Handler {
 			refuse(w, http.StatusUnauthorized, err.Error())
 			return
 		}
+		audit.From(r.Context()).Who = who.Who
 		next.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
 	})
 }
@@ -216,57 +218,25 @@ func letGo(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's
 }
 
-// audited writes a line per request, refused ones too.
-func (a *api) audited(next http.Handler) http.Handler {
+// noted makes of the audit entry what may be known of a request. What follows the port of a guest is
+// the guest's business, and may be a secret.
+func (a *api) noted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		start := time.Now()
-		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
-		defer func() { a.record(start, r, rec.status) }() // also when the handler aborts the connection
-		next.ServeHTTP(rec, r)
+		e := audit.From(r.Context())
+		if peer, ok := auth.PeerFrom(r.Context()); ok {
+			e.Remote = fmt.Sprintf("unix:%d", peer.PID)
+		}
+		if route, _, below, err := a.Domain.FindHost(r.Host, r.URL); below {
+			e.Path = "/"
+			if err == nil {
+				e.Host, e.Sandbox = fmt.Sprintf("%d-%s", route.Port, route.ID), route.ID
+			}
+		} else if route, ok := inbound.FindPath(r.URL); ok {
+			e.Path, e.Sandbox, e.Route = route.Prefix+"/", route.ID, portRoute
+		}
+		next.ServeHTTP(w, r)
 	})
 }
-
-func (a *api) record(start time.Time, r *http.Request, status int) {
-	remote := r.RemoteAddr
-	if remote == "@" { // net/http's name for a unix socket's peer
-		remote = ""
-	}
-	err := a.Audit.Write(audit.Entry{
-		Time: start, Method: r.Method, Path: r.URL.Path, Host: a.portHost(r), Status: status,
-		LatencyUS: time.Since(start).Microseconds(), UserAgent: r.UserAgent(), Remote: remote,
-	})
-	if err != nil {
-		a.Log.Error("audit", "error", err)
-	}
-}
-
-// portHost is the host name of a port, without the permission that may be in it.
-func (a *api) portHost(r *http.Request) string {
-	route, _, below, err := a.Domain.FindHost(r.Host, r.URL)
-	if !below || err != nil {
-		return ""
-	}
-	return fmt.Sprintf("%d-%s", route.Port, route.ID)
-}
-
-type recorder struct {
-	http.ResponseWriter
-	status int
-}
-
-func (r *recorder) WriteHeader(status int) {
-	r.status = status
-	r.ResponseWriter.WriteHeader(status)
-}
-
-// Hijack implements http.Hijacker: whoever takes the connection over answers with an upgrade.
-func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	r.status = http.StatusSwitchingProtocols
-	return http.NewResponseController(r.ResponseWriter).Hijack()
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Health{OK: true})

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/procmem"
@@ -101,7 +102,9 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	}
 	forked = apiv1.Forked{Sandboxes: make([]apiv1.Sandbox, len(res.Sandboxes)), Failed: res.Failed, Unconfirmed: res.Unconfirmed,
 		VMMWallMS: millis(res.VMMWall), ForkWallMS: millis(res.ForkWall), PauseMS: millis(pause)}
+	made := audit.From(r.Context())
 	for i, s := range res.Sandboxes {
+		made.Sandboxes = append(made.Sandboxes, s.ID)
 		forked.Sandboxes[i] = sandboxOf(s)
 	}
 	return forked, nil

@@ -1,0 +1,76 @@
+package audit
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net"
+	"net/http"
+	"regexp"
+	"time"
+)
+
+// RequestIDHeader has the id of a request: the client's own if it sent a proper one, else a new one.
+// The answer has it too.
+const RequestIDHeader = "X-Request-Id"
+
+// properID keeps an id from being anything but one where it is shown.
+var properID = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
+
+type entryKey struct{}
+
+// From returns the entry of a request, for the handlers that know more of it. It is theirs until
+// they return. Without Handler it goes nowhere.
+func From(ctx context.Context) *Entry {
+	if e, ok := ctx.Value(entryKey{}).(*Entry); ok {
+		return e
+	}
+	return &Entry{}
+}
+
+// Handler writes a line for each request that next serves, refused ones too.
+func (l *Log) Handler(next http.Handler, log *slog.Logger) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,
+			UserAgent: r.UserAgent(), Remote: r.RemoteAddr}
+		if !properID.MatchString(e.RequestID) {
+			e.RequestID = newID()
+		}
+		w.Header().Set(RequestIDHeader, e.RequestID)
+		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
+		defer func() { // also when the handler aborts the connection
+			e.Status, e.LatencyUS = rec.status, time.Since(e.Time).Microseconds()
+			if err := l.Write(*e); err != nil {
+				log.Error("audit", "error", err)
+			}
+		}()
+		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), entryKey{}, e)))
+	})
+}
+
+func newID() string {
+	var b [12]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(status int) {
+	r.status = status
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Hijack implements http.Hijacker: whoever takes the connection over answers with an upgrade.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	r.status = http.StatusSwitchingProtocols
+	return http.NewResponseController(r.ResponseWriter).Hijack()
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
