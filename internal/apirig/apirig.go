@@ -23,6 +23,7 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -58,7 +59,8 @@ func Start(t testing.TB, o Options) *Rig {
 	t.Helper()
 	r := &Rig{}
 	dir := t.TempDir()
-	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram")})
+	events := event.NewRing(64)
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram"), Events: events})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +70,7 @@ func Start(t testing.TB, o Options) *Rig {
 		Store: st, VMMs: vmms, Guest: o.guest(t),
 		NewTop: disklayer.Format,
 		RunDir: run, DataDir: filepath.Join(dir, "data"),
-		Observer: counts, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
+		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -160,6 +160,7 @@ func Proxy(t testing.TB, socket string) string {
 // load returns the document as a router, read once.
 var load = sync.OnceValues(func() (routers.Router, error) {
 	openapi3filter.RegisterBodyDecoder("application/x-ndjson", decodeLines)
+	openapi3filter.RegisterBodyDecoder("text/event-stream", decodeEvents)
 	p, err := api.FS.ReadFile("openapi.yaml")
 	if err != nil {
 		return nil, err
@@ -190,6 +191,20 @@ func decodeLines(body io.Reader, _ http.Header, _ *openapi3.SchemaRef, _ openapi
 			return nil, err
 		}
 		list = append(list, message)
+	}
+}
+
+// decodeEvents does the same for the data of server-sent events.
+func decodeEvents(body io.Reader, h http.Header, s *openapi3.SchemaRef, enc openapi3filter.EncodingFn) (any, error) {
+	var data bytes.Buffer
+	for lines := bufio.NewReader(body); ; {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return decodeLines(&data, h, s, enc) // what is left is a line that was cut off
+		}
+		if found, ok := strings.CutPrefix(line, "data: "); ok {
+			data.WriteString(found)
+		}
 	}
 }
 

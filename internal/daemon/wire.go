@@ -23,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -69,7 +70,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		return nil, err
 	}
 	undo.Add(w.net.Close)
-	if w.store, err = openStore(&cfg); err != nil {
+	events := event.NewRing(event.DefaultSize)
+	if w.store, err = openStore(&cfg, events); err != nil {
 		return nil, err
 	}
 	undo.Add(func() { w.store.Close() })
@@ -99,6 +101,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		PoolSize: cfg.PoolSize,
 		Admit:    cfg.Admit,
 		Observer: counts,
+		Events:   events,
 		Log:      cfg.Log,
 	})
 	if err != nil {
@@ -206,8 +209,8 @@ func (w *wired) openCgroups(cfg *Config) (missing string) {
 }
 
 // openStore takes over the store and logs what is wrong with its snapshots.
-func openStore(cfg *Config) (*store.Store, error) {
-	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir})
+func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
+	s, err := store.Open(store.Config{Root: cfg.StateDir, RAM: cfg.RAMDir, Events: events})
 	if err != nil {
 		return nil, err
 	}

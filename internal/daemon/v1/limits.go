@@ -25,6 +25,9 @@ type Limits struct {
 	// Requests by signed URLs to one sandbox: a second, and at once after a while without any.
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000: a page of a development server loads hundreds of files
+
+	Followers int           // streams of events at once; 128
+	Keepalive time.Duration // how often they say something where nothing happens; 15 seconds
 }
 
 func (l Limits) withDefaults() Limits {
@@ -33,7 +36,7 @@ func (l Limits) withDefaults() Limits {
 		def   int
 	}{
 		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
-		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000},
+		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000}, {&l.Followers, 128},
 	} {
 		if *d.field == 0 {
 			*d.field = d.def
@@ -47,6 +50,9 @@ func (l Limits) withDefaults() Limits {
 	}
 	if l.Idle == 0 {
 		l.Idle = time.Hour
+	}
+	if l.Keepalive == 0 {
+		l.Keepalive = 15 * time.Second
 	}
 	return l
 }

@@ -143,6 +143,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
 	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
+	handle("GET /v1/events", through(newGate(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
 	handle("GET /v1/workspaces", a.listWorkspaces)
 	handle("POST /v1/workspaces", through(work, a.createWorkspace))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -142,7 +143,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 		return result, err
 	}
 	for _, s := range children {
-		m.adopt(s)
+		m.adopt(s, event.SandboxCreated)
 		info := s.Info()
 		result.VMMWall = max(result.VMMWall, info.Timing.VMM)
 		result.ForkWall = max(result.ForkWall, info.Timing.Ready)

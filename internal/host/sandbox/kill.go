@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -63,7 +64,11 @@ func (m *Manager) Kill(id string) error {
 func (m *Manager) remove(s *Sandbox) error {
 	id := s.id
 	var v *liveVM
+	reason := "delete"
 	err := s.transition("delete", Stopping, func() {
+		if s.expired {
+			reason = "expiry"
+		}
 		if v = s.live; v != nil {
 			v.cut(&CutOffError{ID: id, By: byDelete})
 		}
@@ -82,6 +87,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	m.mu.Lock()
 	delete(m.sandboxes, id)
 	m.mu.Unlock()
+	s.events.Emit(s.event(event.SandboxDeleted, reason))
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -43,6 +44,7 @@ type Config struct {
 	Admit    Admission                                // how many sandboxes the host takes
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
 	Observer Observer
+	Events   *event.Ring // nil: none are kept
 	Log      *slog.Logger
 }
 
@@ -110,6 +112,10 @@ func New(cfg Config) (*Manager, error) {
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Log: cfg.Log})
 	return m, nil
 }
+
+// Events returns what has lately happened to the manager's sandboxes, and to the snapshots if the
+// store was given the same ring.
+func (m *Manager) Events() *event.Ring { return m.cfg.Events }
 
 // Snapshots returns the manager's store.
 func (m *Manager) Snapshots() *store.Store { return m.cfg.Store }

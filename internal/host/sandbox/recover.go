@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -200,7 +201,7 @@ func (m *Manager) readopt(id string) error {
 	}
 	s.clearOrphans()
 	meantToStand := s.record.Paused
-	m.adopt(s)
+	m.adopt(s, event.SandboxAdopted)
 	if meantToStand {
 		_ = s.transition("recover", Paused, nil) // refused where it has ended meanwhile
 	}
@@ -276,6 +277,6 @@ func (m *Manager) recoverSuspended(id string) error {
 	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {
 		return err
 	}
-	m.add(s)
+	m.add(s, event.SandboxAdopted)
 	return nil
 }

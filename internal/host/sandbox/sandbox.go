@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -34,11 +35,12 @@ type Guest interface {
 // reads it without, anybody else under mu. Deleting is the exception: it waits for nobody, and who
 // holds ops finds the sandbox stopping.
 type Sandbox struct {
-	id    string
-	data  string        // directory of its private disk tops, and of its suspended state
-	ops   chan struct{} // held by a branch, a rollback, a pause…
-	usage *usage
-	freed sync.Once
+	id     string
+	data   string        // directory of its private disk tops, and of its suspended state
+	ops    chan struct{} // held by a branch, a rollback, a pause…
+	usage  *usage
+	events *event.Ring // whoever follows
+	freed  sync.Once
 
 	mu      sync.Mutex
 	state   State   // written by transition only

@@ -82,10 +82,12 @@ func (s *Sandbox) transition(op string, to State, change func()) error {
 	if !s.state.mayBecome(to) {
 		return s.stateErrorLocked(op)
 	}
+	from := s.state
 	s.state = to
 	if change != nil {
 		change()
 	}
+	s.enteredLocked(from, op)
 	return nil
 }
 

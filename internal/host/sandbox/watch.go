@@ -6,30 +6,34 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // newSandbox returns a sandbox that starts.
 func (m *Manager) newSandbox(r record) *Sandbox {
-	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), record: r}
+	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events, record: r}
 	s.usage = newUsage(r.IdleTimeout, func() { m.suspendIdle(s) })
 	return s
 }
 
-// add makes a sandbox known, and lets its time run.
-func (m *Manager) add(s *Sandbox) {
+// add makes a sandbox known, and lets its time run. Whoever follows is told before anything else
+// can happen to it.
+func (m *Manager) add(s *Sandbox, kind event.Kind) {
+	e := s.event(kind, "")
 	m.mu.Lock()
+	s.events.Emit(e)
 	m.sandboxes[s.id] = s
 	m.mu.Unlock()
 	m.setTimer(s)
 }
 
 // adopt makes a sandbox with a confirmed child a running one, and watches over it.
-func (m *Manager) adopt(s *Sandbox) {
+func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
 	_ = s.transition("start", Running, nil) // nobody else knows it yet
 	s.usage.touch()
-	m.add(s)
+	m.add(s, kind)
 	m.watchers.Go(func() { m.watch(s, v) })
 }
 

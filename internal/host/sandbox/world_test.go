@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -46,6 +47,7 @@ type world struct {
 
 	online bool // sandboxes have a network
 	net    *netclient.Client
+	events *event.Ring // of the latest manager
 	admit  Admission
 }
 
@@ -70,7 +72,7 @@ func (w *world) start(t *testing.T, poolSize int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.count = &counter{}
+	w.count, w.events = &counter{}, event.NewRing(256)
 	if w.online {
 		self, err := os.Executable()
 		if err != nil {
@@ -87,7 +89,7 @@ func (w *world) start(t *testing.T, poolSize int) {
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
 		PoolSize: poolSize, Admit: w.admit,
-		Observer: w.count, Log: slog.New(slog.DiscardHandler),
+		Observer: w.count, Events: w.events, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 )
 
 // DeleteMode says what happens to the snapshots that build on a deleted one.
@@ -107,6 +108,7 @@ func (s *Store) remove(e *entry) error {
 	}
 	s.mu.Lock()
 	delete(s.byTag, e.tag)
+	s.tell(event.SnapshotDeleted, e)
 	var cold []string
 	if e.manifest != nil {
 		for _, l := range e.manifest.Memory {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/event"
 )
 
 // flushRetry is how long a flush that failed waits for its next attempt. A deletion, which makes
@@ -102,6 +104,9 @@ func (f *flusher) flush(e *entry) {
 		e.flushTime = time.Since(e.published)
 	}
 	e.unflushed = err != nil
+	if err == nil && !e.deleting {
+		s.tell(event.SnapshotPersisted, e)
+	}
 	tag, gone := e.tag, e.deleting
 	s.mu.Unlock()
 	select {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -29,6 +30,7 @@ func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{}),
 		published: time.Now()}
 	s.byTag[g.tag] = e
+	s.tell(event.SnapshotCreated, e)
 	info := s.infoLocked(e)
 	s.mu.Unlock()
 	g.done = true

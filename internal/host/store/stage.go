@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -93,6 +94,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent) (Info, erro
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: s.dir(g.tag), manifest: m, created: m.Created}
 	s.byTag[g.tag] = e
+	s.tell(event.SnapshotCreated, e)
 	info := s.infoLocked(e)
 	s.mu.Unlock()
 	g.done = true

@@ -48,6 +48,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -55,6 +56,8 @@ import (
 type Config struct {
 	Root string // directory on disk, created if missing
 	RAM  string // directory on tmpfs, created if missing; of this store alone
+
+	Events *event.Ring // nil: none are kept
 }
 
 // Store is the set of snapshots under one root. Its methods may be called concurrently.
@@ -64,6 +67,7 @@ type Store struct {
 	lock            *os.File
 	sealer          *sealer
 	flusher         *flusher
+	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots
 
 	moves     sync.RWMutex // held while a snapshot's directory gets another name, shared while a layer is linked from it
@@ -99,11 +103,23 @@ type entry struct {
 	hot   *hotFiles  // nil until first used; guarded by hotMu
 }
 
+// tell tells whoever follows of a snapshot. Transient ones concern nobody.
+func (s *Store) tell(kind event.Kind, e *entry) {
+	if e.manifest != nil && e.manifest.Transient {
+		return
+	}
+	about := event.Event{Kind: kind, Snapshot: e.tag}
+	if e.manifest != nil && e.manifest.Branch != nil {
+		about.Sandbox = e.manifest.Branch.SandboxID
+	}
+	s.events.Emit(about)
+}
+
 // Open takes over the store at cfg.Root: it removes what a crash left behind and reads every
 // manifest. Damaged snapshots stay listed, with the reason, and cannot be used. It fails if another
 // process owns the store.
 func Open(cfg Config) (*Store, error) {
-	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM),
+	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), reserved: make(map[string]*Staging)}
 	var undo cleanup.Stack
 	defer undo.Run()

@@ -1,0 +1,75 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// Event is one thing that happened to a sandbox or a snapshot.
+type Event = v1.Event
+
+// EventsRequest says which events are wanted.
+type EventsRequest struct {
+	After     string   // ID of an event: those after it; empty: from now on
+	Sandboxes []string // ids; empty: all sandboxes and snapshots
+}
+
+// maxEvent bounds one event, in bytes.
+const maxEvent = 1 << 20
+
+// Events calls f with what happens to sandboxes and snapshots, until ctx ends, f returns an error,
+// which it returns, or the connection breaks off. Whoever then calls it again with the ID of the
+// last event misses none; where that is not possible, an event of type "missed" says so.
+func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) error) error {
+	query := url.Values{"sandbox": req.Sandboxes}
+	header := http.Header{"Accept": {v1.EventStream}}
+	if req.After != "" {
+		header.Set("Last-Event-ID", req.After)
+	}
+	resp, err := c.send(ctx, http.MethodGet, withQuery("/v1/events", query), nil, header)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return readEvents(resp.Body, func(data []byte) error {
+		var e Event
+		if err := json.Unmarshal(data, &e); err != nil {
+			return fmt.Errorf("events: %w", err)
+		}
+		return f(e)
+	})
+}
+
+// readEvents calls f with the data of each server-sent event. An end of the stream is
+// io.ErrUnexpectedEOF: it has none of its own.
+func readEvents(r io.Reader, f func(data []byte) error) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		data, ok := bytes.CutPrefix(lines.Bytes(), []byte("data: ")) // the daemon writes one such line per event
+		if !ok {
+			continue
+		}
+		if err := f(data); err != nil {
+			return err
+		}
+	}
+	return errors.Join(lines.Err(), io.ErrUnexpectedEOF)
+}
+
+// withQuery is a path with query parameters, if there are any.
+func withQuery(path string, query url.Values) string {
+	if text := query.Encode(); text != "" {
+		return path + "?" + text
+	}
+	return path
+}

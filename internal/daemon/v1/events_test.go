@@ -1,0 +1,153 @@
+package v1_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+)
+
+var errEnough = errors.New("enough")
+
+// follow collects events until want is among their types, and returns all of them.
+func follow(t *testing.T, cl *client.Client, req client.EventsRequest, want string) []client.Event {
+	t.Helper()
+	var got []client.Event
+	err := cl.Events(t.Context(), req, func(e client.Event) error {
+		if got = append(got, e); e.Type == want {
+			return errEnough
+		}
+		return nil
+	})
+	if !errors.Is(err, errEnough) {
+		t.Fatalf("events %v, then %v", got, err)
+	}
+	return got
+}
+
+func types(events []client.Event, id string) (list []string) {
+	for _, e := range events {
+		if e.SandboxID == id || id == "" {
+			list = append(list, e.Type)
+		}
+	}
+	return list
+}
+
+// Whoever follows learns of everything that happens, in its order, and can come back to any place.
+func TestEvents(t *testing.T) {
+	cl, _, id := forked(t)
+	ctx := t.Context()
+	other, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range []func() error{
+		func() error { _, err := cl.Pause(ctx, id); return err },
+		func() error { _, err := cl.Resume(ctx, id); return err },
+		func() error { _, err := cl.Branch(ctx, id, client.BranchRequest{Tag: "b", Mode: "diff"}); return err },
+		func() error { follow(t, cl, client.EventsRequest{After: "none"}, "snapshot.persisted"); return nil },
+		func() error { return cl.Kill(ctx, id) },
+		func() error { return cl.Kill(ctx, other.Sandboxes[0].ID) },
+		func() error { return cl.DeleteSnapshot(ctx, "a.b", client.DeleteOptions{Force: true}) },
+	} {
+		if err := op(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A place that the daemon does not know is the way to all that it remembers.
+	all := follow(t, cl, client.EventsRequest{After: "none"}, "snapshot.deleted")
+	if got := types(all, ""); got[0] != "missed" || got[1] != "snapshot.created" || all[1].SnapshotTag != "a.b" {
+		t.Errorf("all events: %v", got)
+	}
+	want := []string{"sandbox.created", "sandbox.paused", "sandbox.running", "snapshot.created", "snapshot.persisted", "sandbox.deleted"}
+	if got := types(all, id); !slices.Equal(got, want) {
+		t.Errorf("events of the sandbox: %v, want %v", got, want)
+	}
+	for _, e := range all[1:] {
+		if e.ID == "" || e.Time.IsZero() || e.Type == "sandbox.paused" && (e.Reason != "pause" || e.SnapshotTag != "a.b") {
+			t.Errorf("event %+v", e)
+		}
+	}
+	middle := len(all) / 2
+	if rest := follow(t, cl, client.EventsRequest{After: all[middle].ID}, "snapshot.deleted"); !slices.Equal(rest, all[middle+1:]) {
+		t.Errorf("after event %d of %v: %v", middle, all, rest)
+	}
+	own := follow(t, cl, client.EventsRequest{After: all[1].ID, Sandboxes: []string{id}}, "sandbox.deleted")
+	if len(types(own, id)) != len(own) {
+		t.Errorf("events of one sandbox: %+v", own)
+	}
+}
+
+// The stream says at once where it begins, so that events before the first break are not lost.
+func TestEventsFromNowOn(t *testing.T) {
+	cl, _, id := forked(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan client.Event)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- cl.Events(ctx, client.EventsRequest{}, func(e client.Event) error { got <- e; return nil })
+	}()
+	// When the stream has begun cannot be seen from here, so something happens until it is told.
+	for told := false; !told; {
+		for _, op := range []func(context.Context, string) (client.Sandbox, error){cl.Pause, cl.Resume} {
+			if _, err := op(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		select {
+		case e := <-got:
+			if told = true; e.SandboxID != id {
+				t.Errorf("event %+v", e)
+			}
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	cancel()
+	for {
+		select {
+		case <-got:
+			continue
+		case err := <-ended:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("the stream ended with %v", err)
+			}
+			return
+		}
+	}
+}
+
+func TestEventStreamsAreBounded(t *testing.T) {
+	r := start(t, apirig.Options{Limits: v1.Limits{Followers: 1, Keepalive: time.Millisecond}})
+	get := func() *http.Response {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v1/events", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		return resp
+	}
+	first := get()
+	if _, err := io.CopyN(io.Discard, first.Body, 300); err != nil { // where nothing happens, it still says something
+		t.Error(err)
+	}
+	if second := get(); second.StatusCode != http.StatusServiceUnavailable || second.Header.Get("Retry-After") == "" {
+		t.Errorf("a second follower: %s, %v", second.Status, second.Header)
+	}
+	first.Body.Close()
+	for get().StatusCode != http.StatusOK { // the place is free when the daemon has noticed
+		time.Sleep(5 * time.Millisecond)
+	}
+}

@@ -1,0 +1,101 @@
+package event
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+)
+
+// next reads an event that is there.
+func next(t *testing.T, f *Follower) (Event, bool) {
+	t.Helper()
+	e, missed, err := f.Next(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, missed
+}
+
+func TestFollow(t *testing.T) {
+	r := NewRing(8)
+	r.Emit(Event{Kind: SandboxCreated, Sandbox: "before"})
+	f := r.Follow("")
+	for i := range 3 {
+		r.Emit(Event{Kind: SandboxPaused, Sandbox: fmt.Sprint(i)})
+	}
+	for i := range 3 {
+		if e, missed := next(t, f); missed || e.Sandbox != fmt.Sprint(i) || e.Seq != uint64(i)+2 || e.Time.IsZero() {
+			t.Errorf("event %d: %+v, %v", i, e, missed)
+		}
+	}
+	again := r.Follow(r.ID(2))
+	if e, missed := next(t, again); missed || e.Seq != 3 || again.Place() != r.ID(3) {
+		t.Errorf("after 2: %+v, %v, then at %s", e, missed, again.Place())
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := f.Next(ctx); err == nil {
+		t.Error("there is an event too many")
+	}
+}
+
+// Who is too slow, or comes from another daemon, is told so once and goes on with what there is.
+func TestMissed(t *testing.T) {
+	r := NewRing(4)
+	slow, other := r.Follow(""), NewRing(4)
+	other.Emit(Event{})
+	for range 6 {
+		r.Emit(Event{})
+	}
+	for name, f := range map[string]*Follower{
+		"slow": slow, "of another ring": r.Follow(other.ID(1)), "of the future": r.Follow(r.ID(7)), "malformed": r.Follow("x"),
+		"empty number": r.Follow(r.epoch + "-"),
+	} {
+		if e, missed := next(t, f); !missed || e.Seq != 0 {
+			t.Errorf("%s: %+v, %v; want to be told", name, e, missed)
+		}
+		for want := uint64(3); want <= 6; want++ {
+			if e, missed := next(t, f); missed || e.Seq != want {
+				t.Errorf("%s: %+v, %v, want event %d", name, e, missed, want)
+			}
+		}
+	}
+}
+
+// All followers get all events, in one order.
+func TestConcurrently(t *testing.T) {
+	const emitters, each = 4, 100
+	r := NewRing(emitters * each)
+	var followers, emitting sync.WaitGroup
+	for range 3 {
+		f := r.Follow("")
+		followers.Go(func() {
+			for want := uint64(1); want <= emitters*each; want++ {
+				if e, missed, err := f.Next(t.Context()); err != nil || missed || e.Seq != want {
+					t.Errorf("%+v, %v, %v; want event %d", e, missed, err, want)
+					return
+				}
+			}
+		})
+	}
+	for range emitters {
+		emitting.Go(func() {
+			for range each {
+				r.Emit(Event{})
+			}
+		})
+	}
+	emitting.Wait()
+	followers.Wait()
+}
+
+func TestNilRing(t *testing.T) {
+	var r *Ring
+	r.Emit(Event{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := r.Follow("x").Next(ctx); err == nil {
+		t.Error("no ring has an event")
+	}
+}

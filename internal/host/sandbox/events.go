@@ -1,0 +1,43 @@
+package sandbox
+
+import (
+	"strings"
+
+	"github.com/forkd/forkd/internal/host/event"
+)
+
+// kinds has the event of each state that a sandbox can enter after its start.
+var kinds = map[State]event.Kind{
+	Running: event.SandboxRunning, Paused: event.SandboxPaused, Suspended: event.SandboxSuspended,
+	Restoring: event.SandboxRestoring, Exited: event.SandboxExited,
+}
+
+// enteredLocked tells followers that s has entered its state from another. What comes before it is
+// known to anybody, and its deletion, have events of their own: see add and remove.
+func (s *Sandbox) enteredLocked(from State, op string) {
+	kind, ok := kinds[s.state]
+	if from == Starting || !ok {
+		return
+	}
+	e := s.eventLocked(kind, strings.ReplaceAll(op, " ", ""))
+	switch {
+	case s.state == Exited:
+		e.Reason, e.Detail = s.exit.Reason.String(), s.exit.Detail
+	case s.state == Paused && s.full:
+		e.Reason = "disk_full"
+	case s.state == Suspended && s.record.AutoResume:
+		e.Reason = "idle"
+	}
+	s.events.Emit(e)
+}
+
+func (s *Sandbox) eventLocked(kind event.Kind, reason string) event.Event {
+	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.tag(), Reason: reason}
+}
+
+// event makes an event of s, for the caller to tell.
+func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.eventLocked(kind, reason)
+}
