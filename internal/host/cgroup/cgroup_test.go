@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,7 +18,19 @@ import (
 // eaterEnv makes the test binary a process that takes 128 MiB and then sleeps.
 const eaterEnv = "FORKD_TEST_EATER"
 
+// writerEnv makes it one that writes 8 MiB to a layer in this directory, and 24 to a file of its
+// own.
+const writerEnv = "FORKD_TEST_WRITER"
+
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(writerEnv); dir != "" {
+		if err := errors.Join(os.WriteFile(filepath.Join(dir, "layer"), make([]byte, 8<<20), 0o600),
+			os.WriteFile(filepath.Join(dir, "own"), make([]byte, 24<<20), 0o600)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(eaterEnv) != "" {
 		p := make([]byte, 128<<20)
 		for i := range p {
@@ -107,11 +118,15 @@ func TestLeafHasLimits(t *testing.T) {
 	} else if got := read(t, l, "io.max"); got != tree.disk+" rbps=4096 wbps=4096 riops=max wiops=max" {
 		t.Errorf("io.max is %q", got)
 	}
-	if err := l.Spare(); err != nil {
+	layer, err := os.Create(filepath.Join(onTmpfs(t), "layer"))
+	if err == nil {
+		defer layer.Close()
+		err = l.Spare(layer)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	lag := uint64(runtime.NumCPU()) * statLag
-	if got, want := read(t, l, "memory.max"), fmt.Sprint(320<<20+lag); got != want {
+	if got, want := read(t, l, "memory.max"), fmt.Sprint(320<<20+lag()); got != want {
 		t.Errorf("memory.max is %s while a copy is made, want %s: 64 MiB, and a copy of 256", got, want)
 	}
 	copying := read(t, l, "memory.max")
@@ -119,7 +134,7 @@ func TestLeafHasLimits(t *testing.T) {
 		t.Errorf("a daemon that takes over during a copy sets %s, %v; want %s", read(t, l, "memory.max"), err, copying)
 	}
 	l.Tighten()
-	if got, want := read(t, l, "memory.max"), fmt.Sprint(64<<20+lag); got != want {
+	if got, want := read(t, l, "memory.max"), fmt.Sprint(64<<20+lag()); got != want {
 		t.Errorf("memory.max is %s after a copy that took nothing, want %s", got, want)
 	}
 	if use, err := l.Usage(); err != nil || use.Threads != 1 || use.MemoryBytes == 0 {
@@ -140,6 +155,73 @@ func TestLeafHasLimits(t *testing.T) {
 		t.Errorf("not swept: %v", err)
 	}
 	<-ended // a sweep ends what is in a leaf
+}
+
+func onTmpfs(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "fkt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// What a process has in tmpfs raises its limit only as far as it is a layer that it was asked for,
+// and for as long as that is there.
+func TestOwnSharedMemoryRaisesNoLimit(t *testing.T) {
+	const limit, ram, copied = 64 << 20, 256 << 20, 8 << 20 // bytes
+	tree := open(t)
+	l, err := tree.New("sb-a", ram)
+	if err == nil {
+		err = l.Set(vm.Limits{MemoryMiB: limit >> 20}, ram)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Remove()
+	dir := onTmpfs(t)
+	layer, err := os.Create(filepath.Join(dir, "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer := exec.Command(self)
+	writer.Env = append(os.Environ(), writerEnv+"="+dir)
+	writer.Stderr = os.Stderr
+	start(t, l, writer)
+	if err := writer.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string, l *Leaf, want uint64) {
+		t.Helper()
+		if got := read(t, l, "memory.max"); got != fmt.Sprint(want+lag()) {
+			t.Errorf("%s: memory.max is %s, want %d", when, got, want+lag())
+		}
+	}
+	if err := l.Spare(layer); err != nil {
+		t.Fatal(err)
+	}
+	check("while a copy is made", l, limit+copied+ram)
+	l.Tighten()
+	check("afterwards", l, limit+copied)
+	again := tree.Find("sb-a")
+	if err := again.Set(vm.Limits{MemoryMiB: limit >> 20}, ram); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		again.Tighten()
+		check("with another daemon", again, limit+copied)
+	}
+	if err := os.Remove(layer.Name()); err != nil {
+		t.Fatal(err)
+	}
+	l.Tighten()
+	check("when the layer is gone", l, limit)
 }
 
 func TestKilledByLimit(t *testing.T) {
@@ -194,7 +276,7 @@ func TestNoLimits(t *testing.T) {
 			t.Error("a limit was set without a leaf")
 		}
 		_, why := l.Killed()
-		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(), l.Remove()) != nil {
+		if use, useErr := l.Usage(); use != (Usage{}) || why != "" || errors.Join(useErr, l.Set(vm.Limits{}, 1), l.Spare(nil), l.Remove()) != nil {
 			t.Errorf("a leaf that is not there: %+v, %q, %v", use, why, useErr)
 		}
 		l.Tighten()

@@ -26,6 +26,8 @@ type Leaf struct {
 	limits vm.Limits
 	ram    uint64            // of the guest
 	spare  uint64            // above the limit of memory: copies in RAM that are a snapshot's
+	copies copies            // of these, what was written for this daemon
+	before uint64            // and what an earlier daemon has allowed for
 	found  bool              // made by an earlier daemon, and not set since
 	have   map[string]string // what is in the files, as far as that is known
 }
@@ -110,6 +112,7 @@ func (l *Leaf) Set(limits vm.Limits, ram uint64) error {
 	l.limits, l.ram = limits, ram
 	if l.found {
 		l.found, l.spare = false, l.sparedLocked()
+		l.before = l.spare - min(l.spare, lag())
 	}
 	return l.writeLocked()
 }
@@ -141,15 +144,19 @@ func (l *Leaf) writeLocked() error {
 	return nil
 }
 
-// Spare lets the VM process write a copy of its guest's memory to tmpfs: a branch's or a parent's
-// layer, which is charged to the leaf although it is the snapshot's. Tighten takes back what the
-// copy did not need. What it did need stays allowed for as long as the leaf lives.
-func (l *Leaf) Spare() error {
+// Spare lets the VM process write a copy of its guest's memory to layer: that of a branch or of a
+// parent, which is charged to the leaf, if it is on tmpfs, although it is the snapshot's. Tighten
+// takes back what the copy did not need. What it did need stays allowed while the file is there.
+func (l *Leaf) Spare(layer *os.File) error {
 	if l == nil {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	charged, err := l.copies.add(layer)
+	if err != nil || !charged {
+		return err
+	}
 	return l.spareLocked(l.ram)
 }
 
@@ -167,13 +174,16 @@ func (l *Leaf) Tighten() {
 // (mm/memcontrol.c, MEMCG_CHARGE_BATCH).
 const statLag = 64 * vm.PageSize
 
-// spareLocked allows what tmpfs holds for the leaf, and more.
+func lag() uint64 { return statLag * uint64(runtime.NumCPU()) }
+
+// spareLocked allows what tmpfs holds of the copies, and more. What else of it is charged to the
+// leaf is the process's own, and counts.
 func (l *Leaf) spareLocked(more uint64) error {
-	copies, err := stat(l.dir, "memory.stat", "shmem")
+	charged, err := stat(l.dir, "memory.stat", "shmem")
 	if err != nil {
 		return err
 	}
-	l.spare = copies + more + statLag*uint64(runtime.NumCPU())
+	l.spare = min(charged, l.before+l.copies.bytes(l.ram)) + more + lag()
 	return l.writeLocked()
 }
 

@@ -31,7 +31,7 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 			fds = append(fds, int(device.Fd()))
 		}
 	}
-	if err := v.leaf.Spare(); err != nil {
+	if err := v.leaf.Spare(files.Layer); err != nil {
 		return result, err
 	}
 	fds = append(append(fds, descriptors(files.Tops...)...), descriptors(files.Frozen...)...)

@@ -99,7 +99,7 @@ func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 
 // Save writes the state and the dirty memory of the paused machine.
 func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (result vmmproto.SaveResult, err error) {
-	if err := v.leaf.Spare(); err != nil {
+	if err := v.leaf.Spare(files.Layer); err != nil {
 		return result, err
 	}
 	err = v.call(ctx, vmmproto.KindSave, &req, descriptors(files.State, files.Layer), &result)

@@ -1,0 +1,48 @@
+package cgroup
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// copies are files on tmpfs that the process of a leaf has written for the daemon, by their paths,
+// with their inodes: who has the path later is another file.
+type copies map[string]uint64
+
+// add takes up a file, unless it is on a disk: its pages are page cache then, which the kernel takes
+// back.
+func (c *copies) add(f *os.File) (charged bool, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return false, fmt.Errorf("look at %s: %w", f.Name(), err)
+	}
+	if fs.Type != unix.TMPFS_MAGIC {
+		return false, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return false, fmt.Errorf("look at %s: %w", f.Name(), err)
+	}
+	if *c == nil {
+		*c = make(copies)
+	}
+	(*c)[f.Name()] = st.Ino
+	return true, nil
+}
+
+// bytes is how much memory the files take, none of them more than most. Those that are gone are
+// forgotten.
+func (c copies) bytes(most uint64) (sum uint64) {
+	const block = 512 // bytes, the unit of st_blocks
+	for path, inode := range c {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || st.Ino != inode {
+			delete(c, path)
+			continue
+		}
+		sum += min(uint64(st.Blocks)*block, most)
+	}
+	return sum
+}
