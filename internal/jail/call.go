@@ -1,6 +1,10 @@
 package jail
 
-import "golang.org/x/sys/unix"
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+)
 
 // Call is a system call that a process may make, by its number (unix.SYS_*). Of several entries
 // with the same number one has to fit.
@@ -23,9 +27,13 @@ func Is(argument int, value uint64) Condition {
 	return Condition{Argument: argument, Mask: ^uint64(0), Value: value}
 }
 
-// IsNot is the condition that an argument has another value.
-func IsNot(argument int, value uint64) Condition {
-	return Condition{Argument: argument, Value: value, Not: true}
+// IsNot are the conditions that an argument has another value, also for a call of which Linux takes
+// only the lower half of it.
+func IsNot(argument int, value uint32) []Condition {
+	return []Condition{
+		{Argument: argument, Value: uint64(value), Not: true},
+		{Argument: argument, Mask: math.MaxUint32 << 32},
+	}
 }
 
 // Lacks is the condition that an argument has none of some bits.
@@ -61,7 +69,7 @@ const newThread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_
 
 // RuntimeCalls are those of Go's runtime and of package os on open files. Memory can be had, but
 // none of it can become code. The handler of SIGSYS, which ends a process that makes another call,
-// is not replaced but on purpose.
+// cannot be replaced.
 func RuntimeCalls() []Call {
 	return append(Calls(unix.SYS_READ, unix.SYS_WRITE, unix.SYS_CLOSE, unix.SYS_FSTAT, unix.SYS_LSEEK,
 		unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_FUTEX, unix.SYS_NANOSLEEP,
@@ -71,7 +79,7 @@ func RuntimeCalls() []Call {
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
 		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC)),
 		With(unix.SYS_CLONE, Is(0, newThread)),
-		With(unix.SYS_RT_SIGACTION, IsNot(0, uint64(unix.SIGSYS))),
+		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // it names memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
 		// These would be set for all who were given the same open file.

@@ -80,6 +80,7 @@ var attempts = map[string]func() error{
 	"prctl dumpable":      raw(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1, 0),
 	"fcntl owner":         raw(unix.SYS_FCNTL, 2, unix.F_SETOWN, 1),
 	"rt_sigaction SIGSYS": raw(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSYS), 0, 0),
+	"rt_sigaction wide":   raw(unix.SYS_RT_SIGACTION, 1<<32|uintptr(unix.SIGSYS), 0, 0),
 	"setsockopt other":    raw(unix.SYS_SETSOCKOPT, 3, unix.SOL_SOCKET, unix.SO_REUSEADDR),
 	"socketpair inet":     raw(unix.SYS_SOCKETPAIR, unix.AF_INET, unix.SOCK_STREAM, 0),
 	"socketpair datagram": raw(unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_DGRAM, 0),

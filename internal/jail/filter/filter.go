@@ -56,19 +56,29 @@ func Program(calls []jail.Call) ([]unix.SockFilter, error) {
 	return program, nil
 }
 
+// rule wants all conditions to hold. A PerArg has room for one of each argument, and its filter is
+// shorter than that of several.
 func rule(where []jail.Condition) seccomp.SyscallRule {
 	if len(where) == 0 {
 		return seccomp.MatchAll{}
 	}
-	var arguments seccomp.PerArg
+	var rules []seccomp.PerArg
 	for _, w := range where {
+		i := slices.IndexFunc(rules, func(r seccomp.PerArg) bool { return r[w.Argument] == nil })
+		if i < 0 {
+			i, rules = len(rules), append(rules, seccomp.PerArg{})
+		}
 		if w.Not {
-			arguments[w.Argument] = seccomp.NotEqual(w.Value)
+			rules[i][w.Argument] = seccomp.NotEqual(w.Value)
 		} else {
-			arguments[w.Argument] = seccomp.MaskedEqual(uintptr(w.Mask), uintptr(w.Value))
+			rules[i][w.Argument] = seccomp.MaskedEqual(uintptr(w.Mask), uintptr(w.Value))
 		}
 	}
-	return arguments
+	var all seccomp.And
+	for _, r := range rules {
+		all = append(all, r)
+	}
+	return all
 }
 
 // Source returns a Go file of a package with the filter of calls in a variable named allowed.
