@@ -60,7 +60,7 @@ type SnapshotDetail struct {
 type BakeRequest struct {
 	Tag               string            `json:"tag"`
 	Kernel            string            `json:"kernel"`
-	Initrd            string            `json:"initrd"`
+	Initrd            string            `json:"initrd,omitempty"` // empty: the daemon makes one
 	Rootfs            string            `json:"rootfs"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1

@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -128,6 +131,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		Template: cfg.CPUTemplate,
 		Accel:    cfg.Accel,
 		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
+		Initrd:   makeInitrd,
 		Log:      cfg.Log,
 	})
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
@@ -225,6 +229,28 @@ func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
 func admissionOf(a sandbox.Admission) apiv1.Admission {
 	return apiv1.Admission{MaxSandboxes: a.MaxSandboxes, VCPUOvercommit: a.VCPUsPerCPU,
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
+}
+
+// makeInitrd makes an initramfs in memory, with the agent of this build.
+func makeInitrd(kernel string) (*os.File, error) {
+	agent, err := embedded.Open(embedded.Agent)
+	if err != nil {
+		return nil, err
+	}
+	p, err := image.Initramfs(kernel, agent)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("forkd-initrd", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
+	}
+	f := os.NewFile(uintptr(fd), "forkd-initrd")
+	if _, err := f.WriteAt(p, 0); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
+	}
+	return f, nil
 }
 
 func exists(path string) bool {

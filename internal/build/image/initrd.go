@@ -63,6 +63,21 @@ func (k *KernelFiles) makeInitrd(ctx context.Context, agent []byte) error {
 	return nil
 }
 
+// Initramfs returns an initramfs with agent for the kernel in a file that may be anywhere: with the
+// modules that the directory "modules" beside it has, as beside kernels in the cache. Without that
+// directory the kernel must have everything built in.
+func Initramfs(kernel string, agent []byte) ([]byte, error) {
+	k := &KernelFiles{}
+	if modules := filepath.Join(filepath.Dir(kernel), modulesName); exists(modules) {
+		k.Modules = modules
+	}
+	data, err := k.initrd(agent)
+	if err != nil {
+		return nil, fmt.Errorf("make initramfs for kernel %s: %w", kernel, err)
+	}
+	return data, nil
+}
+
 func (k *KernelFiles) initrd(agent []byte) ([]byte, error) {
 	var modules []kmod.Module
 	if k.Modules != "" {

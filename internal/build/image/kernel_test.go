@@ -108,6 +108,25 @@ func checkInitrd(t *testing.T, file string, agent []byte) {
 	}
 }
 
+// The initramfs for a kernel anywhere has the modules that lie beside it, and none otherwise.
+func TestInitramfs(t *testing.T) {
+	kernel := filepath.Join(t.TempDir(), "vmlinux")
+	agent := []byte("\x7fELF agent")
+	p, err := Initramfs(kernel, agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(p, agent) || bytes.Contains(p, []byte(".ko")) {
+		t.Errorf("without modules: %d bytes", len(p))
+	}
+	if err := os.Mkdir(filepath.Join(filepath.Dir(kernel), modulesName), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Initramfs(kernel, agent); err == nil {
+		t.Error("an empty directory of modules was taken")
+	}
+}
+
 func TestKernelErrors(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, data []byte) string {

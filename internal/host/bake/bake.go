@@ -63,7 +63,10 @@ type Config struct {
 	Template string                       // CPU template of parents whose request names none
 	Accel    string                       // "kvm", or "tcg" on an emulated host
 	Cmdline  string                       // kernel command line of parents
-	Log      *slog.Logger
+
+	// Initrd makes the initramfs for the kernel in a file, for requests that have none.
+	Initrd func(kernel string) (*os.File, error)
+	Log    *slog.Logger
 }
 
 // Baker bakes one parent at a time: each wants memory and CPUs of its own, which its request
@@ -208,7 +211,13 @@ func (b *bake) toWarm(ctx context.Context) error {
 func (b *bake) boot(ctx context.Context) error {
 	var files [3]*os.File
 	for i, path := range []string{b.req.Kernel, b.req.Initrd, b.req.Rootfs} {
-		f, err := os.Open(path)
+		var f *os.File
+		var err error
+		if path != "" {
+			f, err = os.Open(path)
+		} else { // only the initramfs may be left out
+			f, err = b.cfg.Initrd(b.req.Kernel)
+		}
 		if err != nil {
 			return err
 		}

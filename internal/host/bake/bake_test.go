@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -90,6 +91,32 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		t.Errorf("more memory than the host has: %v, want %q", err, want)
 	}
 	w.checkClean(t)
+}
+
+// A request without an initramfs gets one that is made for its kernel.
+func TestInitramfsIsMade(t *testing.T) {
+	w := newKitchen(t)
+	var asked []string
+	made := os.ErrDeadlineExceeded
+	w.cfg.Initrd = func(kernel string) (*os.File, error) {
+		asked = append(asked, kernel)
+		if made != nil {
+			return nil, made
+		}
+		return os.Open(kernel)
+	}
+	w.request.Initrd = ""
+	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, made) {
+		t.Errorf("without an initramfs: %v", err)
+	}
+	w.checkClean(t)
+	made = nil
+	if _, err := w.Bake(t.Context(), w.request); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{w.request.Kernel, w.request.Kernel}; !slices.Equal(asked, want) {
+		t.Errorf("made for %v, want %v", asked, want)
+	}
 }
 
 func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {

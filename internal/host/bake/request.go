@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Tag       string
 	Kernel    string // path of a bzImage or ELF kernel
-	Initrd    string // path of the initramfs with the agent
+	Initrd    string // path of the initramfs with the agent; empty: the Baker makes one
 	Rootfs    string // path of the raw root file system; never written
 	MemoryMiB uint64 // 0: 512
 	VCPUs     uint32 // 0: 1
@@ -46,6 +46,9 @@ func (r *Request) check() error {
 		return &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
 	for _, f := range []struct{ field, path string }{{"kernel", r.Kernel}, {"initrd", r.Initrd}, {"rootfs", r.Rootfs}} {
+		if f.field == "initrd" && f.path == "" {
+			continue
+		}
 		if f.path == "" || !filepath.IsAbs(f.path) {
 			return invalid.Errorf(f.field, "%q: want the absolute path of a file on the daemon's host", f.path)
 		}

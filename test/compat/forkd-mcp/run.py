@@ -7,6 +7,7 @@ import json
 import os
 import sys
 
+import httpx
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
@@ -14,12 +15,21 @@ from report import TAG, Report, want
 
 r = Report("forkd-mcp 0.2.1 (PyPI)")
 used: set[str] = set()
+BAKED = "compat-mcp"
+
+
+def clean(tag: str) -> None:
+    """Removes a snapshot, for which there is no tool."""
+    token = {"Authorization": "Bearer " + os.environ["FORKD_TOKEN"]}
+    status = httpx.delete(f"{os.environ['FORKD_URL']}/v1/snapshots/{tag}", headers=token, timeout=300).status_code
+    want(status in (204, 404), f"removing {tag}: {status}")
 
 
 async def main() -> None:
     server = StdioServerParameters(command=os.path.join(os.path.dirname(sys.executable), "forkd-mcp"),
                                    env={**os.environ, "FORKD_HTTP_TIMEOUT": "300"})
-    async with stdio_client(server) as (reader, writer), ClientSession(reader, writer) as session:
+    clean(BAKED)
+    async with stdio_client(server, errlog=open(os.devnull, "w")) as (reader, writer), ClientSession(reader, writer) as session:
         await session.initialize()
         names = {t.name for t in (await session.list_tools()).tools}
 
@@ -28,9 +38,10 @@ async def main() -> None:
             got = await session.call_tool(tool, arguments)
             text = "".join(c.text for c in got.content)
             want(not got.isError, text)
-            if got.structuredContent is not None:
-                return got.structuredContent.get("result", got.structuredContent)
-            return json.loads(text)
+            if got.structuredContent is None:
+                return json.loads(text)
+            result = got.structuredContent
+            return result["result"] if isinstance(result.get("result"), list) else result  # lists come wrapped
 
         async def fails(tool: str, with_text: str, **arguments) -> None:
             got = await session.call_tool(tool, arguments)
@@ -71,16 +82,18 @@ async def main() -> None:
                 got = await call("branch_sandbox", sandbox_id=box, **options)
                 made = await call("spawn_sandboxes", snapshot_tag=got["tag"])
                 await call("kill_sandbox", sandbox_id=made[0]["id"])
+                clean(got["tag"])
 
         async def creates() -> None:
             # It sends no initrd: the daemon makes the one that the kernel needs.
-            got = await call("create_snapshot", tag="compat-mcp", kernel=os.environ["COMPAT_KERNEL"],
+            got = await call("create_snapshot", tag=BAKED, kernel=os.environ["COMPAT_KERNEL"],
                              rootfs=os.environ["COMPAT_ROOTFS"], rw=True, boot_wait_secs=5)
             want(got["status"] == "ready" and got["bootable"], got)
-            made = await call("spawn_sandboxes", snapshot_tag="compat-mcp")
+            made = await call("spawn_sandboxes", snapshot_tag=BAKED)
             got = await call("exec_command", sandbox_id=made[0]["id"], args=["cat", "/proc/1/comm"], timeout_secs=60)
             want(got["exit_code"] == 0, got)
             await call("kill_sandbox", sandbox_id=made[0]["id"])
+            clean(BAKED)
 
         async def listed() -> None:
             want(box in [s["id"] for s in await call("list_sandboxes")], "not listed")
