@@ -91,7 +91,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
 		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
-		newEventsCmd(),
+		newEventsCmd(), newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(), newVersionCmd())
 	return root
 }

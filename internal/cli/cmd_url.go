@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newURLCmd() *cobra.Command {
+	var c common
+	var req client.PortURLRequest
+	cmd := &cobra.Command{
+		Use:   "url ID PORT",
+		Short: "Make a URL by which anybody reaches a server in a sandbox",
+		Long: "Prints the URL of an HTTP server that listens on PORT in the sandbox. Whoever has the URL needs no token until it\n" +
+			"expires, and it cannot be withdrawn alone. The daemon has to be started with --proxy-domain.",
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			port, err := strconv.Atoi(args[1])
+			if err != nil || port < 1 || port > maxPort {
+				return usageError{fmt.Errorf("port %q: want a number from 1 to %d", args[1], maxPort)}
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				u, err := cl.PortURL(ctx, id, port, req)
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), u)
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "good until %s\n", time.Unix(u.ExpiresAt, 0).Format(time.RFC3339))
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), u.URL)
+				return err
+			})
+		},
+	}
+	cmd.Flags().Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "how long the URL is good, up to 30 days; 0: an hour")
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
