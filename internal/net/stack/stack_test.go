@@ -276,6 +276,35 @@ func TestUDPBothWays(t *testing.T) {
 	waitFor(t, "an idle flow ends", func() bool { return r.counters.Open.Load() == 0 })
 }
 
+// A connection over which nothing passes is reset, and sooner if one side has sent all.
+func TestIdleConnectionsEnd(t *testing.T) {
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	nettest.Serve(w.Listen(t, web+":81"), func(c net.Conn) {
+		_ = c.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+	})
+	r := newRig(t, w, "public")
+	whole, half := r.mustDial(t, web+":80"), r.mustDial(t, web+":81")
+	if _, err := half.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Fatalf("the server has sent all, and the guest reads %v", err)
+	}
+	waitFor(t, "the half connection ends", func() bool {
+		r.Sweep(time.Now().Add(idleHalf + time.Second))
+		return r.counters.Open.Load() == 1
+	})
+	if _, err := whole.Write([]byte("x")); err != nil {
+		t.Errorf("the other connection: %v", err)
+	}
+	waitFor(t, "the other connection ends", func() bool {
+		r.Sweep(time.Now().Add(idleTCP + time.Second))
+		return r.counters.Open.Load() == 0
+	})
+	if _, err := whole.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
+		t.Errorf("the guest reads %v from an idle connection", err)
+	}
+}
+
 // The gateway answers echo requests itself; others are refused by the policy, or go out.
 func TestEcho(t *testing.T) {
 	w := newWorld(t)
