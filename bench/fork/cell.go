@@ -60,7 +60,7 @@ func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) err
 			return err
 		}
 	}
-	available, err := lab.AvailableKiB()
+	host, err := lab.ReadHostMemory()
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) err
 	}
 	c.add(result, after.Since(before, pids))
 	if measureMemory {
-		c.memory, err = memoryOf(ctx, m, result.Sandboxes, available)
+		c.memory, err = memoryOf(ctx, m, result.Sandboxes, host)
 	}
 	return err
 }

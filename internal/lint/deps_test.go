@@ -216,6 +216,11 @@ var rules = []rule{
 		reason: "the daemon never runs a guest: it owns files and processes, and its death must not be a VM's",
 	},
 	{
+		from: []string{"..."}, to: []string{"internal/vmm"}, direct: true,
+		except: []string{"cmd/forkd-vmm", "bench/unjailed"},
+		reason: "a VMM is a process of its own, in its jail; the one without is for a measurement only",
+	},
+	{
 		from: []string{"internal/vmm/virtio/..."}, to: []string{"internal/vmm/kvm", "net/http", "encoding/json"},
 		reason: "devices are tested without KVM: they hold an interrupt and guest memory, nothing else",
 	},

@@ -36,8 +36,8 @@ const (
 	exitProtocol = 2 // the control socket is unusable
 )
 
-// Main serves the control socket until the machine ends and returns the process's exit code.
-// Nothing is read from the socket before the process is in its jail.
+// Main enters the jail, serves the control socket until the machine ends, and returns the process's
+// exit code. Nothing is read from the socket before the process is in its jail.
 func Main() int {
 	var tracker *guestmem.Tracker
 	// A page map that was opened with CAP_SYS_ADMIN tells where pages lie in the host's memory.
@@ -52,7 +52,13 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "forkd-vmm: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
 	}
-	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: jail.LimitFiles}
+	return Serve(tracker, jail.LimitFiles)
+}
+
+// Serve is what Main does in the jail. limitFiles bounds the files that the process writes, once it
+// is known how long they may be. Only Main calls it, and the benchmark that tells what the jail costs.
+func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error) int {
+	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles}
 	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)

@@ -120,22 +120,19 @@ type Options struct {
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)
-	var online *netclient.Client // as sandboxes are; stubs of VMMs have no guest that could use it
+	online, err := netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Jail: d.VMMs.Jail,
+		Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer online.Close()
 	if o.VMMs == nil {
 		o.VMMs = d.VMMs
-		var err error
-		online, err = netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Jail: d.VMMs.Jail,
-			Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			return err
-		}
-		defer online.Close()
 	}
 	if o.Guest == nil {
 		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
 	}
 	m := &Manager{runDir: filepath.Join(d.Dir, name)}
-	var err error
 	m.Manager, err = sandbox.New(sandbox.Config{
 		Store: d.Store, VMMs: o.VMMs, Net: online, Guest: o.Guest, NewTop: disklayer.Format,
 		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),

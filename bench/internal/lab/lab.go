@@ -108,8 +108,20 @@ func DropCaches() error {
 	return nil
 }
 
-// AvailableKiB returns the host's MemAvailable (proc_meminfo(5)).
-func AvailableKiB() (uint64, error) { return meminfo("MemAvailable") }
+// HostMemory is of the whole host, in KiB (proc_meminfo(5)). Every process moves it.
+type HostMemory struct {
+	Available uint64 // MemAvailable
+	Slab      uint64 // what the kernel has of small objects
+}
+
+// ReadHostMemory reads the host's memory.
+func ReadHostMemory() (h HostMemory, err error) {
+	if h.Available, err = meminfo("MemAvailable"); err != nil {
+		return h, err
+	}
+	h.Slab, err = meminfo("Slab")
+	return h, err
+}
 
 // PssKiB returns what a process occupies, with its share of what it has in common with others
 // (proc_pid_smaps_rollup).
