@@ -1,9 +1,9 @@
-// Package apirig serves the REST API to tests: the real handlers over a real manager and store, VMs
-// that do nothing, and in each of them a real agent, which is an ordinary process and has the
-// host's file system as its own.
+// Package apirig serves the REST API, and E2B's beside it, to tests: the real handlers over a real
+// manager and store, VMs that do nothing, and in each of them a real agent, which is an ordinary
+// process and has the host's file system as its own.
 //
-// All traffic is compared with the document of the API; see apitest. What VMs do is tested with
-// VMs.
+// All traffic of the former is compared with the document of the API; see apitest. What VMs do is
+// tested with VMs.
 package apirig
 
 import (
@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/apitest"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
@@ -106,9 +107,15 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Server = httptest.NewServer(apitest.Checked(t, v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
+	keys, err := auth.OpenKeys(filepath.Join(dir, "tokens.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
-		Domain: domain, Links: links, Streams: counts})))
+		Domain: domain, Links: links, Streams: counts})
+	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: apitest.Checked(t, api), Manager: m, Guard: guard, Keys: keys,
+		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)}))
 	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })
 	r.URL = r.Server.URL
 	if r.Client, err = client.New(r.URL, Token); err != nil {

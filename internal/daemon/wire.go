@@ -19,6 +19,8 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/e2b"
+	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/embedded"
@@ -82,11 +84,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
-	var links *auth.Links
-	if domain.IsSet() {
-		if links, err = auth.OpenLinks(filepath.Join(cfg.StateDir, "links.key")); err != nil {
-			return nil, err
-		}
+	links, keys, err := openKeys(cfg.StateDir, domain)
+	if err != nil {
+		return nil, err
 	}
 	counts := metrics.New(cfg.Version)
 	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
@@ -136,14 +136,27 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	})
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
-	w.handler = v1.New(v1.Config{
+	api := v1.New(v1.Config{
 		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 		Domain: domain, Links: links, Streams: counts, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
+	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Log: cfg.Log})
 	undo.Release()
 	return w, nil
+}
+
+// openKeys opens what signs URLs, where there is a domain for them, and what tokens of sandboxes are
+// made with.
+func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.Keys, err error) {
+	if domain.IsSet() {
+		if links, err = auth.OpenLinks(filepath.Join(dir, "links.key")); err != nil {
+			return nil, nil, err
+		}
+	}
+	keys, err = auth.OpenKeys(filepath.Join(dir, "tokens.key"))
+	return links, keys, err
 }
 
 // gauges are the metrics that are counted when somebody asks.

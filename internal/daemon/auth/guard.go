@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -79,12 +80,28 @@ func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	return Principal{Who: "cert:" + r.TLS.VerifiedChains[0][0].Subject.CommonName, Scope: Admin}, nil
 }
 
-// IsToken reports whether a text is a token of the daemon, which nobody else may see.
+// apiKeyPrefix begins the API keys of E2B. Its SDKs of 2025 take no others.
+const apiKeyPrefix = "e2b_"
+
+// IdentifyByAPIKey is IdentifyBy for a token as an API key of E2B: as it is, or behind "e2b_".
+func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error) {
+	who, err := g.IdentifyBy(r, key)
+	if token, ok := strings.CutPrefix(key, apiKeyPrefix); ok && err != nil {
+		return g.IdentifyBy(r, token)
+	}
+	return who, err
+}
+
+// IsToken reports whether a text is a token of the daemon, also as an API key, which nobody else may
+// see.
 func (g *Guard) IsToken(text string) bool {
 	if g == nil || g.Tokens == nil {
 		return false
 	}
 	_, ok := g.Tokens.Resolve(text)
+	if !ok {
+		_, ok = g.Tokens.Resolve(strings.TrimPrefix(text, apiKeyPrefix))
+	}
 	return ok
 }
 

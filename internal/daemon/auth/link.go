@@ -2,16 +2,12 @@ package auth
 
 import (
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base32"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"time"
-
-	"github.com/forkd/forkd/internal/atomicfile"
 )
 
 // Links signs permissions to reach one port of one sandbox until a point in time. A permission is
@@ -33,23 +29,8 @@ var linkAlphabet = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPa
 
 // OpenLinks reads the key in a file, which is made with a random one if it is not there.
 func OpenLinks(path string) (*Links, error) {
-	l := &Links{}
-	p, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		rand.Read(l.key[:])
-		if err := atomicfile.Write(path, l.key[:], 0o600); err != nil {
-			return nil, fmt.Errorf("write the key of signed URLs: %w", err)
-		}
-		return l, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the key of signed URLs: %w", err)
-	}
-	if copy(l.key[:], p) != len(p) || len(p) != len(l.key) {
-		return nil, fmt.Errorf("read the key of signed URLs: %s has %d bytes, want %d: remove it, and all URLs signed with it are void",
-			path, len(p), len(l.key))
-	}
-	return l, nil
+	key, err := openKey(path, "the key of signed URLs", "all URLs signed with it are void")
+	return &Links{key}, err
 }
 
 // Errors of Check.

@@ -13,6 +13,9 @@ import (
 // ErrorHeader marks answers of the daemon on the routes of guests; those of guests have it never.
 const ErrorHeader = "Forkd-Error"
 
+// apiKeyHeader is how clients of E2B send the daemon's token.
+const apiKeyHeader = "X-Api-Key"
+
 // prefixHeader tells the guest what stands before its paths.
 const prefixHeader = "X-Forwarded-Prefix"
 
@@ -28,6 +31,9 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 		RawQuery: in.URL.RawQuery, ForceQuery: in.URL.ForceQuery}
 	for _, name := range []string{auth.TokenHeader, ErrorHeader, prefixHeader, "X-Real-Ip"} {
 		out.Header.Del(name)
+	}
+	if p.IsToken(in.Header.Get(apiKeyHeader)) { // else it is for the guest's own API
+		out.Header.Del(apiKeyHeader)
 	}
 	if values := p.authorization(in.Header, route.Signed); len(values) > 0 {
 		out.Header["Authorization"] = values

@@ -26,7 +26,7 @@ type Dial func(context.Context) (agentclient.PortConn, error)
 
 // Config is what a Proxy works with.
 type Config struct {
-	IsToken func(string) bool // reports whether a text is the daemon's token, which no guest may see
+	IsToken func(string) bool // reports whether a text is the daemon's token, or an API key, which no guest may see
 	Idle    time.Duration     // after which a stream without a byte in either direction is ended
 	Stall   time.Duration     // that a client may take nothing of what there is for it, or a guest of one that has gone
 }

@@ -17,6 +17,7 @@ type Route struct {
 	Path   string // what the guest is asked for, escaped as the client sent it
 	Prefix string // what stood before it; empty if the request named a host of the guest's own
 	Signed bool   // the client need not know the daemon's token
+	Agent  bool   // the port is the agent's, on vsock, and not one of a server in the guest
 }
 
 // byPath matches a path that names a port; what follows is the guest's own. It is matched before
@@ -88,6 +89,17 @@ func (d Domain) IsSet() bool { return d.name != "" }
 func (d Domain) WithPort(port string) Domain {
 	d.port = or(d.port, port)
 	return d
+}
+
+// Name returns the domain.
+func (d Domain) Name() string { return d.name }
+
+// Host returns the domain, with the port that clients reach it at.
+func (d Domain) Host() string {
+	if d.port == "" {
+		return d.name
+	}
+	return net.JoinHostPort(d.name, d.port)
 }
 
 // URL returns the address of a port of a sandbox. An empty permission makes one that is of use with

@@ -57,14 +57,14 @@ func outcomeOf(r *http.Request, err error) string {
 type carrier func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (answered bool, err error)
 
 // carry counts a stream to a port and lets c carry it. The sandbox is in use as long as that lasts.
-func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier) {
+func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier, fail Fail) {
 	answered, err := a.useStream(w, r, kind, route, c)
 	switch {
 	case err == nil:
 	case answered:
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	default:
-		a.failInbound(w, r, err)
+		fail(w, r, route, err)
 	}
 }
 
@@ -72,7 +72,10 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 	a.Streams.StreamBegun()
 	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err)) }()
 	g := a.streams
-	if route.Signed {
+	switch {
+	case route.Agent:
+		g = a.guests
+	case route.Signed:
 		g = a.signedStreams
 	}
 	if err := g.enter(route.ID); err != nil {
@@ -87,6 +90,9 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 		answered, err = c(w, r.WithContext(ctx), func(ctx context.Context) (agentclient.PortConn, error) {
 			ctx, cancel := context.WithTimeout(ctx, maxDial)
 			defer cancel()
+			if route.Agent {
+				return guest.DialService(ctx, uint32(route.Port))
+			}
 			return guest.DialPort(ctx, route.Port)
 		})
 		return err
@@ -99,7 +105,7 @@ const maxDial = 30 * time.Second
 
 // failInbound answers where a guest's own answer is expected, and marks the difference. It logs
 // nothing: guests could fill the log.
-func (a *api) failInbound(w http.ResponseWriter, r *http.Request, err error) {
+func (a *api) failInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
 	if r.ContentLength != 0 {
 		letGo(w) // who comes with a signed URL is a stranger too
 	}
@@ -117,18 +123,18 @@ func (a *api) byPath(next http.Handler) http.Handler {
 			return
 		}
 		if err := auth.From(r.Context()).Need(portScope); err != nil {
-			a.failInbound(w, r, err)
+			a.failInbound(w, r, route, err)
 			return
 		}
-		a.carryHTTP(w, r, route)
+		a.carryHTTP(w, r, route, a.failInbound)
 	})
 }
 
-func (a *api) carryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+func (a *api) carryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail Fail) {
 	w.Header().Del(audit.RequestIDHeader) // the guest may have one of its own
 	a.carry(w, r, "http", route, func(w http.ResponseWriter, r *http.Request, dial inbound.Dial) (bool, error) {
 		return a.proxy.HTTP(w, r, route, dial)
-	})
+	}, fail)
 }
 
 // byHost serves ports of guests that have host names of their own, and everything else with next.
@@ -156,10 +162,10 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		}
 		if err != nil {
 			letGo(w)
-			a.failInbound(w, r, err)
+			a.failInbound(w, r, route, err)
 			return
 		}
-		a.carryHTTP(w, r, route)
+		a.carryHTTP(w, r, route, a.failInbound)
 	})
 }
 
@@ -179,7 +185,7 @@ func (a *api) tcpPort(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	a.carry(w, r, "tcp", inbound.Route{ID: r.PathValue("id"), Port: port}, a.proxy.TCP)
+	a.carry(w, r, "tcp", inbound.Route{ID: r.PathValue("id"), Port: port}, a.proxy.TCP, a.failInbound)
 	return nil
 }
 

@@ -65,19 +65,20 @@ type api struct {
 	proxy                  *inbound.Proxy
 	streams, signedStreams *gate
 	strangers              *strangers
+	guests                 *gate // of calls to guests
 }
 
 // handler answers a request or returns the error to answer it with.
 type handler func(http.ResponseWriter, *http.Request) error
 
-// New returns the handler of the API.
-func New(cfg Config) http.Handler {
-	h, _ := routed(cfg)
-	return h
+// New returns the API.
+func New(cfg Config) *Server {
+	s, _ := routed(cfg)
+	return s
 }
 
 // routed is New, and the patterns of the routes.
-func routed(cfg Config) (_ http.Handler, patterns []string) {
+func routed(cfg Config) (_ *Server, patterns []string) {
 	cfg.Limits = cfg.Limits.withDefaults()
 	if cfg.Stopping == nil {
 		cfg.Stopping = context.Background()
@@ -90,7 +91,8 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
-	guests, work := newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox), newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
+	a.guests = newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
+	guests, work := a.guests, newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
@@ -151,7 +153,7 @@ func routed(cfg Config) (_ http.Handler, patterns []string) {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), cfg.Log), patterns
+	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), cfg.Log), a}, patterns
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See

@@ -43,6 +43,20 @@ func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return nil, refusal(op, port, answer)
 }
 
+// DialService connects to a service of the agent, by its vsock port. As of DialPort, the stream does
+// not end with ctx.
+func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error) {
+	conn, err := c.dial(ctx, port)
+	if err != nil {
+		return nil, err
+	}
+	if s, ok := conn.(PortConn); ok {
+		return s, nil
+	}
+	conn.Close()
+	return nil, errors.New("the dial function made no PortConn")
+}
+
 // askPort names the port and reads the answer.
 func askPort(ctx context.Context, conn net.Conn, port uint16) (agentproto.DialAnswer, error) {
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })

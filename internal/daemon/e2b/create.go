@@ -1,0 +1,158 @@
+package e2b
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Times of sandboxes whose creator names none.
+const (
+	defaultTimeout   = 300 * time.Second
+	defaultTimeoutV1 = 15 * time.Second
+)
+
+// annotation is what this package keeps with a sandbox that it made.
+type annotation struct {
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Timeout  time.Duration     `json:"timeout"`           // it was created with; auto-resume gives it again
+	Pauses   bool              `json:"pauses"`            // when its time has passed; else it is killed
+	Resumes  bool              `json:"resumes"`           // traffic brings it back after such a pause
+	Private  bool              `json:"private"`           // its ports want the traffic token
+	Offline  *bool             `json:"offline,omitempty"` // allow_internet_access was given, and this is its opposite
+}
+
+// annotationOf returns what was kept with a sandbox, and whether it was made by this package.
+func annotationOf(i sandbox.Info) (n annotation, own bool) {
+	if len(i.Annotation) == 0 || json.Unmarshal(i.Annotation, &n) != nil {
+		return annotation{}, false
+	}
+	return n, true
+}
+
+// created is the description of a sandbox that its creator gets.
+type created struct {
+	SandboxID    string  `json:"sandboxID"`
+	TemplateID   string  `json:"templateID"`
+	ClientID     string  `json:"clientID"` // of E2B's nodes; Python wants it
+	EnvdVersion  string  `json:"envdVersion"`
+	AccessToken  string  `json:"envdAccessToken"`
+	TrafficToken string  `json:"trafficAccessToken"`
+	Domain       *string `json:"domain"`
+}
+
+func (a *api) createdOf(i sandbox.Info) created {
+	c := created{SandboxID: i.ID, TemplateID: i.SnapshotTag, EnvdVersion: envdVersion,
+		AccessToken: a.Keys.Token(accessToken, i.ID), TrafficToken: a.Keys.Token(trafficToken, i.ID)}
+	if a.Domain.IsSet() {
+		domain := a.Domain.Host()
+		c.Domain = &domain
+	}
+	return c
+}
+
+// createRequest has the fields of both versions.
+type createRequest struct {
+	TemplateID      string            `json:"templateID"`
+	Timeout         *int64            `json:"timeout"`
+	Metadata        map[string]string `json:"metadata"`
+	EnvVars         map[string]string `json:"envVars"`
+	AutoPause       bool              `json:"autoPause"`
+	AutoPauseMemory *bool             `json:"autoPauseMemory"`
+	AutoResume      struct {
+		Enabled bool `json:"enabled"`
+	} `json:"autoResume"`
+	AllowInternet *bool           `json:"allow_internet_access"`
+	Network       *networkConfig  `json:"network"`
+	MCP           json.RawMessage `json:"mcp"`
+	IAM           json.RawMessage `json:"iam"`
+	VolumeMounts  []any           `json:"volumeMounts"`
+}
+
+// present reports whether a field was given a value.
+func present(field json.RawMessage) bool { return len(field) > 0 && string(field) != "null" }
+
+func (req *createRequest) check() error {
+	switch {
+	case req.TemplateID == "":
+		return badRequest("templateID: want the tag of a snapshot ('forkd images' lists them)")
+	case present(req.MCP):
+		return unsupported("mcp", "start the gateway in the recipe's warm-up")
+	case present(req.IAM):
+		return unsupported("iam", "give the sandbox a secret (docs/network.md)")
+	case len(req.VolumeMounts) > 0:
+		return unsupported("volumeMounts", "bake the data into a snapshot")
+	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoPause:
+		return unsupported("autoPauseMemory: false", "a paused sandbox keeps its memory")
+	}
+	return nil
+}
+
+func (a *api) createV1(w http.ResponseWriter, r *http.Request) error {
+	return a.createAs(w, r, defaultTimeoutV1)
+}
+
+func (a *api) create(w http.ResponseWriter, r *http.Request) error {
+	return a.createAs(w, r, defaultTimeout)
+}
+
+func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration) error {
+	var req createRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	timeout, err := seconds(req.Timeout, def)
+	if err != nil {
+		return err
+	}
+	tag, err := tagOf(req.TemplateID)
+	if err != nil {
+		return err
+	}
+	n := annotation{Metadata: req.Metadata, Timeout: timeout, Pauses: req.AutoPause, Resumes: req.AutoResume.Enabled}
+	fork := sandbox.ForkRequest{Tag: tag, N: 1, Env: req.EnvVars, TTL: max(timeout, time.Nanosecond), ExpirySuspends: req.AutoPause}
+	if req.AllowInternet != nil {
+		offline := !*req.AllowInternet
+		n.Offline = &offline
+	}
+	if req.Network != nil || n.Offline != nil {
+		if req.Network == nil {
+			req.Network = &networkConfig{}
+		}
+		if fork.Network, err = req.Network.setting(n.Offline); err != nil {
+			return err
+		}
+		n.Private = req.Network.Public != nil && !*req.Network.Public
+	}
+	if fork.Annotation, err = json.Marshal(n); err != nil {
+		return err
+	}
+	if len(fork.Annotation) > sandbox.MaxAnnotation {
+		return badRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
+	}
+	result, err := a.Manager.Fork(r.Context(), fork)
+	if err != nil {
+		return err
+	}
+	made := result.Sandboxes[0]
+	audit.From(r.Context()).Sandboxes = []string{made.ID}
+	return writeJSON(w, http.StatusCreated, a.createdOf(made))
+}
+
+// tagOf returns the snapshot that a template's id or name means: E2B's names may have a tag, of
+// which forkd has the one that E2B takes for none.
+func tagOf(template string) (string, error) {
+	tag := strings.TrimSuffix(template, ":default")
+	if err := snapshot.CheckTag(tag); err != nil {
+		return "", badRequest("templateID: %v", err)
+	}
+	return tag, nil
+}

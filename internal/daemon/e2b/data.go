@@ -1,0 +1,187 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// Headers of requests to sandboxes.
+const (
+	idHeader      = "E2b-Sandbox-Id"
+	portHeader    = "E2b-Sandbox-Port"
+	accessHeader  = "X-Access-Token"
+	trafficHeader = "E2b-Traffic-Access-Token"
+)
+
+// isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at the
+// same port cannot be reached from outside.
+func isAgentPort(port uint16) bool {
+	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
+}
+
+// hostRoute returns what the host of a request names, and whether it is below the domain of
+// sandboxes; with an error, where it is no port of one.
+func (a *api) hostRoute(r *http.Request) (route inbound.Route, below bool, err error) {
+	route, _, below, err = a.Domain.FindHost(r.Host, r.URL)
+	route.Agent = isAgentPort(route.Port)
+	return route, below, err
+}
+
+// carries reports whether a route of a host name is for this package: the agent's services, and
+// ports of sandboxes that were made here. Whoever comes with forkd's own permission needs none of
+// E2B's.
+func (a *api) carries(r *http.Request, route inbound.Route) bool {
+	switch {
+	case route.Signed:
+		return false
+	case route.Agent:
+		return true
+	}
+	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
+}
+
+// sharedRoute returns what a request names to an address that all sandboxes share: by its headers,
+// or, as a signed URL to a file, only by its signature. What it names may not be there: then the
+// id is empty, or the port 0.
+func (a *api) sharedRoute(r *http.Request) inbound.Route {
+	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath()}
+	if route.ID == "" {
+		route.ID = a.signer(r)
+	} else if text := r.Header.Get(portHeader); text != "" {
+		route.Port, _ = inbound.ParsePort(text)
+	}
+	route.Agent = isAgentPort(route.Port)
+	return route
+}
+
+// isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports. One
+// that is not there counts as such: clients of E2B must learn that it has gone.
+func (a *api) isOwn(id string) bool {
+	s, err := a.Manager.Get(id)
+	if err != nil {
+		return true
+	}
+	_, own := annotationOf(s.Info())
+	return own
+}
+
+// data carries a request to a sandbox.
+func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+	e := audit.From(r.Context())
+	e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
+	if !route.Agent {
+		e.Path = "/" // what follows is the guest's business
+	}
+	i, err := a.get(route.ID)
+	switch {
+	case route.ID == "":
+		err = &failure{http.StatusUnauthorized, "signature is missing or wrong"}
+	case route.Port == 0:
+		err = badRequest("%s: want a number from 1 to 65535", portHeader)
+	}
+	if err != nil {
+		a.failData(w, r, route, err)
+		return
+	}
+	if err := a.permit(r, route, i); err != nil {
+		w.Header().Set("Connection", "close") // a stranger, who keeps nothing of the daemon
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		a.failData(w, r, route, err)
+		return
+	}
+	if route.Agent {
+		e.Who = "e2b-token"
+	}
+	if n, _ := annotationOf(i); n.Resumes && i.State == sandbox.Suspended {
+		if err := a.wake(r.Context(), i, n); err != nil {
+			a.failData(w, r, route, err)
+			return
+		}
+	}
+	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // else it is for the guest's own server
+		r.Header.Del(accessHeader)
+	}
+	for _, name := range []string{idHeader, portHeader, trafficHeader} {
+		r.Header.Del(name)
+	}
+	a.V1.CarryHTTP(w, r, route, a.failData)
+}
+
+// permit checks the tokens of a request to a sandbox.
+func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
+	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
+	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
+	at := path.Clean("/" + r.URL.Path)
+	switch route.Port {
+	case agentproto.EnvdPort:
+		switch {
+		case at == "/init":
+			return &failure{http.StatusNotFound, "/init is the daemon's"}
+		case at == "/health", access:
+			return nil
+		case at == "/files" && r.Header.Get(accessHeader) == "":
+			return a.checkSignature(r, i.ID)
+		}
+		return &failure{http.StatusUnauthorized, "X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+	case agentproto.CodeInterpreterPort:
+		if access || traffic || at == "/health" {
+			return nil
+		}
+		return &failure{http.StatusUnauthorized, "X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+	}
+	if n, own := annotationOf(i); traffic || own && !n.Private {
+		return nil
+	}
+	return &failure{http.StatusForbidden, "E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return"}
+}
+
+// wake brings a paused sandbox back for a request, and gives it the time that it was created with.
+func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation) error {
+	if _, err := a.Manager.Resume(ctx, i.ID); err != nil {
+		return err
+	}
+	_, err := a.Manager.SetExpiry(ctx, i.ID, sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
+	return err
+}
+
+// goneBody is what E2B's proxy says of a sandbox or a port that cannot be reached.
+type goneBody struct {
+	SandboxID string `json:"sandboxId"`
+	Message   string `json:"message"`
+	Port      uint16 `json:"port,omitempty"`
+	Code      int    `json:"code"`
+}
+
+// failData answers a request that did not reach its sandbox. The SDKs take 502, and only that, for
+// a sandbox that is gone.
+func (a *api) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
+	var (
+		unknown *sandbox.NotFoundError
+		state   *sandbox.StateError
+		cut     *sandbox.CutOffError
+		refused *agentclient.Error
+	)
+	switch {
+	case errors.As(err, &unknown), errors.As(err, &state), errors.As(err, &cut):
+		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID, Message: "The sandbox was not found", Code: http.StatusBadGateway})
+	case errors.As(err, &refused) && refused.Code == agentclient.CodeRefused:
+		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID,
+			Message: "The sandbox is running but port is not open", Port: route.Port, Code: http.StatusBadGateway})
+	case strings.HasPrefix(r.URL.Path, "/execute"), strings.HasPrefix(r.URL.Path, "/contexts"):
+		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are text
+	default:
+		a.fail(w, r, err)
+	}
+}

@@ -1,0 +1,168 @@
+package e2b_test
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+var forkOne = client.ForkRequest{SnapshotTag: "a.b", N: 1}
+
+// sign makes the query of a signed URL as the SDKs do.
+func sign(path, operation, user, token string, end int64) string {
+	text, q := strings.Join([]string{path, operation, user, token}, ":"), url.Values{"path": {path}}
+	if user != "" {
+		q.Set("username", user)
+	}
+	if end != 0 {
+		text += fmt.Sprintf(":%d", end)
+		q.Set("signature_expiration", fmt.Sprint(end))
+	}
+	sum := sha256.Sum256([]byte(text))
+	q.Set("signature", "v1_"+base64.RawStdEncoding.EncodeToString(sum[:]))
+	return "/files?" + q.Encode()
+}
+
+// A signed URL permits one operation on one file, to whoever has it, with or without headers.
+func TestSignedFiles(t *testing.T) {
+	r := start(t)
+	b := r.create(simple)
+	r.create(simple)
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	later, before := time.Now().Unix()+1000, time.Now().Unix()-10
+	raw := header{"Content-Type": "application/octet-stream"}
+	named := header{"E2b-Sandbox-Id": b.ID}
+	byHost := header{"Host": "49983-" + b.ID + "." + apirig.Domain}
+	for _, c := range []struct {
+		name, method, at string
+		h                header
+		want             int
+	}{
+		{"read", "GET", sign(path, "read", "", b.Access, 0), nil, 200},
+		{"named", "GET", sign(path, "read", "", b.Access, 0), named, 200},
+		{"by host", "GET", sign(path, "read", "root", b.Access, later), byHost, 200},
+		{"expired", "GET", sign(path, "read", "", b.Access, before), nil, 401},
+		{"as a write", "POST", sign(path, "read", "", b.Access, 0), named, 401},
+		{"other file", "GET", strings.Replace(sign(path, "read", "", b.Access, 0), "file", "other", 1), named, 401},
+		{"other user", "GET", sign(path, "read", "", b.Access, 0) + "&username=root", named, 401},
+		{"forged", "GET", sign(path, "read", "", b.Access+"0", 0), byHost, 401},
+		{"forged, unnamed", "GET", sign(path, "read", "", b.Access+"0", 0), nil, 401},
+		{"write", "POST", sign(path, "write", "", b.Access, later), raw, 200},
+	} {
+		body := ""
+		if c.method == "POST" {
+			body = "other"
+		}
+		resp, out := r.send(c.method, c.at, c.h, body)
+		if resp.StatusCode != c.want {
+			t.Errorf("%s: %s %s", c.name, resp.Status, out)
+		}
+		if c.name == "expired" && !strings.Contains(out, "signature is already expired") {
+			t.Errorf("expired: %s", out)
+		}
+	}
+}
+
+// Ports of E2B's sandboxes are open to whoever knows the id, as their creators expect; those of
+// others, and where it was said so, want a token.
+func TestPorts(t *testing.T) {
+	r := start(t)
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.URL.Path, r.Header.Get("X-Access-Token"), r.Header.Get("X-API-Key"), r.Header.Get("E2b-Traffic-Access-Token"))
+	}))
+	defer guest.Close()
+	port := fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port)
+	open, private := r.create(simple), r.create(`{"templateID":"a.b","network":{"allowPublicTraffic":false}}`)
+	f, err := r.Fork(t.Context(), forkOne)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v1 box
+	r.call("POST", "/sandboxes/"+f.Sandboxes[0].ID+"/connect", `{"timeout":1}`, 200, &v1)
+	host := func(b box) header { return header{"Host": port + "-" + b.ID + "." + apirig.Domain} }
+	headers := func(b box) header { return header{"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": port} }
+	for _, c := range []struct {
+		name string
+		h    header
+		want int
+	}{
+		{"open", host(open), 200},
+		{"open, by headers", headers(open), 200},
+		{"private", host(private), 403},
+		{"private, by headers", headers(private), 403},
+		{"private, other token", host(private).with("E2B-Traffic-Access-Token", open.Traffic), 403},
+		{"private, token", host(private).with("E2B-Traffic-Access-Token", private.Traffic), 200},
+		{"private, the daemon's token", host(private).with(auth.TokenHeader, apirig.Token), 200},
+		{"of /v1", host(v1), 401},
+		{"of /v1, by headers", headers(v1), 403},
+		{"of /v1, token", headers(v1).with("E2B-Traffic-Access-Token", v1.Traffic), 200},
+	} {
+		// A path of the control plane's is the guest's own there, and no secret reaches the guest.
+		resp, out := r.send("GET", "/sandboxes", c.h.with("X-API-Key", "e2b_"+apirig.Token), "")
+		if resp.StatusCode != c.want || c.want == 200 && out != "/sandboxes" {
+			t.Errorf("%s: %s %s", c.name, resp.Status, out)
+		}
+	}
+	closed := headers(open).with("E2b-Sandbox-Port", "1")
+	if resp, out := r.send("GET", "/", closed, ""); resp.StatusCode != 502 || !strings.Contains(out, `"port":1`) || !strings.Contains(out, "port is not open") {
+		t.Errorf("a closed port: %s %s", resp.Status, out)
+	}
+	for _, p := range []string{"0", "65536", "x"} {
+		if resp, _ := r.send("GET", "/health", headers(open).with("E2b-Sandbox-Port", p), ""); resp.StatusCode != 400 {
+			t.Errorf("port %s: %s", p, resp.Status)
+		}
+	}
+	for path, want := range map[string]int{"/v2/sandboxes": 200, "/nothing": 404} {
+		if resp, out := r.send("GET", path, apiKey.with("Host", "api."+apirig.Domain), ""); resp.StatusCode != want {
+			t.Errorf("api.DOMAIN%s: %s %s", path, resp.Status, out)
+		}
+	}
+}
+
+func TestCodeInterpreterWantsAToken(t *testing.T) {
+	r := start(t)
+	b := r.create(simple)
+	at := header{"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": "49999"}
+	for _, path := range []string{"/execute", "/contexts"} {
+		if resp, out := r.send("POST", path, at, `{"code":"1"}`); resp.StatusCode != 401 {
+			t.Errorf("%s: %s %s", path, resp.Status, out)
+		}
+	}
+	if resp, out := r.send("POST", "/contexts", at.with("E2B-Traffic-Access-Token", b.Traffic), "{}"); resp.StatusCode != 200 {
+		t.Errorf("with the traffic token: %s %s", resp.Status, out)
+	}
+}
+
+// A paused sandbox that was made so comes back for a request, with a new time.
+func TestAutoResume(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 204 {
+		t.Fatalf("%s %s", resp.Status, out)
+	}
+	var i struct {
+		State     string
+		EndAt     time.Time
+		Lifecycle struct{ OnTimeout string }
+	}
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 || i.Lifecycle.OnTimeout != "pause" {
+		t.Errorf("%+v", i)
+	}
+}

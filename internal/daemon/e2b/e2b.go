@@ -1,0 +1,217 @@
+// Package e2b is the face of the daemon that E2B's SDKs speak to: their control plane beside /v1,
+// over the same sandboxes and snapshots, and the way to the services of each sandbox.
+//
+// A template is a snapshot, by its tag; creating a sandbox is a fork. A sandbox made here can be
+// used by /v1 and the other way round. The package speaks E2B's JSON, error bodies and statuses; it
+// decides nothing about sandboxes. What forkd has no equal for is refused by name and never
+// ignored, but for fields that the SDKs have not sent yet: they come with every release.
+// docs/e2b.md lists the differences.
+//
+// Times in the protocol are whole seconds, sizes are MiB in descriptions of sandboxes and bytes in
+// their metrics. The protocol is that of the SDKs e2b 2.51.0 (npm) and 2.63.0 (PyPI), which were
+// read and run against this package.
+package e2b
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// envdVersion is the version of E2B's envd that the agent's services are as good as: the SDKs ask
+// for what a version has.
+const envdVersion = "0.6.13"
+
+// Bounds on requests.
+const (
+	maxBody     = 1 << 20 // bytes of a JSON body
+	bodyTimeout = time.Minute
+	maxWorks    = 256 // requests at once that change or measure something
+	maxTimeout  = 365 * 24 * time.Hour
+)
+
+// Config is what the face serves.
+type Config struct {
+	V1      *v1.Server // answers what is not E2B's, and carries streams to guests
+	Next    http.Handler
+	Manager *sandbox.Manager
+	Guard   *auth.Guard // an API key is a token, also behind "e2b_"
+	Hosts   []string    // see v1.Config
+	Keys    *auth.Keys  // of the tokens of sandboxes
+	Domain  inbound.Domain
+	Audit   *audit.Log // nil: none
+	Log     *slog.Logger
+}
+
+type api struct {
+	Config
+	mux   *http.ServeMux
+	works chan struct{}
+}
+
+// handler answers a request or returns the error to answer it with.
+type handler func(http.ResponseWriter, *http.Request) error
+
+// New returns a handler of all requests to the daemon. What is not E2B's goes to cfg.Next, or where
+// that is nil to cfg.V1.
+func New(cfg Config) http.Handler {
+	if cfg.Next == nil {
+		cfg.Next = cfg.V1
+	}
+	if cfg.Domain.IsSet() {
+		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
+	}
+	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks)}
+	a.routes()
+	return a
+}
+
+// apiLabel begins the host name of the control plane below a domain: the SDKs that are told only a
+// domain ask there.
+const apiLabel = "api."
+
+// ServeHTTP implements http.Handler.
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	route, below, err := a.hostRoute(r)
+	switch {
+	case below && err == nil:
+		if a.carries(r, route) {
+			a.audited(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) }).ServeHTTP(w, r)
+			return
+		}
+	case below && !strings.HasPrefix(strings.ToLower(r.Host), apiLabel):
+	case isControl(r.URL.Path) && r.Header.Get(idHeader) == "":
+		a.audited(a.control).ServeHTTP(w, r)
+		return
+	case r.Header.Get(idHeader) != "" || r.URL.Path == "/files":
+		a.audited(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, a.sharedRoute(r)) }).ServeHTTP(w, r)
+		return
+	}
+	a.Next.ServeHTTP(w, r)
+}
+
+func (a *api) audited(h http.HandlerFunc) http.Handler { return a.Audit.Handler(h, a.Log) }
+
+// controlRoots begin all paths of the control plane. None is one of /v1.
+var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
+	"v3/templates", "volumes", "secrets", "teams"}
+
+func isControl(path string) bool {
+	for _, root := range controlRoots {
+		if rest, ok := strings.CutPrefix(path, "/"+root); ok && (rest == "" || rest[0] == '/') {
+			return true
+		}
+	}
+	return false
+}
+
+// routes are those of the control plane. The scopes are those that /v1 wants for the same.
+func (a *api) routes() {
+	for _, route := range []struct {
+		pattern string
+		scope   auth.Scope
+		handler handler
+	}{
+		{"POST /sandboxes", auth.Run, a.work(a.createV1)},
+		{"POST /v2/sandboxes", auth.Run, a.work(a.create)},
+		{"GET /sandboxes", auth.Read, a.listV1},
+		{"GET /v2/sandboxes", auth.Read, a.list},
+		{"GET /sandboxes/metrics", auth.Read, a.work(a.metricsOfMany)},
+		{"GET /sandboxes/{id}", auth.Run, a.info}, // with the token of the sandbox
+		{"DELETE /sandboxes/{id}", auth.Run, a.kill},
+		{"POST /sandboxes/{id}/connect", auth.Run, a.work(a.connect)},
+		{"POST /v2/sandboxes/{id}/connect", auth.Run, a.work(a.connect)},
+		{"POST /sandboxes/{id}/resume", auth.Run, a.work(a.resume)},
+		{"POST /sandboxes/{id}/pause", auth.Run, a.work(a.pause)},
+		{"POST /sandboxes/{id}/timeout", auth.Run, a.work(a.setTimeout)},
+		{"POST /sandboxes/{id}/refreshes", auth.Run, a.work(a.refresh)},
+		{"PUT /sandboxes/{id}/network", auth.Run, a.work(a.setNetwork)},
+		{"GET /sandboxes/{id}/metrics", auth.Read, a.work(a.metrics)},
+		{"GET /sandboxes/{id}/logs", auth.Run, a.logsV1},
+		{"GET /v2/sandboxes/{id}/logs", auth.Run, a.logs},
+		{"POST /sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
+		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
+		{"POST /sandboxes/{id}/snapshots", auth.Run, a.work(a.createSnapshot)},
+		{"GET /snapshots", auth.Read, a.listSnapshots},
+		{"GET /templates", auth.Read, a.listTemplates},
+		{"GET /v2/templates", auth.Read, a.listTemplates},
+		{"GET /templates/{id}", auth.Read, a.template},
+		{"GET /templates/{id}/{what}", auth.Read, a.templatePart},
+		{"DELETE /templates/{id}", auth.Admin, a.work(a.deleteTemplate)},
+	} {
+		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
+			e := audit.From(r.Context())
+			e.Route, e.Sandbox = route.pattern, r.PathValue("id")
+			err := auth.From(r.Context()).Need(route.scope)
+			if err == nil {
+				err = route.handler(w, r)
+			}
+			if err != nil {
+				a.fail(w, r, err)
+			}
+		})
+	}
+	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.fail(w, r, unserved(r)) })
+}
+
+// work lets a handler through while not too many others are at work.
+func (a *api) work(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		select {
+		case a.works <- struct{}{}:
+		default:
+			return &failure{http.StatusServiceUnavailable, "too many requests at once; try again"}
+		}
+		defer func() { <-a.works }()
+		return h(w, r)
+	}
+}
+
+// control answers a request to the control plane of somebody who may make it.
+func (a *api) control(w http.ResponseWriter, r *http.Request) {
+	who, err := a.identify(r)
+	if err != nil {
+		w.Header().Set("Connection", "close") // who may not make it keeps nothing of the daemon
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		a.fail(w, r, err)
+		return
+	}
+	audit.From(r.Context()).Who = who.Who
+	a.mux.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
+}
+
+// identify returns who makes a request, by its API key. Where none is needed it refuses requests
+// that a web page made a browser send, as package v1 does.
+func (a *api) identify(r *http.Request) (auth.Principal, error) {
+	asPost := *r // the check lets safe methods pass
+	asPost.Method = http.MethodPost
+	if http.NewCrossOriginProtection().Check(&asPost) != nil {
+		return auth.Principal{}, &failure{http.StatusForbidden, "cross-origin request from a browser refused"}
+	}
+	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	if ok && addr.Network() == "tcp" && !a.Guard.Demands() {
+		if err := auth.CheckHost(r.Host, a.Hosts); err != nil {
+			return auth.Principal{}, &failure{http.StatusForbidden, err.Error()}
+		}
+	}
+	var who auth.Principal
+	var err error
+	if key := r.Header.Get("X-API-Key"); key != "" {
+		who, err = a.Guard.IdentifyByAPIKey(r, key)
+	} else {
+		who, err = a.Guard.Identify(r)
+	}
+	if err != nil {
+		return who, &failure{http.StatusUnauthorized, "X-API-Key is missing or wrong: want a token of the daemon"}
+	}
+	return who, nil
+}

@@ -1,0 +1,166 @@
+package e2b
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// maxPage is the default and the most of a page of a list.
+const maxPage = 100
+
+// filter is what a list of sandboxes is asked for.
+type filter struct {
+	metadata map[string]string
+	states   []string
+	template string
+	after    time.Time
+}
+
+func filterOf(q url.Values) (f filter, err error) {
+	if f.metadata, err = metadataOf(q.Get("metadata")); err != nil {
+		return f, err
+	}
+	for _, values := range q["state"] {
+		for _, s := range strings.Split(values, ",") {
+			if s != running && s != paused {
+				return f, badRequest("state: %q: want %s, %s or both with a comma between", s, running, paused)
+			}
+			f.states = append(f.states, s)
+		}
+	}
+	if f.template = strings.TrimSuffix(q.Get("template"), ":default"); q.Has("startedAfter") {
+		if f.after, err = time.Parse(time.RFC3339, q.Get("startedAfter")); err != nil {
+			return f, badRequest("startedAfter: %v", err)
+		}
+	}
+	return f, nil
+}
+
+// metadataOf reads pairs that a sandbox is to have. The SDKs encode each key and value, then all of
+// it as a form, and the whole once more as the value of a query.
+func metadataOf(text string) (map[string]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	wrong := badRequest("metadata: want key=value pairs with & between, percent-encoded")
+	form, err := url.QueryUnescape(text)
+	if err != nil {
+		return nil, wrong
+	}
+	pairs := map[string]string{}
+	for _, pair := range strings.Split(form, "&") {
+		key, value, ok := strings.Cut(pair, "=")
+		k, err1 := url.QueryUnescape(key)
+		v, err2 := url.QueryUnescape(value)
+		if !ok || err1 != nil || err2 != nil {
+			return nil, wrong
+		}
+		pairs[k] = v
+	}
+	return pairs, nil
+}
+
+func (f *filter) lets(i sandbox.Info) bool {
+	state := stateOf(i)
+	if state == "" || len(f.states) > 0 && !slices.Contains(f.states, state) ||
+		f.template != "" && f.template != i.SnapshotTag || i.Created.Before(f.after) {
+		return false
+	}
+	if len(f.metadata) == 0 {
+		return true
+	}
+	n, _ := annotationOf(i)
+	for k, v := range f.metadata {
+		if has, ok := n.Metadata[k]; !ok || has != v {
+			return false
+		}
+	}
+	return true
+}
+
+// list answers with a page of sandboxes, the newest first.
+func (a *api) list(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	f, err := filterOf(q)
+	if err != nil {
+		return err
+	}
+	all := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !f.lets(i) })
+	if order := q.Get("order"); order == "" || order == "desc" {
+		slices.Reverse(all)
+	} else if order != "asc" {
+		return badRequest("order: %q: want asc or desc", order)
+	}
+	var up int
+	for _, i := range all {
+		if stateOf(i) == running {
+			up++
+		}
+	}
+	w.Header().Set("X-Total-Running", strconv.Itoa(up))
+	page, err := pageOf(w, q, all, func(i sandbox.Info) string { return fmt.Sprintf("%d %s", i.Created.UnixNano(), i.ID) })
+	if err != nil {
+		return err
+	}
+	return a.writeSandboxes(w, page)
+}
+
+// listV1 answers with all sandboxes that run, as older SDKs ask for them.
+func (a *api) listV1(w http.ResponseWriter, r *http.Request) error {
+	f, err := filterOf(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	if f.states == nil {
+		f.states = []string{running}
+	}
+	all := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !f.lets(i) })
+	slices.Reverse(all)
+	return a.writeSandboxes(w, all)
+}
+
+func (a *api) writeSandboxes(w http.ResponseWriter, infos []sandbox.Info) error {
+	out, shapes := make([]listed, len(infos)), a.shapes()
+	for n, i := range infos {
+		out[n] = shapes.describe(i)
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+// pageOf returns the part of a list that a request asks for, and names what follows it in a header.
+// Its token is the name of the last one that was told, with its place in the order, so that the
+// next page is right when others come and go.
+func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) string) ([]T, error) {
+	limit := maxPage
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return nil, badRequest("limit: %q: want 1 to %d", text, maxPage)
+		}
+		limit = min(n, maxPage)
+	}
+	if token := q.Get("nextToken"); token != "" {
+		last, err := base64.RawURLEncoding.DecodeString(token)
+		if err != nil {
+			return nil, badRequest("nextToken: it is not one of this API")
+		}
+		at := slices.IndexFunc(all, func(item T) bool { return name(item) == string(last) })
+		if at < 0 { // it went meanwhile
+			return nil, badRequest("nextToken: what it follows is no longer there: begin again")
+		}
+		all = all[at+1:]
+	}
+	if len(all) > limit {
+		all = all[:limit]
+		w.Header().Set("X-Next-Token", base64.RawURLEncoding.EncodeToString([]byte(name(all[limit-1]))))
+	}
+	return all, nil
+}

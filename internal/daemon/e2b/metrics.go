@@ -1,0 +1,157 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// Bounds on what is asked of guests and told of them.
+const (
+	maxMetrics     = 64 << 10 // bytes of a guest's answer
+	metricsTimeout = 10 * time.Second
+	maxMeasured    = 100 // sandboxes in one call
+	maxLogs        = 1000
+)
+
+// metric is one measurement. Sizes are in bytes.
+type metric struct {
+	Timestamp time.Time `json:"timestamp"`
+	Unix      int64     `json:"timestampUnix"`
+	CPUs      int       `json:"cpuCount"`
+	CPUUsed   float64   `json:"cpuUsedPct"`
+	MemUsed   uint64    `json:"memUsed"`
+	MemTotal  uint64    `json:"memTotal"`
+	MemCache  uint64    `json:"memCache"`
+	DiskUsed  uint64    `json:"diskUsed"`
+	DiskTotal uint64    `json:"diskTotal"`
+}
+
+// metrics answers with one measurement, that of now: forkd keeps no history of sandboxes.
+func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	out := []metric{}
+	if stateOf(i) == running {
+		m, err := a.measure(r.Context(), i)
+		if err != nil {
+			return err
+		}
+		out = append(out, m)
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+// metricsOfMany measures the sandboxes that a query names, and leaves out those that cannot be.
+func (a *api) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
+	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
+	if len(ids) > maxMeasured {
+		return badRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
+	}
+	out := map[string]metric{}
+	for _, id := range ids {
+		if i, err := a.get(id); err == nil && stateOf(i) == running {
+			if m, err := a.measure(r.Context(), i); err == nil {
+				out[id] = m
+			}
+		}
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"sandboxes": out})
+}
+
+// measure asks the agent.
+func (a *api) measure(ctx context.Context, i sandbox.Info) (m metric, err error) {
+	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
+	defer cancel()
+	var said struct {
+		CPUs      int     `json:"cpu_count"`
+		CPUUsed   float64 `json:"cpu_used_pct"`
+		MemTotal  uint64  `json:"mem_total"`
+		MemUsed   uint64  `json:"mem_used"`
+		MemCache  uint64  `json:"mem_cache"`
+		DiskUsed  uint64  `json:"disk_used"`
+		DiskTotal uint64  `json:"disk_total"`
+	}
+	err = a.Manager.Use(ctx, i.ID, "measure", func(ctx context.Context, dial agentclient.DialFunc) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envd/metrics", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := agentclient.New(dial).Transport(agentproto.EnvdPort).RoundTrip(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("the agent answers %s", resp.Status)
+		}
+		return json.NewDecoder(io.LimitReader(resp.Body, maxMetrics)).Decode(&said)
+	})
+	now := time.Now().UTC()
+	return metric{now, now.Unix(), said.CPUs, said.CPUUsed, said.MemUsed, said.MemTotal, said.MemCache, said.DiskUsed, said.DiskTotal}, err
+}
+
+// logEntry is a line of a sandbox's console. Lines have no time of their own: they get that of the
+// sandbox's start.
+type logEntry struct {
+	Timestamp time.Time         `json:"timestamp"`
+	Message   string            `json:"message"`
+	Level     string            `json:"level"`
+	Fields    map[string]string `json:"fields"`
+}
+
+func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
+	i, err := a.find(r)
+	if err != nil {
+		return nil, err
+	}
+	console, err := a.Manager.Console(i.ID)
+	if err != nil {
+		return nil, err
+	}
+	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(console), "\uFFFD")), "\n")
+	lines = lines[max(0, len(lines)-maxLogs):]
+	entries := make([]logEntry, 0, len(lines))
+	for _, line := range lines {
+		if line = strings.TrimRight(line, "\r"); line != "" {
+			entries = append(entries, logEntry{i.Created, line, "info", map[string]string{}})
+		}
+	}
+	return entries, nil
+}
+
+// logs answers with the end of a sandbox's console.
+func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
+	entries, err := a.logEntries(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"logs": entries})
+}
+
+// logsV1 is logs in the older form.
+func (a *api) logsV1(w http.ResponseWriter, r *http.Request) error {
+	entries, err := a.logEntries(r)
+	if err != nil {
+		return err
+	}
+	type line struct {
+		Timestamp time.Time `json:"timestamp"`
+		Line      string    `json:"line"`
+	}
+	lines := make([]line, len(entries))
+	for n, e := range entries {
+		lines[n] = line{e.Timestamp, e.Message}
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
+}

@@ -1,0 +1,103 @@
+package e2b
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// networkConfig is where a sandbox may connect to, and who may connect to it, as E2B has it.
+type networkConfig struct {
+	AllowOut   []string        `json:"allowOut,omitempty"`
+	DenyOut    []string        `json:"denyOut,omitempty"`
+	Public     *bool           `json:"allowPublicTraffic,omitempty"`
+	Rules      json.RawMessage `json:"rules,omitempty"`
+	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
+	MaskHost   string          `json:"maskRequestHost,omitempty"`
+	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
+}
+
+// everything is E2B's rule for all addresses.
+var everything = []string{"0.0.0.0/0", "::/0"}
+
+// setting returns the policy that a configuration means. In E2B an allowed address wins over a
+// denied one; in forkd a denied one does. So the two can stand together only where all is denied,
+// which is to say that nothing but what is allowed may be reached.
+func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
+	switch {
+	case present(c.Rules) && string(c.Rules) != "{}":
+		return nil, unsupported("network.rules", "give the sandbox a secret, which is a header too (docs/network.md)")
+	case present(c.Proxy):
+		return nil, unsupported("network.egressProxy", "start the daemon with --upstream-proxy")
+	case c.MaskHost != "":
+		return nil, unsupported("network.maskRequestHost", "the server in the sandbox sees the host of the request")
+	case len(c.HTTPSPorts) > 0:
+		return nil, unsupported("network.httpsPorts", "servers in a sandbox speak HTTP, and the daemon TLS")
+	}
+	closed := offline != nil && *offline
+	deny := slices.DeleteFunc(slices.Clone(c.DenyOut), func(rule string) bool {
+		all := slices.Contains(everything, rule)
+		closed = closed || all
+		return all
+	})
+	mode, allow := netproto.ModePublic, c.AllowOut
+	switch {
+	case closed && len(allow) == 0:
+		mode = netproto.ModeNone
+	case closed:
+		mode, deny = netproto.ModeAllow, nil
+	case len(allow) > 0 && len(deny) > 0:
+		return nil, badRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
+			everything[0])
+	default:
+		allow = nil // the internet is open without them, and private networks stay closed as E2B's do
+	}
+	policy, err := netproto.ParsePolicy(mode.String(), allow, deny)
+	if err != nil {
+		return nil, badRequest("network: %v", err)
+	}
+	return &netclient.Setting{Policy: policy}, nil
+}
+
+// configOf is a policy as E2B has it. Rules that have no equal there are told as they are.
+func configOf(p netproto.Policy) networkConfig {
+	c := networkConfig{AllowOut: netproto.Texts(p.Allow), DenyOut: netproto.Texts(p.Deny)}
+	if p.Mode == netproto.ModeNone || p.Mode == netproto.ModeAllow {
+		c.DenyOut = append(c.DenyOut, everything[0])
+	}
+	return c
+}
+
+// setNetwork replaces where a sandbox may connect to. Its limits and secrets stay.
+func (a *api) setNetwork(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		networkConfig
+		AllowInternet *bool `json:"allow_internet_access"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	var offline *bool
+	if req.AllowInternet != nil {
+		not := !*req.AllowInternet
+		offline = &not
+	}
+	asked, err := req.setting(offline)
+	if err != nil {
+		return err
+	}
+	setting := i.Network
+	setting.Policy = asked.Policy
+	if _, err := a.Manager.SetNetwork(r.Context(), i.ID, setting); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

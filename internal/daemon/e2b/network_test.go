@@ -1,0 +1,54 @@
+package e2b
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+func TestNetworkOptions(t *testing.T) {
+	yes, no := true, false
+	for _, c := range []struct {
+		config  string
+		offline *bool
+		want    string // mode, allowed, denied; or the beginning of the error
+	}{
+		{`{}`, nil, "public"},
+		{`{}`, &no, "public"},
+		{`{}`, &yes, "none"},
+		{`{"allowOut":["1.1.1.1"]}`, nil, "public"},
+		{`{"allowOut":["1.1.1.1","*.example.com"],"denyOut":["0.0.0.0/0"]}`, nil, "allow 1.1.1.1 *.example.com"},
+		{`{"allowOut":["1.1.1.1"]}`, &yes, "allow 1.1.1.1"},
+		{`{"denyOut":["0.0.0.0/0"]}`, nil, "none"},
+		{`{"denyOut":["8.8.8.0/24"]}`, nil, "public -8.8.8.0/24"},
+		{`{"allowOut":["8.8.8.8"],"denyOut":["8.8.8.0/24"]}`, nil, "network.denyOut:"},
+		{`{"denyOut":["not a rule"]}`, nil, "network: deny[0]:"},
+		{`{"rules":{"a.test":[{}]}}`, nil, "network.rules:"},
+		{`{"egressProxy":{"address":"a:1"}}`, nil, "network.egressProxy:"},
+		{`{"rules":{},"egressProxy":null}`, nil, "public"},
+		{`{"maskRequestHost":"a"}`, nil, "network.maskRequestHost:"},
+		{`{"httpsPorts":[8443]}`, nil, "network.httpsPorts:"},
+	} {
+		var config networkConfig
+		if err := json.Unmarshal([]byte(c.config), &config); err != nil {
+			t.Fatal(err)
+		}
+		setting, err := config.setting(c.offline)
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%s: %v, want %s", c.config, err, c.want)
+			}
+			continue
+		}
+		p := setting.Policy
+		got := append([]string{p.Mode.String()}, netproto.Texts(p.Allow)...)
+		for _, rule := range netproto.Texts(p.Deny) {
+			got = append(got, "-"+rule)
+		}
+		if text := strings.Join(got, " "); text != c.want {
+			t.Errorf("%s: %s, want %s", c.config, text, c.want)
+		}
+	}
+}

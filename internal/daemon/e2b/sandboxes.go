@@ -1,0 +1,267 @@
+package e2b
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// States of sandboxes.
+const (
+	running = "running"
+	paused  = "paused"
+)
+
+// stateOf returns the state of a sandbox as E2B has it; nothing where E2B would not know it any
+// more.
+func stateOf(i sandbox.Info) string {
+	switch i.State {
+	case sandbox.Running, sandbox.Restoring:
+		return running
+	case sandbox.Paused:
+		if i.DiskFull {
+			return running
+		}
+		return paused
+	case sandbox.Suspended:
+		return paused
+	}
+	return ""
+}
+
+// noEnd is when sandboxes end that never do; the SDKs want a time.
+var noEnd = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+
+// listed describes a sandbox.
+type listed struct {
+	SandboxID   string            `json:"sandboxID"`
+	TemplateID  string            `json:"templateID"`
+	ClientID    string            `json:"clientID"`
+	Alias       string            `json:"alias"`
+	StartedAt   time.Time         `json:"startedAt"`
+	EndAt       time.Time         `json:"endAt"`
+	CPUs        uint32            `json:"cpuCount"`
+	MemoryMiB   uint64            `json:"memoryMB"`
+	DiskMiB     uint64            `json:"diskSizeMB"`
+	State       string            `json:"state"`
+	EnvdVersion string            `json:"envdVersion"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+}
+
+// shapes are the machines of snapshots by tag.
+type shapes map[string]shape
+
+type shape struct {
+	cpus    uint32
+	diskMiB uint64
+}
+
+func (a *api) shapes() shapes {
+	s := shapes{}
+	for _, i := range a.Manager.Snapshots().List() {
+		s[i.Tag] = shape{i.Machine.VCPUs, i.Base.Bytes >> 20}
+	}
+	return s
+}
+
+func (s shapes) describe(i sandbox.Info) listed {
+	n, _ := annotationOf(i)
+	end := i.Expires
+	if end.IsZero() {
+		end = noEnd
+	}
+	of, ok := s[i.SnapshotTag]
+	if !ok {
+		of = s[i.StateTag]
+	}
+	return listed{SandboxID: i.ID, TemplateID: i.SnapshotTag, Alias: i.SnapshotTag, StartedAt: i.Created, EndAt: end,
+		CPUs: max(of.cpus, 1), MemoryMiB: i.MemoryBytes >> 20, DiskMiB: of.diskMiB, State: stateOf(i),
+		EnvdVersion: envdVersion, Metadata: n.Metadata}
+}
+
+// find returns the sandbox that a request names, if E2B would still know it.
+func (a *api) find(r *http.Request) (sandbox.Info, error) { return a.get(r.PathValue("id")) }
+
+func (a *api) get(id string) (sandbox.Info, error) {
+	s, err := a.Manager.Get(id)
+	if err != nil {
+		return sandbox.Info{}, err
+	}
+	i := s.Info()
+	if stateOf(i) == "" {
+		return i, &sandbox.NotFoundError{ID: id}
+	}
+	return i, nil
+}
+
+// detail is the whole description of a sandbox.
+type detail struct {
+	listed
+	AccessToken   string        `json:"envdAccessToken"`
+	Domain        *string       `json:"domain"`
+	AllowInternet *bool         `json:"allowInternetAccess"`
+	Network       networkConfig `json:"network"`
+	Lifecycle     lifecycle     `json:"lifecycle"`
+}
+
+type lifecycle struct {
+	OnTimeout  string `json:"onTimeout"`
+	AutoResume bool   `json:"autoResume"`
+}
+
+func (a *api) info(w http.ResponseWriter, r *http.Request) error {
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	n, _ := annotationOf(i)
+	c := a.createdOf(i)
+	d := detail{listed: a.shapes().describe(i), AccessToken: c.AccessToken, Domain: c.Domain,
+		Network: configOf(i.Network.Policy), Lifecycle: lifecycle{OnTimeout: "kill", AutoResume: n.Resumes}}
+	if n.Offline != nil {
+		online := !*n.Offline
+		d.AllowInternet = &online
+	}
+	public := !n.Private
+	d.Network.Public = &public
+	if i.ExpirySuspends {
+		d.Lifecycle.OnTimeout = "pause"
+	}
+	return writeJSON(w, http.StatusOK, d)
+}
+
+func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	if err := a.Manager.Kill(i.ID); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// lifeRequest is the body of connect, resume, timeout and refreshes.
+type lifeRequest struct {
+	Timeout  *int64 `json:"timeout"`
+	Duration *int64 `json:"duration"` // of refreshes
+	Memory   *bool  `json:"memory"`
+	Pauses   *bool  `json:"autoPause"` // of resume
+}
+
+func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout time.Duration, err error) {
+	if err = readJSON(w, r, &req); err != nil {
+		return req, 0, err
+	}
+	if req.Memory != nil && !*req.Memory {
+		return req, 0, unsupported("memory: false", "a paused sandbox keeps its memory, and goes on with it")
+	}
+	if req.Timeout == nil {
+		req.Timeout = req.Duration
+	}
+	timeout, err = seconds(req.Timeout, defaultTimeout)
+	return req, timeout, err
+}
+
+// connect gives a running sandbox more time, never less, and brings a paused one back.
+func (a *api) connect(w http.ResponseWriter, r *http.Request) error {
+	return a.connectAs(w, r, http.StatusOK)
+}
+
+// resume is connect as older SDKs call it, which answers as if it had always brought back.
+func (a *api) resume(w http.ResponseWriter, r *http.Request) error {
+	return a.connectAs(w, r, http.StatusCreated)
+}
+
+func (a *api) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int) error {
+	req, timeout, err := readLife(w, r)
+	if err != nil {
+		return err
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	status, end := ifRunning, time.Now().Add(timeout)
+	if stateOf(i) == paused {
+		status = http.StatusCreated
+		if i, err = a.Manager.Resume(r.Context(), i.ID); err != nil {
+			return err
+		}
+	} else if i.Expires.IsZero() || i.Expires.After(end) {
+		return writeJSON(w, status, a.createdOf(i))
+	}
+	pauses := i.ExpirySuspends
+	if req.Pauses != nil {
+		pauses = *req.Pauses
+	}
+	if _, own := annotationOf(i); own || !i.Expires.IsZero() { // one of /v1 may be meant to have no end
+		if i, err = a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{At: end, Suspends: pauses}); err != nil {
+			return err
+		}
+	}
+	return writeJSON(w, status, a.createdOf(i))
+}
+
+// setTimeout lets a sandbox end so long after now; paused ones have no time that passes.
+func (a *api) setTimeout(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, false) }
+
+// refresh is setTimeout that never shortens.
+func (a *api) refresh(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, true) }
+
+func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) error {
+	_, timeout, err := readLife(w, r)
+	if err != nil {
+		return err
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	if stateOf(i) == paused {
+		return &sandbox.NotFoundError{ID: i.ID} // as E2B's API answers
+	}
+	end := time.Now().Add(timeout)
+	if !onlyLonger || !i.Expires.IsZero() && i.Expires.Before(end) {
+		if _, err := a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{At: end, Suspends: i.ExpirySuspends}); err != nil {
+			return err
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// pause suspends a sandbox, whose time stands still until it is brought back.
+func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Memory *bool `json:"memory"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if req.Memory != nil && !*req.Memory {
+		return unsupported("memory: false", "a paused sandbox keeps its memory")
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	if stateOf(i) == paused {
+		return &failure{http.StatusConflict, "sandbox " + i.ID + " is paused already"}
+	}
+	// Before it is suspended: its time must not pass meanwhile.
+	before := sandbox.Expiry{At: i.Expires, Suspends: i.ExpirySuspends}
+	if _, err := a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{Suspends: i.ExpirySuspends}); err != nil {
+		return err
+	}
+	if _, err = a.Manager.Suspend(r.Context(), i.ID); err != nil {
+		if _, again := a.Manager.SetExpiry(r.Context(), i.ID, before); again != nil {
+			a.Log.Error("give a sandbox its time back that could not be paused", "sandbox", i.ID, "error", again)
+		}
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

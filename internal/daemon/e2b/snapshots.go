@@ -1,0 +1,238 @@
+package e2b
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// maxFork is the most copies that one call may ask for.
+const maxFork = 100
+
+// fork makes copies of a sandbox, which runs on, or stays paused.
+func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Timeout *int64 `json:"timeout"`
+		Count   *int   `json:"count"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	timeout, err := seconds(req.Timeout, defaultTimeout)
+	if err != nil {
+		return err
+	}
+	count := 1
+	if req.Count != nil {
+		count = *req.Count
+	}
+	if count < 1 || count > maxFork {
+		return badRequest("count: %d: want 1 to %d", count, maxFork)
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	n, _ := annotationOf(i)
+	n.Timeout = timeout
+	ask := sandbox.ForkRequest{N: count, AllowPartial: true, TTL: max(timeout, time.Nanosecond), ExpirySuspends: i.ExpirySuspends}
+	if ask.Annotation, err = json.Marshal(n); err != nil {
+		return err
+	}
+	var made sandbox.ForkResult
+	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
+		ask.Tag = i.StateTag
+		made, err = a.Manager.Fork(r.Context(), ask)
+	} else {
+		made, _, err = a.Manager.ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
+	}
+	if err != nil {
+		return err
+	}
+	type result struct {
+		Sandbox *created   `json:"sandbox,omitempty"`
+		Error   *errorBody `json:"error,omitempty"`
+	}
+	results, log := make([]result, 0, count), audit.From(r.Context())
+	for _, i := range made.Sandboxes {
+		c := a.createdOf(i)
+		log.Sandboxes = append(log.Sandboxes, i.ID)
+		results = append(results, result{Sandbox: &c})
+	}
+	for len(results) < count {
+		results = append(results, result{Error: &errorBody{http.StatusInternalServerError, "this copy did not start"}})
+	}
+	return writeJSON(w, http.StatusCreated, results)
+}
+
+// snapshotInfo describes a snapshot. Its id is its tag.
+type snapshotInfo struct {
+	SnapshotID string   `json:"snapshotID"`
+	Names      []string `json:"names"`
+}
+
+// createSnapshot branches a sandbox, which runs on. One that is paused has no VM to branch.
+func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name   string `json:"name"`
+		Memory *bool  `json:"memory"`
+	}
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if req.Memory != nil && !*req.Memory {
+		return unsupported("memory: false", "a snapshot holds the memory too")
+	}
+	i, err := a.find(r)
+	if err != nil {
+		return err
+	}
+	if i.State == sandbox.Suspended {
+		return &failure{http.StatusConflict, fmt.Sprintf("sandbox %s is paused: connect to it first, or fork it", i.ID)}
+	}
+	ask := sandbox.BranchRequest{Mode: vm.BranchDiff}
+	if req.Name != "" {
+		if ask.Tag, err = tagOf(req.Name); err != nil {
+			return badRequest("name: %v", err)
+		}
+	}
+	b, err := a.Manager.Branch(r.Context(), i.ID, ask)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, snapshotInfo{b.Info.Tag, []string{b.Info.Tag}})
+}
+
+// listSnapshots answers with a page of the snapshots that were made of sandboxes.
+func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	name, err := "", error(nil)
+	if q.Get("name") != "" {
+		if name, err = tagOf(q.Get("name")); err != nil {
+			return err
+		}
+	}
+	all := slices.DeleteFunc(a.Manager.Snapshots().List(), func(i store.Info) bool {
+		of := q.Get("sandboxID")
+		return i.Branch == nil || i.Transient || i.Writing || i.Damage != "" || name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
+	})
+	slices.SortStableFunc(all, func(x, y store.Info) int { return y.Created.Compare(x.Created) })
+	page, err := pageOf(w, q, all, func(i store.Info) string { return i.Tag })
+	if err != nil {
+		return err
+	}
+	out := make([]snapshotInfo, len(page))
+	for n, i := range page {
+		out[n] = snapshotInfo{i.Tag, []string{i.Tag}}
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+// templateInfo describes a snapshot as a template.
+type templateInfo struct {
+	TemplateID  string    `json:"templateID"`
+	BuildID     string    `json:"buildID"`
+	CPUs        uint32    `json:"cpuCount"`
+	MemoryMiB   uint64    `json:"memoryMB"`
+	DiskMiB     uint64    `json:"diskSizeMB"`
+	Public      bool      `json:"public"`
+	Aliases     []string  `json:"aliases"`
+	Names       []string  `json:"names"`
+	CreatedAt   time.Time `json:"createdAt"`
+	UpdatedAt   time.Time `json:"updatedAt"`
+	CreatedBy   any       `json:"createdBy"`
+	LastSpawned any       `json:"lastSpawnedAt"`
+	Spawned     int       `json:"spawnCount"`
+	Builds      int       `json:"buildCount"`
+	EnvdVersion string    `json:"envdVersion"`
+	BuildStatus string    `json:"buildStatus"`
+}
+
+func templateOf(i store.Info) templateInfo {
+	status := "ready"
+	switch {
+	case i.Damage != "":
+		status = "error"
+	case i.Writing:
+		status = "building"
+	}
+	return templateInfo{TemplateID: i.Tag, BuildID: noBuild, CPUs: i.Machine.VCPUs, MemoryMiB: i.Machine.MemoryBytes >> 20,
+		DiskMiB: i.Base.Bytes >> 20, Aliases: []string{i.Tag}, Names: []string{i.Tag}, CreatedAt: i.Created, UpdatedAt: i.Created,
+		Builds: 1, EnvdVersion: envdVersion, BuildStatus: status}
+}
+
+// noBuild stands for the build of a template: the SDKs want a UUID, forkd keeps none.
+const noBuild = "00000000-0000-0000-0000-000000000000"
+
+// listTemplates answers with all snapshots but the states of paused sandboxes.
+func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
+	out := []templateInfo{}
+	for _, i := range a.Manager.Snapshots().List() {
+		if !i.Transient {
+			out = append(out, templateOf(i))
+		}
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+// snapshotOf returns the snapshot that is meant by a template's id or name.
+func (a *api) snapshotOf(name string) (store.Info, error) {
+	tag, err := tagOf(name)
+	if err != nil {
+		return store.Info{}, &failure{http.StatusNotFound, fmt.Sprintf("template %q: not found", name)}
+	}
+	d, err := a.Manager.Snapshots().Detail(tag)
+	if err == nil && d.Transient {
+		err = &store.NotFoundError{Tag: tag}
+	}
+	return d.Info, err
+}
+
+func (a *api) template(w http.ResponseWriter, r *http.Request) error {
+	i, err := a.snapshotOf(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, templateOf(i))
+}
+
+// templatePart answers for two routes of E2B that a ServeMux cannot tell apart: which template a name
+// means (/templates/aliases/NAME), and the one tag that every template has (/templates/ID/tags).
+func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
+	id, what := r.PathValue("id"), r.PathValue("what")
+	name := id
+	if id == "aliases" {
+		name = what
+	} else if what != "tags" {
+		return unserved(r)
+	}
+	i, err := a.snapshotOf(name)
+	if err != nil {
+		return err
+	}
+	if id == "aliases" {
+		return writeJSON(w, http.StatusOK, map[string]any{"templateID": i.Tag, "public": false})
+	}
+	return writeJSON(w, http.StatusOK, []map[string]any{{"tag": "default", "buildID": noBuild, "createdAt": i.Created}})
+}
+
+// deleteTemplate removes a snapshot. Those that were made of its sandboxes have links to what they
+// need of it.
+func (a *api) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
+	i, err := a.snapshotOf(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	if err := a.Manager.DeleteSnapshot(i.Tag, store.DeleteForce); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

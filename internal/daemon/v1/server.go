@@ -1,0 +1,25 @@
+package v1
+
+import (
+	"net/http"
+
+	"github.com/forkd/forkd/internal/daemon/inbound"
+)
+
+// Server is the API, and what another API on the same listeners shares with it: the limits of
+// streams to guests, and how errors become statuses.
+type Server struct {
+	http.Handler
+	api *api
+}
+
+// Fail answers a request that has not been answered, because of an error.
+type Fail func(w http.ResponseWriter, r *http.Request, route inbound.Route, err error)
+
+// CarryHTTP carries a request, which somebody has permitted, to a port of a sandbox.
+func (s *Server) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail Fail) {
+	s.api.carryHTTP(w, r, route, fail)
+}
+
+// StatusOf chooses the HTTP status of an error of the sandbox manager or the store.
+func StatusOf(err error) int { return problemOf(err).Status }
