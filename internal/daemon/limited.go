@@ -1,10 +1,8 @@
 package daemon
 
 import (
-	"errors"
 	"net"
 	"sync"
-	"syscall"
 )
 
 // limited accepts at most so many connections at once, as netutil.LimitListener does. Its
@@ -54,14 +52,6 @@ func (c *placed) NetConn() net.Conn { return c.Conn }
 func (c *placed) Close() error {
 	defer c.leave()
 	return c.Conn.Close()
-}
-
-// SyscallConn implements syscall.Conn: streams to ports of sandboxes look whether a client has gone.
-func (c *placed) SyscallConn() (syscall.RawConn, error) {
-	if socket, ok := c.Conn.(syscall.Conn); ok {
-		return socket.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
 }
 
 // CloseWrite ends what the daemon sends. TCP and unix sockets can do that.

@@ -32,8 +32,15 @@ func (p *Proxy) endWhenGone(ctx context.Context, client *clientConn, guest *gues
 }
 
 // hangUp waits until the other side of a connection has closed it, and reports true; or until it is
-// closed here.
+// closed here. Connections of clients are wrapped, by TLS too: what counts is the socket below.
 func hangUp(conn net.Conn) bool {
+	for {
+		wrapped, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		conn = wrapped.NetConn()
+	}
 	socket, ok := conn.(syscall.Conn)
 	if !ok {
 		return false

@@ -68,10 +68,24 @@ func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
 	r.Config.Protocols = new(http.Protocols)
 	r.Config.Protocols.SetHTTP1(true)
 	r.Config.Protocols.SetUnencryptedHTTP2(true)
+	r.Listener = wrapping{r.Listener}
 	r.Start()
 	t.Cleanup(r.Close)
 	return r
 }
+
+// wrapping is a listener whose connections are wrapped as the daemon's are.
+type wrapping struct{ net.Listener }
+
+func (l wrapping) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return wrapped{conn}, err
+}
+
+type wrapped struct{ net.Conn }
+
+func (c wrapped) NetConn() net.Conn { return c.Conn }
+func (c wrapped) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
 
 // listen returns a listener that f serves, one goroutine a connection, as a guest that need not
 // keep to any protocol.
