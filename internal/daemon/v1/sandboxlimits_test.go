@@ -34,8 +34,8 @@ func TestLimitsOverTheAPI(t *testing.T) {
 	if want := (client.Limits{MemoryMiB: 64, CPUs: 1.5}); err != nil || s.Limits != want || s.MemoryLimitMiB != 64 || !s.LimitEnforced {
 		t.Errorf("%+v, %v", s, err)
 	}
-	l, err := r.SetLimits(t.Context(), s.ID, client.Limits{MemoryMiB: 128, IOOpsPerSecond: 5})
-	if want := (client.Limits{MemoryMiB: 128, IOOpsPerSecond: 5}); err != nil || l.Limits != want || l.Usage.OwnMemoryBytes != 48<<20 {
+	l, err := r.SetLimits(t.Context(), s.ID, client.Limits{MemoryMiB: 128, IOOpsPerSecond: 500})
+	if want := (client.Limits{MemoryMiB: 128, IOOpsPerSecond: 500}); err != nil || l.Limits != want || l.Usage.OwnMemoryBytes != 48<<20 {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if again, err := r.Limits(t.Context(), s.ID); err != nil || again != l {

@@ -113,10 +113,20 @@ func TestLeafHasLimits(t *testing.T) {
 	}
 	if err := tree.can("io"); err != nil {
 		t.Logf("no io limits: %v", err)
-	} else if err := l.Set(vm.Limits{MemoryMiB: 64, IOBytesPerSecond: 4096}, 256<<20); err != nil {
+	} else if err := l.Set(vm.Limits{MemoryMiB: 64, IOBytesPerSecond: 1 << 20}, 256<<20); err != nil {
 		t.Error(err)
-	} else if got := read(t, l, "io.max"); got != tree.disk+" rbps=4096 wbps=4096 riops=max wiops=max" {
+	} else if got := read(t, l, "io.max"); got != tree.disk+" rbps=1048576 wbps=1048576 riops=max wiops=max" {
 		t.Errorf("io.max is %q", got)
+	} else {
+		first, second := l.Hurry(), l.Hurry()
+		first()
+		if got := read(t, l, "io.max"); got != "" {
+			t.Errorf("io.max is %q while somebody waits for the disk", got)
+		}
+		second()
+		if now := read(t, l, "io.max"); now != got {
+			t.Errorf("io.max is %q afterwards", now)
+		}
 	}
 	layer, err := os.Create(filepath.Join(onTmpfs(t), "layer"))
 	if err == nil {
@@ -264,7 +274,7 @@ func TestNoLimits(t *testing.T) {
 		}
 		for field, limits := range map[string]vm.Limits{
 			"limits.memory_mib": {MemoryMiB: 64}, "limits.cpus": {CPUs: 1}, "limits.cpu_weight": {CPUWeight: 5},
-			"limits.io_bytes_per_second": {IOBytesPerSecond: 1}, "limits.io_ops_per_second": {IOOpsPerSecond: 1},
+			"limits.io_bytes_per_second": {IOBytesPerSecond: 1 << 20}, "limits.io_ops_per_second": {IOOpsPerSecond: 64},
 		} {
 			var wrong *invalid.Error
 			if err := tree.Check("limits.", limits); !errors.As(err, &wrong) || wrong.Field != field {

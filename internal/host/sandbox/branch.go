@@ -298,6 +298,18 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			r.Count--
 			r.Branches = r.Branches[:len(r.Branches)-1]
 		}))
+	} else if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
+		b.hurry()
 	}
 	return result, err
+}
+
+// hurry brings the published snapshot to disk as fast as that is, although the VM that wrote its
+// disk layer has a lower rate: other snapshots wait for it.
+func (b *branch) hurry() {
+	done := b.v.vmm.Hurry()
+	b.m.background.Go(func() {
+		defer done()
+		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store says what has failed
+	})
 }

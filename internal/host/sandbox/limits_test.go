@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -45,7 +46,7 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	want("of the snapshot", limits(forked(ForkRequest{Tag: "p"})), vm.Limits{CPUs: 2})
 	want("none, as asked", limits(forked(ForkRequest{Tag: "p", Limits: &vm.Limits{}})), vm.Limits{})
 	id := forked(ForkRequest{Tag: "p", Limits: &vm.Limits{MemoryMiB: 128}})
-	set := vm.Limits{MemoryMiB: 256, SwapMiB: 5, IOOpsPerSecond: 7}
+	set := vm.Limits{MemoryMiB: 256, SwapMiB: 5, IOOpsPerSecond: 70}
 	if _, err := w.SetLimits(t.Context(), id, set); err != nil {
 		t.Fatal(err)
 	}
@@ -81,4 +82,34 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	}
 	w.KillAll()
 	w.stop()
+}
+
+// What a VM with a slow disk has written is flushed at full speed: the flusher has one snapshot at a
+// time, and others wait.
+func TestFlushIsNotHeldBack(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := s.live.vmm.(*vmfake.VMM)
+	w.branch(t, id, "free", vm.BranchDiff)
+	if n := fake.Hurried.Load(); n != 0 {
+		t.Errorf("limits that there are not were lifted %d times", n)
+	}
+	if _, err := w.SetLimits(t.Context(), id, vm.Limits{IOBytesPerSecond: 1 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, id, "slow", vm.BranchDiff)
+	if n := fake.Hurried.Load(); n != 1 {
+		t.Errorf("limits were lifted %d times", n)
+	}
+	w.background.Wait()
+	if n := fake.Calmed.Load(); n != 1 {
+		t.Errorf("and put back %d times", n)
+	}
+	w.KillAll()
+	w.checkClean(t)
 }

@@ -74,7 +74,7 @@ type Manager struct {
 	sandboxes  map[string]*Sandbox
 	unwatched  map[string]chan struct{} // tags of branches that nobody waits for; closed when they are complete
 	watchers   sync.WaitGroup
-	background sync.WaitGroup                   // branches that nobody waits for
+	background sync.WaitGroup                   // branches that nobody waits for, and the like
 	patience   time.Duration                    // unwatchedWait but in tests
 	writers    time.Duration                    // writerPatience but in tests
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes

@@ -75,7 +75,9 @@ type VMM struct {
 	exit    vm.Exit
 	Swaps   uint64
 	limits  vm.Limits
-	above   int // layers above those of the snapshot, the top included
+
+	Hurried, Calmed atomic.Int64
+	above           int // layers above those of the snapshot, the top included
 }
 
 // Spawn implements vmpool.VMMs.
@@ -309,6 +311,12 @@ func (v *VMM) Limit(l vm.Limits, _ uint64) error {
 	defer v.all.Mu.Unlock()
 	v.limits = l
 	return nil
+}
+
+// Hurry counts how often the limits of the disk are lifted, and put back.
+func (v *VMM) Hurry() (done func()) {
+	v.Hurried.Add(1)
+	return func() { v.Calmed.Add(1) }
 }
 
 // Limits are the ones that the VM has.

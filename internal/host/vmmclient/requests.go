@@ -94,6 +94,9 @@ func (v *VMM) setOOMScore(score int) { _ = v.proc.SetOOMScore(score) }
 // for limits has those that Spawn sets.
 func (v *VMM) Limit(limits vm.Limits, ram uint64) error { return v.leaf.Set(limits, ram) }
 
+// Hurry lifts the limits of the disk until done is called.
+func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
+
 // Usage returns what the VMM uses, and has used; zeros, where there are no limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
 

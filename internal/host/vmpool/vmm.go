@@ -28,6 +28,7 @@ type VMM interface {
 	SetNet(context.Context, *os.File) error
 	Stats(context.Context) (vm.Stats, error)
 	Limit(limits vm.Limits, ram uint64) error
+	Hurry() (done func())
 	Usage() (cgroup.Usage, error)
 	Conns() <-chan vmmclient.Conn
 	Stalled() <-chan struct{}

@@ -26,6 +26,14 @@ const (
 	maxPerSecond = 1 << 40
 )
 
+// The least rates of a disk. What a guest has written is brought to disk at its rate whoever waits
+// for that: the daemon, when it makes a branch durable, and the journal of the host's file system,
+// with all that other processes write to it.
+const (
+	minBytesPerSecond = 1 << 20
+	minOpsPerSecond   = 64
+)
+
 // LimitError reports a limit that is out of range.
 type LimitError struct {
 	Field  string // as JSON spells it
@@ -50,10 +58,10 @@ func (l Limits) Check() error {
 		return wrong("cpus", "%g: want %g to %d", l.CPUs, minCPUs, maxCPUs)
 	case l.CPUWeight > maxWeight:
 		return wrong("cpu_weight", "%d: want 1 to %d", l.CPUWeight, maxWeight)
-	case l.IOBytesPerSecond > maxPerSecond:
-		return wrong("io_bytes_per_second", "%d: want at most %d", l.IOBytesPerSecond, uint64(maxPerSecond))
-	case l.IOOpsPerSecond > maxPerSecond:
-		return wrong("io_ops_per_second", "%d: want at most %d", l.IOOpsPerSecond, uint64(maxPerSecond))
+	case l.IOBytesPerSecond != 0 && (l.IOBytesPerSecond < minBytesPerSecond || l.IOBytesPerSecond > maxPerSecond):
+		return wrong("io_bytes_per_second", "%d: want %d to %d", l.IOBytesPerSecond, minBytesPerSecond, uint64(maxPerSecond))
+	case l.IOOpsPerSecond != 0 && (l.IOOpsPerSecond < minOpsPerSecond || l.IOOpsPerSecond > maxPerSecond):
+		return wrong("io_ops_per_second", "%d: want %d to %d", l.IOOpsPerSecond, minOpsPerSecond, uint64(maxPerSecond))
 	}
 	return nil
 }
