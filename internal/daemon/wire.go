@@ -71,7 +71,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.net, err = startNet(&cfg, bin, jails); err != nil {
+	if err := w.startNet(&cfg, bin, jails); err != nil {
 		return nil, err
 	}
 	undo.Add(w.net.Close)
@@ -115,7 +115,8 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		return nil, err
 	}
 	w.net.Forget() // what was not taken over
-	if err := w.cgroups.Sweep(func(id string) bool { return exists(filepath.Join(runDir, id)) }); err != nil {
+	needed := func(leaf string) bool { return leaf == netclient.Leaf || exists(filepath.Join(runDir, leaf)) }
+	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
 	}
 	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
@@ -204,14 +205,15 @@ func openJails(cfg *Config, vmm string) (*jail.Starter, error) {
 }
 
 // startNet installs forkd-net, and finds it or starts it.
-func startNet(cfg *Config, bin string, jails *jail.Starter) (*netclient.Client, error) {
+func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	path, err := install(bin, netclient.Name)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers, Proxy: cfg.Proxy,
+	w.net, err = netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers, Proxy: cfg.Proxy,
 		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog,
-		Jail: jails, Log: cfg.Log})
+		Jail: jails, Cgroups: w.cgroups, Log: cfg.Log})
+	return err
 }
 
 // openCgroups finds the place for limits of sandboxes, and returns what is missing for them.

@@ -26,6 +26,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/jail/violation"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -49,6 +50,7 @@ type Config struct {
 	Proxy     Proxy            // that TCP goes out through
 	FlowLog   string           // file that a line for each connection is appended to; empty: none
 	Jail      *jail.Starter
+	Cgroups   *cgroup.Tree // where its leaf is made; nil: it has no limits
 	Log       *slog.Logger
 
 	patience time.Duration // answerTimeout but in tests
@@ -263,6 +265,9 @@ func (n *conn) lastWords() string {
 		return "it has not ended yet"
 	}
 	said := n.proc.Said()
+	if n.killed != "" {
+		return n.killed
+	}
 	if said == "" {
 		return "none"
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -340,6 +342,33 @@ func TestAnotherBuildIsReplaced(t *testing.T) {
 		t.Errorf("the other build: %v", err)
 	}
 	l.Close()
+}
+
+// forkd-net has a bound of memory of its own, where the host can, and goes before the daemon.
+func TestForkdNetIsBounded(t *testing.T) {
+	cfg := newConfig(t)
+	cfg.Cgroups = cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/"})
+	t.Cleanup(cfg.Cgroups.Close)
+	c := open(t, cfg)
+	process := pid(t, c)
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", process))
+	if err != nil || strings.TrimSpace(string(score)) != strconv.Itoa(oomScore) {
+		t.Errorf("its OOM score is %s, %v", score, err)
+	}
+	leaf := cfg.Cgroups.Find(Leaf)
+	if leaf == nil {
+		t.Skipf("no limits here: %v", cfg.Cgroups.Missing())
+	}
+	if use, err := leaf.Usage(); err != nil || use.Threads == 0 {
+		t.Errorf("in its cgroup: %+v, %v", use, err)
+	}
+	if text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", process)); !strings.Contains(string(text), "GOMEMLIMIT=") {
+		t.Errorf("its environment is %q", text)
+	}
+	c.Close()
+	if cfg.Cgroups.Find(Leaf) != nil {
+		t.Error("its cgroup is left")
+	}
 }
 
 // A forkd-net that nobody needs ends with the daemon.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -18,9 +19,12 @@ import (
 // they were posted, and answered in that order.
 type conn struct {
 	proc     *process.Process
+	leaf     *cgroup.Leaf // nil: it has no limits
 	ctl      *ctlsock.Conn
 	attached map[string]bool // sandboxes of an earlier daemon; guarded by the client's lock
 	trusted  bool            // it was told of the authority; guarded likewise
+
+	killed string // by the kernel, for memory: why; known when it has ended
 
 	lost  chan struct{} // closed when it has hung up
 	ended chan struct{} // closed when its process has ended, or is left to the next daemon
@@ -49,8 +53,8 @@ type request struct {
 // place.
 const answerTimeout = 30 * time.Second
 
-func newConn(proc *process.Process, ctl *ctlsock.Conn, timeout time.Duration) *conn {
-	n := &conn{proc: proc, ctl: ctl, lost: make(chan struct{}), ended: make(chan struct{}), left: make(chan struct{}),
+func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {
+	n := &conn{proc: proc, leaf: leaf, ctl: ctl, lost: make(chan struct{}), ended: make(chan struct{}), left: make(chan struct{}),
 		wake: make(chan struct{}, 1), timeout: timeout}
 	go n.send()
 	go n.receive()
@@ -192,6 +196,8 @@ func (n *conn) watch() {
 	for {
 		select {
 		case <-exited:
+			_, n.killed = n.leaf.Killed()
+			_ = n.leaf.Remove() // the next one replaces what is left of it
 			n.ctl.Shutdown()
 			return
 		case <-n.left:

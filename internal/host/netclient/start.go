@@ -6,15 +6,61 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// netEnv is all of forkd-net's environment. It returns memory to the host when a sandbox has ended.
+// netEnv is all of forkd-net's environment, but for its bound of memory. It returns memory to the
+// host when a sandbox has ended.
 var netEnv = []string{"GODEBUG=madvdontneed=1"}
+
+// Leaf is the name of forkd-net's cgroup among those of VMMs.
+const Leaf = "net"
+
+// Bounds of forkd-net's memory: a share of the host's, which does without it before anything else
+// does, and the least that it has anywhere. A sandbox that has sent something takes some 100 KiB,
+// and a connection as much as it has on its way.
+const (
+	memoryShare = 8
+	minMemory   = 512 << 20
+)
+
+// oomScore is how soon the kernel ends forkd-net when the host is out of memory: after sandboxes,
+// whose scores vmmclient sets, and before the daemon.
+const oomScore = 250
+
+// memory is the most that forkd-net may have, in MiB.
+func memory() (uint64, error) {
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		return 0, fmt.Errorf("find the size of memory: %w", err)
+	}
+	return max(uint64(host.Totalram)*uint64(host.Unit)/memoryShare, minMemory) >> 20, nil
+}
+
+// newLeaf makes forkd-net's cgroup; nil where the host has none. Go collects garbage more often
+// before the bound in env is reached.
+func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
+	if leaf, err = c.cfg.Cgroups.New(Leaf, 0); leaf == nil {
+		return nil, netEnv, err
+	}
+	most, err := memory()
+	if err == nil {
+		err = leaf.Set(vm.Limits{MemoryMiB: most}, 0)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, leaf.Remove())
+	}
+	return leaf, append(slices.Clone(netEnv), fmt.Sprintf("GOMEMLIMIT=%dMiB", most-most/8)), nil
+}
 
 func (c *Client) path(name string) string { return filepath.Join(c.cfg.Dir, name) }
 
@@ -37,18 +83,33 @@ func (c *Client) start() (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	proc, err := process.Start(process.Spec{Name: Name, Bin: c.cfg.Bin,
-		Env: netEnv, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
-	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
+	leaf, env, err := c.newLeaf()
 	if err != nil {
 		return nil, errors.Join(err, ctl.Close())
 	}
-	n := newConn(proc, ctl, c.cfg.patience)
+	proc, err := startIn(leaf, process.Spec{Name: Name, Bin: c.cfg.Bin,
+		Env: env, Record: c.path(recordFile), Listener: listenerFile, Jail: c.cfg.Jail, Online: true})
+	_ = listenerFile.Close() // so that its end is noticed before it has taken the connection
+	if err != nil {
+		return nil, errors.Join(err, ctl.Close(), leaf.Remove())
+	}
+	_ = proc.SetOOMScore(oomScore) // without it the kernel still decides, by size alone
+	n := newConn(proc, leaf, ctl, c.cfg.patience)
 	if err := n.greet(c.quit, c.cfg.patience); err != nil {
 		ended := n.end()
 		return nil, errors.Join(fmt.Errorf("start forkd-net: %w; its last words: %s", err, n.lastWords()), ended)
 	}
 	return n, nil
+}
+
+// startIn starts a process in its cgroup.
+func startIn(leaf *cgroup.Leaf, spec process.Spec) (*process.Process, error) {
+	var err error
+	if spec.Cgroup, err = leaf.Open(); err != nil {
+		return nil, err
+	}
+	defer spec.Cgroup.Close() // an error, where there is none
+	return process.Start(spec)
 }
 
 // findTimeout is how long the forkd-net of an earlier daemon may take to answer before the daemon
@@ -66,7 +127,7 @@ func (c *Client) find() (*conn, error) {
 	if err != nil {
 		return nil, errors.Join(err, proc.Kill(), proc.Wait())
 	}
-	n := newConn(proc, ctl, c.cfg.patience)
+	n := newConn(proc, c.cfg.Cgroups.Find(Leaf), ctl, c.cfg.patience)
 	if err := c.takeOver(n); err != nil {
 		return nil, errors.Join(err, n.end())
 	}
