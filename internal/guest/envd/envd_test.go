@@ -275,3 +275,45 @@ func TestPTY(t *testing.T) {
 		t.Fatalf("out %q, end %v", out, end)
 	}
 }
+
+func TestStreamInput(t *testing.T) {
+	c := procClient(serve(t))
+	p, who := startProc(t, c, shell("cat"))
+	send := func(events ...any) error {
+		in := c.StreamInput(t.Context())
+		for _, ev := range events {
+			msg := &process.StreamInputRequest{}
+			switch ev := ev.(type) {
+			case *process.ProcessSelector:
+				msg.Event = &process.StreamInputRequest_Start{Start: &process.StreamInputRequest_StartEvent{Process: ev}}
+			case string:
+				input := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: []byte(ev)}}
+				msg.Event = &process.StreamInputRequest_Data{Data: &process.StreamInputRequest_DataEvent{Input: input}}
+			case nil:
+				msg.Event = &process.StreamInputRequest_Keepalive{Keepalive: &process.StreamInputRequest_KeepAlive{}}
+			}
+			if in.Send(msg) != nil {
+				break // CloseAndReceive says why
+			}
+		}
+		_, err := in.CloseAndReceive()
+		return err
+	}
+	if err := send(who, "one ", nil, "two"); err != nil {
+		t.Fatal(err)
+	}
+	for code, events := range map[connect.Code][]any{
+		connect.CodeInvalidArgument: {"no start"},
+		connect.CodeNotFound:        {&process.ProcessSelector{Selector: &process.ProcessSelector_Tag{Tag: "none"}}},
+	} {
+		if err := send(events...); connect.CodeOf(err) != code {
+			t.Errorf("%v: %v, want %v", events, err, code)
+		}
+	}
+	if _, err := c.CloseStdin(t.Context(), connect.NewRequest(&process.CloseStdinRequest{Process: who})); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := finish(t, p); out != "one two" {
+		t.Errorf("output %q", out)
+	}
+}

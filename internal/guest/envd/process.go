@@ -172,6 +172,34 @@ func (ps *processService) SendInput(_ context.Context, req *connect.Request[proc
 	return connect.NewResponse(&process.SendInputResponse{}), nil
 }
 
+// StreamInput writes to a process's stdin or terminal what arrives, in order.
+func (ps *processService) StreamInput(_ context.Context, in *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error) {
+	var p *proc
+	for in.Receive() {
+		switch ev := in.Msg().GetEvent().(type) {
+		case *process.StreamInputRequest_Start:
+			if p != nil {
+				return nil, invalid(errors.New("start: the stream has named its process already"))
+			}
+			var err error
+			if p, err = ps.findLive(ev.Start.GetProcess()); err != nil {
+				return nil, err
+			}
+		case *process.StreamInputRequest_Data:
+			if p == nil {
+				return nil, invalid(errors.New("data: the first message of the stream must be start, which names the process"))
+			}
+			if err := p.input(ev.Data.GetInput()); err != nil {
+				return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("send input to process %d: %w", p.child.Pid, err))
+			}
+		}
+	}
+	if err := in.Err(); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&process.StreamInputResponse{}), nil
+}
+
 // SendSignal signals the one process, or its group if the request has agentproto.GroupHeader.
 func (ps *processService) SendSignal(_ context.Context, req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
