@@ -21,6 +21,7 @@ type Event = v1.Event
 type EventsRequest struct {
 	After     string   // ID of an event: those after it; empty: from now on
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
+	Labels    []string // NAME=VALUE or NAME, all of which the sandbox has to have
 }
 
 // maxEvent bounds one event, in bytes.
@@ -30,7 +31,7 @@ const maxEvent = 1 << 20
 // which it returns, or the connection breaks off. Whoever then calls it again with the ID of the
 // last event misses none; where that is not possible, an event of type "missed" says so.
 func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) error) error {
-	query := url.Values{"sandbox": req.Sandboxes}
+	query := url.Values{"sandbox": req.Sandboxes, "label": req.Labels}
 	header := http.Header{"Accept": {v1.EventStream}}
 	if req.After != "" {
 		header.Set("Last-Event-ID", req.After)

@@ -32,6 +32,12 @@ func (c *Client) Kill(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(id, ""), nil, nil)
 }
 
+// ChangeLabels sets labels of a sandbox, and takes those away whose value is nil. The others stay.
+func (c *Client) ChangeLabels(ctx context.Context, id string, change map[string]*string) (s Sandbox, err error) {
+	err = c.call(ctx, http.MethodPatch, sandboxPath(id, "/labels"), change, &s)
+	return s, err
+}
+
 // Stats measures a running sandbox.
 func (c *Client) Stats(ctx context.Context, id string) (s Stats, err error) {
 	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/stats"), nil, &s)

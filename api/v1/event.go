@@ -14,10 +14,12 @@ type Event struct {
 	// the one before and the next, and what there is should be listed again.
 	Type string `json:"type"`
 
-	SandboxID   string `json:"sandbox_id,omitempty"`   // that it happened to, or that the snapshot was branched from
-	SnapshotTag string `json:"snapshot_tag,omitempty"` // that it happened to, or that the sandbox runs from
-	Reason      string `json:"reason,omitempty"`       // what was done, or how it exited, in a word
-	Detail      string `json:"detail,omitempty"`       // the same in words; a guest may have chosen them
+	SandboxID   string            `json:"sandbox_id,omitempty"`   // that it happened to, or that the snapshot was branched from
+	SnapshotTag string            `json:"snapshot_tag,omitempty"` // that it happened to, or that the sandbox runs from
+	Labels      map[string]string `json:"labels,omitempty"`       // of the sandbox that it happened to
+
+	Reason string `json:"reason,omitempty"` // what was done, or how it exited, in a word
+	Detail string `json:"detail,omitempty"` // the same in words; a guest may have chosen them
 }
 
 // EventMissed is the type of an event that stands for those that were lost.

@@ -25,6 +25,8 @@ type Sandbox struct {
 	Workspace      string   `json:"workspace,omitempty"` // that it belongs to: it ends with that
 	Network        string   `json:"network"`             // the mode of its network policy
 	Limits         Limits   `json:"limits,omitzero"`
+
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // ForkRequest asks for N children of a snapshot.
@@ -45,6 +47,8 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: those of the snapshot, or of the source
+
+	Labels map[string]string `json:"labels,omitempty"` // what the caller calls the children; nothing is inherited
 
 	// Of forkd 0.5, where they chose between mechanisms that are one here.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`

@@ -29,6 +29,7 @@ type WorkspaceRequest struct {
 	IdleTimeoutSecs float64           `json:"idle_timeout_secs,omitempty"`
 	Network         *Network          `json:"network,omitempty"`         // nil: that of the snapshot
 	Limits          *Limits           `json:"limits,omitempty"`          // nil: those of the snapshot
+	Labels          map[string]string `json:"labels,omitempty"`          // of its sandbox
 	PerChildNetns   bool              `json:"per_child_netns,omitempty"` // of forkd 0.5
 }
 

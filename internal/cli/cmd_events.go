@@ -16,6 +16,7 @@ import (
 func newEventsCmd() *cobra.Command {
 	var c common
 	var after string
+	var labels []string
 	cmd := &cobra.Command{
 		Use:   "events [ID…]",
 		Short: "Follow what happens to sandboxes and snapshots",
@@ -29,7 +30,7 @@ func newEventsCmd() *cobra.Command {
 					return err
 				}
 				out := json.NewEncoder(cmd.OutOrStdout())
-				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids}, func(e client.Event) error {
+				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels}, func(e client.Event) error {
 					after = e.ID
 					if c.json() {
 						return out.Encode(e)
@@ -44,6 +45,7 @@ func newEventsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&after, "after", "", "id of an event: begin with those after it")
+	selectorFlag(cmd.Flags(), &labels)
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd

@@ -27,7 +27,7 @@ func parseEnv(pairs []string) (map[string]string, error) {
 func newForkCmd() *cobra.Command {
 	var c common
 	req := client.ForkRequest{N: 1}
-	var env []string
+	var env, labels []string
 	var network networkFlags
 	var limits limitFlags
 	var old oldFork
@@ -51,6 +51,9 @@ func newForkCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
 			if req.Env, err = parseEnv(env); err != nil {
+				return err
+			}
+			if req.Labels, err = parseLabels(labels); err != nil {
 				return err
 			}
 			if len(args) == 1 {
@@ -95,6 +98,7 @@ func newForkCmd() *cobra.Command {
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
 		"suspend a sandbox after so many seconds without a request, until the next one; 0: never")
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
+	labelFlag(f, &labels)
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")

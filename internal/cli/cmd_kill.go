@@ -18,13 +18,14 @@ func newKillCmd() *cobra.Command {
 	var c common
 	var all bool
 	var tag string
+	var labels []string
 	cmd := &cobra.Command{
-		Use:     "kill ID… | --all | --tag TAG",
+		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
 		Short:   "End sandboxes and remove everything of them",
 		Args: func(_ *cobra.Command, args []string) error {
-			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != ""); ways != 1 {
-				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three")}
+			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
+				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three (--label beside or instead of --tag)")}
 			}
 			return nil
 		},
@@ -34,12 +35,12 @@ func newKillCmd() *cobra.Command {
 				if len(ids) > 0 {
 					ids, unclear = sandboxIDs(ctx, cl, ids)
 				} else {
-					list, err := cl.Sandboxes(ctx)
+					list, _, err := cl.SandboxPage(ctx, client.PageRequest{Labels: labels})
 					if err != nil {
 						return err
 					}
 					for _, s := range list {
-						if s.Workspace == "" && (all || s.SnapshotTag == tag) {
+						if s.Workspace == "" && (tag == "" || s.SnapshotTag == tag) {
 							ids = append(ids, s.ID)
 						}
 					}
@@ -56,6 +57,7 @@ func newKillCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes but those of workspaces")
 	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot but those of workspaces")
+	selectorFlag(cmd.Flags(), &labels)
 	c.completeSandboxes(cmd)
 	c.waits = true
 	c.register(cmd)

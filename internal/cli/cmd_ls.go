@@ -13,6 +13,7 @@ import (
 func newLsCmd() *cobra.Command {
 	var c common
 	var quiet bool
+	var labels []string
 	cmd := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"ps"},
@@ -20,7 +21,7 @@ func newLsCmd() *cobra.Command {
 		Args:    usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				list, err := cl.Sandboxes(ctx)
+				list, _, err := cl.SandboxPage(ctx, client.PageRequest{Labels: labels})
 				if err != nil {
 					return err
 				}
@@ -35,7 +36,7 @@ func newLsCmd() *cobra.Command {
 				}
 				heading := "ID\tSNAPSHOT\tSTATE\tPID\tAGE\tREADY"
 				if c.wide() {
-					heading += "\tNETWORK\tHOSTNAME\tBRANCHES\tWORKSPACE"
+					heading += "\tNETWORK\tHOSTNAME\tBRANCHES\tWORKSPACE\tLABELS"
 				}
 				return table(cmd.OutOrStdout(), heading, func(row func(...any)) {
 					for _, s := range list {
@@ -54,7 +55,7 @@ func newLsCmd() *cobra.Command {
 						}
 						cells := []any{s.ID, s.SnapshotTag, state, pid, age(s.CreatedAt), ready}
 						if c.wide() {
-							cells = append(cells, s.Network, s.Hostname, s.BranchCount, cmp.Or(s.Workspace, "-"))
+							cells = append(cells, s.Network, s.Hostname, s.BranchCount, cmp.Or(s.Workspace, "-"), labelText(s.Labels))
 						}
 						row(cells...)
 					}
@@ -63,6 +64,7 @@ func newLsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	selectorFlag(cmd.Flags(), &labels)
 	c.hasWide = true
 	c.register(cmd)
 	return cmd

@@ -37,6 +37,7 @@ func printWorkspaces(cmd *cobra.Command, list ...client.Workspace) error {
 func newWorkspaceCreateCmd() *cobra.Command {
 	var c common
 	var req client.WorkspaceRequest
+	var labels []string
 	var network networkFlags
 	var limits limitFlags
 	cmd := &cobra.Command{
@@ -47,6 +48,9 @@ func newWorkspaceCreateCmd() *cobra.Command {
 			req.Name = args[0]
 			var err error
 			if req.Network, err = network.given(); err != nil {
+				return err
+			}
+			if req.Labels, err = parseLabels(labels); err != nil {
 				return err
 			}
 			req.Limits = limits.given()
@@ -65,6 +69,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs", "suspend after so many seconds without a request; 0: never")
+	labelFlag(f, &labels)
 	network.register(f)
 	limits.register(f)
 	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist

@@ -26,7 +26,12 @@ func forked(t *testing.T) (cl *client.Client, url, id string) {
 // post sends a raw body and returns the status and the answer.
 func post(t *testing.T, url, body string) (int, map[string]any) {
 	t.Helper()
-	req, err := http.NewRequest(http.MethodPost, url, strings.NewReader(body))
+	return request(t, http.MethodPost, url, body)
+}
+
+func request(t *testing.T, method, url, body string) (int, map[string]any) {
+	t.Helper()
+	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -169,7 +169,7 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 
 // unknownRoute answers what no other route takes: 405 where the path has other methods, else 404.
 func unknownRoute(mux *http.ServeMux, r *http.Request) error {
-	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
 		if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {

@@ -26,16 +26,21 @@ const sseRetry = 1000
 // eventFilter says which events a client asked for.
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
+	labels    selector
 }
 
 func (f *eventFilter) wants(e *event.Event) bool {
-	return len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)
+	return (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) && f.labels.match(e.Labels)
 }
 
 // events streams what happens to sandboxes and snapshots, until the client leaves, is too slow to
 // take anything for the limit of stalled transfers, or the daemon ends.
 func (a *api) events(w http.ResponseWriter, r *http.Request) error {
-	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"]}
+	labels, err := selectorOf(r)
+	if err != nil {
+		return err
+	}
+	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}
 	after := r.Header.Get(lastEventID)
 	if q := r.URL.Query().Get("after"); q != "" {
 		after = q
@@ -76,7 +81,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 
 func eventOf(ring *event.Ring, e *event.Event) apiv1.Event {
 	return apiv1.Event{ID: ring.ID(e.Seq), Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox, SnapshotTag: e.Snapshot,
-		Reason: e.Reason, Detail: e.Detail}
+		Labels: e.Labels, Reason: e.Reason, Detail: e.Detail}
 }
 
 // sse writes server-sent events. A client that takes nothing for the limit has its connection fail.

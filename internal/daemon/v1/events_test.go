@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -77,7 +78,7 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	middle := len(all) / 2
-	if rest := follow(t, cl, client.EventsRequest{After: all[middle].ID}, "snapshot.deleted"); !slices.Equal(rest, all[middle+1:]) {
+	if rest := follow(t, cl, client.EventsRequest{After: all[middle].ID}, "snapshot.deleted"); !reflect.DeepEqual(rest, all[middle+1:]) {
 		t.Errorf("after event %d of %v: %v", middle, all, rest)
 	}
 	own := follow(t, cl, client.EventsRequest{After: all[1].ID, Sandboxes: []string{id}}, "sandbox.deleted")

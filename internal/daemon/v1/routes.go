@@ -136,6 +136,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("PUT /v1/sandboxes/{id}/network", through(work, a.setNetwork))
 	handle("GET /v1/sandboxes/{id}/limits", a.getLimits)
 	handle("PUT /v1/sandboxes/{id}/limits", through(work, a.setLimits))
+	handle("PATCH /v1/sandboxes/{id}/labels", through(work, a.changeLabels))
 	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
 	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
 	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)

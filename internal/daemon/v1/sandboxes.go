@@ -1,7 +1,9 @@
 package v1
 
 import (
+	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -25,7 +27,7 @@ func sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
-		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits),
+		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
 	}
 	if !i.Expires.IsZero() {
 		s.ExpiresAt = i.Expires.Unix()
@@ -88,7 +90,7 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	}
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
-		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network,
+		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration
@@ -110,12 +112,30 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	return forked, nil
 }
 
-func (a *api) listSandboxes(w http.ResponseWriter, _ *http.Request) error {
-	list := []apiv1.Sandbox{}
-	for _, i := range a.Manager.List() {
-		list = append(list, sandboxOf(i))
+func (a *api) listSandboxes(w http.ResponseWriter, r *http.Request) error {
+	wanted, err := selectorOf(r)
+	if err != nil {
+		return err
 	}
-	return writeJSON(w, http.StatusOK, list)
+	infos := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
+	list := make([]listed[apiv1.Sandbox], len(infos))
+	for n, i := range infos {
+		list[n] = listed[apiv1.Sandbox]{sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}
+	}
+	return writeList(w, r, list)
+}
+
+// changeLabels sets and removes labels of a sandbox by a JSON merge patch (RFC 7396).
+func (a *api) changeLabels(w http.ResponseWriter, r *http.Request) error {
+	var change map[string]*string
+	if err := readJSON(w, r, &change); err != nil {
+		return err
+	}
+	info, err := a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), change)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, sandboxOf(info))
 }
 
 func (a *api) getSandbox(w http.ResponseWriter, r *http.Request) error {

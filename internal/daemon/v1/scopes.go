@@ -62,6 +62,7 @@ func scopes() map[string]auth.Scope {
 		"POST /v1/sandboxes/{id}/pause":            auth.Run,
 		"POST /v1/sandboxes/{id}/resume":           auth.Run,
 		"POST /v1/sandboxes/{id}/suspend":          auth.Run,
+		"PATCH /v1/sandboxes/{id}/labels":          auth.Run,
 		"GET /v1/events":                           auth.Read,
 		"GET /v1/workspaces":                       auth.Read,
 		"POST /v1/workspaces":                      auth.Run,

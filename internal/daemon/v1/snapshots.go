@@ -56,14 +56,15 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	}
 }
 
-func (a *api) listSnapshots(w http.ResponseWriter, _ *http.Request) error {
-	list := []apiv1.Snapshot{}
-	for _, i := range a.Manager.Snapshots().List() {
+func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+	infos := a.Manager.Snapshots().List()
+	list := make([]listed[apiv1.Snapshot], len(infos))
+	for n, i := range infos {
 		s := snapshotOf(i)
 		s.BaseImage = a.Manager.Snapshots().BaseImage(i.Base)
-		list = append(list, s)
+		list[n] = listed[apiv1.Snapshot]{s, i.Tag}
 	}
-	return writeJSON(w, http.StatusOK, list)
+	return writeList(w, r, list)
 }
 
 func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {

@@ -38,7 +38,7 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network}
+	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network, Labels: req.Labels}
 	info, err := a.Workspaces.Create(r.Context(), req.Name, fork)
 	if err != nil {
 		return err
@@ -46,12 +46,13 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusCreated, workspaceOf(info))
 }
 
-func (a *api) listWorkspaces(w http.ResponseWriter, _ *http.Request) error {
-	list := []apiv1.Workspace{}
-	for _, i := range a.Workspaces.List() {
-		list = append(list, workspaceOf(i))
+func (a *api) listWorkspaces(w http.ResponseWriter, r *http.Request) error {
+	infos := a.Workspaces.List()
+	list := make([]listed[apiv1.Workspace], len(infos))
+	for n, i := range infos {
+		list[n] = listed[apiv1.Workspace]{workspaceOf(i), i.Name}
 	}
-	return writeJSON(w, http.StatusOK, list)
+	return writeList(w, r, list)
 }
 
 func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {

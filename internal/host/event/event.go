@@ -19,7 +19,7 @@ import (
 // Kind says what happened, as the API spells it.
 type Kind string
 
-// The kinds. Those of a sandbox, but for the first two and the last, are the states that it enters.
+// The kinds. Those of a sandbox, but for the first and last two, are the states that it enters.
 const (
 	SandboxCreated   Kind = "sandbox.created" // it is running
 	SandboxAdopted   Kind = "sandbox.adopted" // this daemon took it over from an earlier one
@@ -28,6 +28,7 @@ const (
 	SandboxSuspended Kind = "sandbox.suspended"
 	SandboxRestoring Kind = "sandbox.restoring" // it is being rolled back, or brought back
 	SandboxExited    Kind = "sandbox.exited"
+	SandboxLabels    Kind = "sandbox.labels" // it has others
 	SandboxDeleted   Kind = "sandbox.deleted"
 
 	SnapshotCreated   Kind = "snapshot.created"   // sandboxes can be forked from it
@@ -42,10 +43,11 @@ type Event struct {
 	Time time.Time
 	Kind Kind
 
-	Sandbox  string // that it happened to, or that the snapshot was branched from
-	Snapshot string // that it happened to, or that the sandbox runs from
-	Reason   string // what was done, or how it exited, in a word
-	Detail   string // the same in words; a guest may have chosen them
+	Sandbox  string            // that it happened to, or that the snapshot was branched from
+	Snapshot string            // that it happened to, or that the sandbox runs from
+	Labels   map[string]string // of the sandbox; whoever gives it others makes a new map
+	Reason   string            // what was done, or how it exited, in a word
+	Detail   string            // the same in words; a guest may have chosen them
 }
 
 // Ring holds the latest events. Its methods may be called concurrently, and on a nil Ring, which

@@ -63,7 +63,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: ownerOf(ctx).name, Created: start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
-		Network: &network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation,
+		Network: &network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
 	})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()

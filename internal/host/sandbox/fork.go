@@ -31,6 +31,7 @@ type ForkRequest struct {
 	IdleTimeout    time.Duration      // children are suspended after so long without a request; 0: never
 	ExpirySuspends bool               // children are suspended instead when the TTL has passed
 	Network        *netclient.Setting // nil: that of the snapshot
+	Labels         map[string]string  // of every child
 	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
 }
 
@@ -71,6 +72,9 @@ func (r *ForkRequest) checkChildren() error {
 		if _, err := fillSecrets("network.", r.Network.Secrets, nil); err != nil {
 			return err
 		}
+	}
+	if err := checkLabels(r.Labels); err != nil {
+		return err
 	}
 	if len(r.Annotation) > MaxAnnotation {
 		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(r.Annotation), MaxAnnotation)

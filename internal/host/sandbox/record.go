@@ -39,6 +39,7 @@ type record struct {
 	Env         map[string]string  `json:"env,omitempty"`     // given to it at its fork
 	Network     *netclient.Setting `json:"network,omitempty"` // nil: the default
 	Limits      vm.Limits          `json:"limits,omitzero"`
+	Labels      map[string]string  `json:"labels,omitempty"`       // never changed in place
 	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
 	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
 

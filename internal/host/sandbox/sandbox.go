@@ -87,7 +87,8 @@ type Info struct {
 	Silent      bool   // its VMM did not answer the latest request
 	Workspace   string // that it belongs to; empty: none
 	Network     netclient.Setting
-	DiskFull    bool // it is paused until the host has room for what it writes
+	Labels      map[string]string // not to be changed
+	DiskFull    bool              // it is paused until the host has room for what it writes
 
 	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
 	Annotation     json.RawMessage // see ForkRequest
@@ -102,7 +103,7 @@ func (s *Sandbox) Info() Info {
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
-		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation}
+		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// labelFlag registers --label of a command that makes sandboxes.
+func labelFlag(f *pflag.FlagSet, to *[]string) {
+	f.StringArrayVarP(to, "label", "l", nil, "NAME=VALUE to find the sandboxes by (repeatable)")
+}
+
+// selectorFlag registers --label of a command that looks for sandboxes.
+func selectorFlag(f *pflag.FlagSet, to *[]string) {
+	f.StringArrayVarP(to, "label", "l", nil, "NAME=VALUE, or NAME: only sandboxes with that label (repeatable: with all of them)")
+}
+
+// parseLabels turns NAME=VALUE arguments into a map.
+func parseLabels(pairs []string) (map[string]string, error) {
+	labels := make(map[string]string, len(pairs))
+	for _, p := range pairs {
+		name, value, ok := strings.Cut(p, "=")
+		if !ok || name == "" {
+			return nil, usageError{fmt.Errorf("--label %q: want NAME=VALUE", p)}
+		}
+		labels[name] = value
+	}
+	return labels, nil
+}
+
+// labelText is a sandbox's labels in one column.
+func labelText(labels map[string]string) string {
+	if len(labels) == 0 {
+		return "-"
+	}
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		list = append(list, name+"="+labels[name])
+	}
+	return strings.Join(list, ",")
+}
+
+func newLabelCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:     "label ID [NAME=VALUE | NAME-]…",
+		Short:   "Show the labels of a sandbox, set some, or take some away",
+		Long:    "NAME=VALUE sets a label, NAME- takes it away; the others stay. Branches and their children inherit no labels.",
+		Example: "  forkd label ID job=7 owner-\n  forkd ls --label job=7",
+		Args:    usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			change, err := parseLabelChange(args[1:])
+			if err != nil {
+				return err
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				s, err := cl.Sandbox(ctx, id)
+				if err == nil && len(change) > 0 {
+					s, err = cl.ChangeLabels(ctx, id, change)
+				}
+				if err != nil {
+					return err
+				}
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), map[string]any{"id": s.ID, "labels": s.Labels})
+				}
+				for _, name := range slices.Sorted(maps.Keys(s.Labels)) {
+					fmt.Fprintf(cmd.OutOrStdout(), "%s=%s\n", name, s.Labels[name])
+				}
+				return nil
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func parseLabelChange(args []string) (map[string]*string, error) {
+	change := make(map[string]*string)
+	for _, arg := range args {
+		name, value, ok := strings.Cut(arg, "=")
+		gone, ends := strings.CutSuffix(arg, "-")
+		switch {
+		case ok && name != "":
+			change[name] = &value
+		case !ok && ends && gone != "":
+			change[gone] = nil
+		default:
+			return nil, usageError{errors.New(arg + ": want NAME=VALUE, or NAME- to take a label away")}
+		}
+	}
+	return change, nil
+}

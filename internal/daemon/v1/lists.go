@@ -1,0 +1,85 @@
+package v1
+
+import (
+	"encoding/base64"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// Bounds on what a client may ask of a list.
+const (
+	maxPage      = 10000
+	maxCursor    = 512 // bytes
+	maxSelectors = 64  // labels in one query
+)
+
+// selector says which labels a sandbox has to have: NAME=VALUE, or NAME with any value.
+type selector []string
+
+func selectorOf(r *http.Request) (selector, error) {
+	s := selector(r.URL.Query()["label"])
+	if len(s) > maxSelectors {
+		return nil, invalid.Errorf("label", "%d of them: want at most %d", len(s), maxSelectors)
+	}
+	for _, want := range s {
+		if name, _, _ := strings.Cut(want, "="); name == "" {
+			return nil, invalid.Errorf("label", "%.100q: want NAME=VALUE or NAME", want)
+		}
+	}
+	return s, nil
+}
+
+// match reports whether labels are all that s wants.
+func (s selector) match(labels map[string]string) bool {
+	for _, want := range s {
+		name, value, exact := strings.Cut(want, "=")
+		if has, ok := labels[name]; !ok || exact && has != value {
+			return false
+		}
+	}
+	return true
+}
+
+// listed is a member of a list, and the key by which the list is sorted.
+type listed[T any] struct {
+	value T
+	key   string
+}
+
+// writeList answers with a list, or with the part of it that the query asks for by limit and
+// cursor. The rest is behind the Link of the relation next (RFC 8288), which stays right when
+// members come and go: its cursor is the key of the last one that was told.
+func writeList[T any](w http.ResponseWriter, r *http.Request, list []listed[T]) error {
+	q := r.URL.Query()
+	if text := q.Get("cursor"); text != "" {
+		after, err := base64.RawURLEncoding.DecodeString(text)
+		if err != nil || len(text) > maxCursor {
+			return invalid.Errorf("cursor", "%.100q: want one that a Link of an earlier answer has", text)
+		}
+		i, found := slices.BinarySearchFunc(list, string(after), func(v listed[T], k string) int { return strings.Compare(v.key, k) })
+		if found {
+			i++
+		}
+		list = list[i:]
+	}
+	if text := q.Get("limit"); text != "" {
+		limit, err := strconv.Atoi(text)
+		if err != nil || limit < 1 || limit > maxPage {
+			return invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
+		}
+		if len(list) > limit {
+			list = list[:limit]
+			q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(list[limit-1].key)))
+			w.Header().Set("Link", "<"+r.URL.Path+"?"+q.Encode()+`>; rel="next"`)
+		}
+	}
+	values := make([]T, len(list))
+	for i := range list {
+		values[i] = list[i].value
+	}
+	return writeJSON(w, http.StatusOK, values)
+}

@@ -1,0 +1,67 @@
+package sandbox
+
+import (
+	"context"
+	"maps"
+	"regexp"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// Bounds on labels, which are in every list and in a record that is written often.
+const (
+	MaxLabels     = 64
+	maxLabelValue = 256 // bytes
+)
+
+// labelName has the characters that need no quoting in a URL, a shell or a file.
+var labelName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$`)
+
+// checkLabels checks the labels of a request.
+func checkLabels(labels map[string]string) error {
+	if len(labels) > MaxLabels {
+		return invalid.Errorf("labels", "%d labels: want at most %d", len(labels), MaxLabels)
+	}
+	for name, value := range labels {
+		if !labelName.MatchString(name) {
+			return invalid.Errorf("labels", "name %.70q: want 1 to 63 letters, digits and characters of ._/-, the first a letter or digit", name)
+		}
+		if len(value) > maxLabelValue || !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl) {
+			return invalid.Errorf("labels", "value of %q: want at most %d bytes of text without control characters", name, maxLabelValue)
+		}
+	}
+	return nil
+}
+
+// ChangeLabels sets labels of a sandbox in any state, and takes those away whose value is nil. The
+// others stay.
+func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string]*string) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	labels := maps.Clone(s.Info().Labels)
+	if labels == nil {
+		labels = make(map[string]string)
+	}
+	for name, value := range change {
+		if value == nil {
+			delete(labels, name)
+		} else {
+			labels[name] = *value
+		}
+	}
+	if err := checkLabels(labels); err != nil {
+		return Info{}, err
+	}
+	if err := s.updateAll(func(r *record) { r.Labels = labels }); err != nil {
+		return Info{}, err
+	}
+	s.events.Emit(s.event(event.SandboxLabels, ""))
+	return s.Info(), nil
+}
