@@ -24,7 +24,7 @@ type Streams interface {
 // Outcomes of streams.
 const (
 	outcomeOK      = "ok"
-	outcomeRefused = "refused" // nothing listens there, or there are too many streams
+	outcomeRefused = "refused" // nothing listens there, or there are too many streams, or too often
 	outcomeState   = "state"   // the sandbox is not there, or does not run
 	outcomeCut     = "cut"     // the sandbox was deleted, suspended or rolled back meanwhile
 	outcomeClient  = "client"  // the client left
@@ -45,7 +45,7 @@ func outcomeOf(r *http.Request, err error) string {
 		return outcomeCut
 	case errors.As(err, &state), errors.As(err, &unknown):
 		return outcomeState
-	case errors.Is(err, errTooMany), errors.As(err, &guest) && guest.Code != agentclient.CodeInternal:
+	case errors.Is(err, errTooMany), errors.Is(err, errTooOften), errors.As(err, &guest) && guest.Code != agentclient.CodeInternal:
 		return outcomeRefused
 	case r.Context().Err() != nil:
 		return outcomeClient
@@ -77,6 +77,9 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 		g = a.guests
 	case route.Signed:
 		g = a.signedStreams
+		if err := a.strangers.enter(route.ID); err != nil {
+			return false, err
+		}
 	}
 	if err := g.enter(route.ID); err != nil {
 		return false, err
@@ -106,7 +109,7 @@ const maxDial = 30 * time.Second
 // failInbound answers where a guest's own answer is expected, and marks the difference. It logs
 // nothing: guests could fill the log.
 func (a *api) failInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
-	if r.ContentLength != 0 {
+	if r.ContentLength != 0 || errors.Is(err, errTooOften) {
 		letGo(w) // who comes with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
@@ -154,8 +157,6 @@ func (a *api) byHost(next http.Handler) http.Handler {
 			audit.From(r.Context()).Who = "signed-url"
 			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
 				err = &requestError{http.StatusForbidden, err.Error()}
-			} else {
-				err = a.strangers.enter(route.ID)
 			}
 		default:
 			err = a.mayReach(r)

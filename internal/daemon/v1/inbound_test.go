@@ -220,6 +220,10 @@ func TestStrangersAreLimited(t *testing.T) {
 			}
 		}
 	}
+	refused := fmt.Sprintf(`forkd_inbound_streams_total{kind="http",outcome="refused"} %d`, len(boxes)*(burst+1)-came)
+	if _, _, text := ask(t, r, "", "/metrics", "Authorization", bearer); !strings.Contains(text, refused+"\n") {
+		t.Errorf("no %s in\n%s", refused, grep(text, "streams_total"))
+	}
 	private := fmt.Sprintf("%d-%s.%s", ports[0], boxes[0].ID, apirig.Domain)
 	if status, _, body := ask(t, r, private, "/", "Forkd-Token", token); status != http.StatusOK {
 		t.Errorf("with the token: %d, %s", status, body)
