@@ -110,9 +110,11 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 			return
 		}
 	}
-	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // else it is for the guest's own server
+	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
+	if access { // else it is for the guest's own server
 		r.Header.Del(accessHeader)
 	}
+	route.Open = !access && !a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
 	for _, name := range []string{idHeader, portHeader, trafficHeader} {
 		r.Header.Del(name)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
 var forkOne = client.ForkRequest{SnapshotTag: "a.b", N: 1}
@@ -131,6 +132,25 @@ func TestPorts(t *testing.T) {
 	for path, want := range map[string]int{"/v2/sandboxes": 200, "/nothing": 404} {
 		if resp, out := r.send("GET", path, apiKey.with("Host", "api."+apirig.Domain), ""); resp.StatusCode != want {
 			t.Errorf("api.DOMAIN%s: %s %s", path, resp.Status, out)
+		}
+	}
+}
+
+// Who needs no token is a stranger: to ports, and to the agent.
+func TestStrangersAreLimited(t *testing.T) {
+	r := startWith(t, v1.Limits{SignedBurst: 1, SignedPerSecond: 1e-9})
+	guest := httptest.NewServer(http.NotFoundHandler())
+	defer guest.Close()
+	for port, path := range map[string]string{fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port): "/", "49983": "/health"} {
+		b := r.create(simple)
+		at := header{"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": port}
+		for i, want := range []bool{false, true, true} {
+			if resp, out := r.send("GET", path, at, ""); (resp.StatusCode == 429) != want {
+				t.Errorf("port %s, request %d: %s %s", port, i, resp.Status, out)
+			}
+		}
+		if resp, out := r.send("GET", path, at.with("E2B-Traffic-Access-Token", b.Traffic), ""); resp.StatusCode == 429 {
+			t.Errorf("port %s, with a token: %s %s", port, resp.Status, out)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -35,11 +36,16 @@ type rig struct {
 
 func start(t *testing.T) *rig {
 	t.Helper()
+	return startWith(t, v1.Limits{})
+}
+
+func startWith(t *testing.T, limits v1.Limits) *rig {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, Rig: apirig.Start(t, apirig.Options{Agent: func(dir string) *exec.Cmd {
+	r := &rig{t: t, Rig: apirig.Start(t, apirig.Options{Limits: limits, Agent: func(dir string) *exec.Cmd {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
 		return cmd

@@ -17,6 +17,7 @@ type Route struct {
 	Path   string // what the guest is asked for, escaped as the client sent it
 	Prefix string // what stood before it; empty if the request named a host of the guest's own
 	Signed bool   // the client need not know the daemon's token
+	Open   bool   // the client has shown no permission at all
 	Agent  bool   // the port is the agent's, on vsock, and not one of a server in the guest
 }
 

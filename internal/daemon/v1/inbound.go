@@ -75,8 +75,10 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 	switch {
 	case route.Agent:
 		g = a.guests
-	case route.Signed:
+	case route.Signed, route.Open:
 		g = a.signedStreams
+	}
+	if route.Signed || route.Open {
 		if err := a.strangers.enter(route.ID); err != nil {
 			return false, err
 		}
