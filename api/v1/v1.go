@@ -13,6 +13,14 @@ type Health struct {
 	OK bool `json:"ok"`
 }
 
+// Ready is the answer to whether a daemon takes requests.
+type Ready struct {
+	Ready      bool `json:"ready"`
+	PoolWarm   bool `json:"pool_warm"`   // every fork finds a waiting VMM
+	PoolShells int  `json:"pool_shells"` // VMMs that wait
+	PoolWanted int  `json:"pool_wanted"` // of a warm pool; 0 until something was forked
+}
+
 // Version describes a daemon.
 type Version struct {
 	Version string `json:"version"`

@@ -84,7 +84,7 @@ func Start(t testing.TB, o Options) *Rig {
 	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} }, RunDir: run,
 		Initrd:   os.Open, // nobody reads it
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
-	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
+	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize, PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})
 	tokens := filepath.Join(dir, "tokens")
 	if err = os.WriteFile(tokens, []byte(Token), 0o600); err != nil {
@@ -113,7 +113,7 @@ func Start(t testing.TB, o Options) *Rig {
 	}
 	api := v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
-		Domain: domain, Links: links, Streams: counts})
+		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
 	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: apitest.Checked(t, api), Manager: m, Guard: guard, Keys: keys,
 		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)}))
 	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })

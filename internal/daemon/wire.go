@@ -140,7 +140,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	api := v1.New(v1.Config{
 		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
-		Domain: domain, Links: links, Streams: counts, Stopping: ctx,
+		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
 	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Log: cfg.Log})
@@ -163,8 +163,10 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 // gauges are the metrics that are counted when somebody asks.
 func (w *wired) gauges() metrics.Source {
 	return metrics.Source{
-		Snapshots: func() int { return len(w.store.List()) },
-		Pool:      w.manager.PoolSize,
+		Snapshots:  func() int { return len(w.store.List()) },
+		Pool:       w.manager.PoolSize,
+		PoolWanted: w.manager.PoolWanted,
+		Branches:   w.manager.BranchesInFlight,
 		Sandboxes: func() map[string]int {
 			states := make(map[string]int)
 			for _, s := range w.manager.List() {

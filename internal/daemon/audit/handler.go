@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"log/slog"
 	"net"
 	"net/http"
 	"regexp"
@@ -30,8 +29,9 @@ func From(ctx context.Context) *Entry {
 	return &Entry{}
 }
 
-// Handler writes a line for each request that next serves, refused ones too.
-func (l *Log) Handler(next http.Handler, log *slog.Logger) http.Handler {
+// Handler writes a line for each request that next serves, refused ones too, and calls done with what
+// it has written and the error of that.
+func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,
 			UserAgent: r.UserAgent(), Remote: r.RemoteAddr}
@@ -42,9 +42,7 @@ func (l *Log) Handler(next http.Handler, log *slog.Logger) http.Handler {
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
 		defer func() { // also when the handler aborts the connection
 			e.Status, e.LatencyUS = rec.status, time.Since(e.Time).Microseconds()
-			if err := l.Write(*e); err != nil {
-				log.Error("audit", "error", err)
-			}
+			done(*e, l.Write(*e))
 		}()
 		next.ServeHTTP(rec, r.WithContext(context.WithValue(r.Context(), entryKey{}, e)))
 	})

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -24,7 +23,11 @@ func TestHandler(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 		w.WriteHeader(http.StatusTeapot)
-	}), slog.New(slog.DiscardHandler))
+	}), func(_ Entry, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	})
 	ask := func(path, id string) (e Entry, answered string) {
 		t.Helper()
 		r := httptest.NewRequest("GET", path, nil)

@@ -99,7 +99,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.Next.ServeHTTP(w, r)
 }
 
-func (a *api) audited(h http.HandlerFunc) http.Handler { return a.Audit.Handler(h, a.Log) }
+func (a *api) audited(h http.HandlerFunc) http.Handler { return a.Audit.Handler(h, a.V1.Done) }
 
 // controlRoots begin all paths of the control plane. None is one of /v1.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",

@@ -5,6 +5,7 @@ package metrics
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -17,10 +18,13 @@ import (
 // Source is asked for the values of gauges when they are collected.
 type Source struct {
 	Snapshots func() int
-	Sandboxes func() map[string]int       // by state
-	Pool      func() int                  // ready shells
-	Net       func() (Net, bool)          // false: there is no forkd-net at the moment; nil: there is no network
-	Usage     func() (cgroup.Usage, bool) // of all sandboxes; false or nil: not known
+	Sandboxes func() map[string]int // by state
+	Branches  func() (n, most int)  // that are being made, and how many may be at once
+	Pool      func() int            // ready shells
+
+	PoolWanted func() int                  // of a warm pool
+	Net        func() (Net, bool)          // false: there is no forkd-net at the moment; nil: there is no network
+	Usage      func() (cgroup.Usage, bool) // of all sandboxes; false or nil: not known
 }
 
 // Metrics implements sandbox.Observer.
@@ -36,6 +40,8 @@ type Metrics struct {
 	forkWall  prometheus.Histogram
 	branch    branchMetrics
 	inbound   inboundMetrics
+	requests  requestMetrics
+	refill    prometheus.Histogram
 	sandboxes *prometheus.Desc
 	net       netDescs
 	usage     usageDescs
@@ -66,9 +72,12 @@ func New(version string) *Metrics {
 			Name: "forkd_child_ready_seconds", Help: "Request to confirmed agent, per child.", Buckets: buckets()}, []string{"pool"}),
 		forkWall: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
+		refill: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "forkd_pool_refill_seconds", Help: "How long it took to start a VMM for the pool.", Buckets: buckets()}),
 		sandboxes: prometheus.NewDesc("forkd_sandboxes", "Sandboxes by state.", []string{"state"}, nil),
 	}
 	m.branch, m.inbound, m.net, m.usage = newBranchMetrics(), newInboundMetrics(), newNetDescs(), newUsageDescs()
+	m.requests = newRequestMetrics()
 	build := prometheus.NewGauge(prometheus.GaugeOpts{Name: "forkd_build_info", Help: "Always 1.",
 		ConstLabels: prometheus.Labels{"version": version}})
 	build.Set(1)
@@ -77,10 +86,20 @@ func New(version string) *Metrics {
 	}
 	m.registry.MustRegister(m.branch.all()...)
 	m.registry.MustRegister(m.inbound.all()...)
-	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, build, m,
+	m.registry.MustRegister(m.requests.all()...)
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, m.refill, build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
 		gauge("forkd_pool_shells", "VMM processes that wait for a fork.", func() float64 { return float64(m.source.Pool()) }),
+		gauge("forkd_pool_wanted_shells", "How many there are when the pool is warm.", func() float64 { return float64(m.source.PoolWanted()) }),
+		gauge("forkd_branches_in_flight", "Branches that are being made.", func() float64 {
+			n, _ := m.source.Branches()
+			return float64(n)
+		}),
+		gauge("forkd_branch_concurrency_cap", "Branches that may be made at once.", func() float64 {
+			_, most := m.source.Branches()
+			return float64(most)
+		}),
 		gauge("forkd_sandboxes_active", "Running sandboxes.", func() float64 {
 			return float64(m.source.Sandboxes()[sandbox.Running.String()])
 		}))
@@ -142,6 +161,9 @@ func (m *Metrics) ChildReady(t sandbox.Timing) {
 	m.vmm.WithLabelValues(pool).Observe(t.VMM.Seconds())
 	m.ready.WithLabelValues(pool).Observe(t.Ready.Seconds())
 }
+
+// PoolRefilled counts a VMM that was started for the pool.
+func (m *Metrics) PoolRefilled(took time.Duration) { m.refill.Observe(took.Seconds()) }
 
 // ConfirmFailed counts a child that was killed unseen.
 func (m *Metrics) ConfirmFailed() { m.confirms.Inc() }

@@ -14,7 +14,8 @@ import (
 func TestMetricsAreServed(t *testing.T) {
 	m := New("1.2.3")
 	m.SetSource(Source{
-		Snapshots: func() int { return 3 }, Pool: func() int { return 4 },
+		Snapshots: func() int { return 3 }, Pool: func() int { return 4 }, PoolWanted: func() int { return 8 },
+		Branches:  func() (int, int) { return 1, 4 },
 		Sandboxes: func() map[string]int { return map[string]int{"running": 2, "exited": 1} },
 	})
 	m.ForkDone(sandbox.ForkResult{ForkWall: time.Second}, nil)
@@ -29,7 +30,11 @@ func TestMetricsAreServed(t *testing.T) {
 	m.RollbackDone(nil)
 	m.StreamBegun()
 	m.StreamBegun()
-	m.StreamEnded("tcp", "cut")
+	m.StreamEnded("tcp", "cut", time.Second)
+	m.PoolRefilled(time.Millisecond)
+	m.RequestDone("GET /v1/sandboxes", 200, time.Millisecond)
+	m.RequestDone("POST /v1/sandboxes/{id}/exec", 404, time.Millisecond)
+	m.RequestDone("", 401, time.Millisecond)
 	rec := httptest.NewRecorder()
 	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{
@@ -42,6 +47,10 @@ func TestMetricsAreServed(t *testing.T) {
 		"forkd_branch_storms_total 1", `forkd_branch_pause_seconds_count{mode="live"} 1`,
 		`forkd_branch_ready_seconds_count{mode="diff"} 1`, `forkd_rollbacks_total{result="ok"} 1`,
 		"forkd_inbound_streams 1", `forkd_inbound_streams_total{kind="tcp",outcome="cut"} 1`,
+		`forkd_inbound_stream_seconds_count{kind="tcp"} 1`, "forkd_pool_refill_seconds_count 1", "forkd_pool_wanted_shells 8",
+		"forkd_branches_in_flight 1", "forkd_branch_concurrency_cap 4",
+		`forkd_requests_total{class="2xx",route="GET /v1/sandboxes"} 1`, `forkd_requests_total{class="4xx",route="none"} 1`,
+		`forkd_exec_seconds_count{kind="exec"} 1`, `forkd_request_seconds_count{route="GET /v1/sandboxes"} 1`,
 	} {
 		if !strings.Contains(rec.Body.String(), want+"\n") {
 			t.Errorf("missing %s", want)

@@ -18,7 +18,7 @@ import (
 // Streams counts streams to ports of guests. kind is "http" or "tcp".
 type Streams interface {
 	StreamBegun()
-	StreamEnded(kind, outcome string)
+	StreamEnded(kind, outcome string, took time.Duration)
 }
 
 // Outcomes of streams.
@@ -70,7 +70,8 @@ func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route i
 
 func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier) (answered bool, err error) {
 	a.Streams.StreamBegun()
-	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err)) }()
+	begun := time.Now()
+	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
 	g := a.streams
 	switch {
 	case route.Agent:

@@ -51,12 +51,13 @@ type Config struct {
 	Accel      string
 	Log        *slog.Logger
 	Limits     Limits
-	Domain     inbound.Domain  // of host names of ports; the zero Domain: none
-	Links      *auth.Links     // signs such names; nil if there is no domain
-	Streams    Streams         // counts streams to ports
-	Missing    string          // why limits of sandboxes cannot all be enforced; empty: they can
-	Admission  apiv1.Admission // for those who ask
-	Stopping   context.Context // ends when streams to ports are to end; nil: never
+	Domain     inbound.Domain                                     // of host names of ports; the zero Domain: none
+	Links      *auth.Links                                        // signs such names; nil if there is no domain
+	Streams    Streams                                            // counts streams to ports
+	Requests   func(route string, status int, took time.Duration) // counts all requests; nil: nobody
+	Missing    string                                             // why limits of sandboxes cannot all be enforced; empty: they can
+	Admission  apiv1.Admission                                    // for those who ask
+	Stopping   context.Context                                    // ends when streams to ports are to end; nil: never
 }
 
 type api struct {
@@ -107,6 +108,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	}
 	handle("GET /healthz", a.healthz)
 	handle("GET /healthz/{$}", a.healthz)
+	handle("GET /readyz", a.readyz)
 	handle("GET /version", a.version)
 	handle("GET /openapi.yaml", documentYAML)
 	handle("GET /openapi.json", documentJSON)
@@ -154,7 +156,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
-	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), cfg.Log), a}, patterns
+	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), a.done), a}, patterns
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See
@@ -222,6 +224,16 @@ func letGo(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's
 }
 
+// done counts a request. Of routes there are as many as in the document, whatever clients ask for.
+func (a *api) done(e audit.Entry, err error) {
+	if err != nil {
+		a.Log.Error("audit", "error", err)
+	}
+	if a.Requests != nil {
+		a.Requests(e.Route, e.Status, time.Duration(e.LatencyUS)*time.Microsecond)
+	}
+}
+
 // noted makes of the audit entry what may be known of a request. What follows the port of a guest is
 // the guest's business, and may be a secret.
 func (a *api) noted(next http.Handler) http.Handler {
@@ -233,6 +245,7 @@ func (a *api) noted(next http.Handler) http.Handler {
 		if route, _, below, err := a.Domain.FindHost(r.Host, r.URL); below {
 			e.Path = "/"
 			if err == nil {
+				e.Route = portRoute
 				e.Host, e.Sandbox = fmt.Sprintf("%d-%s", route.Port, route.ID), route.ID
 			}
 		} else if route, ok := inbound.FindPath(r.URL); ok {
@@ -244,6 +257,22 @@ func (a *api) noted(next http.Handler) http.Handler {
 
 func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Health{OK: true})
+}
+
+// readyz says whether the daemon takes requests, and whether forks find waiting VMMs. With ?warm=true
+// a daemon that has to start some first is not ready.
+func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
+	status, ready := http.StatusOK, apiv1.Ready{Ready: a.Stopping.Err() == nil, PoolShells: a.Manager.PoolSize(), PoolWanted: a.Manager.PoolWanted()}
+	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted
+	warm, err := boolQuery(r, "warm")
+	if err != nil {
+		return err
+	}
+	if ready.Ready = ready.Ready && (ready.PoolWarm || !warm); !ready.Ready {
+		status = http.StatusServiceUnavailable
+		w.Header().Set("Retry-After", "1")
+	}
+	return writeJSON(w, status, ready)
 }
 
 func (a *api) version(w http.ResponseWriter, _ *http.Request) error {

@@ -23,6 +23,7 @@ const open auth.Scope = 0
 func scopes() map[string]auth.Scope {
 	return map[string]auth.Scope{
 		"GET /healthz":                             open,
+		"GET /readyz":                              open,
 		"GET /healthz/{$}":                         open,
 		"/":                                        open, // no route
 		"GET /version":                             auth.Read,

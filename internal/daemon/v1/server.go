@@ -3,6 +3,7 @@ package v1
 import (
 	"net/http"
 
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 )
 
@@ -12,6 +13,9 @@ type Server struct {
 	http.Handler
 	api *api
 }
+
+// Done counts a request that was served, by its audit entry; err is that of writing the entry.
+func (s *Server) Done(e audit.Entry, err error) { s.api.done(e, err) }
 
 // Fail answers a request that has not been answered, because of an error.
 type Fail func(w http.ResponseWriter, r *http.Request, route inbound.Route, err error)

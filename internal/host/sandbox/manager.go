@@ -28,6 +28,7 @@ type Observer interface {
 	BranchDone(r BranchResult, err error)
 	RollbackDone(err error)
 	Refused(code string) // see AdmissionError
+	PoolRefilled(took time.Duration)
 }
 
 // Config is what a Manager works with. All fields are required unless they say otherwise.
@@ -109,7 +110,8 @@ func New(cfg Config) (*Manager, error) {
 		room:      freeBytes,
 		quit:      make(chan struct{}),
 	}
-	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Log: cfg.Log})
+	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Log: cfg.Log,
+		Refilled: cfg.Observer.PoolRefilled})
 	return m, nil
 }
 
@@ -223,6 +225,12 @@ func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
 
 // PoolSize returns the number of VMM shells that wait for a fork.
 func (m *Manager) PoolSize() int { return m.pool.Count() }
+
+// PoolWanted returns how many there are when the pool is warm.
+func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
+
+// BranchesInFlight returns how many branches are being made, and how many may be at once.
+func (m *Manager) BranchesInFlight() (n, most int) { return len(m.branches), cap(m.branches) }
 
 // Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
 func (m *Manager) Close(kill bool) {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -30,6 +31,7 @@ type counter struct {
 func (c *counter) lock() func()                   { c.mu.Lock(); return c.mu.Unlock }
 func (c *counter) ForkDone(ForkResult, error)     { defer c.lock()(); c.forks++ }
 func (c *counter) ChildReady(Timing)              { defer c.lock()(); c.ready++ }
+func (c *counter) PoolRefilled(time.Duration)     {}
 func (c *counter) ConfirmFailed()                 { defer c.lock()(); c.unconfirmed++ }
 func (c *counter) BranchDone(BranchResult, error) { defer c.lock()(); c.branches++ }
 func (c *counter) RollbackDone(error)             { defer c.lock()(); c.rollbacks++ }

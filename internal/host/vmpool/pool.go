@@ -43,6 +43,8 @@ type Config struct {
 	RunDir string // a directory for each shell goes into it
 	Size   int    // ready shells per shape; 0: none
 	Log    *slog.Logger
+
+	Refilled func(took time.Duration) // called for each shell that was started for the pool; nil: nobody
 }
 
 // New returns an empty pool.
@@ -180,6 +182,7 @@ func (p *Pool) run() {
 			}
 			continue
 		}
+		began := time.Now()
 		s, err := Spawn(p.ctx, p.cfg.VMMs, p.cfg.RunDir, shape)
 		if err != nil {
 			if p.ctx.Err() != nil {
@@ -192,6 +195,9 @@ func (p *Pool) run() {
 			case <-time.After(poolRetry):
 			}
 			continue
+		}
+		if p.cfg.Refilled != nil {
+			p.cfg.Refilled(time.Since(began))
 		}
 		p.mu.Lock()
 		wanted := p.wantedLocked(shape)
@@ -218,6 +224,17 @@ func (p *Pool) missing() (vm.Shape, bool) {
 		}
 	}
 	return vm.Shape{}, false
+}
+
+// Wanted returns the number of shells that are ready when the pool is full.
+func (p *Pool) Wanted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	shapes := make(map[vm.Shape]bool)
+	for _, shape := range p.want {
+		shapes[shape] = true
+	}
+	return len(shapes) * p.cfg.Size
 }
 
 // Count returns the number of ready shells.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -74,6 +75,7 @@ type metrics struct{}
 func (metrics) Refused(string)                         {}
 func (metrics) ForkDone(sandbox.ForkResult, error)     {}
 func (metrics) ChildReady(sandbox.Timing)              {}
+func (metrics) PoolRefilled(time.Duration)             {}
 func (metrics) ConfirmFailed()                         {}
 func (metrics) BranchDone(sandbox.BranchResult, error) {}
 func (metrics) RollbackDone(error)                     {}

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// maxExposure bounds the score of `systemd-analyze security` for the system's unit, from 0 (nothing
+// can be reached) to 10. The daemon makes namespaces and mounts for its jails, and so is far from 0.
+const maxExposure = 6.0
+
+// unit returns the text of a unit, and its path in a directory of the test's in which its program is
+// there.
+func unit(t *testing.T, name string) (text, path string) {
+	t.Helper()
+	p, err := os.ReadFile("../../packaging/systemd/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, bytes.ReplaceAll(p, []byte("/usr/bin/forkd"), []byte("/bin/true")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return string(p), path
+}
+
+// systemd takes the units as they are, apart from keys that are younger than itself.
+func TestUnitsAreValid(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("systemd-analyze is not installed")
+	}
+	for name, scope := range map[string]string{"forkd.service": "--system", "forkd-user.service": "--user"} {
+		_, path := unit(t, name)
+		cmd := exec.Command(analyze, "verify", "--man=no", "--recursive-errors=no", scope, path)
+		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
+		out, _ := cmd.CombinedOutput() // its code says no more than what it writes
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, name) && !strings.Contains(line, "Unknown key 'DelegateSubgroup'") {
+				t.Errorf("%s", line)
+			}
+		}
+	}
+	_, path := unit(t, "forkd.service")
+	out, err := exec.Command(analyze, "security", "--offline=yes", path).CombinedOutput()
+	m := regexp.MustCompile(`Overall exposure level for forkd.service: ([0-9.]+)`).FindSubmatch(out)
+	if m == nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	score, err := strconv.ParseFloat(string(m[1]), 64)
+	if err != nil || score > maxExposure {
+		t.Errorf("exposure %s, want at most %g", m[1], maxExposure)
+	}
+	t.Logf("exposure %.1f", score)
+}
+
+// The units start the daemon by options that it has, and leave its sandboxes alone when they stop it.
+func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
+	for _, name := range []string{"forkd.service", "forkd-user.service"} {
+		text, _ := unit(t, name)
+		m := regexp.MustCompile(`(?m)^ExecStart=/usr/bin/forkd daemon (.*) ?\$FORKD_OPTIONS$`).FindStringSubmatch(text)
+		if m == nil {
+			t.Fatalf("%s does not start the daemon with $FORKD_OPTIONS", name)
+		}
+		flags := newDaemonCmd().Flags()
+		if err := flags.Parse(strings.Fields(m[1])); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		flags.Visit(func(f *pflag.Flag) {
+			if f.Name == "kill-on-exit" {
+				t.Errorf("%s ends all sandboxes with the daemon", name)
+			}
+		})
+		for _, line := range []string{"KillMode=process", "Delegate=cpu cpuset io memory pids", "DelegateSubgroup=daemon", "OOMPolicy=continue"} {
+			if !strings.Contains(text, "\n"+line+"\n") {
+				t.Errorf("%s lacks %s", name, line)
+			}
+		}
+	}
+}
