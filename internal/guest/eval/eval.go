@@ -103,33 +103,7 @@ func (s *Server) SetEnv(env map[string]string) error {
 }
 
 // Prepare makes live interpreters cheap to fork: see "prepare" in kernel.py.
-func (s *Server) Prepare() error {
-	s.awaitEnds(endingGrace)
-	return s.control(controlRequest{Op: opPrepare})
-}
-
-// endingGrace is how long Prepare waits for code that may be at its end. Who asks for it has read
-// the last line of the warm-up code, which is written before the code counts as ended; and an
-// interpreter in which code runs is woken by every fork, which copies more than 1 MiB.
-const endingGrace = 500 * time.Millisecond
-
-// awaitEnds waits until no code runs, but not longer than grace.
-func (s *Server) awaitEnds(grace time.Duration) {
-	over := time.After(grace)
-	for _, c := range s.list() {
-		c.mu.Lock()
-		code := c.running
-		c.mu.Unlock()
-		if code == nil {
-			continue
-		}
-		select {
-		case <-code.ended:
-		case <-over:
-			return
-		}
-	}
-}
+func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
 // control sends a request to every live interpreter that must not sleep on, then collects the
 // answers.

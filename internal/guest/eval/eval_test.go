@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -351,21 +350,21 @@ func TestPrepareDoesNotCallAnInterpreterIdleWhoseCodeIsOnItsWay(t *testing.T) {
 	}
 }
 
-// Whoever warms an interpreter up asks for its preparation as soon as the last line was read, when
-// the call may not have given back its turn.
-func TestPrepareWaitsForCodeThatHasSaidItsLastWord(t *testing.T) {
+// Whoever warms an interpreter up asks for its preparation as soon as the last line was read.
+func TestContextIsFreeWhenTheLastLineIsRead(t *testing.T) {
 	s, h := newServer(t)
 	run(t, h, code("None"))
 	c := s.get(python)
-	prepared := make(chan error, 1)
-	err := s.execute(t.Context(), c, runRequest{Code: "None"}, 0, func(line []byte) {
-		if bytes.Contains(line, []byte("end_of_execution")) {
-			go func() { prepared <- s.Prepare() }()
-			time.Sleep(50 * time.Millisecond) // Prepare comes first in any case
+	last := false
+	if err := s.execute(t.Context(), c, runRequest{Code: "None"}, 0, func(line []byte) {
+		if last = bytes.Contains(line, []byte("end_of_execution")); !last {
+			return
 		}
-	})
-	if err = errors.Join(err, <-prepared); err != nil || !c.interp.idle {
-		t.Fatalf("idle %v, %v", c.interp.idle, err)
+		if err := s.Prepare(); err != nil || !c.interp.idle {
+			t.Errorf("idle %v, %v", c.interp.idle, err)
+		}
+	}); err != nil || !last {
+		t.Fatalf("last line: %t, %v", last, err)
 	}
 }
 

@@ -163,9 +163,13 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	note := c.note
 	c.note = ""
 	c.mu.Unlock()
+	said := make(chan struct{})
 	go func() {
 		interp.runCode(append(line, '\n'), out, note, code)
+		// The last line comes last: who has read it finds the context free.
 		code.end(c)
+		out.send(message{Type: "end_of_execution"})
+		close(said)
 	}()
 	tick := time.NewTicker(keepaliveInterval)
 	defer tick.Stop()
@@ -177,7 +181,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	}
 	for {
 		select {
-		case <-code.ended:
+		case <-said:
 			return nil
 		case <-tick.C:
 			out.keepalive()
@@ -251,8 +255,7 @@ func (r *running) stop(grace time.Duration) {
 }
 
 // runCode sends one request and relays its messages until the code has ended or the interpreter has
-// died; either way the stream gets its end. The client reads note first, as if the code had written
-// it.
+// died. The client reads note first, as if the code had written it.
 func (i *interpreter) runCode(line []byte, out *stream, note string, code *running) {
 	// Not the driver's message: the code's output, which comes another way, could overtake it.
 	out.send(message{Type: "number_of_executions", Count: i.executions})
@@ -266,7 +269,6 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 		if code.late.Load() {
 			out.send(message{Type: "timeout", Restarted: i.killed.Load()})
 		}
-		out.send(message{Type: "end_of_execution"})
 	}()
 	finished := make(chan struct{})
 	defer close(finished)
