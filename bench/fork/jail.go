@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"debug/buildinfo"
+	"fmt"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -28,6 +30,9 @@ const memoryRounds = 9
 // compare measures forks with warm pools, then the memory of children, of VMMs in their jail and of
 // those of the program bin, which have none.
 func (b *bench) compare(ctx context.Context, bin string) ([]*report.Table, error) {
+	if err := builtAlike(b.host.VMMs.Bin, bin); err != nil {
+		return nil, err
+	}
 	bin, err := lab.CopyBinary(b.host.Dir, bin)
 	if err != nil {
 		return nil, err
@@ -35,15 +40,13 @@ func (b *bench) compare(ctx context.Context, bin string) ([]*report.Table, error
 	vmms := vmpool.Processes{Bin: bin}
 	var rows []*pair[cell]
 	for i, n := range b.opt.ns.List {
-		if i > 0 && b.TimeIsUp() {
-			b.Progress("the time of -budget is up: %d rows are left out", len(b.opt.ns.List)-i)
-			break
-		}
+		// Each row has its share of the time: those of the first ones would take all of it on a busy host.
+		until := time.Now().Add(time.Until(b.Deadline()) / time.Duration(len(b.opt.ns.List)-i))
 		b.Progress("n=%d, warm pools, jailed and unjailed in turn", n)
 		row := &pair[cell]{{n: n, poolWarm: true}, {n: n, poolWarm: true}}
 		rows = append(rows, row)
 		if err := b.withBoth(vmms, n, func(both pair[*lab.Manager]) error {
-			return forkInTurn(ctx, both, row, b.opt.samples, b.Deadline())
+			return forkInTurn(ctx, both, row, b.opt.samples, until)
 		}); err != nil {
 			return nil, err
 		}
@@ -108,4 +111,35 @@ func measureInTurn(ctx context.Context, both pair[*lab.Manager], n int, memories
 		}
 	}
 	return nil
+}
+
+// builtAlike refuses two programs that differ in more than the jail: with cgo or with another
+// collector, for example, a VMM has another size.
+func builtAlike(a, b string) error {
+	first, err := buildinfo.ReadFile(a)
+	if err != nil {
+		return err
+	}
+	second, err := buildinfo.ReadFile(b)
+	if err != nil {
+		return err
+	}
+	if first.GoVersion != second.GoVersion {
+		return fmt.Errorf("%s is built by %s, forkd-vmm by %s", b, second.GoVersion, first.GoVersion)
+	}
+	for _, key := range []string{"CGO_ENABLED", "GOEXPERIMENT", "GOAMD64", "-trimpath", "-race"} {
+		if x, y := setting(first, key), setting(second, key); x != y {
+			return fmt.Errorf("%s is built with %s=%q, forkd-vmm with %q: build it as scripts/bench does", b, key, y, x)
+		}
+	}
+	return nil
+}
+
+func setting(info *buildinfo.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
 }

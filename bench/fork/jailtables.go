@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -39,8 +40,8 @@ func jailClock(title string, rows []*pair[cell], child, all func(*cell) []time.D
 		t.Add(on.n, on.runs,
 			quantile(child(on), 0), quantile(child(on), 0.5), quantile(child(on), 0.99),
 			quantile(child(off), 0), quantile(child(off), 0.5), quantile(child(off), 0.99),
-			ratio(child(on), child(off), 0), report.Cell(times), low, high, ratio(all(on), all(off), 0.5))
-		t.Notef("target n=%d: p50 with the jail ≤ %.2f × without: %s (%.3f)", on.n, jailTimes, met(times <= jailTimes), times)
+			ratio(child(on), child(off), 0), report.Cell(times), report.Cell(low), report.Cell(high), ratio(all(on), all(off), 0.5))
+		t.Notef("target n=%d: p50 with the jail ≤ %.2f × without: %s (%.3f)", on.n, jailTimes, decided(low, high), times)
 		for _, c := range row {
 			if c.pooled < len(c.vmm) {
 				t.Notef("n=%d: %d of %d children found no ready VMM", c.n, len(c.vmm)-c.pooled, len(c.vmm))
@@ -59,11 +60,23 @@ func ratio(on, off []time.Duration, q float64) float64 {
 // runParts is into how many parts a run is cut.
 const runParts = 5
 
-// spread returns the lowest and the highest ratio in parts of the run, nil if it was too short.
-func spread(on, off []time.Duration) (low, high any) {
+// decided says whether a run shows that the target is met. Where chance moves the ratio across it,
+// the run shows neither.
+func decided(low, high float64) string {
+	switch {
+	case high <= jailTimes:
+		return "met"
+	case low > jailTimes:
+		return "not met"
+	}
+	return "not decided by this run"
+}
+
+// spread returns the lowest and the highest ratio in parts of the run, NaN if it was too short.
+func spread(on, off []time.Duration) (low, high float64) {
 	size := len(on) / runParts
 	if size == 0 {
-		return nil, nil
+		return math.NaN(), math.NaN()
 	}
 	var ratios []float64
 	for i := range runParts {
