@@ -48,7 +48,8 @@ func Enter(c Config) error {
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
-		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }, false},
+		// A daemon that is not root could neither look at it then, nor say how soon it is to end.
+		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }, how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
 		{"renounce paths", func() error { return renouncePaths(c.Online) }, false},
 		{"filter system calls", func() error { return filter(c.Filter) }, false},

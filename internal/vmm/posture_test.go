@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "vmm":
 		os.Exit(Main())
+	case inside:
+		os.Exit(lookInside())
+	case watch:
+		os.Exit(watchAVMM())
 	default:
 		err := jail.Enter(jail.Config{Filter: allowed[:], Files: maxFiles})
 		if err == nil && do == tooLong {
@@ -124,7 +128,12 @@ func program(t *testing.T) string {
 // of the control socket, and the file that the process prints to.
 func start(t *testing.T, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
 	t.Helper()
-	jails, err := jail.New(jail.Options{})
+	return startWith(t, jail.Options{}, program, do)
+}
+
+func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *ctlsock.Conn, *os.File) {
+	t.Helper()
+	jails, err := jail.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
