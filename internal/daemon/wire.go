@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/format/disklayer"
@@ -46,6 +47,7 @@ type wired struct {
 	audit   *audit.Log
 	net     *netclient.Client
 	cgroups *cgroup.Tree
+	traces  *tracing.Tracer
 }
 
 // wire puts the daemon together and takes over what an earlier one left running. Streams to ports
@@ -60,6 +62,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 			return nil, err
 		}
 		undo.Add(func() { w.audit.Close() })
+	}
+	if w.traces, err = tracing.FromEnv(ctx, cfg.Version, os.Getenv); err != nil {
+		return nil, err
 	}
 	missing := w.openCgroups(&cfg) // before processes are started where the daemon is now
 	bin := filepath.Join(cfg.StateDir, "bin")
@@ -140,7 +145,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	api := v1.New(v1.Config{
 		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
-		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
+		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
 	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Log: cfg.Log})
@@ -295,6 +300,7 @@ func (w *wired) close(kill bool) {
 	w.net.Close()
 	w.store.Close()
 	w.audit.Close()
+	_ = w.traces.Close() // a collector that does not answer keeps nobody up
 }
 
 // install writes an embedded program into dir: not the run directory, which many hosts mount

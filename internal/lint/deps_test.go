@@ -79,7 +79,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/daemon",
-		packages: []string{"stamp", "audit", "auth", "metrics", "inbound", "v1", "e2b", "."},
+		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "v1", "e2b", "."},
 		imports:  []string{"api/...", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:   "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
 	},
@@ -188,7 +188,7 @@ var rules = []rule{
 		from: []string{"cmd/forkd-vmm"},
 		to: []string{"net", "net/...", "encoding/json", "encoding/gob", "os/exec", "crypto/tls",
 			"text/template", "google.golang.org/...", "connectrpc.com/...", "github.com/spf13/...",
-			"github.com/prometheus/..."},
+			"github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "a VMM process must start in a few milliseconds and cost about 1 MiB, and it is what a guest attacks: " +
 			"it talks over donated descriptors only",
 	},
@@ -201,13 +201,13 @@ var rules = []rule{
 	{
 		from: []string{"cmd/forkd-agent", "cmd/forkd-machined"},
 		to: []string{"internal/vmm/...", "internal/host/...", "internal/format/...", "internal/daemon/...",
-			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/..."},
+			"internal/build/...", "github.com/spf13/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 		reason: "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
 	{
 		from: []string{"cmd/forkd-net"},
 		to: []string{"os/exec", "internal/host/...", "internal/format/...", "internal/daemon/...", "internal/build/...",
-			"internal/vmm/...", "internal/guest/...", "internal/cli"},
+			"internal/vmm/...", "internal/guest/...", "internal/cli", "go.opentelemetry.io/..."},
 		reason: "forkd-net parses hostile frames: it has no program to start, and neither store nor sandboxes to reach",
 	},
 	{

@@ -59,10 +59,12 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	start := time.Now()
 	res, err := a.Manager.Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag,
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait, // others are complete when the sandbox runs again
 	})
+	a.Traces.Branch(r, start, r.PathValue("id"), res, err)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -53,6 +54,7 @@ type Config struct {
 	Limits     Limits
 	Domain     inbound.Domain                                     // of host names of ports; the zero Domain: none
 	Links      *auth.Links                                        // signs such names; nil if there is no domain
+	Traces     *tracing.Tracer                                    // nil: none
 	Streams    Streams                                            // counts streams to ports
 	Requests   func(route string, status int, took time.Duration) // counts all requests; nil: nobody
 	Missing    string                                             // why limits of sandboxes cannot all be enforced; empty: they can

@@ -94,11 +94,13 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration
+	start := time.Now()
 	if req.SourceID != "" {
 		res, pause, err = a.forkSource(r, req.SourceID, req.Mode, fork)
 	} else {
 		res, err = a.Manager.Fork(r.Context(), fork)
 	}
+	a.Traces.Fork(r, start, req.SnapshotTag+req.SourceID, res, err) // one of the two is empty
 	if err != nil {
 		return forked, err
 	}
