@@ -297,18 +297,21 @@ func endEvent(status syscall.WaitStatus, outOfMemory bool) *process.ProcessEvent
 	return end
 }
 
-// input writes to the process's stdin or terminal, waiting while it does not read.
-func (p *proc) input(in *process.ProcessInput) error {
+// input writes to the process's stdin or terminal, waiting while it does not read. terminal lets
+// what is for stdin go to the terminal, if there is one.
+func (p *proc) input(in *process.ProcessInput, terminal bool) error {
 	p.inMu.Lock()
 	defer p.inMu.Unlock()
 	var to *os.File
 	var data []byte
 	switch in := in.GetInput().(type) {
 	case *process.ProcessInput_Stdin:
-		if p.tty != nil {
+		switch to, data = p.stdin, in.Stdin; {
+		case p.tty != nil && terminal:
+			to = p.tty
+		case p.tty != nil:
 			return errHasPTY
-		}
-		if to, data = p.stdin, in.Stdin; to == nil || p.stdinClosed {
+		case to == nil || p.stdinClosed:
 			return errNoStdin
 		}
 	case *process.ProcessInput_Pty:
@@ -323,7 +326,14 @@ func (p *proc) input(in *process.ProcessInput) error {
 	return err
 }
 
-func (p *proc) closeStdin() error {
+// endOfInput is what a terminal takes for the end of its input, unless it was set up otherwise:
+// Ctrl-D.
+const endOfInput = 4
+
+func (p *proc) closeStdin(terminal bool) error {
+	if p.tty != nil && terminal {
+		return p.input(&process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: []byte{endOfInput}}}, true)
+	}
 	if p.tty != nil {
 		return errHasPTY
 	}

@@ -166,7 +166,7 @@ func (ps *processService) SendInput(_ context.Context, req *connect.Request[proc
 	if err != nil {
 		return nil, err
 	}
-	if err := p.input(req.Msg.GetInput()); err != nil {
+	if err := p.input(req.Msg.GetInput(), req.Header().Get(agentproto.TerminalHeader) != ""); err != nil {
 		return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("send input to process %d: %w", p.child.Pid, err))
 	}
 	return connect.NewResponse(&process.SendInputResponse{}), nil
@@ -189,7 +189,7 @@ func (ps *processService) StreamInput(_ context.Context, in *connect.ClientStrea
 			if p == nil {
 				return nil, invalid(errors.New("data: the first message of the stream must be start, which names the process"))
 			}
-			if err := p.input(ev.Data.GetInput()); err != nil {
+			if err := p.input(ev.Data.GetInput(), in.RequestHeader().Get(agentproto.TerminalHeader) != ""); err != nil {
 				return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("send input to process %d: %w", p.child.Pid, err))
 			}
 		}
@@ -200,15 +200,18 @@ func (ps *processService) StreamInput(_ context.Context, in *connect.ClientStrea
 	return connect.NewResponse(&process.StreamInputResponse{}), nil
 }
 
+// maxSignal is the last signal of Linux, SIGRTMAX.
+const maxSignal = 64
+
 // SendSignal signals the one process, or its group if the request has agentproto.GroupHeader.
 func (ps *processService) SendSignal(_ context.Context, req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
 	}
-	sig := req.Msg.GetSignal()
-	if sig != process.Signal_SIGNAL_SIGKILL && sig != process.Signal_SIGNAL_SIGTERM {
-		return nil, invalid(fmt.Errorf("signal %v is not supported; send SIGNAL_SIGTERM or SIGNAL_SIGKILL", sig))
+	sig := req.Msg.GetSignal() // any of Linux, though the protocol has names for two only
+	if sig < 1 || sig > maxSignal {
+		return nil, invalid(fmt.Errorf("signal %d: want 1 to %d", sig, maxSignal))
 	}
 	signal := p.child.Signal
 	if req.Header().Get(agentproto.GroupHeader) != "" {
@@ -230,7 +233,7 @@ func (ps *processService) CloseStdin(_ context.Context, req *connect.Request[pro
 	if err != nil {
 		return nil, err
 	}
-	if err := p.closeStdin(); err != nil {
+	if err := p.closeStdin(req.Header().Get(agentproto.TerminalHeader) != ""); err != nil {
 		return nil, connect.NewError(connect.CodeUnknown, fmt.Errorf("close stdin of process %d: %w", p.child.Pid, err))
 	}
 	return connect.NewResponse(&process.CloseStdinResponse{}), nil

@@ -27,7 +27,7 @@ const (
 )
 
 // Version is the agent's protocol version; a daemon refuses an agent with another one.
-const Version = 4
+const Version = 5
 
 // EvalGrace is how long evaluated code may take to end after its timeout has passed and it was
 // interrupted. Then its interpreter is killed.
@@ -36,6 +36,11 @@ const EvalGrace = 5 * time.Second
 // GroupHeader on envd's SendSignal asks for the signal to go to the process group, whatever its
 // value. It is forkd's own.
 const GroupHeader = "Forkd-Group"
+
+// TerminalHeader on envd's SendInput and CloseStdin lets input for stdin go to the terminal of a
+// process that has one, where its end is Ctrl-D. Whoever attaches to a process cannot know which it
+// has. It is forkd's own.
+const TerminalHeader = "Forkd-Terminal"
 
 // Ready is what the agent announces when every service listens and the warm interpreters are up.
 type Ready struct {
