@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
@@ -48,6 +49,19 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 	}
 }
 
+// dial reaches the guest until it is taken away. What is under the same address afterwards, such as
+// a sandbox that was rolled back, has other processes by the same numbers.
+func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
+	conn, err := c.Dial(ctx, port)
+	if cause := context.Cause(c.calls); cause != nil {
+		if err == nil {
+			conn.Close()
+		}
+		return nil, cause
+	}
+	return conn, err
+}
+
 // explain prefers what happened to the sandbox to the broken connection that came of it.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
@@ -80,5 +94,5 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 		return err
 	}
 	defer call.stop()
-	return call.explain(f(call.ctx, call.Dial))
+	return call.explain(f(call.ctx, call.dial))
 }
