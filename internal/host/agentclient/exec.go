@@ -13,7 +13,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
@@ -23,9 +22,15 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
-	Stdin     io.Reader     // nil: /dev/null
+	Stdin     io.Reader     // nil: /dev/null, or what OpenStdin and Terminal say
+	OpenStdin bool          // stdin stays open for Process.Input; not together with Stdin
+	Terminal  *Size         // a terminal for the command; its output is all Stdout
 	Timeout   time.Duration // 0: none; the guest kills the command's process group when it passes
-	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Unused by ExecStream
+	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Used by Exec only
+
+	// Started is called, if it is set, as soon as the command runs. An error of it ends the call
+	// like one of the sink.
+	Started func(*Process) error
 }
 
 // Outcome says how a command ended.
@@ -141,28 +146,46 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 		}
 		return ExecResult{Outcome: TimedOut, ExitCode: -1, Status: status}, nil
 	}
-	if run.pid != 0 {
+	if run.pid != 0 && !errors.Is(err, ErrDetached) && !errors.Is(context.Cause(ctx), ErrDetached) {
 		run.kill(context.WithoutCancel(ctx))
 	}
 	return none, err
+}
+
+// ErrDetached ends an ExecStream without ending the command: as the cause of its context's end, or
+// as an error of its functions.
+var ErrDetached = errors.New("the command goes on by itself")
+
+// ExecDetached starts a command that goes on by itself. Its output is lost as long as nobody is
+// attached. The process is nil if the command could not be started, and the result says why.
+func (c *Client) ExecDetached(ctx context.Context, req ExecRequest) (started *Process, r ExecResult, err error) {
+	req.Started = func(p *Process) error {
+		started = p
+		return ErrDetached
+	}
+	r, err = c.ExecStream(ctx, req, func(Stream, []byte) error { return ErrDetached })
+	if errors.Is(err, ErrDetached) {
+		err = nil
+	}
+	return started, r, err
 }
 
 type execCall struct {
 	client  *Client
 	req     ExecRequest
 	sink    func(Stream, []byte) error
-	sinkErr error
+	sinkErr error // or one of ExecRequest.Started
 	pid     uint32
 }
 
 func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
-	stdin := e.req.Stdin != nil
+	stdin := e.req.Stdin != nil || e.req.OpenStdin
 	cfg := &process.ProcessConfig{Cmd: e.req.Args[0], Args: e.req.Args[1:], Envs: e.req.Env}
 	if e.req.Cwd != "" {
 		cfg.Cwd = &e.req.Cwd
 	}
-	req := connect.NewRequest(&process.StartRequest{Process: cfg, Stdin: &stdin})
+	req := connect.NewRequest(&process.StartRequest{Process: cfg, Stdin: &stdin, Pty: e.req.Terminal.message()})
 	setUser(req.Header(), e.req.User)
 	op := fmt.Sprintf("exec %q", e.req.Args[0])
 	stream, err := e.client.procs.Start(ctx, req)
@@ -170,24 +193,35 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 		return none, remote(op, err)
 	}
 	defer stream.Close()
-	fed := !stdin
 	for stream.Receive() {
-		switch ev := stream.Msg().GetEvent().GetEvent().(type) {
-		case *process.ProcessEvent_Start:
-			e.pid = ev.Start.GetPid()
-			if !fed { // once, however often the guest says so: the request's reader is for one goroutine
-				fed = true
-				go e.feed(ctx)
-			}
-		case *process.ProcessEvent_Data:
-			if e.sinkErr = e.deliver(ev.Data); e.sinkErr != nil {
-				return none, e.sinkErr
-			}
-		case *process.ProcessEvent_End:
-			return ended(ev.End), nil
+		end, err := e.event(ctx, stream.Msg().GetEvent())
+		if err != nil || end != nil {
+			return ended(end), err
 		}
 	}
 	return notStarted(op, stream.Err())
+}
+
+// event takes one event of a process and returns the last, which says how it ended.
+func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*process.ProcessEvent_EndEvent, error) {
+	switch ev := event.GetEvent().(type) {
+	case *process.ProcessEvent_Start:
+		if e.pid != 0 { // once, however often the guest says so: the request's reader is for one goroutine
+			return nil, nil
+		}
+		e.pid = max(ev.Start.GetPid(), 1) // no process has 0
+		if e.req.Started != nil {
+			e.sinkErr = e.req.Started(e.client.Process(e.pid))
+		}
+		if e.req.Stdin != nil {
+			go e.feed(ctx)
+		}
+	case *process.ProcessEvent_Data:
+		e.sinkErr = e.deliver(ev.Data)
+	case *process.ProcessEvent_End:
+		return ev.End, nil
+	}
+	return nil, e.sinkErr
 }
 
 func (e *execCall) deliver(d *process.ProcessEvent_DataEvent) error {
@@ -196,11 +230,16 @@ func (e *execCall) deliver(d *process.ProcessEvent_DataEvent) error {
 		return e.sink(Stdout, out.Stdout)
 	case *process.ProcessEvent_DataEvent_Stderr:
 		return e.sink(Stderr, out.Stderr)
+	case *process.ProcessEvent_DataEvent_Pty:
+		return e.sink(Stdout, out.Pty)
 	}
 	return nil
 }
 
 func ended(end *process.ProcessEvent_EndEvent) ExecResult {
+	if end == nil {
+		return ExecResult{ExitCode: -1}
+	}
 	if end.GetExited() {
 		return ExecResult{Outcome: Exited, ExitCode: int(end.GetExitCode()), Status: end.GetStatus()}
 	}
@@ -244,18 +283,16 @@ func notStarted(op string, err error) (ExecResult, error) {
 // feed copies the request's stdin to the process and closes it. A process may end or close its
 // stdin before all is written, so failures end the copy and are not reported.
 func (e *execCall) feed(ctx context.Context) {
-	selector := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: e.pid}}
+	p := e.client.Process(e.pid)
 	for buf := make([]byte, 1<<20); ; {
 		n, err := io.ReadFull(e.req.Stdin, buf)
 		if n > 0 {
-			in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: buf[:n]}}
-			req := connect.NewRequest(&process.SendInputRequest{Process: selector, Input: in})
-			if _, err := e.client.procs.SendInput(ctx, req); err != nil {
+			if p.Input(ctx, buf[:n]) != nil {
 				return
 			}
 		}
 		if err != nil {
-			e.client.procs.CloseStdin(ctx, connect.NewRequest(&process.CloseStdinRequest{Process: selector}))
+			_ = p.CloseStdin(ctx)
 			return
 		}
 	}
@@ -267,10 +304,7 @@ const killTimeout = 5 * time.Second
 func (e *execCall) kill(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	selector := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: e.pid}}
-	req := connect.NewRequest(&process.SendSignalRequest{Process: selector, Signal: process.Signal_SIGNAL_SIGKILL})
-	req.Header().Set(agentproto.GroupHeader, "1") // a shell's commands too, as when the timeout passes
-	e.client.procs.SendSignal(ctx, req)
+	_ = e.client.Process(e.pid).Signal(ctx, syscall.SIGKILL)
 }
 
 // setUser selects the guest user as the E2B SDKs do: basic authentication with an empty password.
