@@ -91,11 +91,7 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	if err != nil {
 		return nil, err
 	}
-	req.Header = header
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
-	req.Header.Set("User-Agent", "forkd-client-go")
+	req.Header = c.signed(header)
 	resp, err := by.Do(req)
 	if err != nil {
 		return nil, err
@@ -105,6 +101,15 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	}
 	defer resp.Body.Close()
 	return nil, apiError(resp)
+}
+
+// signed adds what every request has to its headers.
+func (c *Client) signed(h http.Header) http.Header {
+	if c.token != "" {
+		h.Set("Authorization", "Bearer "+c.token)
+	}
+	h.Set("User-Agent", "forkd-client-go")
+	return h
 }
 
 // call sends in as JSON, if it is not nil, and decodes the answer into out, if it is not nil.

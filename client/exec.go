@@ -91,15 +91,27 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 		case e.End != nil:
 			return *e.End, nil
 		case e.Error != "":
-			return end, &Error{Status: e.Code, Message: e.Error}
+			return end, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
 		}
-		if _, err := stdout.Write(e.Stdout); err != nil {
+		if err := writeParts(stdout, e.Stdout, e.StdoutBytes); err != nil {
 			return end, err
 		}
-		if _, err := stderr.Write(e.Stderr); err != nil {
+		if err := writeParts(stderr, e.Stderr, e.StderrBytes); err != nil {
 			return end, err
 		}
 	}
+}
+
+// writeParts writes output that came as text or as bytes.
+func writeParts(to io.Writer, text string, bytes []byte) error {
+	if text != "" {
+		bytes = []byte(text)
+	}
+	if len(bytes) == 0 {
+		return nil
+	}
+	_, err := to.Write(bytes)
+	return err
 }
 
 // Eval runs code in a warm interpreter of a sandbox.

@@ -16,7 +16,36 @@ type ExecRequest struct {
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
-	Stdin       []byte            `json:"stdin,omitempty"` // base64 in JSON, at most 8 MiB
+	Stdin       []byte            `json:"stdin,omitempty"` // base64 in JSON, at most 8 MiB; not over a WebSocket
+	TTY         *TTYSize          `json:"tty,omitempty"`   // a terminal for the command: its output is all stdout
+
+	// OpenStdin keeps the command's input open for what is sent to the process; a terminal's always
+	// is. Detach is answered with ExecStarted as soon as the command runs; it goes on by itself.
+	OpenStdin bool `json:"open_stdin,omitempty"`
+	Detach    bool `json:"detach,omitempty"`
+}
+
+// TTYSize is the size of a terminal in characters. One without columns or rows is 80 by 24.
+type TTYSize struct {
+	Cols uint `json:"cols,omitempty"`
+	Rows uint `json:"rows,omitempty"`
+}
+
+// ExecStarted says that a command runs.
+type ExecStarted struct {
+	PID uint32 `json:"pid"` // in the sandbox
+}
+
+// Process is a running process of a sandbox that was started by an exec.
+type Process struct {
+	PID  uint32   `json:"pid"`
+	Args []string `json:"args"`
+	Cwd  string   `json:"cwd,omitempty"` // as it was asked for
+}
+
+// SignalRequest names a signal, such as "SIGTERM" or "TERM".
+type SignalRequest struct {
+	Signal string `json:"signal"`
 }
 
 // ExecEnd says how a command ended. Outcome is "exited", "signaled", "timeout", "not_found" or
@@ -49,14 +78,46 @@ type ExecResult struct {
 // answered with ExecEvents.
 const NDJSON = "application/x-ndjson"
 
-// ExecEvent is a part of the output of a command, or the last message of the stream: how the
-// command ended, or the error on account of which nobody knows.
+// ExecEvent is one message of the stream of a command: that it runs, a part of its output, or the
+// last: how it ended, or the error on account of which nobody knows.
 type ExecEvent struct {
-	Stdout []byte   `json:"stdout,omitempty"` // base64 in JSON
-	Stderr []byte   `json:"stderr,omitempty"`
+	Started *ExecStarted `json:"started,omitempty"`
+
+	// Output, in lines of JSON only: over a WebSocket it comes in binary messages. It is text where
+	// it is UTF-8 without NUL bytes, and bytes otherwise.
+	Stdout      string `json:"stdout,omitempty"`
+	Stderr      string `json:"stderr,omitempty"`
+	StdoutBytes []byte `json:"stdout_base64,omitempty"`
+	StderrBytes []byte `json:"stderr_base64,omitempty"`
+
+	// Over a WebSocket only: the bytes of input that the process has taken so far, that it takes no
+	// more, and that the connection lives.
+	StdinTaken  int64 `json:"stdin_taken,omitempty"`
+	StdinClosed bool  `json:"stdin_closed,omitempty"`
+	Keepalive   bool  `json:"keepalive,omitempty"`
+
+	Detached bool `json:"detached,omitempty"` // the last, over a WebSocket: the process goes on
+
 	End    *ExecEnd `json:"end,omitempty"`
 	Error  string   `json:"error,omitempty"`
-	Code   int      `json:"status,omitempty"` // with Error: the HTTP status that it would have been answered with
+	Status int      `json:"status,omitempty"` // with Error: what the same problem as an answer has
+	Code   string   `json:"code,omitempty"`
+}
+
+// The first byte of a binary message of a WebSocket to the client: what the rest is.
+const (
+	SocketStdout = 1
+	SocketStderr = 2
+)
+
+// ExecInput is a text message of a WebSocket from the client. The first one of an exec has Start,
+// and nothing else; the others have one field each. Binary messages are input for the process.
+type ExecInput struct {
+	Start      *ExecRequest `json:"start,omitempty"`
+	Resize     *TTYSize     `json:"resize,omitempty"`
+	Signal     string       `json:"signal,omitempty"`
+	CloseStdin bool         `json:"close_stdin,omitempty"`
+	Detach     bool         `json:"detach,omitempty"` // let the process go on, and end the stream
 }
 
 // EvalRequest is code for a warm interpreter of a sandbox.

@@ -120,6 +120,8 @@ func codeOfStatus(status int) code {
 		return codeBadRequest
 	case http.StatusUnauthorized:
 		return codeUnauthenticated
+	case http.StatusUpgradeRequired:
+		return codeUpgrade
 	case http.StatusForbidden:
 		return codeForbidden
 	case http.StatusNotFound:

@@ -3,7 +3,8 @@ package v1
 import (
 	"bytes"
 	"context"
-	"encoding/json"
+	"maps"
+	"math"
 	"net/http"
 	"strings"
 	"syscall"
@@ -70,8 +71,15 @@ func execEnd(r agentclient.ExecResult) apiv1.ExecEnd {
 	return end
 }
 
+// times bound how long a command may run; 0 is no bound.
+type times struct{ def, most time.Duration }
+
+// Bounds on commands whose client waits for their end, and on those that may go on.
+func waited() times    { return times{defaultExec, maxExec} }
+func openEnded() times { return times{0, maxUnwatched} }
+
 // checkExec checks a request and translates it for the agent.
-func checkExec(req *apiv1.ExecRequest) (run agentclient.ExecRequest, err error) {
+func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
 	if len(req.Args) == 0 || req.Args[0] == "" || len(req.Args) > maxArgs {
 		return run, badRequest("args: %d arguments: want a command and at most %d arguments", len(req.Args), maxArgs)
 	}
@@ -89,17 +97,45 @@ func checkExec(req *apiv1.ExecRequest) (run agentclient.ExecRequest, err error) 
 	if len(req.Stdin) > maxStdin {
 		return run, badRequest("stdin: %d bytes: want at most %d", len(req.Stdin), maxStdin)
 	}
-	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
+	if len(req.Stdin) > 0 && (req.OpenStdin || req.TTY != nil || req.Detach) {
+		return run, badRequest("stdin: excludes open_stdin, tty and detach: send input to the process")
+	}
+	timeout, err := seconds("timeout_secs", req.TimeoutSecs, limit.def, limit.most)
 	if err != nil {
 		return run, err
 	}
 	run = agentclient.ExecRequest{
 		Args: req.Args, Env: req.Env, Cwd: req.Cwd, User: req.User, Timeout: timeout, MaxOutput: maxOutput,
+		OpenStdin: req.OpenStdin,
 	}
 	if len(req.Stdin) > 0 {
 		run.Stdin = bytes.NewReader(req.Stdin)
 	}
+	if req.TTY != nil {
+		size, err := checkSize("tty", *req.TTY)
+		if err != nil {
+			return run, err
+		}
+		run.Terminal = &size
+		if run.Env["TERM"] == "" { // programs would take it for the plainest one
+			run.Env = maps.Clone(run.Env)
+			if run.Env == nil {
+				run.Env = map[string]string{}
+			}
+			run.Env["TERM"] = defaultTerm
+		}
+	}
 	return run, nil
+}
+
+// defaultTerm is what terminals are now.
+const defaultTerm = "xterm-256color"
+
+func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
+	if s.Cols > math.MaxUint16 || s.Rows > math.MaxUint16 {
+		return agentclient.Size{}, badRequest("%s: %d by %d: want at most %d each", field, s.Cols, s.Rows, math.MaxUint16)
+	}
+	return agentclient.Size{Cols: uint16(s.Cols), Rows: uint16(s.Rows)}, nil
 }
 
 // checkEnv refuses what no environment can hold.
@@ -122,12 +158,22 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err := readLongJSON(w, r, &req, maxExecBody); err != nil {
 		return err
 	}
-	run, err := checkExec(&req)
+	limit := waited()
+	if req.Detach {
+		limit = openEnded()
+	}
+	run, err := checkExec(&req, limit)
 	if err != nil {
 		return err
 	}
+	if req.Detach {
+		return a.execDetached(w, r, run)
+	}
 	if strings.Contains(r.Header.Get("Accept"), apiv1.NDJSON) {
-		return a.execStream(w, r, run)
+		return a.streamLines(w, r, "exec in", func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
+			run.Started = o.started
+			return guest.ExecStream(ctx, run, o.data)
+		})
 	}
 	var res agentclient.ExecResult
 	err = a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
@@ -148,46 +194,23 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, answer)
 }
 
-// execStream answers with the output as it comes. Before the command has started an error has a
-// status of its own; later it is the last message.
-func (a *api) execStream(w http.ResponseWriter, r *http.Request, run agentclient.ExecRequest) error {
-	rc := http.NewResponseController(w)
-	out := json.NewEncoder(w)
-	begun := false
-	send := func(e apiv1.ExecEvent) error {
-		if !begun {
-			w.Header().Set("Content-Type", apiv1.NDJSON)
-			begun = true
-		}
-		// A client that reads nothing must not hold the command's place for longer than this.
-		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall))
-		if err := out.Encode(e); err != nil {
-			return err
-		}
-		return rc.Flush()
-	}
+// execDetached answers as soon as the command runs.
+func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclient.ExecRequest) error {
+	ctx, cancel := context.WithTimeout(r.Context(), maxStart)
+	defer cancel()
+	var started *agentclient.Process
 	var res agentclient.ExecResult
-	err := a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
-		res, err = guest.ExecStream(ctx, run, func(s agentclient.Stream, p []byte) error {
-			if s == agentclient.Stdout {
-				return send(apiv1.ExecEvent{Stdout: p})
-			}
-			return send(apiv1.ExecEvent{Stderr: p})
-		})
+	err := a.onGuest(ctx, r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		started, res, err = guest.ExecDetached(ctx, run)
 		return err
 	})
-	last := apiv1.ExecEvent{}
-	switch {
-	case err == nil:
-		end := execEnd(res)
-		last.End = &end
-	case !begun:
+	if err != nil {
 		return err
-	default:
-		last.Error, last.Code = err.Error(), statusOf(err)
 	}
-	_ = send(last) // the client has gone if this fails
-	return nil
+	if started == nil {
+		return badRequest("args: %v", res.Err())
+	}
+	return writeJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
 }
 
 func (a *api) eval(w http.ResponseWriter, r *http.Request) error {

@@ -26,7 +26,12 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, limit))
+	return strictJSON(http.MaxBytesReader(w, r.Body, limit), v, "request body")
+}
+
+// strictJSON decodes one JSON object, which errors call what.
+func strictJSON(r io.Reader, v any, what string) error {
+	dec := json.NewDecoder(r)
 	dec.DisallowUnknownFields()
 	err := dec.Decode(v)
 	var (
@@ -44,10 +49,10 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 		name := strings.Trim(strings.TrimPrefix(err.Error(), unknownField), `"`)
 		return invalid.Errorf(name, "there is no such field in this request")
 	case err != nil:
-		return badRequest("request body: %s", strings.TrimPrefix(err.Error(), "json: "))
+		return badRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return badRequest("request body: something follows the JSON object")
+		return badRequest("%s: something follows the JSON object", what)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func TestProblems(t *testing.T) {
 
 // Whatever status an error is made with, there is a code that says the same.
 func TestCodesOfStatuses(t *testing.T) {
-	for _, status := range []int{400, 401, 403, 404, 405, 409, 429, 500, 503, 504} {
+	for _, status := range []int{400, 401, 403, 404, 405, 409, 426, 429, 500, 503, 504} {
 		if got := statusOf(&requestError{status, "x"}); got != status {
 			t.Errorf("an error made with status %s is answered with %s", strconv.Itoa(status)+" "+http.StatusText(status), http.StatusText(got))
 		}

@@ -33,6 +33,8 @@ const (
 	maxStdin     = 8 << 20 // bytes of its input
 	maxExecBody  = maxBody + maxStdin/3*4
 	maxExec      = time.Hour
+	maxUnwatched = 30 * 24 * time.Hour // of a command that is detached, or on a WebSocket
+	maxStart     = time.Minute         // until a detached command runs
 	defaultExec  = 30 * time.Second
 	maxBoot      = 3600 * time.Second
 	maxPingDelay = 10 * time.Second
@@ -94,8 +96,9 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
-	a.guests = newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
-	guests, work := a.guests, newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox)
+	calls := func() *gate { return newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
+	guests, control, work := calls(), calls(), calls()
+	a.guests = guests
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
@@ -129,6 +132,13 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
 	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
 	handle("POST /v1/sandboxes/{id}/exec", through(guests, a.exec))
+	handle("GET /v1/sandboxes/{id}/exec", through(guests, a.execSocket))
+	handle("GET /v1/sandboxes/{id}/processes/{pid}/attach", through(guests, a.attach))
+	// Not through the gate of execs: those that wait must not keep out what feeds or ends them.
+	handle("GET /v1/sandboxes/{id}/processes", through(control, a.listProcesses))
+	handle("POST /v1/sandboxes/{id}/processes/{pid}/stdin", through(control, a.processStdin))
+	handle("POST /v1/sandboxes/{id}/processes/{pid}/signal", through(control, a.onProcess(a.signalProcess)))
+	handle("POST /v1/sandboxes/{id}/processes/{pid}/resize", through(control, a.onProcess(a.resizeProcess)))
 	handle("POST /v1/sandboxes/{id}/eval", through(guests, a.eval))
 	// Not through the gate of evals: those that wait for the interpreter must not keep out what
 	// frees it.

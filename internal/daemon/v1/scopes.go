@@ -71,6 +71,13 @@ func scopes() map[string]auth.Scope {
 		"DELETE /v1/workspaces/{name}":             auth.Run,
 		"POST /v1/workspaces/{name}/suspend":       auth.Run,
 		"POST /v1/workspaces/{name}/resume":        auth.Run,
+
+		"GET /v1/sandboxes/{id}/exec":                    auth.Run,
+		"GET /v1/sandboxes/{id}/processes":               auth.Run,
+		"GET /v1/sandboxes/{id}/processes/{pid}/attach":  auth.Run,
+		"POST /v1/sandboxes/{id}/processes/{pid}/stdin":  auth.Run,
+		"POST /v1/sandboxes/{id}/processes/{pid}/signal": auth.Run,
+		"POST /v1/sandboxes/{id}/processes/{pid}/resize": auth.Run,
 	}
 }
 

@@ -1,0 +1,248 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// The messages of processes.
+type (
+	TTYSize     = v1.TTYSize
+	ProcessInfo = v1.Process
+)
+
+// ErrDetached is returned by Wait after Detach.
+var ErrDetached = errors.New("detached from the process, which goes on")
+
+// ErrStdinClosed is returned by Write when the process takes no more input.
+var ErrStdinClosed = errors.New("the process takes no more input")
+
+// Process is a process of a sandbox, started by StartExec or found by Attach. Its methods may be
+// called concurrently with Wait, which has to be called for the others to make progress.
+type Process struct {
+	PID uint32
+
+	ws  *websocket.Conn
+	ctx context.Context
+
+	mu     sync.Mutex // of writers
+	sent   int64
+	taken  chan int64 // so far; the newest counts
+	closed chan struct{}
+	done   chan struct{}
+}
+
+// StartExec runs a command whose input and signals follow. The command is killed when ctx ends or
+// the connection breaks. Without req.TimeoutSecs it may run for as long as it likes; Stdin and
+// Detach of req are not for it.
+func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Process, error) {
+	return c.follow(ctx, sandboxPath(id, "/exec"), &v1.ExecInput{Start: &req})
+}
+
+// Attach follows a running process from now on. It goes on when ctx ends.
+func (c *Client) Attach(ctx context.Context, id string, pid uint32) (*Process, error) {
+	return c.follow(ctx, processPath(id, pid, "/attach"), nil)
+}
+
+// follow opens a WebSocket and waits until the process runs.
+func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (*Process, error) {
+	ws, resp, err := websocket.Dial(ctx, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades, HTTPHeader: c.signed(http.Header{})})
+	if err != nil {
+		if resp != nil && resp.StatusCode >= http.StatusBadRequest {
+			return nil, apiError(resp)
+		}
+		return nil, err
+	}
+	ws.SetReadLimit(maxAnswer)
+	p := &Process{ws: ws, ctx: ctx, taken: make(chan int64, 1), closed: make(chan struct{}), done: make(chan struct{})}
+	if first != nil {
+		err = p.send(*first)
+	}
+	var e v1.ExecEvent
+	if err == nil {
+		_, e, err = p.receive()
+	}
+	switch {
+	case err != nil:
+	case e.Started != nil:
+		p.PID = e.Started.PID
+		return p, nil
+	case e.End != nil: // before it has begun
+		err = &NotStartedError{*e.End}
+	case e.Error != "":
+		err = &Error{Status: e.Status, Message: e.Error, Code: e.Code}
+	default:
+		err = errors.New("exec: the stream begins with something else than the command's start")
+	}
+	ws.CloseNow()
+	return nil, err
+}
+
+// NotStartedError says why a command could not be started.
+type NotStartedError struct{ ExecEnd }
+
+func (e *NotStartedError) Error() string { return e.ExecEnd.Error }
+
+// receive returns the next message: output with the byte that names it, or an event.
+func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
+	kind, message, err := p.ws.Read(p.ctx)
+	switch {
+	case err != nil && p.ctx.Err() != nil:
+		return nil, e, p.ctx.Err()
+	case err != nil:
+		return nil, e, fmt.Errorf("exec: the stream broke off before the command's end: %w", err)
+	case kind == websocket.MessageText:
+		err = json.Unmarshal(message, &e)
+	case len(message) > 0:
+		output = message
+	}
+	return output, e, err
+}
+
+// Wait writes the output of the process as it comes, and returns how it ended. The process is left,
+// or killed if StartExec started it, when a write fails. It is called once.
+func (p *Process) Wait(stdout, stderr io.Writer) (end ExecEnd, err error) {
+	defer p.ws.CloseNow()
+	defer close(p.done)
+	closed := false
+	for {
+		output, e, err := p.receive()
+		if err != nil {
+			return end, err
+		}
+		switch {
+		case output != nil && output[0] == v1.SocketStdout:
+			_, err = stdout.Write(output[1:])
+		case output != nil:
+			_, err = stderr.Write(output[1:])
+		case e.End != nil:
+			_ = p.ws.Close(websocket.StatusNormalClosure, "")
+			return *e.End, nil
+		case e.Detached:
+			_ = p.ws.Close(websocket.StatusNormalClosure, "")
+			return end, ErrDetached
+		case e.Error != "":
+			return end, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
+		case e.StdinTaken > 0:
+			select {
+			case <-p.taken: // an older figure that nobody waits for
+			default:
+			}
+			p.taken <- e.StdinTaken
+		case e.StdinClosed && !closed:
+			close(p.closed)
+			closed = true
+		}
+		if err != nil {
+			return end, err
+		}
+	}
+}
+
+// maxUntaken is how many bytes are sent before the process has taken those before: what the daemon
+// holds without keeping signals waiting behind them.
+const maxUntaken = 128 << 10
+
+// Write sends input to the process, and returns when it has taken it.
+func (p *Process) Write(b []byte) (n int, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(b) > 0 {
+		part := b[:min(len(b), maxUntaken)]
+		if err := p.ws.Write(p.ctx, websocket.MessageBinary, part); err != nil {
+			return n, err
+		}
+		p.sent += int64(len(part))
+		if err := p.waitTaken(); err != nil {
+			return n, err
+		}
+		n += len(part)
+		b = b[len(part):]
+	}
+	return n, nil
+}
+
+// waitTaken waits until all input that was sent has been taken.
+func (p *Process) waitTaken() error {
+	for {
+		select {
+		case taken := <-p.taken:
+			if taken >= p.sent {
+				return nil
+			}
+		case <-p.closed:
+			return ErrStdinClosed
+		case <-p.done:
+			return io.ErrClosedPipe
+		}
+	}
+}
+
+// CloseStdin ends the input; a terminal is sent Ctrl-D.
+func (p *Process) CloseStdin() error { return p.send(v1.ExecInput{CloseStdin: true}) }
+
+// Resize sets the size of the process's terminal.
+func (p *Process) Resize(size TTYSize) error { return p.send(v1.ExecInput{Resize: &size}) }
+
+// Signal sends a signal, such as "SIGINT", to the process and its group.
+func (p *Process) Signal(name string) error { return p.send(v1.ExecInput{Signal: name}) }
+
+// Detach leaves the process to itself: Wait returns ErrDetached, and the process goes on.
+func (p *Process) Detach() error { return p.send(v1.ExecInput{Detach: true}) }
+
+func (p *Process) send(in v1.ExecInput) error {
+	b, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	return p.ws.Write(p.ctx, websocket.MessageText, b)
+}
+
+// ExecDetached starts a command that goes on by itself, and returns its number. Its output is lost
+// as long as nobody is attached.
+func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (pid uint32, err error) {
+	req.Detach = true
+	var started v1.ExecStarted
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/exec"), req, &started)
+	return started.PID, err
+}
+
+// Processes lists the running processes of a sandbox that were started by an exec.
+func (c *Client) Processes(ctx context.Context, id string) (list []ProcessInfo, err error) {
+	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/processes"), nil, &list)
+	return list, err
+}
+
+// SignalProcess sends a signal, such as "SIGTERM", to a process and its group.
+func (c *Client) SignalProcess(ctx context.Context, id string, pid uint32, signal string) error {
+	return c.call(ctx, http.MethodPost, processPath(id, pid, "/signal"), v1.SignalRequest{Signal: signal}, nil)
+}
+
+// SendStdin sends all of input to a process, and then closes the process's stdin if last is true.
+func (c *Client) SendStdin(ctx context.Context, id string, pid uint32, input io.Reader, last bool) error {
+	path := processPath(id, pid, "/stdin?close="+strconv.FormatBool(last))
+	resp, err := c.request(ctx, http.MethodPost, path, "application/octet-stream", input)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// ResizeProcess sets the size of a process's terminal.
+func (c *Client) ResizeProcess(ctx context.Context, id string, pid uint32, size TTYSize) error {
+	return c.call(ctx, http.MethodPost, processPath(id, pid, "/resize"), size, nil)
+}
+
+func processPath(id string, pid uint32, rest string) string {
+	return sandboxPath(id, "/processes/"+strconv.FormatUint(uint64(pid), 10)+rest)
+}

@@ -1,0 +1,331 @@
+package v1
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// execSocket runs a command over a WebSocket. Its first message is the request.
+func (a *api) execSocket(w http.ResponseWriter, r *http.Request) error {
+	return a.serveSocket(w, r, "exec in", func(s *socket) (follower, error) {
+		req, err := s.start()
+		if err != nil {
+			return nil, err
+		}
+		run, err := checkExec(req, openEnded())
+		return func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
+			run.Started = o.started
+			return guest.ExecStream(ctx, run, o.data)
+		}, err
+	})
+}
+
+// keepaliveEvery is less than what proxies let a silent connection live, often a minute.
+const keepaliveEvery = 30 * time.Second
+
+var (
+	errClientLeft = errors.New("the client left")
+	errStopping   = &requestError{http.StatusServiceUnavailable, "the daemon is stopping"}
+)
+
+// serveSocket makes a request's connection a WebSocket and carries a command over it, to the end of
+// the command, of the sandbox or of the client. begin says what to follow.
+func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, begin func(*socket) (follower, error)) error {
+	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		w.Header().Set("Upgrade", "websocket")
+		return &requestError{http.StatusUpgradeRequired, "this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec"}
+	}
+	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
+		return err
+	}
+	// Origins were checked: see sameOrigin.
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
+	if err != nil {
+		return nil // it has answered
+	}
+	defer ws.CloseNow()
+	ws.SetReadLimit(-1) // messages are read in parts
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(a.Stopping, func() { cancel(errStopping) })()
+	life, die := context.WithCancel(context.Background())
+	defer die()
+	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, end: cancel, running: make(chan struct{}),
+		parts: make(chan part), buffers: make(chan []byte, inputBuffers)}
+	for range inputBuffers {
+		s.buffers <- nil
+	}
+	follow, err := begin(s)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer ws.CloseNow() // so that reading ends
+	var res agentclient.ExecResult
+	if err == nil {
+		work.Go(func() { s.read(ctx) })
+		work.Go(func() { s.feed(ctx) })
+		work.Go(func() { s.keepAlive(ctx) })
+		err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
+			// Who takes nothing any more holds what has ended no longer than this.
+			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Limits.Stall, die) })()
+			res, err = follow(ctx, guest, output{started: s.started, data: s.output})
+			return err
+		})
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause // and not what came of it
+	}
+	cancel(nil)
+	last := lastEvent(res, err)
+	if errors.Is(err, agentclient.ErrDetached) {
+		last = apiv1.ExecEvent{Detached: true}
+	}
+	_ = s.send(last) // the client has gone if this fails
+	_ = ws.Close(websocket.StatusNormalClosure, "")
+	return nil
+}
+
+// socket is the connection of a client to a command.
+type socket struct {
+	ws   *websocket.Conn
+	life context.Context         // of the connection: the command's end is to be told on it
+	idle time.Duration           // how long the client may take nothing
+	end  context.CancelCauseFunc // ends the command
+
+	process *agentclient.Process // valid when running is closed
+	running chan struct{}
+
+	parts   chan part   // of the input, for feed
+	buffers chan []byte // that are not in use; nil ones are yet to be made
+}
+
+// inputBuffers lets one part of the input be received while another is sent to the guest.
+const inputBuffers = 2
+
+// part is a part of the input, or its end.
+type part struct {
+	data []byte
+	last bool
+}
+
+// start reads the first message of an exec.
+func (s *socket) start() (*apiv1.ExecRequest, error) {
+	ctx, cancel := context.WithTimeout(s.life, bodyTimeout)
+	defer cancel()
+	kind, message, err := s.ws.Reader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var first apiv1.ExecInput
+	if kind == websocket.MessageText {
+		err = strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxBody), &first, "first message")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if first.Start == nil {
+		return nil, badRequest("first message: want text, a JSON object with the field start")
+	}
+	if len(first.Start.Stdin) > 0 || first.Start.Detach {
+		return nil, badRequest("start: stdin and detach are messages of their own here")
+	}
+	return first.Start, nil
+}
+
+// send sends an event. The connection does not outlive an error.
+func (s *socket) send(e apiv1.ExecEvent) error {
+	p, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return s.write(websocket.MessageText, p)
+}
+
+func (s *socket) write(kind websocket.MessageType, p []byte) error {
+	ctx, cancel := context.WithTimeout(s.life, s.idle)
+	defer cancel()
+	err := s.ws.Write(ctx, kind, p)
+	if err != nil {
+		s.end(errClientLeft)
+	}
+	return err
+}
+
+func (s *socket) started(p *agentclient.Process) error {
+	s.process = p
+	close(s.running)
+	return s.send(apiv1.ExecEvent{Started: &apiv1.ExecStarted{PID: p.PID}})
+}
+
+func (s *socket) output(from agentclient.Stream, p []byte) error {
+	message := make([]byte, 0, 1+len(p))
+	if from == agentclient.Stdout {
+		message = append(message, apiv1.SocketStdout)
+	} else {
+		message = append(message, apiv1.SocketStderr)
+	}
+	return s.write(websocket.MessageBinary, append(message, p...))
+}
+
+func (s *socket) keepAlive(ctx context.Context) {
+	for tick := time.NewTicker(keepaliveEvery); ; {
+		select {
+		case <-tick.C:
+			if s.send(apiv1.ExecEvent{Keepalive: true}) != nil {
+				return
+			}
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		}
+	}
+}
+
+// read takes what the client sends until it has left or the command has ended. A client that leaves
+// ends the command.
+func (s *socket) read(ctx context.Context) {
+	for {
+		kind, message, err := s.ws.Reader(s.life)
+		if err == nil && kind == websocket.MessageBinary {
+			err = s.takeInput(ctx, message)
+		} else if err == nil {
+			err = s.takeText(ctx, message)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			var wrong *requestError
+			if !errors.As(err, &wrong) {
+				err = errClientLeft
+			}
+			s.end(err)
+			return
+		}
+	}
+}
+
+// takeInput hands a message to feed, in parts.
+func (s *socket) takeInput(ctx context.Context, message io.Reader) error {
+	for {
+		var buf []byte
+		select {
+		case buf = <-s.buffers:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if buf == nil {
+			buf = make([]byte, inputChunk)
+		}
+		n, err := io.ReadFull(message, buf[:inputChunk])
+		if n > 0 {
+			if err := s.hand(ctx, part{data: buf[:n]}); err != nil {
+				return err
+			}
+		} else {
+			s.buffers <- buf
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *socket) hand(ctx context.Context, p part) error {
+	select {
+	case s.parts <- p:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// maxText bounds a text message, in bytes, but for the first.
+const maxText = 64 << 10
+
+func (s *socket) takeText(ctx context.Context, message io.Reader) error {
+	var in apiv1.ExecInput
+	if err := strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxText), &in, "message"); err != nil {
+		return badRequest("%v", err)
+	}
+	switch {
+	case in.CloseStdin:
+		return s.hand(ctx, part{last: true})
+	case in.Detach:
+		s.end(agentclient.ErrDetached)
+	case in.Signal != "":
+		signal, err := parseSignal(in.Signal)
+		if err != nil {
+			return err
+		}
+		s.control(ctx, func(ctx context.Context) error { return s.process.Signal(ctx, signal) })
+	case in.Resize != nil:
+		size, err := checkSize("resize", *in.Resize)
+		if err != nil {
+			return err
+		}
+		s.control(ctx, func(ctx context.Context) error { return s.process.Resize(ctx, size) })
+	default:
+		return badRequest("message: want one of resize, signal, close_stdin and detach")
+	}
+	return nil
+}
+
+// control does something to the process when it runs. That the process has ended meanwhile, or has
+// no terminal, is no error of the stream.
+func (s *socket) control(ctx context.Context, f func(context.Context) error) {
+	select {
+	case <-s.running:
+	case <-ctx.Done():
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxControl)
+	defer cancel()
+	_ = f(ctx)
+}
+
+// feed sends the input to the process, and tells the client what was taken. It is a goroutine of
+// its own: signals do not wait for a process that reads nothing.
+func (s *socket) feed(ctx context.Context) {
+	select {
+	case <-s.running:
+	case <-ctx.Done():
+		return
+	}
+	var taken int64
+	for closed := false; ; {
+		var p part
+		select {
+		case p = <-s.parts:
+		case <-ctx.Done():
+			return
+		}
+		if !closed && p.last {
+			_ = s.process.CloseStdin(ctx) // it may have ended
+		} else if !closed {
+			if err := s.process.Input(ctx, p.data); err != nil {
+				closed = true
+				_ = s.send(apiv1.ExecEvent{StdinClosed: true}) // the next of the output tells that the client has gone
+			} else {
+				taken += int64(len(p.data))
+				_ = s.send(apiv1.ExecEvent{StdinTaken: taken})
+			}
+		}
+		if p.data != nil {
+			s.buffers <- p.data
+		}
+	}
+}

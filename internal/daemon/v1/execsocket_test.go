@@ -1,0 +1,430 @@
+package v1_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+)
+
+// running is a command on a WebSocket.
+type running struct {
+	*client.Process
+	out *os.File
+	end chan result
+}
+
+type result struct {
+	end client.ExecEnd
+	err error
+}
+
+// run starts a command and follows it. Its stderr is dropped.
+func run(t *testing.T, start func() (*client.Process, error)) running {
+	t.Helper()
+	p, err := start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, w, err := os.Pipe() // with room: input is taken while nobody reads
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := running{p, out, make(chan result, 1)}
+	go func() {
+		end, err := p.Wait(w, io.Discard)
+		w.Close()
+		r.end <- result{end, err}
+	}()
+	t.Cleanup(func() { out.Close() })
+	return r
+}
+
+func shell(cl *client.Client, ctx context.Context, id, script string, change func(*client.ExecRequest)) func() (*client.Process, error) {
+	req := client.ExecRequest{Args: []string{"sh", "-c", script}, OpenStdin: true}
+	if change != nil {
+		change(&req)
+	}
+	return func() (*client.Process, error) { return cl.StartExec(ctx, id, req) }
+}
+
+// await reads from the output until text has come.
+func (r running) await(t *testing.T, text string) {
+	t.Helper()
+	var got []byte
+	for buf := make([]byte, 1); !bytes.HasSuffix(got, []byte(text)); {
+		if _, err := r.out.Read(buf); err != nil {
+			t.Fatalf("after %q: %v, want %q", got, err, text)
+		}
+		got = append(got, buf[0])
+	}
+}
+
+func (r running) ended(t *testing.T) client.ExecEnd {
+	t.Helper()
+	go io.Copy(io.Discard, r.out)
+	res := <-r.end
+	if res.err != nil {
+		t.Fatal(res.err)
+	}
+	return res.end
+}
+
+// awaitEnd waits until a process of this host has ended.
+func awaitEnd(t *testing.T, pid int) {
+	t.Helper()
+	for syscall.Kill(pid, 0) == nil {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || bytes.Contains(stat, []byte(") Z ")) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestTerminalOfACommand(t *testing.T) {
+	cl, _, id := forked(t)
+	r := run(t, shell(cl, t.Context(), id, "trap 'stty size' WINCH; stty size; echo $TERM; while read line; do echo got $line; done", func(req *client.ExecRequest) {
+		req.TTY = &client.TTYSize{Cols: 101, Rows: 43}
+	}))
+	r.await(t, "43 101\r\nxterm-256color\r\n")
+	if err := r.Resize(client.TTYSize{Cols: 99, Rows: 33}); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(r, "x") // dash looks at its traps when the read returns
+	r.await(t, "33 99\r\n")
+	if err := r.CloseStdin(); err != nil {
+		t.Fatal(err)
+	}
+	if end := r.ended(t); end.ExitCode != 0 {
+		t.Errorf("%+v", end)
+	}
+}
+
+func TestInputOfACommand(t *testing.T) {
+	cl, _, id := forked(t)
+	input := bytes.Repeat([]byte("0123456789abcde\xff"), 1<<16)
+	r := run(t, shell(cl, t.Context(), id, "sha256sum", nil))
+	if n, err := r.Write(input); err != nil || n != len(input) {
+		t.Fatal(n, err)
+	}
+	if err := r.CloseStdin(); err != nil {
+		t.Fatal(err)
+	}
+	r.await(t, fmt.Sprintf("%x  -\n", sha256.Sum256(input)))
+	if end := r.ended(t); end.ExitCode != 0 {
+		t.Errorf("%+v", end)
+	}
+
+	r = run(t, shell(cl, t.Context(), id, "exec <&-; echo closed; sleep 1000", nil))
+	r.await(t, "closed\n")
+	if _, err := r.Write(input); !errors.Is(err, client.ErrStdinClosed) {
+		t.Errorf("input that nobody takes: %v", err)
+	}
+	r.Signal("kill")
+	if end := r.ended(t); end.ExitCode != 137 || end.Signal != "SIGKILL" {
+		t.Errorf("%+v", end)
+	}
+}
+
+// Signals overtake input that the process does not read, and reach all of its group.
+func TestSignalsOfACommand(t *testing.T) {
+	cl, _, id := forked(t)
+	r := run(t, shell(cl, t.Context(), id, "trap 'exit 7' INT; sleep 1000 & echo $!; wait", nil))
+	var child int
+	if _, err := fmt.Fscanln(r.out, &child); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() {
+		_, err := r.Write(make([]byte, 1<<20)) // more than a pipe holds
+		failed <- err
+	}()
+	if err := r.Signal("SIGINT"); err != nil {
+		t.Fatal(err)
+	}
+	if end := r.ended(t); end.ExitCode != 7 {
+		t.Errorf("%+v", end)
+	}
+	if err := <-failed; err == nil {
+		t.Error("input that nobody took was taken")
+	}
+	// A background command of sh ignores SIGINT.
+	syscall.Kill(child, syscall.SIGKILL)
+
+	r = run(t, shell(cl, t.Context(), id, "sleep 1000 & echo $!; wait", nil))
+	if _, err := fmt.Fscanln(r.out, &child); err != nil {
+		t.Fatal(err)
+	}
+	if err := cl.SignalProcess(t.Context(), id, r.PID, "TERM"); err != nil {
+		t.Fatal(err)
+	}
+	if end := r.ended(t); end.ExitCode != 143 || end.Signal != "SIGTERM" {
+		t.Errorf("%+v", end)
+	}
+	awaitEnd(t, child)
+	if err := cl.SignalProcess(t.Context(), id, r.PID, "TERM"); !client.IsNotFound(err) {
+		t.Errorf("a signal for a process that has ended: %v", err)
+	}
+}
+
+// A client that leaves takes its command with it, also when the daemon cannot read on because the
+// command does not.
+func TestACommandEndsWithItsClient(t *testing.T) {
+	cl, _, id := forked(t)
+	for _, input := range []int{0, 1 << 20} {
+		ctx, cancel := context.WithCancel(t.Context())
+		r := run(t, shell(cl, ctx, id, "sleep 1000 & echo $!; wait", nil))
+		var child int
+		if _, err := fmt.Fscanln(r.out, &child); err != nil {
+			t.Fatal(err)
+		}
+		sent := make(chan error, 1)
+		go func() {
+			_, err := r.Write(make([]byte, input))
+			sent <- err
+		}()
+		cancel()
+		awaitEnd(t, child)
+		if res := <-r.end; !errors.Is(res.err, context.Canceled) {
+			t.Errorf("%+v, %v", res.end, res.err)
+		}
+		<-sent
+	}
+	for { // the daemon's call is over too
+		list, err := cl.Processes(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list) == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestDetachedCommands(t *testing.T) {
+	cl, url, id := forked(t)
+	done := filepath.Join(t.TempDir(), "done")
+	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "read a; read b; echo $a $b; echo $a $b > " + done + "; exit 5"}, OpenStdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := cl.Processes(t.Context(), id)
+	if err != nil || len(list) != 1 || list[0].PID != pid || list[0].Args[0] != "sh" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	attach := func() (*client.Process, error) { return cl.Attach(t.Context(), id, pid) }
+	r := run(t, attach)
+	fmt.Fprintln(r, "one")
+	if err := r.Detach(); err != nil {
+		t.Fatal(err)
+	}
+	if res := <-r.end; !errors.Is(res.err, client.ErrDetached) {
+		t.Fatal(res.err)
+	}
+	r = run(t, attach)
+	if err := cl.SendStdin(t.Context(), id, pid, strings.NewReader("two\n"), true); err != nil {
+		t.Fatal(err)
+	}
+	r.await(t, "one two\n")
+	if end := r.ended(t); end.ExitCode != 5 {
+		t.Errorf("%+v", end)
+	}
+	if p, err := os.ReadFile(done); err != nil || string(p) != "one two\n" {
+		t.Errorf("%q, %v", p, err)
+	}
+	for _, c := range []struct {
+		path, body string
+		status     int
+		words      string
+	}{
+		{"/exec", `{"args":["no-such-command"],"detach":true}`, 400, "not found"},
+		{"/exec", `{"args":["true"],"detach":true,"stdin":"eA=="}`, 400, "stdin"},
+		{"/exec", `{"args":["true"],"tty":{"cols":70000}}`, 400, "70000"},
+		{"/processes/x/signal", `{"signal":"TERM"}`, 400, "number"},
+		{"/processes/1/signal", `{"signal":"FOO"}`, 400, "SIGTERM"},
+		{"/processes/999999/signal", `{"signal":"TERM"}`, 404, "999999"},
+		{"/processes/999999/resize", `{"cols":1,"rows":1}`, 404, "999999"},
+	} {
+		if status, body := post(t, url+"/v1/sandboxes/"+id+c.path, c.body); status != c.status || !strings.Contains(fmt.Sprint(body["error"]), c.words) {
+			t.Errorf("%s %s: %d %v, want %d with %q", c.path, c.body, status, body, c.status, c.words)
+		}
+	}
+	if _, err := cl.Attach(t.Context(), id, 999_999); !client.IsNotFound(err) {
+		t.Errorf("attach to no process: %v", err)
+	}
+}
+
+// Whoever attaches to a process with a terminal can type too.
+func TestAttachToATerminal(t *testing.T) {
+	cl, _, id := forked(t)
+	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"cat"}, TTY: &client.TTYSize{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, func() (*client.Process, error) { return cl.Attach(t.Context(), id, pid) })
+	fmt.Fprintln(r, "echo")
+	r.await(t, "echo\r\necho\r\n")
+	if err := r.CloseStdin(); err != nil {
+		t.Fatal(err)
+	}
+	if end := r.ended(t); end.ExitCode != 0 {
+		t.Errorf("%+v", end)
+	}
+}
+
+// A rollback ends a stream and says so, and the processes of the restored guest, which have the
+// numbers of those before, are left alone.
+func TestStreamOverARollback(t *testing.T) {
+	cl, _, id := forked(t)
+	r := run(t, shell(cl, t.Context(), id, "echo $$; exec sleep 1000", nil))
+	var pid int
+	if _, err := fmt.Fscanln(r.out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cl.Pause(t.Context(), id); err != nil { // no harm to the stream
+		t.Fatal(err)
+	}
+	if _, err := cl.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cl.Rollback(t.Context(), id, ""); err != nil {
+		t.Fatal(err)
+	}
+	if res := <-r.end; !client.IsStatus(res.err, http.StatusConflict) || !strings.Contains(res.err.Error(), "rolled back") {
+		t.Errorf("%+v, %v", res.end, res.err)
+	}
+	if err := syscall.Kill(pid, 0); err != nil { // these guests are ordinary processes and know no rollback
+		t.Errorf("the process of the guest was killed: %v", err)
+	}
+	syscall.Kill(pid, syscall.SIGKILL)
+}
+
+// A client that takes nothing is left, and its command with it.
+func TestASocketThatNobodyReadsEnds(t *testing.T) {
+	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Idle: 20 * time.Millisecond}})
+	id := fork(t, r, 1)[0].ID
+	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitEnd(t, int(p.PID))
+}
+
+func TestWrongMessages(t *testing.T) {
+	cl, url, id := forked(t)
+	for message, want := range map[string]string{
+		`{"start":{"args":[]}}`:                         "args",
+		`{"start":{"args":["true"],"user":"nobody-x"}}`: "nobody-x",
+		`{"start":{"args":["true"],"stdin":"eA=="}}`:    "stdin",
+		`{"start":{"args":["true"],"colour":1}}`:        "colour",
+		`{"resize":{}}`:                                 "start",
+		`{`:                                             "first message",
+		`{"start":{"args":["sleep","1000"]}}{}`:         "follows",
+	} {
+		if got := ask1(t, url, id, message); !strings.Contains(got, want) || !strings.Contains(got, `"status":400`) {
+			t.Errorf("%s: %s, want %q", message, got, want)
+		}
+	}
+	if got := ask1(t, url, id, `{"start":{"args":["sleep","1000"]}}`, `{"signal":"FOO"}`); !strings.Contains(got, "SIGTERM") {
+		t.Errorf("a wrong signal: %s", got)
+	}
+	var none *client.NotStartedError
+	if _, err := cl.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"no-such"}}); !errors.As(err, &none) || none.ExitCode != 127 {
+		t.Errorf("no such command: %v", err)
+	}
+	if _, err := cl.StartExec(t.Context(), "sb-none", client.ExecRequest{Args: []string{"true"}}); !client.IsNotFound(err) {
+		t.Errorf("no such sandbox: %v", err)
+	}
+	resp, err := http.DefaultClient.Do(request(t, url+"/v1/sandboxes/"+id+"/exec"))
+	if err != nil || resp.StatusCode != http.StatusUpgradeRequired {
+		t.Errorf("without an upgrade: %+v, %v", resp, err)
+	}
+}
+
+func request(t *testing.T, url string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequest("GET", url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", bearer)
+	return req
+}
+
+// ask1 sends messages and returns the last text of the answer.
+func ask1(t *testing.T, url, id string, messages ...string) string {
+	t.Helper()
+	ws, _, err := websocket.Dial(t.Context(), url+"/v1/sandboxes/"+id+"/exec", &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {bearer}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ws.CloseNow()
+	for _, m := range messages {
+		if err := ws.Write(t.Context(), websocket.MessageText, []byte(m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := ""
+	for {
+		kind, p, err := ws.Read(t.Context())
+		if err != nil {
+			if websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+				t.Errorf("%q: %v", messages, err)
+			}
+			return last
+		}
+		if kind == websocket.MessageText {
+			last = string(p)
+		}
+	}
+}
+
+// Lines of JSON say the number of the process, and text as text.
+func TestExecLines(t *testing.T) {
+	cl, url, id := forked(t)
+	req := request(t, url+"/v1/sandboxes/"+id+"/exec")
+	req.Method, req.Body = "POST", io.NopCloser(strings.NewReader(`{"args":["sh","-c","echo '<ü>'; read x; printf '\\377' >&2; exit 3"],"open_stdin":true}`))
+	req.Header.Set("Accept", "application/x-ndjson")
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var started, line string
+	var pid uint64
+	if _, err := fmt.Fscanln(resp.Body, &started); err == nil {
+		pid, err = strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(started, `{"started":{"pid":`), "}}"), 10, 32)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", started, err)
+	}
+	if _, err := fmt.Fscanln(resp.Body, &line); err != nil || line != `{"stdout":"<ü>\n"}` {
+		t.Fatalf("%s, %v", line, err)
+	}
+	if err := cl.SendStdin(t.Context(), id, uint32(pid), strings.NewReader("x\n"), false); err != nil {
+		t.Error(err)
+	}
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil || !strings.HasPrefix(string(rest), `{"stderr_base64":"/w=="}`+"\n"+`{"end":{"exit_code":3,"outcome":"exited"`) {
+		t.Errorf("%s, %v", rest, err)
+	}
+}

@@ -1,0 +1,163 @@
+package v1
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// maxControl bounds calls that a guest answers at once if it runs at all.
+const maxControl = 30 * time.Second
+
+func pidOf(r *http.Request) (uint32, error) {
+	pid, err := strconv.ParseUint(r.PathValue("pid"), 10, 31)
+	if err != nil || pid == 0 {
+		return 0, badRequest("process %q: want its number", r.PathValue("pid"))
+	}
+	return uint32(pid), nil
+}
+
+// parseSignal takes names such as "SIGTERM" and "TERM", in any case.
+func parseSignal(name string) (syscall.Signal, error) {
+	name = strings.ToUpper(name)
+	if s := unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); s != 0 {
+		return s, nil
+	}
+	return 0, badRequest("signal: %q: want a name such as SIGTERM", name)
+}
+
+func (a *api) listProcesses(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), maxControl)
+	defer cancel()
+	answer := []apiv1.Process{}
+	err := a.onGuest(ctx, r, "list the processes of", func(ctx context.Context, guest *agentclient.Client) error {
+		list, err := guest.Processes(ctx)
+		for _, p := range list {
+			answer = append(answer, apiv1.Process(p))
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, answer)
+}
+
+// attach streams a running process, over a WebSocket if the client asks for one.
+func (a *api) attach(w http.ResponseWriter, r *http.Request) error {
+	pid, err := pidOf(r)
+	if err != nil {
+		return err
+	}
+	follow := func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
+		return guest.Attach(ctx, pid, o.started, o.data)
+	}
+	if r.Header.Get("Upgrade") == "" {
+		return a.streamLines(w, r, attachOp, follow)
+	}
+	return a.serveSocket(w, r, attachOp, func(*socket) (follower, error) { return follow, nil })
+}
+
+const attachOp = "attach to a process of"
+
+// onProcess returns the handler of a call that names a process and is answered without a body.
+func (a *api) onProcess(parse func(http.ResponseWriter, *http.Request) (processCall, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		pid, err := pidOf(r)
+		if err != nil {
+			return err
+		}
+		call, err := parse(w, r)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), maxControl)
+		defer cancel()
+		err = a.onGuest(ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
+			return call(ctx, guest.Process(pid))
+		})
+		if err == nil {
+			w.WriteHeader(http.StatusNoContent)
+		}
+		return err
+	}
+}
+
+// processCall does one thing to a process.
+type processCall func(context.Context, *agentclient.Process) error
+
+func (a *api) signalProcess(w http.ResponseWriter, r *http.Request) (processCall, error) {
+	var req apiv1.SignalRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return nil, err
+	}
+	s, err := parseSignal(req.Signal)
+	return func(ctx context.Context, p *agentclient.Process) error { return p.Signal(ctx, s) }, err
+}
+
+func (a *api) resizeProcess(w http.ResponseWriter, r *http.Request) (processCall, error) {
+	var req apiv1.TTYSize
+	if err := readJSON(w, r, &req); err != nil {
+		return nil, err
+	}
+	size, err := checkSize("terminal", req)
+	return func(ctx context.Context, p *agentclient.Process) error { return p.Resize(ctx, size) }, err
+}
+
+// processStdin feeds the body to a process as it comes, and closes the process's input if it is
+// asked to.
+func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
+	pid, err := pidOf(r)
+	if err != nil {
+		return err
+	}
+	last, err := boolQuery(r, "close")
+	if err != nil {
+		return err
+	}
+	t := newTransfer(r.Context(), w, a.Limits.Stall)
+	err = a.onGuest(t.ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
+		p := guest.Process(pid)
+		if err := feed(ctx, p, fromClient{t, r.Body}, t.moved); err != nil || !last {
+			return err
+		}
+		return p.CloseStdin(ctx)
+	})
+	if err = t.end(err); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// inputChunk is how many bytes of input are sent to a process at once.
+const inputChunk = 128 << 10
+
+// feed sends all of from to a process, and tells moved of each part.
+func feed(ctx context.Context, p *agentclient.Process, from io.Reader, moved func()) error {
+	for buf := make([]byte, inputChunk); ; {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if err := p.Input(ctx, buf[:n]); err != nil {
+				return err
+			}
+			moved()
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
