@@ -60,13 +60,15 @@ func Main(args []string, stdio Stdio) int {
 
 // printable is the text of an error without what a terminal would act upon: a guest may have
 // written a part of it.
-func printable(err error) string {
+func printable(err error) string { return printableText(err.Error()) }
+
+func printableText(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
 			return r
 		}
 		return unicode.ReplacementChar
-	}, err.Error())
+	}, text)
 }
 
 func newRoot(stdio Stdio) *cobra.Command {
@@ -89,7 +91,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetErr(stdio.Err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
 	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
-		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
+		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newShellCmd(), newRunCmd(), newAttachCmd(), newSignalCmd(),
+		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(), newVersionCmd())

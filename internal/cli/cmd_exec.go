@@ -4,91 +4,61 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
 )
 
-// maxStdin is what the API takes as the input of a command, in bytes.
-const maxStdin = 8 << 20
+// exitCodes is how commands that run something in a sandbox exit.
+const exitCodes = "The exit code is the command's, or 124 it timed out, 126 it cannot be executed, 127 there is no such command,\n" +
+	"128+n signal n ended it."
 
 func newExecCmd() *cobra.Command {
 	var c common
-	var req client.ExecRequest
-	var env []string
-	var stdin bool
+	var run command
 	cmd := &cobra.Command{
 		Use:   "exec ID [--] COMMAND [ARG…]",
 		Short: "Run a command in a sandbox and exit with its code",
 		Long: "Runs a command (no shell is involved) and passes its output on as it comes, byte for byte. Flags of forkd\n" +
-			"stand before COMMAND; what follows it is the command's. The exit code is the command's, or 124 it timed\n" +
-			"out, 126 it cannot be executed, 127 there is no such command, 128+n signal n ended it.",
+			"stand before COMMAND; what follows it is the command's. Ctrl-C ends the command and all that it started; with\n" +
+			"-it it is a key like others, and Ctrl-P Ctrl-Q leaves the command to itself.\n" + exitCodes,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			id := args[0]
-			if err := cmd.Flags().Parse(args[1:]); err != nil { // flags between ID and COMMAND
-				return plainFlagError(err)
-			}
-			if help, _ := cmd.Flags().GetBool("help"); help {
-				return cmd.Help()
-			}
-			if req.Args = cmd.Flags().Args(); len(req.Args) == 0 {
-				return usageError{errors.New("COMMAND is missing")}
-			}
-			if req.Env, err = parseEnv(env); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if done, err := run.parse(cmd, args[1:]); done || err != nil {
 				return err
 			}
-			if stdin {
-				if req.Stdin, err = readStdin(cmd.InOrStdin()); err != nil {
-					return err
-				}
+			if len(run.req.Args) == 0 {
+				return usageError{errors.New("COMMAND is missing")}
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return c.exec(ctx, cmd, cl, id, req) })
+			if err := run.prepare(cmd); err != nil {
+				return err
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				return c.runCommand(ctx, cmd, cl, &run, id)
+			})
 		},
 	}
-	f := cmd.Flags()
-	f.SetInterspersed(false)
-	timeoutFlag(f, &req.TimeoutSecs, "kill the command after so many seconds")
-	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the command's environment (repeatable)")
-	f.BoolVarP(&stdin, "stdin", "i", false, "pass standard input, read to its end first, at most 8 MiB, to the command")
-	f.StringVar(&req.Cwd, "cwd", "", "working directory in the sandbox")
-	f.StringVar(&req.User, "user", "", "user in the sandbox")
+	run.register(cmd.Flags())
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
 }
 
-func readStdin(from io.Reader) ([]byte, error) {
-	p, err := io.ReadAll(io.LimitReader(from, maxStdin+1))
-	if err != nil {
-		return nil, fmt.Errorf("read standard input: %w", err)
+// runCommand runs a command in a sandbox and returns its code as an exitCode.
+func (c *common) runCommand(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
+	if !c.json() || run.detach {
+		return run.runIn(ctx, cmd, cl, id)
 	}
-	if len(p) > maxStdin {
-		return nil, fmt.Errorf("standard input is longer than %d bytes: copy it into the sandbox with 'forkd cp - ID:PATH'", maxStdin)
+	if run.stdin || run.tty {
+		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
 	}
-	return p, nil
-}
-
-// exec runs a command and returns its code as an exitCode.
-func (c *common) exec(ctx context.Context, cmd *cobra.Command, cl *client.Client, ref string, req client.ExecRequest) error {
-	id, err := sandboxID(ctx, cl, ref)
-	if err != nil {
-		return err
+	r, err := cl.Exec(ctx, id, run.req)
+	if err == nil {
+		err = writeJSON(cmd.OutOrStdout(), r)
 	}
-	if c.json() {
-		r, err := cl.Exec(ctx, id, req)
-		if err == nil {
-			err = writeJSON(cmd.OutOrStdout(), r)
-		}
-		return exitWith(r.ExitCode, err)
-	}
-	end, err := cl.ExecStream(ctx, id, req, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if err == nil && end.Error != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", end.Error)
-	}
-	return exitWith(end.ExitCode, err)
+	return exitWith(r.ExitCode, err)
 }
 
 // exitWith makes the code of what ran in a sandbox that of this program, if there was no error.
@@ -97,4 +67,104 @@ func exitWith(code int, err error) error {
 		return err
 	}
 	return exitCode(code)
+}
+
+// shellArgs start the best shell that a sandbox has.
+func shellArgs() []string {
+	return []string{"/bin/sh", "-c", `command -v bash >/dev/null && exec bash -l; exec sh -l`}
+}
+
+func newShellCmd() *cobra.Command {
+	var c common
+	var run command
+	cmd := &cobra.Command{
+		Use:   "shell ID",
+		Short: "Work in a sandbox with a shell",
+		Long: "Starts bash, or sh if there is none, as a login shell: with a terminal if forkd has one, and otherwise for what\n" +
+			"comes on standard input. Ctrl-P Ctrl-Q leaves it to itself (forkd attach -it). The exit code is the shell's.",
+		Args: usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run.interactive(cmd)
+			if err := run.prepare(cmd); err != nil {
+				return err
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				return run.runIn(ctx, cmd, cl, id)
+			})
+		},
+	}
+	run.registerEnv(cmd.Flags())
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+// interactive makes it a shell for whoever uses this program.
+func (c *command) interactive(cmd *cobra.Command) {
+	c.req.Args, c.stdin = shellArgs(), true
+	c.tty = isTerminal(cmd.OutOrStdout()) && isTerminalInput(cmd.InOrStdin())
+}
+
+func newAttachCmd() *cobra.Command {
+	var c common
+	var run command
+	cmd := &cobra.Command{
+		Use:   "attach ID PID",
+		Short: "Follow a process that exec has started in a sandbox",
+		Long: "Passes on the output of a process (forkd ls ID lists them) from now on, and exits with its code. Ctrl-C leaves it,\n" +
+			"and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
+		Args: usageArgs(cobra.ExactArgs(2)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pid, err := parsePID(args[1])
+			if err != nil {
+				return err
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				p, err := cl.Attach(ctx, id, pid)
+				if err != nil {
+					return err
+				}
+				return run.follow(cmd, p)
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&run.stdin, "stdin", "i", false, "pass standard input to the process as it comes")
+	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: pass keys on as they are, and the size")
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func newSignalCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "signal ID PID [SIGNAL]",
+		Short: "Send a signal to a process that exec has started in a sandbox",
+		Long:  "Sends SIGNAL, such as INT or SIGKILL (TERM if there is none), to a process and its group. forkd ls ID lists processes.",
+		Args:  usageArgs(cobra.RangeArgs(2, 3)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pid, err := parsePID(args[1])
+			if err != nil {
+				return err
+			}
+			name := "TERM"
+			if len(args) == 3 {
+				name = args[2]
+			}
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				return cl.SignalProcess(ctx, id, pid, name)
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func parsePID(text string) (uint32, error) {
+	pid, err := strconv.ParseUint(text, 10, 31)
+	if err != nil || pid == 0 {
+		return 0, usageError{fmt.Errorf("PID %q: want the number of a process", text)}
+	}
+	return uint32(pid), nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,11 +16,16 @@ func newLsCmd() *cobra.Command {
 	var quiet bool
 	var labels []string
 	cmd := &cobra.Command{
-		Use:     "ls",
+		Use:     "ls [ID]",
 		Aliases: []string{"ps"},
-		Short:   "List sandboxes",
-		Args:    usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Short:   "List sandboxes, or the processes that exec has started in one",
+		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+					return c.listProcesses(ctx, cmd, cl, id, quiet)
+				})
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, _, err := cl.SandboxPage(ctx, client.PageRequest{Labels: labels})
 				if err != nil {
@@ -63,11 +69,33 @@ func newLsCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only, or numbers of processes")
 	selectorFlag(cmd.Flags(), &labels)
+	c.completeSandboxes(cmd)
 	c.hasWide = true
 	c.register(cmd)
 	return cmd
+}
+
+func (c *common) listProcesses(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string, quiet bool) error {
+	list, err := cl.Processes(ctx, id)
+	if err != nil {
+		return err
+	}
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), list)
+	}
+	if quiet {
+		for _, p := range list {
+			fmt.Fprintln(cmd.OutOrStdout(), p.PID)
+		}
+		return nil
+	}
+	return table(cmd.OutOrStdout(), "PID\tCOMMAND", func(row func(...any)) {
+		for _, p := range list {
+			row(p.PID, printableText(strings.Join(strings.Fields(strings.Join(p.Args, " ")), " ")))
+		}
+	})
 }
 
 func newStatsCmd() *cobra.Command {

@@ -57,6 +57,11 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+func isTerminalInput(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // status shows what a long command is doing: one line that is rewritten on a terminal, a line per
 // stage elsewhere.
 type status struct {

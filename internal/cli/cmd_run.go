@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Bounds on what goes on although forkd was told to end.
+const (
+	forkTimeout   = 2 * time.Minute
+	removeTimeout = time.Minute
+)
+
+func newRunCmd() *cobra.Command {
+	var c common
+	var run command
+	var keep bool
+	var network networkFlags
+	var limits limitFlags
+	cmd := &cobra.Command{
+		Use:   "run RECIPE|TAG [--] [COMMAND [ARG…]]",
+		Short: "Fork a sandbox, run a command in it, and remove it",
+		Long: "Forks a sandbox from the snapshot TAG, which is built first if there is none and RECIPE is a recipe, runs a command\n" +
+			"(a shell if there is none) as 'forkd exec' does, without a time limit unless --timeout is given, and removes the\n" +
+			"sandbox. Flags of forkd stand before COMMAND.\n" + exitCodes,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if done, err := run.parse(cmd, args[1:]); done || err != nil {
+				return err
+			}
+			if run.detach && !keep {
+				return usageError{errors.New("--detach wants --keep: the sandbox is removed when forkd ends")}
+			}
+			if len(run.req.Args) == 0 {
+				run.interactive(cmd)
+			}
+			if err := run.prepare(cmd); err != nil {
+				return err
+			}
+			if !run.flags.Changed("timeout") && !run.flags.Changed("timeout-secs") {
+				run.req.TimeoutSecs = 0
+			}
+			req := client.ForkRequest{N: 1, Limits: limits.given()}
+			if req.Network, err = network.given(); err != nil {
+				return err
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
+					return err
+				}
+				// Ctrl-C does not cut off what would leave a sandbox behind.
+				whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTimeout)
+				defer cancel()
+				f, err := cl.Fork(whole, req)
+				if err != nil {
+					return err
+				}
+				id := f.Sandboxes[0].ID
+				err = c.runCommand(ctx, cmd, cl, &run, id)
+				if keep {
+					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: kept as %s\n", id)
+					return err
+				}
+				return errors.Join(err, removeSandbox(context.WithoutCancel(ctx), cl, id))
+			})
+		},
+	}
+	f := cmd.Flags()
+	run.register(f)
+	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
+	network.register(f)
+	limits.register(f)
+	network.registerSecrets(f)
+	c.completeTags(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+func removeSandbox(ctx context.Context, cl *client.Client, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	if err := cl.Kill(ctx, id); err != nil && !client.IsNotFound(err) {
+		return fmt.Errorf("sandbox %s is still there: %w", id, err)
+	}
+	return nil
+}
+
+// snapshotFor returns the tag of the snapshot that name means, which it makes if there is none and
+// name is that of a recipe.
+func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, name string) (tag string, err error) {
+	_, missing := cl.Snapshot(ctx, name)
+	if missing == nil {
+		return name, nil
+	}
+	recipe, err := loadRecipe(name)
+	if err != nil && client.IsNotFound(missing) {
+		return "", fmt.Errorf("%q is neither a snapshot ('forkd images') nor a recipe: %w", name, err)
+	}
+	if err != nil {
+		return "", missing
+	}
+	st := newStatus(cmd.ErrOrStderr())
+	b, err := build(ctx, cl, recipe, buildOptions{tag: recipe.Name, reuse: true}, st)
+	st.end()
+	return b.Tag, err
+}

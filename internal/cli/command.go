@@ -1,0 +1,179 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// command is something to run in a sandbox, and how it is joined to this program.
+type command struct {
+	req      client.ExecRequest
+	env      []string
+	envFiles []string
+	stdin    bool
+	tty      bool
+	detach   bool
+
+	flags *pflag.FlagSet
+}
+
+func (c *command) register(f *pflag.FlagSet) {
+	f.SetInterspersed(false)
+	timeoutFlag(f, &c.req.TimeoutSecs, "kill the command after so many seconds (no limit with -i, -t and -d)")
+	c.registerEnv(f)
+	f.BoolVarP(&c.stdin, "stdin", "i", false, "pass standard input to the command as it comes")
+	f.BoolVarP(&c.tty, "tty", "t", false, "give the command a terminal")
+	f.BoolVarP(&c.detach, "detach", "d", false, "print the number of the process and leave it to itself")
+}
+
+// registerEnv registers the flags for what the command finds in the sandbox.
+func (c *command) registerEnv(f *pflag.FlagSet) {
+	c.flags = f
+	f.StringArrayVarP(&c.env, "env", "e", nil, "NAME=VALUE for the command's environment (repeatable)")
+	f.StringArrayVar(&c.envFiles, "env-file", nil, "file with a NAME=VALUE on each line (repeatable)")
+	f.StringVarP(&c.req.Cwd, "cwd", "w", "", "working directory in the sandbox")
+	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
+}
+
+// parse reads the flags between the first argument and COMMAND, and returns whether that is all: help
+// was asked for, and given.
+func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
+	if err := c.flags.Parse(args); err != nil {
+		return false, plainFlagError(err)
+	}
+	if help, _ := c.flags.GetBool("help"); help {
+		return true, cmd.Help()
+	}
+	c.req.Args = c.flags.Args()
+	return false, nil
+}
+
+// prepare makes the request of what the flags say.
+func (c *command) prepare(cmd *cobra.Command) (err error) {
+	if c.detach && (c.stdin || c.tty) {
+		return usageError{errors.New("--detach goes without --stdin and --tty: attach to the process ('forkd attach')")}
+	}
+	if c.req.Env, err = readEnv(c.envFiles, c.env); err != nil {
+		return err
+	}
+	c.req.OpenStdin = c.stdin
+	if c.tty {
+		c.req.TTY = &client.TTYSize{}
+		if size, ok := terminalSize(cmd.OutOrStdout()); ok {
+			c.req.TTY = &size
+		}
+		if name := os.Getenv("TERM"); name != "" && c.req.Env["TERM"] == "" {
+			c.req.Env["TERM"] = name
+		}
+	}
+	given := c.flags.Changed("timeout") || c.flags.Changed("timeout-secs")
+	if !given && (c.stdin || c.tty || c.detach) {
+		c.req.TimeoutSecs = 0
+	}
+	return nil
+}
+
+// readEnv reads files of NAME=VALUE lines; pairs come after them.
+func readEnv(files, pairs []string) (map[string]string, error) {
+	var all []string
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		lines := bufio.NewScanner(f)
+		for n := 1; lines.Scan(); n++ {
+			line := strings.TrimSuffix(lines.Text(), "\r")
+			if text := strings.TrimSpace(line); text == "" || strings.HasPrefix(text, "#") {
+				continue
+			}
+			if name, _, ok := strings.Cut(line, "="); !ok || name == "" {
+				return nil, usageError{fmt.Errorf("%s: line %d: want NAME=VALUE", f.Name(), n)}
+			}
+			all = append(all, line)
+		}
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return parseEnv(append(all, pairs...))
+}
+
+// runIn runs the command in a sandbox, joined to this program, and returns its code as an exitCode.
+func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string) error {
+	if c.detach {
+		pid, err := cl.ExecDetached(ctx, id, c.req)
+		if err == nil {
+			fmt.Fprintln(cmd.OutOrStdout(), pid)
+		}
+		return err
+	}
+	p, err := cl.StartExec(ctx, id, c.req)
+	var none *client.NotStartedError
+	if errors.As(err, &none) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printable(none))
+		return exitWith(none.ExitCode, nil)
+	}
+	if err != nil {
+		return err
+	}
+	return c.follow(cmd, p)
+}
+
+// follow joins a process to this program until it ends, and returns its code as an exitCode.
+func (c *command) follow(cmd *cobra.Command, p *client.Process) error {
+	input, giveBack := cmd.InOrStdin(), func() {}
+	if c.tty {
+		terminal, err := openTerminal(input, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })
+		if err != nil {
+			return err
+		}
+		giveBack = terminal.close
+		input = &detachKeys{from: input, detach: func() { _ = p.Detach() }}
+	}
+	if c.stdin {
+		go feedStdin(p, input)
+	}
+	end, err := p.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr())
+	giveBack()
+	if errors.Is(err, client.ErrDetached) {
+		return nil
+	}
+	if err == nil && end.Error != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", end.Error)
+	}
+	return exitWith(end.ExitCode, err)
+}
+
+// inputChunk is how many bytes of standard input are read at once.
+const inputChunk = 128 << 10
+
+// feedStdin passes standard input on to its end, or until the process takes no more. It may outlive
+// the process, in a read.
+func feedStdin(p *client.Process, from io.Reader) {
+	for buf := make([]byte, inputChunk); ; {
+		n, err := from.Read(buf)
+		if n > 0 {
+			if _, err := p.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			if !errors.Is(err, client.ErrDetached) {
+				_ = p.CloseStdin() // the process has ended if this fails
+			}
+			return
+		}
+	}
+}
