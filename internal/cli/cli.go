@@ -92,7 +92,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
 	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
 		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newShellCmd(), newRunCmd(), newAttachCmd(), newSignalCmd(),
-		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(),
+		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(), newTopCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(), newVersionCmd())
