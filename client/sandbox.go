@@ -2,9 +2,13 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
+
+	v1 "github.com/forkd/forkd/api/v1"
 )
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
@@ -49,10 +53,22 @@ const maxConsole = 1 << 20
 
 // Console returns the last output of a sandbox's serial console. The guest decides what is in it.
 func (c *Client) Console(ctx context.Context, id string) ([]byte, error) {
-	resp, err := c.request(ctx, http.MethodGet, sandboxPath(id, "/console"), "", nil)
+	tail, _, err := c.ConsoleSince(ctx, id, 0)
+	return tail, err
+}
+
+// ConsoleSince is Console without what came before so many bytes were written, and returns how many
+// were written by now, for the next call.
+func (c *Client) ConsoleSince(ctx context.Context, id string, since uint64) (tail []byte, written uint64, err error) {
+	path := sandboxPath(id, "/console?since="+strconv.FormatUint(since, 10))
+	resp, err := c.request(ctx, http.MethodGet, path, "", nil)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer resp.Body.Close()
-	return io.ReadAll(io.LimitReader(resp.Body, maxConsole))
+	if written, err = strconv.ParseUint(resp.Header.Get(v1.ConsoleWritten), 10, 64); err != nil {
+		return nil, 0, fmt.Errorf("console: %s: %w", v1.ConsoleWritten, err)
+	}
+	tail, err = io.ReadAll(io.LimitReader(resp.Body, maxConsole))
+	return tail, written, err
 }

@@ -146,7 +146,7 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 	tick := time.NewTicker(stubPoll)
 	defer tick.Stop()
 	for {
-		console, err := vmmclient.Console(c.dir)
+		console, _, err := vmmclient.Console(c.dir)
 		if err != nil {
 			return err
 		}

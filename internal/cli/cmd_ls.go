@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -156,14 +158,19 @@ func newPingCmd() *cobra.Command {
 
 func newConsoleCmd() *cobra.Command {
 	var c common
+	var follow bool
 	cmd := &cobra.Command{
 		Use:     "console ID",
 		Aliases: []string{"logs"},
 		Short:   "Print the last output of a sandbox's serial console",
-		Long:    "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters.",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Long: "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters. With -f it goes\n" +
+			"on with what comes, to the end of the sandbox.",
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+				if follow {
+					return followConsole(ctx, cl, id, cmd.OutOrStdout())
+				}
 				p, err := cl.Console(ctx, id)
 				if err != nil {
 					return err
@@ -176,7 +183,41 @@ func newConsoleCmd() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// consoleInterval is the time between two looks at a console that is followed.
+const consoleInterval = 500 * time.Millisecond
+
+// followConsole prints a console until its sandbox has ended. What a guest writes faster than 64 KiB
+// between two looks is lost.
+func followConsole(ctx context.Context, cl *client.Client, id string, out io.Writer) error {
+	var seen uint64
+	for first := true; ; first = false {
+		s, err := cl.Sandbox(ctx, id) // before the look: after its end nothing comes
+		var tail []byte
+		if err == nil {
+			tail, seen, err = cl.ConsoleSince(ctx, id, seen)
+		}
+		if client.IsNotFound(err) && !first {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := out.Write(tail); err != nil {
+			return err
+		}
+		if s.State == "exited" {
+			return nil
+		}
+		select {
+		case <-time.After(consoleInterval):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }

@@ -238,7 +238,7 @@ func (v *running) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	console, cerr := vmmclient.Console(v.Dir())
+	console, _, cerr := vmmclient.Console(v.Dir())
 	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console, 30))
 }
 

@@ -115,7 +115,7 @@ func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	console, err := a.Manager.Console(i.ID)
+	console, _, err := a.Manager.Console(i.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -170,10 +171,21 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) console(w http.ResponseWriter, r *http.Request) error {
-	p, err := a.Manager.Console(r.PathValue("id"))
+	var since uint64
+	if text := r.URL.Query().Get("since"); text != "" {
+		var err error
+		if since, err = strconv.ParseUint(text, 10, 64); err != nil {
+			return badRequest("since: %q: want a number of bytes", text)
+		}
+	}
+	p, written, err := a.Manager.Console(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
+	if since <= written { // else it is another VM's, of which nothing was seen
+		p = p[uint64(len(p))-min(uint64(len(p)), written-since):]
+	}
+	w.Header().Set(apiv1.ConsoleWritten, strconv.FormatUint(written, 10))
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	_, _ = w.Write(p) // the client has gone if this fails

@@ -77,13 +77,14 @@ func (r *Ring) WriteString(s string) {
 // Tail returns what the ring holds, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// Tail reads what the ring in f holds, oldest byte first.
-func Tail(f io.ReaderAt) ([]byte, error) {
+// Tail reads what the ring in f holds, oldest byte first, and how many bytes have been written in all.
+func Tail(f io.ReaderAt) (held []byte, written uint64, err error) {
 	var buf [header + Size]byte
 	if n, err := f.ReadAt(buf[:], 0); n < len(buf) {
-		return nil, errors.Join(errors.New("read console ring: file is too short"), err)
+		return nil, 0, errors.Join(errors.New("read console ring: file is too short"), err)
 	}
-	return tail(binary.LittleEndian.Uint64(buf[:]), buf[header:]), nil
+	written = binary.LittleEndian.Uint64(buf[:])
+	return tail(written, buf[header:]), written, nil
 }
 
 // tail puts the bytes of a ring in order to which total bytes have been written.

@@ -29,13 +29,13 @@ func newRing(t *testing.T) (*Ring, *os.File) {
 func TestTailKeepsTheLastBytes(t *testing.T) {
 	r, f := newRing(t)
 	r.WriteString("hello")
-	if got, err := Tail(f); err != nil || string(got) != "hello" || string(r.Tail()) != "hello" {
+	if got, written, err := Tail(f); err != nil || string(got) != "hello" || written != 5 || string(r.Tail()) != "hello" {
 		t.Fatalf("%q, %v, its writer has %q", got, err, r.Tail())
 	}
 	long := strings.Repeat("0123456789abcde\n", Size/16+7)
 	r.WriteString(long)
-	got, err := Tail(f)
-	if err != nil || !bytes.Equal(got, []byte(long[len(long)-Size:])) {
+	got, written, err := Tail(f)
+	if err != nil || written != uint64(5+len(long)) || !bytes.Equal(got, []byte(long[len(long)-Size:])) {
 		t.Fatalf("tail of a flood differs: %d bytes, %v", len(got), err)
 	}
 	if !bytes.Equal(r.Tail(), got) {
@@ -52,7 +52,7 @@ func TestAForeignFileIsRefused(t *testing.T) {
 	if _, err := Open(f); err == nil {
 		t.Fatal("an empty file was opened as a ring")
 	}
-	if _, err := Tail(f); err == nil {
+	if _, _, err := Tail(f); err == nil {
 		t.Fatal("an empty file was read as a ring")
 	}
 }

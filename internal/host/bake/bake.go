@@ -122,7 +122,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
-			console, _ := k.cfg.VMMs.Console(b.dir) // without it the error says less
+			console, _, _ := k.cfg.VMMs.Console(b.dir) // without it the error says less
 			failed.Console = excerpt.Console(console, 10)
 		}
 		return Result{}, failed

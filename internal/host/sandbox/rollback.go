@@ -88,7 +88,7 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
 	if !isUnconfirmed(err) { // that quotes the console itself
-		console, _ := m.cfg.VMMs.Console(v.dir)
+		console, _, _ := m.cfg.VMMs.Console(v.dir)
 		failed.Console = excerpt.Console(console, 5)
 	}
 	_ = m.remove(s) // it fails only if the sandbox is gone

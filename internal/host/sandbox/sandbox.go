@@ -49,11 +49,13 @@ type Sandbox struct {
 	timing  Timing  // of its latest start
 	exit    vm.Exit // of an exited sandbox
 	console []byte  // of that, too
-	expiry  *time.Timer
-	expired bool   // its time has passed, and it is about to be deleted
-	unpin   func() // gives up its latest suspended state; nil if there is none
-	silent  bool   // its VMM has not answered a request: see catchUp
-	full    bool   // it is paused because the host has no room for its disk
+
+	consoleWritten uint64 // with console: how much came in all
+	expiry         *time.Timer
+	expired        bool   // its time has passed, and it is about to be deleted
+	unpin          func() // gives up its latest suspended state; nil if there is none
+	silent         bool   // its VMM has not answered a request: see catchUp
+	full           bool   // it is paused because the host has no room for its disk
 
 	workspace string // that it belongs to, see Manager.Hold
 }

@@ -186,7 +186,7 @@ func TestADyingVMIsNoticed(t *testing.T) {
 	if info.ExitReason != "reset" || info.PID != 0 {
 		t.Errorf("info %+v", info)
 	}
-	if console, err := w.Console(id); err != nil || !bytes.Contains(console, []byte("Kernel panic")) {
+	if console, _, err := w.Console(id); err != nil || !bytes.Contains(console, []byte("Kernel panic")) {
 		t.Errorf("console of an exited sandbox: %q, %v", console, err)
 	}
 	var state *StateError

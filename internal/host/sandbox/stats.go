@@ -42,17 +42,19 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	return st, err
 }
 
-// Console returns the last output of a sandbox's serial console, also of an exited one.
-func (m *Manager) Console(id string) ([]byte, error) {
+// Console returns the last output of a sandbox's serial console, also of an exited one, and how many
+// bytes its VM has written in all.
+func (m *Manager) Console(id string) (tail []byte, written uint64, err error) {
 	s, err := m.Get(id)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	s.mu.Lock()
-	state, v, console := s.state, s.live, s.console
+	state, v := s.state, s.live
+	tail, written = s.console, s.consoleWritten
 	s.mu.Unlock()
 	if state == Exited || v == nil {
-		return console, nil
+		return tail, written, nil
 	}
 	return m.cfg.VMMs.Console(v.dir)
 }

@@ -125,8 +125,9 @@ func (f *VMMs) CheckLimits(_ string, l vm.Limits) error {
 }
 
 // Console implements vmpool.VMMs.
-func (f *VMMs) Console(dir string) ([]byte, error) {
-	return os.ReadFile(filepath.Join(dir, "console"))
+func (f *VMMs) Console(dir string) ([]byte, uint64, error) {
+	p, err := os.ReadFile(filepath.Join(dir, "console"))
+	return p, uint64(len(p)), err
 }
 
 // Count returns how many VMs live.

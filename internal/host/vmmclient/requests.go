@@ -170,11 +170,12 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// Console returns the last console output of the guest whose VMM has the directory dir.
-func Console(dir string) ([]byte, error) {
+// Console returns the last console output of the guest whose VMM has the directory dir, and how many
+// bytes it has written in all.
+func Console(dir string) (tail []byte, written uint64, err error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {
-		return nil, fmt.Errorf("read console: %w", err)
+		return nil, 0, fmt.Errorf("read console: %w", err)
 	}
 	defer f.Close()
 	return console.Tail(f)

@@ -46,7 +46,7 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			console, _ := vmmclient.Console(v.Dir())
+			console, _, _ := vmmclient.Console(v.Dir())
 			t.Logf("console of %s:\n%s\nexit: %+v", v.Dir(), vmtest.LastLines(console, 40), v.Exit())
 		}
 		if err := v.Kill(); err != nil {

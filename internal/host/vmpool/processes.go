@@ -39,4 +39,4 @@ func (p Processes) Attach(id, dir string) (VMM, error) {
 func (p Processes) CheckLimits(prefix string, l vm.Limits) error { return p.Cgroups.Check(prefix, l) }
 
 // Console implements VMMs.
-func (Processes) Console(dir string) ([]byte, error) { return vmmclient.Console(dir) }
+func (Processes) Console(dir string) ([]byte, uint64, error) { return vmmclient.Console(dir) }

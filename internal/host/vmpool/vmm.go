@@ -54,7 +54,7 @@ type VMMs interface {
 	// the field below prefix.
 	CheckLimits(prefix string, l vm.Limits) error
 	// Console returns the last output of the VM of dir, also after its process has ended.
-	Console(dir string) ([]byte, error)
+	Console(dir string) (tail []byte, written uint64, err error)
 }
 
 // Shell is a VMM process with a created VM that nothing runs in yet.
