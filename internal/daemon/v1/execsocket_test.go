@@ -353,13 +353,13 @@ func TestWrongMessages(t *testing.T) {
 	if _, err := cl.StartExec(t.Context(), "sb-none", client.ExecRequest{Args: []string{"true"}}); !client.IsNotFound(err) {
 		t.Errorf("no such sandbox: %v", err)
 	}
-	resp, err := http.DefaultClient.Do(request(t, url+"/v1/sandboxes/"+id+"/exec"))
+	resp, err := http.DefaultClient.Do(requestOf(t, url+"/v1/sandboxes/"+id+"/exec"))
 	if err != nil || resp.StatusCode != http.StatusUpgradeRequired {
 		t.Errorf("without an upgrade: %+v, %v", resp, err)
 	}
 }
 
-func request(t *testing.T, url string) *http.Request {
+func requestOf(t *testing.T, url string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequest("GET", url, nil)
 	if err != nil {
@@ -400,7 +400,7 @@ func ask1(t *testing.T, url, id string, messages ...string) string {
 // Lines of JSON say the number of the process, and text as text.
 func TestExecLines(t *testing.T) {
 	cl, url, id := forked(t)
-	req := request(t, url+"/v1/sandboxes/"+id+"/exec")
+	req := requestOf(t, url+"/v1/sandboxes/"+id+"/exec")
 	req.Method, req.Body = "POST", io.NopCloser(strings.NewReader(`{"args":["sh","-c","echo '<ü>'; read x; printf '\\377' >&2; exit 3"],"open_stdin":true}`))
 	req.Header.Set("Accept", "application/x-ndjson")
 	req.Header.Set("Content-Type", "application/json")
