@@ -131,7 +131,12 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 		if err := feed(ctx, p, fromClient{t, r.Body}, t.moved); err != nil || !last {
 			return err
 		}
-		return p.CloseStdin(ctx)
+		err := p.CloseStdin(ctx)
+		var ended *agentclient.Error
+		if errors.As(err, &ended) && ended.Code == agentclient.CodeNotFound { // by what it was sent
+			return nil
+		}
+		return err
 	})
 	if err = t.end(err); err != nil {
 		return err
