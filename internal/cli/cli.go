@@ -95,7 +95,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(), newTopCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newURLCmd(),
-		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(), newVersionCmd())
+		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
 	root.AddCommand(newEventsCmd(), newLabelCmd())
 	return root
 }

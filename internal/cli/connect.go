@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -98,27 +99,9 @@ func connect(ctx context.Context, address string, progress io.Writer) (*client.C
 
 // connectWith is connect with a file that has the authority of the daemon's certificate.
 func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*client.Client, string, error) {
-	if address == "" {
-		address = os.Getenv(urlEnv)
-	}
-	token := os.Getenv(tokenEnv)
-	if address == "" {
-		m, ready, err := runningMachine()
-		if err != nil {
-			return nil, "", err
-		}
-		if ready {
-			if address, token, err = machineDaemon(ctx, m, progress); err != nil {
-				return nil, "", err
-			}
-		}
-	}
-	if address == "" {
-		cfg := daemon.Config{}
-		if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
-			return nil, "", err
-		}
-		address = "unix://" + cfg.Socket
+	address, token, err := locate(ctx, address, progress)
+	if err != nil {
+		return nil, "", err
 	}
 	options, err := tlsOptions(ca)
 	if err != nil {
@@ -126,6 +109,26 @@ func connectWith(ctx context.Context, address, ca string, progress io.Writer) (*
 	}
 	c, err := client.New(address, token, options...)
 	return c, address, err
+}
+
+// locate returns where the daemon is that connect finds, and the token for it.
+func locate(ctx context.Context, named string, progress io.Writer) (address, token string, err error) {
+	address, token = cmp.Or(named, os.Getenv(urlEnv)), os.Getenv(tokenEnv)
+	if address != "" {
+		return address, token, nil
+	}
+	m, ready, err := runningMachine()
+	if err != nil {
+		return "", "", err
+	}
+	if ready {
+		return machineDaemon(ctx, m, progress)
+	}
+	cfg := daemon.Config{}
+	if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
+		return "", "", err
+	}
+	return "unix://" + cfg.Socket, token, nil
 }
 
 // runningMachine returns the emulated host that commands use, and whether it answers.
