@@ -1,0 +1,304 @@
+"""The Python package e2b: every public method of Sandbox, and of its commands, files and terminals,
+in the sync and in the async form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import urllib.error
+import urllib.request
+
+os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.environ["FORKD_URL"],
+                  E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
+
+from e2b import AsyncSandbox, AuthenticationException, CommandExitException, NotFoundException, Sandbox, SandboxException  # noqa: E402
+from e2b import InvalidArgumentException, PtySize, SandboxQuery, SandboxState, Template, TimeoutException  # noqa: E402
+from e2b.sandbox_sync.commands.command import Commands  # noqa: E402
+from e2b.sandbox_sync.commands.pty import Pty  # noqa: E402
+from e2b.sandbox_sync.filesystem.filesystem import Filesystem  # noqa: E402
+from report import TAG, NotApplicable, Report, want  # noqa: E402
+
+r = Report("e2b (PyPI)")
+used: set[str] = set()
+SLOW = 120  # seconds that the emulated host may take
+
+
+def methods(*classes: type) -> set[str]:
+    return {f"{c.__name__}.{n}" for c in classes for n in dir(c) if not n.startswith("_") and callable(getattr(c, n))}
+
+
+def case(covers: str, run) -> object:
+    """A case that uses public methods, such as "Sandbox.create Sandbox.kill"."""
+    used.update(covers.split())
+    return r.case(covers, run)
+
+
+def raises(kind: type, call, text: str = "") -> None:
+    try:
+        call()
+    except kind as e:
+        want(text in str(e), e)
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+s = Sandbox.create(TAG, timeout=600, metadata={"suite": "compat", "a b": "c&d=é"}, envs={"GIVEN": "at creation"}, request_timeout=SLOW)
+print("sandbox", s.sandbox_id)
+
+
+def created() -> None:
+    want(s.sandbox_id.startswith("sb-"), s.sandbox_id)
+    raises(SandboxException, lambda: Sandbox.create("no-such-template"), "404")
+    raises(AuthenticationException, lambda: Sandbox.create(TAG, api_key="e2b_00"))
+    raises(SandboxException, lambda: Sandbox.create(TAG, volume_mounts={"/data": "a"}))
+
+
+def info() -> None:
+    i = s.get_info()
+    want(i.sandbox_id == s.sandbox_id and i.template_id == TAG and i.state == SandboxState.RUNNING, i)
+    want(i.metadata == {"suite": "compat", "a b": "c&d=é"} and i.end_at > i.started_at and i.cpu_count >= 1, i)
+    want(Sandbox.get_info(s.sandbox_id).sandbox_id == s.sandbox_id, "by id")
+    raises(NotFoundException, lambda: Sandbox.get_info("sb-none"))
+
+
+def listed() -> None:
+    pages = Sandbox.list(query=SandboxQuery(metadata={"a b": "c&d=é"}, state=[SandboxState.RUNNING]), limit=1)
+    found = []
+    while pages.has_next:
+        found += pages.next_items()
+    want([i.sandbox_id for i in found] == [s.sandbox_id], found)
+    want(Sandbox.list(query=SandboxQuery(metadata={"no": "such"})).next_items() == [], "by other metadata")
+
+
+def timeouts() -> None:
+    s.set_timeout(900)
+    later = s.get_info().end_at
+    Sandbox.connect(s.sandbox_id, timeout=10)
+    want(s.get_info().end_at == later, "connect has shortened the time")
+    again = Sandbox.connect(s.sandbox_id, timeout=2000)
+    want(again.commands.run("echo $GIVEN").stdout == "at creation\n", "another sandbox")
+    want(s.get_info().end_at > later, "connect has not given more time")
+
+
+def short_life() -> None:
+    brief = Sandbox.create(TAG, timeout=60)
+    want(brief.is_running(), "it does not run")
+    brief.set_timeout(0)
+    for _ in range(100):
+        if not brief.is_running():
+            break
+    want(not brief.is_running() and not brief.kill(), "it is still there")
+
+
+def ran() -> None:
+    got = s.commands.run("echo out; echo err >&2; pwd; echo $X", envs={"X": "call"}, cwd="/tmp")
+    want(got.stdout == "out\n/tmp\ncall\n" and got.stderr == "err\n" and got.exit_code == 0, got)
+    raises(CommandExitException, lambda: s.commands.run("exit 7"), "7")
+    raises(TimeoutException, lambda: s.commands.run("sleep 60", timeout=1))
+    seen: list[str] = []
+    s.commands.run("echo a; echo b", on_stdout=seen.append)
+    want("".join(seen) == "a\nb\n", seen)
+    want(s.commands.run("id -un", user="root").stdout == "root\n", "user")
+    raises(InvalidArgumentException, lambda: s.commands.run("true", cwd="/no/such"))
+
+
+def background() -> None:
+    h = s.commands.run("cat; echo end", background=True, stdin=True)
+    want(any(p.pid == h.pid and p.args[-1] == "cat; echo end" for p in s.commands.list()), "not listed")
+    s.commands.send_stdin(h.pid, "one\n")
+    s.commands.stream_input(h.pid, ["two\n", "three\n"])
+    h.disconnect()
+    h = s.commands.connect(h.pid)
+    s.commands.close_stdin(h.pid)
+    want(h.wait().exit_code == 0, "its end")
+    h = s.commands.run("sleep 1000", background=True)
+    want(s.commands.kill(h.pid) and not s.commands.kill(2_000_000), "kill")
+    raises(CommandExitException, h.wait)
+
+
+def terminal() -> None:
+    h = s.pty.create(PtySize(rows=24, cols=80), timeout=SLOW)
+    s.pty.resize(h.pid, PtySize(rows=40, cols=100))
+    s.pty.send_stdin(h.pid, b"stty size\n")
+    s.pty.stream_input(h.pid, [b"exit\n"])
+    out = b""
+    again = s.pty.connect(h.pid)
+    again.disconnect()
+    for stdout, stderr, pty in h:
+        out += pty or b""
+    want(b"40 100" in out, out)
+    h = s.pty.create(PtySize(rows=24, cols=80))
+    want(s.pty.kill(h.pid) and not s.pty.kill(2_000_000), "kill")
+
+
+def files() -> None:
+    got = s.files.write("/tmp/dir/a.txt", "hello")
+    want(got.path == "/tmp/dir/a.txt" and s.files.read("/tmp/dir/a.txt") == "hello", got)
+    s.files.write("/tmp/dir/big", b"x" * 5_000_000)
+    want(len(s.files.read("/tmp/dir/big", format="bytes")) == 5_000_000, "large file")
+    want(b"".join(s.files.read("/tmp/dir/a.txt", format="stream")) == b"hello", "stream")
+    s.files.write("/tmp/dir/a.txt", b"raw", gzip=True)
+    s.files.write("/tmp/dir/meta", "m", metadata={"k": "v"})
+    want(s.files.get_info("/tmp/dir/meta").metadata == {"k": "v"}, "metadata")
+    both = s.files.write_files([{"path": "/tmp/dir/b", "data": "b"}, {"path": "/tmp/dir/c", "data": "c"}])
+    want([f.name for f in both] == ["b", "c"], both)
+    want([e.name for e in s.files.list("/tmp/dir")] == ["a.txt", "b", "big", "c", "meta"], s.files.list("/tmp/dir"))
+    want(s.files.exists("/tmp/dir/b") and not s.files.exists("/tmp/dir/none"), "exists")
+    want(s.files.rename("/tmp/dir/b", "/tmp/dir/d").path == "/tmp/dir/d", "rename")
+    want(s.files.make_dir("/tmp/made") and not s.files.make_dir("/tmp/made"), "make_dir")
+    s.files.remove("/tmp/dir/c")
+    i = s.files.get_info("/tmp/dir/a.txt")
+    want(i.size == 3 and i.owner == "root" and i.permissions == "-rw-r--r--", i)
+    raises(NotFoundException, lambda: s.files.read("/tmp/none"))
+
+
+def watch() -> None:
+    w = s.files.watch_dir("/tmp/made", recursive=True)
+    s.files.write("/tmp/made/new", "x")
+    seen: list = []
+    for _ in range(200):
+        seen += w.get_new_events()
+        if seen:
+            break
+    want(any(e.name == "new" for e in seen), seen)
+    w.stop()
+
+
+def signed() -> None:
+    def fetch(url: str) -> bytes:
+        with urllib.request.urlopen(url, timeout=SLOW) as answer:
+            return answer.read()
+
+    want(fetch(s.download_url("/tmp/dir/a.txt", use_signature_expiration=600)) == b"raw", "signed")
+    try:
+        fetch(s.download_url("/tmp/dir/a.txt") + "0")
+    except urllib.error.HTTPError as e:
+        want(e.code == 401, e)
+    else:
+        raise AssertionError("a forged signature was taken")
+    want("signature=" in s.upload_url("/tmp/up"), "upload URL")
+
+
+def metrics() -> None:
+    m = s.get_metrics()[0]
+    want(m.mem_total > m.mem_used > 0 and m.disk_total > 0 and m.cpu_count >= 1, m)
+
+
+def network() -> None:
+    s.update_network({"deny_out": ["0.0.0.0/0"], "allow_out": ["192.0.2.99"]})
+    got = s.get_info().network
+    want(got["allow_out"] == ["192.0.2.99"] and got["deny_out"] == ["0.0.0.0/0"], got)
+    raises(SandboxException, lambda: s.update_network({"deny_out": ["no rule!"]}), "400")
+
+
+def pause() -> None:
+    h = s.commands.run("sleep 5000", background=True, timeout=0)
+    pid = h.pid
+    want(s.pause() and not s.beta_pause(), "pause, twice")
+    want(not s.is_running() and s.get_info().state == SandboxState.PAUSED, "it is not paused")
+    copy = s.fork(timeout=600)[0]
+    want(copy.files.read("/tmp/dir/a.txt") == "raw" and s.get_info().state == SandboxState.PAUSED, "fork of a paused one")
+    copy.kill()
+    s.connect(timeout=600, request_timeout=SLOW)
+    want(s.is_running() and s.commands.kill(pid), "its process is gone")
+
+
+def forks() -> None:
+    s.files.write("/tmp/mark", "before")
+    a, b = s.fork(count=2, timeout=300)
+    a.files.write("/tmp/mark", "a")
+    want((a.files.read("/tmp/mark"), b.files.read("/tmp/mark"), s.files.read("/tmp/mark")) == ("a", "before", "before"), "shared disk")
+    want(a.get_info().metadata["suite"] == "compat", "metadata")
+    a.kill()
+    b.kill()
+
+
+def snapshots() -> None:
+    snap = s.create_snapshot("compat-e2b-snap")
+    want([i.snapshot_id for i in s.list_snapshots().next_items()] == [snap.snapshot_id], "not listed")
+    child = Sandbox.create(snap.snapshot_id)
+    want(child.files.read("/tmp/mark") == "before", "its disk")
+    child.kill()
+    want(Sandbox.delete_snapshot(snap.snapshot_id) and not Sandbox.delete_snapshot(snap.snapshot_id), "delete")
+
+
+def hosts() -> None:
+    want(s.get_host(8000).startswith(f"8000-{s.sandbox_id}."), s.get_host(8000))
+    want(s.get_mcp_url(), "MCP URL")
+
+
+def ended() -> None:
+    want(s.kill() and not s.kill() and not Sandbox.kill(s.sandbox_id), "kill")
+    want(not s.is_running(), "it runs")
+    raises(NotFoundException, lambda: Sandbox.connect(s.sandbox_id))
+
+
+def mcp() -> None:
+    raise NotApplicable("no image here has E2B's MCP gateway")
+
+
+async def as_async() -> None:
+    a = await AsyncSandbox.create(TAG, timeout=300, request_timeout=SLOW)
+    want((await a.commands.run("echo hi")).stdout == "hi\n", "run")
+    await a.files.write("/tmp/x", "x")
+    want(await a.files.read("/tmp/x") == "x" and await a.files.exists("/tmp/x"), "files")
+    seen: list = []
+    w = await a.files.watch_dir("/tmp", on_event=seen.append)
+    await a.files.write("/tmp/y", "y")
+    for _ in range(600):
+        if seen:
+            break
+        await asyncio.sleep(0.1)
+    await w.stop()
+    want(seen, "no event")
+    out: list[bytes] = []
+    p = await a.pty.create(PtySize(rows=24, cols=80), on_data=out.append)
+    await a.pty.send_stdin(p.pid, b"exit 0\n")
+    await p.wait()
+    h = await a.commands.run("cat", background=True, stdin=True)
+    await a.commands.send_stdin(h.pid, "in")
+    await a.commands.close_stdin(h.pid)
+    want((await h.wait()).stdout == "in", "stdin")
+    many = await asyncio.gather(*[a.commands.run(f"echo {n}") for n in range(10)])
+    want([m.stdout for m in many] == [f"{n}\n" for n in range(10)], many)
+    want((await a.get_info()).template_id == TAG and await a.is_running(), "info")
+    await a.set_timeout(200)
+    want(len(await a.get_metrics()) == 1, "metrics")
+    b = (await a.fork())[0]
+    want(await b.kill(), "kill of a copy")
+    snap = await a.create_snapshot()
+    want(await AsyncSandbox.delete_snapshot(snap.snapshot_id), "snapshot")
+    want(await a.pause(), "pause")
+    await a.connect()
+    want(await a.kill() and not await a.is_running(), "kill")
+
+
+def template_builds() -> None:
+    raise NotApplicable("templates are built by 'forkd build'")
+
+
+case("Sandbox.create", created)
+case("Sandbox.get_info", info)
+case("Sandbox.list", listed)
+case("Sandbox.set_timeout Sandbox.connect Sandbox.is_running", timeouts)
+case("Sandbox.set_timeout, its end", short_life)
+case("Commands.run", ran)
+case("Commands.list Commands.connect Commands.send_stdin Commands.stream_input Commands.close_stdin Commands.kill", background)
+case("Pty.create Pty.resize Pty.send_stdin Pty.stream_input Pty.connect Pty.kill", terminal)
+case("Filesystem.write Filesystem.write_files Filesystem.read Filesystem.list Filesystem.exists Filesystem.get_info "
+     "Filesystem.rename Filesystem.make_dir Filesystem.remove", files)
+case("Filesystem.watch_dir", watch)
+case("Sandbox.download_url Sandbox.upload_url", signed)
+case("Sandbox.get_metrics", metrics)
+case("Sandbox.update_network", network)
+case("Sandbox.pause Sandbox.beta_pause Sandbox.fork", pause)
+case("Sandbox.fork, of one that runs", forks)
+case("Sandbox.create_snapshot Sandbox.list_snapshots Sandbox.delete_snapshot", snapshots)
+case("Sandbox.get_host Sandbox.get_mcp_url", hosts)
+case("Sandbox.get_mcp_token", mcp)
+case("Template.exists", lambda: want(Template.exists(TAG) and not Template.exists("no-such"), "exists"))
+case("Template.build", template_builds)
+case("AsyncSandbox", lambda: asyncio.run(as_async()))
+case("Sandbox.kill", ended)
+r.covered("method of Sandbox, Commands, Pty and Filesystem", methods(Sandbox, Commands, Pty, Filesystem), used)
+r.finish()
