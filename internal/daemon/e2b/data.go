@@ -23,6 +23,7 @@ const (
 	portHeader    = "E2b-Sandbox-Port"
 	accessHeader  = "X-Access-Token"
 	trafficHeader = "E2b-Traffic-Access-Token"
+	keyHeader     = "X-Api-Key" // of the control plane
 )
 
 // isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at the

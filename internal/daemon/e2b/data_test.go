@@ -120,6 +120,14 @@ func TestPorts(t *testing.T) {
 			t.Errorf("%s: %s %s", c.name, resp.Status, out)
 		}
 	}
+	bearers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("Authorization")) }))
+	defer bearers.Close()
+	own := headers(open).with("E2b-Sandbox-Port", fmt.Sprint(bearers.Listener.Addr().(*net.TCPAddr).Port))
+	for token, want := range map[string]string{"own": "Bearer own", apirig.Token: ""} {
+		if resp, out := r.send("GET", "/", own.with("Authorization", "Bearer "+token), ""); out != want {
+			t.Errorf("the bearer token %s: %s %q, want %q", token, resp.Status, out, want)
+		}
+	}
 	closed := headers(open).with("E2b-Sandbox-Port", "1")
 	if resp, out := r.send("GET", "/", closed, ""); resp.StatusCode != 502 || !strings.Contains(out, `"port":1`) || !strings.Contains(out, "port is not open") {
 		t.Errorf("a closed port: %s %s", resp.Status, out)

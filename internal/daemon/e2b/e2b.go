@@ -89,7 +89,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	case below && !strings.HasPrefix(strings.ToLower(r.Host), apiLabel):
-	case isControl(r.URL.Path) && r.Header.Get(idHeader) == "":
+	case isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != ""):
+		// SDKs of 2025 name the sandbox in a header here too.
 		a.audited(a.control).ServeHTTP(w, r)
 		return
 	case r.Header.Get(idHeader) != "" || r.URL.Path == "/files":
@@ -205,7 +206,7 @@ func (a *api) identify(r *http.Request) (auth.Principal, error) {
 	}
 	var who auth.Principal
 	var err error
-	if key := r.Header.Get("X-API-Key"); key != "" {
+	if key := r.Header.Get(keyHeader); key != "" {
 		who, err = a.Guard.IdentifyByAPIKey(r, key)
 	} else {
 		who, err = a.Guard.Identify(r)

@@ -296,6 +296,10 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 	if r.call("GET", at, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s after its fork", i.State)
 	}
+	// SDKs of 2025 send the header of the sandbox's services here too.
+	if resp, out := r.send("GET", at, apiKey.with("E2b-Sandbox-Id", b.ID), ""); resp.StatusCode != 200 {
+		t.Errorf("with E2b-Sandbox-Id: %s %s", resp.Status, out)
+	}
 	var again box
 	if r.call("POST", at+"/connect", `{"timeout":60}`, 201, &again); again.Access != b.Access {
 		t.Error("another token after the pause")

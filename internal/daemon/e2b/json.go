@@ -45,8 +45,14 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
+	if body.Code == http.StatusTooManyRequests || body.Code == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", retryAfter)
+	}
 	_ = writeJSON(w, body.Code, body)
 }
+
+// retryAfter is when the SDKs may ask again, in seconds: when a sandbox has ended, as a rule.
+const retryAfter = "5"
 
 func bodyOf(err error) errorBody {
 	var own *failure

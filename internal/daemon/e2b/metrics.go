@@ -58,10 +58,12 @@ func (a *api) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	if len(ids) > maxMeasured {
 		return badRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all of them
+	defer cancel()
 	out := map[string]metric{}
 	for _, id := range ids {
 		if i, err := a.get(id); err == nil && stateOf(i) == running {
-			if m, err := a.measure(r.Context(), i); err == nil {
+			if m, err := a.measure(ctx, i); err == nil {
 				out[id] = m
 			}
 		}

@@ -35,7 +35,7 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	if p.IsToken(in.Header.Get(apiKeyHeader)) { // else it is for the guest's own API
 		out.Header.Del(apiKeyHeader)
 	}
-	if values := p.authorization(in.Header, route.Signed); len(values) > 0 {
+	if values := p.authorization(in.Header, route.Signed || route.Open); len(values) > 0 {
 		out.Header["Authorization"] = values
 	} else {
 		out.Header.Del("Authorization")
