@@ -2,9 +2,14 @@ package client
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
+
+	v1 "github.com/forkd/forkd/api/v1"
 )
 
 // ReadFile opens a file of a sandbox. The caller closes it.
@@ -25,6 +30,89 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 	return resp.Body.Close()
 }
 
-func filesPath(id, path string) string {
-	return sandboxPath(id, "/files?"+url.Values{"path": {path}}.Encode())
+// ReadTree opens a directory of a sandbox as a tar archive, which the sandbox makes: distrust it. The
+// caller closes it.
+func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, error) {
+	resp, err := c.request(ctx, http.MethodGet, pathQuery(id, "/archive", path), "", nil)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
 }
+
+// WriteTree unpacks a tar archive in a directory of a sandbox, which is made if there is none. What
+// is there already is replaced, but directories are added to.
+func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Reader) error {
+	resp, err := c.request(ctx, http.MethodPut, pathQuery(id, "/archive", path), v1.Tar, archive)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// StatFile describes a file, a directory or a link of a sandbox.
+func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err error) {
+	err = c.call(ctx, http.MethodGet, pathQuery(id, "/files/stat", path), nil, &f)
+	return f, err
+}
+
+// ListFiles describes what is in a directory of a sandbox, and below it to a depth from 1 to 64; 1 is
+// the directory alone.
+func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
+	query := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
+	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), query), nil, &list)
+	return list, err
+}
+
+// MakeDir makes a directory of a sandbox, and its parents.
+func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path}, &f)
+	return f, err
+}
+
+// MoveFile gives a file or a directory of a sandbox another path, and makes the parents of that.
+func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"), v1.MoveRequest{From: from, To: to}, &f)
+	return f, err
+}
+
+// RemoveFile removes a path of a sandbox with everything below it; one that is not there is removed
+// already.
+func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
+	return c.call(ctx, http.MethodDelete, filesPath(id, path), nil, nil)
+}
+
+// WatchFiles calls f with what changes in a directory of a sandbox, and below it if recursive: first
+// with one of type "begun", then until ctx ends, f returns an error, which it returns, or the watch
+// breaks off.
+func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
+	query := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
+	header := http.Header{"Accept": {v1.EventStream}}
+	resp, err := c.send(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/watch"), query), nil, header)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return readEvents(resp.Body, func(data []byte) error {
+		var change FileChange
+		if err := json.Unmarshal(data, &change); err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		if p := change.Problem; p != nil {
+			return &Error{Status: p.Status, Message: p.Message, Code: p.Code, Field: p.Field, Fix: p.Fix}
+		}
+		return f(change)
+	})
+}
+
+func filesPath(id, path string) string { return pathQuery(id, "/files", path) }
+
+func pathQuery(id, route, path string) string {
+	return withQuery(sandboxPath(id, route), url.Values{"path": {path}})
+}
+
+// The messages of files.
+type (
+	File       = v1.File
+	FileChange = v1.FileChange
+)

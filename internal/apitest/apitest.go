@@ -161,6 +161,7 @@ func Proxy(t testing.TB, socket string) string {
 var load = sync.OnceValues(func() (routers.Router, error) {
 	openapi3filter.RegisterBodyDecoder("application/x-ndjson", decodeLines)
 	openapi3filter.RegisterBodyDecoder("text/event-stream", decodeEvents)
+	openapi3filter.RegisterBodyDecoder("application/x-tar", openapi3filter.FileBodyDecoder)
 	p, err := api.FS.ReadFile("openapi.yaml")
 	if err != nil {
 		return nil, err

@@ -49,10 +49,11 @@ func newCpCmd() *cobra.Command {
 		Short: "Copy a file or a directory into or out of a sandbox",
 		Long: "FILE may be - for standard input or output. A target that ends in / is a directory, into which the copy goes\n" +
 			"under its old name; so is a directory of this host that exists. With -r, all that is in the directory DIR is\n" +
-			"copied: 'cp -r DIR ID:/x' makes /x, or adds to it. That takes the program tar in the sandbox, and on the way in\n" +
-			"at most 1 GiB at once. Devices, sockets and pipes are left out.",
-		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -",
-		Args:    usageArgs(cobra.ExactArgs(2)),
+			"copied: 'cp -r DIR ID:/x' makes /x, or adds to it. With -r, - is a tar archive. Devices, sockets and pipes are\n" +
+			"left out, and what is copied in belongs to the default user.",
+		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -\n" +
+			"  forkd cp -r ID:/srv - | gzip > srv.tar.gz",
+		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			fromID, fromPath, out := remotePath(args[0])
 			toID, toPath, in := remotePath(args[1])
@@ -63,8 +64,8 @@ func newCpCmd() *cobra.Command {
 			if in {
 				t = transfer{id: toID, remote: toPath, local: args[0]}
 			}
-			if t.local == "-" && (recursive || in && strings.HasSuffix(t.remote, "/")) {
-				return usageError{errors.New("-: standard input and output have no name and are no directory")}
+			if t.local == "-" && !recursive && in && strings.HasSuffix(t.remote, "/") {
+				return usageError{errors.New("-: standard input has no name: name a file, or give -r for an archive")}
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				t.cl = cl
@@ -73,11 +74,11 @@ func newCpCmd() *cobra.Command {
 				}
 				switch {
 				case in && recursive:
-					return t.dirIn(ctx)
+					return t.treeIn(ctx, cmd.InOrStdin())
 				case in:
 					return t.fileIn(ctx, cmd.InOrStdin())
 				case recursive:
-					return t.dirOut(ctx, cmd.ErrOrStderr())
+					return t.treeOut(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
 				}
 				return t.fileOut(ctx, cmd.OutOrStdout())
 			})

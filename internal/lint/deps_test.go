@@ -18,7 +18,7 @@ type room struct {
 
 // leaves are small packages that know nothing of forkd. Every room but the guest's may import them.
 var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
-	"internal/private"}
+	"internal/private", "internal/treetar"}
 
 var rooms = []room{
 	{
@@ -54,7 +54,7 @@ var rooms = []room{
 	{
 		folder:   "internal/guest",
 		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
-		imports:  []string{"internal/proto/..."},
+		imports:  []string{"internal/proto/...", "internal/treetar"},
 		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
 	{

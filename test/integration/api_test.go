@@ -22,6 +22,7 @@ func TestForkEvalExecKill(t *testing.T) {
 	t.Run("eval", func(t *testing.T) { testEval(t, d, boxes[0].ID) })
 	t.Run("exec", func(t *testing.T) { testExec(t, d, boxes[1].ID) })
 	t.Run("files", func(t *testing.T) { testFiles(t, d, boxes[2].ID) })
+	t.Run("trees", func(t *testing.T) { testTrees(t, d, boxes[2].ID) })
 	d.only(t, boxes...)
 	d.kill(t, boxes[0])
 	d.only(t, boxes[1:]...)

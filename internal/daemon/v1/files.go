@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -30,15 +31,26 @@ func (s *started) Write(p []byte) (int, error) {
 }
 
 func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
+	return a.download(w, r, "application/octet-stream", "read a file of", (*agentclient.Client).ReadFile)
+}
+
+// readTree answers with a directory as a tar archive, which the guest packs.
+func (a *api) readTree(w http.ResponseWriter, r *http.Request) error {
+	return a.download(w, r, apiv1.Tar, "read a directory of", (*agentclient.Client).ReadTree)
+}
+
+// download answers with what open opens in the guest.
+func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op string,
+	open func(_ *agentclient.Client, _ context.Context, path, user string) (io.ReadCloser, error)) error {
 	path, user, err := fileQuery(r)
 	if err != nil {
 		return err
 	}
 	out := &started{ResponseWriter: w}
-	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Type", contentType)
 	move := newTransfer(r.Context(), w, a.Limits.Stall)
-	err = a.onGuest(move.ctx, r, "read a file of", func(ctx context.Context, guest *agentclient.Client) error {
-		content, err := guest.ReadFile(ctx, path, user)
+	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
+		content, err := open(guest, ctx, path, user)
 		if err != nil {
 			return err
 		}
@@ -55,14 +67,25 @@ func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
+	return a.upload(w, r, maxUpload, "write a file of", (*agentclient.Client).WriteFile)
+}
+
+// writeTree has the guest unpack a tar archive in a directory.
+func (a *api) writeTree(w http.ResponseWriter, r *http.Request) error {
+	return a.upload(w, r, maxArchive, "write a directory of", (*agentclient.Client).WriteTree)
+}
+
+// upload gives the body, of at most limit bytes, to the guest.
+func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op string,
+	write func(_ *agentclient.Client, _ context.Context, path, user string, content io.Reader) error) error {
 	path, user, err := fileQuery(r)
 	if err != nil {
 		return err
 	}
-	body := http.MaxBytesReader(w, r.Body, maxUpload)
+	body := http.MaxBytesReader(w, r.Body, limit)
 	move := newTransfer(r.Context(), w, a.Limits.Stall)
-	err = a.onGuest(move.ctx, r, "write a file of", func(ctx context.Context, guest *agentclient.Client) error {
-		return guest.WriteFile(ctx, path, user, fromClient{move, body})
+	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
+		return write(guest, ctx, path, user, fromClient{move, body})
 	})
 	if err := move.end(err); err != nil {
 		return err

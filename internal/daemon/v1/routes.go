@@ -26,11 +26,13 @@ import (
 
 // Limits on requests.
 const (
-	maxBody      = 2 << 20 // bytes of a JSON body
-	maxUpload    = 1 << 30 // bytes of an uploaded file
-	maxOutput    = 8 << 20 // bytes kept of stdout and of stderr
-	maxArgs      = 4096    // arguments of a command
-	maxStdin     = 8 << 20 // bytes of its input
+	maxBody      = 2 << 20  // bytes of a JSON body
+	maxUpload    = 1 << 30  // bytes of an uploaded file
+	maxArchive   = 64 << 30 // bytes of an uploaded archive
+	maxDepth     = 64       // of a listing
+	maxOutput    = 8 << 20  // bytes kept of stdout and of stderr
+	maxArgs      = 4096     // arguments of a command
+	maxStdin     = 8 << 20  // bytes of its input
 	maxExecBody  = maxBody + maxStdin/3*4
 	maxExec      = time.Hour
 	maxUnwatched = 30 * 24 * time.Hour // of a command that is detached, or on a WebSocket
@@ -153,6 +155,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("PATCH /v1/sandboxes/{id}/labels", through(work, a.changeLabels))
 	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
 	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
+	handle("DELETE /v1/sandboxes/{id}/files", through(guests, a.removeFile))
+	handle("GET /v1/sandboxes/{id}/files/stat", through(guests, a.statFile))
+	handle("GET /v1/sandboxes/{id}/files/list", through(guests, a.listFiles))
+	handle("GET /v1/sandboxes/{id}/files/watch", through(guests, a.watchFiles))
+	handle("POST /v1/sandboxes/{id}/files/mkdir", through(guests, a.makeDir))
+	handle("POST /v1/sandboxes/{id}/files/move", through(guests, a.moveFile))
+	handle("GET /v1/sandboxes/{id}/archive", through(guests, a.readTree))
+	handle("PUT /v1/sandboxes/{id}/archive", through(guests, a.writeTree))
 	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
 	handle("POST /v1/sandboxes/{id}/ports/{port}/url", a.signPort)
 	handle("POST /v1/sandboxes/{id}/branch", through(work, a.branch))

@@ -27,15 +27,15 @@ func newDescriber() *describer {
 }
 
 // entry describes path. A link has the type and mode of what it leads to, and the permission string
-// of a link.
+// of a link. Names are text: what is no UTF-8 in them is replaced, for a message cannot carry it.
 func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
 	}
 	e := &filesystem.EntryInfo{
-		Name:         info.Name(),
-		Path:         path,
+		Name:         text(info.Name()),
+		Path:         text(path),
 		Size:         info.Size(),
 		Type:         fileType(info.Mode()),
 		Mode:         uint32(info.Mode().Perm()),
@@ -61,8 +61,10 @@ func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	}
 	if info.Mode()&fs.ModeSymlink != 0 {
 		if target, err := filepath.EvalSymlinks(path); err == nil {
+			target = text(target)
 			e.SymlinkTarget = &target
 		} else if target, err := os.Readlink(path); err == nil {
+			target = text(target)
 			e.SymlinkTarget = &target
 		}
 		if at, err := os.Stat(path); err == nil {
@@ -71,6 +73,8 @@ func (d *describer) entry(path string) (*filesystem.EntryInfo, error) {
 	}
 	return e, nil
 }
+
+func text(name string) string { return strings.ToValidUTF8(name, "\uFFFD") }
 
 // name returns the name of an account, or its number if it has none.
 func (d *describer) name(known map[uint32]string, id uint32, lookup func(string) (string, error)) string {

@@ -70,6 +70,8 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.HandleFunc("GET /files", s.handleRead)
 	mux.HandleFunc("POST /files", s.handleWrite)
+	mux.HandleFunc("GET /archive", s.handlePack)
+	mux.HandleFunc("POST /archive", s.handleUnpack)
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.cfg.Env.Vars()) })
 	mux.HandleFunc("GET /metrics", s.handleMetrics)
 	mux.HandleFunc("POST /init", s.handleInit)

@@ -150,7 +150,7 @@ func (w *watch) translate(n fsnotify.Event) bool {
 		if !n.Has(k.op) {
 			continue
 		}
-		ev := &filesystem.FilesystemEvent{Name: name, Type: k.event}
+		ev := &filesystem.FilesystemEvent{Name: text(name), Type: k.event}
 		if k.entry && w.entries {
 			ev.Entry, _ = newDescriber().entry(n.Name) // nil if it is gone already
 		}

@@ -20,6 +20,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
 	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
@@ -47,6 +48,7 @@ type Client struct {
 	envd  *http.Client
 	code  *http.Client
 	procs processconnect.ProcessClient
+	tree  filesystemconnect.FilesystemClient
 }
 
 // Hosts of the URLs that the client requests; the dial function ignores them.
@@ -63,6 +65,7 @@ func New(dial DialFunc) *Client {
 	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage),
 		connect.WithAcceptCompression("gzip", nil, nil)} // a message is bounded only as it is sent, not as it is unpacked
 	c.procs = processconnect.NewProcessClient(c.envd, envdURL, opts...)
+	c.tree = filesystemconnect.NewFilesystemClient(c.envd, envdURL, opts...)
 	return c
 }
 

@@ -1,0 +1,191 @@
+package v1
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// maxLook bounds calls that look at files or change names: the guest decides how long they take.
+const maxLook = 2 * time.Minute
+
+func fileOf(e agentclient.Entry) apiv1.File {
+	return apiv1.File{Name: e.Name, Path: e.Path, Type: e.Type, Size: e.Size, Mode: e.Mode, Permissions: e.Permissions,
+		Owner: e.Owner, Group: e.Group, Modified: e.Modified, LinkTarget: e.LinkTarget}
+}
+
+// onFiles calls f with a client of the guest for at most maxLook.
+func (a *api) onFiles(r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
+	ctx, cancel := context.WithTimeout(r.Context(), maxLook)
+	defer cancel()
+	return a.onGuest(ctx, r, op, f)
+}
+
+func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	var e agentclient.Entry
+	err = a.onFiles(r, "look at a file of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		e, err = guest.Stat(ctx, path, user)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, fileOf(e))
+}
+
+func (a *api) listFiles(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	depth := uint64(1)
+	if text := r.URL.Query().Get("depth"); text != "" {
+		if depth, err = strconv.ParseUint(text, 10, 32); err != nil || depth < 1 || depth > maxDepth {
+			return invalid.Errorf("depth", "%.100q: want 1 to %d", text, maxDepth)
+		}
+	}
+	var entries []agentclient.Entry
+	err = a.onFiles(r, "list files of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		entries, err = guest.List(ctx, path, user, uint32(depth))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	list := make([]apiv1.File, len(entries))
+	for i, e := range entries {
+		list[i] = fileOf(e)
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+func (a *api) makeDir(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.MakeDirRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if err := checkPath("path", req.Path); err != nil {
+		return err
+	}
+	var e agentclient.Entry
+	err := a.onFiles(r, "make a directory in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		e, err = guest.MakeDir(ctx, req.Path, req.Username)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusCreated, fileOf(e))
+}
+
+func (a *api) moveFile(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.MoveRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if err := errors.Join(checkPath("from", req.From), checkPath("to", req.To)); err != nil {
+		return err
+	}
+	var e agentclient.Entry
+	err := a.onFiles(r, "move a file of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		e, err = guest.Move(ctx, req.From, req.To, req.Username)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, fileOf(e))
+}
+
+func checkPath(field, path string) error {
+	if path == "" || strings.ContainsRune(path, 0) {
+		return invalid.Errorf(field, "%.100q: want a path without NUL bytes", path)
+	}
+	return nil
+}
+
+func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	err = a.onFiles(r, "remove a file of", func(ctx context.Context, guest *agentclient.Client) error {
+		return guest.Remove(ctx, path, user)
+	})
+	if err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// watchFiles streams what changes below a directory, until the client leaves or is too slow for the
+// limit of stalled transfers, the sandbox is taken away, or the daemon ends. The sandbox is in use
+// as long as that lasts.
+func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
+	path, user, err := fileQuery(r)
+	if err != nil {
+		return err
+	}
+	recursive, err := boolQuery(r, "recursive")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(a.Stopping, cancel)()
+	var out *sse // nil before the watch has begun
+	err = a.onGuest(ctx, r, "watch files of", func(ctx context.Context, guest *agentclient.Client) error {
+		ctx, cancel := context.WithCancel(ctx)
+		changes, ended := make(chan agentclient.Change), make(chan error, 1)
+		go func() {
+			ended <- guest.Watch(ctx, path, user, recursive, func(c agentclient.Change) error {
+				select {
+				case changes <- c:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+		}()
+		defer func() { cancel(); <-ended }()
+		for {
+			var err error
+			select {
+			case c := <-changes:
+				if out == nil {
+					out, c.Type = newSSE(w, a.Limits.Stall), apiv1.WatchBegun
+				}
+				err = out.send("", c.Type, apiv1.FileChange{Type: c.Type, Name: c.Name})
+			case <-time.After(a.Limits.Keepalive):
+				if out != nil {
+					err = out.write(":\n\n")
+				}
+			case err = <-ended:
+				ended <- err
+			}
+			if err != nil {
+				return err
+			}
+		}
+	})
+	switch {
+	case out == nil:
+		return err
+	case ctx.Err() == nil:
+		problem := problemOf(err)
+		_ = out.send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem}) // the client has gone if this fails
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+package envd
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// archiveTarget returns the path and the user that a request for an archive names. Its routes are
+// forkd's own; E2B's protocol has none.
+func (s *Server) archiveTarget(r *http.Request) (string, *userenv.User, error) {
+	u, err := s.cfg.Env.User(r.URL.Query().Get("username"))
+	if err != nil {
+		return "", nil, httpFailure{http.StatusUnauthorized, err}
+	}
+	return userenv.Path(u, r.URL.Query().Get("path")), u, nil
+}
+
+// handlePack answers with what is below a directory. What fails after the beginning breaks the
+// answer off.
+func (s *Server) handlePack(w http.ResponseWriter, r *http.Request) {
+	path, _, err := s.archiveTarget(r)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-tar")
+	if err := treetar.Pack(w, path); err != nil {
+		s.cfg.Log.Warnf("pack %s: %v", path, err)
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// handleUnpack makes what an archive holds in a directory, which is made if there is none. All that
+// it makes belongs to the user. What was made before an error stays.
+func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
+	path, u, err := s.archiveTarget(r)
+	if err == nil {
+		err = makeDirs(path, u)
+	}
+	if err == nil {
+		err = unpack(r, path, u)
+	}
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func unpack(r *http.Request, path string, u *userenv.User) error {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	to := treetar.Target{Root: root, Made: func(name string) error {
+		if u.Credential() == nil {
+			return nil // the agent's own user
+		}
+		return root.Lchown(name, int(u.UID), int(u.GID))
+	}}
+	err = treetar.Unpack(r.Body, to)
+	if err == nil || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	return failf(http.StatusBadRequest, "unpack in %s: %w", path, err)
+}

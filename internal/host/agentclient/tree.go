@@ -1,0 +1,145 @@
+package agentclient
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
+)
+
+// Entry describes a file, a directory or a link of a guest, as the guest says.
+type Entry struct {
+	Name, Path   string
+	Type         string // "file", "directory", "symlink" or "other"; of what a link leads to, if that is there
+	Size         int64
+	Mode         uint32 // permission bits
+	Permissions  string // such as "-rw-r--r--"
+	Owner, Group string
+	Modified     time.Time
+	LinkTarget   string // of a link: where it leads in the end
+}
+
+func entryOf(e *filesystem.EntryInfo) Entry {
+	kind := "other"
+	switch e.GetType() {
+	case filesystem.FileType_FILE_TYPE_FILE:
+		kind = "file"
+	case filesystem.FileType_FILE_TYPE_DIRECTORY:
+		kind = "directory"
+	case filesystem.FileType_FILE_TYPE_SYMLINK:
+		kind = "symlink"
+	}
+	return Entry{Name: e.GetName(), Path: e.GetPath(), Type: kind, Size: e.GetSize(), Mode: e.GetMode(), Permissions: e.GetPermissions(),
+		Owner: e.GetOwner(), Group: e.GetGroup(), Modified: e.GetModifiedTime().AsTime(), LinkTarget: e.GetSymlinkTarget()}
+}
+
+// asUser makes a request of a message.
+func asUser[T any](user string, message *T) *connect.Request[T] {
+	req := connect.NewRequest(message)
+	setUser(req.Header(), user)
+	return req
+}
+
+// Stat describes a path of the guest.
+func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
+	resp, err := c.tree.Stat(ctx, asUser(user, &filesystem.StatRequest{Path: path}))
+	if err != nil {
+		return Entry{}, remote("stat "+path, err)
+	}
+	return entryOf(resp.Msg.GetEntry()), nil
+}
+
+// List describes what is in a directory of the guest, and below it to a depth; 1 is the directory
+// alone.
+func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
+	resp, err := c.tree.ListDir(ctx, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
+	if err != nil {
+		return nil, remote("list "+path, err)
+	}
+	list := make([]Entry, len(resp.Msg.GetEntries()))
+	for i, e := range resp.Msg.GetEntries() {
+		list[i] = entryOf(e)
+	}
+	return list, nil
+}
+
+// MakeDir makes a directory of the guest, and its parents. The error has CodeExists if it is there.
+func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
+	resp, err := c.tree.MakeDir(ctx, asUser(user, &filesystem.MakeDirRequest{Path: path}))
+	if err != nil {
+		return Entry{}, remote("make directory "+path, err)
+	}
+	return entryOf(resp.Msg.GetEntry()), nil
+}
+
+// Move gives a file or directory of the guest another path, making its parents.
+func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error) {
+	resp, err := c.tree.Move(ctx, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
+	if err != nil {
+		return Entry{}, remote("move "+from, err)
+	}
+	return entryOf(resp.Msg.GetEntry()), nil
+}
+
+// Remove removes a path of the guest with everything below it; one that is not there is removed
+// already.
+func (c *Client) Remove(ctx context.Context, path, user string) error {
+	if _, err := c.tree.Remove(ctx, asUser(user, &filesystem.RemoveRequest{Path: path})); err != nil {
+		return remote("remove "+path, err)
+	}
+	return nil
+}
+
+// Change is one change below a directory of a guest.
+type Change struct {
+	Type string // "create", "write", "remove", "rename" or "chmod"
+	Name string // relative to the directory
+}
+
+// Watch calls f with what changes in a directory of the guest, and below it if recursive, until ctx
+// ends, f returns an error, which it returns, or the guest ends the watch. f is called with a zero
+// Change when the watch has begun.
+func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f func(Change) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	op := "watch " + path
+	stream, err := c.tree.WatchDir(ctx, asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
+	if err != nil {
+		return remote(op, err)
+	}
+	defer stream.Close()
+	for stream.Receive() {
+		change := Change{}
+		switch e := stream.Msg().GetEvent().(type) {
+		case *filesystem.WatchDirResponse_Start:
+		case *filesystem.WatchDirResponse_Filesystem:
+			change = Change{Type: changeType(e.Filesystem.GetType()), Name: e.Filesystem.GetName()}
+		default:
+			continue
+		}
+		if err := f(change); err != nil {
+			return err
+		}
+	}
+	if err := stream.Err(); err != nil {
+		return remote(op, err)
+	}
+	return fmt.Errorf("%s: the guest has ended the watch", op)
+}
+
+func changeType(t filesystem.EventType) string {
+	switch t {
+	case filesystem.EventType_EVENT_TYPE_CREATE:
+		return "create"
+	case filesystem.EventType_EVENT_TYPE_REMOVE:
+		return "remove"
+	case filesystem.EventType_EVENT_TYPE_RENAME:
+		return "rename"
+	case filesystem.EventType_EVENT_TYPE_CHMOD:
+		return "chmod"
+	}
+	return "write" // also what this host does not know: something is other than before
+}

@@ -1,0 +1,229 @@
+// Package treetar carries directories as tar archives: it packs what is below one, and unpacks an
+// archive that nobody trusts beneath one. It runs at both ends, on the host and in the guest.
+//
+// Unpack makes files, directories and links, and nothing else: no devices, no owners, no bits but
+// permissions. Nothing that an archive says leads out of the directory, which is an os.Root; a
+// symbolic link may point out of it, but nothing is written by way of it. The package compresses
+// nothing, and keeps neither sparse files nor extended attributes.
+package treetar
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Bounds on what Unpack makes of one archive, so that an endless one ends before the disk is full of
+// it. A sparse entry of a few bytes may claim to be of any size.
+const (
+	MaxBytes   = 64 << 30 // of content
+	MaxEntries = 4 << 20
+)
+
+// Pack writes what is below dir to w as an archive, with permissions and times; dir itself is none
+// of its entries. If dir is a file, that is the only entry. Pipes and devices are named only. A file
+// that is written meanwhile has the length that it began with, and
+// zeros where it became shorter.
+func Pack(w io.Writer, dir string) error {
+	out := tar.NewWriter(w)
+	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
+		rel := ""
+		if err == nil {
+			rel, err = filepath.Rel(dir, name)
+		}
+		switch {
+		case err != nil && name != dir && errors.Is(err, fs.ErrNotExist):
+			return nil // removed meanwhile
+		case err != nil:
+			return err
+		case rel == "." && e.IsDir():
+			return nil
+		case rel == ".":
+			rel = filepath.Base(name)
+		}
+		err = packEntry(out, name, filepath.ToSlash(rel), e)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return errors.Join(err, out.Close())
+}
+
+func packEntry(out *tar.Writer, name, rel string, e fs.DirEntry) error {
+	info, err := e.Info()
+	if err != nil {
+		return err
+	}
+	h := &tar.Header{Name: rel, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime().Round(time.Second)}
+	switch info.Mode().Type() {
+	case fs.ModeDir:
+		h.Typeflag, h.Name = tar.TypeDir, rel+"/"
+		return out.WriteHeader(h)
+	case fs.ModeSymlink:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = os.Readlink(name); err != nil {
+			return err
+		}
+		return out.WriteHeader(h)
+	case fs.ModeNamedPipe: // so that who unpacks it can say that it is left out
+		h.Typeflag = tar.TypeFifo
+		return out.WriteHeader(h)
+	case fs.ModeDevice, fs.ModeDevice | fs.ModeCharDevice:
+		h.Typeflag = tar.TypeChar
+		return out.WriteHeader(h)
+	case 0:
+	default:
+		return nil // a socket, which archives do not have
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	if err := out.WriteHeader(h); err != nil {
+		return err
+	}
+	n, err := io.Copy(out, io.LimitReader(f, h.Size))
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyN(out, zeros{}, h.Size-n)
+	return err
+}
+
+// zeros is an endless reader of them.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// Target is where Unpack makes files.
+type Target struct {
+	Root *os.Root
+	Left func(name string)       // told of an entry that is left out for what it is; nil: nobody is
+	Made func(name string) error // told of what was made, directories too; nil: nobody is
+}
+
+// Unpack makes the entries of an archive. One that is there already is replaced, but a directory is
+// added to. Where it fails, what was made until then stays.
+func Unpack(r io.Reader, to Target) error {
+	in := tar.NewReader(r)
+	left, entries := int64(MaxBytes), 0
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, io.LimitReader(r, maxPadding)) // what fills the archive's last block
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		if entries++; entries > MaxEntries {
+			return fmt.Errorf("the archive has more than %d entries", MaxEntries)
+		}
+		if left -= h.Size; h.Size > 0 && left < 0 {
+			return fmt.Errorf("the archive has more than %d GiB of content", MaxBytes>>30)
+		}
+		if err := to.unpack(h, in); err != nil {
+			return err
+		}
+	}
+}
+
+// maxPadding is how much may follow the end of an archive, in bytes: programs fill up to their block
+// size, which is seldom more than 10 KiB.
+const maxPadding = 1 << 20
+
+func (t *Target) unpack(h *tar.Header, content io.Reader) error {
+	name, mode := filepath.Clean(strings.TrimLeft(h.Name, "/")), h.FileInfo().Mode().Perm()
+	if name == "." {
+		return nil
+	}
+	if err := t.mkdirs(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	var err error
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return t.mkdirs(name, mode|0o700)
+	case tar.TypeReg, tar.TypeGNUSparse:
+		err = t.file(name, mode, h.ModTime, content)
+	case tar.TypeSymlink:
+		if err = t.remove(name); err == nil {
+			err = t.Root.Symlink(h.Linkname, name)
+		}
+	case tar.TypeLink:
+		if err = t.remove(name); err == nil {
+			err = t.Root.Link(filepath.Clean(strings.TrimLeft(h.Linkname, "/")), name)
+		}
+	default:
+		if t.Left != nil {
+			t.Left(h.Name)
+		}
+		return nil
+	}
+	if err == nil && t.Made != nil {
+		err = t.Made(name)
+	}
+	return err
+}
+
+// mkdirs makes a directory and its missing parents.
+func (t *Target) mkdirs(name string, mode fs.FileMode) error {
+	info, err := t.Root.Stat(name)
+	switch {
+	case err == nil && info.IsDir():
+		return nil
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err // such as a link that leads out
+	}
+	if parent := filepath.Dir(name); parent != name && parent != "." {
+		if err := t.mkdirs(parent, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := t.Root.Mkdir(name, mode); err != nil {
+		return err
+	}
+	if t.Made != nil {
+		return t.Made(name)
+	}
+	return nil
+}
+
+// remove makes room for a new entry. Opening what is there instead could write through a link, or
+// wait for the reader of a pipe.
+func (t *Target) remove(name string) error {
+	if err := t.Root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (t *Target) file(name string, mode fs.FileMode, modified time.Time, content io.Reader) error {
+	if err := t.remove(name); err != nil {
+		return err
+	}
+	f, err := t.Root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, content)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if modified.Unix() <= 0 {
+		return nil // an archive without times
+	}
+	return t.Root.Chtimes(name, modified, modified)
+}
