@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/daemon/once"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -102,6 +103,10 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	answers, err := once.Open(filepath.Join(dir, "once"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.AuditLog = filepath.Join(dir, "audit.log")
 	log, err := audit.Open(r.AuditLog)
 	if err != nil {
@@ -111,7 +116,7 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := v1.New(v1.Config{Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
+	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
 	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: apitest.Checked(t, api), Manager: m, Guard: guard, Keys: keys,

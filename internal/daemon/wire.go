@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
+	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/embedded"
@@ -124,7 +125,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	if err := w.cgroups.Sweep(needed); err != nil {
 		cfg.Log.Warn("cgroups of an earlier daemon are left", "error", err)
 	}
-	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
+	workspaces, answers, err := w.openBooks(&cfg, dataDir)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	api := v1.New(v1.Config{
-		Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
+		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
@@ -163,6 +164,16 @@ func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.
 	}
 	keys, err = auth.OpenKeys(filepath.Join(dir, "tokens.key"))
 	return links, keys, err
+}
+
+// openBooks opens what the daemon remembers of sandboxes besides their records.
+func (w *wired) openBooks(cfg *Config, dataDir string) (*workspace.Set, *once.Book, error) {
+	workspaces, err := workspace.Open(filepath.Join(dataDir, "workspaces"), w.manager, cfg.Log)
+	if err != nil {
+		return nil, nil, err
+	}
+	answers, err := once.Open(filepath.Join(cfg.StateDir, "once"))
+	return workspaces, answers, err
 }
 
 // gauges are the metrics that are counted when somebody asks.

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -93,6 +94,10 @@ func codeOf(err error) code {
 			return codeWorkspaceExists
 		}
 		return codeNoWorkspace
+	case errors.Is(err, once.ErrOther):
+		return codeKeyReused
+	case errors.Is(err, once.ErrUnknown):
+		return codeOutcomeUnknown
 	case errors.Is(err, syscall.ENOSPC):
 		return codeNoSpace
 	case errors.As(err, &tooLarge):

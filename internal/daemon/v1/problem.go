@@ -40,7 +40,9 @@ const (
 	codeSnapshotInUse    code = "snapshot_in_use"
 	codeSnapshotUnusable code = "snapshot_unusable"
 	codeWorkspaceExists  code = "workspace_exists"
+	codeOutcomeUnknown   code = "outcome_unknown"
 	codeTooLarge         code = "body_too_large"
+	codeKeyReused        code = "idempotency_key_reused"
 	codeUpgrade          code = "upgrade_required"
 	codeRate             code = "too_many_requests"
 	codeMaxSandboxes     code = sandbox.CodeMaxSandboxes
@@ -94,19 +96,23 @@ var problems = map[code]problem{
 		"end what uses it first; cascade or force concern snapshots that build on it", 0},
 	codeSnapshotUnusable: {http.StatusConflict, "The snapshot cannot be used", "verify the snapshot, and make it again on this host", 0},
 	codeWorkspaceExists:  {http.StatusConflict, "The name is taken", "delete the workspace first, or choose another name", 0},
-	codeTooLarge:         {http.StatusRequestEntityTooLarge, "The body is too large", "send less at once", 0},
-	codeUpgrade:          {http.StatusUpgradeRequired, "The request must ask for an upgrade", "send the headers Connection and Upgrade as the documentation says", 0},
-	codeRate:             {http.StatusTooManyRequests, "More than this client may", "wait, or end something first", later},
-	codeMaxSandboxes:     {http.StatusTooManyRequests, "The daemon takes no more sandboxes", "end or suspend sandboxes, or raise --max-sandboxes", later},
-	codeMaxVCPUs:         {http.StatusTooManyRequests, "The daemon takes no more vCPUs", "end or suspend sandboxes, or raise --vcpu-overcommit", later},
-	codeOwnSandboxes:     {http.StatusTooManyRequests, "The token has all the sandboxes that it may", "end some that were forked with it", later},
-	codeInternal:         {http.StatusInternalServerError, "The daemon failed", "look at the log of the daemon, and run 'forkd doctor'", 0},
-	codeGuestFailed:      {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
-	codeBusy:             {http.StatusServiceUnavailable, "Too much at once", "try again", soon},
-	codeHostMemory:       {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
-	codeHostDisk:         {http.StatusServiceUnavailable, "The host has too little free disk", "remove snapshots or sandboxes (see forkd df)", later},
-	codeTimeout:          {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
-	codeNoSpace:          {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
+	codeOutcomeUnknown: {http.StatusConflict, "Nobody knows what became of the first request",
+		"look whether what it was to make is there, then ask again with another Idempotency-Key", 0},
+	codeTooLarge: {http.StatusRequestEntityTooLarge, "The body is too large", "send less at once", 0},
+	codeKeyReused: {http.StatusUnprocessableEntity, "The Idempotency-Key was used for another request",
+		"use a new key for every request, and the same only to ask again", 0},
+	codeUpgrade:      {http.StatusUpgradeRequired, "The request must ask for an upgrade", "send the headers Connection and Upgrade as the documentation says", 0},
+	codeRate:         {http.StatusTooManyRequests, "More than this client may", "wait, or end something first", later},
+	codeMaxSandboxes: {http.StatusTooManyRequests, "The daemon takes no more sandboxes", "end or suspend sandboxes, or raise --max-sandboxes", later},
+	codeMaxVCPUs:     {http.StatusTooManyRequests, "The daemon takes no more vCPUs", "end or suspend sandboxes, or raise --vcpu-overcommit", later},
+	codeOwnSandboxes: {http.StatusTooManyRequests, "The token has all the sandboxes that it may", "end some that were forked with it", later},
+	codeInternal:     {http.StatusInternalServerError, "The daemon failed", "look at the log of the daemon, and run 'forkd doctor'", 0},
+	codeGuestFailed:  {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
+	codeBusy:         {http.StatusServiceUnavailable, "Too much at once", "try again", soon},
+	codeHostMemory:   {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
+	codeHostDisk:     {http.StatusServiceUnavailable, "The host has too little free disk", "remove snapshots or sandboxes (see forkd df)", later},
+	codeTimeout:      {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
+	codeNoSpace:      {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
 }
 
 // problemDocs is where the codes are described; a problem's type is its section there.

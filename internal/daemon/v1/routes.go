@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -46,6 +47,7 @@ const (
 // Config is what the API serves.
 type Config struct {
 	Manager    *sandbox.Manager
+	Once       *once.Book // answers to requests that are not to be carried out twice
 	Baker      *bake.Baker
 	Workspaces *workspace.Set
 	Metrics    http.Handler
@@ -122,14 +124,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("GET /docs", documentPage)
 	handle("GET /metrics", func(w http.ResponseWriter, r *http.Request) error { cfg.Metrics.ServeHTTP(w, r); return nil })
 	handle("GET /v1/snapshots", a.listSnapshots)
-	handle("POST /v1/snapshots", through(work, a.createSnapshot))
+	handle("POST /v1/snapshots", a.once(through(work, a.createSnapshot)))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
 	handle("GET /v1/snapshots/{tag}/info", a.snapshotInfo)
 	handle("POST /v1/snapshots/{tag}/compact", through(work, a.compactSnapshot))
 	handle("POST /v1/snapshots/{tag}/verify", through(work, a.verifySnapshot))
-	handle("POST /v1/forks", through(work, a.fork))
+	handle("POST /v1/forks", a.once(through(work, a.fork)))
 	handle("GET /v1/sandboxes", a.listSandboxes)
-	handle("POST /v1/sandboxes", through(work, a.createSandboxes))
+	handle("POST /v1/sandboxes", a.once(through(work, a.createSandboxes)))
 	handle("GET /v1/sandboxes/{id}", a.getSandbox)
 	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
 	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
@@ -165,14 +167,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("PUT /v1/sandboxes/{id}/archive", through(guests, a.writeTree))
 	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
 	handle("POST /v1/sandboxes/{id}/ports/{port}/url", a.signPort)
-	handle("POST /v1/sandboxes/{id}/branch", through(work, a.branch))
+	handle("POST /v1/sandboxes/{id}/branch", a.once(through(work, a.branch)))
 	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
 	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
 	handle("GET /v1/events", through(newGate(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
 	handle("GET /v1/workspaces", a.listWorkspaces)
-	handle("POST /v1/workspaces", through(work, a.createWorkspace))
+	handle("POST /v1/workspaces", a.once(through(work, a.createWorkspace)))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)
 	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))

@@ -1,0 +1,230 @@
+// Package once remembers the answers to requests that must not be carried out twice, for clients that
+// ask again because they did not get the first answer.
+//
+// An answer is kept for a day, in a file, so that a new daemon has it too. A request is written down
+// before it is carried out: if the daemon dies in between, whoever asks again is told that nobody
+// knows what became of it. The package knows nothing of HTTP but a status; what counts as the same
+// request is decided by the caller.
+package once
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// Bounds on what is kept: the oldest answers go first.
+const (
+	Keep       = 24 * time.Hour
+	maxAnswers = 4096
+	maxBytes   = 64 << 20
+)
+
+// Why a request was not carried out.
+var (
+	ErrOther   = errors.New("the key was used for another request")
+	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
+)
+
+// Key names a request, and Request tells it from others of the same name. Both are digests.
+type (
+	Key     [32]byte
+	Request [32]byte
+)
+
+// Answer is what a request was answered with.
+type Answer struct {
+	Status int             `json:"status"`
+	Body   json.RawMessage `json:"body"`
+}
+
+// page is the content of a file. One that has no answer was begun.
+type page struct {
+	At      time.Time `json:"at"`
+	Request string    `json:"request"`
+	Answer  *Answer   `json:"answer,omitempty"`
+}
+
+// kept is a page in the index.
+type kept struct {
+	key   Key
+	at    time.Time
+	bytes int64
+}
+
+// Book has the answers of one daemon. Its methods may be called concurrently.
+type Book struct {
+	dir string
+	now func() time.Time
+
+	mu    sync.Mutex
+	under map[Key]chan struct{} // requests under way; closed at their end
+	index []kept                // of the files, oldest first
+}
+
+// Open returns the book in dir, which is made if there is none. Pages that cannot be read are
+// dropped.
+func Open(dir string) (*Book, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open the book of answers: %w", err)
+	}
+	b := &Book{dir: dir, now: time.Now, under: make(map[Key]chan struct{})}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the book of answers: %w", err)
+	}
+	for _, f := range files {
+		name, _ := strings.CutSuffix(f.Name(), ".json")
+		digest, err := hex.DecodeString(name)
+		key := Key{}
+		if err != nil || len(digest) != len(key) {
+			os.Remove(filepath.Join(dir, f.Name())) // what a write that was cut off has left
+			continue
+		}
+		copy(key[:], digest)
+		p, err := b.read(key)
+		info, infoErr := f.Info()
+		if err != nil || infoErr != nil {
+			os.Remove(b.path(key))
+			continue
+		}
+		b.index = append(b.index, kept{key, p.At, info.Size()})
+	}
+	slices.SortFunc(b.index, func(x, y kept) int { return x.at.Compare(y.at) })
+	b.pruneLocked()
+	return b, nil
+}
+
+func (b *Book) path(key Key) string { return filepath.Join(b.dir, hex.EncodeToString(key[:])+".json") }
+
+func (b *Book) read(key Key) (p page, err error) {
+	text, err := os.ReadFile(b.path(key))
+	if err == nil {
+		err = json.Unmarshal(text, &p)
+	}
+	return p, err
+}
+
+// Do carries a request out, or returns the answer that an earlier one of the same key got; again
+// says so. One that is under way is waited for. An answer counts if do returns no error; else
+// nothing is remembered, and the next one is carried out. The error is that of do or of ctx, one of
+// the variables above, or that of a file.
+func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answer, error)) (a Answer, again bool, err error) {
+	for {
+		known, wait, err := b.begin(key, request)
+		switch {
+		case err != nil:
+			return a, false, err
+		case known != nil:
+			return *known, true, nil
+		case wait == nil:
+			a, err = b.carryOut(key, request, do)
+			return a, false, err
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return a, false, ctx.Err()
+		}
+	}
+}
+
+// begin returns the answer that there is, or what to wait for. If it returns neither, the request is
+// the caller's to carry out.
+func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p, err := b.read(key)
+	switch {
+	case err == nil && b.now().Sub(p.At) < Keep:
+		if p.Request != hex.EncodeToString(request[:]) {
+			return nil, nil, ErrOther
+		}
+	case err == nil, errors.Is(err, os.ErrNotExist):
+		p = page{}
+	default:
+		return nil, nil, fmt.Errorf("read an earlier answer: %w", err)
+	}
+	if done := b.under[key]; done != nil {
+		return nil, done, nil
+	}
+	switch {
+	case p.Answer != nil:
+		return p.Answer, nil, nil
+	case p.Request != "":
+		return nil, nil, ErrUnknown
+	}
+	b.under[key] = make(chan struct{})
+	if err := b.writeLocked(key, request, nil); err != nil {
+		delete(b.under, key)
+		return nil, nil, err
+	}
+	return nil, nil, nil
+}
+
+// carryOut does what begin has written down.
+func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a Answer, err error) {
+	err = errors.New("panic")
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if err != nil {
+			b.dropLocked(key)
+		} else {
+			_ = b.writeLocked(key, request, &a) // it was carried out; who asks again is told ErrUnknown
+		}
+		close(b.under[key])
+		delete(b.under, key)
+	}()
+	a, err = do()
+	return a, err
+}
+
+func (b *Book) writeLocked(key Key, request Request, a *Answer) error {
+	p := page{At: b.now().UTC(), Request: hex.EncodeToString(request[:]), Answer: a}
+	text, err := json.Marshal(p)
+	if err == nil {
+		err = atomicfile.Write(b.path(key), text, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("remember an answer: %w", err)
+	}
+	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
+	b.index = append(b.index, kept{key, p.At, int64(len(text))})
+	b.pruneLocked()
+	return nil
+}
+
+func (b *Book) dropLocked(key Key) {
+	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
+	os.Remove(b.path(key))
+}
+
+// pruneLocked removes what is too old or too much. Requests under way stay.
+func (b *Book) pruneLocked() {
+	total := int64(0)
+	for _, k := range b.index {
+		total += k.bytes
+	}
+	count := len(b.index)
+	b.index = slices.DeleteFunc(b.index, func(k kept) bool {
+		tooOld, tooMuch := b.now().Sub(k.at) >= Keep, total > maxBytes || count > maxAnswers
+		if b.under[k.key] != nil || !tooOld && !tooMuch {
+			return false
+		}
+		os.Remove(b.path(k.key))
+		total -= k.bytes
+		count--
+		return true
+	})
+}

@@ -1,0 +1,132 @@
+package once
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func open(t *testing.T, dir string) *Book {
+	t.Helper()
+	b, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// made answers with n.
+func made(n string) func() (Answer, error) {
+	return func() (Answer, error) { return Answer{Status: 201, Body: json.RawMessage(n)}, nil }
+}
+
+func check(t *testing.T, b *Book, key Key, request Request, do func() (Answer, error), want string, wantAgain bool) {
+	t.Helper()
+	a, again, err := b.Do(t.Context(), key, request, do)
+	if err != nil || string(a.Body) != want || a.Status != 201 || again != wantAgain {
+		t.Errorf("%d %s, again %v, %v; want %s, %v", a.Status, a.Body, again, err, want, wantAgain)
+	}
+}
+
+func TestOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "once")
+	b := open(t, dir)
+	check(t, b, Key{1}, Request{1}, made("1"), "1", false)
+	check(t, b, Key{1}, Request{1}, made("2"), "1", true)
+	check(t, b, Key{2}, Request{1}, made("3"), "3", false)
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{2}, made("4")); !errors.Is(err, ErrOther) {
+		t.Errorf("another request: %v", err)
+	}
+	failed := errors.New("no")
+	if _, _, err := b.Do(t.Context(), Key{3}, Request{1}, func() (Answer, error) { return Answer{}, failed }); !errors.Is(err, failed) {
+		t.Errorf("a failure: %v", err)
+	}
+	check(t, b, Key{3}, Request{2}, made("5"), "5", false)
+	b = open(t, dir) // another daemon
+	check(t, b, Key{1}, Request{1}, made("6"), "1", true)
+	b.now = func() time.Time { return time.Now().Add(Keep) }
+	check(t, b, Key{1}, Request{2}, made("7"), "7", false)
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("a day later: %v, %v", files, err)
+	}
+}
+
+// What was begun when the daemon died is not carried out again, and nobody invents an answer.
+func TestUnknownOutcome(t *testing.T) {
+	dir := t.TempDir()
+	b := open(t, dir)
+	if known, wait, err := b.begin(Key{1}, Request{1}); known != nil || wait != nil || err != nil {
+		t.Fatal(known, wait, err)
+	}
+	for name, content := range map[string]string{"half": "", strings.Repeat("ab", 32) + ".json": "{"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b = open(t, dir)
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("1")); !errors.Is(err, ErrUnknown) {
+		t.Errorf("asked again: %v", err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Errorf("left: %v, %v", files, err)
+	}
+}
+
+// Whoever asks while the first is under way waits for its answer, or does it if that failed.
+func TestUnderWay(t *testing.T) {
+	b := open(t, t.TempDir())
+	for _, fails := range []bool{false, true} {
+		key := Key{1}
+		if fails {
+			key = Key{2}
+		}
+		begun, finish := make(chan bool), make(chan bool)
+		go func() {
+			defer func() { recover() }() // a handler that gives up panics
+			b.Do(context.Background(), key, Request{1}, func() (Answer, error) {
+				close(begun)
+				if <-finish; fails {
+					panic("gives up")
+				}
+				return made("1")()
+			})
+		}()
+		<-begun
+		if _, _, err := b.Do(t.Context(), key, Request{2}, made("2")); !errors.Is(err, ErrOther) {
+			t.Errorf("another request meanwhile: %v", err)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, _, err := b.Do(ended, key, Request{1}, made("2")); !errors.Is(err, context.Canceled) {
+			t.Errorf("who does not wait: %v", err)
+		}
+		answered := make(chan Answer)
+		go func() {
+			a, _, _ := b.Do(context.Background(), key, Request{1}, made("3"))
+			answered <- a
+		}()
+		close(finish)
+		want := "1"
+		if fails {
+			want = "3"
+		}
+		if a := <-answered; string(a.Body) != want {
+			t.Errorf("fails %v: the second got %s, want %s", fails, a.Body, want)
+		}
+	}
+}
+
+func TestOldestGoFirst(t *testing.T) {
+	b := open(t, t.TempDir())
+	big := `"` + strings.Repeat("x", maxBytes/4) + `"`
+	for i := range 5 {
+		check(t, b, Key{byte(i)}, Request{}, made(big), big, false)
+	}
+	check(t, b, Key{4}, Request{}, made("1"), big, true)
+	check(t, b, Key{0}, Request{}, made("1"), "1", false)
+}

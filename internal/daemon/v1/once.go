@@ -1,0 +1,77 @@
+package v1
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// onceHeader names a request that is to be carried out once, by the IETF draft
+// draft-ietf-httpapi-idempotency-key-header.
+const onceHeader = "Idempotency-Key"
+
+var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
+
+// once lets a handler that makes something be called with an Idempotency-Key: the same key and body
+// of the same client to the same path get the first answer again. Only successes are remembered.
+func (a *api) once(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if len(r.Header.Values(onceHeader)) == 0 {
+			return h(w, r)
+		}
+		name := r.Header.Get(onceHeader)
+		if !onceKey.MatchString(name) {
+			return invalid.Errorf(onceHeader, "%.300q: want 1 to 255 visible ASCII characters", name)
+		}
+		body, err := readAll(w, r)
+		if err != nil {
+			return err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		key := sha256.Sum256(fmt.Appendf(nil, "%s\n%s %s\n%s", auth.From(r.Context()).Who, r.Method, r.URL.EscapedPath(), name))
+		answer, again, err := a.Once.Do(r.Context(), key, sha256.Sum256(body), func() (once.Answer, error) {
+			held := &heldAnswer{header: http.Header{}, status: http.StatusOK}
+			if err := h(held, r); err != nil {
+				return once.Answer{}, err
+			}
+			return once.Answer{Status: held.status, Body: held.body.Bytes()}, nil
+		})
+		if err != nil {
+			return err
+		}
+		if again {
+			w.Header().Set("Idempotency-Replayed", "true")
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(answer.Status)
+		_, _ = w.Write(append(bytes.TrimRight(answer.Body, "\n"), '\n')) // the client has gone if this fails
+		return nil
+	}
+}
+
+// readAll reads a body like that of readJSON.
+func readAll(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
+	defer rc.SetReadDeadline(time.Time{})
+	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+}
+
+// heldAnswer keeps an answer in memory.
+type heldAnswer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (h *heldAnswer) Header() http.Header         { return h.header }
+func (h *heldAnswer) WriteHeader(status int)      { h.status = status }
+func (h *heldAnswer) Write(p []byte) (int, error) { return h.body.Write(p) }

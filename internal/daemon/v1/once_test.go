@@ -1,0 +1,63 @@
+package v1_test
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+func TestIdempotencyKey(t *testing.T) {
+	cl, url, id := forked(t)
+	send := func(path, key, body string) (status int, answer string, replayed bool) {
+		t.Helper()
+		req, err := http.NewRequest(http.MethodPost, url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+apirig.Token)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", key)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		p, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(p), resp.Header.Get("Idempotency-Replayed") == "true"
+	}
+	const fork = `{"snapshot_tag":"a.b","n":2}`
+	status, first, replayed := send("/v1/forks", "k1", fork)
+	if status != http.StatusCreated || replayed {
+		t.Fatalf("%d %s", status, first)
+	}
+	if status, again, replayed := send("/v1/forks", "k1", fork); status != http.StatusCreated || again != first || !replayed {
+		t.Errorf("again: %d %s, replayed %v; want %s", status, again, replayed, first)
+	}
+	if list, err := cl.Sandboxes(t.Context()); err != nil || len(list) != 3 {
+		t.Errorf("%d sandboxes, %v", len(list), err)
+	}
+	for _, c := range []struct {
+		path, key, body string
+		status          int
+		code            string
+	}{
+		{"/v1/forks", "k1", `{"snapshot_tag":"a.b"}`, 422, "idempotency_key_reused"},
+		{"/v1/sandboxes", "k1", fork, 201, ""}, // another path
+		{"/v1/forks", "k2", `{"snapshot_tag":"none"}`, 404, "snapshot_not_found"},
+		{"/v1/forks", "k2", fork, 201, ""}, // nothing was made under it
+		{"/v1/forks", "a b", fork, 400, "invalid_field"},
+		{"/v1/forks", strings.Repeat("x", 256), fork, 400, "invalid_field"},
+		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""},
+		{"/v1/sandboxes/" + id + "/branch", "k1", `{"tag":"b1"}`, 201, ""}, // without the key it would be 409
+	} {
+		if status, answer, _ := send(c.path, c.key, c.body); status != c.status || !strings.Contains(answer, c.code) {
+			t.Errorf("%s %.20s %s: %d %s, want %d %s", c.path, c.key, c.body, status, answer, c.status, c.code)
+		}
+	}
+}
