@@ -96,6 +96,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
-	root.AddCommand(newEventsCmd(), newLabelCmd())
+	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd())
 	return root
 }

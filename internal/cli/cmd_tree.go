@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+func newTreeCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "tree",
+		Short: "Show which snapshots and sandboxes come from which",
+		Long: "A sandbox stands below the snapshot that it runs from, and a branch below the sandbox that it was made of; where\n" +
+			"that is gone, below its snapshot.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				snapshots, err := cl.Snapshots(ctx)
+				if err != nil {
+					return err
+				}
+				sandboxes, err := cl.Sandboxes(ctx)
+				if err != nil {
+					return err
+				}
+				roots := family(snapshots, sandboxes)
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), roots)
+				}
+				return printFamily(cmd.OutOrStdout(), roots, "")
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+// relative is a snapshot or a sandbox, and what comes from it.
+type relative struct {
+	Tag      string      `json:"tag,omitempty"`
+	ID       string      `json:"id,omitempty"`
+	State    string      `json:"state"` // of a sandbox, or the status of a snapshot
+	Children []*relative `json:"children,omitempty"`
+}
+
+// family arranges snapshots and sandboxes. Whatever a daemon says, each is in it once.
+func family(snapshots []client.Snapshot, sandboxes []client.Sandbox) (roots []*relative) {
+	byTag, byID := map[string]*relative{}, map[string]*relative{}
+	for _, s := range snapshots {
+		byTag[s.Tag] = &relative{Tag: s.Tag, State: s.Status}
+	}
+	for _, s := range sandboxes {
+		box := &relative{ID: s.ID, State: s.State}
+		byID[s.ID] = box
+		if parent := byTag[s.SnapshotTag]; parent != nil {
+			parent.Children = append(parent.Children, box)
+		} else {
+			roots = append(roots, box)
+		}
+	}
+	for _, s := range snapshots {
+		own := byTag[s.Tag]
+		parent := byID[s.SandboxID]
+		if parent == nil || contains(own, parent) { // a sandbox that was rolled back to its own branch
+			parent = byTag[s.BranchedFrom]
+		}
+		if parent == nil || contains(own, parent) {
+			roots = append(roots, own)
+		} else {
+			parent.Children = append(parent.Children, own)
+		}
+	}
+	return roots
+}
+
+func contains(tree, r *relative) bool {
+	if tree == r {
+		return true
+	}
+	for _, c := range tree.Children {
+		if contains(c, r) {
+			return true
+		}
+	}
+	return false
+}
+
+func printFamily(w io.Writer, list []*relative, indent string) error {
+	for i, r := range list {
+		branch, below := "├─ ", "│  "
+		if i == len(list)-1 {
+			branch, below = "└─ ", "   "
+		}
+		if indent == "" {
+			branch, below = "", " "
+		}
+		state := ""
+		if r.State != "ready" && r.State != "running" {
+			state = "  " + r.State
+		}
+		if _, err := fmt.Fprintf(w, "%s%s%s%s%s\n", strings.TrimPrefix(indent, " "), branch, r.Tag, r.ID, state); err != nil {
+			return err
+		}
+		if err := printFamily(w, r.Children, indent+below); err != nil {
+			return err
+		}
+	}
+	return nil
+}
