@@ -110,6 +110,7 @@ func (zeros) Read(p []byte) (int, error) {
 // Target is where Unpack makes files.
 type Target struct {
 	Root *os.Root
+	Bits bool                    // entries get the permissions that the archive says, whatever the umask
 	Left func(name string)       // told of an entry that is left out for what it is; nil: nobody is
 	Made func(name string) error // told of what was made, directories too; nil: nobody is
 }
@@ -155,7 +156,10 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	var err error
 	switch h.Typeflag {
 	case tar.TypeDir:
-		return t.mkdirs(name, mode|0o700)
+		if err = t.mkdirs(name, mode|0o700); err == nil && t.Bits {
+			err = t.Root.Chmod(name, mode|0o700)
+		}
+		return err
 	case tar.TypeReg, tar.TypeGNUSparse:
 		err = t.file(name, mode, h.ModTime, content)
 	case tar.TypeSymlink:
@@ -219,6 +223,9 @@ func (t *Target) file(name string, mode fs.FileMode, modified time.Time, content
 		return err
 	}
 	_, err = io.Copy(f, content)
+	if err == nil && t.Bits {
+		err = f.Chmod(mode)
+	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}

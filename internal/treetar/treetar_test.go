@@ -91,6 +91,28 @@ func TestThereAndBack(t *testing.T) {
 	}
 }
 
+// Permissions are those of the archive where that is wanted, and never more than permissions.
+func TestBits(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	for _, exact := range []bool{false, true} {
+		root, dir, _ := open(t)
+		file := entry{tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4666}, "x"}
+		err := Unpack(archive(t, entry{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o1777}, ""}, file), Target{Root: root, Bits: exact})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantDir, wantFile := fs.FileMode(0o700), fs.FileMode(0o600)
+		if exact {
+			wantDir, wantFile = 0o777, 0o666
+		}
+		for name, want := range map[string]fs.FileMode{"/d": wantDir | fs.ModeDir, "/d/f": wantFile} {
+			if s, err := os.Stat(dir + name); err != nil || s.Mode() != want {
+				t.Errorf("exact %v, %s: %v, %v; want %v", exact, name, s.Mode(), err, want)
+			}
+		}
+	}
+}
+
 func TestPackOfAFile(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/f", "one", 0o644)

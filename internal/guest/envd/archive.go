@@ -63,7 +63,7 @@ func unpack(r *http.Request, path string, u *userenv.User) error {
 		return err
 	}
 	defer root.Close()
-	to := treetar.Target{Root: root, Made: func(name string) error {
+	to := treetar.Target{Root: root, Bits: true, Made: func(name string) error {
 		if u.Credential() == nil {
 			return nil // the agent's own user
 		}
