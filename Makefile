@@ -45,7 +45,7 @@ torture: setup build ## Branch sandboxes under fire N times (default 300)
 torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
 	@scripts/test torture-intel $(or $(N),30)
 
-compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json
+compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
 	@scripts/setup /usr/share/doc/python3-venv:python3-venv curl:curl
 	@scripts/compat $(GROUPS)
 

@@ -160,6 +160,7 @@ func Proxy(t testing.TB, socket string) string {
 // load returns the document as a router, read once.
 var load = sync.OnceValues(func() (routers.Router, error) {
 	openapi3filter.RegisterBodyDecoder("application/x-ndjson", decodeLines)
+	openapi3filter.RegisterBodyDecoder("text/html", openapi3filter.PlainBodyDecoder)
 	openapi3filter.RegisterBodyDecoder("text/event-stream", decodeEvents)
 	openapi3filter.RegisterBodyDecoder("application/x-tar", openapi3filter.FileBodyDecoder)
 	p, err := api.FS.ReadFile("openapi.yaml")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"syscall"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -174,14 +175,20 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	writeProblem(w, err)
 }
 
-// unknownRoute answers what no other route takes: 405 where the path has other methods, else 404.
-func unknownRoute(mux *http.ServeMux, r *http.Request) error {
-	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+// unknownRoute answers what no other route takes: 405 where the path has other methods, which the
+// answer names (RFC 9110, section 15.5.6), else 404.
+func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
+	var allowed []string
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
 		if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {
-			return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method, r.URL.Path)}
+			allowed = append(allowed, method)
 		}
+	}
+	if len(allowed) > 0 {
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method, r.URL.Path)}
 	}
 	return &requestError{http.StatusNotFound, fmt.Sprintf("%s %s: no such route", r.Method, r.URL.Path)}
 }

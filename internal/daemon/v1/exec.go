@@ -138,8 +138,14 @@ func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
 	return agentclient.Size{Cols: uint16(s.Cols), Rows: uint16(s.Rows)}, nil
 }
 
+// maxEnv is how many variables a request may have.
+const maxEnv = 256
+
 // checkEnv refuses what no environment can hold.
 func checkEnv(env map[string]string) error {
+	if len(env) > maxEnv {
+		return badRequest("env: %d variables: want at most %d", len(env), maxEnv)
+	}
 	for name, value := range env {
 		switch {
 		case name == "":
@@ -220,6 +226,9 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 	}
 	if req.Language != "" && req.ContextID != "" {
 		return badRequest("language and context_id exclude each other: a context has its language")
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return err
 	}
 	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
 	if err != nil {

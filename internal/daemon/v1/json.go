@@ -1,8 +1,10 @@
 package v1
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -13,7 +15,7 @@ import (
 )
 
 // readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
-// as it is.
+// as it is, but does not say what a PUT or a PATCH is to change.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	return readLongJSON(w, r, v, maxBody)
 }
@@ -26,7 +28,20 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	return strictJSON(http.MaxBytesReader(w, r.Body, limit), v, "request body")
+	var raw bytes.Buffer
+	if err := strictJSON(io.TeeReader(http.MaxBytesReader(w, r.Body, limit), &raw), v, "request body"); err != nil {
+		return err
+	}
+	text, changes := bytes.TrimSpace(raw.Bytes()), r.Method == http.MethodPut || r.Method == http.MethodPatch
+	switch {
+	case len(text) == 0 && changes:
+		return badRequest("request body: missing")
+	case len(text) == 0:
+		return nil
+	case r.Method == http.MethodPatch && string(text) != "null":
+		return nil // what is null is to be taken away
+	}
+	return refuseNull(json.NewDecoder(&raw), "")
 }
 
 // strictJSON decodes one JSON object, which errors call what.
@@ -55,6 +70,45 @@ func strictJSON(r io.Reader, v any, what string) error {
 		return badRequest("%s: something follows the JSON object", what)
 	}
 	return nil
+}
+
+// refuseNull reads a value of which Decode has seen that it is sound, and not too deep for a
+// recursion. Decode takes null for anything, and leaves that as it was: a client that sends it means
+// something else.
+func refuseNull(dec *json.Decoder, field string) error {
+	token, err := dec.Token()
+	if err != nil {
+		return badRequest("request body: %v", err)
+	}
+	switch token {
+	case nil:
+		switch field {
+		case "":
+			return badRequest("request body: null, want an object")
+		case "tap", "memory_limit_mib": // clients of forkd 0.5 send it for what they were not given
+			return nil
+		}
+		return invalid.Errorf(field, "null: leave the field out")
+	case json.Delim('{'):
+		for dec.More() {
+			name, err := dec.Token()
+			if err == nil {
+				err = refuseNull(dec, strings.TrimPrefix(fmt.Sprintf("%s.%v", field, name), "."))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		_, err = dec.Token()
+	case json.Delim('['):
+		for dec.More() {
+			if err := refuseNull(dec, field+"[]"); err != nil {
+				return err
+			}
+		}
+		_, err = dec.Token()
+	}
+	return err
 }
 
 // unknownField begins the error of encoding/json for a field that a message does not have; there is

@@ -179,7 +179,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
-	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, r) })
+	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, w, r) })
 	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), a.done), a}, patterns
 }
 

@@ -21,6 +21,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -117,7 +118,11 @@ func (f *VMMs) Attach(_, dir string) (vmpool.VMM, error) {
 }
 
 // CheckLimits implements vmpool.VMMs.
-func (f *VMMs) CheckLimits(_ string, l vm.Limits) error {
+func (f *VMMs) CheckLimits(prefix string, l vm.Limits) error {
+	var wrong *vm.LimitError
+	if errors.As(l.Check(), &wrong) {
+		return &invalid.Error{Field: prefix + wrong.Field, Reason: wrong.Reason}
+	}
 	if l == (vm.Limits{}) {
 		return nil
 	}

@@ -1,0 +1,132 @@
+// Package schemathesis has the program schemathesis call the API with whatever its document allows,
+// and does not allow: nothing may be answered with a 5xx, nor otherwise than the document says.
+//
+// The API is the real one over VMs that do nothing, in each of them a real agent: a process of this
+// host, which sees of its file system only what is in /usr, read only, and no network. It is run by
+// scripts/compat.
+package schemathesis
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/forkd/forkd/api"
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/embedded"
+)
+
+// left are operations that it cannot judge: a stream without an end, answers of servers in
+// sandboxes, and the memory of VMs that are none.
+const left = `^/v1/events$|/proxy/|/tcp/|/stats$`
+
+// excluded are checks that ask for what the API does not promise.
+const excluded = "positive_data_acceptance" // a document cannot say which files, snapshots and users there are
+
+func TestSchemathesis(t *testing.T) {
+	program := os.Getenv("SCHEMATHESIS")
+	if program == "" {
+		t.Skip("SCHEMATHESIS is not set: run scripts/compat schemathesis")
+	}
+	rig := apirig.Start(t, apirig.Options{Unchecked: true, Agent: func(dir string) *exec.Cmd { return jailedAgent(t, dir) }})
+	parent := rig.Parent
+	parent.Tag = "base"
+	if _, err := rig.Bake(t.Context(), parent); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(t.TempDir(), "schemathesis.toml")
+	if err := os.WriteFile(config, []byte(configOf(t, rig)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "--config-file", config, "run", rig.URL+"/openapi.json",
+		"--header", "Authorization: Bearer "+apirig.Token, "--exclude-checks", excluded, "--continue-on-failure", "--exclude-path-regex", left,
+		"--max-time", os.Getenv("SCHEMATHESIS_SECONDS"), "--request-timeout", "60", "--no-color",
+		"--report", "json", "--report-json-path", os.Getenv("SCHEMATHESIS_REPORT"))
+	cmd.Dir = t.TempDir() // it leaves a directory of its own where it runs
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+}
+
+// configOf gives every operation on a sandbox or a snapshot one of its own, which is there: others
+// would be answered with 404 only. Those that remove them make up names.
+func configOf(t *testing.T, rig *apirig.Rig) string {
+	p, err := api.FS.ReadFile("openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]any `yaml:"paths"`
+	}
+	if err := yaml.Unmarshal(p, &doc); err != nil {
+		t.Fatal(err)
+	}
+	var config strings.Builder
+	for path, item := range doc.Paths {
+		for method := range item {
+			if !slices.Contains([]string{"get", "put", "post"}, method) {
+				continue
+			}
+			switch {
+			case strings.Contains(path, "/{id}"):
+				f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "base", N: 1})
+				if err != nil {
+					t.Fatal(err)
+				}
+				fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q }\n",
+					strings.ToUpper(method)+" "+path, f.Sandboxes[0].ID)
+			case strings.Contains(path, "/{tag}"):
+				fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.tag\" = \"base\" }\n",
+					strings.ToUpper(method)+" "+path)
+			}
+		}
+	}
+	return config.String()
+}
+
+// enter makes dir the root of a process: /usr of this host, read only, beside what is in dir.
+const enter = `set -e
+mount --bind /usr "$1/usr"
+mount -o remount,bind,ro "$1/usr"
+mount -t tmpfs tmp "$1/tmp"
+mount -t proc proc "$1/proc"
+for dev in null zero urandom; do
+	touch "$1/dev/$dev"
+	mount --bind "/dev/$dev" "$1/dev/$dev"
+done
+cd "$1"
+exec chroot "$1" /agent -listen-dir /`
+
+// jailedAgent returns an agent that serves its sockets in dir, and can do no harm outside of it.
+func jailedAgent(t *testing.T, dir string) *exec.Cmd {
+	agent, err := embedded.Open(embedded.Agent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"usr", "tmp", "proc", "etc", "root", "dev"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"bin", "sbin", "lib", "lib64"} {
+		if err := os.Symlink("usr/"+name, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "agent"), agent, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "etc/passwd"), []byte("root:x:0:0::/root:/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return exec.Command("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--net",
+		"sh", "-c", enter, "sh", dir)
+}
