@@ -133,6 +133,25 @@ func TestErrorCodesOfStart(t *testing.T) {
 	}
 }
 
+// The client is told of its timeout, not of the signal that it ended the process by. Only the server
+// has the deadline here, so that the client's own cannot be what it hears of.
+func TestDeadlineIsNamed(t *testing.T) {
+	c := procClient(serve(t))
+	for range 30 {
+		req := connect.NewRequest(shell("exec sleep 1000"))
+		req.Header().Set("Connect-Timeout-Ms", "30")
+		stream, err := c.Start(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for stream.Receive() {
+		}
+		if connect.CodeOf(stream.Err()) != connect.CodeDeadlineExceeded {
+			t.Fatalf("err = %v", stream.Err())
+		}
+	}
+}
+
 func TestDeadlineKillsTheWholeGroup(t *testing.T) {
 	c := procClient(serve(t))
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

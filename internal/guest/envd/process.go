@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -29,14 +30,23 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 	}
 	defer p.unsubscribe(sub)
 	ps.s.procs.add(p)
+	var late atomic.Bool // the process is killed for it: how it ends is no answer
 	if deadline, ok := ctx.Deadline(); ok {
-		timer := time.AfterFunc(time.Until(deadline), func() { _ = p.child.SignalGroup(syscall.SIGKILL) })
+		timer := time.AfterFunc(time.Until(deadline), func() {
+			late.Store(true)
+			_ = p.child.SignalGroup(syscall.SIGKILL)
+		})
 		go func() {
 			<-p.ended
 			timer.Stop()
 		}()
 	}
-	send := func(ev *process.ProcessEvent) error { return out.Send(&process.StartResponse{Event: ev}) }
+	send := func(ev *process.ProcessEvent) error {
+		if ev.GetEnd() != nil && late.Load() {
+			return context.DeadlineExceeded
+		}
+		return out.Send(&process.StartResponse{Event: ev})
+	}
 	return streamProcess(ctx, p, sub, keepalive(req.Header()), send)
 }
 
