@@ -297,8 +297,10 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 		t.Errorf("it is %s after its fork", i.State)
 	}
 	// SDKs of 2025 send the header of the sandbox's services here too.
-	if resp, out := r.send("GET", at, apiKey.with("E2b-Sandbox-Id", b.ID), ""); resp.StatusCode != 200 {
-		t.Errorf("with E2b-Sandbox-Id: %s %s", resp.Status, out)
+	for _, h := range []header{{"E2b-Sandbox-Id": b.ID}, {"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": "49983"}} {
+		if resp, out := r.send("GET", at, h.with("X-API-Key", apiKey["X-API-Key"]), ""); resp.StatusCode != 200 {
+			t.Errorf("with %v: %s %s", h, resp.Status, out)
+		}
 	}
 	var again box
 	if r.call("POST", at+"/connect", `{"timeout":60}`, 201, &again); again.Access != b.Access {
