@@ -51,12 +51,11 @@ func newDaemonCmd() *cobra.Command {
 			if err := cfg.SetProxy(proxy, os.Getenv); err != nil {
 				return usageError{err}
 			}
-			if cfg.AuditLog != "" || cfg.FlowLog != "" { // without one it keeps its usual effect, an end
-				hangups := make(chan os.Signal, 1)
-				signal.Notify(hangups, syscall.SIGHUP)
-				defer signal.Stop(hangups)
-				cfg.Reopen = hangups
-			}
+			// Also where there is no log to open again: a reload must not end the daemon.
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP)
+			defer signal.Stop(hangups)
+			cfg.Reopen = hangups
 			return daemon.Run(ctx, cfg)
 		},
 	}
