@@ -319,7 +319,7 @@ func TestStreamOverARollback(t *testing.T) {
 
 // A client that takes nothing is left, and its command with it.
 func TestASocketThatNobodyReadsEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Idle: 20 * time.Millisecond}})
+	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to be told of the start
 	id := fork(t, r, 1)[0].ID
 	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})
 	if err != nil {
