@@ -89,7 +89,7 @@ func TestIdentifyByTheOwnHeader(t *testing.T) {
 
 func TestWeakTokensAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	for _, bad := range []string{"", "# nothing", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", "change-me-0123456789",
+	for _, bad := range []string{"", "# nothing", "#forkd-tokens-of-ci", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", "change-me-0123456789",
 		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good)} {
 		write(t, path, bad)
 		if _, err := OpenTokens(path, nil); err == nil {
@@ -186,6 +186,31 @@ func TestNamedTokens(t *testing.T) {
 	}
 	if _, _, err := Add([]byte(good), Token{Name: "x", Scope: Run}, false); err == nil {
 		t.Error("a file that is one token has become something else")
+	}
+}
+
+// A comment of a single word is no token: neither in a file of its own, nor where it is all that a
+// removal leaves.
+func TestCommentIsNoToken(t *testing.T) {
+	const comment = "#forkd-tokens-of-ci"
+	file, ci, err := Add([]byte(comment+"\n"), Token{Name: "ci", Scope: Run}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens, path := open(t, string(file))
+	if _, ok := tokens.Resolve(ci); !ok {
+		t.Error("the token beside the comment is not taken")
+	}
+	left, err := Remove(file, "ci")
+	if err != nil || string(left) != comment+"\n" {
+		t.Fatalf("%q, %v", left, err)
+	}
+	write(t, path, string(left))
+	if p, ok := tokens.Resolve(comment); ok {
+		t.Errorf("the comment is the token of %+v", p)
+	}
+	if _, ok := tokens.Resolve(ci); ok {
+		t.Error("the removed token is taken")
 	}
 }
 

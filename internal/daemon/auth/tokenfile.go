@@ -30,6 +30,9 @@ const (
 // hashPrefix names how the token of a line is stored. Tokens are random, so one round is enough.
 const hashPrefix = "sha256:"
 
+// commentMark begins a line that is a comment.
+const commentMark = "#"
+
 // soleName is the name of the token in a file that holds nothing else.
 const soleName = "default"
 
@@ -45,15 +48,15 @@ func ParseTokens(p []byte) (list []Token, err error) {
 	if len(p) > maxTokenFile {
 		return nil, fmt.Errorf("larger than %d bytes", maxTokenFile)
 	}
-	if words := strings.Fields(string(p)); len(words) == 1 {
+	if token, ok := soleToken(p); ok {
 		sole := Token{Name: soleName, Scope: Admin}
-		sole.digest, err = digestOf(words[0])
+		sole.digest, err = digestOf(token)
 		return []Token{sole}, err
 	}
 	seen := map[string]bool{}
 	for i, line := range strings.Split(string(p), "\n") {
 		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+		if len(words) == 0 || strings.HasPrefix(words[0], commentMark) {
 			continue
 		}
 		t, err := parseLine(words)
@@ -67,6 +70,15 @@ func ParseTokens(p []byte) (list []Token, err error) {
 		list = append(list, t)
 	}
 	return list, nil
+}
+
+// soleToken returns the only word of a file, unless it is a comment: those are no secret.
+func soleToken(p []byte) (token string, ok bool) {
+	words := strings.Fields(string(p))
+	if len(words) != 1 || strings.HasPrefix(words[0], commentMark) {
+		return "", false
+	}
+	return words[0], true
 }
 
 // parseLine never quotes the third word: somebody may have put the token itself there.
@@ -178,7 +190,7 @@ func Remove(file []byte, name string) ([]byte, error) {
 
 // parseNamed is ParseTokens of a file that must not be a single token.
 func parseNamed(file []byte) ([]Token, error) {
-	if len(strings.Fields(string(file))) == 1 {
+	if _, ok := soleToken(file); ok {
 		return nil, errors.New("the file is one token without a name, beside which there is no room for others: take another file")
 	}
 	return ParseTokens(file)
