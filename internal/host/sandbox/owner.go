@@ -16,7 +16,7 @@ type owner struct {
 type ownerKey struct{}
 
 // OwnedBy returns a context in which children are forked for somebody, who may have at most so many
-// sandboxes at once, suspended ones included; 0: no limit.
+// sandboxes at once, with all that can be resumed; 0: no limit.
 func OwnedBy(ctx context.Context, name string, most int) context.Context {
 	return context.WithValue(ctx, ownerKey{}, owner{name, most})
 }
@@ -43,7 +43,7 @@ func (m *Manager) reserve(o owner, n int) (release func(), err error) {
 	defer m.owners.mu.Unlock()
 	have := m.owners.coming[o.name]
 	for _, i := range m.List() {
-		if i.Owner == o.name && i.State != Exited {
+		if i.Owner == o.name && (i.State != Exited || i.Resumable) {
 			have++
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"testing"
+
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // An owner has as many sandboxes at once as it may, however it asks for them, and also after a
@@ -71,6 +73,56 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	}
 	if r, err := fork(ci, 1); err != nil || r.Sandboxes[0].Owner != "token:ci" {
 		t.Errorf("after one was killed: %+v, %v", r, err)
+	}
+	w.KillAll()
+	w.stop()
+}
+
+// A sandbox that has exited counts as long as it can be resumed: else its owner could have any
+// number, by ending one and resuming it once another is there.
+func TestWhatCanBeResumedCounts(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	ci := OwnedBy(t.Context(), "token:ci", 1)
+	fork := func() (string, error) {
+		r, err := w.Fork(ci, ForkRequest{Tag: "p", N: 1})
+		if err != nil {
+			return "", err
+		}
+		return r.Sandboxes[0].ID, nil
+	}
+	end := func(id string) {
+		for _, v := range w.vmms.All() {
+			v.End(vm.Exit{Reason: vm.ExitReset})
+		}
+		w.awaitExit(t, id)
+	}
+	gone, err := fork() // without a suspended state
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(gone)
+	id, err := fork()
+	if err != nil {
+		t.Fatalf("beside one that cannot come back: %v", err)
+	}
+	if _, err := w.Suspend(ci, id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(ci, id); err != nil {
+		t.Fatal(err)
+	}
+	end(id)
+	_, err = fork()
+	wantRefused(t, CodeOwnSandboxes, err)
+	if i, err := w.Resume(ci, id); err != nil || i.State != Running || i.Resumable {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := w.Kill(id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fork(); err != nil {
+		t.Errorf("after it was deleted: %v", err)
 	}
 	w.KillAll()
 	w.stop()

@@ -84,6 +84,7 @@ type Info struct {
 	Timing      Timing
 	ExitReason  string // of an exited sandbox
 	ExitDetail  string
+	Resumable   bool // it has exited, and Resume brings it back from its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
 	Silent      bool   // its VMM did not answer the latest request
@@ -111,6 +112,7 @@ func (s *Sandbox) Info() Info {
 	}
 	if s.state == Exited {
 		info.ExitReason, info.ExitDetail = s.exit.Reason.String(), s.exit.Detail
+		info.Resumable = s.unpin != nil
 	} else if s.live != nil {
 		info.PID = r.PID
 	}
