@@ -191,6 +191,7 @@ const DefaultDiskReserve = 64 << 20
 const (
 	headerTimeout   = 10 * time.Second
 	idleTimeout     = 2 * time.Minute // of a connection between requests
+	answerTimeout   = time.Minute     // in which a client takes an answer that is no stream
 	shutdownTimeout = 30 * time.Second
 )
 
@@ -250,7 +251,7 @@ func openGuard(cfg *Config) (*auth.Guard, error) {
 
 // serve serves at most conns connections per listener until ctx ends.
 func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listeners []net.Listener, conns int) error {
-	server := newServer(handler, idleTimeout)
+	server := newServer(handler, log, idleTimeout, answerTimeout)
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
@@ -271,10 +272,12 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	return nil
 }
 
-// newServer returns a server that closes a connection on which there was no request for so long.
-func newServer(handler http.Handler, idle time.Duration) *http.Server {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
-		ConnContext: auth.WithPeer, Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow}}
+// newServer returns a server that closes a connection on which there was no request for so long, or
+// whose client does not take an answer in time.
+func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
+	server := &http.Server{Handler: timed(handler, answer), ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
+		ConnContext: auth.WithPeer, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow, WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
 	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us

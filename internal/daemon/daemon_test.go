@@ -198,7 +198,7 @@ func TestIdleConnectionsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond)
+	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.DiscardHandler), time.Millisecond, time.Hour)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	c, err := net.Dial("tcp", l.Addr().String())

@@ -34,8 +34,10 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, fol
 			w.Header().Set("Content-Type", apiv1.NDJSON)
 			begun = true
 		}
-		// A client that reads nothing must not hold the command's place for longer than this.
+		// A client that reads nothing must not hold the command's place for longer than this. A
+		// deadline that is left behind would end a stream of HTTP/2 that is only idle.
 		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall))
+		defer rc.SetWriteDeadline(time.Time{})
 		if err := out.Encode(e); err != nil {
 			return err
 		}
