@@ -8,10 +8,12 @@
 package audit
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 )
@@ -74,16 +76,18 @@ func (l *Log) Write(e Entry) error {
 		return nil
 	}
 	e.Time = e.Time.UTC()
-	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Who} {
-		*field = (*field)[:min(len(*field), maxField)]
+	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Host, &e.Who} {
+		*field = strings.ToValidUTF8((*field)[:min(len(*field), maxField)], "?")
 	}
-	p, err := json.Marshal(e)
-	if err != nil {
+	var line bytes.Buffer
+	enc := json.NewEncoder(&line)
+	enc.SetEscapeHTML(false) // no page has it, and a '<' would take six bytes
+	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err := l.out.Write(append(p, '\n')); err != nil {
+	if _, err := l.out.Write(line.Bytes()); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
 	return nil

@@ -51,6 +51,25 @@ func TestEveryEntryIsOneLineWhateverTheClientSends(t *testing.T) {
 	}
 }
 
+// Who may send anything cannot fill the disk with a few requests, in whichever field it ends up.
+func TestLinesAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit.log")
+	l, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("<", 60<<10)
+	if err := l.Write(Entry{Method: long, Path: long, UserAgent: long, Sandbox: long, Host: long, Who: long}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if f, err := os.Stat(path); err != nil || f.Size() > 7*maxField {
+		t.Errorf("a line of %d bytes: %v", f.Size(), err)
+	}
+}
+
 func TestNilLogDropsEntries(t *testing.T) {
 	var l *Log
 	if err := l.Write(Entry{}); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -81,7 +82,9 @@ func (a *api) isOwn(id string) bool {
 // data carries a request to a sandbox.
 func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
-	e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
+	if vmpool.IsID(route.ID) { // else a stranger would write what he likes into the log
+		e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
+	}
 	if !route.Agent {
 		e.Path = "/" // what follows is the guest's business
 	}
