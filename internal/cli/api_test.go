@@ -12,12 +12,14 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 )
 
+// agentHere is the agent of a guest that is this host.
+func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
+
 // TestScriptsWithDaemon runs scripts against an API whose guests are agents on this host. $ID is a
 // sandbox of the snapshot base; the guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
-	agent := func(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-listen-dir", dir) }
 	setup := func(env *testscript.Env) error {
-		rig := apirig.Start(t, apirig.Options{Agent: agent})
+		rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 		parent := rig.Parent
 		parent.Tag = "base"
 		if _, err := rig.Bake(t.Context(), parent); err != nil {

@@ -124,7 +124,7 @@ func newAttachCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return run.follow(cmd, p)
+				return run.follow(cmd, id, p)
 			})
 		},
 	}

@@ -37,6 +37,7 @@ func newRunCmd() *cobra.Command {
 			if run.detach && !keep {
 				return usageError{errors.New("--detach wants --keep: the sandbox is removed when forkd ends")}
 			}
+			run.bound = !keep
 			if len(run.req.Args) == 0 {
 				run.interactive(cmd)
 			}

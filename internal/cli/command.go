@@ -23,6 +23,7 @@ type command struct {
 	stdin    bool
 	tty      bool
 	detach   bool
+	bound    bool // it cannot outlive this program, and so is not left by keys
 
 	flags *pflag.FlagSet
 }
@@ -128,19 +129,26 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 	if err != nil {
 		return err
 	}
-	return c.follow(cmd, p)
+	return c.follow(cmd, id, p)
 }
 
-// follow joins a process to this program until it ends, and returns its code as an exitCode.
-func (c *command) follow(cmd *cobra.Command, p *client.Process) error {
+// follow joins a process of a sandbox to this program until it ends, and returns its code as an
+// exitCode.
+func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error {
 	input, giveBack := cmd.InOrStdin(), func() {}
 	if c.tty {
-		terminal, err := openTerminal(input, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })
+		var keys io.Reader
+		if c.stdin { // without, nobody reads them, and Ctrl-C is forkd's as always
+			keys = input
+		}
+		terminal, err := openTerminal(keys, cmd.OutOrStdout(), func(size client.TTYSize) { _ = p.Resize(size) })
 		if err != nil {
 			return err
 		}
 		giveBack = terminal.close
-		input = &detachKeys{from: input, detach: func() { _ = p.Detach() }}
+		if !c.bound {
+			input = &detachKeys{from: input, detach: func() { _ = p.Detach() }}
+		}
 	}
 	if c.stdin {
 		go feedStdin(p, input)
@@ -148,6 +156,7 @@ func (c *command) follow(cmd *cobra.Command, p *client.Process) error {
 	end, err := p.Wait(cmd.OutOrStdout(), cmd.ErrOrStderr())
 	giveBack()
 	if errors.Is(err, client.ErrDetached) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: process %d goes on; back to it: forkd attach -it %s %d\n", p.PID, id, p.PID)
 		return nil
 	}
 	if err == nil && end.Error != "" {

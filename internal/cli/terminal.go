@@ -18,7 +18,8 @@ type terminal struct {
 	resized chan os.Signal
 }
 
-// openTerminal lends the terminal that input and output are, as far as they are one, until close.
+// openTerminal lends the terminal that input and output are, as far as they are one, until close. A
+// nil input stays as it is.
 func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)) (*terminal, error) {
 	t := &terminal{restore: func() {}, resized: make(chan os.Signal, 1)}
 	if f, ok := input.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -97,6 +98,10 @@ func (d *detachKeys) Read(p []byte) (int, error) {
 				continue
 			}
 			out = append(out, b)
+		}
+		if err != nil && d.held { // nothing follows
+			d.held = false
+			out = append(out, firstDetachKey)
 		}
 		if len(out) > 0 || err != nil || n == 0 {
 			return len(out), err
