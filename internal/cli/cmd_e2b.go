@@ -10,7 +10,12 @@ import (
 )
 
 func newE2BCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "e2b", Short: "Use the daemon with E2B's SDKs"}
+	cmd := &cobra.Command{
+		Use:   "e2b",
+		Short: "Use the daemon with E2B's SDKs",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	cmd.AddCommand(newE2BEnvCmd())
 	return cmd
 }

@@ -32,6 +32,8 @@ func newMachineCmd() *cobra.Command {
 		Short: "Run an emulated Linux host with KVM, where this one has none",
 		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm is real. Slower than hardware,\n" +
 			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
+		Args: usageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&name, "name", name, "which emulated host; default from $"+machineEnv)
 	open := func() (tcghost.Machine, error) {
