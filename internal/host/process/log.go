@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,16 +50,33 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// readLog returns what was written to f, up to the first part that was not.
+// keptOfLog is how much is kept of each end of a log, in bytes: of a Go program that a signal ended,
+// the signal is at the beginning and the registers are at the end. Sandboxes are listed for as long
+// as anybody likes after their VMM has ended, and its log may have been written by their guest.
+const keptOfLog = 16 << 10
+
+// logGap stands in a log for what is not kept.
+const logGap = "\n[...]\n"
+
+// readLog returns what was written to f, up to the first part that was not; of a long log, both
+// ends. It never holds much more than that.
 func readLog(f *os.File) string {
-	var text []byte
-	for chunk := make([]byte, 64<<10); len(text) < logSize; {
-		n, _ := f.ReadAt(chunk, int64(len(text))) // an error, where there is none
+	var text []byte // the beginning, and the end of what has been read
+	cut := false
+	chunk := make([]byte, keptOfLog)
+	for at := int64(0); at < logSize; at += keptOfLog {
+		n, _ := f.ReadAt(chunk, at) // an error, where there is none
 		written := bytes.TrimRight(chunk[:n], "\x00")
 		text = append(text, written...)
+		if more := len(text) - 2*keptOfLog; more > 0 {
+			text, cut = slices.Delete(text, keptOfLog, keptOfLog+more), true
+		}
 		if len(written) < len(chunk) {
 			break
 		}
+	}
+	if cut {
+		return string(text[:keptOfLog]) + logGap + string(text[keptOfLog:])
 	}
 	return string(text)
 }

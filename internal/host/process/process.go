@@ -187,7 +187,8 @@ func hasEnded(pidfd uintptr) bool {
 }
 
 // Said returns what the process wrote to its standard error, once it has been waited for: nothing,
-// unless it failed, or of one that was found and could not be asked. What is beyond 16 MiB is lost.
+// unless it failed, or of one that was found and could not be asked. Of more than 32 KiB it has the
+// two ends; what was written beyond 16 MiB is lost.
 func (p *Process) Said() string { return p.said }
 
 // Release lets go of a process that is not waited for.

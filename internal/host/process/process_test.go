@@ -124,8 +124,33 @@ func TestSaid(t *testing.T) {
 		if err := p.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		if said := p.Said(); !strings.HasPrefix(said, "began\nxxx") || len(said) > logSize || len(said) < logSize-1<<20 {
+		if said := p.Said(); !strings.HasPrefix(said, "began\nxxx") || !strings.HasSuffix(said, "xxx") || len(said) != 2*keptOfLog+len(logGap) {
 			t.Errorf("%s: %d bytes, %.20q", name, len(said), said)
 		}
+	}
+}
+
+// A log that is too long for the daemon loses its middle, and one that is not loses nothing.
+func TestBothEndsOfALogAreKept(t *testing.T) {
+	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1, 7*keptOfLog + 5, logSize} {
+		f, err := newLog("test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := make([]byte, size)
+		for i := range text {
+			text[i] = byte(i%251) + 1 // no period of it divides a chunk
+		}
+		if _, err := f.Write(text); err != nil {
+			t.Fatal(err)
+		}
+		want := string(text)
+		if size > 2*keptOfLog {
+			want = want[:keptOfLog] + logGap + want[size-keptOfLog:]
+		}
+		if got := readLog(f); got != want {
+			t.Errorf("of %d bytes: %d, want %d that are the ends", size, len(got), len(want))
+		}
+		_ = f.Close()
 	}
 }
