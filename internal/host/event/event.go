@@ -58,16 +58,32 @@ type Ring struct {
 	mu     sync.Mutex
 	events []Event       // of event n, at n modulo the length
 	last   uint64        // Seq of the latest
+	first  uint64        // Seq of the oldest that is kept
+	bytes  int           // what those that are kept take
 	news   chan struct{} // closed at the next event
 }
 
-// DefaultSize is how many events a daemon remembers: at some 300 bytes each, about 1 MiB. A fork of
-// 1000 sandboxes and their end are 2000.
+// DefaultSize is how many events a daemon remembers. A fork of 1000 sandboxes and their end are
+// 2000, at some 300 bytes each.
 const DefaultSize = 4096
+
+// maxBytes is the most memory that the events of a ring take together, whatever its length: clients
+// choose their labels, and guests some of their details. The latest is kept in any case.
+const maxBytes = 4 << 20
+
+// size is about what an event takes in memory, in bytes: labels in a map of their own.
+func (e *Event) size() int {
+	const event, label = 160, 64
+	n := event + len(e.Sandbox) + len(e.Snapshot) + len(e.Reason) + len(e.Detail)
+	for name, value := range e.Labels {
+		n += label + len(name) + len(value)
+	}
+	return n
+}
 
 // NewRing returns an empty ring that holds size events.
 func NewRing(size int) *Ring {
-	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), events: make([]Event, size), news: make(chan struct{})}
+	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), events: make([]Event, size), first: 1, news: make(chan struct{})}
 }
 
 // Emit adds an event, whose time is now.
@@ -79,10 +95,19 @@ func (r *Ring) Emit(e Event) {
 	defer r.mu.Unlock()
 	r.last++
 	e.Seq, e.Time = r.last, time.Now().UTC()
-	r.events[e.Seq%uint64(len(r.events))] = e
+	r.bytes += e.size()
+	for r.first < e.Seq && (r.bytes > maxBytes || e.Seq-r.first == uint64(len(r.events))) {
+		oldest := r.at(r.first)
+		r.bytes -= oldest.size()
+		*oldest = Event{}
+		r.first++
+	}
+	*r.at(e.Seq) = e
 	close(r.news)
 	r.news = make(chan struct{})
 }
+
+func (r *Ring) at(seq uint64) *Event { return &r.events[seq%uint64(len(r.events))] }
 
 // ID names the place behind an event of this ring.
 func (r *Ring) ID(seq uint64) string {
@@ -152,13 +177,13 @@ func (f *Follower) take() (e Event, missed bool, news <-chan struct{}) {
 	r := f.ring
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if oldest := r.last - min(r.last, uint64(len(r.events))); f.seen < oldest || f.missed {
-		f.seen, f.missed = oldest, false
+	if before := r.first - 1; f.seen < before || f.missed {
+		f.seen, f.missed = before, false
 		return e, true, nil
 	}
 	if f.seen == r.last {
 		return e, false, r.news
 	}
 	f.seen++
-	return r.events[f.seen%uint64(len(r.events))], false, nil
+	return *r.at(f.seen), false, nil
 }

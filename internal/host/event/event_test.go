@@ -3,6 +3,7 @@ package event
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -60,6 +61,49 @@ func TestMissed(t *testing.T) {
 				t.Errorf("%s: %+v, %v, want event %d", name, e, missed, want)
 			}
 		}
+	}
+}
+
+// Large events push out more of the older ones, and a ring of them is as small as any other. An
+// event that is too large alone is kept until the next.
+func TestRingIsBoundedInBytes(t *testing.T) {
+	r := NewRing(DefaultSize)
+	all := r.Follow("")
+	label := map[string]string{"a": strings.Repeat("x", 10<<10)}
+	const many = 2 * DefaultSize
+	for range many {
+		r.Emit(Event{Kind: SandboxLabels, Labels: label})
+	}
+	if _, missed := next(t, all); !missed {
+		t.Error("who was too slow is not told")
+	}
+	kept := 0
+	for all.Place() != r.ID(many) {
+		e, missed := next(t, all)
+		if kept++; missed || len(e.Labels) != 1 {
+			t.Fatalf("%+v, %v", e, missed)
+		}
+	}
+	if most := maxBytes / (10 << 10); kept > most || kept < most*9/10 {
+		t.Errorf("%d events of 10 KiB are kept", kept)
+	}
+	held := 0
+	for i := range r.events {
+		if r.events[i].Seq != 0 {
+			held++
+		}
+	}
+	if held != kept {
+		t.Errorf("%d events are in memory, %d of them can be read", held, kept)
+	}
+
+	r.Emit(Event{Detail: strings.Repeat("x", maxBytes+1)})
+	r.Emit(Event{Sandbox: "last"})
+	if e, missed := next(t, r.Follow(r.ID(many+1))); missed || e.Sandbox != "last" {
+		t.Errorf("after one that is too large: %+v, %v", e.Sandbox, missed)
+	}
+	if r.bytes > maxBytes {
+		t.Errorf("%d bytes are kept", r.bytes)
 	}
 }
 
