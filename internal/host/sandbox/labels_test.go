@@ -65,12 +65,15 @@ func TestLabels(t *testing.T) {
 }
 
 func TestWrongLabels(t *testing.T) {
-	many := map[string]string{}
+	many, long := map[string]string{}, map[string]string{}
 	for i := range MaxLabels + 1 {
 		many[fmt.Sprint(i)] = ""
 	}
+	for i := range 16 {
+		long[fmt.Sprint(i)] = strings.Repeat("x", 256)
+	}
 	for _, labels := range []map[string]string{
-		many, {"": "x"}, {"-a": "x"}, {"a=b": "x"}, {"a b": "x"}, {strings.Repeat("a", 64): "x"}, {"a": strings.Repeat("x", 257)}, {"a": "x\ny"},
+		many, long, {"": "x"}, {"-a": "x"}, {"a=b": "x"}, {"a b": "x"}, {strings.Repeat("a", 64): "x"}, {"a": strings.Repeat("x", 257)}, {"a": "x\ny"},
 		{"a": "\xff"}, {"a": "\x1b[2J"},
 	} {
 		err := (&ForkRequest{Tag: "p", N: 1, Labels: labels}).check()
