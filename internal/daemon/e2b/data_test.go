@@ -1,6 +1,7 @@
 package e2b_test
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
@@ -195,5 +196,35 @@ func TestAutoResume(t *testing.T) {
 	}
 	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 || i.Lifecycle.OnTimeout != "pause" {
 		t.Errorf("%+v", i)
+	}
+}
+
+// Who has nothing but a signed URL, and reads slowly what it leads to, takes no places of those who
+// use the sandbox.
+func TestStrangersTakeNobodysPlaces(t *testing.T) {
+	r := startWith(t, v1.Limits{Calls: 3, PerSandbox: 2})
+	b := r.create(simple)
+	path := filepath.Join(t.TempDir(), "large")
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		c, err := net.Dial("tcp", r.Server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", sign(path, "read", "", b.Access, 0))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Fatal(resp, err)
+		}
+	}
+	resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/exec", header{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json"}, `{"args":["true"]}`)
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("%s %s", resp.Status, out)
 	}
 }

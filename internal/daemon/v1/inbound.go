@@ -74,10 +74,10 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
 	g := a.streams
 	switch {
+	case route.Signed, route.Open: // also where they reach the agent: others need its places
+		g = a.signedStreams
 	case route.Agent:
 		g = a.guests
-	case route.Signed, route.Open:
-		g = a.signedStreams
 	}
 	if route.Signed || route.Open {
 		if err := a.strangers.enter(route.ID); err != nil {
