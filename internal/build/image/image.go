@@ -60,9 +60,6 @@ type Image struct {
 // Rootfs returns the path of the ext4 file system: no journal, 4 KiB blocks, never to be written.
 func (i *Image) Rootfs() string { return filepath.Join(i.Dir, rootfsName) }
 
-// DiskUsage returns the bytes that the sparse file system takes on the host.
-func (i *Image) DiskUsage() (int64, error) { return allocatedBytes(i.Rootfs()) }
-
 // InvalidError means that a directory is not a usable image: damaged, of another version, or
 // something else.
 type InvalidError struct {

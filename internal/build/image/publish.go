@@ -151,11 +151,3 @@ func fileSHA256(name string) (string, error) {
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
-
-func allocatedBytes(name string) (int64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(name, &st); err != nil {
-		return 0, fmt.Errorf("stat %s: %w", name, err)
-	}
-	return st.Blocks * 512, nil // st_blocks counts 512-byte units, stat(2)
-}

@@ -41,11 +41,6 @@ type AdmissionError struct {
 
 func (e *AdmissionError) Error() string { return "not admitted: " + e.Reason }
 
-// IsMaximum reports whether somebody set the limit, rather than what is free at the moment.
-func (e *AdmissionError) IsMaximum() bool {
-	return e.Code == CodeMaxSandboxes || e.Code == CodeMaxVCPUs || e.Code == CodeOwnSandboxes
-}
-
 // admission counts the VMs of a manager's sandboxes. Those that are on their way count like the
 // others, so that two requests cannot both take the last room.
 type admission struct {

@@ -133,11 +133,6 @@ func (r *Ring) Wait() (head uint16, written uint32) {
 // SetKick changes how the ring tells its device.
 func (r *Ring) SetKick(kick func()) { r.kick = kick }
 
-// SetUsedEvent asks for an interrupt when the used index passes v.
-func (r *Ring) SetUsedEvent(v uint16) {
-	r.must(r.mem.StoreUint16(r.Avail+4+2*guestmem.GPA(r.Size), v))
-}
-
 // AvailEvent returns at which available index the device wants the next kick.
 func (r *Ring) AvailEvent() uint16 {
 	v, err := r.mem.LoadUint16(r.Used + 4 + 8*guestmem.GPA(r.Size))
