@@ -109,6 +109,11 @@ func TestTerminalOfACommand(t *testing.T) {
 	}
 	fmt.Fprintln(r, "x") // dash looks at its traps when the read returns
 	r.await(t, "33 99\r\n")
+	if err := cl.ResizeProcess(t.Context(), id, r.PID, client.TTYSize{Cols: 88, Rows: 22}); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(r, "x")
+	r.await(t, "22 88\r\n")
 	if err := r.CloseStdin(); err != nil {
 		t.Fatal(err)
 	}
