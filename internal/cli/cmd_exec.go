@@ -32,7 +32,7 @@ func newExecCmd() *cobra.Command {
 			if len(run.req.Args) == 0 {
 				return usageError{errors.New("COMMAND is missing")}
 			}
-			if err := run.prepare(cmd); err != nil {
+			if err := run.prepare(cmd, c.json()); err != nil {
 				return err
 			}
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
@@ -40,7 +40,7 @@ func newExecCmd() *cobra.Command {
 			})
 		},
 	}
-	run.register(cmd.Flags())
+	run.register(cmd.Flags(), "kill the command after so many seconds (no limit with -i, -t and -d)")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
@@ -48,11 +48,15 @@ func newExecCmd() *cobra.Command {
 
 // runCommand runs a command in a sandbox and returns its code as an exitCode.
 func (c *common) runCommand(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
-	if !c.json() || run.detach {
+	switch {
+	case run.detach && c.json():
+		pid, err := cl.ExecDetached(ctx, id, run.req)
+		if err == nil {
+			err = writeJSON(cmd.OutOrStdout(), map[string]any{"pid": pid})
+		}
+		return err
+	case !c.json():
 		return run.runIn(ctx, cmd, cl, id)
-	}
-	if run.stdin || run.tty {
-		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
 	}
 	r, err := cl.Exec(ctx, id, run.req)
 	if err == nil {
@@ -84,8 +88,11 @@ func newShellCmd() *cobra.Command {
 			"comes on standard input. Ctrl-P Ctrl-Q leaves it to itself (forkd attach -it). The exit code is the shell's.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if c.json() {
+				return errNoJSON
+			}
 			run.interactive(cmd)
-			if err := run.prepare(cmd); err != nil {
+			if err := run.prepare(cmd, false); err != nil {
 				return err
 			}
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
@@ -115,6 +122,9 @@ func newAttachCmd() *cobra.Command {
 			"and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
 		Args: usageArgs(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if c.json() {
+				return errNoJSON
+			}
 			pid, err := parsePID(args[1])
 			if err != nil {
 				return err

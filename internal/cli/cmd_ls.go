@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -24,6 +25,9 @@ func newLsCmd() *cobra.Command {
 		Args:    usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
+				if len(labels) > 0 {
+					return usageError{errors.New("--label chooses sandboxes: name one, or give labels")}
+				}
 				return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 					return c.listProcesses(ctx, cmd, cl, id, quiet)
 				})
@@ -167,6 +171,9 @@ func newConsoleCmd() *cobra.Command {
 			"on with what comes, to the end of the sandbox.",
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if follow && c.json() {
+				return errNoJSON
+			}
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				if follow {
 					return followConsole(ctx, cl, id, cmd.OutOrStdout())

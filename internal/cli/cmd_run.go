@@ -39,9 +39,12 @@ func newRunCmd() *cobra.Command {
 			}
 			run.bound = !keep
 			if len(run.req.Args) == 0 {
+				if c.json() {
+					return usageError{errors.New("-o json: COMMAND is missing")}
+				}
 				run.interactive(cmd)
 			}
-			if err := run.prepare(cmd); err != nil {
+			if err := run.prepare(cmd, c.json()); err != nil {
 				return err
 			}
 			if !run.flags.Changed("timeout") && !run.flags.Changed("timeout-secs") {
@@ -73,7 +76,8 @@ func newRunCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	run.register(f)
+	run.register(f, "kill the command after so many seconds (no limit unless it is given)")
+	f.Lookup("timeout").DefValue = "0" // it says no default
 	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
 	network.register(f)
 	limits.register(f)

@@ -28,9 +28,12 @@ type command struct {
 	flags *pflag.FlagSet
 }
 
-func (c *command) register(f *pflag.FlagSet) {
+// errNoJSON refuses -o json where what a sandbox says is passed on as it comes.
+var errNoJSON = usageError{errors.New("-o json: it goes without this: output is passed on as it comes")}
+
+func (c *command) register(f *pflag.FlagSet, timeoutUsage string) {
 	f.SetInterspersed(false)
-	timeoutFlag(f, &c.req.TimeoutSecs, "kill the command after so many seconds (no limit with -i, -t and -d)")
+	timeoutFlag(f, &c.req.TimeoutSecs, timeoutUsage)
 	c.registerEnv(f)
 	f.BoolVarP(&c.stdin, "stdin", "i", false, "pass standard input to the command as it comes")
 	f.BoolVarP(&c.tty, "tty", "t", false, "give the command a terminal")
@@ -59,8 +62,11 @@ func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error
 	return false, nil
 }
 
-// prepare makes the request of what the flags say.
-func (c *command) prepare(cmd *cobra.Command) (err error) {
+// prepare makes the request of what the flags say. With json the output is wanted as a whole.
+func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
+	if json && (c.stdin || c.tty) {
+		return usageError{errors.New("-o json shows the whole output at the end: it goes without --stdin and --tty")}
+	}
 	if c.detach && (c.stdin || c.tty) {
 		return usageError{errors.New("--detach goes without --stdin and --tty: attach to the process ('forkd attach')")}
 	}
