@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/jail/violation"
 )
 
 // sleeper starts a process that ends only when it is killed, and returns the file it is recorded
@@ -152,5 +154,22 @@ func TestBothEndsOfALogAreKept(t *testing.T) {
 			t.Errorf("of %d bytes: %d, want %d that are the ends", size, len(got), len(want))
 		}
 		_ = f.Close()
+	}
+}
+
+// Of what is kept of the longest report of Go's runtime it can still be told which call ended it.
+func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
+	f, err := newLog("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const begin, end = "SIGSYS: bad system call\nPC=0x47a2ce m=0 sigcode=1\n", "\nrax    0x29\nrbx    0x0\n"
+	goroutines := strings.Repeat("goroutine 7 [select]:\n", 4<<20/22)
+	if _, err := f.WriteString(begin + goroutines + end); err != nil {
+		t.Fatal(err)
+	}
+	if call := violation.Call(readLog(f)); call != "socket" {
+		t.Errorf("it names %q", call)
 	}
 }
