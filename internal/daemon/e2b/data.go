@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -54,14 +55,11 @@ func (a *api) carries(r *http.Request, route inbound.Route) bool {
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
 }
 
-// sharedRoute returns what a request names to an address that all sandboxes share: by its headers,
-// or, as a signed URL to a file, only by its signature. What it names may not be there: then the
-// id is empty, or the port 0.
-func (a *api) sharedRoute(r *http.Request) inbound.Route {
+// sharedRoute returns what a request names by its headers to an address that all sandboxes share.
+// What it names may not be there: then the id is empty, or the port 0.
+func sharedRoute(r *http.Request) inbound.Route {
 	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath()}
-	if route.ID == "" {
-		route.ID = a.signer(r)
-	} else if text := r.Header.Get(portHeader); text != "" {
+	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
 		route.Port, _ = inbound.ParsePort(text)
 	}
 	route.Agent = isAgentPort(route.Port)
@@ -79,6 +77,21 @@ func (a *api) isOwn(id string) bool {
 	return own
 }
 
+// sharedData carries a request to the sandbox that it names to an address that all share: by its
+// headers, or, as a signed URL to a file, only by its signature.
+func (a *api) sharedData(w http.ResponseWriter, r *http.Request) {
+	route := sharedRoute(r)
+	if route.ID == "" {
+		var err error
+		if route.ID, err = a.signer(r); err != nil {
+			route.Open = true
+			a.failData(w, r, route, err)
+			return
+		}
+	}
+	a.data(w, r, route)
+}
+
 // data carries a request to a sandbox.
 func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
@@ -88,6 +101,7 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	if !route.Agent {
 		e.Path = "/" // what follows is the guest's business
 	}
+	route.Open = a.isStranger(r, route)
 	i, err := a.get(route.ID)
 	switch {
 	case route.ID == "":
@@ -100,29 +114,34 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 		return
 	}
 	if err := a.permit(r, route, i); err != nil {
-		w.Header().Set("Connection", "close") // a stranger, who keeps nothing of the daemon
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		a.failData(w, r, route, err)
 		return
 	}
-	if route.Agent {
+	isHealth := route.Agent && path.Clean("/"+r.URL.Path) == "/health" // open to all
+	switch {
+	case !route.Open:
 		e.Who = "e2b-token"
+	case route.Agent && !isHealth:
+		e.Who = "signed-url"
 	}
-	if n, _ := annotationOf(i); n.Resumes && i.State == sandbox.Suspended {
-		if err := a.wake(r.Context(), i, n); err != nil {
+	if n, _ := annotationOf(i); n.Resumes && i.State == sandbox.Suspended && !(route.Open && isHealth) {
+		if err := a.wake(r.Context(), i, n, route.Open); err != nil {
 			a.failData(w, r, route, err)
 			return
 		}
 	}
-	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
-	if access { // else it is for the guest's own server
+	if a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader)) { // else it is for the guest's own server
 		r.Header.Del(accessHeader)
 	}
-	route.Open = !access && !a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
 	for _, name := range []string{idHeader, portHeader, trafficHeader} {
 		r.Header.Del(name)
 	}
 	a.V1.CarryHTTP(w, r, route, a.failData)
+}
+
+// isStranger reports whether a request has none of the tokens of its sandbox.
+func (a *api) isStranger(r *http.Request, route inbound.Route) bool {
+	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) && !a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
 // permit checks the tokens of a request to a sandbox.
@@ -154,7 +173,19 @@ func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error
 }
 
 // wake brings a paused sandbox back for a request, and gives it the time that it was created with.
-func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation) error {
+// That costs far more than a request to one that runs, so strangers have it counted once more.
+func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
+	if stranger {
+		if err := a.V1.CountStranger(i.ID); err != nil {
+			return err
+		}
+	}
+	select {
+	case a.wakes <- struct{}{}:
+	default:
+		return errTooMany
+	}
+	defer func() { <-a.wakes }()
 	if _, err := a.Manager.Resume(ctx, i.ID); err != nil {
 		return err
 	}
@@ -171,8 +202,11 @@ type goneBody struct {
 }
 
 // failData answers a request that did not reach its sandbox. The SDKs take 502, and only that, for
-// a sandbox that is gone.
+// a sandbox that is gone. It logs nothing: guests and strangers could fill the log.
 func (a *api) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
+	if r.ContentLength != 0 || route.Open {
+		v1.LetGo(w)
+	}
 	var (
 		unknown *sandbox.NotFoundError
 		state   *sandbox.StateError
@@ -188,6 +222,6 @@ func (a *api) failData(w http.ResponseWriter, r *http.Request, route inbound.Rou
 	case strings.HasPrefix(r.URL.Path, "/execute"), strings.HasPrefix(r.URL.Path, "/contexts"):
 		http.Error(w, fmt.Sprint(err), bodyOf(err).Code) // the code interpreter's errors are text
 	default:
-		a.fail(w, r, err)
+		writeError(w, err)
 	}
 }

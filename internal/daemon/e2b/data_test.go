@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
@@ -226,5 +229,102 @@ func TestStrangersTakeNobodysPlaces(t *testing.T) {
 	resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/exec", header{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json"}, `{"args":["true"]}`)
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("%s %s", resp.Status, out)
+	}
+}
+
+// Who has no token of a sandbox gets an answer at once, whatever body was promised, and keeps no
+// connection.
+func TestStrangersAreLetGo(t *testing.T) {
+	r := startWith(t, v1.Limits{SignedBurst: 2, SignedPerSecond: 1e-9})
+	b := r.create(simple)
+	forged := sign("/x", "write", "", b.Access+"0", 0)
+	to := "\r\nE2b-Sandbox-Id: " + b.ID + "\r\nE2b-Sandbox-Port: "
+	for _, c := range []struct{ request, want string }{
+		{"POST / HTTP/1.1\r\nE2b-Sandbox-Id: sb-x", "502"},
+		{"POST / HTTP/1.1" + to + "0", "400"},
+		{"POST / HTTP/1.1" + to + "1", "502"},
+		{"POST / HTTP/1.1" + to + "49983", "401"},
+		{"POST /sandboxes HTTP/1.1", "401"},
+		{"POST /files HTTP/1.1", "401"},
+		{"POST " + forged + " HTTP/1.1", "401"},
+		{"POST " + forged + " HTTP/1.1", "401"},
+		{"POST " + forged + " HTTP/1.1", "429"}, // to look for who has signed it costs something
+	} {
+		conn, err := net.Dial("tcp", r.Server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetReadDeadline(time.Now().Add(30 * time.Second))
+		fmt.Fprintf(conn, "%s\r\nHost: x\r\nContent-Length: 100\r\n\r\n", c.request)
+		out, err := io.ReadAll(conn)
+		if _, status, _ := strings.Cut(string(out), " "); err != nil || !strings.HasPrefix(status, c.want) {
+			t.Errorf("%q: %q, %v, want %s and the end", c.request, out, err, c.want)
+		}
+	}
+}
+
+// The audit log tells tokens, signed URLs and strangers apart, and takes no stranger's text for the
+// name of a sandbox.
+func TestWhoIsInTheAuditLog(t *testing.T) {
+	r := start(t)
+	b := r.create(simple)
+	named := header{"E2b-Sandbox-Id": b.ID}
+	for _, c := range []struct {
+		path string
+		h    header
+		who  string
+	}{
+		{"/health", named, ""},
+		{"/health", b.header(), "e2b-token"},
+		{"/health", named.with("E2b-Sandbox-Port", "49999").with("E2B-Traffic-Access-Token", b.Traffic), "e2b-token"},
+		{sign(t.TempDir(), "read", "", b.Access, 0), named, "signed-url"},
+		{sign(t.TempDir(), "read", "", b.Access+"0", 0), named, ""},
+		{"/health", header{"E2b-Sandbox-Id": strings.Repeat("<", 60<<10)}, ""},
+	} {
+		before, err := os.Stat(r.AuditLog)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.send("GET", c.path, c.h, "")
+		line := r.auditLine(before.Size())
+		var e audit.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if e.Who != c.who || len(line) > 2000 || e.Sandbox != "" && e.Sandbox != b.ID {
+			t.Errorf("%s: %s, want %q", c.path, line, c.who)
+		}
+	}
+}
+
+// auditLine waits for the line that follows the first bytes of the audit log: it is written after
+// the answer.
+func (r *rig) auditLine(from int64) string {
+	r.t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		p, err := os.ReadFile(r.AuditLog)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if line, _, whole := strings.Cut(string(p[from:]), "\n"); whole {
+			return line
+		}
+	}
+	r.t.Fatal("there is no line in the audit log")
+	return ""
+}
+
+// A paused sandbox stays so when somebody without a token asks how it is.
+func TestHealthWakesNothing(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	if resp, out := r.send("GET", "/health", header{"E2b-Sandbox-Id": b.ID}, ""); resp.StatusCode != 502 {
+		t.Errorf("%s %s", resp.Status, out)
+	}
+	var i struct{ State string }
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" {
+		t.Errorf("it is %s", i.State)
 	}
 }

@@ -36,6 +36,7 @@ const (
 	maxBody     = 1 << 20 // bytes of a JSON body
 	bodyTimeout = time.Minute
 	maxWorks    = 256 // requests at once that change or measure something
+	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -56,6 +57,7 @@ type api struct {
 	Config
 	mux   *http.ServeMux
 	works chan struct{}
+	wakes chan struct{}
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -70,7 +72,7 @@ func New(cfg Config) http.Handler {
 	if cfg.Domain.IsSet() {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks)}
+	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes)}
 	a.routes()
 	return a
 }
@@ -89,13 +91,13 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	case below && !strings.HasPrefix(strings.ToLower(r.Host), apiLabel):
-	case isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && a.sharedRoute(r).Agent):
+	case isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent):
 		// SDKs of 2025 name the sandbox and the agent's port in headers here too. At any other port,
 		// such a path and such a key are those of a server in the sandbox.
 		a.audited(a.control).ServeHTTP(w, r)
 		return
 	case r.Header.Get(idHeader) != "" || r.URL.Path == "/files":
-		a.audited(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, a.sharedRoute(r)) }).ServeHTTP(w, r)
+		a.audited(a.sharedData).ServeHTTP(w, r)
 		return
 	}
 	a.Next.ServeHTTP(w, r)
@@ -171,7 +173,7 @@ func (a *api) work(h handler) handler {
 		select {
 		case a.works <- struct{}{}:
 		default:
-			return &failure{http.StatusServiceUnavailable, "too many requests at once; try again"}
+			return errTooMany
 		}
 		defer func() { <-a.works }()
 		return h(w, r)
@@ -182,8 +184,7 @@ func (a *api) work(h handler) handler {
 func (a *api) control(w http.ResponseWriter, r *http.Request) {
 	who, err := a.identify(r)
 	if err != nil {
-		w.Header().Set("Connection", "close") // who may not make it keeps nothing of the daemon
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		v1.LetGo(w)
 		a.fail(w, r, err)
 		return
 	}

@@ -20,6 +20,9 @@ type failure struct {
 
 func (f *failure) Error() string { return f.msg }
 
+// errTooMany refuses what would be one too many at once.
+var errTooMany = &failure{http.StatusServiceUnavailable, "too many requests at once; try again"}
+
 func badRequest(format string, args ...any) error {
 	return &failure{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
@@ -41,10 +44,14 @@ type errorBody struct {
 }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
-	body := bodyOf(err)
-	if body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented && r.Context().Err() == nil {
+	if body := bodyOf(err); body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
+	writeError(w, err)
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	body := bodyOf(err)
 	if body.Code == http.StatusTooManyRequests || body.Code == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", retryAfter)
 	}

@@ -64,20 +64,24 @@ func (a *api) checkSignature(r *http.Request, id string) error {
 	return nil
 }
 
-// signer returns the sandbox whose token signed a request to a file that names none: where all
-// sandboxes share one address, such a URL has nothing else to tell them apart.
-func (a *api) signer(r *http.Request) string {
+// signer returns the sandbox whose token signed a request to a file that names none, or "": where
+// all sandboxes share one address, such a URL has nothing else to tell them apart. To look takes
+// hashes for every sandbox, so it is done only as often as strangers may come to one.
+func (a *api) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
-		return ""
+		return "", nil
 	}
 	q := r.URL.Query()
 	if len(q.Get("signature")) != signatureSize {
-		return ""
+		return "", nil
+	}
+	if err := a.V1.CountStranger(""); err != nil {
+		return "", err
 	}
 	for _, i := range a.Manager.List() {
 		if a.isSigned(r, q, i.ID) {
-			return i.ID
+			return i.ID, nil
 		}
 	}
-	return ""
+	return "", nil
 }

@@ -113,7 +113,7 @@ const maxDial = 30 * time.Second
 // nothing: guests could fill the log.
 func (a *api) failInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
 	if r.ContentLength != 0 || errors.Is(err, errTooOften) {
-		letGo(w) // who comes with a signed URL is a stranger too
+		LetGo(w) // who comes with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
 	w.Header().Set(audit.RequestIDHeader, audit.From(r.Context()).RequestID)
@@ -165,7 +165,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 			err = a.mayReach(r)
 		}
 		if err != nil {
-			letGo(w)
+			LetGo(w)
 			a.failInbound(w, r, route, err)
 			return
 		}

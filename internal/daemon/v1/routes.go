@@ -219,7 +219,7 @@ func (a *api) authorized(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a.isOpen(r.URL.Path) {
 			if r.ContentLength != 0 {
-				letGo(w)
+				LetGo(w)
 			}
 			next.ServeHTTP(w, r)
 			return
@@ -237,13 +237,13 @@ func (a *api) authorized(next http.Handler) http.Handler {
 
 // refuse answers a request of somebody who may not make it.
 func refuse(w http.ResponseWriter, status int, msg string) {
-	letGo(w)
+	LetGo(w)
 	writeProblem(w, &requestError{status, msg})
 }
 
-// letGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:
+// LetGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:
 // the server does not wait for a body that may never come.
-func letGo(w http.ResponseWriter) {
+func LetGo(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a connection without deadlines is a test's
 }

@@ -25,5 +25,10 @@ func (s *Server) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound
 	s.api.carryHTTP(w, r, route, fail)
 }
 
+// CountStranger counts what somebody without a token makes the daemon do for a sandbox, besides the
+// requests that CarryHTTP counts; or for none, where id is empty. It returns the error with which
+// that is refused.
+func (s *Server) CountStranger(id string) error { return s.api.strangers.enter(id) }
+
 // StatusOf chooses the HTTP status of an error of the sandbox manager or the store.
 func StatusOf(err error) int { return problemOf(err).Status }
