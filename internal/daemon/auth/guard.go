@@ -50,7 +50,8 @@ func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs)
 
 // Identify returns who makes a request, by the token that it has in TokenHeader or in
 // Authorization, or by its connection: the user at the other end of the unix socket, or, where no
-// token is demanded, the name in the client's certificate.
+// token is demanded, the name in the client's certificate. A user for whom there is no rule is named
+// beside the error: like all who prove nothing, he is not to have a connection any longer.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that came in another way, such as the API keys of E2B's
@@ -67,7 +68,8 @@ func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 		return p, nil
 	}
 	if peer, ok := PeerFrom(r.Context()); ok {
-		return g.byPeer(peer), nil
+		who := g.byPeer(peer)
+		return who, who.Need(Read)
 	}
 	switch {
 	case g.Tokens != nil:

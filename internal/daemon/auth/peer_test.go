@@ -1,8 +1,10 @@
 package auth
 
 import (
+	"context"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -39,6 +41,11 @@ func TestByPeer(t *testing.T) {
 	} {
 		if got := g.byPeer(Peer{UID: c.uid, GID: c.gid}); got.Scope != c.want {
 			t.Errorf("uid %d, gid %d: %+v, want the scope %v", c.uid, c.gid, got, c.want)
+		}
+		r := httptest.NewRequest("POST", "/", nil)
+		who, err := g.Identify(r.WithContext(context.WithValue(r.Context(), peerKey{}, Peer{UID: c.uid, GID: c.gid})))
+		if (err != nil) != (c.want == 0) || who.Who == "" {
+			t.Errorf("uid %d, gid %d: %+v, %v", c.uid, c.gid, who, err)
 		}
 	}
 }

@@ -13,6 +13,7 @@
 package e2b
 
 import (
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -183,12 +184,12 @@ func (a *api) work(h handler) handler {
 // control answers a request to the control plane of somebody who may make it.
 func (a *api) control(w http.ResponseWriter, r *http.Request) {
 	who, err := a.identify(r)
+	audit.From(r.Context()).Who = who.Who
 	if err != nil {
 		v1.LetGo(w)
 		a.fail(w, r, err)
 		return
 	}
-	audit.From(r.Context()).Who = who.Who
 	a.mux.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
 }
 
@@ -212,6 +213,9 @@ func (a *api) identify(r *http.Request) (auth.Principal, error) {
 		who, err = a.Guard.IdentifyByAPIKey(r, key)
 	} else {
 		who, err = a.Guard.Identify(r)
+	}
+	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
+		return who, err
 	}
 	if err != nil {
 		return who, &failure{http.StatusUnauthorized, "X-API-Key is missing or wrong: want a token of the daemon"}

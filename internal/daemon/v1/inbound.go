@@ -176,6 +176,9 @@ func (a *api) byHost(next http.Handler) http.Handler {
 // mayReach reports whether who makes a request by a host name may reach ports.
 func (a *api) mayReach(r *http.Request) error {
 	who, err := a.Guard.Identify(r)
+	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
+		return err
+	}
 	if err != nil {
 		return &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
 	}

@@ -8,6 +8,7 @@ package v1
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -225,12 +226,17 @@ func (a *api) authorized(next http.Handler) http.Handler {
 			return
 		}
 		who, err := a.Guard.Identify(r)
+		audit.From(r.Context()).Who = who.Who
+		if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
+			LetGo(w)
+			writeProblem(w, err)
+			return
+		}
 		if err != nil {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			refuse(w, http.StatusUnauthorized, err.Error())
 			return
 		}
-		audit.From(r.Context()).Who = who.Who
 		next.ServeHTTP(w, r.WithContext(auth.With(r.Context(), who)))
 	})
 }
