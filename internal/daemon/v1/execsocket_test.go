@@ -109,11 +109,6 @@ func TestTerminalOfACommand(t *testing.T) {
 	}
 	fmt.Fprintln(r, "x") // dash looks at its traps when the read returns
 	r.await(t, "33 99\r\n")
-	if err := cl.ResizeProcess(t.Context(), id, r.PID, client.TTYSize{Cols: 88, Rows: 22}); err != nil {
-		t.Fatal(err)
-	}
-	fmt.Fprintln(r, "x")
-	r.await(t, "22 88\r\n")
 	if err := r.CloseStdin(); err != nil {
 		t.Fatal(err)
 	}
@@ -280,11 +275,16 @@ func TestDetachedCommands(t *testing.T) {
 // Whoever attaches to a process with a terminal can type too.
 func TestAttachToATerminal(t *testing.T) {
 	cl, _, id := forked(t)
-	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"cat"}, TTY: &client.TTYSize{}})
+	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "read line; stty size; exec cat"}, TTY: &client.TTYSize{}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := cl.ResizeProcess(t.Context(), id, pid, client.TTYSize{Cols: 88, Rows: 22}); err != nil {
+		t.Fatal(err)
+	}
 	r := run(t, func() (*client.Process, error) { return cl.Attach(t.Context(), id, pid) })
+	fmt.Fprintln(r, "size")
+	r.await(t, "size\r\n22 88\r\n")
 	fmt.Fprintln(r, "echo")
 	r.await(t, "echo\r\necho\r\n")
 	if err := r.CloseStdin(); err != nil {
