@@ -128,8 +128,8 @@ func (a *api) routes() {
 	}{
 		{"POST /sandboxes", auth.Run, a.work(a.createV1)},
 		{"POST /v2/sandboxes", auth.Run, a.work(a.create)},
-		{"GET /sandboxes", auth.Read, a.listV1},
-		{"GET /v2/sandboxes", auth.Read, a.list},
+		{"GET /sandboxes", auth.Read, a.V1.Listing(a.listV1)},
+		{"GET /v2/sandboxes", auth.Read, a.V1.Listing(a.list)},
 		{"GET /sandboxes/metrics", auth.Read, a.work(a.metricsOfMany)},
 		{"GET /sandboxes/{id}", auth.Run, a.info}, // with the token of the sandbox
 		{"DELETE /sandboxes/{id}", auth.Run, a.kill},
@@ -146,9 +146,9 @@ func (a *api) routes() {
 		{"POST /sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
 		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
 		{"POST /sandboxes/{id}/snapshots", auth.Run, a.work(a.createSnapshot)},
-		{"GET /snapshots", auth.Read, a.listSnapshots},
-		{"GET /templates", auth.Read, a.listTemplates},
-		{"GET /v2/templates", auth.Read, a.listTemplates},
+		{"GET /snapshots", auth.Read, a.V1.Listing(a.listSnapshots)},
+		{"GET /templates", auth.Read, a.V1.Listing(a.listTemplates)},
+		{"GET /v2/templates", auth.Read, a.V1.Listing(a.listTemplates)},
 		{"GET /templates/{id}", auth.Read, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, a.work(a.deleteTemplate)},

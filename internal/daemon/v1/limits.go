@@ -7,12 +7,15 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
 // Limits bound what clients and guests can hold of the daemon. A zero field is its default.
 type Limits struct {
 	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
 	PerSandbox int           // of the calls to guests, those to one; 128
+	Lists      int           // answers at once with all that there is of a kind, half of them for one client; 64
 	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
 
 	// Streams to ports of guests at once, and of these, those to one guest; and the same of those
@@ -35,7 +38,7 @@ func (l Limits) withDefaults() Limits {
 		field *int
 		def   int
 	}{
-		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
+		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Lists, 64}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
 		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000}, {&l.Followers, 128},
 	} {
 		if *d.field == 0 {
@@ -58,21 +61,22 @@ func (l Limits) withDefaults() Limits {
 }
 
 // gate counts the requests of one kind that are served at once. More are turned away instead of
-// queued. A guest or a client can make some requests last: those that end sandboxes or say what
-// there is pass no gate, and can always be made.
+// queued. A guest or a client can make some requests last: those that end sandboxes pass no gate, and
+// can always be made. Lists can be large, and wait in memory for who asked: they have a gate of
+// their own.
 type gate struct {
 	limit, each int
 
 	mu    sync.Mutex
 	total int
-	by    map[string]int // of the total, by sandbox
+	by    map[string]int // of the total, by sandbox, or by client
 }
 
 func newGate(limit, each int) *gate { return &gate{limit: limit, each: each, by: make(map[string]int)} }
 
 var errTooMany = &requestError{http.StatusServiceUnavailable, "too many requests at once; try again"}
 
-// enter counts a request that concerns a sandbox, or none. The caller leaves if there is no error.
+// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there is no error.
 func (g *gate) enter(id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -101,6 +105,19 @@ func through(g *gate, h handler) handler {
 			return err
 		}
 		defer g.leave(id)
+		return h(w, r)
+	}
+}
+
+// listing lets a handler of a list be called through the gate of lists. No client keeps the others
+// from what there is.
+func (a *api) listing(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		who := auth.From(r.Context()).Who
+		if err := a.lists.enter(who); err != nil {
+			return err
+		}
+		defer a.lists.leave(who)
 		return h(w, r)
 	}
 }

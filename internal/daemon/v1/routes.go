@@ -76,6 +76,7 @@ type api struct {
 	streams, signedStreams *gate
 	strangers              *strangers
 	guests                 *gate // of calls to guests
+	lists                  *gate
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -104,6 +105,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	calls := func() *gate { return newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
 	guests, control, work := calls(), calls(), calls()
 	a.guests = guests
+	a.lists = newGate(cfg.Limits.Lists, max(1, cfg.Limits.Lists/2))
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
@@ -124,14 +126,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("GET /openapi.json", documentJSON)
 	handle("GET /docs", documentPage)
 	handle("GET /metrics", func(w http.ResponseWriter, r *http.Request) error { cfg.Metrics.ServeHTTP(w, r); return nil })
-	handle("GET /v1/snapshots", a.listSnapshots)
+	handle("GET /v1/snapshots", a.listing(a.listSnapshots))
 	handle("POST /v1/snapshots", a.once(through(work, a.createSnapshot)))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
 	handle("GET /v1/snapshots/{tag}/info", a.snapshotInfo)
 	handle("POST /v1/snapshots/{tag}/compact", through(work, a.compactSnapshot))
 	handle("POST /v1/snapshots/{tag}/verify", through(work, a.verifySnapshot))
 	handle("POST /v1/forks", a.once(through(work, a.fork)))
-	handle("GET /v1/sandboxes", a.listSandboxes)
+	handle("GET /v1/sandboxes", a.listing(a.listSandboxes))
 	handle("POST /v1/sandboxes", a.once(through(work, a.createSandboxes)))
 	handle("GET /v1/sandboxes/{id}", a.getSandbox)
 	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
@@ -174,7 +176,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
 	handle("GET /v1/events", through(newGate(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
-	handle("GET /v1/workspaces", a.listWorkspaces)
+	handle("GET /v1/workspaces", a.listing(a.listWorkspaces))
 	handle("POST /v1/workspaces", a.once(through(work, a.createWorkspace)))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)
 	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)

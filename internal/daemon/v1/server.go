@@ -30,5 +30,10 @@ func (s *Server) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound
 // that is refused.
 func (s *Server) CountStranger(id string) error { return s.api.strangers.enter(id) }
 
+// Listing lets a list be made and written by f, if there are not too many of them at once.
+func (s *Server) Listing(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+	return s.api.listing(f)
+}
+
 // StatusOf chooses the HTTP status of an error of the sandbox manager or the store.
 func StatusOf(err error) int { return problemOf(err).Status }

@@ -1,0 +1,55 @@
+package e2b_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+)
+
+// stuckWriter is a client that takes nothing.
+type stuckWriter struct {
+	http.ResponseWriter
+	begun chan bool
+	end   chan bool
+}
+
+func (w stuckWriter) Write(p []byte) (int, error) {
+	w.begun <- true
+	<-w.end
+	return len(p), nil
+}
+
+// Lists wait in memory for their clients, so there are only so many at once, of this API and of /v1
+// together.
+func TestListsAreLimited(t *testing.T) {
+	r := startWith(t, v1.Limits{Lists: 2})
+	bearer := header{"Authorization": "Bearer " + apirig.Token}
+	lists := []string{"/v1/sandboxes", "/v1/snapshots", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots", "/templates", "/v2/templates"}
+	for _, path := range lists {
+		stuck := stuckWriter{httptest.NewRecorder(), make(chan bool, 1), make(chan bool)}
+		done := make(chan bool)
+		go func() {
+			req := httptest.NewRequest("GET", path, nil)
+			req.Header.Set("Authorization", "Bearer "+apirig.Token)
+			r.Server.Config.Handler.ServeHTTP(stuck, req)
+			close(done)
+		}()
+		<-stuck.begun
+		for _, other := range lists {
+			if resp, out := r.send("GET", other, bearer, ""); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+				t.Errorf("%s during %s: %s %s", other, path, resp.Status, out)
+			}
+		}
+		if resp, out := r.send("DELETE", "/sandboxes/sb-x", bearer, ""); resp.StatusCode != http.StatusNotFound {
+			t.Errorf("an end during %s: %s %s", path, resp.Status, out)
+		}
+		close(stuck.end)
+		<-done
+		if resp, out := r.send("GET", path, bearer, ""); resp.StatusCode != http.StatusOK {
+			t.Errorf("%s afterwards: %s %s", path, resp.Status, out)
+		}
+	}
+}
