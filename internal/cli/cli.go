@@ -73,16 +73,20 @@ func printableText(text string) string {
 
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "forkd",
-		Short:         "Fork warm microVMs in milliseconds",
-		Version:       version,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		Args: usageArgs(func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q", args[0])
+		Use:                        "forkd",
+		Short:                      "Fork warm microVMs in milliseconds",
+		Version:                    version,
+		SilenceErrors:              true,
+		SilenceUsage:               true,
+		SuggestionsMinimumDistance: 2,
+		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
 			}
-			return nil
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				return fmt.Errorf("unknown command %q: did you mean 'forkd %s'?", args[0], near[0])
+			}
+			return fmt.Errorf("unknown command %q", args[0])
 		}),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}

@@ -44,7 +44,7 @@ func newForkCmd() *cobra.Command {
 				}
 			}
 			if given != 1 {
-				return errors.New("accepts 1 arg, a snapshot's tag, or --from-sandbox")
+				return errors.New("name one snapshot ('forkd images' lists them), or give --from-sandbox ID")
 			}
 			return nil
 		}),

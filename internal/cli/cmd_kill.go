@@ -22,7 +22,9 @@ func newKillCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
-		Short:   "End sandboxes and remove everything of them",
+
+		SuggestFor: []string{"stop"},
+		Short:      "End sandboxes and remove everything of them",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three (--label beside or instead of --tag)")}
