@@ -69,7 +69,7 @@ type ExecResult struct {
 	StderrTruncated bool   `json:"stderr_truncated"`
 
 	// StdoutBytes and StderrBytes are set where the output is not UTF-8, which text in JSON would
-	// not carry unharmed.
+	// not carry unharmed, or large and full of control characters, which are then not in the text.
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`
 	StderrBytes []byte `json:"stderr_base64,omitempty"`
 }
@@ -84,7 +84,7 @@ type ExecEvent struct {
 	Started *ExecStarted `json:"started,omitempty"`
 
 	// Output, in lines of JSON only: over a WebSocket it comes in binary messages. It is text where
-	// it is UTF-8 without NUL bytes, and bytes otherwise.
+	// it is UTF-8 without NUL bytes and with few control characters, and bytes otherwise.
 	Stdout      string `json:"stdout,omitempty"`
 	Stderr      string `json:"stderr,omitempty"`
 	StdoutBytes []byte `json:"stdout_base64,omitempty"`

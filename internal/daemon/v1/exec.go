@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -189,14 +188,9 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	answer := apiv1.ExecResult{ExecEnd: execEnd(res), Stdout: string(res.Stdout), Stderr: string(res.Stderr),
-		StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated}
-	if !utf8.Valid(res.Stdout) {
-		answer.StdoutBytes = res.Stdout
-	}
-	if !utf8.Valid(res.Stderr) {
-		answer.StderrBytes = res.Stderr
-	}
+	answer := apiv1.ExecResult{ExecEnd: execEnd(res), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated}
+	answer.Stdout, answer.StdoutBytes = textOf(res.Stdout)
+	answer.Stderr, answer.StderrBytes = textOf(res.Stderr)
 	return writeJSON(w, http.StatusOK, answer)
 }
 

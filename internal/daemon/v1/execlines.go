@@ -1,10 +1,10 @@
 package v1
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -60,10 +60,9 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, fol
 	return nil
 }
 
-// dataEvent is a part of an output, as text where it is some: UTF-8 without NUL bytes, which are as
-// good as never a text's and take six bytes each in JSON.
+// dataEvent is a part of an output, as text where it is some.
 func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
-	switch text := utf8.Valid(p) && bytes.IndexByte(p, 0) < 0; {
+	switch text := isText(p); {
 	case s == agentclient.Stdout && text:
 		return apiv1.ExecEvent{Stdout: string(p)}
 	case s == agentclient.Stdout:
@@ -72,6 +71,44 @@ func dataEvent(s agentclient.Stream, p []byte) apiv1.ExecEvent {
 		return apiv1.ExecEvent{Stderr: string(p)}
 	}
 	return apiv1.ExecEvent{StderrBytes: p}
+}
+
+// isText reports whether an output goes into JSON as text: UTF-8 without NUL bytes and with no more
+// control characters than coloring takes. Each takes six bytes there, and a guest could have the
+// daemon hold six times of what its outputs are bounded to.
+func isText(p []byte) bool {
+	controls := 0
+	for _, c := range p {
+		switch {
+		case c == 0:
+			return false
+		case c < ' ' && c != '\t' && c != '\n' && c != '\r':
+			controls++
+		}
+	}
+	return controls <= 4+len(p)/8 && utf8.Valid(p)
+}
+
+// smallOutput is how many bytes are answered as text whatever they are, for clients that know nothing
+// else.
+const smallOutput = 64 << 10
+
+// textOf is a whole output as text, and its bytes where that is not all of it. From a large output
+// that is no text, control characters are left out there.
+func textOf(p []byte) (text string, raw []byte) {
+	if len(p) <= smallOutput || isText(p) {
+		if !utf8.Valid(p) {
+			raw = p
+		}
+		return string(p), raw
+	}
+	clean := func(r rune) rune {
+		if r < ' ' && r != '\t' && r != '\n' && r != '\r' {
+			return -1
+		}
+		return r
+	}
+	return strings.Map(clean, strings.ToValidUTF8(string(p), "\uFFFD")), p
 }
 
 // lastEvent says how a command ended, or why nobody knows.
