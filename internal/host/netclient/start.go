@@ -37,6 +37,10 @@ const (
 // whose scores vmmclient sets, and before the daemon.
 const oomScore = 250
 
+// cpuWeight is the most that there is: all sandboxes wait for this one process, which would have the
+// share of one of them among those that are busy.
+const cpuWeight = 10_000
+
 // memory is the most that forkd-net may have, in MiB.
 func memory() (uint64, error) {
 	var host unix.Sysinfo_t
@@ -54,7 +58,7 @@ func (c *Client) newLeaf() (leaf *cgroup.Leaf, env []string, err error) {
 	}
 	most, err := memory()
 	if err == nil {
-		err = leaf.Set(vm.Limits{MemoryMiB: most}, 0)
+		err = leaf.Set(vm.Limits{MemoryMiB: most, CPUWeight: cpuWeight}, 0)
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, leaf.Remove())
