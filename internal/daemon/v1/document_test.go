@@ -7,9 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"gopkg.in/yaml.v3"
-
-	apidoc "github.com/forkd/forkd/api"
+	"github.com/forkd/forkd/internal/apitest"
 )
 
 // notMuxed are the operations of the document that are routed before the mux, which would clean
@@ -21,24 +19,8 @@ var notDocumented = []string{"GET /healthz/{$}", "/"}
 
 // Every route is in the document, and the other way round.
 func TestDocumentHasTheRoutes(t *testing.T) {
-	p, err := apidoc.FS.ReadFile("openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc struct {
-		Paths map[string]map[string]any `yaml:"paths"`
-	}
-	if err := yaml.Unmarshal(p, &doc); err != nil {
-		t.Fatal(err)
-	}
-	documented := slices.Clone(notDocumented)
-	for path, item := range doc.Paths {
-		for method := range item {
-			if o := strings.ToUpper(method) + " " + path; method != "parameters" && !slices.Contains(notMuxed, o) {
-				documented = append(documented, o)
-			}
-		}
-	}
+	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
+	documented = append(documented, notDocumented...)
 	_, routes := routed(Config{Metrics: http.NotFoundHandler()})
 	slices.Sort(documented)
 	slices.Sort(routes)

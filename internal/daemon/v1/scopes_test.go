@@ -9,39 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"gopkg.in/yaml.v3"
-
-	apidoc "github.com/forkd/forkd/api"
+	"github.com/forkd/forkd/internal/apitest"
 	"github.com/forkd/forkd/internal/daemon/auth"
 )
-
-// documented returns the routes of the document, as patterns.
-func documented(t *testing.T) (routes []string) {
-	t.Helper()
-	p, err := apidoc.FS.ReadFile("openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc struct {
-		Paths map[string]map[string]any `yaml:"paths"`
-	}
-	if err := yaml.Unmarshal(p, &doc); err != nil {
-		t.Fatal(err)
-	}
-	for path, item := range doc.Paths {
-		for _, method := range []string{"get", "head", "post", "put", "patch", "delete"} {
-			if item[method] != nil {
-				routes = append(routes, strings.ToUpper(method)+" "+path)
-			}
-		}
-	}
-	return routes
-}
 
 // Every route of the document has its scope, and the table has no other.
 func TestEveryRouteHasAScope(t *testing.T) {
 	table := scopes()
-	for _, route := range documented(t) {
+	for _, route := range apitest.Routes(t) {
 		if _, ok := table[route]; !ok {
 			t.Errorf("%s has no scope: add it to the table in scopes.go", route)
 		}
@@ -85,7 +60,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 		return w.Code
 	}
 	refusals := 0
-	for _, route := range documented(t) {
+	for _, route := range apitest.Routes(t) {
 		want := scopes()[route]
 		if want == open {
 			continue

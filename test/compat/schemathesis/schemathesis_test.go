@@ -15,11 +15,9 @@ import (
 	"strings"
 	"testing"
 
-	"gopkg.in/yaml.v3"
-
-	"github.com/forkd/forkd/api"
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/apitest"
 	"github.com/forkd/forkd/internal/embedded"
 )
 
@@ -59,34 +57,21 @@ func TestSchemathesis(t *testing.T) {
 // configOf gives every operation on a sandbox or a snapshot one of its own, which is there: others
 // would be answered with 404 only. Those that remove them make up names.
 func configOf(t *testing.T, rig *apirig.Rig) string {
-	p, err := api.FS.ReadFile("openapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var doc struct {
-		Paths map[string]map[string]any `yaml:"paths"`
-	}
-	if err := yaml.Unmarshal(p, &doc); err != nil {
-		t.Fatal(err)
-	}
 	var config strings.Builder
-	for path, item := range doc.Paths {
-		for method := range item {
-			if !slices.Contains([]string{"get", "put", "post"}, method) {
-				continue
+	for _, route := range apitest.Routes(t) {
+		method, path, _ := strings.Cut(route, " ")
+		if !slices.Contains([]string{"GET", "PUT", "POST"}, method) {
+			continue
+		}
+		switch {
+		case strings.Contains(path, "/{id}"):
+			f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "base", N: 1})
+			if err != nil {
+				t.Fatal(err)
 			}
-			switch {
-			case strings.Contains(path, "/{id}"):
-				f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "base", N: 1})
-				if err != nil {
-					t.Fatal(err)
-				}
-				fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q }\n",
-					strings.ToUpper(method)+" "+path, f.Sandboxes[0].ID)
-			case strings.Contains(path, "/{tag}"):
-				fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.tag\" = \"base\" }\n",
-					strings.ToUpper(method)+" "+path)
-			}
+			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q }\n", route, f.Sandboxes[0].ID)
+		case strings.Contains(path, "/{tag}"):
+			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.tag\" = \"base\" }\n", route)
 		}
 	}
 	return config.String()
