@@ -11,74 +11,65 @@ import (
 // ReadFile opens a file of the guest as user (empty: the default user; relative paths are in the
 // user's home). The caller bounds how much it reads and closes it.
 func (c *Client) ReadFile(ctx context.Context, path, user string) (io.ReadCloser, error) {
-	op := "read file " + path
-	resp, err := c.filesRequest(ctx, http.MethodGet, "/files", path, user, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		defer resp.Body.Close()
-		return nil, httpError(op, resp)
-	}
-	return resp.Body, nil
+	return c.download(ctx, "read file", "/files", path, user)
 }
 
 // WriteFile writes a file of the guest as user, creating its directories and replacing what is
 // there.
 func (c *Client) WriteFile(ctx context.Context, path, user string, content io.Reader) error {
-	op := "write file " + path
-	resp, err := c.filesRequest(ctx, http.MethodPost, "/files", path, user, content)
-	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return httpError(op, resp)
-	}
-	return nil
+	return c.upload(ctx, "write file", "/files", path, user, content)
 }
 
 // ReadTree packs what is below a directory of the guest as a tar archive, as user. The caller
 // distrusts it, bounds how much it reads, and closes it.
 func (c *Client) ReadTree(ctx context.Context, path, user string) (io.ReadCloser, error) {
-	op := "read directory " + path
-	resp, err := c.filesRequest(ctx, http.MethodGet, "/archive", path, user, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		defer resp.Body.Close()
-		return nil, httpError(op, resp)
-	}
-	return resp.Body, nil
+	return c.download(ctx, "read directory", "/archive", path, user)
 }
 
 // WriteTree unpacks a tar archive in a directory of the guest, which is made if there is none. What
 // it makes belongs to user.
 func (c *Client) WriteTree(ctx context.Context, path, user string, archive io.Reader) error {
-	op := "write directory " + path
-	resp, err := c.filesRequest(ctx, http.MethodPost, "/archive", path, user, archive)
+	return c.upload(ctx, "write directory", "/archive", path, user, archive)
+}
+
+func (c *Client) download(ctx context.Context, what, route, path, user string) (io.ReadCloser, error) {
+	resp, err := c.filesRequest(ctx, http.MethodGet, what, route, path, user, nil)
 	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return nil, err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusNoContent {
-		return httpError(op, resp)
+	return resp.Body, nil
+}
+
+func (c *Client) upload(ctx context.Context, what, route, path, user string, content io.Reader) error {
+	resp, err := c.filesRequest(ctx, http.MethodPost, what, route, path, user, content)
+	if err != nil {
+		return err
 	}
+	_ = resp.Body.Close() // nothing is in it
 	return nil
 }
 
-func (c *Client) filesRequest(ctx context.Context, method, route, path, user string, body io.Reader) (*http.Response, error) {
+// filesRequest returns the answer of a request that the agent has carried out.
+func (c *Client) filesRequest(ctx context.Context, method, what, route, path, user string, body io.Reader) (*http.Response, error) {
+	op := what + " " + path
 	query := url.Values{"path": {path}}
 	if user != "" {
 		query.Set("username", user)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, envdURL+route+"?"+query.Encode(), body)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	if method == http.MethodPost {
 		req.Header.Set("Content-Type", "application/octet-stream")
 	}
-	return c.envd.Do(req)
+	resp, err := c.envd.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		return nil, httpError(op, resp)
+	}
+	return resp, nil
 }
