@@ -90,29 +90,18 @@ func (c wrapped) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() 
 // listen returns a listener that f serves, one goroutine a connection, as a guest that need not
 // keep to any protocol.
 func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { defer conn.Close(); f(conn.(*net.TCPConn)) }()
-		}
-	}()
-	return l
+	return listenOn(t, "tcp", "127.0.0.1:0", f)
 }
 
 // listenUnix is listen with connections like those of real guests: their ends are told apart from
 // the ends of their data.
 func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
+	return listenOn(t, "unix", t.TempDir()+"/s", f)
+}
+
+func listenOn[C net.Conn](t *testing.T, network, address string, f func(C)) net.Listener {
 	t.Helper()
-	l, err := net.Listen("unix", t.TempDir()+"/s")
+	l, err := net.Listen(network, address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +112,7 @@ func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
 			if err != nil {
 				return
 			}
-			go func() { defer conn.Close(); f(conn.(*net.UnixConn)) }()
+			go func() { defer conn.Close(); f(conn.(C)) }()
 		}
 	}()
 	return l
