@@ -34,6 +34,7 @@ func TestScriptsWithDaemon(t *testing.T) {
 		env.Setenv("FORKD_URL", rig.URL)
 		env.Setenv("FORKD_TOKEN", apirig.Token)
 		env.Setenv("ID", f.Sandboxes[0].ID)
+		env.Setenv("AUDIT", rig.AuditLog)
 		env.Setenv("USER", os.Getenv("USER"))
 		return nil
 	}

@@ -73,33 +73,26 @@ func printableText(text string) string {
 
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
-		Use:                        "forkd",
-		Short:                      "Fork warm microVMs in milliseconds",
-		Version:                    version,
-		SilenceErrors:              true,
-		SilenceUsage:               true,
-		SuggestionsMinimumDistance: 2,
-		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-				return fmt.Errorf("unknown command %q: did you mean 'forkd %s'?", args[0], near[0])
-			}
-			return fmt.Errorf("unknown command %q", args[0])
-		}),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Use:           "forkd",
+		Short:         "Fork warm microVMs in milliseconds",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          usageArgs(knownCommand),
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetIn(stdio.In)
 	root.SetOut(stdio.Out)
 	root.SetErr(stdio.Err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
+	root.PersistentFlags().Bool(noTruncFlag, false, "do not cut tables to the width of the terminal")
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
 		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newShellCmd(), newRunCmd(), newAttachCmd(), newSignalCmd(),
 		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(), newTopCmd(),
 		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
-	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd())
+	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd(),
+		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd())
 	return root
 }

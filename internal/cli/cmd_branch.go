@@ -15,12 +15,19 @@ func newBranchCmd() *cobra.Command {
 	var c common
 	var req client.BranchRequest
 	cmd := &cobra.Command{
-		Use:   "branch ID",
-		Short: "Make a snapshot of a running sandbox",
+		Use:     "branch ID [TAG]",
+		Aliases: []string{"commit"},
+		Short:   "Make a snapshot of a running sandbox",
 		Long: "Memory, disk and processes of the sandbox ID become a snapshot, of one instant; the sandbox goes on running.\n" +
 			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				if req.Tag != "" {
+					return usageError{errors.New("TAG and --tag are the same: give one of them")}
+				}
+				req.Tag = args[1]
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				return branch(ctx, cmd, &c, cl, args[0], req)
 			})
@@ -32,7 +39,6 @@ func newBranchCmd() *cobra.Command {
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
 	c.completeSandboxes(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -91,7 +97,7 @@ func newRollbackCmd() *cobra.Command {
 		Short: "Put a sandbox back to a snapshot of its line",
 		Long: "Memory, disk and processes of the sandbox ID are again what they were at the snapshot; the id stays. It can go\n" +
 			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				r, err := cl.Rollback(ctx, id, to)
@@ -109,7 +115,6 @@ func newRollbackCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
 	c.completeSandboxes(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -124,7 +129,7 @@ func newSnapshotCmd() *cobra.Command {
 		Use:   "snapshot --from-sandbox ID",
 		Short: "Make a snapshot of a running sandbox; see branch",
 		Long:  "The same as 'forkd branch ID'. Snapshots of a freshly booted machine are made by 'forkd build'.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case from == "":
@@ -149,7 +154,6 @@ func newSnapshotCmd() *cobra.Command {
 	f.BoolVar(&live, "live", false, "copy while it runs")
 	f.BoolVar(&diff, "diff", false, "copy only what it has written")
 	f.BoolVar(&req.NoWait, "no-wait", false, "with --live: return when the sandbox runs again")
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

@@ -55,7 +55,7 @@ type built struct {
 }
 
 func newBuildCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var o buildOptions
 	var verbose bool
 	cmd := &cobra.Command{
@@ -63,7 +63,7 @@ func newBuildCmd() *cobra.Command {
 		Short: "Build an image from a recipe, boot it, warm it up and make it a snapshot",
 		Long: "RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one. The image and\n" +
 			"the guest kernel are made here and kept in the cache; the daemon boots them.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			recipe, err := loadRecipe(args[0])
 			if err != nil {

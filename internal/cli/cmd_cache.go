@@ -20,7 +20,7 @@ func newCacheCmd() *cobra.Command {
 		Short: "Show and clean what builds leave on this host",
 		Long: "forkd build keeps images, guest kernels and initramfses, because it takes minutes to make them. They are in\n" +
 			"$FORKD_CACHE, by default ~/.cache/forkd. Whatever is removed is made again when a build needs it.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newCacheLsCmd(), newCachePruneCmd())
@@ -38,7 +38,7 @@ func newCacheLsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List what is in the cache",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := listCache(ctx, cl)
@@ -65,7 +65,7 @@ func newCachePruneCmd() *cobra.Command {
 		Short: "Remove from the cache what no build has used for a while",
 		Long: "An image that a snapshot of the daemon is based on stays, as does the newest guest kernel. If other daemons use\n" +
 			"the same cache, remove nothing that their snapshots need: this command asks one daemon only.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if unused < 0 {
 				return usageError{fmt.Errorf("--unused-for %v is negative", unused)}
@@ -165,7 +165,7 @@ func printCached(cmd *cobra.Command, list []cached) error {
 	if len(list) == 0 {
 		return nil
 	}
-	return table(cmd.OutOrStdout(), "KIND\tSIZE\tUSED\tIN USE\tFOR\tDIRECTORY", func(row func(...any)) {
+	return table(cmd, "KIND\tSIZE\tUSED\tIN USE\tFOR\tDIRECTORY", func(row func(...any)) {
 		for _, c := range list {
 			inUse, detail := "-", c.Detail
 			if c.InUse {

@@ -53,7 +53,7 @@ func newCpCmd() *cobra.Command {
 			"left out, and what is copied in belongs to the default user.",
 		Example: "  forkd cp data.csv ID:/root/\n  forkd cp -r src ID:/root/src\n  forkd cp ID:/etc/os-release -\n" +
 			"  forkd cp -r ID:/srv - | gzip > srv.tar.gz",
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			fromID, fromPath, out := remotePath(args[0])
 			toID, toPath, in := remotePath(args[1])
@@ -67,6 +67,7 @@ func newCpCmd() *cobra.Command {
 			if t.local == "-" && !recursive && in && strings.HasSuffix(t.remote, "/") {
 				return usageError{errors.New("-: standard input has no name: name a file, or give -r for an archive")}
 			}
+			c.streams = t.local == "-"
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				t.cl = cl
 				if t.id, err = sandboxID(ctx, cl, t.id); err != nil {

@@ -25,7 +25,7 @@ func newDaemonCmd() *cobra.Command {
 		Short: "Serve the REST API and own the sandboxes of this host",
 		Long: "Serves until SIGTERM or an interrupt. Sandboxes keep running then, and the next daemon takes them over,\n" +
 			"unless --kill-on-exit is given.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.Accel != "kvm" && cfg.Accel != "tcg" {
 				return usageError{errAccel}

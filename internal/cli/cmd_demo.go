@@ -35,7 +35,7 @@ func newDemoCmd() *cobra.Command {
 			"python-numpy unless that was done before, forks children, checks an answer of each, lets one fetch from a server\n" +
 			"that its policy allows and from one that it does not, branches another, and prints what everything took. It\n" +
 			"removes its children; the emulated host and the daemon stay. Exits with 1 unless all answers are right.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(o.output); err != nil {
 				return err

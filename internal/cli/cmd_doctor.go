@@ -43,7 +43,7 @@ func newDoctorCmd() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check whether this host can run forkd, and say what to do if not",
 		Long:  "Exits with 1 if a check fails.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
@@ -57,7 +57,7 @@ func newDoctorCmd() *cobra.Command {
 			if output == "json" {
 				err = writeJSON(cmd.OutOrStdout(), findings)
 			} else {
-				err = table(cmd.OutOrStdout(), "CHECK\tRESULT\tDETAIL", func(row func(...any)) {
+				err = table(cmd, "CHECK\tRESULT\tDETAIL", func(row func(...any)) {
 					for _, f := range findings {
 						row(f.Check, f.Verdict, f.Detail)
 					}

@@ -13,7 +13,7 @@ func newE2BCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "e2b",
 		Short: "Use the daemon with E2B's SDKs",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newE2BEnvCmd())
@@ -28,7 +28,7 @@ func newE2BEnvCmd() *cobra.Command {
 		Short: "Print the environment in which programs that use E2B's SDKs find the daemon",
 		Long: "For a shell: eval \"$(forkd e2b env)\". With --domain the SDKs reach each sandbox by a host name of its own, which\n" +
 			"needs TLS with a certificate for *.DOMAIN, and a daemon with --proxy-domain.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			address, token, err := locate(cmd.Context(), c.url, cmd.ErrOrStderr())
 			if err != nil {

@@ -21,7 +21,7 @@ func newEvalCmd() *cobra.Command {
 		Short: "Evaluate code in the warm interpreter of a sandbox",
 		Long: "Evaluates CODE (read from standard input if there is none or it is -) and prints its output and the value of its last\n" +
 			"expression. The exit code is 1 after an exception and 124 after a timeout.",
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if interrupt || restart {
 				if interrupt && restart || len(args) > 1 {

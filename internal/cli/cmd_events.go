@@ -14,7 +14,7 @@ import (
 )
 
 func newEventsCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var after string
 	var labels []string
 	cmd := &cobra.Command{

@@ -16,7 +16,7 @@ const exitCodes = "The exit code is the command's, or 124 it timed out, 126 it c
 	"128+n signal n ended it."
 
 func newExecCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var run command
 	cmd := &cobra.Command{
 		Use:   "exec ID [--] COMMAND [ARG…]",
@@ -24,7 +24,7 @@ func newExecCmd() *cobra.Command {
 		Long: "Runs a command (no shell is involved) and passes its output on as it comes, byte for byte. Flags of forkd\n" +
 			"stand before COMMAND; what follows it is the command's. Ctrl-C ends the command and all that it started; with\n" +
 			"-it it is a key like others, and Ctrl-P Ctrl-Q leaves the command to itself.\n" + exitCodes,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if done, err := run.parse(cmd, args[1:]); done || err != nil {
 				return err
@@ -79,14 +79,14 @@ func shellArgs() []string {
 }
 
 func newShellCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var run command
 	cmd := &cobra.Command{
 		Use:   "shell ID",
 		Short: "Work in a sandbox with a shell",
 		Long: "Starts bash, or sh if there is none, as a login shell: with a terminal if forkd has one, and otherwise for what\n" +
 			"comes on standard input. Ctrl-P Ctrl-Q leaves it to itself (forkd attach -it). The exit code is the shell's.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
 				return errNoJSON
@@ -113,14 +113,14 @@ func (c *command) interactive(cmd *cobra.Command) {
 }
 
 func newAttachCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var run command
 	cmd := &cobra.Command{
 		Use:   "attach ID PID",
 		Short: "Follow a process that exec has started in a sandbox",
 		Long: "Passes on the output of a process (forkd ls ID lists them) from now on, and exits with its code. Ctrl-C leaves it,\n" +
 			"and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
 				return errNoJSON
@@ -151,7 +151,7 @@ func newSignalCmd() *cobra.Command {
 		Use:   "signal ID PID [SIGNAL]",
 		Short: "Send a signal to a process that exec has started in a sandbox",
 		Long:  "Sends SIGNAL, such as INT or SIGKILL (TERM if there is none), to a process and its group. forkd ls ID lists processes.",
-		Args:  usageArgs(cobra.RangeArgs(2, 3)),
+		Args:  usageArgs(arguments(2, 3)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			pid, err := parsePID(args[1])
 			if err != nil {

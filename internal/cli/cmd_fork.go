@@ -109,7 +109,6 @@ func newForkCmd() *cobra.Command {
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	old.register(f)
 	c.completeTags(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

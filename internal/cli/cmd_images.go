@@ -19,7 +19,7 @@ func newImagesCmd() *cobra.Command {
 		Use:   "images",
 		Short: "List snapshots",
 		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are left out: they go with its sandboxes.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := cl.Snapshots(ctx)
@@ -36,7 +36,7 @@ func newImagesCmd() *cobra.Command {
 					}
 					return nil
 				}
-				err = table(cmd.OutOrStdout(), "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
+				err = table(cmd, "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
 					for _, s := range list {
 						parent := s.BranchedFrom
 						if parent == "" {
@@ -56,7 +56,6 @@ func newImagesCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that forkd made for itself too")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print tags only")
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -74,7 +73,7 @@ func newRmiCmd() *cobra.Command {
 		Use:   "rmi TAG…",
 		Short: "Remove snapshots",
 		Long:  "Prints the tags of those that it removed. A snapshot that sandboxes run from is not removed; one that others build on only with a flag.",
-		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		Args:  usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			if opts.Cascade && opts.Force {
 				return usageError{errors.New("--cascade and --force exclude each other")}
@@ -103,9 +102,8 @@ func newRmiCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
-	cmd.Flags().BoolVar(&opts.Force, "force", false, "leave the snapshots that build on it behind: they have links of their own to its files")
+	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false, "leave the snapshots that build on it behind: they have links of their own to its files")
 	c.completeTags(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -115,7 +113,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot-info TAG",
 		Short: "Describe a snapshot",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				d, err := cl.Snapshot(ctx, args[0])
@@ -128,7 +126,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 				if d.Warning != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
 				}
-				return table(cmd.OutOrStdout(), "FIELD\tVALUE", func(row func(...any)) {
+				return table(cmd, "FIELD\tVALUE", func(row func(...any)) {
 					row("tag", d.Tag)
 					row("id", d.ID)
 					row("status", d.Status)
@@ -145,7 +143,6 @@ func newSnapshotInfoCmd() *cobra.Command {
 		},
 	}
 	c.completeTags(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -155,7 +152,7 @@ func newVerifyCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify TAG…",
 		Short: "Compare every file of snapshots with its digest",
-		Args:  usageArgs(cobra.MinimumNArgs(1)),
+		Args:  usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				verified := []string{}
@@ -181,7 +178,6 @@ func newVerifyCmd() *cobra.Command {
 		},
 	}
 	c.completeTags(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

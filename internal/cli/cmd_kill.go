@@ -22,9 +22,7 @@ func newKillCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
-
-		SuggestFor: []string{"stop"},
-		Short:      "End sandboxes and remove everything of them",
+		Short:   "End sandboxes and remove everything of them",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three (--label beside or instead of --tag)")}
@@ -60,8 +58,8 @@ func newKillCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes but those of workspaces")
 	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot but those of workspaces")
 	selectorFlag(cmd.Flags(), &labels)
+	noEffect(cmd.Flags(), "force", "f", "of docker; no effect: running sandboxes end too")
 	c.completeSandboxes(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

@@ -56,7 +56,7 @@ func newLabelCmd() *cobra.Command {
 		Short:   "Show the labels of a sandbox, set some, or take some away",
 		Long:    "NAME=VALUE sets a label, NAME- takes it away; the others stay. Branches and their children inherit no labels.",
 		Example: "  forkd label ID job=7 owner-\n  forkd ls --label job=7",
-		Args:    usageArgs(cobra.MinimumNArgs(1)),
+		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			change, err := parseLabelChange(args[1:])
 			if err != nil {

@@ -63,7 +63,7 @@ func newLimitCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limit ID",
 		Short: "Say what a sandbox may take from its host, and what it takes",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				l, err := cl.Limits(ctx, id)
@@ -88,7 +88,7 @@ func newLimitSetCmd() *cobra.Command {
 		Short: "Replace the limits of a sandbox",
 		Long: "The limits are replaced whole: what is not given here has none, whatever it had before. Less memory than the\n" +
 			"sandbox uses is refused.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				set, err := cl.SetLimits(ctx, id, l.Limits)
@@ -120,7 +120,7 @@ func printLimits(cmd *cobra.Command, c *common, l client.SandboxLimits) error {
 		io = strings.TrimPrefix(io+", ", "-, ") + fmt.Sprintf("%d operations/s", l.IOOpsPerSecond)
 	}
 	u := l.Usage
-	return table(cmd.OutOrStdout(), "WHAT\tLIMIT\tUSED", func(row func(...any)) {
+	return table(cmd, "WHAT\tLIMIT\tUSED", func(row func(...any)) {
 		row("memory", or(l.MemoryMiB != 0, "%d MiB", l.MemoryMiB), fmt.Sprintf("%d MiB", u.OwnMemoryBytes>>20))
 		row("swap", or(l.MemoryMiB != 0, "%d MiB", l.SwapMiB), fmt.Sprintf("%d MiB", u.SwapBytes>>20))
 		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, held back for %.1f s", u.CPUSeconds, u.ThrottledSeconds))

@@ -22,7 +22,7 @@ func newLsCmd() *cobra.Command {
 		Use:     "ls [ID]",
 		Aliases: []string{"ps"},
 		Short:   "List sandboxes, or the processes that exec has started in one",
-		Args:    usageArgs(cobra.MaximumNArgs(1)),
+		Args:    usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				if len(labels) > 0 {
@@ -50,7 +50,7 @@ func newLsCmd() *cobra.Command {
 				if c.wide() {
 					heading += "\tNETWORK\tHOSTNAME\tBRANCHES\tWORKSPACE\tLABELS"
 				}
-				return table(cmd.OutOrStdout(), heading, func(row func(...any)) {
+				return table(cmd, heading, func(row func(...any)) {
 					for _, s := range list {
 						state, pid, ready := s.State, "-", "-"
 						if s.ExitReason != "" {
@@ -77,6 +77,7 @@ func newLsCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only, or numbers of processes")
 	selectorFlag(cmd.Flags(), &labels)
+	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: sandboxes that have exited are listed too")
 	c.completeSandboxes(cmd)
 	c.hasWide = true
 	c.register(cmd)
@@ -97,42 +98,11 @@ func (c *common) listProcesses(ctx context.Context, cmd *cobra.Command, cl *clie
 		}
 		return nil
 	}
-	return table(cmd.OutOrStdout(), "PID\tCOMMAND", func(row func(...any)) {
+	return table(cmd, "PID\tCOMMAND", func(row func(...any)) {
 		for _, p := range list {
 			row(p.PID, printableText(strings.Join(strings.Fields(strings.Join(p.Args, " ")), " ")))
 		}
 	})
-}
-
-func newStatsCmd() *cobra.Command {
-	var c common
-	cmd := &cobra.Command{
-		Use:   "stats ID",
-		Short: "Say what a running sandbox costs",
-		Args:  usageArgs(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				s, err := cl.Stats(ctx, id)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), s)
-				}
-				return table(cmd.OutOrStdout(), "PID\tPSS\tPRIVATE\tGUEST DIRTY\tVMM PRIVATE\tKVM EXITS\tCPU\tMEMORY LIMIT", func(row func(...any)) {
-					kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n) }
-					limit := "-"
-					if s.Limits.MemoryMiB != 0 {
-						limit = fmt.Sprintf("%d MiB", s.Limits.MemoryMiB)
-					}
-					row(s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), kib(s.VMMPrivate), s.KVMExits, fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit)
-				})
-			})
-		},
-	}
-	c.completeSandboxes(cmd)
-	c.register(cmd)
-	return cmd
 }
 
 func newPingCmd() *cobra.Command {
@@ -140,7 +110,7 @@ func newPingCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ping ID",
 		Short: "Ask the agent of a sandbox for an answer",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				p, err := cl.Ping(ctx, id)
@@ -169,11 +139,12 @@ func newConsoleCmd() *cobra.Command {
 		Short:   "Print the last output of a sandbox's serial console",
 		Long: "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters. With -f it goes\n" +
 			"on with what comes, to the end of the sandbox.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if follow && c.json() {
 				return errNoJSON
 			}
+			c.streams = follow
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				if follow {
 					return followConsole(ctx, cl, id, cmd.OutOrStdout())

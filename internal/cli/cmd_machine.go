@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -32,7 +31,7 @@ func newMachineCmd() *cobra.Command {
 		Short: "Run an emulated Linux host with KVM, where this one has none",
 		Long: "An emulated Linux host (QEMU, one CPU with nested SVM) in which /dev/kvm is real. Slower than hardware,\n" +
 			"otherwise the same. It sees forkd's cache directory under the same path as this host.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(knownCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&name, "name", name, "which emulated host; default from $"+machineEnv)
@@ -60,7 +59,7 @@ func newMachineStart(open openMachine) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Start the emulated host and wait until it answers; a running one is left as it is",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
@@ -106,7 +105,7 @@ func newMachineStop(open openMachine) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop",
 		Short: "Sync the emulated host's disk and switch it off; its state disk is kept",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := open()
 			if err != nil {
@@ -129,7 +128,7 @@ func newMachineStatus(open openMachine) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Say whether the emulated host runs, where it listens, and what went wrong last",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
@@ -172,7 +171,7 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 		Use:    superviseVerb,
 		Hidden: true,
 		Short:  "Own the emulated host's QEMU; started by `machine start`",
-		Args:   usageArgs(cobra.NoArgs),
+		Args:   usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			m, err := open()
 			if err != nil {
@@ -185,34 +184,4 @@ func newMachineSupervise(open openMachine) *cobra.Command {
 			return m.Supervise(ctx)
 		},
 	}
-}
-
-// usageArgs makes wrong arguments a usage error.
-func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		err := check(cmd, args)
-		if err == nil {
-			err = cmd.ValidateRequiredFlags() // cobra's own call comes later and its error is no usageError
-		}
-		if err != nil {
-			return usageError{err}
-		}
-		return nil
-	}
-}
-
-func checkOutput(format string) error {
-	if format != "text" && format != "json" {
-		return usageError{fmt.Errorf("output format %q: use text or json", format)}
-	}
-	return nil
-}
-
-func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("write output: %w", err)
-	}
-	return nil
 }

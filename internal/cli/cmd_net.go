@@ -96,7 +96,7 @@ func newNetCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "net ID",
 		Short: "Say where a sandbox may connect to, and what it did",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
 				n, err := cl.Network(ctx, id)
@@ -121,7 +121,7 @@ func newNetSetCmd() *cobra.Command {
 		Short: "Replace the network policy of a sandbox",
 		Long: "The policy is replaced whole: what is not given here has its default, and not what it was before. Connections that\n" +
 			"the new policy does not let through are reset.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if n.Mode == "" && len(n.Allow) == 0 {
 				return usageError{errors.New("say which policy: --net none, public, allow or open, or --allow")}
@@ -173,7 +173,7 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 	for _, s := range n.Secrets {
 		secrets = append(secrets, s.Host+":"+s.Header)
 	}
-	return table(cmd.OutOrStdout(), "MODE\t"+n.Mode, func(row func(...any)) {
+	return table(cmd, "MODE\t"+n.Mode, func(row func(...any)) {
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
 		row("LIMITS", list(limits))

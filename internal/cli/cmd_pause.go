@@ -18,25 +18,29 @@ func newPauseCmd() *cobra.Command {
 }
 
 func newResumeCmd() *cobra.Command {
-	return newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
+	cmd := newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Resume(ctx, id)
 		})
+	cmd.Aliases = []string{"start", "unpause"}
+	return cmd
 }
 
 func newSuspendCmd() *cobra.Command {
-	return newStateCmd("suspend", "Save sandboxes to disk and free their memory",
+	cmd := newStateCmd("suspend", "Save sandboxes to disk and free their memory",
 		"'forkd resume' brings them back under the same ids, also after a restart of the host.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Suspend(ctx, id)
 		})
+	cmd.Aliases = []string{"stop"}
+	return cmd
 }
 
 // newStateCmd makes a command that puts each of the named sandboxes into another state.
 func newStateCmd(verb, short, long string, op func(context.Context, *client.Client, string) (client.Sandbox, error)) *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
-		Use: verb + " ID…", Short: short, Long: long, Args: usageArgs(cobra.MinimumNArgs(1)),
+		Use: verb + " ID…", Short: short, Long: long, Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list := []client.Sandbox{}
@@ -61,7 +65,6 @@ func newStateCmd(verb, short, long string, op func(context.Context, *client.Clie
 		},
 	}
 	c.completeSandboxes(cmd)
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

@@ -63,7 +63,7 @@ func newDfCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "df",
 		Short: "Say what snapshots take on disk, and how much of it nothing uses",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				all, err := details(ctx, cl)
@@ -96,7 +96,7 @@ func newDfCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), lines)
 				}
-				return table(cmd.OutOrStdout(), "SNAPSHOTS\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
+				return table(cmd, "SNAPSHOTS\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
 					for _, l := range lines {
 						row(l.Kind, l.Count, l.InUse, mib(l.Bytes), mib(l.Removable))
 					}
@@ -121,7 +121,7 @@ func newPruneCmd() *cobra.Command {
 		Long: "Removes snapshots from which no sandbox runs and on which no other snapshot builds that stays: branches, and with\n" +
 			"--all parents too, which would have to be built again. Without --yes it only says what it would remove.",
 		Example: "  forkd prune --older-than 24h\n  forkd prune --older-than 24h --yes",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := details(ctx, cl)
@@ -162,7 +162,6 @@ func newPruneCmd() *cobra.Command {
 	f.BoolVar(&all, "all", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
 	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

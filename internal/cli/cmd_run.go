@@ -18,7 +18,7 @@ const (
 )
 
 func newRunCmd() *cobra.Command {
-	var c common
+	c := common{streams: true}
 	var run command
 	var keep bool
 	var network networkFlags
@@ -29,7 +29,7 @@ func newRunCmd() *cobra.Command {
 		Long: "Forks a sandbox from the snapshot TAG, which is built first if there is none and RECIPE is a recipe, runs a command\n" +
 			"(a shell if there is none) as 'forkd exec' does, without a time limit unless --timeout is given, and removes the\n" +
 			"sandbox. Flags of forkd stand before COMMAND.\n" + exitCodes,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if done, err := run.parse(cmd, args[1:]); done || err != nil {
 				return err
@@ -79,6 +79,7 @@ func newRunCmd() *cobra.Command {
 	run.register(f, "kill the command after so many seconds (no limit unless it is given)")
 	f.Lookup("timeout").DefValue = "0" // it says no default
 	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
+	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
 	network.register(f)
 	limits.register(f)
 	network.registerSecrets(f)

@@ -18,7 +18,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 		Use:   "snapshot-diff --from TAG --tag NEW --exec COMMAND",
 		Short: "Make a snapshot of what a command does to another one",
 		Long:  "Forks one sandbox from TAG, runs COMMAND in it by /bin/sh -c, branches it to NEW and ends it.",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				s, err := snapshotDiff(ctx, cl, from, tag, command, limit)
@@ -38,7 +38,6 @@ func newSnapshotDiffCmd() *cobra.Command {
 	for _, name := range []string{"from", "tag", "exec"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -66,7 +65,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot-compact --from TAG --to NEW",
 		Short: "Make a snapshot without layers of others",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				s, err := cl.CompactSnapshot(ctx, from, to)
@@ -86,7 +85,6 @@ func newSnapshotCompactCmd() *cobra.Command {
 	for _, name := range []string{"from", "to"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -71,7 +70,7 @@ func newTokenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token",
 		Short: "Make, list and remove the tokens that clients of the daemon have",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newTokenNewCmd(), newTokenLsCmd(), newTokenRmCmd())
@@ -88,7 +87,7 @@ func newTokenNewCmd() *cobra.Command {
 		Short: "Make a token and print it; the file gets only its hash",
 		Long: "Makes a token and prints it, once. The token file gets only its hash. A daemon that was started with\n" +
 			"--token-file FILE takes the token from then on.",
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if t.Scope, err = auth.ParseScope(scope); err != nil {
 				return usageError{fmt.Errorf("--scope: %w", err)}
@@ -125,7 +124,7 @@ func newTokenLsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the tokens of the file, without what they are",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
@@ -163,16 +162,15 @@ func printTokens(cmd *cobra.Command, list []auth.Token, output string) error {
 		}
 		return writeJSON(cmd.OutOrStdout(), rows)
 	}
-	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSCOPE\tMAX SANDBOXES")
-	for _, t := range list {
-		limit := "-"
-		if t.MaxSandboxes > 0 {
-			limit = fmt.Sprint(t.MaxSandboxes)
+	return table(cmd, "NAME\tSCOPE\tMAX SANDBOXES", func(row func(...any)) {
+		for _, t := range list {
+			limit := "-"
+			if t.MaxSandboxes > 0 {
+				limit = fmt.Sprint(t.MaxSandboxes)
+			}
+			row(t.Name, t.Scope, limit)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.Scope, limit)
-	}
-	return w.Flush()
+	})
 }
 
 func newTokenRmCmd() *cobra.Command {
@@ -181,7 +179,7 @@ func newTokenRmCmd() *cobra.Command {
 		Use:     "rm NAME",
 		Aliases: []string{"remove", "revoke"},
 		Short:   "Remove a token: a daemon refuses it from then on",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(_ *cobra.Command, args []string) error {
 			_, err := f.change(func(old []byte) ([]byte, error) { return auth.Remove(old, args[0]) })
 			return err

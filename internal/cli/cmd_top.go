@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -20,51 +21,83 @@ import (
 const parallelStats = 8
 
 func newTopCmd() *cobra.Command {
-	var c common
-	var once bool
-	interval := secondsValue(2)
+	t := newTop()
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show what sandboxes use, the busiest first",
 		Long: "Shows running sandboxes with their share of CPU time since the line before (100% is one CPU) and their memory, again\n" +
 			"and again until Ctrl-C. Without a terminal, and with --once, it measures for one interval and prints once.",
-		Args: usageArgs(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if interval <= 0 {
-				return usageError{fmt.Errorf("--interval: want more than 0")}
+		Args: usageArgs(func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("it shows all sandboxes: 'forkd ls %s' lists processes of one, 'forkd stats %s' says what it uses", args[0], args[0])
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				t := top{cl: cl, pause: time.Duration(float64(interval) * float64(time.Second))}
-				if _, err := t.measure(ctx); err != nil {
-					return err
-				}
-				for {
-					select {
-					case <-time.After(t.pause):
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-					rows, err := t.measure(ctx)
-					if err != nil {
-						return err
-					}
-					if c.json() {
-						return writeJSON(cmd.OutOrStdout(), rows)
-					}
-					if once || !isTerminal(cmd.OutOrStdout()) {
-						return printTop(cmd.OutOrStdout(), rows)
-					}
-					if err := redraw(cmd.OutOrStdout(), rows); err != nil {
-						return err
-					}
-				}
+			return nil
+		}),
+		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
+	}
+	t.register(cmd)
+	return cmd
+}
+
+func newStatsCmd() *cobra.Command {
+	t := newTop()
+	cmd := &cobra.Command{
+		Use:   "stats [ID…]",
+		Short: "Say what running sandboxes cost",
+		Long:  "Without an ID it is 'forkd top'.",
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			if len(refs) == 0 {
+				return t.run(cmd)
+			}
+			return t.c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				return t.c.stats(ctx, cmd, cl, refs)
 			})
 		},
 	}
-	cmd.Flags().Var(&interval, "interval", "time between two measurements, in seconds or such as 500ms")
-	cmd.Flags().BoolVar(&once, "once", false, "print once and end")
-	c.register(cmd)
+	t.register(cmd)
+	cmd.Flags().BoolVar(&t.once, "no-stream", false, "--once, as docker calls it")
+	_ = cmd.Flags().MarkHidden("no-stream") // it fails only for a flag that does not exist
+	t.c.completeSandboxes(cmd)
 	return cmd
+}
+
+// stats prints what each of the named sandboxes costs. One that has none does not keep the others.
+func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Client, refs []string) error {
+	type line struct {
+		ID string `json:"id"`
+		client.Stats
+	}
+	lines := []line{}
+	ids, err := sandboxIDs(ctx, cl, refs)
+	errs := []error{err}
+	for _, id := range ids {
+		s, err := cl.Stats(ctx, id)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		lines = append(lines, line{id, s})
+	}
+	switch {
+	case c.json() && len(refs) == 1 && len(lines) == 1:
+		errs = append(errs, writeJSON(cmd.OutOrStdout(), lines[0]))
+	case c.json():
+		errs = append(errs, writeJSON(cmd.OutOrStdout(), lines))
+	case len(lines) > 0:
+		heading := "ID\tPID\tPSS\tPRIVATE\tGUEST DIRTY\tVMM PRIVATE\tKVM EXITS\tCPU\tMEMORY LIMIT"
+		errs = append(errs, table(cmd, heading, func(row func(...any)) {
+			kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n) }
+			for _, s := range lines {
+				limit := "-"
+				if s.Limits.MemoryMiB != 0 {
+					limit = fmt.Sprintf("%d MiB", s.Limits.MemoryMiB)
+				}
+				row(s.ID, s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), kib(s.VMMPrivate), s.KVMExits,
+					fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit)
+			}
+		}))
+	}
+	return errors.Join(errs...)
 }
 
 // topRow is what one sandbox uses.
@@ -80,10 +113,54 @@ type topRow struct {
 
 // top measures again and again.
 type top struct {
+	c        common
+	once     bool
+	interval secondsValue
+
 	cl     *client.Client
-	pause  time.Duration
 	before map[string]float64 // CPU seconds by id
 	at     time.Time
+}
+
+func newTop() *top { return &top{c: common{streams: true}, interval: 2} }
+
+func (t *top) register(cmd *cobra.Command) {
+	cmd.Flags().Var(&t.interval, "interval", "time between two measurements, in seconds or such as 500ms")
+	cmd.Flags().BoolVar(&t.once, "once", false, "print once and end")
+	t.c.register(cmd)
+}
+
+func (t *top) run(cmd *cobra.Command) error {
+	if t.interval <= 0 {
+		return usageError{errors.New("--interval: want more than 0")}
+	}
+	out := cmd.OutOrStdout()
+	return t.c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		t.cl = cl
+		if _, err := t.measure(ctx); err != nil {
+			return err
+		}
+		for {
+			select {
+			case <-time.After(time.Duration(float64(t.interval) * float64(time.Second))):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			rows, err := t.measure(ctx)
+			if err != nil {
+				return err
+			}
+			if t.c.json() {
+				return writeJSON(out, rows)
+			}
+			if t.once || !canRedraw(out) {
+				return printTop(out, tableWidth(cmd), rows)
+			}
+			if err := redraw(out, tableWidth(cmd), rows); err != nil {
+				return err
+			}
+		}
+	})
 }
 
 // measure returns the sandboxes that run, the busiest first. One that has gone meanwhile is left out.
@@ -136,8 +213,8 @@ func (t *top) measure(ctx context.Context) ([]topRow, error) {
 	return rows, failed
 }
 
-func printTop(out io.Writer, rows []topRow) error {
-	return table(out, "ID\tSNAPSHOT\tCPU\tCPU TIME\tPSS\tPRIVATE\tAGE", func(row func(...any)) {
+func printTop(out io.Writer, width int, rows []topRow) error {
+	return writeTable(out, width, "ID\tSNAPSHOT\tCPU\tCPU TIME\tPSS\tPRIVATE\tAGE", func(row func(...any)) {
 		for _, r := range rows {
 			row(r.ID, r.Snapshot, fmt.Sprintf("%.1f%%", r.CPUPercent), fmt.Sprintf("%.1f s", r.CPUSeconds),
 				fmt.Sprintf("%.1f MiB", float64(r.PSSKiB)/1024), fmt.Sprintf("%.1f MiB", float64(r.PrivateKiB)/1024), age(r.CreatedAt))
@@ -149,7 +226,7 @@ func printTop(out io.Writer, rows []topRow) error {
 const clearScreen = "\x1b[H\x1b[2J"
 
 // redraw shows as many rows as the terminal has lines for.
-func redraw(out io.Writer, rows []topRow) error {
+func redraw(out io.Writer, width int, rows []topRow) error {
 	more := 0
 	if size, ok := terminalSize(out); ok {
 		if room := max(int(size.Rows)-3, 1); len(rows) > room {
@@ -158,7 +235,7 @@ func redraw(out io.Writer, rows []topRow) error {
 	}
 	var b strings.Builder
 	b.WriteString(clearScreen)
-	if err := printTop(&b, rows); err != nil {
+	if err := printTop(&b, width, rows); err != nil {
 		return err
 	}
 	if more > 0 {

@@ -18,7 +18,7 @@ func newTreeCmd() *cobra.Command {
 		Short: "Show which snapshots and sandboxes come from which",
 		Long: "A sandbox stands below the snapshot that it runs from, and a branch below the sandbox that it was made of; where\n" +
 			"that is gone, below its snapshot.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				snapshots, err := cl.Snapshots(ctx)

@@ -19,7 +19,7 @@ func newURLCmd() *cobra.Command {
 		Short: "Make a URL by which anybody reaches a server in a sandbox",
 		Long: "Prints the URL of an HTTP server that listens on PORT in the sandbox. Whoever has the URL needs no token until it\n" +
 			"expires, and it cannot be withdrawn alone. The daemon has to be started with --proxy-domain.",
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: usageArgs(arguments(2, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			port, err := strconv.Atoi(args[1])
 			if err != nil || port < 1 || port > maxPort {

@@ -20,7 +20,7 @@ func newVersionCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of this program and of the daemon",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var remote *client.Version
 			err := c.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -13,7 +13,7 @@ func newWorkspaceCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "workspace",
 		Short: "Named sandboxes that are suspended and brought back",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newWorkspaceCreateCmd(), newWorkspaceListCmd(), newWorkspaceDeleteCmd(),
@@ -23,7 +23,7 @@ func newWorkspaceCmd() *cobra.Command {
 }
 
 func printWorkspaces(cmd *cobra.Command, list ...client.Workspace) error {
-	return table(cmd.OutOrStdout(), "NAME\tSTATUS\tSANDBOX\tSNAPSHOT\tACTIVE", func(row func(...any)) {
+	return table(cmd, "NAME\tSTATUS\tSANDBOX\tSNAPSHOT\tACTIVE", func(row func(...any)) {
 		for _, w := range list {
 			id := w.LiveSandboxID
 			if id == "" {
@@ -43,7 +43,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Start a sandbox under a name",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
 			var err error
@@ -73,7 +73,6 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	network.register(f)
 	limits.register(f)
 	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -81,9 +80,10 @@ func newWorkspaceCreateCmd() *cobra.Command {
 func newWorkspaceListCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
-		Use:   "list",
-		Short: "List workspaces",
-		Args:  usageArgs(cobra.NoArgs),
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List workspaces",
+		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := cl.Workspaces(ctx)
@@ -97,7 +97,6 @@ func newWorkspaceListCmd() *cobra.Command {
 			})
 		},
 	}
-	c.waits = true
 	c.register(cmd)
 	return cmd
 }
@@ -107,7 +106,7 @@ func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Conte
 	cmd := &cobra.Command{
 		Use:   verb + " NAME",
 		Short: short,
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				w, err := op(cl, ctx, args[0])
@@ -121,7 +120,7 @@ func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Conte
 			})
 		},
 	}
-	c.waits = true
+	c.complete(cmd, workspaceNames)
 	c.register(cmd)
 	return cmd
 }
@@ -129,9 +128,10 @@ func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Conte
 func newWorkspaceDeleteCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
-		Use:   "delete NAME",
-		Short: "Remove a workspace and its sandbox",
-		Args:  usageArgs(cobra.ExactArgs(1)),
+		Use:     "delete NAME",
+		Aliases: []string{"rm"},
+		Short:   "Remove a workspace and its sandbox",
+		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				if err := cl.DeleteWorkspace(ctx, args[0]); err != nil {
@@ -145,7 +145,7 @@ func newWorkspaceDeleteCmd() *cobra.Command {
 			})
 		},
 	}
-	c.waits = true
+	c.complete(cmd, workspaceNames)
 	c.register(cmd)
 	return cmd
 }

@@ -53,7 +53,7 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 // was asked for, and given.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
-		return false, plainFlagError(err)
+		return false, flagError(cmd, err)
 	}
 	if help, _ := c.flags.GetBool("help"); help {
 		return true, cmd.Help()

@@ -38,7 +38,9 @@ type common struct {
 	url    string
 	ca     string
 	output string
-	waits  bool // for the daemon, which may take long, and says nothing meanwhile: see waiting
+	where  string // the daemon is, once connected
+
+	streams bool // prints as it goes, so that nothing may be shown meanwhile of its waiting
 
 	hasWide bool // the command has more columns to show
 }
@@ -67,11 +69,12 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
 	cl, where, err := connectWith(ctx, c.url, c.ca, cmd.ErrOrStderr())
+	c.where = where
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	if errOut := cmd.ErrOrStderr(); c.waits && isTerminal(errOut) {
+	if errOut := cmd.ErrOrStderr(); !c.streams && canRedraw(errOut) {
 		what := strings.Join(append([]string{cmd.CommandPath()}, cmd.Flags().Args()...), " ")
 		w := startWaiting(errOut, what, time.Second)
 		defer w.end()

@@ -47,7 +47,7 @@ func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) err
 		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, maxSettle)}
 	}
 	req.SnapshotTag, req.TTLSecs = o.tag, o.settle+heldMargin
-	c.waits = false // it goes on for long, and says why
+	c.streams = true // it goes on for long, and says why
 	var listener net.Listener
 	if req.N == 1 && !req.PerChildNetns {
 		var err error

@@ -45,6 +45,7 @@ func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Contex
 }
 
 func findID(list []client.Sandbox, ref string) (string, error) {
+	ref = strings.TrimSuffix(ref, ellipsis) // copied from a table that was cut
 	var begin []string
 	for _, s := range list {
 		if s.ID == ref || s.Workspace == ref && ref != "" {
@@ -82,27 +83,47 @@ func sandboxIDs(ctx context.Context, cl *client.Client, refs []string) ([]string
 
 // completeSandboxes and completeTags have the shell complete the arguments of cmd. They start no
 // daemon.
-func (c *common) completeSandboxes(cmd *cobra.Command) {
-	c.complete(cmd, func(ctx context.Context, cl *client.Client) (names []string, err error) {
-		list, err := cl.Sandboxes(ctx)
-		for _, s := range list {
-			names = append(names, s.ID)
-			if s.Workspace != "" {
-				names = append(names, s.Workspace)
-			}
+func (c *common) completeSandboxes(cmd *cobra.Command) { c.complete(cmd, sandboxNames) }
+
+func (c *common) completeTags(cmd *cobra.Command) { c.complete(cmd, tags) }
+
+// completeBoth is for arguments that may be either.
+func (c *common) completeBoth(cmd *cobra.Command) {
+	c.complete(cmd, func(ctx context.Context, cl *client.Client) ([]string, error) {
+		names, err := sandboxNames(ctx, cl)
+		if err != nil {
+			return nil, err
 		}
-		return names, err
+		more, err := tags(ctx, cl)
+		return append(names, more...), err
 	})
 }
 
-func (c *common) completeTags(cmd *cobra.Command) {
-	c.complete(cmd, func(ctx context.Context, cl *client.Client) (tags []string, err error) {
-		list, err := cl.Snapshots(ctx)
-		for _, s := range listed(list, false) {
-			tags = append(tags, s.Tag)
+func sandboxNames(ctx context.Context, cl *client.Client) (names []string, err error) {
+	list, err := cl.Sandboxes(ctx)
+	for _, s := range list {
+		names = append(names, s.ID)
+		if s.Workspace != "" {
+			names = append(names, s.Workspace)
 		}
-		return tags, err
-	})
+	}
+	return names, err
+}
+
+func workspaceNames(ctx context.Context, cl *client.Client) (names []string, err error) {
+	list, err := cl.Workspaces(ctx)
+	for _, w := range list {
+		names = append(names, w.Name)
+	}
+	return names, err
+}
+
+func tags(ctx context.Context, cl *client.Client) (tags []string, err error) {
+	list, err := cl.Snapshots(ctx)
+	for _, s := range listed(list, false) {
+		tags = append(tags, s.Tag)
+	}
+	return tags, err
 }
 
 func (c *common) complete(cmd *cobra.Command, names func(context.Context, *client.Client) ([]string, error)) {

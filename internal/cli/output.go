@@ -1,29 +1,26 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"golang.org/x/term"
 )
 
-// table prints rows in columns under a heading.
-func table(w io.Writer, heading string, rows func(row func(cells ...any))) error {
-	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(tw, heading)
-	rows(func(cells ...any) {
-		for i, c := range cells {
-			if i > 0 {
-				fmt.Fprint(tw, "\t")
-			}
-			fmt.Fprint(tw, c)
-		}
-		fmt.Fprintln(tw)
-	})
-	if err := tw.Flush(); err != nil {
+func checkOutput(format string) error {
+	if format != "text" && format != "json" {
+		return usageError{fmt.Errorf("output format %q: use text or json", format)}
+	}
+	return nil
+}
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
 		return fmt.Errorf("write output: %w", err)
 	}
 	return nil
@@ -53,9 +50,21 @@ func age(unix int64) string {
 
 // isTerminal reports whether w is one.
 func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
+
+// fileOf returns the file that w writes to.
+func fileOf(w io.Writer) (*os.File, bool) {
+	if p, ok := w.(printer); ok {
+		w = p.to
+	}
+	f, ok := w.(*os.File)
+	return f, ok
+}
+
+// canRedraw reports whether w is a terminal on which a line can be written again.
+func canRedraw(w io.Writer) bool { return isTerminal(w) && os.Getenv("TERM") != "dumb" }
 
 func isTerminalInput(r io.Reader) bool {
 	f, ok := r.(*os.File)
@@ -75,7 +84,7 @@ type status struct {
 }
 
 func newStatus(w io.Writer) *status {
-	s := &status{w: w, live: isTerminal(w), start: time.Now(),
+	s := &status{w: w, live: canRedraw(w), start: time.Now(),
 		stop: make(chan struct{}), done: make(chan struct{}), next: make(chan [2]string)}
 	go s.run()
 	return s

@@ -51,7 +51,7 @@ func (t *terminal) close() {
 }
 
 func terminalSize(w io.Writer) (client.TTYSize, bool) {
-	f, ok := w.(*os.File)
+	f, ok := fileOf(w)
 	if !ok {
 		return client.TTYSize{}, false
 	}

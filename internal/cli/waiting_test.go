@@ -33,29 +33,13 @@ func TestWaitingIsShown(t *testing.T) {
 
 // A command that takes long says so on a terminal.
 func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
-	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skipf("no terminals here: %v", err)
-	}
-	defer control.Close()
-	n, err := unix.IoctlGetInt(int(control.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(control.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	terminal, err := os.OpenFile(filepath.Join("/dev/pts", fmt.Sprint(n)), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer terminal.Close()
-	c := common{output: "text", waits: true, url: "unix:///none"}
+	control, terminal := openPTY(t)
+	c := common{output: "text", url: "unix:///none"}
 	cmd := &cobra.Command{Use: "verify"}
 	cmd.SetErr(terminal)
 	cmd.SetContext(t.Context())
 	shown := make([]byte, 0, 100)
-	err = c.run(cmd, func(context.Context, *client.Client) error {
+	err := c.run(cmd, func(context.Context, *client.Client) error {
 		for !strings.Contains(string(shown), "s  verify") {
 			var p [100]byte
 			n, err := control.Read(p[:])
@@ -69,4 +53,27 @@ func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// openPTY returns the two ends of a terminal.
+func openPTY(t *testing.T) (control, terminal *os.File) {
+	t.Helper()
+	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no terminals here: %v", err)
+	}
+	t.Cleanup(func() { control.Close() })
+	n, err := unix.IoctlGetInt(int(control.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(control.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	terminal, err = os.OpenFile(filepath.Join("/dev/pts", fmt.Sprint(n)), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { terminal.Close() })
+	return control, terminal
 }

@@ -1,0 +1,41 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// anyNumber of arguments.
+const anyNumber = -1
+
+// arguments checks that there are so many, and else says what the command wants.
+func arguments(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		few := len(args) < least
+		if !few && (most == anyNumber || len(args) <= most) {
+			return nil
+		}
+		what := "too many arguments"
+		if few {
+			what = "too few arguments"
+		}
+		want := cmd.CommandPath() + strings.TrimPrefix(cmd.Use, cmd.Name())
+		return fmt.Errorf("%s: the command is '%s'", what, want)
+	}
+}
+
+// usageArgs makes wrong arguments a usage error.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		err := check(cmd, args)
+		if err == nil {
+			err = cmd.ValidateRequiredFlags() // cobra's own call comes later and its error is no usageError
+		}
+		if err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// overview is what `forkd info` says.
+type overview struct {
+	Program    string         `json:"program"` // version of this one
+	Where      string         `json:"daemon_url"`
+	Daemon     client.Version `json:"daemon"`
+	Sandboxes  map[string]int `json:"sandboxes"` // by state
+	Snapshots  map[string]int `json:"snapshots"` // by status
+	Workspaces int            `json:"workspaces"`
+}
+
+func newInfoCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "info",
+		Short: "Say which daemon answers, what it has and what it takes",
+		Long:  "'forkd doctor' says what this host lacks, and 'forkd df' what snapshots take on disk.",
+		Args:  usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				o, err := look(ctx, cl)
+				if err != nil {
+					return err
+				}
+				o.Where = c.where
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), o)
+				}
+				return printOverview(cmd, &o)
+			})
+		},
+	}
+	c.register(cmd)
+	return cmd
+}
+
+func look(ctx context.Context, cl *client.Client) (o overview, err error) {
+	o = overview{Program: version, Sandboxes: map[string]int{}, Snapshots: map[string]int{}}
+	if o.Daemon, err = cl.Version(ctx); err != nil {
+		return o, err
+	}
+	sandboxes, err := cl.Sandboxes(ctx)
+	if err != nil {
+		return o, err
+	}
+	for _, s := range sandboxes {
+		o.Sandboxes[s.State]++
+	}
+	snapshots, err := cl.Snapshots(ctx)
+	if err != nil {
+		return o, err
+	}
+	for _, s := range listed(snapshots, false) {
+		o.Snapshots[s.Status]++
+	}
+	workspaces, err := cl.Workspaces(ctx)
+	o.Workspaces = len(workspaces)
+	return o, err
+}
+
+func printOverview(cmd *cobra.Command, o *overview) error {
+	return table(cmd, "PROGRAM\tforkd "+o.Program, func(row func(...any)) {
+		row("DAEMON", fmt.Sprintf("forkd %s at %s, API %s, accel %s", o.Daemon.Version, o.Where, o.Daemon.API, o.Daemon.Accel))
+		row("HOST", fmt.Sprintf("%d MiB of memory", o.Daemon.HostMemoryMiB))
+		row("TAKES", describeAdmission(o.Daemon.Admission))
+		row("LIMITS", judgeLimits(o.Daemon.LimitsMissing).Detail)
+		row("SANDBOXES", counts(o.Sandboxes))
+		row("SNAPSHOTS", counts(o.Snapshots))
+		row("WORKSPACES", o.Workspaces)
+	})
+}
+
+// counts says how many there are, and how many of each kind.
+func counts(of map[string]int) string {
+	total := 0
+	var kinds []string
+	for _, kind := range slices.Sorted(maps.Keys(of)) {
+		total += of[kind]
+		kinds = append(kinds, fmt.Sprintf("%d %s", of[kind], kind))
+	}
+	if total == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%s)", total, strings.Join(kinds, ", "))
+}
+
+// endInterval is the time between two looks at sandboxes whose end is waited for.
+const endInterval = 500 * time.Millisecond
+
+func newWaitCmd() *cobra.Command {
+	var c common
+	cmd := &cobra.Command{
+		Use:   "wait ID…",
+		Short: "Wait until sandboxes have ended, and say why they did",
+		Args:  usageArgs(arguments(1, anyNumber)),
+		RunE: func(cmd *cobra.Command, refs []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				ids, err := sandboxIDs(ctx, cl, refs)
+				errs := []error{err}
+				ended := []end{}
+				for _, id := range ids {
+					e, err := waitForEnd(ctx, cl, id)
+					if err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					ended = append(ended, e)
+					if !c.json() {
+						fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", e.ID, e.Reason)
+					}
+				}
+				if c.json() {
+					errs = append(errs, writeJSON(cmd.OutOrStdout(), ended))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	c.completeSandboxes(cmd)
+	c.register(cmd)
+	return cmd
+}
+
+// end is how a sandbox ended.
+type end struct {
+	ID     string `json:"id"`
+	Reason string `json:"reason"` // that of its exit, or "deleted"
+	Detail string `json:"detail,omitempty"`
+}
+
+// waitForEnd waits until a sandbox has exited or is deleted. One that never was is an error.
+func waitForEnd(ctx context.Context, cl *client.Client, id string) (end, error) {
+	for seen := false; ; seen = true {
+		s, err := cl.Sandbox(ctx, id)
+		switch {
+		case seen && client.IsNotFound(err):
+			return end{ID: id, Reason: "deleted"}, nil
+		case err != nil:
+			return end{}, err
+		case s.State == "exited":
+			return end{ID: id, Reason: s.ExitReason, Detail: s.ExitDetail}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return end{}, ctx.Err()
+		case <-time.After(endInterval):
+		}
+	}
+}

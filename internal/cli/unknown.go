@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// elsewhere says, for what docker and forkd 0.5 call a command, how the same is done here. Names of
+// commands that are here, and their aliases, are not among them.
+var elsewhere = map[string]string{
+	"bench":      "benchmarks come with the source: 'scripts/bench'; 'forkd demo' shows the main figures",
+	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
+	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
+	"compose":    "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them",
+	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
+	"diff":       "'forkd exec ID -- find / -xdev -newer FILE' lists changed files; 'forkd stats ID' says how much memory a sandbox has written",
+	"export":     "'forkd cp -r ID:/ - > root.tar' copies the files out; 'forkd branch ID' saves the whole sandbox",
+	"from-image": "write a recipe with 'base: docker://IMAGE', and run 'forkd build DIR'",
+	"import":     "write a recipe with 'base: docker-archive:FILE', and run 'forkd build DIR'",
+	"load":       "write a recipe with 'base: docker-archive:FILE', and run 'forkd build DIR'",
+	"login":      "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token",
+	"logout":     "there is nobody to log out from: a token is in the variable FORKD_TOKEN",
+	"parent":     "'forkd build RECIPE' makes a parent: image, boot, warm-up, snapshot",
+	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
+	"pull":       "'forkd build RECIPE' makes a snapshot; a recipe with 'base: docker://IMAGE' pulls that image",
+	"push":       "snapshots stay on their host; 'forkd images' lists them",
+	"quickstart": "'forkd demo' builds a snapshot, forks it and says what it cost",
+	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one under a name",
+	"restart":    "'forkd rollback ID' puts a sandbox back to its snapshot, running; 'forkd eval --restart ID' replaces its interpreter",
+	"save":       "'forkd branch ID' makes a snapshot, which stays on its host",
+	"search":     "'forkd images' lists snapshots; 'forkd build' without a known name lists the recipes that come with forkd",
+	"serve":      "'forkd daemon' serves the API",
+	"spawn":      "'forkd fork TAG -n N' starts sandboxes and prints their ids",
+	"tag":        "a snapshot keeps its tag: 'forkd snapshot-compact --from TAG --to NEW' makes a copy under another one",
+	"update":     "'forkd limit set ID' replaces the limits of a sandbox, 'forkd net set ID' its network policy",
+	"volume":     "sandboxes share no volumes: 'forkd cp -r DIR ID:DIR' copies files in and out",
+	"where":      "'forkd info' says where the daemon is, 'forkd snapshot-info TAG' in which directory a snapshot is",
+	"wp-bench":   "benchmarks come with the source: 'scripts/bench'",
+}
+
+// grouped are words of docker's that stand before a command, with what the commands behind them are
+// called here where that is something else.
+var grouped = map[string]map[string]string{
+	"container": {"list": "ls", "prune": "kill"},
+	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
+	"network":   {"ls": "net", "inspect": "net", "connect": "net set", "disconnect": "net set"},
+	"system":    {},
+}
+
+// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here.
+var unknownFlags = map[string]string{
+	"child":        "name the sandbox: 'forkd ls' lists them",
+	"daemon-token": "the token comes from the variable FORKD_TOKEN: other users can read command lines",
+	"filter":       "--label NAME=VALUE chooses sandboxes; -o json and jq choose by all else",
+	"format":       "use -o json, and jq",
+	"image":        "write a recipe with 'base: docker://IMAGE', and run 'forkd build DIR'",
+	"kernel":       "'forkd build DIR --kernel FILE' makes a snapshot with a kernel of your own",
+	"mount":        "sandboxes have no mounts: 'forkd cp -r DIR ID:DIR' copies files",
+	"name":         "sandboxes have ids: give --label name=NAME, or use 'forkd workspace create NAME'",
+	"network":      "the network policy is --net MODE",
+	"p":            "use 'forkd port-forward ID PORT' when the sandbox runs",
+	"publish":      "use 'forkd port-forward ID PORT' when the sandbox runs",
+	"target":       "name the sandbox: 'forkd ls' lists them",
+	"v":            "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files",
+	"volume":       "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files",
+}
+
+// knownCommand checks the arguments of a command that only has others below it.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	unknown := fmt.Sprintf("unknown command %q", strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name())+" "+args[0]))
+	if hint := otherwise(cmd, args); hint != "" {
+		return errors.New(unknown + ": " + hint)
+	}
+	cmd.SuggestionsMinimumDistance = 2 // wrong letters
+	var near []string
+	for _, name := range cmd.SuggestionsFor(args[0]) {
+		near = append(near, fmt.Sprintf("'%s %s'", cmd.CommandPath(), name))
+	}
+	if len(near) > 0 {
+		return fmt.Errorf("%s: did you mean %s?", unknown, strings.Join(near, " or "))
+	}
+	return errors.New(unknown)
+}
+
+// otherwise says how that is called here which args call by a name of docker's or of forkd 0.5.
+func otherwise(cmd *cobra.Command, args []string) string {
+	if cmd.HasParent() {
+		return ""
+	}
+	if hint, ok := elsewhere[args[0]]; ok {
+		return hint
+	}
+	renamed, ok := grouped[args[0]]
+	if !ok {
+		return ""
+	}
+	if len(args) == 1 {
+		return "its commands stand alone here, such as 'forkd ls' and 'forkd images'"
+	}
+	name := args[1]
+	if other, ok := renamed[name]; ok {
+		name = other
+	}
+	found, _, err := cmd.Find(strings.Fields(name))
+	if err == nil && found != cmd {
+		return fmt.Sprintf("use '%s'", found.CommandPath())
+	}
+	return elsewhere[name]
+}
+
+// flagError says what is wrong with a flag in the words of the command line.
+func flagError(_ *cobra.Command, err error) error {
+	var none *pflag.NotExistError
+	if errors.As(err, &none) {
+		if hint, ok := unknownFlags[none.GetSpecifiedName()]; ok {
+			return usageError{fmt.Errorf("%w: %s", err, hint)}
+		}
+	}
+	return plainFlagError(err)
+}

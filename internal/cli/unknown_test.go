@@ -1,0 +1,41 @@
+package cli
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// What a hint says of is here, and what it is given for is not.
+func TestHintsNameCommandsThatAreHere(t *testing.T) {
+	root := newRoot(Stdio{})
+	isHere := func(name string) bool {
+		found, _, err := root.Find(strings.Fields(name))
+		return err == nil && found != root
+	}
+	for name := range elsewhere {
+		if isHere(name) {
+			t.Errorf("%q is a command: it needs no hint", name)
+		}
+	}
+	for group := range grouped {
+		if isHere(group) {
+			t.Errorf("%q is a command: it needs no hint", group)
+		}
+	}
+	texts := []string{}
+	for _, text := range elsewhere {
+		texts = append(texts, text)
+	}
+	for _, text := range unknownFlags {
+		texts = append(texts, text)
+	}
+	named := regexp.MustCompile(`'forkd ([a-z-]+)`)
+	for _, text := range texts {
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if !isHere(m[1]) {
+				t.Errorf("%q names the command %q, which is not here", text, m[1])
+			}
+		}
+	}
+}
