@@ -113,7 +113,7 @@ func fill(ctx context.Context, staging, key string, r *Recipe, c *content, repor
 		report.step(StageFS, "")
 		return err
 	}
-	if err := writeExt4(ctx, rootfs, work, uuidOf(key), r.DiskMiB, r.files, source); err != nil {
+	if err := writeExt4(ctx, rootfs, work, uuidOf(key), r, source); err != nil {
 		return err
 	}
 	if err := removeTree(work); err != nil {
@@ -167,6 +167,9 @@ func cacheKey(r *Recipe, baseDigest string) string {
 	put(r.Base, baseDigest, ext4Features, fmt.Sprint(r.DiskMiB))
 	put(dpkgExcludes()...)
 	put(r.Packages...)
+	if r.User {
+		put("account", accountName)
+	}
 	for _, f := range slices.Concat(defaultFiles(), r.files) {
 		put(f.name, string(f.typ), fmt.Sprintf("%o", f.mode), string(f.data), f.link)
 	}

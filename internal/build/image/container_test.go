@@ -317,13 +317,13 @@ func TestExtractReportsTheFirstCause(t *testing.T) {
 			return err
 		}, "too long"},
 	} {
-		err := extract(t.Context(), t.TempDir(), 1<<20, nil, c.source)
+		err := extract(t.Context(), t.TempDir(), &tarFilter{maxBytes: 1 << 20}, c.source)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want an error with %q", what, err, c.want)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	err := extract(ctx, t.TempDir(), 1<<20, nil, func(ctx context.Context, _ io.Writer) error {
+	err := extract(ctx, t.TempDir(), &tarFilter{maxBytes: 1 << 20}, func(ctx context.Context, _ io.Writer) error {
 		cancel()
 		<-ctx.Done()
 		return ctx.Err()

@@ -31,27 +31,31 @@ const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,spar
 	"extra_isize,metadata_csum"
 
 // writeExt4 makes the file system image name of diskMiB from the archive that source writes, with
-// overlay on top. work is an empty directory for temporary files, which the caller removes. uuid
+// what r puts over it. work is an empty directory for temporary files, which the caller removes. uuid
 // identifies the file system and seeds its directory hashes.
-func writeExt4(ctx context.Context, name, work, uuid string, diskMiB int, overlay []overlayFile, source func(ctx context.Context, w io.Writer) error) error {
+func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe, source func(ctx context.Context, w io.Writer) error) error {
 	root := filepath.Join(work, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
 	}
-	if err := extract(ctx, root, int64(diskMiB)*mib, overlay, source); err != nil {
+	size := int64(r.DiskMiB) * mib
+	filter := &tarFilter{overlay: r.files, defaults: defaultFiles(), maxBytes: size, devices: keepDevices()}
+	if r.User {
+		filter.account = &account{files: map[string]overlayFile{}}
+	}
+	if err := extract(ctx, root, filter, source); err != nil {
 		if errors.Is(err, errTooLarge) {
-			return fmt.Errorf("%w: raise disk_mib (now %d)", err, diskMiB)
+			return fmt.Errorf("%w: raise disk_mib (now %d)", err, r.DiskMiB)
 		}
 		return err
 	}
-	size := int64(diskMiB) * mib
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
 		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U", uuid,
 		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in
 		// its top.
 		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name, strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
-		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, diskMiB, err)
+		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, r.DiskMiB, err)
 	}
 	if err != nil {
 		return err
@@ -64,7 +68,7 @@ func writeExt4(ctx context.Context, name, work, uuid string, diskMiB int, overla
 }
 
 // extract runs source → tarFilter → tar -x.
-func extract(ctx context.Context, root string, maxBytes int64, overlay []overlayFile, source func(ctx context.Context, w io.Writer) error) error {
+func extract(ctx context.Context, root string, f *tarFilter, source func(ctx context.Context, w io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	fromSource, toFilter := io.Pipe()
@@ -78,7 +82,7 @@ func extract(ctx context.Context, root string, maxBytes int64, overlay []overlay
 	}()
 	filtered := make(chan error, 1)
 	go func() {
-		f := &tarFilter{out: tar.NewWriter(toTar), overlay: overlay, defaults: defaultFiles(), maxBytes: maxBytes, devices: keepDevices()}
+		f.out = tar.NewWriter(toTar)
 		err := f.copy(fromSource)
 		if err != nil {
 			cancel(err) // stops the tools at both ends

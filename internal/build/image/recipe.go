@@ -46,6 +46,7 @@ type Recipe struct {
 	Base        string            `yaml:"base"`     // debian:<suite>, oci:<dir>[:<tag>], docker-archive:<file>, docker://<reference>
 	Packages    []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
 	Files       []File            `yaml:"files"`
+	User        bool              `yaml:"user"` // the image gets an account "user", if it has none
 	Env         map[string]string `yaml:"env"`
 	Warmup      Warmup            `yaml:"warmup"`
 	Network     *Network          `yaml:"network"`    // of the warm-up and of children; nil: none, and the daemon's default
@@ -313,6 +314,9 @@ func (r *Recipe) validateFiles() error {
 		}
 		if err := checkTarget(f.Target); err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)
+		}
+		if name := f.Target[1:]; r.User && (name == passwd || name == grp || name == shdw) {
+			return fmt.Errorf("files[%d]: target: %q: leave user out, and have the account in this file", i, f.Target)
 		}
 		if seen[f.Target] {
 			return fmt.Errorf("files[%d]: target: %q appears twice", i, f.Target)

@@ -24,6 +24,7 @@ const maxEntries = 4 << 20
 //   - of the extended attributes only user.* and security.capability are kept;
 //   - the content is not larger than maxBytes;
 //   - what overlay replaces is left out, and overlay is added, with the directories that it needs;
+//   - the account is added, if there is to be one;
 //   - of defaults those are added that the archive lacks, or has as empty files.
 //
 // The rules refuse an archive as a whole, with an error that names the entry: half an image is of
@@ -32,6 +33,7 @@ type tarFilter struct {
 	out      *tar.Writer
 	overlay  []overlayFile
 	defaults []overlayFile
+	account  *account // nil: none
 	maxBytes int64
 	devices  bool // keep device nodes
 
@@ -43,13 +45,14 @@ type tarFilter struct {
 	bytes    int64
 }
 
-// overlayFile is a file put over the archive's content, owned by root.
+// overlayFile is a file put over the archive's content.
 type overlayFile struct {
-	name string // relative
-	typ  byte   // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
-	mode int64
-	data []byte
-	link string // of a symbolic link
+	name     string // relative
+	typ      byte   // tar.TypeReg, tar.TypeDir or tar.TypeSymlink
+	mode     int64
+	uid, gid int
+	data     []byte
+	link     string // of a symbolic link
 }
 
 // errTooLarge means that the content does not fit.
@@ -85,6 +88,11 @@ func (f *tarFilter) copy(in io.Reader) error {
 	for _, o := range f.overlay {
 		if err := f.add(o); err != nil {
 			return fmt.Errorf("recipe file /%s: %w", o.name, err)
+		}
+	}
+	if f.account != nil {
+		if err := f.addAccount(); err != nil {
+			return fmt.Errorf("user: %w", err)
 		}
 	}
 	for _, o := range f.defaults {
@@ -134,7 +142,7 @@ func (f *tarFilter) put(o overlayFile) error {
 			}
 		}
 	}
-	h := &tar.Header{Typeflag: o.typ, Mode: o.mode, Size: int64(len(o.data)), Linkname: o.link}
+	h := &tar.Header{Typeflag: o.typ, Mode: o.mode, Uid: o.uid, Gid: o.gid, Size: int64(len(o.data)), Linkname: o.link}
 	return f.write(o.name, h, bytes.NewReader(o.data))
 }
 
@@ -178,6 +186,13 @@ func (f *tarFilter) link(h *tar.Header) error {
 func (f *tarFilter) entryAt(name string, h *tar.Header, data io.Reader) error {
 	if err := f.claim(name, h.Typeflag); err != nil {
 		return err
+	}
+	if f.account != nil {
+		var held bool
+		var err error
+		if data, held, err = f.account.take(name, h, data); err != nil || held {
+			return err
+		}
 	}
 	return f.write(name, h, data)
 }

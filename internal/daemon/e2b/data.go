@@ -28,6 +28,9 @@ const (
 	keyHeader     = "X-Api-Key" // of the control plane
 )
 
+// defaultUser is whom requests are for that name nobody, in images that have the account.
+const defaultUser = "user"
+
 // isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at the
 // same port cannot be reached from outside.
 func isAgentPort(port uint16) bool {
@@ -135,6 +138,9 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	}
 	for _, name := range []string{idHeader, portHeader, trafficHeader} {
 		r.Header.Del(name)
+	}
+	if route.Port == agentproto.EnvdPort {
+		r.Header.Set(agentproto.DefaultUserHeader, defaultUser)
 	}
 	a.V1.CarryHTTP(w, r, route, a.failData)
 }

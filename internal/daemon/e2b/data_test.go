@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -326,5 +327,24 @@ func TestHealthWakesNothing(t *testing.T) {
 	var i struct{ State string }
 	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" {
 		t.Errorf("it is %s", i.State)
+	}
+}
+
+// Whom a request is for that names nobody is not for its client to say.
+func TestDefaultUserIsTheDaemons(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b"}`)
+	file := filepath.Join(t.TempDir(), "file")
+	resp, body := r.send("POST", "/files?path="+url.QueryEscape(file), header{"E2b-Sandbox-Id": b.ID, "X-Access-Token": b.Access,
+		"Content-Type": "application/octet-stream", "Forkd-Default-User": "nobody"}, "x")
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s", resp.Status, body)
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uid := info.Sys().(*syscall.Stat_t).Uid; int(uid) != os.Getuid() { // this host has no account user
+		t.Errorf("the file belongs to %d", uid)
 	}
 }

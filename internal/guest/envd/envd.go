@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
 	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
@@ -150,7 +151,7 @@ func (s *Server) rpcUser(h http.Header) (*userenv.User, error) {
 		}
 		name = user
 	}
-	u, err := s.cfg.Env.User(name)
+	u, err := s.cfg.Env.UserOr(name, h.Get(agentproto.DefaultUserHeader))
 	if err != nil {
 		return nil, connect.NewError(connect.CodeUnauthenticated, err)
 	}

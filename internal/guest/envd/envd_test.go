@@ -3,6 +3,7 @@ package envd
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
@@ -334,5 +336,27 @@ func TestStreamInput(t *testing.T) {
 	}
 	if out, _ := finish(t, p); out != "one two" {
 		t.Errorf("output %q", out)
+	}
+}
+
+// Interfaces have default users of their own, which requests that name somebody do not get.
+func TestDefaultUserOfARequest(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: only root starts processes as somebody else")
+	}
+	url := serve(t)
+	for name, want := range map[string]string{"": "nobody\n", "root": "root\n"} {
+		req := connect.NewRequest(shell("id -un"))
+		req.Header().Set(agentproto.DefaultUserHeader, "nobody")
+		if name != "" {
+			req.Header().Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(name+":")))
+		}
+		stream, err := procClient(url).Start(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out, _ := finish(t, stream); out != want {
+			t.Errorf("a request for %q runs as %q, want %q", name, out, want)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/userenv"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 // httpFailure is an error with its HTTP status.
@@ -53,7 +54,7 @@ func (s *Server) filesUser(r *http.Request, operation string) (*userenv.User, er
 	if err := s.checkSignature(r, operation); err != nil {
 		return nil, err
 	}
-	u, err := s.cfg.Env.User(r.URL.Query().Get("username"))
+	u, err := s.cfg.Env.UserOr(r.URL.Query().Get("username"), r.Header.Get(agentproto.DefaultUserHeader))
 	if err != nil {
 		return nil, httpFailure{http.StatusUnauthorized, err}
 	}

@@ -5,6 +5,7 @@
 package userenv
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,9 +21,6 @@ import (
 
 // DefaultPath is the PATH of processes: Debian's for root, which finds everything for every user.
 const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-// preferredUser is the default user if it exists in the guest; otherwise root is.
-const preferredUser = "user"
 
 // Env is the state that all later processes share. It may be used concurrently.
 type Env struct {
@@ -72,19 +70,22 @@ type User struct {
 }
 
 // User looks up an account; the empty name is the default user.
-func (e *Env) User(name string) (*User, error) {
+func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
+
+// UserOr is User for clients that have a default user of their own: it is that, if the guest has such
+// an account and nobody has set another. Without all of these it is root.
+func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()
 		name = e.defaultUser
 		e.mu.Unlock()
 	}
-	if name == "" {
-		if u, err := lookup(preferredUser); err == nil {
+	if name == "" && preferred != "" {
+		if u, err := lookup(preferred); err == nil {
 			return u, nil
 		}
-		name = "root"
 	}
-	return lookup(name)
+	return lookup(cmp.Or(name, "root"))
 }
 
 func lookup(name string) (*User, error) { return account(name, user.Lookup) }

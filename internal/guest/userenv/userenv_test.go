@@ -84,3 +84,23 @@ func TestCheckVars(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An interface may have a default user of its own: it holds where nobody has said otherwise, and the
+// guest has the account.
+func TestDefaultUserOfAnInterface(t *testing.T) {
+	e := New()
+	for _, c := range []struct{ name, preferred, want string }{
+		{"", "", "root"}, {"", "nobody", "nobody"}, {"", "nobody-here", "root"}, {"root", "nobody", "root"},
+	} {
+		if u, err := e.UserOr(c.name, c.preferred); err != nil || u.Name != c.want {
+			t.Errorf("%+v: %+v, %v", c, u, err)
+		}
+	}
+	e.SetDefaults("root", "")
+	if u, err := e.UserOr("", "nobody"); err != nil || u.Name != "root" {
+		t.Errorf("with another default: %+v, %v", u, err)
+	}
+	if _, err := e.UserOr("nobody-here", "nobody"); err == nil {
+		t.Error("an account that was named and is missing was replaced")
+	}
+}

@@ -1,0 +1,158 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The account that a recipe asks for with "user: true". Its name and number are those of E2B's
+// images; where the number is taken, it gets the next one.
+const (
+	accountName       = "user"
+	minUserID         = 1000
+	maxUserID         = 59999 // Debian policy §9.2.2
+	maxAccountBytes   = 1 << 20
+	skeletonDir       = "etc/skel/"
+	sudoersDir        = "etc/sudoers.d"
+	accountHome       = "home/" + accountName
+	sudoersLine       = accountName + " ALL=(ALL:ALL) NOPASSWD: ALL\n"
+	passwd, grp, shdw = "etc/passwd", "etc/group", "etc/shadow"
+)
+
+// account keeps, while an archive passes, what an account in it is made of.
+type account struct {
+	files    map[string]overlayFile // passwd, group and shadow, as the archive has them
+	skeleton []overlayFile          // what a new home has in it
+	bytes    int64
+}
+
+// take keeps an entry whose name is clean. One that is held is written at the end, by addAccount;
+// of another the returned reader has the content.
+func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Reader, held bool, err error) {
+	isFile := name == passwd || name == grp || name == shdw
+	if isFile && h.Typeflag != tar.TypeReg {
+		return nil, false, errors.New("user: an account can be added to a regular file only")
+	}
+	if !isFile && (h.Typeflag != tar.TypeReg || !strings.HasPrefix(name, skeletonDir)) {
+		return data, false, nil
+	}
+	if a.bytes += h.Size; a.bytes > maxAccountBytes {
+		return nil, false, fmt.Errorf("user: the files of accounts, and /etc/skel, are larger than %d bytes", maxAccountBytes)
+	}
+	content, err := io.ReadAll(data)
+	if err != nil {
+		return nil, false, err
+	}
+	o := overlayFile{name: name, typ: tar.TypeReg, mode: h.Mode & 0o7777, uid: h.Uid, gid: h.Gid, data: content}
+	if isFile {
+		a.files[name] = o
+		return nil, true, nil
+	}
+	o.name = accountHome + "/" + strings.TrimPrefix(name, skeletonDir)
+	a.skeleton = append(a.skeleton, o)
+	return bytes.NewReader(content), false, nil
+}
+
+// addAccount writes the files of accounts, with the account in them. One that the image has stays as
+// it is.
+func (f *tarFilter) addAccount() error {
+	files := f.account.files
+	for _, o := range f.defaults {
+		if (o.name == passwd || o.name == grp) && len(files[o.name].data) == 0 {
+			files[o.name] = o
+			f.seen[o.name] = o.typ
+		}
+	}
+	var home []overlayFile
+	if field(files[passwd].data, accountName, 0) == "" {
+		gid, err := accountID(files, grp)
+		if err != nil {
+			return err
+		}
+		uid, err := accountID(files, passwd)
+		if err != nil {
+			return err
+		}
+		shell := "/bin/sh"
+		if f.seen["bin/bash"] == tar.TypeReg || f.seen["usr/bin/bash"] == tar.TypeReg {
+			shell = "/bin/bash"
+		}
+		appendLine(files, passwd, fmt.Sprintf("%s:x:%d:%d::/%s:%s", accountName, uid, gid, accountHome, shell))
+		if field(files[grp].data, accountName, 0) == "" {
+			appendLine(files, grp, fmt.Sprintf("%s:x:%d:", accountName, gid))
+		}
+		if _, ok := files[shdw]; ok && field(files[shdw].data, accountName, 0) == "" {
+			appendLine(files, shdw, accountName+":*::0:99999:7:::") // no password fits; it never expires
+		}
+		home = append(home, overlayFile{name: accountHome, typ: tar.TypeDir, mode: 0o755, uid: uid, gid: gid})
+		for _, o := range f.account.skeleton {
+			o.uid, o.gid = uid, gid
+			home = append(home, o)
+		}
+	}
+	for _, name := range []string{passwd, grp, shdw} {
+		if o, ok := files[name]; ok {
+			if err := f.put(o); err != nil {
+				return err
+			}
+		}
+	}
+	if f.seen[sudoersDir] == tar.TypeDir { // the package sudo is there
+		home = append(home, overlayFile{name: sudoersDir + "/" + accountName, typ: tar.TypeReg, mode: 0o440, data: []byte(sudoersLine)})
+	}
+	for _, o := range home {
+		if _, has := f.seen[o.name]; has {
+			continue
+		}
+		if err := f.add(o); err != nil {
+			return fmt.Errorf("/%s: %w", o.name, err)
+		}
+	}
+	return nil
+}
+
+// accountID returns the number of the account's line in a file, or one that is free there.
+func accountID(files map[string]overlayFile, name string) (int, error) {
+	text := files[name].data
+	if id, err := strconv.Atoi(field(text, accountName, 2)); err == nil {
+		return id, nil
+	}
+	taken := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Split(line, ":"); len(f) > 2 {
+			taken[f[2]] = true
+		}
+	}
+	for id := minUserID; id <= maxUserID; id++ {
+		if !taken[strconv.Itoa(id)] {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("/%s has no number left for an account", name)
+}
+
+// field returns the n-th field of the line of an account; nothing where there is no such line.
+func field(text []byte, name string, n int) string {
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); f[0] == name && n < len(f) {
+			return f[n]
+		}
+	}
+	return ""
+}
+
+func appendLine(files map[string]overlayFile, name, line string) {
+	o := files[name]
+	o.data = slices.Clone(o.data)
+	if len(o.data) > 0 && o.data[len(o.data)-1] != '\n' {
+		o.data = append(o.data, '\n')
+	}
+	o.data = append(o.data, line+"\n"...)
+	files[name] = o
+}
