@@ -2,13 +2,10 @@ package client
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strconv"
-
-	v1 "github.com/forkd/forkd/api/v1"
 )
 
 func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathEscape(id) + suffix }
@@ -53,22 +50,33 @@ const maxConsole = 1 << 20
 
 // Console returns the last output of a sandbox's serial console. The guest decides what is in it.
 func (c *Client) Console(ctx context.Context, id string) ([]byte, error) {
-	tail, _, err := c.ConsoleSince(ctx, id, 0)
-	return tail, err
-}
-
-// ConsoleSince is Console without what came before so many bytes were written, and returns how many
-// were written by now, for the next call.
-func (c *Client) ConsoleSince(ctx context.Context, id string, since uint64) (tail []byte, written uint64, err error) {
-	path := sandboxPath(id, "/console?since="+strconv.FormatUint(since, 10))
-	resp, err := c.request(ctx, http.MethodGet, path, "", nil)
+	resp, err := c.request(ctx, http.MethodGet, sandboxPath(id, "/console"), "", nil)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	if written, err = strconv.ParseUint(resp.Header.Get(v1.ConsoleWritten), 10, 64); err != nil {
-		return nil, 0, fmt.Errorf("console: %s: %w", v1.ConsoleWritten, err)
+	return io.ReadAll(io.LimitReader(resp.Body, maxConsole))
+}
+
+// LogsRequest says what of a console is wanted.
+type LogsRequest struct {
+	Follow bool   // go on with what comes until the sandbox ends
+	Tail   string // how many of the last lines, or "all"; empty: all
+	Since  string // a time by RFC 3339, seconds of Unix time, or how long ago, such as "10m"; empty: all
+}
+
+// Logs returns the last output of a sandbox's serial console, and what comes. Its end is that of the
+// sandbox; what breaks off before it is an error. The caller closes it.
+func (c *Client) Logs(ctx context.Context, id string, req LogsRequest) (io.ReadCloser, error) {
+	query := url.Values{"follow": {strconv.FormatBool(req.Follow)}}
+	for name, value := range map[string]string{"tail": req.Tail, "since": req.Since} {
+		if value != "" {
+			query.Set(name, value)
+		}
 	}
-	tail, err = io.ReadAll(io.LimitReader(resp.Body, maxConsole))
-	return tail, written, err
+	resp, err := c.request(ctx, http.MethodGet, withQuery(sandboxPath(id, "/logs"), query), "", nil)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
 }

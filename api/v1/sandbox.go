@@ -67,10 +67,6 @@ type Forked struct {
 	PauseMS     float64   `json:"pause_ms,omitempty"` // how long the source sandbox stood still
 }
 
-// ConsoleWritten is the header of a console's answer that says how many bytes the sandbox's VM has
-// written in all: with since, the next answer has what came after.
-const ConsoleWritten = "Forkd-Console-Written"
-
 // Stats is what a sandbox costs. Memory is in KiB, of its VMM process.
 type Stats struct {
 	PID        int    `json:"vmm_pid"`

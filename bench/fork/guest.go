@@ -1,11 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -146,11 +146,11 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 	tick := time.NewTicker(stubPoll)
 	defer tick.Stop()
 	for {
-		console, _, err := vmmclient.Console(c.dir)
+		console, err := vmpool.Console(vmpool.Processes{}, c.dir)
 		if err != nil {
 			return err
 		}
-		if strings.HasPrefix(string(console), string(stub.Answer)) {
+		if bytes.HasPrefix(console.Bytes, []byte{stub.Answer}) {
 			return nil
 		}
 		select {

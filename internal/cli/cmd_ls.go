@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -132,70 +131,41 @@ func newPingCmd() *cobra.Command {
 
 func newConsoleCmd() *cobra.Command {
 	var c common
-	var follow bool
+	var req client.LogsRequest
 	cmd := &cobra.Command{
 		Use:     "console ID",
 		Aliases: []string{"logs"},
 		Short:   "Print the last output of a sandbox's serial console",
 		Long: "Works for sandboxes that have exited too. The guest decides what it writes: mind control characters. With -f it goes\n" +
-			"on with what comes, to the end of the sandbox.",
+			"on with what comes, to the end of the sandbox. --since leaves out what is older by more than a few lines.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if follow && c.json() {
+			if req.Follow && c.json() {
 				return errNoJSON
 			}
-			c.streams = follow
+			c.streams = req.Follow
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				if follow {
-					return followConsole(ctx, cl, id, cmd.OutOrStdout())
-				}
-				p, err := cl.Console(ctx, id)
+				logs, err := cl.Logs(ctx, id, req)
 				if err != nil {
 					return err
 				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), map[string]string{"console": string(p)})
+				defer logs.Close()
+				if !c.json() {
+					_, err = io.Copy(cmd.OutOrStdout(), logs)
+					return err
 				}
-				_, err = cmd.OutOrStdout().Write(p)
-				return err
+				p, err := io.ReadAll(logs)
+				if err != nil {
+					return err
+				}
+				return writeJSON(cmd.OutOrStdout(), map[string]string{"console": string(p)})
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what comes")
+	cmd.Flags().StringVarP(&req.Tail, "tail", "n", "all", "only so many of the last lines")
+	cmd.Flags().StringVar(&req.Since, "since", "", "only what came since a time (2006-01-02T15:04:05Z), or for so long (10m)")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
-}
-
-// consoleInterval is the time between two looks at a console that is followed.
-const consoleInterval = 500 * time.Millisecond
-
-// followConsole prints a console until its sandbox has ended. What a guest writes faster than 64 KiB
-// between two looks is lost.
-func followConsole(ctx context.Context, cl *client.Client, id string, out io.Writer) error {
-	var seen uint64
-	for first := true; ; first = false {
-		s, err := cl.Sandbox(ctx, id) // before the look: after its end nothing comes
-		var tail []byte
-		if err == nil {
-			tail, seen, err = cl.ConsoleSince(ctx, id, seen)
-		}
-		if client.IsNotFound(err) && !first {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := out.Write(tail); err != nil {
-			return err
-		}
-		if s.State == "exited" {
-			return nil
-		}
-		select {
-		case <-time.After(consoleInterval):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -238,8 +239,8 @@ func (v *running) explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	console, _, cerr := vmmclient.Console(v.Dir())
-	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console, 30))
+	console, cerr := vmpool.Console(vmpool.Processes{}, v.Dir())
+	return fmt.Errorf("%s: %w\nconsole (%v):\n%s", v.name, err, cerr, vmtest.LastLines(console.Bytes, 30))
 }
 
 // tinyTmpfs mounts a tmpfs that has room for size bytes, and unmounts it with undo.

@@ -117,11 +117,11 @@ func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	console, _, err := a.Manager.Console(i.ID)
+	console, err := a.Manager.Console(i.ID)
 	if err != nil {
 		return nil, err
 	}
-	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(console), "\uFFFD")), "\n")
+	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(console.Bytes), "\uFFFD")), "\n")
 	lines = lines[max(0, len(lines)-maxLogs):]
 	entries := make([]logEntry, 0, len(lines))
 	for _, line := range lines {

@@ -29,8 +29,8 @@ type Limits struct {
 	SignedPerSecond float64 // 100
 	SignedBurst     int     // 1000: a page of a development server loads hundreds of files
 
-	Followers int           // streams of events at once; 128
-	Keepalive time.Duration // how often they say something where nothing happens; 15 seconds
+	Followers int           // streams of events at once, and likewise answers from consoles, half of these from one; 128
+	Keepalive time.Duration // how often the former say something where nothing happens; 15 seconds
 }
 
 func (l Limits) withDefaults() Limits {

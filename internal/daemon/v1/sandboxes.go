@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -168,26 +167,4 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
 		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
 	})
-}
-
-func (a *api) console(w http.ResponseWriter, r *http.Request) error {
-	var since uint64
-	if text := r.URL.Query().Get("since"); text != "" {
-		var err error
-		if since, err = strconv.ParseUint(text, 10, 64); err != nil {
-			return badRequest("since: %q: want a number of bytes", text)
-		}
-	}
-	p, written, err := a.Manager.Console(r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	if since <= written { // else it is another VM's, of which nothing was seen
-		p = p[uint64(len(p))-min(uint64(len(p)), written-since):]
-	}
-	w.Header().Set(apiv1.ConsoleWritten, strconv.FormatUint(written, 10))
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(p) // the client has gone if this fails
-	return nil
 }

@@ -49,6 +49,7 @@ func scopes() map[string]auth.Scope {
 		"POST /v1/sandboxes/{id}/eval/restart":     auth.Run,
 		"GET /v1/sandboxes/{id}/stats":             auth.Read,
 		"GET /v1/sandboxes/{id}/console":           auth.Run, // what a guest wrote
+		"GET /v1/sandboxes/{id}/logs":              auth.Run,
 		"GET /v1/sandboxes/{id}/network":           auth.Read,
 		"PUT /v1/sandboxes/{id}/network":           auth.Run,
 		"GET /v1/sandboxes/{id}/limits":            auth.Read,

@@ -1,15 +1,19 @@
 // Package console keeps the last bytes of a guest's serial output in a file that outlives the VMM.
 //
 // The file is a ring in shared memory: the VMM stores bytes, anybody may read the tail at any time,
-// and a guest that floods its console overwrites its own oldest output. Nothing is interpreted.
+// and a guest that floods its console overwrites its own oldest output. With each block of bytes
+// stands when its last byte came, so that a reader can leave out what is older. Nothing is
+// interpreted.
 package console
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,10 +21,18 @@ import (
 // Size is the number of bytes that a ring keeps.
 const Size = 64 << 10
 
-// header is the bytes written since the ring was made (little-endian, read without a lock: a reader
-// may miss the byte that is being written) before the ring itself; it has a page of its own so that
-// the data is page-aligned.
+// header is what stands before the ring itself: the bytes written since the ring was made, then for
+// each block of the ring the time of its last byte in milliseconds of Unix time; 0 if nobody knows.
+// All are little-endian, and read without a lock: a reader may miss the byte that is being written.
+// It has a page of its own so that the data is page-aligned.
 const header = 4096
+
+// A block has so many bytes: a few lines, and so many that the times of all fit into the header.
+const (
+	block  = 256
+	blocks = Size / block
+	times  = 8 // where the times begin in the header
+)
 
 // Format makes f an empty ring.
 func Format(f *os.File) error {
@@ -45,15 +57,15 @@ func Open(f *os.File) (*Ring, error) {
 	if st.Size() != header+Size {
 		return nil, fmt.Errorf("open console ring: %d bytes, want %d", st.Size(), header+Size)
 	}
-	var head [8]byte
-	if _, err := f.ReadAt(head[:], 0); err != nil {
-		return nil, fmt.Errorf("open console ring: %w", err)
+	written, err := Written(f)
+	if err != nil {
+		return nil, err
 	}
 	mem, err := unix.Mmap(int(f.Fd()), 0, header+Size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map console ring: %w", err)
 	}
-	return &Ring{mem: mem, written: binary.LittleEndian.Uint64(head[:])}, nil
+	return &Ring{mem: mem, written: written}, nil
 }
 
 // Close unmaps the ring.
@@ -62,6 +74,7 @@ func (r *Ring) Close() error { return unix.Munmap(r.mem) }
 // WriteByte appends c. It never fails.
 func (r *Ring) WriteByte(c byte) error {
 	r.mem[header+r.written%Size] = c
+	binary.LittleEndian.PutUint64(r.mem[times+8*slot(r.written):], uint64(time.Now().UnixMilli()))
 	r.written++
 	binary.LittleEndian.PutUint64(r.mem, r.written)
 	return nil
@@ -77,14 +90,63 @@ func (r *Ring) WriteString(s string) {
 // Tail returns what the ring holds, oldest byte first.
 func (r *Ring) Tail() []byte { return tail(r.written, r.mem[header:]) }
 
-// Tail reads what the ring in f holds, oldest byte first, and how many bytes have been written in all.
-func Tail(f io.ReaderAt) (held []byte, written uint64, err error) {
+// slot is the number of the block that has a byte, by how many were written before it.
+func slot(at uint64) uint64 { return at / block % blocks }
+
+// Text is what a ring held when it was read.
+type Text struct {
+	Bytes   []byte // oldest first
+	Written uint64 // bytes in all, up to the last of Bytes
+
+	times [blocks]uint64
+}
+
+// Tail reads the ring in f.
+func Tail(f io.ReaderAt) (t Text, err error) {
 	var buf [header + Size]byte
 	if n, err := f.ReadAt(buf[:], 0); n < len(buf) {
-		return nil, 0, errors.Join(errors.New("read console ring: file is too short"), err)
+		return t, errors.Join(errors.New("read console ring: file is too short"), err)
 	}
-	written = binary.LittleEndian.Uint64(buf[:])
-	return tail(written, buf[header:]), written, nil
+	t.Written = binary.LittleEndian.Uint64(buf[:])
+	t.Bytes = tail(t.Written, buf[header:])
+	for i := range t.times {
+		t.times[i] = binary.LittleEndian.Uint64(buf[times+8*i:])
+	}
+	return t, nil
+}
+
+// Written reads how many bytes have been written to the ring in f in all.
+func Written(f io.ReaderAt) (uint64, error) {
+	var head [8]byte
+	if _, err := f.ReadAt(head[:], 0); err != nil {
+		return 0, fmt.Errorf("read console ring: %w", err)
+	}
+	return binary.LittleEndian.Uint64(head[:]), nil
+}
+
+// Behind returns what came after so many bytes, and how many of these are no longer there.
+func (t *Text) Behind(seen uint64) (p []byte, lost uint64) {
+	first := t.Written - uint64(len(t.Bytes))
+	switch {
+	case seen >= t.Written:
+		return nil, 0
+	case seen < first:
+		return t.Bytes, first - seen
+	}
+	return t.Bytes[seen-first:], 0
+}
+
+// Since returns the lines that were written at a time or later, and perhaps some of just before: a
+// block is left out whole or not at all. What nobody knows the time of counts as later.
+func (t *Text) Since(at time.Time) []byte {
+	first := t.Written - uint64(len(t.Bytes))
+	// What is left of the oldest block shares its place with the latest, and that has its time.
+	for i := (block - first%block) % block; i < uint64(len(t.Bytes)); i += block {
+		if when := t.times[slot(first+i)]; when == 0 || int64(when) >= at.UnixMilli() {
+			return t.Bytes[bytes.LastIndexByte(t.Bytes[:i], '\n')+1:]
+		}
+	}
+	return nil
 }
 
 // tail puts the bytes of a ring in order to which total bytes have been written.

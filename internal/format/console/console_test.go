@@ -2,10 +2,13 @@ package console
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func newRing(t *testing.T) (*Ring, *os.File) {
@@ -29,16 +32,16 @@ func newRing(t *testing.T) (*Ring, *os.File) {
 func TestTailKeepsTheLastBytes(t *testing.T) {
 	r, f := newRing(t)
 	r.WriteString("hello")
-	if got, written, err := Tail(f); err != nil || string(got) != "hello" || written != 5 || string(r.Tail()) != "hello" {
-		t.Fatalf("%q, %v, its writer has %q", got, err, r.Tail())
+	if got, err := Tail(f); err != nil || string(got.Bytes) != "hello" || got.Written != 5 || string(r.Tail()) != "hello" {
+		t.Fatalf("%q, %v, its writer has %q", got.Bytes, err, r.Tail())
 	}
 	long := strings.Repeat("0123456789abcde\n", Size/16+7)
 	r.WriteString(long)
-	got, written, err := Tail(f)
-	if err != nil || written != uint64(5+len(long)) || !bytes.Equal(got, []byte(long[len(long)-Size:])) {
-		t.Fatalf("tail of a flood differs: %d bytes, %v", len(got), err)
+	got, err := Tail(f)
+	if err != nil || got.Written != uint64(5+len(long)) || !bytes.Equal(got.Bytes, []byte(long[len(long)-Size:])) {
+		t.Fatalf("tail of a flood differs: %d bytes, %v", len(got.Bytes), err)
 	}
-	if !bytes.Equal(r.Tail(), got) {
+	if !bytes.Equal(r.Tail(), got.Bytes) {
 		t.Fatal("the writer of a flood has another tail")
 	}
 }
@@ -52,7 +55,61 @@ func TestAForeignFileIsRefused(t *testing.T) {
 	if _, err := Open(f); err == nil {
 		t.Fatal("an empty file was opened as a ring")
 	}
-	if _, _, err := Tail(f); err == nil {
+	if _, err := Tail(f); err == nil {
 		t.Fatal("an empty file was read as a ring")
+	}
+}
+
+// What is asked for since a time are the lines of its block and later ones.
+func TestSince(t *testing.T) {
+	r, f := newRing(t)
+	line := strings.Repeat("x", block-1) + "\n"
+	for range 3 {
+		r.WriteString(line)
+	}
+	r.WriteString("half")
+	stamps := []int64{1000, 2000, 3000, 4000}
+	for i, at := range stamps { // as if the blocks had been written then
+		binary.LittleEndian.PutUint64(r.mem[times+8*i:], uint64(at))
+	}
+	for at, want := range map[int64]string{0: line + line + line + "half", 1001: line + line + "half", 3000: line + "half", 3001: "half", 4001: ""} {
+		got, err := Tail(f)
+		if err != nil || string(got.Since(time.UnixMilli(at))) != want {
+			t.Errorf("since %d: %d bytes, want %d (%v)", at, len(got.Since(time.UnixMilli(at))), len(want), err)
+		}
+	}
+	binary.LittleEndian.PutUint64(r.mem[times+8:], 0) // written by a VMM that knew no times
+	if got, err := Tail(f); err != nil || string(got.Since(time.UnixMilli(3500))) != line+line+"half" {
+		t.Errorf("without a time: %q, %v", got.Since(time.UnixMilli(3500)), err)
+	}
+
+	before := time.Now()
+	r.WriteString(strings.Repeat("0123456789abcde\n", Size/16))
+	got, err := Tail(f)
+	if err != nil || len(got.Since(before)) < Size-2*block || got.Since(time.Now().Add(time.Minute)) != nil {
+		t.Errorf("of a full ring: %d bytes, %v", len(got.Since(before)), err)
+	}
+	if p, lost := got.Behind(0); len(p) != Size || lost != got.Written-Size {
+		t.Errorf("behind the beginning: %d bytes, %d lost", len(p), lost)
+	}
+	if p, lost := got.Behind(got.Written - 3); string(p) != "de\n" || lost != 0 {
+		t.Errorf("behind all but 3: %q, %d lost", p, lost)
+	}
+	if p, lost := got.Behind(got.Written + 1); p != nil || lost != 0 {
+		t.Errorf("behind what is not there yet: %q, %d lost", p, lost)
+	}
+}
+
+// A ring is in a file that the VMM, and so perhaps its guest, can write to.
+func TestALyingRingDoesNoHarm(t *testing.T) {
+	r, f := newRing(t)
+	for _, total := range []uint64{math.MaxUint64, math.MaxUint64 - 100, math.MaxUint64 - block*blocks, 1 << 63} {
+		binary.LittleEndian.PutUint64(r.mem, total)
+		got, err := Tail(f)
+		if err != nil || len(got.Bytes) != Size {
+			t.Fatalf("%d: %d bytes, %v", total, len(got.Bytes), err)
+		}
+		got.Since(time.Now())
+		got.Behind(5)
 	}
 }

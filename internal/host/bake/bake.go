@@ -122,8 +122,8 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := b.run(ctx); err != nil {
 		failed := &Error{Tag: req.Tag, Step: b.step, Err: err}
 		if b.vmm != nil {
-			console, _, _ := k.cfg.VMMs.Console(b.dir) // without it the error says less
-			failed.Console = excerpt.Console(console, 10)
+			console, _ := vmpool.Console(k.cfg.VMMs, b.dir) // without it the error says less
+			failed.Console = excerpt.Console(console.Bytes, 10)
 		}
 		return Result{}, failed
 	}

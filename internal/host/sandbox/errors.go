@@ -169,5 +169,5 @@ func describeExit(x vm.Exit, console string) string {
 }
 
 func (s *Sandbox) stateErrorLocked(op string) error {
-	return &StateError{ID: s.id, Op: op, State: s.state, Exit: s.exit, Console: excerpt.Console(s.console, 5)}
+	return &StateError{ID: s.id, Op: op, State: s.state, Exit: s.exit, Console: excerpt.Console(s.console.Bytes, 5)}
 }

@@ -78,6 +78,6 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 		return ctx.Err() // called off: the guest is not to blame
 	}
 	m.cfg.Observer.ConfirmFailed()
-	console, _, _ := m.cfg.VMMs.Console(v.dir) // without it the error says less
-	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console, 5)}
+	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without it the error says less
+	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
 }

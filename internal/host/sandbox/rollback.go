@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // RollbackResult is how long a rollback took, from the request.
@@ -88,8 +89,8 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 	}
 	failed := &RollbackError{ID: s.id, Tag: to, Err: err}
 	if !isUnconfirmed(err) { // that quotes the console itself
-		console, _, _ := m.cfg.VMMs.Console(v.dir)
-		failed.Console = excerpt.Console(console, 5)
+		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
+		failed.Console = excerpt.Console(console.Bytes, 5)
 	}
 	_ = m.remove(s) // it fails only if the sandbox is gone
 	return failed

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
@@ -43,19 +44,18 @@ type Sandbox struct {
 	freed  sync.Once
 
 	mu      sync.Mutex
-	state   State   // written by transition only
-	live    *liveVM // its VM, also one that has ended; nil while it is suspended
-	record  record  // what survives a restart of the daemon
-	timing  Timing  // of its latest start
-	exit    vm.Exit // of an exited sandbox
-	console []byte  // of that, too
+	state   State        // written by transition only
+	live    *liveVM      // its VM, also one that has ended; nil while it is suspended
+	record  record       // what survives a restart of the daemon
+	timing  Timing       // of its latest start
+	exit    vm.Exit      // of an exited sandbox
+	console console.Text // of that, too
 
-	consoleWritten uint64 // with console: how much came in all
-	expiry         *time.Timer
-	expired        bool   // its time has passed, and it is about to be deleted
-	unpin          func() // gives up its latest suspended state; nil if there is none
-	silent         bool   // its VMM has not answered a request: see catchUp
-	full           bool   // it is paused because the host has no room for its disk
+	expiry  *time.Timer
+	expired bool   // its time has passed, and it is about to be deleted
+	unpin   func() // gives up its latest suspended state; nil if there is none
+	silent  bool   // its VMM has not answered a request: see catchUp
+	full    bool   // it is paused because the host has no room for its disk
 
 	workspace string // that it belongs to, see Manager.Hold
 }

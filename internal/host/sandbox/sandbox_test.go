@@ -186,8 +186,8 @@ func TestADyingVMIsNoticed(t *testing.T) {
 	if info.ExitReason != "reset" || info.PID != 0 {
 		t.Errorf("info %+v", info)
 	}
-	if console, _, err := w.Console(id); err != nil || !bytes.Contains(console, []byte("Kernel panic")) {
-		t.Errorf("console of an exited sandbox: %q, %v", console, err)
+	if console, err := w.Console(id); err != nil || !bytes.Contains(console.Bytes, []byte("Kernel panic")) {
+		t.Errorf("console of an exited sandbox: %q, %v", console.Bytes, err)
 	}
 	var state *StateError
 	if err := w.Use(context.Background(), id, "use", nothing); !errors.As(err, &state) {

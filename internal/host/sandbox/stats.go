@@ -41,20 +41,3 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	st.Memory, err = procmem.Of(st.PID, ram)
 	return st, err
 }
-
-// Console returns the last output of a sandbox's serial console, also of an exited one, and how many
-// bytes its VM has written in all.
-func (m *Manager) Console(id string) (tail []byte, written uint64, err error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, 0, err
-	}
-	s.mu.Lock()
-	state, v := s.state, s.live
-	tail, written = s.console, s.consoleWritten
-	s.mu.Unlock()
-	if state == Exited || v == nil {
-		return tail, written, nil
-	}
-	return m.cfg.VMMs.Console(v.dir)
-}

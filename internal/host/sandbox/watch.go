@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -57,12 +59,12 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 		}
 		break
 	}
-	console, written, err := m.cfg.VMMs.Console(v.dir)
+	last, err := vmpool.Console(m.cfg.VMMs, v.dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		m.cfg.Log.Warn("read the console of an ended VM", "sandbox", s.id, "error", err)
 	}
 	exit := v.vmm.Exit()
-	if !s.exited(v, exit, console, written) {
+	if !s.exited(v, exit, last) {
 		return // it is being deleted, or has been suspended
 	}
 	m.cfg.Log.Info("sandbox exited", "sandbox", s.id, "reason", exit.Reason.String(), "detail", exit.Detail)
@@ -86,8 +88,8 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 }
 
 // exited notes the end of a VM, unless s has another by now or none.
-func (s *Sandbox) exited(v *liveVM, exit vm.Exit, console []byte, written uint64) bool {
-	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console, s.consoleWritten = exit, console, written }) == nil
+func (s *Sandbox) exited(v *liveVM, exit vm.Exit, last console.Text) bool {
+	return s.has(v) && s.transition("exit", Exited, func() { s.exit, s.console = exit, last }) == nil
 }
 
 // has reports whether v is the VM of s.

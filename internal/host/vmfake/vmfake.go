@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -71,6 +72,7 @@ type VMM struct {
 	frames  *os.File // frame socket; nil: none
 	top     *os.File // of the disk, open for writing; nil: none
 	kept    []*os.File
+	console *console.Ring
 	full    atomic.Bool
 	once    sync.Once
 	exit    vm.Exit
@@ -91,11 +93,13 @@ func (f *VMMs) Spawn(_ context.Context, c vmpool.ShellConfig) (vmpool.VMM, error
 	if err := os.Mkdir(c.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(c.Dir, "console"), []byte("hello\nKernel panic - not syncing: x\nbye\n"), 0o600); err != nil {
+	ring, err := newConsole(filepath.Join(c.Dir, consoleFile))
+	if err != nil {
 		return nil, err
 	}
 	v := &VMM{all: f, dir: c.Dir, conns: make(chan vmmclient.Conn, 1), done: make(chan struct{}),
-		stalled: make(chan struct{}, 1)}
+		stalled: make(chan struct{}, 1), console: ring}
+	ring.WriteString("hello\nKernel panic - not syncing: x\nbye\n")
 	if f.Live == nil {
 		f.Live = make(map[string]*VMM)
 	}
@@ -129,10 +133,33 @@ func (f *VMMs) CheckLimits(prefix string, l vm.Limits) error {
 	return f.LimitErr
 }
 
-// Console implements vmpool.VMMs.
-func (f *VMMs) Console(dir string) ([]byte, uint64, error) {
-	p, err := os.ReadFile(filepath.Join(dir, "console"))
-	return p, uint64(len(p)), err
+// consoleFile is in the directory of each VM.
+const consoleFile = "console"
+
+func newConsole(path string) (*console.Ring, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := console.Format(f); err != nil {
+		return nil, err
+	}
+	return console.Open(f)
+}
+
+// OpenConsole implements vmpool.VMMs.
+func (f *VMMs) OpenConsole(dir string) (*os.File, error) {
+	return os.Open(filepath.Join(dir, consoleFile))
+}
+
+// Print lets the guest write to its console, unless its VM has ended.
+func (v *VMM) Print(text string) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.console != nil {
+		v.console.WriteString(text)
+	}
 }
 
 // Count returns how many VMs live.
@@ -164,7 +191,8 @@ func (v *VMM) End(x vm.Exit) {
 		for _, f := range append(v.kept, v.frames, v.top) {
 			f.Close() // an error, where there is none
 		}
-		v.frames, v.top = nil, nil
+		_ = v.console.Close() // what was mapped once can be unmapped
+		v.frames, v.top, v.console = nil, nil, nil
 		v.all.Mu.Unlock()
 		close(v.done)
 		close(v.conns)

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -170,15 +169,14 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// Console returns the last console output of the guest whose VMM has the directory dir, and how many
-// bytes it has written in all.
-func Console(dir string) (tail []byte, written uint64, err error) {
+// OpenConsole opens the console of the guest whose VMM has the directory dir, for package console to
+// read.
+func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {
-		return nil, 0, fmt.Errorf("read console: %w", err)
+		return nil, fmt.Errorf("read console: %w", err)
 	}
-	defer f.Close()
-	return console.Tail(f)
+	return f, nil
 }
 
 func descriptors(files ...*os.File) []int {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -46,14 +47,24 @@ func spawn(t *testing.T, a *vmtest.Assets, shape vm.Shape) *vmmclient.VMM {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			console, _, _ := vmmclient.Console(v.Dir())
-			t.Logf("console of %s:\n%s\nexit: %+v", v.Dir(), vmtest.LastLines(console, 40), v.Exit())
+			t.Logf("console of %s:\n%s\nexit: %+v", v.Dir(), vmtest.LastLines(consoleOf(v), 40), v.Exit())
 		}
 		if err := v.Kill(); err != nil {
 			t.Error(err)
 		}
 	})
 	return v
+}
+
+// consoleOf returns what the guest of v wrote last; nothing if that cannot be read.
+func consoleOf(v *vmmclient.VMM) []byte {
+	f, err := vmmclient.OpenConsole(v.Dir())
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	text, _ := console.Tail(f)
+	return text.Bytes
 }
 
 func newTop(t *testing.T, size uint64) *os.File {

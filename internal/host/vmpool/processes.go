@@ -2,6 +2,7 @@ package vmpool
 
 import (
 	"context"
+	"os"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -38,5 +39,5 @@ func (p Processes) Attach(id, dir string) (VMM, error) {
 // CheckLimits implements VMMs.
 func (p Processes) CheckLimits(prefix string, l vm.Limits) error { return p.Cgroups.Check(prefix, l) }
 
-// Console implements VMMs.
-func (Processes) Console(dir string) ([]byte, uint64, error) { return vmmclient.Console(dir) }
+// OpenConsole implements VMMs.
+func (Processes) OpenConsole(dir string) (*os.File, error) { return vmmclient.OpenConsole(dir) }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -53,8 +54,18 @@ type VMMs interface {
 	// CheckLimits refuses limits that the host cannot enforce, with an *invalid.Error that names
 	// the field below prefix.
 	CheckLimits(prefix string, l vm.Limits) error
-	// Console returns the last output of the VM of dir, also after its process has ended.
-	Console(dir string) (tail []byte, written uint64, err error)
+	// OpenConsole opens the console ring of the VM of dir, also after its process has ended.
+	OpenConsole(dir string) (*os.File, error)
+}
+
+// Console reads the console of the VM of dir.
+func Console(vmms VMMs, dir string) (console.Text, error) {
+	f, err := vmms.OpenConsole(dir)
+	if err != nil {
+		return console.Text{}, err
+	}
+	defer f.Close()
+	return console.Tail(f)
 }
 
 // Shell is a VMM process with a created VM that nothing runs in yet.

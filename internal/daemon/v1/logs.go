@@ -1,0 +1,142 @@
+package v1
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// console answers with the last output of a guest as it is.
+func (a *api) console(w http.ResponseWriter, r *http.Request) error {
+	text, err := a.Manager.Console(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	plainText(w)
+	_, _ = w.Write(text.Bytes) // the client has gone if this fails
+	return nil
+}
+
+// plainText keeps browsers from taking for a page what a guest wrote.
+func plainText(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+}
+
+// logs is console with the parameters of 'docker logs': the last lines, those since a time, and what
+// comes until the sandbox ends. A guest that writes faster than its client reads has what it
+// overwrites left out, which a line of the daemon's says; nothing waits for the client.
+func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
+	follow, err := boolQuery(r, "follow")
+	if err != nil {
+		return err
+	}
+	lines, err := tailQuery(r)
+	if err != nil {
+		return err
+	}
+	since, err := sinceQuery(r, time.Now())
+	if err != nil {
+		return err
+	}
+	log, err := a.Manager.Follow(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	text, err := log.Begin()
+	if err != nil {
+		return err
+	}
+	p := text.Bytes
+	if !since.IsZero() {
+		p = text.Since(since)
+	}
+	plainText(w)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Accel-Buffering", "no") // proxies pass it on as it comes
+	rc := http.NewResponseController(w)
+	send := func(p []byte) bool {
+		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall)) // a connection without deadlines is a test's
+		_, err := w.Write(p)
+		return err == nil && rc.Flush() == nil
+	}
+	if !send(lastLines(p, lines)) || !follow {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(a.Stopping, cancel)()
+	for {
+		_ = rc.SetWriteDeadline(time.Time{}) // one that is left behind would end a stream of HTTP/2 that is only idle
+		p, lost, err := log.Next(ctx)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // the client must not take this for the end of the sandbox
+		}
+		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n", lost)) {
+			return nil
+		}
+		if !send(p) {
+			return nil
+		}
+	}
+}
+
+// tailQuery returns how many lines of what there is are wanted.
+func tailQuery(r *http.Request) (int, error) {
+	text := r.URL.Query().Get("tail")
+	if text == "" || text == "all" {
+		return math.MaxInt, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, invalid.Errorf("tail", "%.100q: want a number of lines from 0, or all", text)
+	}
+	return n, nil
+}
+
+// lastLines returns the last n lines of p, of which the last need not be complete.
+func lastLines(p []byte, n int) []byte {
+	rest := bytes.TrimSuffix(p, []byte("\n"))
+	for ; n > 0; n-- {
+		i := bytes.LastIndexByte(rest, '\n')
+		if i < 0 {
+			return p
+		}
+		rest = rest[:i]
+	}
+	return p[min(len(rest)+1, len(p)):]
+}
+
+// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year 9999.
+const maxTime = 253402300799
+
+// sinceQuery returns from when on output is wanted; the zero time: all. As in docker, a time is
+// RFC 3339, seconds of Unix time, or how long ago.
+func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
+	text := r.URL.Query().Get("since")
+	if text == "" {
+		return at, nil
+	}
+	if seconds, err := strconv.ParseFloat(text, 64); err == nil && seconds >= 0 && seconds <= maxTime {
+		return time.UnixMicro(int64(seconds * 1e6)), nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return now.Add(-ago), nil
+	}
+	if at, err = time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	return at, invalid.Errorf("since", "%.100q: want a time such as 2006-01-02T15:04:05Z, seconds of Unix time, or how long ago, such as 10m", text)
+}
