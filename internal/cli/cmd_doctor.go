@@ -4,20 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
-	"runtime"
 	"strings"
-	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
-	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/cachedir"
-	"github.com/forkd/forkd/internal/embedded"
-	"github.com/forkd/forkd/internal/emu/tcghost"
-	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 // verdict of one check.
@@ -30,219 +22,151 @@ const (
 	skip verdict = "skip"
 )
 
-// finding is one line of doctor's report.
+// finding is what one check of doctor's has found.
 type finding struct {
 	Check   string  `json:"check"`
 	Verdict verdict `json:"verdict"`
 	Detail  string  `json:"detail"`
+	Fix     *fix    `json:"fix,omitempty"`
+}
+
+func found(check string, v verdict, detail string) finding {
+	return finding{Check: check, Verdict: v, Detail: detail}
 }
 
 func newDoctorCmd() *cobra.Command {
 	var output, url string
+	var tokens tokenFlags
+	var fixing, yes, dry bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this host can run forkd, and say what to do if not",
-		Long:  "Exits with 1 if a check fails.",
-		Args:  usageArgs(arguments(0, 0)),
+		Long: "Exits with 1 if a check fails; warnings cost time, room or safety, and forkd runs without. Below a finding stands\n" +
+			"the command that mends it. --fix gives those commands itself that change files of forkd's only, asks before those\n" +
+			"that change this host (--yes: does not ask), leaves the others to you, and looks again.",
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {
 				return err
 			}
-			findings := diagnose(cmd.Context(), url)
-			failed := false
-			for _, f := range findings {
-				failed = failed || f.Verdict == fail
+			if !fixing && (yes || dry) {
+				return usageError{errors.New("--yes and --dry-run go with --fix")}
 			}
-			var err error
-			if output == "json" {
-				err = writeJSON(cmd.OutOrStdout(), findings)
-			} else {
-				err = table(cmd, "CHECK\tRESULT\tDETAIL", func(row func(...any)) {
-					for _, f := range findings {
-						row(f.Check, f.Verdict, f.Detail)
-					}
-				})
+			findings := diagnose(cmd.Context(), url, &tokens)
+			if fixing && newFixer(cmd, yes, dry).fixAll(cmd.Context(), findings) {
+				findings = merged(findings, diagnose(cmd.Context(), url, &tokens))
 			}
-			if err == nil && failed {
-				return exitCode(exitError)
-			}
-			return err
+			return report(cmd, findings, output == "json")
 		},
 	}
-	cmd.Flags().StringVar(&url, "daemon-url", "", "daemon to look for; default as in the other commands")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	f := cmd.Flags()
+	f.BoolVar(&fixing, "fix", false, "mend what can be mended from here")
+	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before this host is changed")
+	f.BoolVar(&dry, "dry-run", false, "with --fix: only say what would be done")
+	f.StringVar(&url, "daemon-url", "", "daemon to look for; default as in the other commands")
+	f.StringVar(&tokens.file, "token-file", "", "token file to look at (default that of 'forkd token')")
+	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
-func diagnose(ctx context.Context, url string) []finding {
+func diagnose(ctx context.Context, url string, tokens *tokenFlags) []finding {
 	m, machine := checkMachine()
 	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
-	findings := []finding{checkPlatform(), checkHWVirt(), checkKVM(machine.Verdict == pass), machine, checkCgroup(),
-		checkMemfd(), checkUffd(), checkEmbedded()}
+	findings := []finding{checkPlatform(), checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), machine,
+		checkCgroup(), checkMemfd(), checkUffd(), checkEmbedded()}
 	findings = append(append(findings, checkHost()...), checkNetwork())
 	findings = append(findings, checkJails()...)
 	if inMachine {
 		findings = append(findings, checkMachineSpace(ctx, m)...)
 	} else {
 		findings = append(findings, checkOwnSpace()...)
+		findings = append(findings, checkDirectories()...)
 	}
-	return append(append(findings, checkCache()), checkDaemon(ctx, url)...)
+	findings = append(findings, checkTokenFile(tokens), checkCache())
+	return append(findings, checkDaemon(ctx, url)...)
 }
 
-func checkPlatform() finding {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return finding{"platform", fail, err.Error()}
-	}
-	detail := fmt.Sprintf("%s/%s, kernel %s", runtime.GOOS, runtime.GOARCH, unix.ByteSliceToString(u.Release[:]))
-	if runtime.GOARCH != "amd64" {
-		return finding{"platform", fail, detail + ": linux/amd64 is needed"}
-	}
-	return finding{"platform", pass, detail}
-}
-
-func checkHWVirt() finding {
-	p, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return finding{"hardware virtualization", skip, err.Error()}
-	}
-	for _, flag := range []string{"vmx", "svm"} {
-		if strings.Contains(string(p), " "+flag+" ") {
-			return finding{"hardware virtualization", pass, flag}
+// merged returns what a second look has found, with what was done after the first.
+func merged(before, after []finding) []finding {
+	for i := range after {
+		for _, b := range before {
+			if b.Check == after[i].Check && b.Fix != nil && b.Fix.Result != "" {
+				after[i].Fix = b.Fix
+			}
 		}
 	}
-	return finding{"hardware virtualization", warn, "the CPU shows neither vmx nor svm: 'forkd machine start' emulates a host that has it"}
+	return after
 }
 
-func checkKVM(machineRuns bool) finding {
-	err := kvm.Probe()
-	var unfit *kvm.UnfitError
-	switch {
-	case err == nil:
-		return finding{"/dev/kvm", pass, "runs guest instructions as it should"}
-	case machineRuns:
-		return finding{"/dev/kvm", warn, err.Error() + ": the emulated host is used instead"}
-	case errors.As(err, &unfit), errors.Is(err, os.ErrNotExist):
-		return finding{"/dev/kvm", fail, err.Error() + ": run 'forkd machine start'"}
-	case errors.Is(err, os.ErrPermission):
-		return finding{"/dev/kvm", fail, err.Error() + ": add the user to the group of /dev/kvm"}
+// report prints findings, and is the error of the command if a check has failed.
+func report(cmd *cobra.Command, findings []finding, json bool) error {
+	count := map[verdict]int{}
+	for _, f := range findings {
+		count[f.Verdict]++
 	}
-	return finding{"/dev/kvm", fail, err.Error()}
+	out := cmd.OutOrStdout()
+	var err error
+	switch width := tableWidth(cmd); {
+	case json:
+		err = writeJSON(out, findings)
+	case width > 0:
+		err = printFindings(out, width, findings)
+	default:
+		err = table(cmd, "CHECK\tRESULT\tDETAIL\tFIX", func(row func(...any)) {
+			for _, f := range findings {
+				command := "-"
+				if f.Fix != nil {
+					command = f.Fix.Command + f.Fix.outcome()
+				}
+				row(f.Check, f.Verdict, f.Detail, command)
+			}
+		})
+	}
+	if !json {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped\n", count[pass], count[warn], count[fail], count[skip])
+	}
+	if err == nil && count[fail] > 0 {
+		return exitCode(exitError)
+	}
+	return err
 }
 
-func checkMachine() (tcghost.Machine, finding) {
-	m, ready, err := runningMachine()
-	switch {
-	case err != nil:
-		return m, finding{"emulated host", warn, err.Error()}
-	case ready:
-		return m, finding{"emulated host", pass, m.Name + " runs"}
+// printFindings is for people: details in lines of the terminal's width, and the fix below.
+func printFindings(out io.Writer, width int, findings []finding) error {
+	checks := 0
+	for _, f := range findings {
+		checks = max(checks, utf8.RuneCountInString(f.Check))
 	}
-	return m, finding{"emulated host", skip, "none is running"}
-}
-
-func checkCgroup() finding {
-	var st unix.Statfs_t
-	if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
-		return finding{"cgroup v2", warn, "not mounted at /sys/fs/cgroup: sandboxes have no limits"}
-	}
-	p, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
-	if err != nil {
-		return finding{"cgroup v2", warn, err.Error()}
-	}
-	return finding{"cgroup v2", pass, strings.TrimSpace(string(p))}
-}
-
-func checkMemfd() finding {
-	fd, err := unix.MemfdCreate("forkd-doctor", unix.MFD_CLOEXEC)
-	if err != nil {
-		return finding{"memfd", fail, err.Error()}
-	}
-	unix.Close(fd)
-	return finding{"memfd", pass, ""}
-}
-
-// checkUffd asks for a userfaultfd that takes faults of the kernel, which is what live branches
-// need.
-func checkUffd() finding {
-	if f, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
-		f.Close()
-		return finding{"userfaultfd", pass, "/dev/userfaultfd"}
-	}
-	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	if errno != 0 {
-		return finding{"userfaultfd", warn, errno.Error() + ": branches copy memory while the sandbox is stopped"}
-	}
-	unix.Close(int(fd))
-	return finding{"userfaultfd", pass, "system call"}
-}
-
-func checkEmbedded() finding {
-	for _, name := range []string{embedded.VMM, embedded.Agent, embedded.Net} {
-		if _, err := embedded.Open(name); err != nil {
-			return finding{"program", fail, err.Error()}
+	colours := map[verdict]string{pass: green, warn: yellow, fail: red, skip: ""}
+	var text strings.Builder
+	indent := strings.Repeat(" ", len("pass")+checks+2*tableGap)
+	for _, f := range findings {
+		v := string(f.Verdict)
+		if c := colours[f.Verdict]; c != "" {
+			v = coloured(out, c, v)
+		}
+		fmt.Fprintf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
+			strings.Join(wrapped(oneLine(f.Detail), width-len(indent)), "\n"+indent))
+		if f.Fix != nil { // whole, for whoever copies it
+			fmt.Fprintf(&text, "%s→ %s%s\n", indent, f.Fix.Command, f.Fix.outcome())
 		}
 	}
-	return finding{"program", pass, "forkd " + version + ", complete"}
+	_, err := io.WriteString(out, text.String())
+	return err
 }
 
-func checkCache() finding {
-	dir, err := cachedir.Dir()
-	if err != nil {
-		return finding{"cache", fail, err.Error()}
-	}
-	var have []string
-	for _, sub := range []string{"kernel", "images"} {
-		entries, err := os.ReadDir(filepath.Join(dir, sub))
-		n := 0
-		for _, e := range entries {
-			n += btoi(!strings.HasPrefix(e.Name(), "."))
+// wrapped is text in lines of at most width, as far as its words allow.
+func wrapped(text string, width int) (lines []string) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
 		}
-		if err == nil && n > 0 {
-			have = append(have, fmt.Sprintf("%d %s", n, sub))
+		if line != "" {
+			line += " "
 		}
+		line += word
 	}
-	if len(have) < 2 {
-		return finding{"cache", warn, dir + ": no kernel or no image yet: 'forkd build' makes them"}
-	}
-	return finding{"cache", pass, dir + ": " + strings.Join(have, ", ")}
-}
-
-// checkDaemon asks the daemon, also about what it can bound sandboxes by.
-func checkDaemon(ctx context.Context, url string) []finding {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	c, where, err := connect(ctx, url, nil)
-	if err != nil {
-		return []finding{{"daemon", warn, err.Error()}}
-	}
-	defer c.Close()
-	v, err := c.Version(ctx)
-	if err != nil {
-		return []finding{{"daemon", warn, fmt.Sprintf("%s: %v (start it with 'forkd daemon')", where, err)}}
-	}
-	return []finding{
-		{"daemon", pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission))},
-		judgeLimits(v.LimitsMissing),
-	}
-}
-
-// judgeLimits says what a daemon lacks for limits of sandboxes.
-func judgeLimits(missing string) finding {
-	const check = "limits of sandboxes"
-	if missing != "" {
-		return finding{check, warn, missing + ": forks that ask for such limits are refused, others run without"}
-	}
-	return finding{check, pass, "memory, processors, threads and disk"}
-}
-
-func describeAdmission(a client.Admission) string {
-	or := func(n float64) string {
-		if n == 0 {
-			return "any number of"
-		}
-		return fmt.Sprintf("at most %g", n)
-	}
-	return fmt.Sprintf("takes %s sandboxes and %s vCPUs per CPU, keeps %d MiB of memory and %d MiB of disk free",
-		or(float64(a.MaxSandboxes)), or(a.VCPUOvercommit), a.MemoryReserveMiB, a.DiskReserveMiB)
+	return append(lines, line)
 }

@@ -4,7 +4,24 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/client"
 )
+
+// everything that a finding says.
+func everything(f finding) string {
+	if f.Fix == nil {
+		return f.Detail
+	}
+	return f.Detail + "\n" + f.Fix.Command
+}
+
+// controllers is a file system with those of one cgroup.
+func controllers(dir, list string) func(string) string {
+	return func(name string) string {
+		return map[string]string{dir + "/cgroup.controllers": list}[name]
+	}
+}
 
 func TestDoctorKnowsHostSettings(t *testing.T) {
 	cgroups := map[string]string{
@@ -16,7 +33,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		name    string
 		got     finding
 		verdict verdict
-		detail  string // part of it
+		detail  string // part of it, or of the command that mends it
 	}{
 		{"an old kernel", checkKernel("5.15.0-91-generic"), warn, "no /dev/userfaultfd"},
 		{"a kernel without PAGEMAP_SCAN", checkKernel("6.1.0-18-amd64"), warn, "pagemap"},
@@ -29,7 +46,7 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		{"nx never", checkNXHugePages("never"), pass, "never"},
 		{"no kvm module", checkNXHugePages(""), skip, ""},
 		{"slow cgroups", checkCgroupMount("proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"), warn,
-			"remount,favordynmods /sys/fs/cgroup"},
+			"remount,favordynmods '/sys/fs/cgroup'"},
 		{"fast cgroups", checkCgroupMount("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate,favordynmods 0 0\n"), pass, ""},
 		{"limits", judgeLimits(""), pass, "memory"},
 		{"no limits", judgeLimits("cgroup v2 is not mounted"), warn, "not mounted: forks that ask"},
@@ -40,10 +57,38 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		{"cgroup v1", checkThreads(pidsLeft("1:pids:/a", read), math.MaxUint64), pass, ""},
 		{"a low rlimit", checkThreads(math.MaxUint64, 1000), warn, "RLIMIT_NPROC of the user allows 1000"},
 		{"both", checkThreads(10, 20), warn, "; RLIMIT_NPROC"},
+		{"many mappings", checkMaps("65530"), pass, ""},
+		{"few mappings", checkMaps("10000"), warn, "vm.max_map_count=65530"},
+		{"unknown mappings", checkMaps(""), skip, ""},
+		{"memory", checkMemory(memoryOf("MemTotal: 8000000 kB\nMemAvailable:    4000000 kB\n")), pass, "3906 MiB available of 7812"},
+		{"little memory", checkMemory(memoryOf("MemTotal: 8000000 kB\nMemAvailable: 400000 kB\n")), warn, "forkd suspend"},
+		{"no memory known", checkMemory(memoryOf("")), skip, ""},
+		{"no swap", checkSwap(memoryOf("SwapTotal: 0 kB\n")), pass, "none"},
+		{"swap", checkSwap(memoryOf("SwapTotal: 2048 kB\nSwapFree: 1024 kB\n")), pass, "1 MiB free of 2 MiB"},
+		{"huge pages of forkd 0.5", checkHugePages(memoryOf("HugePages_Free: 512\nHugepagesize: 2048 kB\n"), "always [madvise] never"), warn,
+			"vm.nr_hugepages=0"},
+		{"no huge pages", checkHugePages(memoryOf("HugePages_Free: 0\nHugepagesize: 2048 kB\n"), "always [madvise] never"), pass, "madvise"},
+		{"virtualization", checkHWVirt("flags\t: fpu svm sse\n"), pass, "kvm_amd"},
+		{"nested", checkHWVirt("flags\t: fpu vmx hypervisor sse\n"), pass, "virtual machine itself"},
+		{"a VM that cannot nest", checkHWVirt("flags\t: fpu hypervisor sse\n"), warn, "let the host around it nest"},
+		{"no virtualization", checkHWVirt("flags\t: fpu sse\n"), warn, "forkd machine start"},
+		{"root's cgroups", judgeCgroup(true, "/sys/fs/cgroup/a", controllers("/sys/fs/cgroup", "cpuset cpu io memory pids")), pass, "memory"},
+		{"without io", judgeCgroup(true, "/sys/fs/cgroup/a", controllers("/sys/fs/cgroup", "cpuset cpu memory pids")), warn, "unified_cgroup_hierarchy"},
+		{"delegated", judgeCgroup(false, ownCgroup("1:x:/\n0::/user.slice/s\n"), controllers("/sys/fs/cgroup/user.slice/s", "cpu io memory pids")), pass, ""},
+		{"half delegated", judgeCgroup(false, ownCgroup("0::/user.slice/s"), controllers("/sys/fs/cgroup/user.slice/s", "memory pids")), warn,
+			"no controller cpu, io"},
+		{"the same version", judgeVersion(version), pass, ""},
+		{"an older daemon", judgeVersion("0.5.9"), warn, "0.5.9, while"},
+		{"a good store", judgeStore([]client.Snapshot{{Tag: "a", Status: "ready", Bootable: true}, {Tag: "b", Status: "writing"}}), pass, "2 snapshots"},
+		{"a failed snapshot", judgeStore([]client.Snapshot{{Tag: "a", Status: "failed"}}), warn, "forkd rmi 'a'"},
+		{"damage", judgeStore([]client.Snapshot{{Tag: "a", Status: "ready", Bootable: true, Warning: "a: damaged"}}), warn, "a: damaged"},
+		{"not written", judgeStore([]client.Snapshot{{Tag: "a", Status: "ready", Bootable: true, Persist: "failed"}}), warn, "next boot"},
+		{"a token file", judgeTokenFile("/t", 0o600), pass, "/t"},
+		{"an open one", judgeTokenFile("/t's", 0o640), fail, `chmod 600 '/t'\''s'`},
 		{"strict overcommit", checkOvercommit("2"), warn, "vm.overcommit_memory=1"},
 		{"usual overcommit", checkOvercommit("0"), pass, "0"},
 	} {
-		if c.got.Verdict != c.verdict || !strings.Contains(c.got.Detail, c.detail) {
+		if c.got.Verdict != c.verdict || !strings.Contains(everything(c.got), c.detail) {
 			t.Errorf("%s: %+v, want %s with %q", c.name, c.got, c.verdict, c.detail)
 		}
 	}

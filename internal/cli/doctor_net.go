@@ -18,7 +18,7 @@ func checkNetwork() finding {
 	const check = "network of sandboxes"
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
-		return finding{check, fail, err.Error()}
+		return found(check, fail, err.Error())
 	}
 	return networkFinding(check, canConnect(), hostFile("/etc/resolv.conf"), files.Max)
 }
@@ -36,14 +36,15 @@ func canConnect() error {
 func networkFinding(check string, unreachable error, resolvConf string, descriptors uint64) finding {
 	switch {
 	case errors.Is(unreachable, unix.EPERM), errors.Is(unreachable, unix.EACCES):
-		return finding{check, warn, "this host lets its users make no outgoing connections: " + unreachable.Error()}
+		return found(check, warn, "this host lets its users make no outgoing connections: "+unreachable.Error())
 	case unreachable != nil:
-		return finding{check, warn, "the host has no way to the internet, and so have sandboxes none: " + unreachable.Error()}
+		return found(check, warn, "the host has no way to the internet, and so have sandboxes none: "+unreachable.Error())
 	case !strings.Contains(resolvConf, "nameserver"):
-		return finding{check, warn, "/etc/resolv.conf names no server: sandboxes can look up no name; start the daemon with --resolver"}
+		return found(check, warn, "/etc/resolv.conf names no server: sandboxes can look up no name").
+			byHand("forkd daemon --resolver ADDRESS")
 	case descriptors < enoughDescriptors:
-		return finding{check, warn, fmt.Sprintf("%d file descriptors: each connection of a sandbox takes one; raise the limit "+
-			"(LimitNOFILE= of the daemon's unit, or nofile in /etc/security/limits.conf)", descriptors)}
+		return found(check, warn, fmt.Sprintf("%d file descriptors: each connection of a sandbox takes one", descriptors)).
+			byHand("ulimit -n 1048576 # systemd: LimitNOFILE=")
 	}
-	return finding{check, pass, fmt.Sprintf("outgoing sockets, which is all that is needed; up to %d connections at a time", descriptors/4*3)}
+	return found(check, pass, fmt.Sprintf("outgoing sockets, which is all that is needed: no nftables, iptables, ip_forward, tap devices or namespaces; up to %d connections at a time", descriptors/4*3))
 }

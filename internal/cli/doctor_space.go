@@ -29,11 +29,11 @@ func (n need) judge(where string, free uint64) finding {
 	detail := fmt.Sprintf("%s: %d MiB free", where, free>>20)
 	switch {
 	case free >= n.good:
-		return finding{n.check, pass, detail}
+		return found(n.check, pass, detail)
 	case free >= n.enough:
-		return finding{n.check, warn, detail}
+		return found(n.check, warn, detail)
 	}
-	return finding{n.check, fail, detail + fmt.Sprintf(": %d MiB are needed", n.enough>>20)}
+	return found(n.check, fail, detail+fmt.Sprintf(": %d MiB are needed", n.enough>>20))
 }
 
 // checkOwnSpace looks at the places of a daemon on this host.
@@ -42,7 +42,14 @@ func checkOwnSpace() []finding {
 	if err := cfg.Defaults(os.Getuid(), os.Getenv); err != nil {
 		return nil // nobody has said where a daemon would keep its files
 	}
-	return []finding{checkSpace(hotNeed(), cfg.RAMDir), checkSpace(diskNeed(), cfg.StateDir)}
+	hot, disk := checkSpace(hotNeed(), cfg.RAMDir), checkSpace(diskNeed(), cfg.StateDir)
+	if hot.Verdict != pass {
+		hot = hot.asRoot("mount -o remount,size=75% /dev/shm")
+	}
+	if disk.Verdict != pass {
+		disk = disk.byHand("forkd prune --older-than 24h --yes; forkd cache prune")
+	}
+	return []finding{hot, disk}
 }
 
 // spaceLimit bounds the question to an emulated host.
@@ -76,7 +83,7 @@ func machineSpace(name string, free machineapi.Space, err error) []finding {
 		bytes, ok := free[place.dir]
 		if err != nil || !ok {
 			detail := fmt.Sprintf("emulated host %s does not say how much is free: %v", name, err)
-			findings = append(findings, finding{place.need.check, warn, detail})
+			findings = append(findings, found(place.need.check, warn, detail))
 			continue
 		}
 		findings = append(findings, place.need.judge("emulated host "+name+", "+place.dir, bytes))
@@ -95,7 +102,7 @@ func checkSpace(n need, dir string) finding {
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(at, &st); err != nil {
-		return finding{n.check, warn, fmt.Sprintf("%s: %v", at, err)}
+		return found(n.check, warn, fmt.Sprintf("%s: %v", at, err))
 	}
 	return n.judge(dir, st.Bavail*uint64(st.Bsize))
 }
