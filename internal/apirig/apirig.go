@@ -7,6 +7,7 @@
 package apirig
 
 import (
+	"cmp"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -55,6 +56,7 @@ type Options struct {
 	Guest  sandbox.Guest              // instead, for all sandboxes
 	Limits v1.Limits
 	Admit  sandbox.Admission
+	Domain string // of the host names of ports; Domain if empty
 
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
@@ -98,7 +100,7 @@ func Start(t testing.TB, o Options) *Rig {
 	if guard.Tokens, err = auth.OpenTokens(tokens, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	domain, err := inbound.ParseDomain(Domain)
+	domain, err := inbound.ParseDomain(cmp.Or(o.Domain, Domain))
 	if err != nil {
 		t.Fatal(err)
 	}

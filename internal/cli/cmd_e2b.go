@@ -3,7 +3,9 @@ package cli
 import (
 	"fmt"
 	"io"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,47 +15,89 @@ func newE2BCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "e2b",
 		Short: "Use the daemon with E2B's SDKs",
-		Args:  usageArgs(knownCommand),
+		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newE2BEnvCmd())
+	cmd.AddCommand(newE2BEnvCmd(), newE2BSetupCmd())
 	return cmd
 }
 
 func newE2BEnvCmd() *cobra.Command {
 	var c common
-	var domain string
+	var domain, named string
+	var plain bool
 	cmd := &cobra.Command{
 		Use:   "env",
 		Short: "Print the environment in which programs that use E2B's SDKs find the daemon",
-		Long: "For a shell: eval \"$(forkd e2b env)\". With --domain the SDKs reach each sandbox by a host name of its own, which\n" +
-			"needs TLS with a certificate for *.DOMAIN, and a daemon with --proxy-domain.",
-		Args: usageArgs(arguments(0, 0)),
+		Long: "For a shell: eval \"$(forkd e2b env)\". After 'forkd e2b setup', or with --domain, the SDKs reach each sandbox by a\n" +
+			"host name of its own, over TLS, which wants a daemon with --proxy-domain and a certificate for *.DOMAIN. With\n" +
+			"--plain all goes to the daemon's one address.",
+		Args: usageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkOutput(c.output); err != nil {
+				return err
+			}
+			if plain && domain != "" {
+				return usageError{fmt.Errorf("--plain and --domain: want one of them")}
+			}
+			dir, err := e2bDirPath(named)
+			if err != nil {
+				return err
+			}
+			made, err := readE2BSetup(dir)
+			if err != nil {
+				return err
+			}
 			address, token, err := locate(cmd.Context(), c.url, cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
-			return printE2BEnv(cmd.OutOrStdout(), address, token, domain)
+			if domain == "" && !plain {
+				domain = made
+			}
+			if domain == "" || domain != made {
+				dir = "" // the certificate is somebody else's
+			}
+			env, err := e2bEnv(address, token, domain, dir)
+			if err != nil {
+				return err
+			}
+			return printE2BEnv(cmd.OutOrStdout(), env, c.json())
 		},
 	}
 	cmd.Flags().StringVar(&c.url, "daemon-url", "", "daemon to talk to; default as of the other commands")
-	cmd.Flags().StringVar(&domain, "domain", "", "the daemon's --proxy-domain, with :PORT behind it if that is not 443")
+	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text, for a shell, or json")
+	cmd.Flags().StringVar(&domain, "domain", "", "the daemon's --proxy-domain, with :PORT behind it if that is not 443 (default that of 'forkd e2b setup')")
+	cmd.Flags().BoolVar(&plain, "plain", false, "do not use host names, also after 'forkd e2b setup'")
+	e2bDir(cmd, &named)
 	return cmd
 }
 
 // e2bKey matches what SDKs of 2025 take for an API key.
 var e2bKey = regexp.MustCompile(`^e2b_[0-9a-f]+$`)
 
-func printE2BEnv(w io.Writer, address, token, domain string) error {
+// e2bVars are all variables that may be set, in the order in which they are printed. Those that one
+// form does not set would spoil it: they are unset.
+var e2bVars = []string{"E2B_DOMAIN", "E2B_API_URL", "E2B_SANDBOX_URL", "E2B_API_KEY", "E2B_VALIDATE_API_KEY",
+	"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"}
+
+// e2bEnv returns the variables for a daemon: with a domain, by host names; with the directory of
+// setup, by its certificates.
+func e2bEnv(address, token, domain, dir string) (map[string]string, error) {
+	env := map[string]string{}
 	address = strings.TrimSuffix(address, "/")
 	switch {
 	case domain != "":
-		fmt.Fprintf(w, "export E2B_DOMAIN=%s\n", quoted(domain))
+		env["E2B_DOMAIN"] = domain
 	case strings.HasPrefix(address, "unix:"):
-		return fmt.Errorf("%s: E2B's SDKs cannot use a unix socket: start the daemon with --bind 127.0.0.1:8889, and set %s", address, urlEnv)
+		return nil, fmt.Errorf("%s: E2B's SDKs cannot use a unix socket: start the daemon with --bind 127.0.0.1:8889, and set %s", address, urlEnv)
 	default:
-		fmt.Fprintf(w, "export E2B_API_URL=%s\nexport E2B_SANDBOX_URL=%s\n", quoted(address), quoted(address))
+		env["E2B_API_URL"], env["E2B_SANDBOX_URL"] = address, address
+	}
+	if dir != "" {
+		env["SSL_CERT_FILE"] = filepath.Join(dir, bundleFile)
+		env["REQUESTS_CA_BUNDLE"] = env["SSL_CERT_FILE"]
+		env["NODE_EXTRA_CA_CERTS"] = filepath.Join(dir, caFile)
 	}
 	key := token
 	switch {
@@ -62,12 +106,38 @@ func printE2BEnv(w io.Writer, address, token, domain string) error {
 	case e2bKey.MatchString("e2b_" + token):
 		key = "e2b_" + token
 	}
-	fmt.Fprintf(w, "export E2B_API_KEY=%s\n", quoted(key))
+	env["E2B_API_KEY"] = key
 	if !e2bKey.MatchString(key) {
-		fmt.Fprintln(w, "export E2B_VALIDATE_API_KEY=false")
+		env["E2B_VALIDATE_API_KEY"] = "false"
 	}
-	return nil
+	return env, nil
+}
+
+// printE2BEnv prints variables as JSON, or as commands of a shell.
+func printE2BEnv(w io.Writer, env map[string]string, asJSON bool) error {
+	if asJSON {
+		return writeJSON(w, env)
+	}
+	for _, name := range e2bVars {
+		if value, ok := env[name]; ok {
+			fmt.Fprintf(w, "export %s=%s\n", name, quoted(value))
+		}
+	}
+	unset := slices.DeleteFunc(slices.Clone(e2bVars[:3]), func(name string) bool { _, ok := env[name]; return ok })
+	_, err := fmt.Fprintf(w, "unset %s\n", strings.Join(unset, " "))
+	return err
 }
 
 // quoted is a text as a word of a shell.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
+
+// plainWord matches what means the same to a shell without quotes.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:@-]+$`)
+
+// quotedIfNeeded is quoted, for people to read.
+func quotedIfNeeded(text string) string {
+	if plainWord.MatchString(text) {
+		return text
+	}
+	return quoted(text)
+}

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// How long what setup makes is valid. Apple's limit for certificates is 398 days.
+const (
+	authorityYears  = 10
+	certificateDays = 397
+)
+
+// authority signs certificates for one domain and loopback, and may sign no others: whoever trusts
+// it trusts nobody for the rest of the internet.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// loopback is what the daemon's certificate is good for besides its domain: the command line comes
+// there.
+var loopback = []net.IPNet{
+	{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
+	{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},
+}
+
+func newAuthority(domain string, now time.Time) (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	c := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: "forkd, for " + domain},
+		NotBefore: now.AddDate(0, 0, -1), NotAfter: now.AddDate(authorityYears, 0, 0),
+		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+		PermittedDNSDomainsCritical: true, PermittedDNSDomains: []string{domain, "localhost"},
+	}
+	for i := range loopback {
+		c.PermittedIPRanges = append(c.PermittedIPRanges, &loopback[i])
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
+	if err != nil {
+		return nil, err
+	}
+	c, err = x509.ParseCertificate(der)
+	return &authority{c, key}, err
+}
+
+func serial() *big.Int {
+	n, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // crypto/rand never fails
+	return n
+}
+
+// sign makes a certificate, and its key, for the domain and what is directly below it.
+func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends time.Time, err error) {
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, ends, err
+	}
+	ends = now.AddDate(0, 0, certificateDays)
+	c := &x509.Certificate{
+		SerialNumber: serial(), Subject: pkix.Name{CommonName: domain},
+		NotBefore: now.AddDate(0, 0, -1), NotAfter: ends,
+		DNSNames: []string{domain, "*." + domain, "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, &k.PublicKey, a.key)
+	if err != nil {
+		return nil, nil, ends, err
+	}
+	key, err = keyPEM(k)
+	return certPEM(der), key, ends, err
+}
+
+func certPEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+}
+
+// Files of setup, in its directory.
+const (
+	caFile     = "ca.pem"
+	caKeyFile  = "ca.key"
+	certFile   = "cert.pem"
+	keyFile    = "key.pem"
+	bundleFile = "bundle.pem" // the host's authorities, and this one
+	domainFile = "domain"
+)
+
+// openAuthority returns the authority in dir if it is one for the domain that holds for as long as a
+// new certificate, else a new one, which it writes there.
+func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
+	a, err = readAuthority(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, false, fmt.Errorf("%w: remove %s, and run this again", err, dir)
+	case slices.Contains(a.cert.PermittedDNSDomains, domain) && a.cert.NotAfter.After(now.AddDate(0, 0, certificateDays)):
+		return a, false, nil
+	}
+	if a, err = newAuthority(domain, now); err != nil {
+		return nil, false, err
+	}
+	key, err := keyPEM(a.key)
+	if err != nil {
+		return nil, false, err
+	}
+	// The key first: a certificate without its key is an error, one with an older key too.
+	if err := atomicfile.Write(filepath.Join(dir, caKeyFile), key, 0o600); err != nil {
+		return nil, false, err
+	}
+	return a, true, atomicfile.Write(filepath.Join(dir, caFile), certPEM(a.cert.Raw), 0o644)
+}
+
+func readAuthority(dir string) (*authority, error) {
+	text, err := os.ReadFile(filepath.Join(dir, caFile))
+	if err != nil {
+		return nil, err
+	}
+	secret, err := os.ReadFile(filepath.Join(dir, caKeyFile))
+	if err != nil {
+		return nil, fmt.Errorf("read the authority's key: %v", err) // not as ErrNotExist: only half of it is there
+	}
+	damaged := fmt.Errorf("%s and %s are damaged", caFile, caKeyFile)
+	block, _ := pem.Decode(text)
+	keyBlock, _ := pem.Decode(secret)
+	if block == nil || keyBlock == nil {
+		return nil, damaged
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, damaged
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(keyBlock.Bytes)
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if err != nil || !ok || !key.PublicKey.Equal(cert.PublicKey) {
+		return nil, damaged
+	}
+	return &authority{cert, key}, nil
+}
+
+// rootFiles are where distributions keep the authorities that their programs trust, as in
+// crypto/x509.
+var rootFiles = []string{
+	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch
+	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora
+	"/etc/ssl/ca-bundle.pem",                            // openSUSE
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // RHEL
+	"/etc/ssl/cert.pem",                                 // Alpine
+}
+
+// hostRoots returns the authorities of this host; nothing where it has none.
+func hostRoots() ([]byte, error) {
+	for _, name := range rootFiles {
+		p, err := os.ReadFile(name)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return p, err
+		}
+	}
+	return nil, nil
+}
