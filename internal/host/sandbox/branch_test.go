@@ -362,6 +362,47 @@ func TestRollback(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A rollback that fails takes a sandbox back to its latest suspended state, whether it is not
+// confirmed or its VM dies.
+func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		fail func()
+	}{
+		{"no answer", func() {}},
+		{"its VM dies", func() {
+			for _, v := range w.vmms.All() {
+				v.End(vm.Exit{Reason: vm.ExitInternal})
+			}
+		}},
+	} {
+		if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+			t.Fatalf("before %s: %+v, %v", c.name, i, err)
+		}
+		w.vmms.ForkedErr = func(int) error {
+			c.fail()
+			return errors.New("no answer")
+		}
+		var failed *RollbackError
+		if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !failed.Kept || !strings.Contains(err.Error(), "forkd resume "+id) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		w.vmms.ForkedErr = nil
+		w.awaitExit(t, id)
+	}
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Errorf("%+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed
 // out.
 func TestRestartDuringARollback(t *testing.T) {

@@ -147,11 +147,15 @@ func (e *LineError) Error() string {
 type RollbackError struct {
 	ID, Tag string
 	Err     error
+	Kept    bool // its latest suspended state is left
 	Console string
 }
 
 func (e *RollbackError) Error() string {
 	msg := fmt.Sprintf("roll back sandbox %q to %q: %v; the sandbox was killed", e.ID, e.Tag, e.Err)
+	if e.Kept {
+		msg += fmt.Sprintf(" ('forkd resume %s' brings it back as it was when it was last suspended)", e.ID)
+	}
 	if e.Console != "" {
 		msg += "; its console ends with:\n" + e.Console
 	}

@@ -25,7 +25,8 @@ type RollbackResult struct {
 // vCPUs and devices, in the same VMM process and under the same id. Its line is the snapshot it
 // runs from, the ancestors of that, and the branches made of it; others are refused. Up to the
 // restoring itself a failure leaves the sandbox as it is. After that there is nothing to go back
-// to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so.
+// to: a sandbox that fails or does not confirm is killed, and the *RollbackError says so. Only its
+// latest suspended state is left, if it has one.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
 	s, unlock, err := m.lockAwake(ctx, id)
@@ -82,7 +83,8 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	return r, nil
 }
 
-// endRolledBack ends a sandbox whose rollback failed with err after its point of no return.
+// endRolledBack ends a sandbox whose rollback failed with err after its point of no return. One that
+// was suspended before has exited, as if its VM had ended by itself: it can go back to that.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}
@@ -91,6 +93,11 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 	if !isUnconfirmed(err) { // that quotes the console itself
 		console, _ := vmpool.Console(m.cfg.VMMs, v.dir)
 		failed.Console = excerpt.Console(console.Bytes, 5)
+	}
+	if s.hasSuspension() {
+		failed.Kept = true
+		m.kill(s.id, v) // which is noticed, see watch
+		return failed
 	}
 	_ = m.remove(s) // it fails only if the sandbox is gone
 	return failed
