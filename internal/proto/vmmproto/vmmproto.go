@@ -15,8 +15,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Version changes whenever a message does; a VMM refuses a daemon that speaks another one.
-const Version = 10
+// Version changes whenever a message does, or the version of the state that a VMM saves: one that
+// outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
+// speaks another one.
+const Version = 11
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
