@@ -93,6 +93,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
 	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd(),
-		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd())
+		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd(), newCleanupCmd())
 	return root
 }

@@ -137,19 +137,24 @@ func listCache(ctx context.Context, cl *client.Client) (cacheList, error) {
 	return list, nil
 }
 
+// removable returns what no build has used since then and no snapshot needs.
+func (l cacheList) removable(since time.Time) []image.Cached {
+	var all []image.Cached
+	for _, c := range l.all {
+		all = append(all, c.Cached)
+	}
+	return image.Removable(all, l.inUse, since)
+}
+
 // prune removes what no build has used since then, and returns it.
 func (l cacheList) prune(since time.Time, dryRun bool) ([]cached, error) {
 	if len(l.unclear) > 0 {
 		return []cached{}, fmt.Errorf("it is not known which images these snapshots need: %s; wait until they are ready, or remove "+
 			"those that are damaged (forkd images, forkd rmi TAG)", strings.Join(l.unclear, ", "))
 	}
-	var all []image.Cached
-	for _, c := range l.all {
-		all = append(all, c.Cached)
-	}
 	removed := []cached{}
 	var errs []error
-	for _, c := range image.Removable(all, l.inUse, since) {
+	for _, c := range l.removable(since) {
 		if !dryRun {
 			if err := c.Remove(); err != nil {
 				errs = append(errs, err)

@@ -62,7 +62,8 @@ func newDfCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "df",
-		Short: "Say what snapshots take on disk, and how much of it nothing uses",
+		Short: "Say what snapshots and builds take on disk, and how much of it nothing uses",
+		Long:  "'forkd prune' removes snapshots that nothing uses, 'forkd cache prune' what builds have left in the cache of this host.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
@@ -78,8 +79,8 @@ func newDfCmd() *cobra.Command {
 					Removable  uint64 `json:"removable_bytes"`
 					isOfBranch bool
 				}
-				lines := []line{{Kind: "parents"}, {Kind: "branches", isOfBranch: true}}
-				for i := range lines {
+				lines := []line{{Kind: "parents"}, {Kind: "branches", isOfBranch: true}, {Kind: "cache of builds"}}
+				for i := range lines[:2] {
 					l := &lines[i]
 					own := func(d *client.SnapshotDetail) bool { return (d.BranchedFrom != "") == l.isOfBranch }
 					for _, d := range all {
@@ -93,10 +94,23 @@ func newDfCmd() *cobra.Command {
 						l.Removable += snapshotBytes(&d)
 					}
 				}
+				builds, err := listCache(ctx, cl)
+				if err != nil {
+					return err
+				}
+				l := &lines[2]
+				for _, item := range builds.all {
+					l.Count++
+					l.InUse += btoi(item.InUse)
+					l.Bytes += uint64(item.Bytes)
+				}
+				for _, item := range builds.removable(time.Now()) {
+					l.Removable += uint64(item.Bytes)
+				}
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), lines)
 				}
-				return table(cmd, "SNAPSHOTS\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
+				return table(cmd, "WHAT\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
 					for _, l := range lines {
 						row(l.Kind, l.Count, l.InUse, mib(l.Bytes), mib(l.Removable))
 					}
@@ -128,7 +142,7 @@ func newPruneCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				before := time.Now().Add(-time.Duration(float64(older) * float64(time.Second))).Unix()
+				before := time.Now().Add(-older.duration()).Unix()
 				chosen := removable(list, func(d *client.SnapshotDetail) bool {
 					return (all || d.BranchedFrom != "") && d.CreatedAt <= before && snapshotBytes(d) >= larger<<20
 				})
@@ -159,7 +173,7 @@ func newPruneCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.Var(&older, "older-than", "only those made so long ago; a number of seconds, or a time such as 24h")
 	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that take at least so much disk")
-	f.BoolVar(&all, "all", false, "parents too")
+	f.BoolVarP(&all, "all", "a", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
 	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
 	c.register(cmd)

@@ -142,7 +142,7 @@ func (t *top) run(cmd *cobra.Command) error {
 		}
 		for {
 			select {
-			case <-time.After(time.Duration(float64(t.interval) * float64(time.Second))):
+			case <-time.After(t.interval.duration()):
 			case <-ctx.Done():
 				return ctx.Err()
 			}

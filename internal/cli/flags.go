@@ -17,6 +17,10 @@ type secondsValue float64
 func (s *secondsValue) String() string { return strconv.FormatFloat(float64(*s), 'g', -1, 64) }
 func (s *secondsValue) Type() string   { return "time" }
 
+func (s *secondsValue) duration() time.Duration {
+	return time.Duration(float64(*s) * float64(time.Second))
+}
+
 func (s *secondsValue) Set(text string) error {
 	v, err := strconv.ParseFloat(text, 64)
 	if err != nil {

@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/image"
+)
+
+func newCleanupCmd() *cobra.Command {
+	var c common
+	var yes, dry bool
+	older, unused := secondsValue(3600), secondsValue(7*24*3600)
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove what killed programs of forkd have left on this host, and what no build has used for long",
+		Long: "Looks for half-made files and directories of the calling user: of builds, downloads and doctor, and of forkd 0.5.\n" +
+			"What a process has open, or what is younger than --older-than, stays. If a daemon answers, also for\n" +
+			"images and kernels that no build has used for --unused-for and that no snapshot is based on. Without --yes it only\n" +
+			"says what it would remove. A daemon removes by itself, when it starts, what an earlier one has left half-made;\n" +
+			"snapshots that nothing uses are removed by 'forkd prune'.",
+		Args: usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list, err := findLeftovers(places(), time.Now().Add(-older.duration()))
+			if err != nil {
+				return err
+			}
+			cached, err := c.unusedCache(cmd, time.Now().Add(-unused.duration()))
+			if err != nil {
+				return err
+			}
+			list = append(list, cached...)
+			return c.sweep(cmd, list, yes && !dry)
+		},
+	}
+	f := cmd.Flags()
+	f.Var(&older, "older-than", "leave what has changed since; a number of seconds, or a time such as 2h")
+	f.Var(&unused, "unused-for", "leave images and kernels that a build has used since")
+	f.BoolVarP(&yes, "yes", "y", false, "remove it")
+	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
+	c.register(cmd)
+	return cmd
+}
+
+// unusedCache returns what builds left in the cache: always what is half-made, and if a daemon says
+// which images its snapshots need, what no build has used since then.
+func (c *common) unusedCache(cmd *cobra.Command, since time.Time) (list []leftover, err error) {
+	half, err := halfMade()
+	if err != nil {
+		return nil, err
+	}
+	cached := half
+	err = c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		all, err := listCache(ctx, cl)
+		if err != nil {
+			return err
+		}
+		if len(all.unclear) > 0 {
+			return fmt.Errorf("it is not known which images some snapshots need, such as %s", all.unclear[0])
+		}
+		for _, item := range all.removable(since) {
+			if item.Kind != image.CachedLeftover { // those are half made
+				cached = append(cached, item)
+			}
+		}
+		return nil
+	})
+	if usage, ok := errors.AsType[usageError](err); ok {
+		return nil, usage
+	}
+	if err != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: images and kernels are left alone: %s\n", printable(err))
+	}
+	for _, c := range cached {
+		list = append(list, leftover{Kind: c.Kind, Path: c.Dir, Bytes: c.Bytes, Changed: c.Used, remove: c.Remove})
+	}
+	return list, nil
+}
+
+// sweep removes leftovers, or only says which ones, and what became of them.
+func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
+	gone, bytes := []leftover{}, int64(0)
+	var errs []error
+	for _, l := range list {
+		if remove {
+			if err := l.remove(); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		gone, bytes = append(gone, l), bytes+l.Bytes
+	}
+	if c.json() {
+		return errors.Join(append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"leftovers": gone, "bytes": bytes, "removed": remove}))...)
+	}
+	if len(gone) > 0 {
+		errs = append(errs, table(cmd, "KIND\tSIZE\tCHANGED\tPATH", func(row func(...any)) {
+			for _, l := range gone {
+				row(l.Kind, mib(uint64(l.Bytes)), age(l.Changed.Unix())+" ago", l.Path)
+			}
+		}))
+	}
+	what := "removed"
+	if !remove && len(gone) > 0 {
+		what = "would be removed; --yes removes it"
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, %s, %s\n", count(len(gone), "leftover", "leftovers"), mib(uint64(bytes)), what)
+	return errors.Join(errs...)
+}
