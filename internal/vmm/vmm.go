@@ -174,6 +174,8 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 		return err
 	case vmmproto.KindMerge:
 		return s.merge(r, files)
+	case vmmproto.KindRebase:
+		return s.rebase(r, files, w)
 	case vmmproto.KindNet:
 		return s.net(r, files)
 	}
@@ -324,7 +326,7 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 		return fmt.Errorf("parse branch: %w", err)
 	}
 	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
-		StormFaults: req.StormFaults, Device: -1, Copied: s.branched}
+		StormFaults: req.StormFaults, Keep: req.Keep, SinceRestore: req.SinceRestore, Device: -1, Copied: s.branched}
 	device := len(files.fds) - 2 - 2*int(req.Disks)
 	if device != 0 && device != 1 {
 		return fmt.Errorf("branch of %d disks came with %d descriptors", req.Disks, len(files.fds))
@@ -357,6 +359,20 @@ func (s *server) merge(r *codec.Reader, files *donated) error {
 		return errors.New("merge wants a descriptor: the merged layer")
 	}
 	return s.machine.MergeLayers(int(req.Disk), int(req.First), merged)
+}
+
+func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error {
+	var req vmmproto.Rebase
+	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
+		return fmt.Errorf("parse rebase: %w", err)
+	}
+	layer := files.take()
+	if layer == nil {
+		return errors.New("rebase wants a descriptor: the memory layer")
+	}
+	result, err := s.machine.Rebase(req.Serial, layer)
+	result.Append(w)
+	return err
 }
 
 func (s *server) net(r *codec.Reader, files *donated) error {

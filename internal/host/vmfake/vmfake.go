@@ -60,6 +60,8 @@ type VMMs struct {
 	Most       int                   // layers that a VM has had above those of its snapshot
 	Copying    chan struct{}         // closed when a live branch is copied; nil: at once
 	KeepTops   bool                  // VMs keep tops open for writing after they were frozen
+	RebaseErr  error                 // before anything is replaced
+	LateRebase error                 // after that
 }
 
 // VMM is one of them.
@@ -77,6 +79,8 @@ type VMM struct {
 	once    sync.Once
 	exit    vm.Exit
 	Swaps   uint64
+	Rebases uint64
+	Asked   []vmmproto.Branch // branches
 	limits  vm.Limits
 
 	Hurried, Calmed atomic.Int64
@@ -319,8 +323,10 @@ func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchF
 		}
 	}
 	v.Swaps += uint64(len(f.Tops))
+	v.Asked = append(v.Asked, req)
 	v.above += len(f.Tops)
 	v.all.Most = max(v.all.Most, v.above)
+	r.Kept = req.Keep
 	r.Mode, r.Pause, r.Save.DirtyBytes = req.Mode, 3*time.Millisecond, vm.PageSize
 	r.Save.Extents = []vm.Extent{{Length: vm.PageSize}}
 	return r, v.all.LateErr
@@ -331,12 +337,23 @@ func (v *VMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err erro
 	}
 	return b, v.all.CopyErr
 }
+
+// Rebase counts.
+func (v *VMM) Rebase(context.Context, uint64, *os.File) (vmmproto.RebaseResult, error) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.all.RebaseErr != nil {
+		return vmmproto.RebaseResult{}, v.all.RebaseErr
+	}
+	v.Rebases++
+	return vmmproto.RebaseResult{Bytes: vm.PageSize, Mappings: 3}, v.all.LateRebase
+}
 func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 	v.above = 2
 	return nil
 }
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
-	return vm.Stats{TopSwaps: v.Swaps, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
+	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
 }
 
 // Limit notes the limits.

@@ -19,12 +19,12 @@ type BranchFiles struct {
 }
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
-// complete when WaitCopied returns, which is to be called for it. While it is being copied the VMM
+// complete when WaitCopied returns, which is to be called for it. Rebase may follow. While it is being copied the VMM
 // refuses further branches, and a refused one changes nothing for the one under way. Branch.Disks
 // and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
-	if req.Mode == vm.BranchLive {
+	if req.Mode == vm.BranchLive || req.Keep {
 		// Without the device the VMM falls back to diff and says so.
 		if device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0); err == nil {
 			defer device.Close()
@@ -43,6 +43,15 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 		v.stopExpecting(req.Serial)
 		v.tighten(err)
 	}
+	return result, err
+}
+
+// Rebase puts mappings of the complete memory layer of the branch that BranchResult.Serial names,
+// opened for reading, in the place of what the machine has not written since; see vmmproto.Rebase. An
+// error that is vm.ErrNotKept has changed nothing. After another Stats.Rebases tells whether it has
+// begun.
+func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
+	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err
 }
 

@@ -25,6 +25,7 @@ type VMM interface {
 	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
 	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
+	Rebase(ctx context.Context, serial uint64, layer *os.File) (vmmproto.RebaseResult, error)
 	Merge(context.Context, vmmproto.Merge, *os.File) error
 	SetNet(context.Context, *os.File) error
 	Stats(context.Context) (vm.Stats, error)

@@ -20,6 +20,7 @@ const (
 	ErrBadState                       // the saved state is damaged, or not one that this build writes
 	ErrShape                          // the saved state is of another machine: memory, vCPUs, template, devices
 	ErrCPU                            // the host's CPU does not fit the saved state
+	ErrNotKept                        // the machine no longer knows which of its pages equal a branch
 )
 
 // Error describes the code.
@@ -39,6 +40,8 @@ func (c ErrorCode) Error() string {
 		return "the saved state is of another machine"
 	case ErrCPU:
 		return "the host's cpu does not fit"
+	case ErrNotKept:
+		return "the pages of the branch are no longer known"
 	}
 	return fmt.Sprintf("error code %d", uint8(c))
 }

@@ -61,10 +61,11 @@ func RAMEnd(size uint64) uint64 {
 
 // Stats is what only the VMM knows about its VM.
 type Stats struct {
-	GuestDirtyBytes uint64 // private pages: written since the VM was booted or restored
+	GuestDirtyBytes uint64 // private pages: all that differ from its layers are among them
 	Paused          bool
 	Exits           uint64 // KVM exits to user space
 	TopSwaps        uint64 // branches that have put new tops on the disks, since the process started
+	Rebases         uint64 // of its memory onto branches, since the process started; one that was begun counts
 	DiskFull        bool   // paused by itself: the host had no room for a write to a disk, which waits
 }
 

@@ -18,7 +18,7 @@ import (
 // Version changes whenever a message does, or the version of the state that a VMM saves: one that
 // outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
 // speaks another one.
-const Version = 11
+const Version = 12
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -42,6 +42,7 @@ const (
 	KindBranched                 // event; Branched, once after every successful live Branch
 	KindStalled                  // event; no body; the VM has paused itself, because the host has no room for its disks
 	KindNet                      // no body; a frame socket in the place of the one there is, or none
+	KindRebase                   // Rebase; the memory layer of the branch, for reading
 )
 
 // Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices,
@@ -246,12 +247,14 @@ func (m *Stats) Append(w *codec.Writer) {
 	w.Bool(m.Paused)
 	w.U64(m.Exits)
 	w.U64(m.TopSwaps)
+	w.U64(m.Rebases)
 	w.Bool(m.DiskFull)
 }
 
 // Parse decodes m.
 func (m *Stats) Parse(r *codec.Reader) error {
-	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64(), TopSwaps: r.U64(), DiskFull: r.Bool()}
+	*m = Stats{GuestDirtyBytes: r.U64(), Paused: r.Bool(), Exits: r.U64(), TopSwaps: r.U64(), Rebases: r.U64(),
+		DiskFull: r.Bool()}
 	return r.Err()
 }
 

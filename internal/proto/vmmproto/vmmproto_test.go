@@ -28,13 +28,15 @@ func TestMessagesRoundTrip(t *testing.T) {
 		&RestoreResult{Map: 1, State: 2, Run: 3},
 		&Save{MaxExtents: 9},
 		&save,
-		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Disks: 1, Serial: 7, StormFaults: 5},
-		&BranchResult{Save: save, Serial: 7, Mode: vm.BranchDiff, Fallback: "why", Pause: 1, Arm: 2},
+		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Disks: 1, Serial: 7, StormFaults: 5, Keep: true, SinceRestore: true},
+		&BranchResult{Save: save, Serial: 7, Mode: vm.BranchDiff, Fallback: "why", Kept: true, Pause: 1, Arm: 2},
 		&Branched{Serial: 7, Failed: &Error{Code: vm.ErrNoSpace, Text: "full"}, Copy: 1, Faults: 2, Stop: 3},
 		&Branched{Serial: 7, Copy: 1},
 		&Merge{Disk: 1, First: 2},
+		&Rebase{Serial: 7},
+		&RebaseResult{Bytes: 1, Mappings: 2, Took: 3},
 		&Error{Code: vm.ErrCPU, Text: "no avx"},
-		&Stats{GuestDirtyBytes: 1, Paused: true, Exits: 2, TopSwaps: 3, DiskFull: true},
+		&Stats{GuestDirtyBytes: 1, Paused: true, Exits: 2, TopSwaps: 3, Rebases: 4, DiskFull: true},
 		&Exit{Reason: vm.ExitReason(2), Detail: "panic"},
 	} {
 		var w codec.Writer

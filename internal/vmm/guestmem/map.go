@@ -11,7 +11,8 @@ import (
 // sees the file and its writes stay private. What was there before is dropped. All three numbers
 // are multiples of PageSize and the range lies in one region.
 //
-// Preconditions: the vCPUs are stopped and the devices quiesced.
+// Preconditions: the vCPUs are stopped and the devices quiesced, or nobody can write the range and
+// the file has the same bytes.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	return m.remap(gpa, length, fd, offset, flags)
@@ -19,10 +20,45 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 
 // Clear makes the length bytes at gpa zero and drops what was behind them.
 //
-// Preconditions: as for Map.
+// Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE | unix.MAP_ANONYMOUS
 	return m.remap(gpa, length, -1, 0, flags)
+}
+
+// Own gives the VM private copies of the pages at gpa that are still those of a file, with the same
+// bytes. The guest and the devices may run; nothing there may be write-protected.
+func (m *Memory) Own(gpa GPA, length uint64) error {
+	v, err := m.view(gpa, int(length))
+	if err != nil {
+		return err
+	}
+	for {
+		switch err := unix.Madvise(v, unix.MADV_POPULATE_WRITE); err {
+		case nil:
+			return nil
+		case unix.EINTR, unix.EAGAIN:
+		default:
+			return fmt.Errorf("copy %d bytes of guest memory: %w", length, err)
+		}
+	}
+}
+
+// Detach takes the pages at gpa, all of them private, off the file that they were copied from, which
+// the mapping keeps alive.
+//
+// Preconditions: the vCPUs are stopped and the devices quiesced.
+func (m *Memory) Detach(gpa GPA, length uint64) error {
+	v, err := m.view(gpa, int(length))
+	if err != nil {
+		return err
+	}
+	bytes := append([]byte(nil), v...)
+	if err := m.Clear(gpa, length); err != nil {
+		return err
+	}
+	copy(v, bytes)
+	return nil
 }
 
 func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) error {

@@ -23,7 +23,9 @@ type BranchConfig struct {
 	Layer       *os.File   // empty; taken over
 	Tops        []*os.File // a new top for every disk; taken over
 	Frozen      []*os.File // the present top of every disk, opened for reading; taken over
-	Device      int        // open /dev/userfaultfd for a live branch, -1 if the host has none
+	Device      int        // open /dev/userfaultfd, -1 if the host has none
+
+	Keep, SinceRestore bool // as in vmmproto.Branch
 
 	// Copied is called once after a live branch has succeeded, when its layer is complete or will
 	// never be.
@@ -37,7 +39,8 @@ type BranchConfig struct {
 //  3. freeze the dirty pages (live), or copy them (diff), or copy all pages (full);
 //  4. put new tops on the disks;
 //  5. let it run again;
-//  6. live: copy the frozen pages.
+//  6. live: copy the frozen pages;
+//  7. if asked to: keep those frozen that nobody writes, for Rebase.
 //
 // State, memory and disks are thus of one instant. If a step before the fifth fails, the machine
 // runs on as if nothing had happened: its dirty pages stay dirty, because what makes a page dirty
@@ -50,25 +53,39 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took
 			_ = f.Close()
 		}
-		if capture == nil {
-			err = errors.Join(err, cfg.Layer.Close())
+		if capture != nil && result.Mode == vm.BranchLive {
+			result.Kept = cfg.Keep
+			m.copying = make(chan struct{})
+			go m.copyBranch(capture, cfg, err)
 			return
 		}
-		m.copying = make(chan struct{})
-		go m.copyBranch(capture, cfg, err)
+		err = errors.Join(err, cfg.Layer.Close())
+		if capture != nil { // it is complete
+			result.Kept = m.keepIf(err == nil, capture, cfg.Serial)
+		}
 	}()
 	result.Serial, result.Mode = cfg.Serial, cfg.Mode
 	if m.copying != nil {
 		return result, vm.ErrCopying
+	}
+	if err := m.dropKept(); err != nil {
+		return result, fmt.Errorf("branch: %w", err)
 	}
 	// The layer has the size of the memory, so that a truncated one shows.
 	result.Save.LayerBytes = m.mem.Size()
 	if err := cfg.Layer.Truncate(int64(result.Save.LayerBytes)); err != nil {
 		return result, fmt.Errorf("branch: size memory layer: %w", err)
 	}
-	if cfg.Mode == vm.BranchLive {
-		if err := m.prepareFreezer(cfg.Device); err != nil {
+	if cfg.Mode == vm.BranchLive || cfg.Mode == vm.BranchDiff && cfg.Keep {
+		err := m.prepareFreezer(cfg.Device)
+		if err != nil && cfg.Mode == vm.BranchLive {
 			result.Mode, result.Fallback = vm.BranchDiff, err.Error()
+		}
+		cfg.Keep = cfg.Keep && err == nil
+	}
+	if cfg.SinceRestore {
+		if err := m.lower.own(m.mem); err != nil {
+			return result, fmt.Errorf("branch: %w", err)
 		}
 	}
 	start := time.Now()
@@ -100,12 +117,15 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	}
 	result.Save.StateBytes = uint64(len(state))
 	arm := time.Now()
+	if err := m.detach(); err != nil {
+		return nil, err
+	}
 	var capture *uffd.Capture
 	switch result.Mode {
 	case vm.BranchLive:
 		capture, err = m.freeze(cfg.Layer, cfg.MaxExtents, &result.Save)
 	case vm.BranchDiff:
-		err = m.saveMemory(cfg.Layer, cfg.MaxExtents, &result.Save)
+		capture, err = m.saveDirty(cfg, &result.Save)
 	default:
 		err = m.saveAllMemory(cfg.Layer, cfg.MaxExtents, &result.Save)
 	}
@@ -116,17 +136,36 @@ func (m *Machine) branchPaused(cfg *BranchConfig, result *vmmproto.BranchResult)
 	return capture, m.swapTops(cfg)
 }
 
-// prepareFreezer makes write protection ready before the first live branch.
-func (m *Machine) prepareFreezer(device int) error {
-	if m.freezer != nil {
-		return m.noFreeze
+// prepareFreezer makes write protection ready. That may be impossible after a rollback: it depends
+// on the file system that the layers are on.
+func (m *Machine) prepareFreezer(device int) (err error) {
+	if m.freezer == nil {
+		if device < 0 {
+			return errors.New("the host has no usable /dev/userfaultfd")
+		}
+		if m.freezer, err = uffd.NewFreezer(device, m.mem); err != nil {
+			return err
+		}
 	}
-	if device < 0 {
-		return errors.New("the host has no usable /dev/userfaultfd")
+	return m.freezer.Register() // mappings may be new
+}
+
+// saveDirty writes the dirty pages while the machine stands still. Where they are to be kept in mind
+// they are frozen first, and the capture returned is complete.
+func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
+	if !cfg.Keep {
+		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
 	}
-	var err error
-	m.freezer, err = uffd.NewFreezer(device, m.mem)
-	return err
+	before := *result
+	capture, err := m.freeze(cfg.Layer, cfg.MaxExtents, result)
+	if err != nil { // it can do without
+		*result = before
+		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)
+	}
+	if _, err := capture.Copy(func() bool { return false }); err != nil {
+		return nil, err // nothing is frozen any more
+	}
+	return capture, nil
 }
 
 // freeze write-protects the dirty pages. What fills the gaps between them is not dirty and cannot
@@ -234,6 +273,9 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 	done.Copy = time.Since(start)
 	_ = cfg.Layer.Close()
 	m.mu.Lock()
+	if err == nil { // else nothing is frozen any more
+		m.keepIf(cfg.Keep && failed == nil, capture, cfg.Serial)
+	}
 	close(m.copying)
 	m.copying = nil
 	m.mu.Unlock()

@@ -14,7 +14,7 @@ func (m *Machine) Close() error {
 	defer m.mu.Unlock()
 	m.waitCopied()
 	m.pause()
-	return errors.Join(m.cpus.close(), m.closeDevices(), m.vm.Close(), m.mem.Close())
+	return errors.Join(m.dropKept(), m.cpus.close(), m.closeDevices(), m.vm.Close(), m.mem.Close())
 }
 
 // closeDevices does so for the devices.

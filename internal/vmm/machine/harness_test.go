@@ -138,6 +138,7 @@ type testVM struct {
 	host    *host
 	socket  string
 	files   []string // of the disk: base image, layers, top
+	serial  uint64   // of the last branch
 	dialed  chan uint32
 	exited  chan vm.Exit
 	copied  chan vmmproto.Branched
@@ -396,6 +397,14 @@ func (h *host) fork(t *testing.T, s *snapshot) *testVM {
 // branch makes a snapshot of the running v, which lies on base, and waits until it is complete.
 func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snapshot {
 	t.Helper()
+	s, _ := v.branchWith(t, base, machine.BranchConfig{Mode: mode})
+	return s
+}
+
+// branchWith is branch of a certain kind. It also returns what the VMM says of it.
+func (v *testVM) branchWith(t *testing.T, base *snapshot, cfg machine.BranchConfig) (*snapshot, vmmproto.BranchResult) {
+	t.Helper()
+	mode := cfg.Mode
 	state, layer, top := v.host.create(t), v.host.create(t), v.host.newTop(t)
 	defer state.Close()
 	device, err := unix.Open("/dev/userfaultfd", unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -404,10 +413,11 @@ func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snaps
 	} else {
 		defer unix.Close(device)
 	}
-	r, err := v.Branch(machine.BranchConfig{Mode: mode, MaxExtents: 4096, Serial: 1, State: state, Layer: layer,
-		Tops: []*os.File{open(t, top, os.O_RDWR)}, Frozen: []*os.File{open(t, v.files[len(v.files)-1], os.O_RDONLY)},
-		Device: device,
-		Copied: func(b vmmproto.Branched) { v.copied <- b }})
+	v.serial++
+	cfg.MaxExtents, cfg.Serial, cfg.State, cfg.Layer, cfg.Device = 4096, v.serial, state, layer, device
+	cfg.Tops, cfg.Frozen = []*os.File{open(t, top, os.O_RDWR)}, []*os.File{open(t, v.files[len(v.files)-1], os.O_RDONLY)}
+	cfg.Copied = func(b vmmproto.Branched) { v.copied <- b }
+	r, err := v.Branch(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -428,5 +438,15 @@ func (v *testVM) branch(t *testing.T, base *snapshot, mode vm.BranchMode) *snaps
 		}
 		s.extents = memlayer.Overlay(base.extents, s.extents)
 	}
-	return s
+	return s, r
+}
+
+// rebase puts v onto its last branch.
+func (v *testVM) rebase(t *testing.T, s *snapshot) vmmproto.RebaseResult {
+	t.Helper()
+	r, err := v.Rebase(v.serial, open(t, s.layers[len(s.layers)-1], os.O_RDONLY))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

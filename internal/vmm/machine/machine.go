@@ -67,9 +67,10 @@ type Machine struct {
 
 	mu       sync.Mutex    // one request at a time, and the end of a live branch
 	used     bool          // Boot or Restore has been called
-	covered  []vm.Extent   // the parts of memory that lie in any layer; none after Boot
-	freezer  *uffd.Freezer // nil before the first live branch
-	noFreeze error         // why live branches are impossible since a rollback
+	lower    lower         // what lies below the private pages
+	freezer  *uffd.Freezer // nil before the first branch that needs one
+	kept     *kept         // nil where Rebase has nothing to go by
+	rebases  uint64        // see vm.Stats
 	topSwaps uint64        // see vm.Stats
 	stalled  bool          // paused because a disk has found no room on the host
 	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
@@ -206,5 +207,6 @@ func (m *Machine) Stats() (vm.Stats, error) {
 	defer m.mu.Unlock()
 	dirty, err := m.tracker.DirtyBytes(m.mem)
 	paused, exits := m.cpus.stats()
-	return vm.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits, TopSwaps: m.topSwaps, DiskFull: m.stalled}, err
+	return vm.Stats{GuestDirtyBytes: dirty, Paused: paused, Exits: exits, TopSwaps: m.topSwaps, Rebases: m.rebases,
+		DiskFull: m.stalled}, err
 }

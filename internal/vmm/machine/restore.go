@@ -84,6 +84,9 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 func (m *Machine) forget() error {
 	m.waitCopied() // a page that is write-protected must not be replaced
 	m.pause()
+	if err := m.dropKept(); err != nil {
+		return err
+	}
 	m.stalling.Store(false) // the write that found no room is of the past
 	regions := m.mem.Regions()
 	for i := range regions {
@@ -125,18 +128,13 @@ func (m *Machine) mapMemory(layers []*os.File, extents []vm.Extent) error {
 	if err := memlayer.CheckExtents(extents, sizes); err != nil {
 		return fmt.Errorf("memory map: %w", err)
 	}
-	covered := make([]vm.Extent, len(extents))
-	for i, e := range extents {
-		covered[i] = anyLayer(e.GPA, e.Length)
+	for _, e := range extents {
 		fd := int(layers[e.Layer].Fd())
 		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
 			return err
 		}
 	}
-	m.covered = memlayer.Overlay(nil, covered)
-	if m.freezer != nil {
-		m.noFreeze = m.freezer.Register() // the mappings are new; on other files than tmpfs ones it may be impossible
-	}
+	m.lower = newLower(extents, len(layers))
 	return nil
 }
 

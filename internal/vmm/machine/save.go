@@ -96,7 +96,7 @@ func (m *Machine) saveAllMemory(layer *os.File, maxExtents int, result *vmmproto
 		upper[i] = anyLayer(uint64(r.GPA), r.Length)
 	}
 	var filled []guestmem.Range
-	for _, e := range memlayer.Overlay(m.covered, upper) {
+	for _, e := range memlayer.Overlay(m.lower.covered(), upper) {
 		view, err := m.mem.ReadView(guestmem.GPA(e.GPA), int(e.Length))
 		if err != nil {
 			return err

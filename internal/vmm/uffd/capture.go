@@ -1,7 +1,6 @@
 package uffd
 
 import (
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -14,73 +13,61 @@ import (
 // them does not wait long, enough that one system call moves a worthwhile amount.
 const copyPages = 64
 
-// bitmap has one bit for each page of the linear memory.
-type bitmap []atomic.Uint64
-
-func newBitmap(pages uint64) bitmap { return make(bitmap, (pages+63)/64) }
-
-func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
-
-// set sets bit i and reports whether it was clear.
-func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
-
-// setRange sets n bits from first on, a word at a time: Freeze does it for every dirty page while
-// the guest stands still.
-func (b bitmap) setRange(first, n uint64) {
-	for end := first + n; first < end; {
-		count := min(end-first, 64-first%64)
-		b[first/64].Or(^uint64(0) >> (64 - count) << (first % 64))
-		first += count
-	}
-}
-
-// Capture is one freeze being copied.
+// Capture is one freeze: the pages of an instant, which are copied to a layer, and of which it is
+// known whether they still equal it. Freezer has the states of a page.
 type Capture struct {
 	f      *Freezer
 	ranges []guestmem.Range
 	layer  int
+	total  uint64 // frozen pages
 
-	frozenPages   bitmap // fixed by Freeze
-	claimed       bitmap
-	captured      bitmap
-	faults        atomic.Uint64
+	frozenPages bitmap // fixed by Freeze
+	claimed     bitmap
+	captured    bitmap
+	released    bitmap
+	open        bitmap
+
+	faults        atomic.Uint64 // pages that were captured because a vCPU wrote them
+	refaults      atomic.Uint64 // writes of vCPUs to pages that had been captured
 	capturedCount atomic.Uint64
-	total         uint64
+	openCount     atomic.Uint64
 	failed        atomic.Pointer[error]
 }
 
 func newCapture(f *Freezer, ranges []guestmem.Range, layer int) *Capture {
 	pages := f.mem.Size() / guestmem.PageSize
-	c := &Capture{f: f, ranges: ranges, layer: layer,
-		frozenPages: newBitmap(pages), claimed: newBitmap(pages), captured: newBitmap(pages)}
+	c := &Capture{f: f, ranges: ranges, layer: layer, frozenPages: newBitmap(pages),
+		claimed: newBitmap(pages), captured: newBitmap(pages), released: newBitmap(pages), open: newBitmap(pages)}
 	for _, r := range ranges {
-		c.frozenPages.setRange(guestmem.Linear(r.GPA)/guestmem.PageSize, r.Length/guestmem.PageSize)
+		c.frozenPages.setRange(pageOf(r.GPA), r.Length/guestmem.PageSize)
 		c.total += r.Length / guestmem.PageSize
 	}
 	return c
 }
 
+// pageOf returns the number of the page at gpa.
+func pageOf(gpa guestmem.GPA) uint64 { return guestmem.Linear(gpa) / guestmem.PageSize }
+
 func (c *Capture) frozen(i uint64) bool { return c.frozenPages.get(i) }
-func (c *Capture) done(i uint64) bool   { return c.captured.get(i) }
 
 // claim reports whether page i is frozen and now the caller's to capture.
 func (c *Capture) claim(i uint64) bool { return c.frozen(i) && c.claimed.set(i) }
 
-// capture writes claimed pages to the layer, makes them writable, and only then marks them
-// captured. Protection may not be dropped before the bytes are in the layer, or the guest
-// overwrites them first; and a page may not count as captured while it is protected, or a device
-// that waited for the mark faults. After an error the pages are writable all the same, and the
-// capture has failed.
-func (c *Capture) capture(gpa guestmem.GPA, pages int) {
-	err := c.write(gpa, pages)
-	hva, herr := c.f.mem.HVA(gpa)
-	if herr == nil {
-		herr = c.f.uffd.writeProtect(hva, uint64(pages)*guestmem.PageSize, false)
-	}
-	if err = errors.Join(err, herr); err != nil {
+// release reports whether page i is captured, still protected, and now the caller's to open.
+func (c *Capture) release(i uint64) bool { return c.captured.get(i) && c.released.set(i) }
+
+// fail notes the first error. The layer is of no use after it.
+func (c *Capture) fail(err error) {
+	if err != nil {
 		c.failed.CompareAndSwap(nil, &err)
 	}
-	c.captured.setRange(guestmem.Linear(gpa)/guestmem.PageSize, uint64(pages))
+}
+
+// capture writes claimed pages to the layer. They stay protected. After an error they count as
+// captured all the same, so that nobody waits for them.
+func (c *Capture) capture(gpa guestmem.GPA, pages int) {
+	c.fail(c.write(gpa, pages))
+	c.captured.setRange(pageOf(gpa), uint64(pages))
 	c.capturedCount.Add(uint64(pages))
 }
 
@@ -105,10 +92,51 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	return nil
 }
 
-// Copy captures what nobody else has captured, until all of the freeze is in the layer, and ends
-// it. stop is asked now and then; when it reports true the rest is captured by the caller's next
-// call of Copy (a machine that dirties pages faster than they are copied is paused first). It
-// returns whether the freeze is complete.
+// unprotect makes released pages writable and wakes their writers.
+func (c *Capture) unprotect(gpa guestmem.GPA, pages uint64) {
+	hva, err := c.f.mem.HVA(gpa)
+	if err == nil {
+		err = c.f.uffd.writeProtect(hva, pages*guestmem.PageSize, false)
+	}
+	c.fail(err)
+	c.opened(gpa, pages)
+}
+
+// opened marks pages that can be written from now on.
+func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
+	c.open.setRange(pageOf(gpa), pages)
+	c.openCount.Add(pages)
+}
+
+// letWrite makes the frozen page at gpa writable, and up to around-1 captured ones behind it. A page
+// that is not in the layer yet is captured first. wait is called again and again while somebody
+// else has the page. It reports whether the page was captured here, and whether it was opened here.
+func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
+	i := pageOf(gpa)
+	if captured = c.claim(i); captured {
+		c.capture(gpa, 1)
+	}
+	for !c.captured.get(i) {
+		wait() // another thread is inside pwrite with it
+	}
+	if !c.release(i) {
+		for !c.open.get(i) {
+			wait() // another thread is about to open or to replace it
+		}
+		return captured, false
+	}
+	n := uint64(1)
+	for last := c.f.rest(gpa); n < min(around, last) && c.release(i+n); {
+		n++
+	}
+	c.unprotect(gpa, n)
+	return captured, true
+}
+
+// Copy captures what nobody else has captured, until all of the freeze is in the layer. stop is
+// asked now and then; when it reports true the rest is captured by the caller's next call of Copy
+// (a machine that dirties pages faster than they are copied is paused first). It returns whether
+// all is captured. What nobody has written stays protected until Release, but after an error.
 func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for _, r := range c.ranges {
 		for at := r.GPA; at < r.GPA+guestmem.GPA(r.Length); {
@@ -121,8 +149,8 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 	for c.capturedCount.Load() < c.total {
 		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // others are inside pwrite with the last pages
 	}
-	c.f.current.CompareAndSwap(c, nil)
 	if err := c.failed.Load(); err != nil {
+		_ = c.Release() // returns that error
 		return true, *err
 	}
 	return true, nil
@@ -130,7 +158,7 @@ func (c *Capture) Copy(stop func() bool) (complete bool, err error) {
 
 // copySome captures the next run of unclaimed pages and returns where to go on.
 func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
-	for at < end && !c.claim(guestmem.Linear(at)/guestmem.PageSize) {
+	for at < end && !c.claim(pageOf(at)) {
 		at += guestmem.PageSize
 	}
 	if at == end {
@@ -138,7 +166,7 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 	}
 	pages := 1
 	for next := at + guestmem.PageSize; pages < copyPages && next < end; next += guestmem.PageSize {
-		if !c.claim(guestmem.Linear(next) / guestmem.PageSize) {
+		if !c.claim(pageOf(next)) {
 			break
 		}
 		pages++
@@ -151,13 +179,4 @@ func (c *Capture) copySome(at, end guestmem.GPA) guestmem.GPA {
 // them.
 func (c *Capture) Progress() (total, captured, faults uint64) {
 	return c.total, c.capturedCount.Load(), c.faults.Load()
-}
-
-func (c *Capture) unprotect(ranges []guestmem.Range) error {
-	var errs []error
-	for _, r := range ranges {
-		hva, err := c.f.mem.HVA(r.GPA)
-		errs = append(errs, err, c.f.uffd.writeProtect(hva, r.Length, false))
-	}
-	return errors.Join(errs...)
 }

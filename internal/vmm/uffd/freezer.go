@@ -16,37 +16,37 @@ import (
 //
 // A frozen page goes through these states, each page once per freeze:
 //
-//	pending ──claim──▶ claimed ──bytes written to the layer──▶ ──protection dropped──▶ captured
+//	pending ──claim──▶ claimed ──bytes written to the layer──▶ captured ──release──▶ released ──▶ open
 //
 // Whoever claims a page captures it: the copier (many at a time), the fault handler, or a device
-// about to write. Nobody touches a page that another has claimed; a writer of a claimed page waits
-// until it is writable.
+// about to write. A captured page stays protected, and equals the layer, until somebody writes it.
+// Whoever releases a page opens it: a writer drops its protection, Replace puts a mapping of the
+// layer in its place, Release opens all that is left. Nobody touches a page that another has
+// claimed or released; a writer of one waits until it is open.
 type Freezer struct {
 	uffd fd
 	mem  *guestmem.Memory
 
 	mu      sync.Mutex              // held to set current, and while nothing may begin to be frozen
-	current atomic.Pointer[Capture] // a Capture clears it when it is complete
+	current atomic.Pointer[Capture] // its Release clears it
 	failed  atomic.Pointer[error]   // of the fault handler; nothing can be frozen any more
 }
 
 // NewFreezer prepares mem for freezing. device is an open /dev/userfaultfd; it stays the caller's.
-// The mappings behind mem must not be replaced afterwards without Register.
+// Register is to be called before each Freeze.
 func NewFreezer(device int, mem *guestmem.Memory) (*Freezer, error) {
 	u, err := open(device)
 	if err != nil {
 		return nil, err
 	}
 	f := &Freezer{uffd: u, mem: mem}
-	if err := f.Register(); err != nil {
-		return nil, errors.Join(err, unix.Close(int(u)))
-	}
 	mem.SetFreezer(f.beforeWrite)
 	go f.serveFaults()
 	return f, nil
 }
 
-// Register covers the whole memory, also after Memory.Map or Memory.Clear has replaced a mapping.
+// Register covers the whole memory: mappings that Memory.Map, Memory.Clear and Capture.Replace have
+// made are new to the kernel. Over files of most file systems it fails.
 func (f *Freezer) Register() error {
 	regions := f.mem.Regions()
 	for i := range regions {
@@ -79,6 +79,13 @@ func (f *Freezer) serveFaults() {
 	}
 }
 
+// A guest that writes much of what has been captured meets a fault for each page. After manyFaults
+// of them it gets aroundPages at a time: fewer pages can be replaced then, and it is hardly slower.
+const (
+	manyFaults  = 512
+	aroundPages = 64
+)
+
 // serveFault makes a page writable whose writer waits. The fault may be of an earlier freeze, which
 // has ended since it was read.
 func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
@@ -86,18 +93,25 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if c == nil {
 		return f.thaw(page)
 	}
-	i := guestmem.Linear(gpa) / guestmem.PageSize
-	if c.claim(i) {
+	if !c.frozen(pageOf(gpa)) {
+		return f.uffd.wake(page, guestmem.PageSize)
+	}
+	around := uint64(1)
+	if c.refaults.Load() > manyFaults {
+		around = aroundPages
+	}
+	captured, opened := c.letWrite(gpa, around, func() { _ = unix.Nanosleep(&unix.Timespec{Nsec: 20_000}, nil) })
+	if captured {
 		c.faults.Add(1)
-		c.capture(gpa, 1)
+	} else {
+		c.refaults.Add(1)
+	}
+	if opened {
 		return nil
 	}
-	// Somebody else has the page, or had it before this writer began to wait: the wake-up that came
-	// with dropping the protection may have been too early for it.
-	for c.frozen(i) && !c.done(i) {
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: 20_000}, nil)
-	}
-	return f.uffd.wake(page)
+	// Somebody else had the page, maybe before this writer began to wait: the wake-up that came with
+	// opening it may have been too early for it.
+	return f.uffd.wake(page, guestmem.PageSize)
 }
 
 // thaw drops the protection of a page that no freeze needs. mu keeps a freeze from beginning
@@ -105,10 +119,13 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 func (f *Freezer) thaw(page uintptr) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.current.Load() != nil {
-		return f.uffd.wake(page) // the writer faults again, if the page is frozen now
+	if f.current.Load() == nil {
+		err := f.uffd.writeProtect(page, guestmem.PageSize, false)
+		if !errors.Is(err, unix.ENOENT) { // its mapping has been replaced
+			return err
+		}
 	}
-	return f.uffd.writeProtect(page, guestmem.PageSize, false)
+	return f.uffd.wake(page, guestmem.PageSize) // the writer faults again, if the page is frozen now
 }
 
 // gpa translates a host address.
@@ -122,9 +139,20 @@ func (f *Freezer) gpa(page uintptr) (guestmem.GPA, bool) {
 	return 0, false
 }
 
-// beforeWrite captures what is frozen of the n bytes at gpa, because a device is about to write
-// them. Devices must not fault: a Go thread that does holds its scheduler slot while the handler
-// may need one.
+// rest returns how many pages there are from gpa, a page, to the end of its region.
+func (f *Freezer) rest(gpa guestmem.GPA) uint64 {
+	regions := f.mem.Regions()
+	for i := range regions {
+		if r := &regions[i]; gpa >= r.GPA && uint64(gpa-r.GPA) < r.Size {
+			return (r.Size - uint64(gpa-r.GPA)) / guestmem.PageSize
+		}
+	}
+	return 0
+}
+
+// beforeWrite makes what is frozen of the n bytes at gpa writable, because a device is about to
+// write them. Devices must not fault: a Go thread that does holds its scheduler slot while the
+// handler may need one.
 //
 // A capture that fails is the branch's misfortune and not the device's: the page is writable all
 // the same.
@@ -133,22 +161,16 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	if c == nil {
 		return
 	}
-	first := guestmem.Linear(gpa) / guestmem.PageSize
-	last := (guestmem.Linear(gpa) + uint64(n) - 1) / guestmem.PageSize
-	for i := first; i <= last; i++ {
-		if c.claim(i) {
-			page := gpa&^(guestmem.PageSize-1) + guestmem.GPA(i-first)*guestmem.PageSize
-			c.capture(page, 1)
-			continue
-		}
-		for c.frozen(i) && !c.done(i) {
-			runtime.Gosched() // another goroutine is inside pwrite with this page
+	for page := gpa &^ (guestmem.PageSize - 1); page < gpa+guestmem.GPA(n); page += guestmem.PageSize {
+		if i := pageOf(page); c.frozen(i) && !c.open.get(i) {
+			c.letWrite(page, 1, runtime.Gosched)
 		}
 	}
 }
 
 // Freeze protects ranges, whole pages in ascending order, so that they keep their bytes for the
-// layer file: page i of the linear memory goes to offset i*PageSize. Capture.Copy must follow.
+// layer file: page i of the linear memory goes to offset i*PageSize. Capture.Copy must follow, and
+// then Capture.Release.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced, now and until Freeze returns.
 func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
@@ -167,7 +189,7 @@ func (f *Freezer) Freeze(ranges []guestmem.Range, layer int) (*Capture, error) {
 			err = f.uffd.writeProtect(hva, r.Length, true)
 		}
 		if err != nil {
-			return nil, errors.Join(err, c.unprotect(ranges[:i+1])) // the last one may be protected in part
+			return nil, errors.Join(err, f.unfreeze(ranges[:i+1])) // the last one may be protected in part
 		}
 	}
 	f.current.Store(c)

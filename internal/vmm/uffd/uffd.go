@@ -1,6 +1,7 @@
 // Package uffd freezes guest memory without stopping the guest for long: it write-protects the
 // dirty pages with userfaultfd and copies them to a layer file in the background; a page that
-// somebody wants to write is copied first.
+// somebody wants to write is copied first. What nobody has written by the time the layer is
+// somebody's can be replaced by a mapping of it.
 //
 // It does not decide what to freeze or when: the machine stops the vCPUs and quiesces the devices
 // around Freeze. Linux's interface is Documentation/admin-guide/mm/userfaultfd.rst.
@@ -12,8 +13,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
 // ioctl requests of <linux/userfaultfd.h>.
@@ -76,11 +75,11 @@ func (u fd) writeProtect(start uintptr, length uint64, on bool) error {
 	return nil
 }
 
-// wake lets those who wait for the page try again.
-func (u fd) wake(page uintptr) error {
-	r := struct{ start, length uint64 }{uint64(page), guestmem.PageSize}
+// wake lets those who wait for whole pages try again.
+func (u fd) wake(start uintptr, length uint64) error {
+	r := struct{ start, length uint64 }{uint64(start), length}
 	if err := u.call(ioWake, unsafe.Pointer(&r)); err != nil {
-		return fmt.Errorf("wake the writers of a page: %w", err)
+		return fmt.Errorf("wake the writers of %d bytes: %w", length, err)
 	}
 	return nil
 }

@@ -51,6 +51,9 @@ func newFrozenMemory(t *testing.T, size uint64) (*guestmem.Memory, *Freezer, str
 		t.Fatal(err)
 	}
 	f, err := NewFreezer(dev, m)
+	if err == nil {
+		err = f.Register()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,6 +180,9 @@ func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.
 	total, captured, faults := c.Progress()
 	if total != captured {
 		t.Fatalf("%d of %d pages captured", captured, total)
+	}
+	if err := c.Release(); err != nil {
+		t.Fatal(err)
 	}
 	return faults
 }

@@ -1,0 +1,23 @@
+package uffd
+
+import "sync/atomic"
+
+// bitmap has one bit for each page of the linear memory.
+type bitmap []atomic.Uint64
+
+func newBitmap(pages uint64) bitmap { return make(bitmap, (pages+63)/64) }
+
+func (b bitmap) get(i uint64) bool { return b[i/64].Load()>>(i%64)&1 != 0 }
+
+// set sets bit i and reports whether it was clear.
+func (b bitmap) set(i uint64) bool { return b[i/64].Or(1<<(i%64))>>(i%64)&1 == 0 }
+
+// setRange sets n bits from first on, a word at a time: Freeze does it for every dirty page while
+// the guest stands still.
+func (b bitmap) setRange(first, n uint64) {
+	for end := first + n; first < end; {
+		count := min(end-first, 64-first%64)
+		b[first/64].Or(^uint64(0) >> (64 - count) << (first % 64))
+		first += count
+	}
+}

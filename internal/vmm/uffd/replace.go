@@ -1,0 +1,126 @@
+package uffd
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/guestmem"
+)
+
+// replacePages is how many pages are replaced at a time. While the kernel frees the old ones
+// nobody can fault in this memory, and a device waits that wants to write one of them: 4 MiB take
+// it well under a millisecond.
+const replacePages = 1024
+
+// Unchanged returns the frozen ranges that nobody has written since, ascending, when all is
+// captured. They may become less at any moment.
+func (c *Capture) Unchanged() []guestmem.Range {
+	var out []guestmem.Range
+	for _, r := range c.ranges {
+		first, n := pageOf(r.GPA), r.Length/guestmem.PageSize
+		for at := uint64(0); at < n; {
+			from := at
+			for at < n && !c.released.get(first+at) {
+				at++
+			}
+			if at > from {
+				gpa := r.GPA + guestmem.GPA(from*guestmem.PageSize)
+				out = append(out, guestmem.Range{GPA: gpa, Length: (at - from) * guestmem.PageSize})
+			}
+			at++
+		}
+	}
+	return out
+}
+
+// Replace puts private mappings of layer, which has the captured pages at their linear offsets, in
+// the place of what is still unchanged in r, one of the ranges of Unchanged. It returns the ranges
+// that it has replaced, ascending and apart, at most most. Nobody needs to stand still: until its mapping is replaced a page is
+// protected, and equal to the layer; whoever waits to write it is woken and writes a copy of the
+// new one.
+func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
+	end := r.GPA + guestmem.GPA(r.Length)
+	for at := r.GPA; at < end; {
+		joins := len(done) > 0 && done[len(done)-1].GPA+guestmem.GPA(done[len(done)-1].Length) == at
+		if !joins && len(done) == most {
+			break
+		}
+		if !c.release(pageOf(at)) {
+			at += guestmem.PageSize
+			continue
+		}
+		pages := uint64(1)
+		for next := at + guestmem.PageSize; pages < replacePages && next < end && c.release(pageOf(next)); next += guestmem.PageSize {
+			pages++
+		}
+		run := guestmem.Range{GPA: at, Length: pages * guestmem.PageSize}
+		if err = c.replace(run, layer); err != nil {
+			break
+		}
+		if joins {
+			done[len(done)-1].Length += run.Length
+		} else {
+			done = append(done, run)
+		}
+		at += guestmem.GPA(run.Length)
+	}
+	return done, err
+}
+
+// replace does it for released pages.
+func (c *Capture) replace(r guestmem.Range, layer int) error {
+	if err := c.f.mem.Map(r.GPA, r.Length, layer, guestmem.Linear(r.GPA)); err != nil {
+		c.unprotect(r.GPA, r.Length/guestmem.PageSize) // they are as they were
+		return err
+	}
+	hva, err := c.f.mem.HVA(r.GPA)
+	if err == nil {
+		err = c.f.uffd.wake(hva, r.Length)
+	}
+	c.opened(r.GPA, r.Length/guestmem.PageSize)
+	return err
+}
+
+// Release drops what protection is left and ends the freeze. What was frozen is then known to
+// differ from nothing any more. All must be captured; further calls do nothing.
+func (c *Capture) Release() error {
+	for _, r := range c.Unchanged() {
+		c.openRange(r)
+	}
+	for c.openCount.Load() < c.total {
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 50_000}, nil) // others are opening the last pages
+	}
+	c.f.current.CompareAndSwap(c, nil)
+	if err := c.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// openRange releases and unprotects what is not released of r.
+func (c *Capture) openRange(r guestmem.Range) {
+	end := r.GPA + guestmem.GPA(r.Length)
+	for at := r.GPA; at < end; {
+		if !c.release(pageOf(at)) {
+			at += guestmem.PageSize
+			continue
+		}
+		pages := uint64(1)
+		for next := at + guestmem.PageSize; next < end && c.release(pageOf(next)); next += guestmem.PageSize {
+			pages++
+		}
+		c.unprotect(at, pages)
+		at += guestmem.GPA(pages * guestmem.PageSize)
+	}
+}
+
+// unfreeze drops the protection of ranges of a freeze that did not begin.
+func (f *Freezer) unfreeze(ranges []guestmem.Range) error {
+	var errs []error
+	for _, r := range ranges {
+		hva, err := f.mem.HVA(r.GPA)
+		errs = append(errs, err, f.uffd.writeProtect(hva, r.Length, false))
+	}
+	return errors.Join(errs...)
+}
