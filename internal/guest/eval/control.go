@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Operations of the driver's control thread; see kernel.py.
+// Operations of the driver's control thread; see drivers/wire.py.
 const (
 	opForked  = "forked"
 	opEnv     = "env"
@@ -20,7 +20,7 @@ const (
 
 // controlRequest is one line to the driver's control thread.
 type controlRequest struct {
-	Op  string            `json:"op"`
+	Op  string            `json:"op,omitempty"`
 	Env map[string]string `json:"env,omitempty"`
 }
 
@@ -33,6 +33,9 @@ type controlReply struct {
 // putOff keeps a request for the next call if the interpreter can sleep until then, and reports
 // whether it did.
 func (i *interpreter) putOff(req controlRequest) bool {
+	if !i.backend.listens && req.Op == opPrepare {
+		return true // there is nothing that it could prepare
+	}
 	if !i.idle || req.Op == opPrepare {
 		return false
 	}
@@ -50,9 +53,9 @@ func (i *interpreter) putOff(req controlRequest) bool {
 	return true
 }
 
-// catchUp carries out what was put off.
+// catchUp carries out what was put off, except where the next call itself will say it.
 func (i *interpreter) catchUp() error {
-	if i.late.Op == "" {
+	if i.late.Op == "" || !i.backend.listens {
 		return nil
 	}
 	req := i.late

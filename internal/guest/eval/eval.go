@@ -1,6 +1,8 @@
 // Package eval runs code in warm interpreters: it serves the E2B code interpreter protocol
-// (/execute, /contexts), keeps one Python process per context, and passes a fork on to each of
-// them.
+// (/execute, /contexts), keeps one process per context, and passes a fork on to each of them.
+//
+// What runs in the process is a backend: Jupyter's kernel, forkd's own Python interpreter, Node or
+// bash, each with a driver of ours that speaks one protocol with the agent (see backend.go).
 //
 // A context is a process: one that dies or hangs harms no other, and is started again by the next
 // call. The package does not limit the memory of the code, nor its time unless the call asks for
@@ -22,12 +24,6 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// ErrNoPython reports a guest without python3.
-var ErrNoPython = errors.New("python3 is not installed in the guest")
-
-// python is the only language, and the id of its default context.
-const python = "python"
-
 // maxContexts bounds the processes that clients may ask for.
 const maxContexts = 64
 
@@ -42,7 +38,8 @@ type Config struct {
 type Server struct {
 	cfg Config
 
-	// The constants of the same names, but in tests.
+	// The function and the constants of the same names, but in tests.
+	backendOf      func(language string) (*backend, error)
 	grace          time.Duration // interruptGrace
 	abandonedGrace time.Duration
 
@@ -58,7 +55,8 @@ type session struct {
 	Language string `json:"language"`
 	Cwd      string `json:"cwd"`
 
-	turn chan struct{} // holds a token while no code runs
+	backend *backend
+	turn    chan struct{} // holds a token while no code runs
 
 	mu      sync.Mutex
 	interp  *interpreter // nil before the first start
@@ -69,7 +67,7 @@ type session struct {
 
 // New returns a server whose default context has no process yet.
 func New(cfg Config) *Server {
-	return &Server{cfg: cfg, grace: interruptGrace, abandonedGrace: abandonedGrace, contexts: map[string]*session{}}
+	return &Server{cfg: cfg, backendOf: backendOf, grace: interruptGrace, abandonedGrace: abandonedGrace, contexts: map[string]*session{}}
 }
 
 // Warm starts the default interpreters, so that a snapshot contains them, and returns their
@@ -82,6 +80,9 @@ func (s *Server) Warm() ([]string, error) {
 	if _, err := c.live(s.cfg); err != nil {
 		return nil, fmt.Errorf("warm %s: %w", python, err)
 	}
+	// Node starts with the first call: nobody could reseed all of its generators in a fork. Clients
+	// expect its context in the list all the same, where there is one.
+	_, _ = s.defaultContext(javascript)
 	return []string{python}, nil
 }
 
@@ -102,7 +103,7 @@ func (s *Server) SetEnv(env map[string]string) error {
 	return s.control(controlRequest{Op: opEnv, Env: env})
 }
 
-// Prepare makes live interpreters cheap to fork: see "prepare" in kernel.py.
+// Prepare makes live interpreters cheap to fork: see "prepare" in drivers/wire.py.
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
 // control sends a request to every live interpreter that must not sleep on, then collects the
@@ -146,16 +147,13 @@ func (s *Server) control(req controlRequest) error {
 
 // defaultContext returns the context of calls that name none.
 func (s *Server) defaultContext(language string) (*session, error) {
-	if language != python {
-		return nil, fmt.Errorf("language %q is not supported; use %q", language, python)
-	}
 	s.mu.Lock()
-	c := s.contexts[python]
+	c := s.contexts[language]
 	s.mu.Unlock()
 	if c != nil {
 		return c, nil
 	}
-	return s.create(python, language, "")
+	return s.create(language, language, "")
 }
 
 // errTooMany refuses a further context.
@@ -163,11 +161,15 @@ var errTooMany = fmt.Errorf("there are %d contexts; delete one", maxContexts)
 
 // create adds a context; the empty id asks for a random one.
 func (s *Server) create(id, language, cwd string) (*session, error) {
-	if language != python {
-		return nil, fmt.Errorf("language %q is not supported; use %q", language, python)
+	b, err := s.backendOf(language)
+	if err != nil {
+		return nil, err
 	}
 	u, err := s.cfg.Env.User("")
 	if err != nil {
+		return nil, err
+	}
+	if _, err := b.find(s.cfg.Env.Environ(u, nil)); err != nil {
 		return nil, err
 	}
 	dir, err := s.cfg.Env.Dir(u, cwd)
@@ -185,7 +187,7 @@ func (s *Server) create(id, language, cwd string) (*session, error) {
 	if len(s.contexts) >= maxContexts {
 		return nil, errTooMany
 	}
-	c := &session{ID: id, Language: language, Cwd: dir, turn: make(chan struct{}, 1)}
+	c := &session{ID: id, Language: language, Cwd: dir, backend: b, turn: make(chan struct{}, 1)}
 	c.turn <- struct{}{}
 	s.contexts[id] = c
 	s.order = append(s.order, id)
@@ -250,7 +252,7 @@ func (c *session) live(cfg Config) (*interpreter, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.interp, err = startPython(cfg.Reaper, cfg.Env, u, c.Cwd)
+	c.interp, err = c.backend.start(cfg.Reaper, cfg.Env, u, c.Cwd)
 	return c.interp, err
 }
 
@@ -263,7 +265,7 @@ func (c *session) awake(cfg Config) (*interpreter, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	interp.idle = false
+	interp.idle = !interp.backend.listens
 	if err := interp.catchUp(); err != nil {
 		// It may still have the random numbers of its siblings; the next call starts another.
 		interp.stop()

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -17,17 +18,32 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-func newServer(t *testing.T) (*Server, *httptest.Server) {
-	t.Helper()
-	if _, err := findPython([]string{"PATH=" + userenv.DefaultPath}); err != nil {
-		t.Skip(err)
+// newServer serves forkd's own interpreter as Python, also where the host has a kernel of Jupyter's.
+func newServer(t *testing.T) (*Server, *httptest.Server) { return serve(t, nil, ownPython) }
+
+// ownPython is backendOf but for the choice of drivers/main.py.
+func ownPython(language string) (*backend, error) {
+	b, err := backendOf(language)
+	if language == python {
+		b.driver = strings.TrimSuffix(b.driver, pythonMain) + "_serve_own()\n"
 	}
+	return b, err
+}
+
+// serve skips the test where there is no Python.
+func serve(t *testing.T, env map[string]string, of func(string) (*backend, error)) (*Server, *httptest.Server) {
+	t.Helper()
 	s := New(Config{Reaper: reap.New(), Env: userenv.New(), Log: kmsg.NewPlain(io.Discard)})
+	s.cfg.Env.Merge(env)
+	s.backendOf = of
 	h := httptest.NewServer(s.Handler())
 	t.Cleanup(func() {
 		h.Close()
 		s.Close()
 	})
+	if _, err := s.defaultContext(python); err != nil {
+		t.Skip(err)
+	}
 	return s, h
 }
 
@@ -173,7 +189,7 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
 	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')", stubborn} {
-		disconnect(t, h, endless)
+		disconnect(t, h, fmt.Sprintf(`{"code": "print('running', flush=True)\n%s"}`, endless))
 		// The endless code holds the context: this returns only if it was interrupted.
 		if got := field(run(t, h, code("state")), "result", "text"); got != "'kept'" {
 			t.Fatalf("%s: state = %q", endless, got)
@@ -181,12 +197,11 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	}
 }
 
-// disconnect starts code and leaves when it is running.
-func disconnect(t *testing.T, h *httptest.Server, endless string) {
+// disconnect starts code that prints "running", and leaves when it has.
+func disconnect(t *testing.T, h *httptest.Server, body string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	body := `{"code": "print('running', flush=True)\n` + endless + `"}`
 	req, _ := http.NewRequestWithContext(ctx, http.MethodPost, h.URL+"/execute", strings.NewReader(body))
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

@@ -66,7 +66,8 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 	case err == nil:
 	case errors.As(err, &busy):
 		http.Error(w, err.Error(), http.StatusConflict)
-	case errors.Is(err, ErrNoPython):
+	case errors.As(err, new(*unsupportedError)):
+		s.remove(c.ID) // it has no interpreter and will get none
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -84,10 +85,7 @@ func (s *Server) find(req agentproto.ExecuteRequest) (*session, int, error) {
 		}
 		return nil, http.StatusNotFound, fmt.Errorf("context %q does not exist", req.ContextID)
 	}
-	if req.Language == "" {
-		req.Language = python
-	}
-	c, err := s.defaultContext(req.Language)
+	c, err := s.defaultContext(languageOf(req.Language))
 	return c, http.StatusBadRequest, err
 }
 
@@ -99,10 +97,7 @@ func (s *Server) handleCreate(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, &req) {
 		return
 	}
-	if req.Language == "" {
-		req.Language = python
-	}
-	c, err := s.create("", req.Language, req.Cwd)
+	c, err := s.create("", languageOf(req.Language), req.Cwd)
 	switch {
 	case errors.Is(err, errTooMany):
 		http.Error(w, err.Error(), http.StatusTooManyRequests)
@@ -111,7 +106,11 @@ func (s *Server) handleCreate(w http.ResponseWriter, r *http.Request) {
 	default:
 		if _, err := c.live(s.cfg); err != nil {
 			s.remove(c.ID)
-			http.Error(w, err.Error(), http.StatusInternalServerError)
+			status := http.StatusInternalServerError
+			if errors.As(err, new(*unsupportedError)) {
+				status = http.StatusBadRequest
+			}
+			http.Error(w, err.Error(), status)
 			return
 		}
 		encode(w, c)

@@ -3,14 +3,12 @@ package eval
 import (
 	"bufio"
 	"bytes"
-	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,15 +18,6 @@ import (
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
-
-//go:embed reseed.py
-var pythonReseed string
-
-//go:embed kernel.py
-var pythonKernel string
-
-// bootstrap makes the driver the program without a file in the guest: fd 5 holds its text.
-const bootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
 
 // Bounds of the driver's answers.
 const (
@@ -44,10 +33,11 @@ const (
 
 var errDied = errors.New("the interpreter died")
 
-// interpreter is one Python process.
+// interpreter is one process.
 type interpreter struct {
+	backend *backend
 	child   *reap.Child
-	code    *os.File // messages of running code; see kernel.py
+	code    *os.File // messages of running code; see drivers/wire.py
 	replies *bufio.Reader
 	control *os.File
 	answers *bufio.Reader
@@ -64,16 +54,14 @@ type interpreter struct {
 	killed atomic.Bool // because its code did not end when it was interrupted
 }
 
-// startPython starts an interpreter as u in dir and waits until its driver is ready.
-func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
-	// Plots are rendered to images; "call" variables would override the sandbox's, hence not passed
-	// there.
-	environ := append([]string{"MPLBACKEND=Agg"}, env.Environ(u, nil)...)
-	path, err := findPython(environ)
+// start starts an interpreter as u in dir and waits until its driver is ready.
+func (b *backend) start(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) (*interpreter, error) {
+	environ := env.Environ(u, nil)
+	path, err := b.find(environ)
 	if err != nil {
 		return nil, err
 	}
-	i := &interpreter{}
+	i := &interpreter{backend: b, idle: !b.listens}
 	var given []*os.File // the child's ends
 	defer func() {
 		for _, f := range given {
@@ -83,27 +71,45 @@ func startPython(r *reap.Reaper, env *userenv.Env, u *userenv.User, dir string) 
 	codeEnd, err := i.channels(&given)
 	if err != nil {
 		i.close()
-		return nil, fmt.Errorf("start python: %w", err)
+		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
 	cmd := &exec.Cmd{
-		Path: path, Args: []string{"python3", "-c", bootstrap}, Env: environ, Dir: dir,
+		Path: path, Args: append([]string{b.program}, b.args...), Env: environ, Dir: dir,
 		Stdout: given[0], Stderr: given[1], ExtraFiles: given[2:],
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Credential: u.Credential()},
 	}
 	if i.child, err = r.Start(cmd); err != nil {
 		i.close()
-		return nil, fmt.Errorf("start python: %w", err)
+		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
 	codeEnd.Close() // so that the end of the process is seen as the end of the stream
 	go i.output.run()
 	i.code.SetReadDeadline(time.Now().Add(startTimeout))
 	first, err := i.receive()
 	i.code.SetReadDeadline(time.Time{})
-	if err != nil || !bytes.Contains(first, []byte(`"ready"`)) {
+	if err == nil {
+		err = i.greeting(first)
+	}
+	if err != nil {
 		i.stop()
-		return nil, fmt.Errorf("start python: the driver did not become ready: %v", err)
+		return nil, fmt.Errorf("start %s: %w", b.program, err)
 	}
 	return i, nil
+}
+
+// greeting reads the first line of a driver: that it is ready, or why it cannot be.
+func (i *interpreter) greeting(line []byte) error {
+	var m message
+	if err := json.Unmarshal(bytes.TrimPrefix(line, []byte("M0 ")), &m); err != nil {
+		return fmt.Errorf("the driver did not become ready: %w", err)
+	}
+	switch m.Type {
+	case "ready":
+		return nil
+	case "unsupported":
+		return &unsupportedError{i.backend.language, m.Text}
+	}
+	return fmt.Errorf("the driver did not become ready, but said %q", m.Type)
 }
 
 // channels makes the pipes and sockets of an interpreter and appends the child's ends in the order
@@ -128,7 +134,7 @@ func (i *interpreter) channels(given *[]*os.File) (codeEnd *os.File, err error) 
 		*given = append(*given, theirs)
 	}
 	i.replies, i.answers = bufio.NewReader(i.code), bufio.NewReader(i.control)
-	text, err := driverFile()
+	text, err := driverFile(i.backend.driver)
 	if err != nil {
 		return nil, err
 	}
@@ -151,13 +157,13 @@ func socketPair() (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "agent"), os.NewFile(uintptr(fds[1]), "interpreter"), nil
 }
 
-func driverFile() (*os.File, error) {
+func driverFile(driver string) (*os.File, error) {
 	fd, err := unix.MemfdCreate("forkd-driver", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "forkd-driver")
-	if _, err := f.WriteString(pythonReseed + pythonKernel); err != nil {
+	if _, err := f.WriteString(driver); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -166,23 +172,6 @@ func driverFile() (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
-}
-
-// findPython looks for python3 in the PATH of the environment it will run with.
-func findPython(environ []string) (string, error) {
-	for _, kv := range environ {
-		path, ok := strings.CutPrefix(kv, "PATH=")
-		if !ok {
-			continue
-		}
-		for _, dir := range filepath.SplitList(path) {
-			file := filepath.Join(dir, "python3")
-			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-				return file, nil
-			}
-		}
-	}
-	return "", ErrNoPython
 }
 
 // dead reports whether the process has ended.

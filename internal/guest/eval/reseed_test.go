@@ -14,17 +14,19 @@ import (
 )
 
 // wheelsPython is a python3 whose packages have an OpenSSL of their own; see scripts/test-wheels.
-func wheelsPython(t *testing.T) string {
+func wheelsPython(t *testing.T) string { return filepath.Join(venv(t, "test-wheels"), "python3") }
+
+// venv returns the folder of the programs of an environment that scripts/test-wheels makes.
+func venv(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := cachedir.Dir()
 	if err != nil {
 		t.Skip(err)
 	}
-	python := filepath.Join(dir, "test-wheels", "bin", "python3")
-	if _, err := os.Stat(filepath.Join(dir, "test-wheels", "done")); err != nil {
-		t.Skipf("%s is missing; run scripts/test-wheels, which needs a package index", python)
+	if _, err := os.Stat(filepath.Join(dir, name, "done")); err != nil {
+		t.Skipf("%s is missing; run scripts/test-wheels, which needs a package index", filepath.Join(dir, name))
 	}
-	return python
+	return filepath.Join(dir, name, "bin")
 }
 
 // siblings clones a warm interpreter twice and returns what each copy draws.

@@ -40,6 +40,7 @@ type runRequest struct {
 	Code string            `json:"code"`
 	Env  map[string]string `json:"env,omitempty"`
 	Repr bool              `json:"repr"`
+	Late controlRequest    `json:"late,omitzero"` // what a driver that does not listen has missed
 }
 
 // message is a line of the /execute stream that the agent itself makes; the others come from the
@@ -149,13 +150,17 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 		c.turn <- struct{}{}
 		return err
 	}
-	interp.executions++
-	req.ID = interp.executions
-	line, err := json.Marshal(req)
+	req.ID = interp.executions + 1
+	c.mu.Lock()
+	req.Late = interp.late // empty where the driver listens
+	line, err := interp.backend.encode(req)
 	if err != nil {
+		c.mu.Unlock()
 		c.turn <- struct{}{}
 		return err
 	}
+	interp.executions, interp.late = req.ID, controlRequest{}
+	c.mu.Unlock()
 	out := &stream{write: write}
 	code := &running{interp: interp, started: time.Now(), ended: make(chan struct{})}
 	c.mu.Lock()
@@ -165,7 +170,7 @@ func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeou
 	c.mu.Unlock()
 	said := make(chan struct{})
 	go func() {
-		interp.runCode(append(line, '\n'), out, note, code)
+		interp.runCode(line, out, note, code)
 		// The last line comes last: who has read it finds the context free.
 		code.end(c)
 		out.send(message{Type: "end_of_execution"})

@@ -120,7 +120,7 @@ func TestTheNextClientIsToldOfALostState(t *testing.T) {
 	s, h := newServer(t)
 	s.abandonedGrace = 100 * time.Millisecond
 	run(t, h, code("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"))
-	disconnect(t, h, "while True: pass")
+	disconnect(t, h, `{"code": "print('running', flush=True)\nwhile True: pass"}`)
 	got := run(t, h, code("1"))
 	if text := field(got, "stderr", "text"); !strings.Contains(text, "state is lost") || field(got, "result", "text") != "1" {
 		t.Errorf("%v", got)

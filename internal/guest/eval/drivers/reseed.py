@@ -1,5 +1,5 @@
 # Gives an interpreter that was copied with its machine random numbers of its own. The text stands before that of
-# kernel.py, in one module with it.
+# the drivers, in one module with them.
 #
 # Generators that read the kernel's need nothing: it was reseeded before. What is named here keeps a state in the memory
 # of the process, by which siblings would draw the same keys. Objects that code made, such as random.Random() and

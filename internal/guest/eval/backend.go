@@ -1,0 +1,157 @@
+package eval
+
+import (
+	"crypto/rand"
+	_ "embed"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Languages, as clients name them. The first two are also the ids of their default contexts.
+const (
+	python     = "python"
+	javascript = "javascript"
+	typescript = "typescript"
+	bash       = "bash"
+)
+
+//go:embed drivers/reseed.py
+var pythonReseed string
+
+//go:embed drivers/wire.py
+var pythonWire string
+
+//go:embed drivers/rich.py
+var pythonRich string
+
+//go:embed drivers/chart.py
+var pythonChart string
+
+//go:embed drivers/own.py
+var pythonOwn string
+
+//go:embed drivers/jupyter.py
+var pythonJupyter string
+
+//go:embed drivers/main.py
+var pythonMain string
+
+//go:embed drivers/node.js
+var nodeDriver string
+
+//go:embed drivers/bash.sh
+var bashDriver string
+
+// A backend is a way to run code: the driver of a program of the guest. All drivers keep to what
+// drivers/wire.py says of the descriptors 3 and 4, and TestBackends holds all of them to the same.
+type backend struct {
+	language string
+	program  string // looked for in PATH
+	args     []string
+	driver   string // on descriptor 5
+
+	// encode makes the bytes by which a driver is told of a call.
+	encode func(runRequest) ([]byte, error)
+
+	// listens tells that the driver reads its control socket while code runs. One that does not is
+	// told of a fork with its next call: runRequest.Late.
+	listens bool
+}
+
+// The bootstraps make the driver the program without a file in the guest: fd 5 holds its text.
+const (
+	pythonBootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
+	nodeBootstrap   = `const fs=require("fs");const s=fs.readFileSync(5,"utf8");fs.closeSync(5);new (require("vm").Script)("(function(require,importer){"+s+"\n})",{filename:"forkd-driver"}).runInThisContext()(require,(name)=>import(name))`
+)
+
+// backendOf returns what runs a language.
+func backendOf(language string) (*backend, error) {
+	switch language {
+	case python:
+		return &backend{language: language, program: "python3", args: []string{"-c", pythonBootstrap}, encode: encodeJSON, listens: true,
+			driver: pythonReseed + pythonWire + pythonRich + pythonChart + pythonOwn + pythonJupyter + pythonMain}, nil
+	case javascript, typescript:
+		return &backend{language: language, program: "node", args: []string{"-e", nodeBootstrap, language}, encode: encodeJSON,
+			driver: nodeDriver}, nil
+	case bash:
+		return &backend{language: language, program: "bash", args: []string{"--norc", "--noprofile", "/dev/fd/5"}, encode: encodeShell,
+			driver: bashDriver}, nil
+	}
+	return nil, &unsupportedError{language, fmt.Sprintf("is not supported; use %s, %s, %s or %s", python, javascript, typescript, bash)}
+}
+
+// languageOf returns the language that a client means.
+func languageOf(name string) string {
+	switch name = strings.ToLower(strings.TrimSpace(name)); name {
+	case "":
+		return python
+	case "js":
+		return javascript
+	case "ts":
+		return typescript
+	}
+	return name
+}
+
+// unsupportedError refuses a language.
+type unsupportedError struct{ language, reason string }
+
+func (e *unsupportedError) Error() string { return fmt.Sprintf("language %q %s", e.language, e.reason) }
+
+// find looks for a backend's program in the PATH of the environment it will run with.
+func (b *backend) find(environ []string) (string, error) {
+	for _, kv := range environ {
+		path, ok := strings.CutPrefix(kv, "PATH=")
+		if !ok {
+			continue
+		}
+		for _, dir := range filepath.SplitList(path) {
+			file := filepath.Join(dir, b.program)
+			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
+				return file, nil
+			}
+		}
+	}
+	return "", &unsupportedError{b.language, fmt.Sprintf("needs %s, which is not installed in the guest", b.program)}
+}
+
+func encodeJSON(req runRequest) ([]byte, error) {
+	line, err := json.Marshal(req)
+	return append(line, '\n'), err
+}
+
+// encodeShell writes a request as assignments for bash, which reads no JSON, up to a NUL byte.
+func encodeShell(req runRequest) ([]byte, error) {
+	if strings.ContainsRune(req.Code, 0) {
+		return nil, &unsupportedError{bash, "takes no code with a NUL byte in it"}
+	}
+	var out strings.Builder
+	var seed [4]byte
+	rand.Read(seed[:]) // never fails, see crypto/rand
+	fmt.Fprintf(&out, "__forkd_id=%d __forkd_code=%s __forkd_op=%s __forkd_seed=%d", req.ID, quote(req.Code), quote(req.Late.Op),
+		binary.LittleEndian.Uint32(seed[:])>>1)
+	for _, v := range []struct {
+		name string
+		vars map[string]string
+	}{{"__forkd_lasting", req.Late.Env}, {"__forkd_env", req.Env}} {
+		fmt.Fprintf(&out, " %s=(", v.name)
+		for name, value := range v.vars {
+			if !shellName.MatchString(name) {
+				continue // bash can hold no such variable; a program that it starts would not see it either
+			}
+			out.WriteString(" " + name + " " + quote(value))
+		}
+		out.WriteString(")")
+	}
+	return append([]byte(out.String()), 0), nil
+}
+
+// shellName is the form of a variable that bash can hold.
+var shellName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
