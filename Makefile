@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel compat clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel compat package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,10 @@ torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (
 compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
 	@scripts/setup /usr/share/doc/python3-venv:python3-venv curl:curl
 	@scripts/compat $(GROUPS)
+
+package: setup build ## Make a Debian package in out/package, and try it
+	@scripts/setup mmdebstrap:mmdebstrap lintian:lintian man:man-db newuidmap:uidmap
+	@scripts/package
 
 clean: ## Remove what was built here (not the cache)
 	rm -rf bin out internal/embedded/bin/forkd-*

@@ -71,6 +71,9 @@ func printableText(text string) string {
 	}, text)
 }
 
+// Command returns the whole command line, to be described: package manual makes man pages of it.
+func Command(stdio Stdio) *cobra.Command { return newRoot(stdio) }
+
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "forkd",
