@@ -4,7 +4,7 @@ package v1
 type Sandbox struct {
 	ID             string   `json:"id"`
 	SnapshotTag    string   `json:"snapshot_tag"`
-	GuestAddr      string   `json:"guest_addr"` // of forkd 0.5; empty: guests are reached through the daemon
+	GuestAddr      string   `json:"guest_addr"` // of forkd 0.5: where `forkd forward-guests` serves it; empty: nowhere
 	CreatedAt      int64    `json:"created_at_unix"`
 	PID            int      `json:"pid,omitempty"`                   // of its VMM process
 	MemoryLimitMiB uint64   `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name of forkd 0.5

@@ -17,9 +17,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -28,6 +30,9 @@ import (
 
 // DefaultAddr is where clients look for the guest unless they are told otherwise.
 const DefaultAddr = "10.42.0.2:8888"
+
+// Port is that of the old agent.
+const Port = 8888
 
 // Bounds of what a client can hold.
 const (
@@ -44,10 +49,21 @@ type Guest interface {
 	Eval(context.Context, apiv1.EvalRequest) (apiv1.EvalResult, error)
 }
 
-// Serve answers what comes in on l until ctx ends, closes it, and waits for what is under way.
-func Serve(ctx context.Context, l net.Listener, g Guest) error {
+// Addr returns the address by which clients of this host know a sandbox, on the loopback interface,
+// whoever serves it there. Two sandboxes of a thousand have the same one in 3 of 100 cases.
+func Addr(id string, port int) string {
+	h := fnv.New32a()
+	h.Write([]byte(id))
+	n := h.Sum32()
+	// Not 127.0.x.y, where hosts have names and resolvers of their own, nor 0 and 255 at the end.
+	ip := net.IPv4(127, byte(1+n%255), byte(n/255), byte(1+n/255/256%254))
+	return net.JoinHostPort(ip.String(), strconv.Itoa(port))
+}
+
+// Serve answers what comes in on l until ctx ends, closes it, and waits for what is under way. of
+// says for whom a connection is; it is closed if that is nobody.
+func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &server{guest: g}
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel()
@@ -70,17 +86,23 @@ func Serve(ctx context.Context, l net.Listener, g Guest) error {
 		conns.Go(func() {
 			defer func() { <-places }()
 			defer conn.Close()
-			s.answer(ctx, conn)
+			if s := of(conn); s != nil {
+				s.answer(ctx, conn)
+			}
 		})
 	}
 }
 
-type server struct {
+// Server speaks for one sandbox.
+type Server struct {
 	guest Guest
 
 	mu    sync.Mutex
 	numpy *string // version that the interpreter has loaded, empty for none; nil: not asked yet
 }
+
+// New returns the server of a guest.
+func New(g Guest) *Server { return &Server{guest: g} }
 
 // request is any of the three.
 type request struct {
@@ -97,7 +119,7 @@ type fault struct {
 }
 
 // answer serves one connection. That the client has ended its side says nothing: all of them do.
-func (s *server) answer(ctx context.Context, conn net.Conn) {
+func (s *Server) answer(ctx context.Context, conn net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	_ = conn.SetDeadline(time.Now().Add(lineTime)) // a failure shows at the next read
@@ -121,7 +143,7 @@ func (s *server) answer(ctx context.Context, conn net.Conn) {
 	_, _ = conn.Write(append(p, '\n')) // the client has gone if this fails
 }
 
-func (s *server) do(ctx context.Context, req *request) any {
+func (s *Server) do(ctx context.Context, req *request) any {
 	switch req.Action {
 	case "ping":
 		return s.ping(ctx)
@@ -133,7 +155,7 @@ func (s *server) do(ctx context.Context, req *request) any {
 	return fault{Error: fmt.Sprintf("action %q: want ping, exec or eval", req.Action), ExitCode: 1}
 }
 
-func (s *server) ping(ctx context.Context) any {
+func (s *Server) ping(ctx context.Context) any {
 	p, err := s.guest.Ping(ctx)
 	if err != nil {
 		return fault{Error: err.Error(), ExitCode: 1}
@@ -159,7 +181,7 @@ func (s *server) ping(ctx context.Context) any {
 }
 
 // numpyVersion asks the interpreter once which numpy it has loaded, and does not have it load one.
-func (s *server) numpyVersion(ctx context.Context) string {
+func (s *Server) numpyVersion(ctx context.Context) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.numpy != nil {
@@ -174,7 +196,7 @@ func (s *server) numpyVersion(ctx context.Context) string {
 	return r.Stdout
 }
 
-func (s *server) exec(ctx context.Context, req *request) any {
+func (s *Server) exec(ctx context.Context, req *request) any {
 	if len(req.Args) == 0 {
 		return fault{Error: "args: empty", ExitCode: 1}
 	}
@@ -197,7 +219,7 @@ func (s *server) exec(ctx context.Context, req *request) any {
 	}{r.Stdout, r.Stderr, r.ExitCode}
 }
 
-func (s *server) eval(ctx context.Context, req *request) any {
+func (s *Server) eval(ctx context.Context, req *request) any {
 	r, err := s.guest.Eval(ctx, apiv1.EvalRequest{Code: req.Code})
 	switch {
 	case err != nil:

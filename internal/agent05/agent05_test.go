@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -29,6 +30,12 @@ func (g *guest) Eval(_ context.Context, req apiv1.EvalRequest) (apiv1.EvalResult
 	return g.eval(req)
 }
 
+// only returns who speaks for g to everybody.
+func only(g Guest) func(net.Conn) *Server {
+	s := New(g)
+	return func(net.Conn) *Server { return s }
+}
+
 // serve serves g until t ends and returns how to ask it, as clients do: a line, and the end of what
 // they send.
 func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr string) {
@@ -39,7 +46,7 @@ func serve(t *testing.T, g Guest) (ask func(line string) map[string]any, addr st
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- Serve(ctx, l, g) }()
+	go func() { served <- Serve(ctx, l, only(g)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; !errors.Is(err, context.Canceled) {
@@ -170,5 +177,25 @@ func TestLongRequest(t *testing.T) {
 		if _, err := conn.Write(block); err != nil {
 			return // the server closed the connection
 		}
+	}
+}
+
+// Sandboxes have addresses of the loopback interface, other than those that hosts use.
+func TestAddressesAreLocal(t *testing.T) {
+	seen := map[string]bool{}
+	for i := range 1000 {
+		addr := Addr(fmt.Sprintf("sb-%d", i), Port)
+		if addr != Addr(fmt.Sprintf("sb-%d", i), Port) {
+			t.Fatalf("%s is not the address again", addr)
+		}
+		var a, b, c, port int
+		if n, err := fmt.Sscanf(addr, "127.%d.%d.%d:%d", &a, &b, &c, &port); n != 4 || err != nil || a < 1 || a > 255 || b < 0 || b > 255 ||
+			c < 1 || c > 254 || port != Port {
+			t.Errorf("%s: %v", addr, err)
+		}
+		seen[addr] = true
+	}
+	if len(seen) < 990 {
+		t.Errorf("1000 sandboxes have %d addresses", len(seen))
 	}
 }

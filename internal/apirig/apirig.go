@@ -56,7 +56,9 @@ type Options struct {
 	Guest  sandbox.Guest              // instead, for all sandboxes
 	Limits v1.Limits
 	Admit  sandbox.Admission
-	Domain string // of the host names of ports; Domain if empty
+
+	GuestPort int    // of guests' addresses; 0: they have none
+	Domain    string // of the host names of ports; Domain if empty
 
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
@@ -122,7 +124,7 @@ func Start(t testing.TB, o Options) *Rig {
 		t.Fatal(err)
 	}
 	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
-		Version: "test", Accel: "kvm", Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
+		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
 	var next http.Handler = api
 	if !o.Unchecked {

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"testing"
@@ -19,7 +21,7 @@ func agentHere(dir string) *exec.Cmd { return exec.Command("forkd-agent", "-list
 // sandbox of the snapshot base; the guest sees the script's files.
 func TestScriptsWithDaemon(t *testing.T) {
 	setup := func(env *testscript.Env) error {
-		rig := apirig.Start(t, apirig.Options{Agent: agentHere})
+		rig := apirig.Start(t, apirig.Options{Agent: agentHere, GuestPort: guestPort(t)})
 		parent := rig.Parent
 		parent.Tag = "base"
 		if _, err := rig.Bake(t.Context(), parent); err != nil {
@@ -46,4 +48,17 @@ func TestScriptsWithDaemon(t *testing.T) {
 	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup, Cmds: map[string]func(*testscript.TestScript, bool, []string){
 		"code": wantCode,
 	}})
+}
+
+// guestPort returns a port that nobody uses, and that the kernel gives to nobody by itself.
+func guestPort(t *testing.T) int {
+	for port := 20000 + os.Getpid()%10000; port < 32768; port++ {
+		l, err := net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+		if err == nil {
+			l.Close()
+			return port
+		}
+	}
+	t.Fatal("no port is free")
+	return 0
 }

@@ -96,6 +96,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 		newURLCmd(),
 		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
 	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd(),
-		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd(), newCleanupCmd())
+		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd(), newCleanupCmd(), newForwardGuestsCmd())
 	return root
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/agent05"
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/daemon"
@@ -200,7 +202,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	if err := installProgram(program, self); err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
-	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token")}, tcghost.DaemonArgs()...)
+	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token"),
+		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)

@@ -85,8 +85,15 @@ func (h *held) run(ctx context.Context, cl *client.Client, req client.ForkReques
 		<-ctx.Done()
 		return nil
 	}
-	fmt.Fprintf(h.errOut, "forkd: every user of this host reaches %s at %s\n", f.Sandboxes[0].ID, listener.Addr())
-	err = agent05.Serve(ctx, listener, &guestOf{cl, f.Sandboxes[0].ID})
+	fmt.Fprintf(h.errOut, "forkd: your user reaches %s at %s on this host\n", f.Sandboxes[0].ID, listener.Addr())
+	guest := agent05.New(&guestOf{cl, f.Sandboxes[0].ID})
+	err = agent05.Serve(ctx, listener, func(conn net.Conn) *agent05.Server {
+		if err := isOurs(conn); err != nil {
+			fmt.Fprintf(h.errOut, "forkd: a connection is refused: %v\n", err)
+			return nil
+		}
+		return guest
+	})
 	if ctx.Err() != nil {
 		return nil // that is how it ends
 	}

@@ -53,6 +53,7 @@ type Config struct {
 	CmdlineArgs []string // added to the kernel command line of parents
 	CPUTemplate string   // of parents
 	Accel       string   // "kvm" or "tcg", for reports
+	GuestPort   int      // of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0: none
 	KillOnExit  bool     // end all sandboxes when the daemon stops
 	Jail        jail.Options
 	Version     string
@@ -146,6 +147,9 @@ func (c *Config) check() error {
 	if a := c.Admit; a.MaxSandboxes < 0 || !(a.VCPUsPerCPU >= 0 && a.VCPUsPerCPU <= maxOvercommit) {
 		return fmt.Errorf("--max-sandboxes %d, --vcpu-overcommit %g: want 0 or more, and at most %d of the latter",
 			a.MaxSandboxes, a.VCPUsPerCPU, maxOvercommit)
+	}
+	if c.GuestPort < 0 || c.GuestPort > 65535 {
+		return fmt.Errorf("--guest-port %d: want 1 to 65535, or 0 for no addresses", c.GuestPort)
 	}
 	if c.Branches < 0 || c.Branches > maxBranches {
 		return fmt.Errorf("--branch-concurrency %d: want 1 to %d", c.Branches, maxBranches)

@@ -145,7 +145,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	counts.SetSource(w.gauges())
 	api := v1.New(v1.Config{
 		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
-		Version: cfg.Version, Accel: cfg.Accel, Log: cfg.Log,
+		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})

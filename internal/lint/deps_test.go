@@ -80,8 +80,9 @@ var rooms = []room{
 	{
 		folder:   "internal/daemon",
 		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "v1", "e2b", "."},
-		imports:  []string{"api/...", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...", "internal/jail"},
-		reason:   "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
+		imports: []string{"api/...", "internal/agent05", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...",
+			"internal/jail"},
+		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
 	},
 	{
 		folder:   "internal/cli",

@@ -93,7 +93,7 @@ func (a *api) rollback(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, apiv1.RolledBack{
-		Sandbox: sandboxOf(res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
+		Sandbox: a.sandboxOf(res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
 	})
 }
 
@@ -107,7 +107,7 @@ func (a *api) onSandbox(op func(r *http.Request, id string) (sandbox.Info, error
 		if err != nil {
 			return err
 		}
-		return writeJSON(w, http.StatusOK, sandboxOf(info))
+		return writeJSON(w, http.StatusOK, a.sandboxOf(info))
 	}
 }
 

@@ -57,6 +57,7 @@ type Config struct {
 	Audit      *audit.Log  // nil: none
 	Version    string
 	Accel      string
+	GuestPort  int // of the addresses that clients of forkd 0.5 are told; 0: none
 	Log        *slog.Logger
 	Limits     Limits
 	Domain     inbound.Domain                                     // of host names of ports; the zero Domain: none

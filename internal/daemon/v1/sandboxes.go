@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/agent05"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -21,13 +22,16 @@ func checkTag(tag string) error {
 	return nil
 }
 
-func sandboxOf(i sandbox.Info) apiv1.Sandbox {
+func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
+	}
+	if a.GuestPort != 0 {
+		s.GuestAddr = agent05.Addr(i.ID, a.GuestPort)
 	}
 	if !i.Expires.IsZero() {
 		s.ExpiresAt = i.Expires.Unix()
@@ -109,7 +113,7 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	made := audit.From(r.Context())
 	for i, s := range res.Sandboxes {
 		made.Sandboxes = append(made.Sandboxes, s.ID)
-		forked.Sandboxes[i] = sandboxOf(s)
+		forked.Sandboxes[i] = a.sandboxOf(s)
 	}
 	return forked, nil
 }
@@ -122,7 +126,7 @@ func (a *api) listSandboxes(w http.ResponseWriter, r *http.Request) error {
 	infos := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
 	list := make([]listed[apiv1.Sandbox], len(infos))
 	for n, i := range infos {
-		list[n] = listed[apiv1.Sandbox]{sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}
+		list[n] = listed[apiv1.Sandbox]{a.sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}
 	}
 	return writeList(w, r, list)
 }
@@ -137,7 +141,7 @@ func (a *api) changeLabels(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, sandboxOf(info))
+	return writeJSON(w, http.StatusOK, a.sandboxOf(info))
 }
 
 func (a *api) getSandbox(w http.ResponseWriter, r *http.Request) error {
@@ -145,7 +149,7 @@ func (a *api) getSandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, sandboxOf(s.Info()))
+	return writeJSON(w, http.StatusOK, a.sandboxOf(s.Info()))
 }
 
 func (a *api) deleteSandbox(w http.ResponseWriter, r *http.Request) error {

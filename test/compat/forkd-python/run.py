@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import subprocess
 import time
 
-from report import TAG, Report, recorded, want
+from report import TAG, NotApplicable, Report, recorded, want
 
 r = Report("forkd 0.5.3 (PyPI)")
 used: set[str] = set()
@@ -181,6 +183,37 @@ def created() -> None:
         sb.kill()
 
 
+@contextlib.contextmanager
+def forwarded(port: str):
+    """`forkd forward-guests` while the block runs."""
+    forward = subprocess.Popen(["forkd", "forward-guests", "--port", port], stderr=subprocess.PIPE, text=True)
+    try:
+        said = forward.stderr.readline()
+        want("guest_addr" in said, said)
+        yield
+    finally:
+        forward.terminate()
+        forward.wait()
+
+
+def by_address() -> None:
+    """Children at the addresses that the Controller tells of: what 0.5 could do with one child at a time."""
+    children = c.spawn_sandboxes(TAG, n=2)
+    try:
+        addresses = [child["guest_addr"] for child in children]
+        if not all(addresses):
+            raise NotApplicable("the daemon was started without --guest-port")
+        with forwarded(addresses[0].split(":")[1]):
+            for child in children:
+                sb = Sandbox(target=child["guest_addr"], spawn=False)
+                got = sb.commands.run("hostname")
+                want(got.stdout == child["hostname"] + "\n", got)
+            want(sb.eval("1 + 1") == "2" and sb.ping()["pong"] is True, "the last child")
+    finally:
+        for child in children:
+            c.kill_sandbox(child["id"])
+
+
 def unknown_tag() -> None:
     try:
         Sandbox("compat-none")
@@ -194,6 +227,7 @@ r.case("Sandbox.commands.run", lambda: in_sandbox(commands))
 r.case("Sandbox.eval", lambda: in_sandbox(evals))
 r.case("Sandbox.ping", lambda: in_sandbox(pings))
 r.case("Sandbox.create, Sandbox.kill, spawn=False", created)
+r.case("Sandbox(target=guest_addr, spawn=False) of children", by_address)
 r.case("Sandbox of an unknown tag", unknown_tag)
 r.covered("method of Sandbox", sandbox_methods, used)
 want({"Sandbox", "CommandResult", "Controller", "ControllerError", "BranchMode"} == set(forkd.__all__), forkd.__all__)
