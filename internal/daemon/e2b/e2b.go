@@ -126,8 +126,8 @@ func (a *api) routes() {
 		scope   auth.Scope
 		handler handler
 	}{
-		{"POST /sandboxes", auth.Run, a.work(a.createV1)},
-		{"POST /v2/sandboxes", auth.Run, a.work(a.create)},
+		{"POST /sandboxes", auth.Run, a.V1.Once(a.work(a.createV1))},
+		{"POST /v2/sandboxes", auth.Run, a.V1.Once(a.work(a.create))},
 		{"GET /sandboxes", auth.Read, a.V1.Listing(a.listV1)},
 		{"GET /v2/sandboxes", auth.Read, a.V1.Listing(a.list)},
 		{"GET /sandboxes/metrics", auth.Read, a.work(a.metricsOfMany)},
@@ -143,9 +143,9 @@ func (a *api) routes() {
 		{"GET /sandboxes/{id}/metrics", auth.Read, a.work(a.metrics)},
 		{"GET /sandboxes/{id}/logs", auth.Run, a.logsV1},
 		{"GET /v2/sandboxes/{id}/logs", auth.Run, a.logs},
-		{"POST /sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
-		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.work(a.fork)},
-		{"POST /sandboxes/{id}/snapshots", auth.Run, a.work(a.createSnapshot)},
+		{"POST /sandboxes/{id}/fork", auth.Run, a.V1.Once(a.work(a.fork))},
+		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.V1.Once(a.work(a.fork))},
+		{"POST /sandboxes/{id}/snapshots", auth.Run, a.V1.Once(a.work(a.createSnapshot))},
 		{"GET /snapshots", auth.Read, a.V1.Listing(a.listSnapshots)},
 		{"GET /templates", auth.Read, a.V1.Listing(a.listTemplates)},
 		{"GET /v2/templates", auth.Read, a.V1.Listing(a.listTemplates)},

@@ -78,7 +78,7 @@ type snapshotInfo struct {
 	Names      []string `json:"names"`
 }
 
-// createSnapshot branches a sandbox, which runs on. One that is paused has no VM to branch.
+// createSnapshot branches a sandbox, which runs on, or stays paused.
 func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name   string `json:"name"`
@@ -94,20 +94,24 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if i.State == sandbox.Suspended {
-		return &failure{http.StatusConflict, fmt.Sprintf("sandbox %s is paused: connect to it first, or fork it", i.ID)}
-	}
 	ask := sandbox.BranchRequest{Mode: vm.BranchDiff}
 	if req.Name != "" {
 		if ask.Tag, err = tagOf(req.Name); err != nil {
 			return badRequest("name: %v", err)
 		}
 	}
-	b, err := a.Manager.Branch(r.Context(), i.ID, ask)
+	var made store.Info
+	if i.State == sandbox.Suspended { // it is not brought back
+		made, err = a.Manager.SnapshotSuspended(r.Context(), i.ID, ask.Tag)
+	} else {
+		var b sandbox.BranchResult
+		b, err = a.Manager.Branch(r.Context(), i.ID, ask)
+		made = b.Info
+	}
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusCreated, snapshotInfo{b.Info.Tag, []string{b.Info.Tag}})
+	return writeJSON(w, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
 // listSnapshots answers with a page of the snapshots that were made of sandboxes.

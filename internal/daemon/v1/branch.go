@@ -134,7 +134,7 @@ func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	from := r.PathValue("tag")
-	res, err := chain.Compact(r.Context(), a.Manager.Snapshots(), from, req.To)
+	res, err := chain.Compact(r.Context(), a.Manager.Snapshots(), from, req.To, nil)
 	if err != nil {
 		return err
 	}

@@ -35,5 +35,10 @@ func (s *Server) Listing(f func(http.ResponseWriter, *http.Request) error) func(
 	return s.api.listing(f)
 }
 
+// Once lets a request that makes something be sent again with its Idempotency-Key, as those of /v1.
+func (s *Server) Once(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+	return s.api.once(f)
+}
+
 // StatusOf chooses the HTTP status of an error of the sandbox manager or the store.
 func StatusOf(err error) int { return problemOf(err).Status }

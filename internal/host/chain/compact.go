@@ -13,8 +13,8 @@ import (
 )
 
 // Compact makes to a snapshot with the content of from and no layers of others: one memory layer,
-// one disk layer.
-func Compact(ctx context.Context, st *store.Store, from, to string) (store.Info, error) {
+// one disk layer. branch says how it came from a sandbox; nil: it did not.
+func Compact(ctx context.Context, st *store.Store, from, to string, branch *snapshot.Branch) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}
 	}
@@ -29,7 +29,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string) (store.Info,
 	}
 	defer staging.Discard()
 	old := lease.Manifest()
-	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest}
+	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest, Branch: branch}
 	if old.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
 		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error { return disklayer.Merge(f, lease.Disk()[1:]) })

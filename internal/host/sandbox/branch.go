@@ -73,10 +73,10 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 		return BranchResult{}, err
 	}
 	if req.Tag == "" {
-		req.Tag = fmt.Sprintf("branch-%s-%d-%s", id, start.Unix(), snapshot.NewID()[:4])
+		req.Tag = branchTag(id, start)
 	}
-	if err := snapshot.CheckTag(req.Tag); err != nil {
-		return BranchResult{}, &invalid.Error{Field: "tag", Reason: err.Error()}
+	if err := checkTag(req.Tag); err != nil {
+		return BranchResult{}, err
 	}
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
@@ -120,6 +120,18 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 		}
 	})
 	return result, nil
+}
+
+// branchTag is the tag of a branch whose maker names none.
+func branchTag(id string, at time.Time) string {
+	return fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
+}
+
+func checkTag(tag string) error {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	return nil
 }
 
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.

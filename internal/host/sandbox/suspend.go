@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -25,6 +28,28 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 		return Info{}, s.explain("suspend", v, err)
 	}
 	return s.Info(), nil
+}
+
+// SnapshotSuspended makes a snapshot of a suspended sandbox, which stays so: of what Resume would
+// bring it back from, copied, for that goes with the sandbox. An empty tag is replaced. The error of a
+// sandbox in another state is a *StateError.
+func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.Info, error) {
+	if tag == "" {
+		tag = branchTag(id, time.Now())
+	}
+	if err := checkTag(tag); err != nil {
+		return store.Info{}, err
+	}
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer unlock()
+	i := s.Info()
+	if i.State != Suspended {
+		return store.Info{}, &StateError{ID: id, Op: "snapshot suspended", State: i.State}
+	}
+	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &snapshot.Branch{SandboxID: id, Mode: vm.BranchFull.String()})
 }
 
 // errBusy says that an idle sandbox got a request before it was suspended.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -277,15 +278,48 @@ func TestIdleSandboxIsSuspended(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A snapshot of a suspended sandbox is made without its VM, and outlives it.
+func TestSnapshotOfASuspendedSandbox(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	var state *StateError
+	if _, err := w.SnapshotSuspended(t.Context(), id, "early"); !errors.As(err, &state) {
+		t.Errorf("of one that runs: %v", err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	info, err := w.SnapshotSuspended(t.Context(), id, "asleep")
+	if err != nil || info.Tag != "asleep" || info.Transient || info.Branch == nil || info.Branch.SandboxID != id {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	if s, err := w.Get(id); err != nil || s.Info().State != Suspended {
+		t.Errorf("the sandbox was brought back: %v, %v", s.Info().State, err)
+	}
+	if info, err := w.SnapshotSuspended(t.Context(), id, ""); err != nil || !strings.Contains(info.Tag, id) {
+		t.Errorf("without a tag: %+v, %v", info, err)
+	}
+	if _, err := w.SnapshotSuspended(t.Context(), id, "asleep"); err == nil {
+		t.Error("a tag was taken twice")
+	}
+	if err := w.Kill(id); err != nil {
+		t.Fatal(err)
+	}
+	w.fork(t, "asleep")
+	w.KillAll()
+	w.checkClean(t)
+}
+
 func TestCompact(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	id := w.source(t)
 	w.branch(t, id, "b", vm.BranchDiff)
-	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "b"); err == nil {
+	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "b", nil); err == nil {
 		t.Error("compacted onto itself")
 	}
-	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "flat"); err != nil {
+	if _, err := chain.Compact(t.Context(), w.Snapshots(), "b", "flat", nil); err != nil {
 		t.Fatal(err)
 	}
 	if memory, disk := w.layers(t, "flat"); memory != 1 || disk != 1 {

@@ -1,0 +1,64 @@
+package e2b_test
+
+import (
+	"slices"
+	"testing"
+)
+
+// A snapshot of a paused sandbox is one like others, and does not wake it.
+func TestSnapshotOfAPausedSandbox(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b"}`)
+	at := "/sandboxes/" + b.ID
+	r.call("POST", at+"/pause", "", 204, nil)
+	var made struct {
+		ID string `json:"snapshotID"`
+	}
+	r.call("POST", at+"/snapshots", `{"name":"asleep"}`, 201, &made)
+	var i box
+	if r.call("GET", at, "", 200, &i); i.State != "paused" || made.ID != "asleep" {
+		t.Errorf("the sandbox is %s, its snapshot %q", i.State, made.ID)
+	}
+	var list []struct {
+		ID string `json:"snapshotID"`
+	}
+	if r.call("GET", "/snapshots?sandboxID="+b.ID, "", 200, &list); len(list) != 1 || list[0].ID != "asleep" {
+		t.Errorf("listed: %+v", list)
+	}
+	r.call("DELETE", at, "", 204, nil)
+	child := r.create(`{"templateID":"asleep"}`)
+	r.call("DELETE", "/templates/asleep", "", 409, nil)
+	r.call("DELETE", "/sandboxes/"+child.ID, "", 204, nil)
+	r.call("DELETE", "/templates/asleep", "", 204, nil)
+}
+
+// A creation that is sent again with its key is answered again, and not carried out again.
+func TestIdempotencyKey(t *testing.T) {
+	r := start(t)
+	create := func(path, key, body string, want int) string {
+		t.Helper()
+		resp, text := r.send("POST", path, apiKey.with("Idempotency-Key", key), body)
+		if resp.StatusCode != want {
+			t.Fatalf("%s: %s %s, want %d", path, resp.Status, text, want)
+		}
+		return text
+	}
+	first := create("/v2/sandboxes", "k1", `{"templateID":"a.b"}`, 201)
+	if again := create("/v2/sandboxes", "k1", `{"templateID":"a.b"}`, 201); again != first {
+		t.Errorf("again: %s, want %s", again, first)
+	}
+	if other := create("/v2/sandboxes", "k2", `{"templateID":"a.b"}`, 201); other == first {
+		t.Error("another key got the same sandbox")
+	}
+	create("/v2/sandboxes", "k1", `{"templateID":"a.b","timeout":7}`, 422) // another request
+	var all []box
+	r.call("GET", "/v2/sandboxes", "", 200, &all)
+	var ids []string
+	for _, b := range all {
+		ids = append(ids, b.ID)
+	}
+	slices.Sort(ids)
+	if len(slices.Compact(ids)) != 2 {
+		t.Errorf("sandboxes: %q", ids)
+	}
+}
