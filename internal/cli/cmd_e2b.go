@@ -15,7 +15,7 @@ func newE2BCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "e2b",
 		Short: "Use the daemon with E2B's SDKs",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newE2BEnvCmd(), newE2BSetupCmd())
@@ -32,7 +32,7 @@ func newE2BEnvCmd() *cobra.Command {
 		Long: "For a shell: eval \"$(forkd e2b env)\". After 'forkd e2b setup', or with --domain, the SDKs reach each sandbox by a\n" +
 			"host name of its own, over TLS, which wants a daemon with --proxy-domain and a certificate for *.DOMAIN. With\n" +
 			"--plain all goes to the daemon's one address.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(c.output); err != nil {
 				return err

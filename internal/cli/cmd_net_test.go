@@ -26,7 +26,7 @@ func TestNetworkFinding(t *testing.T) {
 		{nil, "", 1 << 20, warn, "--resolver"},
 		{nil, conf, 1024, warn, "LimitNOFILE"},
 	} {
-		if f := networkFinding("x", c.unreachable, c.conf, c.files); f.Verdict != c.want || !strings.Contains(f.Detail, c.text) {
+		if f := networkFinding("x", c.unreachable, c.conf, c.files); f.Verdict != c.want || !strings.Contains(everything(f), c.text) {
 			t.Errorf("%+v: %+v", c, f)
 		}
 	}

@@ -51,7 +51,7 @@ func newE2BSetupCmd() *cobra.Command {
 		Long: "Makes an authority of this host's own and a certificate for DOMAIN and *.DOMAIN, and says how the daemon is\n" +
 			"started with them. 'forkd e2b env' prints what programs need. The authority can vouch for DOMAIN and loopback\n" +
 			"only. Run it again to renew the certificate, or for another domain: the daemon takes the new files by itself.",
-		Args: usageArgs(cobra.NoArgs),
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			d, err := parseE2BDomain(domain)
 			if err != nil {
