@@ -39,6 +39,8 @@ func newBranchCmd() *cobra.Command {
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
 	c.completeSandboxes(cmd)
+	c.completeFlag(cmd, "parent-tag", tags)
+	completeWords(cmd, "mode", "live", "diff", "full")
 	c.register(cmd)
 	return cmd
 }
@@ -115,6 +117,7 @@ func newRollbackCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
 	c.completeSandboxes(cmd)
+	c.completeFlag(cmd, "to", tags)
 	c.register(cmd)
 	return cmd
 }
@@ -154,6 +157,7 @@ func newSnapshotCmd() *cobra.Command {
 	f.BoolVar(&live, "live", false, "copy while it runs")
 	f.BoolVar(&diff, "diff", false, "copy only what it has written")
 	f.BoolVar(&req.NoWait, "no-wait", false, "with --live: return when the sandbox runs again")
+	c.completeFlag(cmd, "from-sandbox", sandboxNames)
 	c.register(cmd)
 	return cmd
 }

@@ -67,7 +67,9 @@ func newCpCmd() *cobra.Command {
 			if t.local == "-" && !recursive && in && strings.HasSuffix(t.remote, "/") {
 				return usageError{errors.New("-: standard input has no name: name a file, or give -r for an archive")}
 			}
-			c.streams = t.local == "-"
+			if c.streams = t.local == "-"; c.streams && out && c.json() {
+				return errNoJSON
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
 				t.cl = cl
 				if t.id, err = sandboxID(ctx, cl, t.id); err != nil {
@@ -75,17 +77,23 @@ func newCpCmd() *cobra.Command {
 				}
 				switch {
 				case in && recursive:
-					return t.treeIn(ctx, cmd.InOrStdin())
+					err = t.treeIn(ctx, cmd.InOrStdin())
 				case in:
-					return t.fileIn(ctx, cmd.InOrStdin())
+					err = t.fileIn(ctx, cmd.InOrStdin())
 				case recursive:
-					return t.treeOut(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
+					err = t.treeOut(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr())
+				default:
+					err = t.fileOut(ctx, cmd.OutOrStdout())
 				}
-				return t.fileOut(ctx, cmd.OutOrStdout())
+				if err != nil || !c.json() {
+					return err
+				}
+				return writeJSON(cmd.OutOrStdout(), map[string]any{"id": t.id, "path": t.remote, "local": t.local, "in": in})
 			})
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy a directory with everything in it")
+	c.completePath(cmd)
 	c.register(cmd)
 	return cmd
 }

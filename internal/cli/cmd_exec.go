@@ -140,7 +140,7 @@ func newAttachCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&run.stdin, "stdin", "i", false, "pass standard input to the process as it comes")
 	cmd.Flags().BoolVarP(&run.tty, "tty", "t", false, "the process has a terminal: pass keys on as they are, and the size")
-	c.completeSandboxes(cmd)
+	c.completeProcess(cmd)
 	c.register(cmd)
 	return cmd
 }
@@ -162,11 +162,14 @@ func newSignalCmd() *cobra.Command {
 				name = args[2]
 			}
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				return cl.SignalProcess(ctx, id, pid, name)
+				if err := cl.SignalProcess(ctx, id, pid, name); err != nil || !c.json() {
+					return err
+				}
+				return writeJSON(cmd.OutOrStdout(), map[string]any{"id": id, "pid": pid, "signal": name})
 			})
 		},
 	}
-	c.completeSandboxes(cmd)
+	c.completeProcess(cmd)
 	c.register(cmd)
 	return cmd
 }

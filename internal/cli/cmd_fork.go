@@ -27,7 +27,7 @@ func parseEnv(pairs []string) (map[string]string, error) {
 func newForkCmd() *cobra.Command {
 	var c common
 	req := client.ForkRequest{N: 1}
-	var env, labels []string
+	var env, envFiles, labels []string
 	var network networkFlags
 	var limits limitFlags
 	var old oldFork
@@ -50,7 +50,7 @@ func newForkCmd() *cobra.Command {
 		}),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var err error
-			if req.Env, err = parseEnv(env); err != nil {
+			if req.Env, err = readEnv(envFiles, env); err != nil {
 				return err
 			}
 			if req.Labels, err = parseLabels(labels); err != nil {
@@ -98,6 +98,7 @@ func newForkCmd() *cobra.Command {
 	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
 		"suspend a sandbox after so many seconds without a request, until the next one; 0: never")
 	f.StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for the sandboxes' environment (repeatable)")
+	f.StringArrayVar(&envFiles, "env-file", nil, "file with a NAME=VALUE on each line (repeatable)")
 	labelFlag(f, &labels)
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
@@ -109,6 +110,10 @@ func newForkCmd() *cobra.Command {
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	old.register(f)
 	c.completeTags(cmd)
+	c.completeFlag(cmd, "from-sandbox", sandboxNames)
+	c.completeFlag(cmd, "tag", tags)
+	completeWords(cmd, "mode", "live", "diff", "full")
+	network.complete(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -40,7 +40,7 @@ func newInspectCmd() *cobra.Command {
 			})
 		},
 	}
-	c.completeBoth(cmd)
+	c.complete(cmd, either(sandboxNames, tags))
 	c.register(cmd)
 	return cmd
 }

@@ -60,6 +60,7 @@ func newKillCmd() *cobra.Command {
 	selectorFlag(cmd.Flags(), &labels)
 	noEffect(cmd.Flags(), "force", "f", "of docker; no effect: running sandboxes end too")
 	c.completeSandboxes(cmd)
+	c.completeFlag(cmd, "tag", tags)
 	c.register(cmd)
 	return cmd
 }

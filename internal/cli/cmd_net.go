@@ -31,6 +31,10 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
 }
 
+func (n *networkFlags) complete(cmd *cobra.Command) {
+	completeWords(cmd, "net", "none", "public", "allow", "open")
+}
+
 // registerSecrets is for commands that make or change a sandbox: a snapshot has no secrets.
 func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.secrets, "secret", nil, "HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside of the\n"+
@@ -142,6 +146,7 @@ func newNetSetCmd() *cobra.Command {
 	n.register(cmd.Flags())
 	n.registerSecrets(cmd.Flags())
 	c.completeSandboxes(cmd)
+	n.complete(cmd)
 	c.register(cmd)
 	return cmd
 }

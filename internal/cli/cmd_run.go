@@ -83,7 +83,8 @@ func newRunCmd() *cobra.Command {
 	network.register(f)
 	limits.register(f)
 	network.registerSecrets(f)
-	c.completeTags(cmd)
+	c.complete(cmd, either(tags, recipeNames))
+	network.complete(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -38,6 +38,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 	for _, name := range []string{"from", "tag", "exec"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
+	c.completeFlag(cmd, "from", tags)
 	c.register(cmd)
 	return cmd
 }
@@ -85,6 +86,7 @@ func newSnapshotCompactCmd() *cobra.Command {
 	for _, name := range []string{"from", "to"} {
 		_ = cmd.MarkFlagRequired(name) // it fails only for a flag that does not exist
 	}
+	c.completeFlag(cmd, "from", tags)
 	c.register(cmd)
 	return cmd
 }

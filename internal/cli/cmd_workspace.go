@@ -73,6 +73,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	network.register(f)
 	limits.register(f)
 	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
+	c.completeFlag(cmd, "snapshot", tags)
 	c.register(cmd)
 	return cmd
 }

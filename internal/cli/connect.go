@@ -51,11 +51,12 @@ func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
 		"daemon to talk to, unix:///path, http://host:port or https://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
 	cmd.Flags().StringVar(&c.ca, "ca", "", "file in PEM with the authority of the certificate of a daemon at https://…; default $"+caEnv+", or the host's")
-	formats := "text or json"
+	formats, words := "text or json", []string{"text", "json"}
 	if c.hasWide {
-		formats = "text, wide or json"
+		formats, words = "text, wide or json", append(words, "wide")
 	}
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", formats)
+	completeWords(cmd, "output", words...)
 }
 
 func (c *common) json() bool { return c.output == "json" }

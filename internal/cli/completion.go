@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/recipes"
+)
+
+// namesOf asks a daemon for what a word of a command line may be.
+type namesOf func(context.Context, *client.Client) ([]string, error)
+
+func (c *common) completeSandboxes(cmd *cobra.Command) { c.complete(cmd, sandboxNames) }
+
+func (c *common) completeTags(cmd *cobra.Command) { c.complete(cmd, tags) }
+
+func sandboxNames(ctx context.Context, cl *client.Client) (names []string, err error) {
+	list, err := cl.Sandboxes(ctx)
+	for _, s := range list {
+		names = append(names, s.ID)
+		if s.Workspace != "" {
+			names = append(names, s.Workspace)
+		}
+	}
+	return names, err
+}
+
+func workspaceNames(ctx context.Context, cl *client.Client) (names []string, err error) {
+	list, err := cl.Workspaces(ctx)
+	for _, w := range list {
+		names = append(names, w.Name)
+	}
+	return names, err
+}
+
+func tags(ctx context.Context, cl *client.Client) (tags []string, err error) {
+	list, err := cl.Snapshots(ctx)
+	for _, s := range listed(list, false) {
+		tags = append(tags, s.Tag)
+	}
+	return tags, err
+}
+
+func recipeNames(context.Context, *client.Client) (names []string, err error) {
+	entries, err := fs.ReadDir(recipes.FS, ".")
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
+}
+
+// complete has the shell complete the first argument of cmd, or all of them if it takes several.
+func (c *common) complete(cmd *cobra.Command, names namesOf) {
+	several := strings.Contains(cmd.Use, "ID…") || strings.Contains(cmd.Use, "TAG…")
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 && !several {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return c.candidates(cmd, names, args, begin)
+	}
+}
+
+// completeFlag has it complete the value of a flag.
+func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+		return c.candidates(cmd, names, nil, begin)
+	}) // it fails only for a flag that does not exist
+}
+
+// completeWords has it complete the value of a flag that is one of a few words.
+func completeWords(cmd *cobra.Command, flag string, words ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
+}
+
+// completePath has it complete the sandbox of an argument ID:PATH. Others are files, which the shell
+// knows.
+func (c *common) completePath(cmd *cobra.Command) {
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+		found, directive := c.candidates(cmd, sandboxNames, nil, begin)
+		for i := range found {
+			found[i] += ":"
+		}
+		if directive == cobra.ShellCompDirectiveError || len(found) == 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return found, cobra.ShellCompDirectiveNoSpace
+	}
+}
+
+// completeProcess has it complete a sandbox, and then a process in that.
+func (c *common) completeProcess(cmd *cobra.Command) {
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+		switch len(args) {
+		case 0:
+			return c.candidates(cmd, sandboxNames, nil, begin)
+		case 1:
+			return c.candidates(cmd, processesOf(args[0]), nil, begin)
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func processesOf(ref string) namesOf {
+	return func(ctx context.Context, cl *client.Client) (pids []string, err error) {
+		id, err := sandboxID(ctx, cl, ref)
+		if err != nil {
+			return nil, err
+		}
+		list, err := cl.Processes(ctx, id)
+		for _, p := range list {
+			pids = append(pids, fmt.Sprint(p.PID))
+		}
+		return pids, err
+	}
+}
+
+// either is for what may be one or the other.
+func either(a, b namesOf) namesOf {
+	return func(ctx context.Context, cl *client.Client) ([]string, error) {
+		names, err := a(ctx, cl)
+		if err != nil {
+			return nil, err
+		}
+		more, err := b(ctx, cl)
+		return append(names, more...), err
+	}
+}
+
+// candidates are the names that begin like this and are not among the arguments yet. No daemon is
+// started for them.
+func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	defer cl.Close()
+	found, err := names(cmd.Context(), cl)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return slices.DeleteFunc(found, func(n string) bool { return !strings.HasPrefix(n, begin) || slices.Contains(args, n) }),
+		cobra.ShellCompDirectiveNoFileComp
+}
