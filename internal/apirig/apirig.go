@@ -8,6 +8,8 @@ package apirig
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -48,6 +50,7 @@ type Rig struct {
 	AuditLog string
 	VMs      *vmfake.VMMs
 	Parent   client.BakeRequest // makes a snapshot
+	Tokens   map[string]string  // those of Options, by name
 }
 
 // Options change what is served.
@@ -57,8 +60,9 @@ type Options struct {
 	Limits v1.Limits
 	Admit  sandbox.Admission
 
-	GuestPort int    // of guests' addresses; 0: they have none
-	Domain    string // of the host names of ports; Domain if empty
+	GuestPort int          // of guests' addresses; 0: they have none
+	Domain    string       // of the host names of ports; Domain if empty
+	Tokens    []auth.Token // that the API takes besides Token
 
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
@@ -95,7 +99,14 @@ func Start(t testing.TB, o Options) *Rig {
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize, PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})
 	tokens := filepath.Join(dir, "tokens")
-	if err = os.WriteFile(tokens, []byte(Token), 0o600); err != nil {
+	r.Tokens = make(map[string]string)
+	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
+	for _, token := range o.Tokens {
+		if file, r.Tokens[token.Name], err = auth.Add(file, token, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err = os.WriteFile(tokens, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	guard := &auth.Guard{}
@@ -137,11 +148,11 @@ func Start(t testing.TB, o Options) *Rig {
 	if r.Client, err = client.New(r.URL, Token); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+	part := filepath.Join(dir, "part")
+	if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: file, Initrd: file, Rootfs: file}
+	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -81,7 +82,7 @@ func newTokenNewCmd() *cobra.Command {
 	var f tokenFlags
 	var e2b bool
 	t := auth.Token{}
-	scope := auth.Run.String()
+	scope, prefix := auth.Run.String(), ""
 	cmd := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Make a token and print it; the file gets only its hash",
@@ -91,6 +92,11 @@ func newTokenNewCmd() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if t.Scope, err = auth.ParseScope(scope); err != nil {
 				return usageError{fmt.Errorf("--scope: %w", err)}
+			}
+			if prefix != "" {
+				if err := t.LimitTo(prefix); err != nil {
+					return usageError{fmt.Errorf("--%w", err)}
+				}
 			}
 			if t.Name = args[0]; t.MaxSandboxes < 0 {
 				return usageError{fmt.Errorf("--max-sandboxes %d: want 0 or more", t.MaxSandboxes)}
@@ -113,6 +119,8 @@ func newTokenNewCmd() *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&scope, "scope", scope, "what it lets do: read, run or admin")
+	cmd.Flags().StringVar(&prefix, "label-prefix", "", "limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
+		"and to snapshots of its own and parents; see docs/security.md")
 	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that it may have at once; 0: no limit")
 	cmd.Flags().BoolVar(&e2b, "e2b", false, "make it an API key of the form that E2B's clients want")
 	return cmd
@@ -155,20 +163,21 @@ func printTokens(cmd *cobra.Command, list []auth.Token, output string) error {
 			Name         string `json:"name"`
 			Scope        string `json:"scope"`
 			MaxSandboxes int    `json:"max_sandboxes,omitempty"`
+			LabelPrefix  string `json:"label_prefix,omitempty"`
 		}
 		rows := []row{}
 		for _, t := range list {
-			rows = append(rows, row{t.Name, t.Scope.String(), t.MaxSandboxes})
+			rows = append(rows, row{t.Name, t.Scope.String(), t.MaxSandboxes, string(t.Prefix)})
 		}
 		return writeJSON(cmd.OutOrStdout(), rows)
 	}
-	return table(cmd, "NAME\tSCOPE\tMAX SANDBOXES", func(row func(...any)) {
+	return table(cmd, "NAME\tSCOPE\tMAX SANDBOXES\tLABEL PREFIX", func(row func(...any)) {
 		for _, t := range list {
 			limit := "-"
 			if t.MaxSandboxes > 0 {
 				limit = fmt.Sprint(t.MaxSandboxes)
 			}
-			row(t.Name, t.Scope, limit)
+			row(t.Name, t.Scope, limit, cmp.Or(string(t.Prefix), "-"))
 		}
 	})
 }

@@ -90,7 +90,8 @@ func TestIdentifyByTheOwnHeader(t *testing.T) {
 func TestWeakTokensAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	for _, bad := range []string{"", "# nothing", "#forkd-tokens-of-ci", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", "change-me-0123456789",
-		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good)} {
+		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good),
+		"ci run " + hashOf(t, good) + " label-prefix=a", "ci run " + hashOf(t, good) + " label-prefix=a.b/", "ci admin " + hashOf(t, good) + " label-prefix=a/"} {
 		write(t, path, bad)
 		if _, err := OpenTokens(path, nil); err == nil {
 			t.Errorf("%q: accepted", bad)
@@ -125,7 +126,7 @@ func hashOf(t *testing.T, token string) string {
 
 func TestNamedTokens(t *testing.T) {
 	file := []byte("# who\n\n")
-	file, ci, err := Add(file, Token{Name: "ci", Scope: Run, MaxSandboxes: 3}, false)
+	file, ci, err := Add(file, Token{Name: "ci", Scope: Run, MaxSandboxes: 3, Prefix: "ci/"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestNamedTokens(t *testing.T) {
 	}
 	tokens, path := open(t, string(file))
 	for token, want := range map[string]Principal{
-		ci:  {Who: "token:ci", Scope: Run, MaxSandboxes: 3},
+		ci:  {Who: "token:ci", Scope: Run, MaxSandboxes: 3, Prefix: "ci/"},
 		e2b: {Who: "token:e2b", Scope: Admin},
 	} {
 		if p, ok := tokens.Resolve(token); !ok || p != want {

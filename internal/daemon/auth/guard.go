@@ -14,6 +14,7 @@ type Principal struct {
 	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" where nothing is demanded
 	Scope        Scope
 	MaxSandboxes int // that it may have at once; 0: no limit
+	Prefix       sandbox.Prefix
 }
 
 // ScopeError refuses a request whose maker is known and may not make it.
@@ -111,7 +112,7 @@ type principalKey struct{}
 
 // With returns a context of requests that p makes. Sandboxes that are forked in it are p's.
 func With(ctx context.Context, p Principal) context.Context {
-	ctx = sandbox.OwnedBy(ctx, p.Who, p.MaxSandboxes)
+	ctx = sandbox.OwnedBy(ctx, p.Who, p.MaxSandboxes, p.Prefix)
 	return context.WithValue(ctx, principalKey{}, p)
 }
 

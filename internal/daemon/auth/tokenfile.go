@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // Token is one line of a token file: who has it and what they may do, but not the token itself.
@@ -17,6 +19,7 @@ type Token struct {
 	Name         string
 	Scope        Scope
 	MaxSandboxes int // 0: no limit
+	Prefix       sandbox.Prefix
 	digest       [sha256.Size]byte
 }
 
@@ -37,10 +40,10 @@ const commentMark = "#"
 const soleName = "default"
 
 // ParseTokens reads a token file. Each line has a name, a scope, "sha256:" with the SHA-256 of the
-// token in hexadecimal digits, and perhaps max-sandboxes=N:
+// token in hexadecimal digits, and perhaps max-sandboxes=N and label-prefix=PREFIX:
 //
 //	# may fork and exec
-//	ci run sha256:9f86d0818… max-sandboxes=20
+//	ci run sha256:9f86d0818… max-sandboxes=20 label-prefix=ci/
 //
 // A file that is a single word is that token itself, with the scope admin. One with nothing but
 // comments has no token.
@@ -100,15 +103,36 @@ func parseLine(words []string) (t Token, err error) {
 	}
 	copy(t.digest[:], sum)
 	for _, option := range words[3:] {
-		value, ok := strings.CutPrefix(option, "max-sandboxes=")
-		if !ok {
-			return t, fmt.Errorf("token %s: unknown option %q: want max-sandboxes=N", t.Name, option)
-		}
-		if t.MaxSandboxes, err = strconv.Atoi(value); err != nil || t.MaxSandboxes < 1 {
-			return t, fmt.Errorf("token %s: %s: want a number from 1", t.Name, option)
+		switch name, value, _ := strings.Cut(option, "="); name {
+		case "max-sandboxes":
+			if t.MaxSandboxes, err = strconv.Atoi(value); err != nil || t.MaxSandboxes < 1 {
+				return t, fmt.Errorf("token %s: %s: want a number from 1", t.Name, option)
+			}
+		case "label-prefix":
+			if err := t.LimitTo(value); err != nil {
+				return t, fmt.Errorf("token %s: %w", t.Name, err)
+			}
+		default:
+			return t, fmt.Errorf("token %s: unknown option %q: want max-sandboxes=N or label-prefix=PREFIX", t.Name, option)
 		}
 	}
-	return t, nil
+	return t, t.check()
+}
+
+// LimitTo gives a token a prefix of labels; see sandbox.Prefix.
+func (t *Token) LimitTo(prefix string) (err error) {
+	if t.Prefix, err = sandbox.ParsePrefix(prefix); err != nil {
+		return fmt.Errorf("label-prefix %w", err)
+	}
+	return nil
+}
+
+// check refuses what would be no limit: admin reaches beyond sandboxes.
+func (t *Token) check() error {
+	if t.Prefix != "" && t.Scope == Admin {
+		return fmt.Errorf("token %s: label-prefix limits nobody who has the scope %s: give it the scope %s or %s", t.Name, Admin, Run, Read)
+	}
+	return nil
 }
 
 // line is the reverse of parseLine.
@@ -116,6 +140,9 @@ func (t *Token) line() string {
 	line := fmt.Sprintf("%s %s %s%x", t.Name, t.Scope, hashPrefix, t.digest)
 	if t.MaxSandboxes > 0 {
 		line += fmt.Sprintf(" max-sandboxes=%d", t.MaxSandboxes)
+	}
+	if t.Prefix != "" {
+		line += " label-prefix=" + string(t.Prefix)
 	}
 	return line
 }
@@ -155,6 +182,9 @@ func isPlaceholder(token string) bool {
 // of E2B it has the form that E2B's clients demand.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
+		return nil, "", err
+	}
+	if err := t.check(); err != nil {
 		return nil, "", err
 	}
 	if list, err := parseNamed(file); err != nil {

@@ -42,7 +42,7 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
 		if subtle.ConstantTimeCompare(sum[:], k.digest[:]) == 1 {
-			p, ok = Principal{Who: "token:" + k.Name, Scope: k.Scope, MaxSandboxes: k.MaxSandboxes}, true
+			p, ok = Principal{Who: "token:" + k.Name, Scope: k.Scope, MaxSandboxes: k.MaxSandboxes, Prefix: k.Prefix}, true
 		}
 	}
 	return p, ok

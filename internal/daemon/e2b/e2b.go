@@ -155,8 +155,13 @@ func (a *api) routes() {
 	} {
 		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
-			e.Route, e.Sandbox = route.pattern, r.PathValue("id")
+			if e.Route = route.pattern; strings.Contains(route.pattern, "sandboxes/{id}") {
+				e.Sandbox = r.PathValue("id")
+			}
 			err := auth.From(r.Context()).Need(route.scope)
+			if err == nil && e.Sandbox != "" {
+				err = a.Manager.Reach(r.Context(), e.Sandbox)
+			}
 			if err == nil {
 				err = route.handler(w, r)
 			}

@@ -93,7 +93,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !f.lets(i) })
+	all := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !f.lets(i) })
 	if order := q.Get("order"); order == "" || order == "desc" {
 		slices.Reverse(all)
 	} else if order != "asc" {
@@ -122,7 +122,7 @@ func (a *api) listV1(w http.ResponseWriter, r *http.Request) error {
 	if f.states == nil {
 		f.states = []string{running}
 	}
-	all := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !f.lets(i) })
+	all := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !f.lets(i) })
 	slices.Reverse(all)
 	return a.writeSandboxes(w, all)
 }

@@ -62,7 +62,7 @@ func (a *api) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	out := map[string]metric{}
 	for _, id := range ids {
-		if i, err := a.get(id); err == nil && stateOf(i) == running {
+		if i, err := a.get(id); err == nil && stateOf(i) == running && a.Manager.Reach(ctx, id) == nil {
 			if m, err := a.measure(ctx, i); err == nil {
 				out[id] = m
 			}

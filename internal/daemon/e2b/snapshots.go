@@ -123,7 +123,7 @@ func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	all := slices.DeleteFunc(a.Manager.Snapshots().List(), func(i store.Info) bool {
+	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool {
 		of := q.Get("sandboxID")
 		return i.Branch == nil || i.Transient || i.Writing || i.Damage != "" || name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
 	})
@@ -178,7 +178,7 @@ const noBuild = "00000000-0000-0000-0000-000000000000"
 // listTemplates answers with all snapshots but the states of paused sandboxes.
 func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	out := []templateInfo{}
-	for _, i := range a.Manager.Snapshots().List() {
+	for _, i := range a.Manager.SnapshotsFor(r.Context()) {
 		if !i.Transient {
 			out = append(out, templateOf(i))
 		}
@@ -187,10 +187,13 @@ func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
 }
 
 // snapshotOf returns the snapshot that is meant by a template's id or name.
-func (a *api) snapshotOf(name string) (store.Info, error) {
+func (a *api) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	tag, err := tagOf(name)
 	if err != nil {
 		return store.Info{}, &failure{http.StatusNotFound, fmt.Sprintf("template %q: not found", name)}
+	}
+	if err := a.Manager.MayUse(r.Context(), tag); err != nil {
+		return store.Info{}, err
 	}
 	d, err := a.Manager.Snapshots().Detail(tag)
 	if err == nil && d.Transient {
@@ -200,7 +203,7 @@ func (a *api) snapshotOf(name string) (store.Info, error) {
 }
 
 func (a *api) template(w http.ResponseWriter, r *http.Request) error {
-	i, err := a.snapshotOf(r.PathValue("id"))
+	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -217,7 +220,7 @@ func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
 	} else if what != "tags" {
 		return unserved(r)
 	}
-	i, err := a.snapshotOf(name)
+	i, err := a.snapshotOf(r, name)
 	if err != nil {
 		return err
 	}
@@ -230,7 +233,7 @@ func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
 // deleteTemplate removes a snapshot. Those that were made of its sandboxes have links to what they
 // need of it.
 func (a *api) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
-	i, err := a.snapshotOf(r.PathValue("id"))
+	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {
 		return err
 	}

@@ -56,11 +56,12 @@ func codeOf(err error) code {
 		tooLarge  *http.MaxBytesError
 		answer    *inbound.AnswerError
 		scope     *auth.ScopeError
+		prefix    *sandbox.PrefixError
 	)
 	switch {
 	case errors.As(err, &request):
 		return codeOfStatus(request.status)
-	case errors.As(err, &scope):
+	case errors.As(err, &scope), errors.As(err, &prefix):
 		return codeScope
 	case errors.As(err, &badField):
 		return codeInvalidField

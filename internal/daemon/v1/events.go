@@ -11,6 +11,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // maxID bounds the id that a client goes on from, in bytes; see event.Ring.ID.
@@ -27,10 +28,11 @@ const sseRetry = 1000
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
 	labels    selector
+	prefix    sandbox.Prefix // of who follows
 }
 
 func (f *eventFilter) wants(e *event.Event) bool {
-	return (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) && f.labels.match(e.Labels)
+	return f.prefix.HasEvent(e) && (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) && f.labels.match(e.Labels)
 }
 
 // events streams what happens to sandboxes and snapshots, until the client leaves, is too slow to
@@ -40,7 +42,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}
+	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels, prefix: sandbox.PrefixOf(r.Context())}
 	after := r.Header.Get(lastEventID)
 	if q := r.URL.Query().Get("after"); q != "" {
 		after = q

@@ -128,7 +128,11 @@ func (a *api) byPath(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if err := auth.From(r.Context()).Need(portScope); err != nil {
+		err := auth.From(r.Context()).Need(portScope)
+		if err == nil {
+			err = a.Manager.Reach(r.Context(), route.ID)
+		}
+		if err != nil {
 			a.failInbound(w, r, route, err)
 			return
 		}
@@ -162,7 +166,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 				err = &requestError{http.StatusForbidden, err.Error()}
 			}
 		default:
-			err = a.mayReach(r)
+			err = a.mayReach(r, route)
 		}
 		if err != nil {
 			LetGo(w)
@@ -173,8 +177,8 @@ func (a *api) byHost(next http.Handler) http.Handler {
 	})
 }
 
-// mayReach reports whether who makes a request by a host name may reach ports.
-func (a *api) mayReach(r *http.Request) error {
+// mayReach reports whether who makes a request by a host name may reach the port.
+func (a *api) mayReach(r *http.Request, route inbound.Route) error {
 	who, err := a.Guard.Identify(r)
 	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
 		return err
@@ -183,7 +187,10 @@ func (a *api) mayReach(r *http.Request) error {
 		return &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
 	}
 	audit.From(r.Context()).Who = who.Who
-	return who.Need(portScope)
+	if err := who.Need(portScope); err != nil {
+		return err
+	}
+	return a.Manager.Reach(auth.With(r.Context(), who), route.ID)
 }
 
 // tcpPort carries bytes to a port of a guest.

@@ -78,7 +78,7 @@ var problems = map[code]problem{
 	codeWarmup:          {http.StatusBadRequest, "The warm-up failed", "correct the command or code that the detail quotes", 0},
 	codeUnauthenticated: {http.StatusUnauthorized, "The token is missing or wrong", "send the daemon's token as 'Authorization: Bearer TOKEN'", 0},
 	codeForbidden:       {http.StatusForbidden, "The request is not allowed", "make it from a program, by a name of the host that the daemon knows, and with a token that may", 0},
-	codeScope:           {http.StatusForbidden, "The token may not do this", "use a token with the scope that the detail names: forkd token new", 0},
+	codeScope:           {http.StatusForbidden, "The token may not do this", "use a token that may, as the detail says: forkd token new", 0},
 	codeNoRoute:         {http.StatusNotFound, "There is no such route", "compare the path with GET /openapi.yaml", 0},
 	codeNoSandbox:       {http.StatusNotFound, "There is no such sandbox", "list sandboxes with GET /v1/sandboxes (forkd ls)", 0},
 	codeNoSnapshot:      {http.StatusNotFound, "There is no such snapshot", "list snapshots with GET /v1/snapshots (forkd images)", 0},

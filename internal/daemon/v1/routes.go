@@ -126,7 +126,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("GET /openapi.yaml", documentYAML)
 	handle("GET /openapi.json", documentJSON)
 	handle("GET /docs", documentPage)
-	handle("GET /metrics", func(w http.ResponseWriter, r *http.Request) error { cfg.Metrics.ServeHTTP(w, r); return nil })
+	handle("GET /metrics", a.metrics)
 	handle("GET /v1/snapshots", a.listing(a.listSnapshots))
 	handle("POST /v1/snapshots", a.once(through(work, a.createSnapshot)))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
@@ -308,6 +308,15 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Retry-After", "1")
 	}
 	return writeJSON(w, status, ready)
+}
+
+// metrics are of all sandboxes of the host.
+func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
+	if err := sandbox.Within(r.Context(), false, "metrics of all sandboxes"); err != nil {
+		return err
+	}
+	a.Metrics.ServeHTTP(w, r)
+	return nil
 }
 
 func (a *api) version(w http.ResponseWriter, _ *http.Request) error {

@@ -123,7 +123,7 @@ func (a *api) listSandboxes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	infos := slices.DeleteFunc(a.Manager.List(), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
+	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
 	list := make([]listed[apiv1.Sandbox], len(infos))
 	for n, i := range infos {
 		list[n] = listed[apiv1.Sandbox]{a.sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}

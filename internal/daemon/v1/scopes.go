@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/workspace"
 )
 
 // portRoute is how the document names the ports of guests that are reached by path, and portScope
@@ -96,7 +98,8 @@ func (a *api) isOpen(path string) bool {
 	return ok && want == open
 }
 
-// scoped lets a handler be called by those who have the scope of its route.
+// scoped lets a handler be called by those who have the scope of its route, and may know of what its
+// path names.
 func (a *api) scoped(pattern string, h handler) handler {
 	want, ok := a.scopes[pattern]
 	if !ok {
@@ -106,6 +109,28 @@ func (a *api) scoped(pattern string, h handler) handler {
 		if err := auth.From(r.Context()).Need(want); err != nil {
 			return err
 		}
+		if err := a.within(r); err != nil {
+			return err
+		}
 		return h(w, r)
 	}
+}
+
+// within returns an error as if it were not there for what the path of a request names and its maker
+// may not know of.
+func (a *api) within(r *http.Request) error {
+	if id := r.PathValue("id"); id != "" {
+		return a.Manager.Reach(r.Context(), id)
+	}
+	p := sandbox.PrefixOf(r.Context())
+	if p == "" {
+		return nil
+	}
+	if tag := r.PathValue("tag"); tag != "" {
+		return a.Manager.MayUse(r.Context(), tag)
+	}
+	if name := r.PathValue("name"); name != "" && !p.HasTag(name) {
+		return &workspace.Error{Name: name}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package v1
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -57,7 +59,7 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 }
 
 func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
-	infos := a.Manager.Snapshots().List()
+	infos := a.Manager.SnapshotsFor(r.Context())
 	list := make([]listed[apiv1.Snapshot], len(infos))
 	for n, i := range infos {
 		s := snapshotOf(i)
@@ -159,6 +161,10 @@ func (a *api) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
 	d, err := a.Manager.Snapshots().Detail(r.PathValue("tag"))
 	if err != nil {
 		return err
+	}
+	if p := sandbox.PrefixOf(r.Context()); !p.HasTag(d.Tag) {
+		d.Leases = 0 // sandboxes and branches of others
+		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return a.Manager.MayUse(r.Context(), tag) != nil })
 	}
 	return writeJSON(w, http.StatusOK, apiv1.SnapshotDetail{
 		Snapshot: snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,

@@ -3,6 +3,7 @@ package v1
 import (
 	"context"
 	"net/http"
+	"slices"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -26,6 +27,9 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
+	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(req.Name), "name: %.70q", req.Name); err != nil {
+		return err
+	}
 	idle, err := seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
 	if err != nil {
 		return err
@@ -47,7 +51,8 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) listWorkspaces(w http.ResponseWriter, r *http.Request) error {
-	infos := a.Workspaces.List()
+	p := sandbox.PrefixOf(r.Context())
+	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !p.HasTag(i.Name) })
 	list := make([]listed[apiv1.Workspace], len(infos))
 	for n, i := range infos {
 		list[n] = listed[apiv1.Workspace]{workspaceOf(i), i.Name}

@@ -72,12 +72,11 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if _, err := m.Get(id); err != nil {
 		return BranchResult{}, err
 	}
-	if req.Tag == "" {
-		req.Tag = branchTag(id, start)
-	}
-	if err := checkTag(req.Tag); err != nil {
+	tag, err := branchTag(ctx, req.Tag, id, start)
+	if err != nil {
 		return BranchResult{}, err
 	}
+	req.Tag = tag
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
 	}
@@ -122,16 +121,20 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return result, nil
 }
 
-// branchTag is the tag of a branch whose maker names none.
-func branchTag(id string, at time.Time) string {
-	return fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
-}
-
-func checkTag(tag string) error {
-	if err := snapshot.CheckTag(tag); err != nil {
-		return &invalid.Error{Field: "tag", Reason: err.Error()}
+// branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
+func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
+	p := PrefixOf(ctx)
+	switch {
+	case tag != "":
+	case p != "":
+		tag = p.tags() + snapshot.NewID()[:16]
+	default:
+		tag = fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
 	}
-	return nil
+	if err := snapshot.CheckTag(tag); err != nil {
+		return "", &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	return tag, Within(ctx, p.HasTag(tag), "tag: %q", tag)
 }
 
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.

@@ -96,6 +96,14 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := req.check(); err != nil {
 		return ForkResult{}, err
 	}
+	labels, err := ownerOf(ctx).label(req.Labels)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	req.Labels = labels
+	if err := m.MayUse(ctx, req.Tag); err != nil {
+		return ForkResult{}, err
+	}
 	// Held until every child has a lease of its own, so that the snapshot cannot go while they
 	// start.
 	lease, err := m.acquireToFork(ctx, req.Tag)

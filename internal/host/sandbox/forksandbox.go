@@ -9,6 +9,12 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
 		return ForkResult{}, BranchResult{}, err
 	}
+	if _, err := ownerOf(ctx).label(req.Labels); err != nil { // likewise
+		return ForkResult{}, BranchResult{}, err
+	}
+	if err := m.Reach(ctx, source); err != nil {
+		return ForkResult{}, BranchResult{}, err
+	}
 	s, err := m.Get(source)
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err

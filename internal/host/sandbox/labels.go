@@ -55,7 +55,11 @@ func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string
 	if labels == nil {
 		labels = make(map[string]string)
 	}
+	p := PrefixOf(ctx)
 	for name, value := range change {
+		if err := Within(ctx, strings.HasPrefix(name, string(p)), "labels: %.70q", name); err != nil {
+			return Info{}, err
+		}
 		if value == nil {
 			delete(labels, name)
 		} else {
@@ -63,6 +67,9 @@ func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string
 		}
 	}
 	if err := checkLabels(labels); err != nil {
+		return Info{}, err
+	}
+	if err := Within(ctx, p.HasLabels(labels), "labels: without one of these the sandbox would be out of reach"); err != nil {
 		return Info{}, err
 	}
 	if err := s.updateAll(func(r *record) { r.Labels = labels }); err != nil {

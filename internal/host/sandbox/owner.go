@@ -9,16 +9,17 @@ import (
 // owner is in whose name children are forked. It comes with the context, so that no way to a fork
 // can forget it.
 type owner struct {
-	name string
-	most int // sandboxes at once; 0: no limit
+	name   string
+	most   int // sandboxes at once; 0: no limit
+	prefix Prefix
 }
 
 type ownerKey struct{}
 
 // OwnedBy returns a context in which children are forked for somebody, who may have at most so many
-// sandboxes at once, with all that can be resumed; 0: no limit.
-func OwnedBy(ctx context.Context, name string, most int) context.Context {
-	return context.WithValue(ctx, ownerKey{}, owner{name, most})
+// sandboxes at once, with all that can be resumed; 0: no limit. They know of what is within prefix.
+func OwnedBy(ctx context.Context, name string, most int, prefix Prefix) context.Context {
+	return context.WithValue(ctx, ownerKey{}, owner{name, most, prefix})
 }
 
 func ownerOf(ctx context.Context) owner {

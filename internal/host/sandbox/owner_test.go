@@ -15,7 +15,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
 		t.Fatal(err)
 	}
-	ci, other := OwnedBy(t.Context(), "token:ci", 3), OwnedBy(t.Context(), "token:other", 0)
+	ci, other := OwnedBy(t.Context(), "token:ci", 3, ""), OwnedBy(t.Context(), "token:other", 0, "")
 	fork := func(ctx context.Context, n int) (ForkResult, error) { return w.Fork(ctx, ForkRequest{Tag: "p", N: n}) }
 	if _, err := fork(other, 4); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
-	ci := OwnedBy(t.Context(), "token:ci", 1)
+	ci := OwnedBy(t.Context(), "token:ci", 1, "")
 	fork := func() (string, error) {
 		r, err := w.Fork(ci, ForkRequest{Tag: "p", N: 1})
 		if err != nil {

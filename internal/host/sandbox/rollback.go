@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"path/filepath"
@@ -46,11 +47,11 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	defer undo.Run()
 	lease, err := m.cfg.Store.Acquire(to)
 	if err != nil {
-		return r, err
+		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
 	undo.Add(lease.Release)
 	if err := m.inLine(rec, lease); err != nil {
-		return r, err
+		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
 	name := rec.nextTop()
 	top, err := m.newTopOver(s.data, lease, name)

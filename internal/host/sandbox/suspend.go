@@ -34,10 +34,8 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 // bring it back from, copied, for that goes with the sandbox. An empty tag is replaced. The error of a
 // sandbox in another state is a *StateError.
 func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.Info, error) {
-	if tag == "" {
-		tag = branchTag(id, time.Now())
-	}
-	if err := checkTag(tag); err != nil {
+	tag, err := branchTag(ctx, tag, id, time.Now())
+	if err != nil {
 		return store.Info{}, err
 	}
 	s, unlock, err := m.lockSandbox(ctx, id)

@@ -1,0 +1,245 @@
+package v1_test
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// tenants are two tokens that are limited to their labels, and what the second has.
+type tenants struct {
+	*apirig.Rig
+	a, b      *client.Client
+	sandbox   string   // of b
+	tags      []string // branches of b's sandbox
+	workspace string
+	within    string // the sandbox of the workspace
+}
+
+func startTenants(t *testing.T) *tenants {
+	t.Helper()
+	a, b := auth.Token{Name: "a", Scope: auth.Run, Prefix: "team-a/"}, auth.Token{Name: "b", Scope: auth.Run, Prefix: "team-b/"}
+	w := &tenants{Rig: start(t, apirig.Options{Tokens: []auth.Token{a, b}}), tags: []string{"team-b.one", "plain"}, workspace: "team-b.ws"}
+	w.a, w.b = w.as(t, "a"), w.as(t, "b")
+	must(t, second(w.Bake(t.Context(), w.Parent)))
+	f, err := w.b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-b/job": "7"}})
+	must(t, err)
+	w.sandbox = f.Sandboxes[0].ID
+	must(t, second(w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})))
+	must(t, second(w.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[1], Mode: "diff"}))) // by the admin
+	ws, err := w.b.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: w.workspace, SnapshotTag: "a.b"})
+	must(t, err)
+	w.within = ws.LiveSandboxID
+	return w
+}
+
+func (w *tenants) as(t *testing.T, token string) *client.Client {
+	t.Helper()
+	cl, err := client.New(w.URL, w.Tokens[token])
+	must(t, err)
+	return cl
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// ask makes a request with the token of a tenant.
+func (w *tenants) ask(t *testing.T, token, method, path, body string) (status int, answer string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, w.URL+path, strings.NewReader(body))
+	must(t, err)
+	req.Header.Set("Authorization", "Bearer "+w.Tokens[token])
+	resp, err := http.DefaultClient.Do(req)
+	must(t, err)
+	defer resp.Body.Close()
+	p, err := io.ReadAll(resp.Body)
+	must(t, err)
+	return resp.StatusCode, string(p)
+}
+
+// Nobody can tell what a prefix puts out of reach from what is not there: by no route.
+func TestPrefixHides(t *testing.T) {
+	w := startTenants(t)
+	never := strings.NewReplacer("0", "1", "1", "2", "2", "3", "3", "0", "a", "c", "c", "a").Replace(w.sandbox)
+	type twins struct{ there, absent string }
+	names := map[string][]twins{
+		"{id}":   {{w.sandbox, never}, {w.within, never}},
+		"{tag}":  {{w.tags[0], "team-b.two"}, {w.tags[1], "pla1n"}},
+		"{name}": {{w.workspace, "team-b.no"}},
+	}
+	same := func(method, there, absent, bodyThere, bodyAbsent string, t2 twins) {
+		t.Helper()
+		status1, answer1 := w.ask(t, "a", method, there, bodyThere)
+		status2, answer2 := w.ask(t, "a", method, absent, bodyAbsent)
+		if status1 != status2 || strings.ReplaceAll(answer1, t2.there, t2.absent) != answer2 || status1 < 400 {
+			t.Errorf("%s %s %s: %d %s\nbut for what is not there: %d %s", method, there, bodyThere, status1, answer1, status2, answer2)
+		}
+	}
+	tried := 0
+	for _, route := range apitest.Routes(t) {
+		method, path, _ := strings.Cut(route, " ")
+		for part, all := range names {
+			if !strings.Contains(path, part) {
+				continue
+			}
+			tried++
+			for _, pair := range all {
+				at := func(name string) string {
+					return strings.NewReplacer(part, name, "{port}", "80", "{pid}", "1", "{path}", "x").Replace(path)
+				}
+				same(method, at(pair.there), at(pair.absent), "{}", "{}", pair)
+			}
+		}
+	}
+	if tried < 40 {
+		t.Errorf("only %d routes name something", tried)
+	}
+	f, err := w.a.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	must(t, err)
+	own := "/v1/sandboxes/" + f.Sandboxes[0].ID
+	for _, pair := range append(names["{tag}"], twins{w.sandbox, never}) {
+		for path, body := range map[string]string{
+			"/v1/forks":       `{"snapshot_tag": "NAME"}`,
+			"/v1/sandboxes":   `{"source_id": "NAME"}`,
+			"/v1/workspaces":  `{"name": "team-a.w", "snapshot_tag": "NAME"}`,
+			own + "/rollback": `{"to": "NAME"}`,
+			own + "/branch":   `{"tag": "team-a.x", "mode": "diff", "parent_tag": "NAME"}`,
+		} {
+			same("POST", path, path, strings.ReplaceAll(body, "NAME", pair.there), strings.ReplaceAll(body, "NAME", pair.absent), pair)
+		}
+		same("GET", "/templates/"+pair.there, "/templates/"+pair.absent, "", "", pair)
+		same("GET", "/templates/aliases/"+pair.there, "/templates/aliases/"+pair.absent, "", "", pair)
+	}
+	for _, route := range []string{"GET ", "DELETE ", "POST /connect", "POST /resume", "POST /pause", "POST /timeout", "POST /fork", "POST /snapshots", "GET /metrics", "GET /logs"} {
+		method, rest, _ := strings.Cut(route, " ")
+		same(method, "/sandboxes/"+w.sandbox+rest, "/sandboxes/"+never+rest, "{}", "{}", twins{w.sandbox, never})
+	}
+	if status, answer := w.ask(t, "a", "GET", "/metrics", ""); status != http.StatusForbidden {
+		t.Errorf("metrics of all sandboxes: %d %s", status, answer)
+	}
+	for _, path := range []string{"/v1/sandboxes", "/v1/snapshots", "/v1/snapshots/a.b/info", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots", "/templates",
+		"/sandboxes/metrics?sandbox_ids=" + w.sandbox} {
+		status, answer := w.ask(t, "a", "GET", path, "")
+		if status != http.StatusOK || strings.Contains(answer, "team-b") || strings.Contains(answer, w.sandbox) || strings.Contains(answer, w.within) || strings.Contains(answer, "plain") {
+			t.Errorf("%s: %d %s", path, status, answer)
+		}
+	}
+	list, err := w.a.Snapshots(t.Context())
+	if err != nil || len(list) != 1 || list[0].Tag != "a.b" || list[0].Sandboxes != 0 {
+		t.Errorf("snapshots: %+v, %v", list, err)
+	}
+	if s, err := w.b.Sandbox(t.Context(), w.sandbox); err != nil || s.State != "running" {
+		t.Errorf("after all that: %+v, %v", s, err)
+	}
+}
+
+// Who follows events is told of what is within the prefix, and of nothing else.
+func TestPrefixOfEvents(t *testing.T) {
+	w := startTenants(t)
+	f, err := w.a.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	must(t, err)
+	id := f.Sandboxes[0].ID
+	must(t, second(w.a.Branch(t.Context(), id, client.BranchRequest{Tag: "team-a.t", Mode: "diff"})))
+	must(t, w.b.Kill(t.Context(), w.sandbox))
+	must(t, w.a.Kill(t.Context(), id))
+	var kinds []string
+	for _, e := range follow(t, w.a, client.EventsRequest{After: "none"}, "sandbox.deleted") {
+		kinds = append(kinds, e.Type)
+		if e.SandboxID != id && e.SandboxID != "" || strings.Contains(e.SnapshotTag, "team-b") {
+			t.Errorf("event %+v", e)
+		}
+	}
+	kinds = slices.DeleteFunc(kinds, func(k string) bool { return k == "snapshot.persisted" }) // comes when it is done
+	if want := []string{"missed", "sandbox.created", "snapshot.created", "sandbox.deleted"}; !slices.Equal(kinds, want) {
+		t.Errorf("%v, want %v", kinds, want)
+	}
+}
+
+// A token that is limited to a prefix uses what is within it as any other, and makes nothing beyond.
+func TestPrefixHolds(t *testing.T) {
+	w := startTenants(t)
+	ctx := t.Context()
+	f, err := w.a.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1})
+	must(t, err)
+	s := f.Sandboxes[0]
+	if s.Labels["team-a/owner"] != "token:a" || len(s.Labels) != 1 {
+		t.Errorf("labels that were not asked for: %v", s.Labels)
+	}
+	if r, err := w.a.Exec(ctx, s.ID, client.ExecRequest{Args: []string{"true"}}); err != nil || r.ExitCode != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	named, err := w.a.Branch(ctx, s.ID, client.BranchRequest{Tag: "team-a.t", Mode: "diff"})
+	must(t, err)
+	unnamed, err := w.a.Branch(ctx, s.ID, client.BranchRequest{Mode: "diff"})
+	if err != nil || !strings.HasPrefix(unnamed.Tag, "team-a.") {
+		t.Errorf("%+v, %v", unnamed, err)
+	}
+	for _, req := range []client.ForkRequest{{SnapshotTag: named.Tag, N: 1}, {SnapshotTag: unnamed.Tag, N: 1}, {SourceID: s.ID, N: 1},
+		{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-a/x": ""}}} {
+		if f, err := w.a.Fork(ctx, req); err != nil || len(f.Sandboxes[0].Labels) != 1 {
+			t.Errorf("%+v: %+v, %v", req, f, err)
+		}
+	}
+	must(t, second(w.a.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "team-a.w", SnapshotTag: "a.b"})))
+	must(t, second(w.a.SuspendWorkspace(ctx, "team-a.w")))
+	must(t, second(w.a.ResumeWorkspace(ctx, "team-a.w")))
+	if list, err := w.a.Workspaces(ctx); err != nil || len(list) != 1 {
+		t.Errorf("workspaces: %+v, %v", list, err)
+	}
+	if list, err := w.a.Sandboxes(ctx); err != nil || len(list) != 6 {
+		t.Errorf("%d sandboxes, %v", len(list), err)
+	}
+	must(t, second(w.a.Rollback(ctx, s.ID, named.Tag)))
+	value := "v"
+	s, err = w.a.ChangeLabels(ctx, s.ID, map[string]*string{"team-a/owner": nil, "team-a/new": &value})
+	if err != nil || len(s.Labels) != 1 {
+		t.Errorf("labels: %v, %v", s.Labels, err)
+	}
+
+	_, other := w.a.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-b/x": "", "team-a/x": ""}})
+	_, outside := w.a.Fork(ctx, client.ForkRequest{SourceID: s.ID, N: 1, Labels: map[string]string{"x": ""}})
+	_, last := w.a.ChangeLabels(ctx, s.ID, map[string]*string{"team-a/new": nil})
+	_, given := w.a.ChangeLabels(ctx, s.ID, map[string]*string{"team-b/x": &value})
+	_, tag := w.a.Branch(ctx, s.ID, client.BranchRequest{Tag: "mine", Mode: "diff"})
+	_, taken := w.a.Branch(ctx, s.ID, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})
+	_, named2 := w.a.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "team-b.ws", SnapshotTag: "a.b"})
+	for name, err := range map[string]error{"label of others": other, "label of nobody": outside, "last label": last, "given label": given,
+		"tag of nobody": tag, "tag of others": taken, "name of others": named2} {
+		var refused *client.Error
+		if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || refused.Code != "scope" || !strings.Contains(err.Error(), `"team-a/"`) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// The admin sees all, and takes a sandbox away by its labels.
+	if list, err := w.Sandboxes(ctx); err != nil || len(list) != 8 {
+		t.Errorf("all: %d, %v", len(list), err)
+	}
+	must(t, second(w.ChangeLabels(ctx, s.ID, map[string]*string{"team-a/new": nil})))
+	if _, err := w.a.Sandbox(ctx, s.ID); !client.IsNotFound(err) {
+		t.Errorf("out of reach: %v", err)
+	}
+	// E2B's face gives the label by itself.
+	status, answer := w.ask(t, "a", "POST", "/sandboxes", `{"templateID": "a.b"}`)
+	var made struct{ SandboxID string }
+	if json.Unmarshal([]byte(answer), &made); status != http.StatusCreated {
+		t.Fatalf("%d %s", status, answer)
+	}
+	if s, err := w.a.Sandbox(ctx, made.SandboxID); err != nil || s.Labels["team-a/owner"] == "" {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
