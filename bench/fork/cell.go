@@ -80,7 +80,8 @@ func (c *cell) fork(ctx context.Context, m *lab.Manager, measureMemory bool) err
 	for _, s := range result.Sandboxes {
 		pids = append(pids, s.PID)
 	}
-	c.add(result, after.Since(before, pids))
+	own, vmms := after.Since(before, pids)
+	c.add(result, own+vmms)
 	if measureMemory {
 		c.memory, err = memoryOf(ctx, m, result.Sandboxes, host)
 	}

@@ -118,6 +118,11 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	}
 	cells, err := b.cells(ctx)
 	r.Tables = append(r.Tables, b.tables(cells, f)...)
+	if err != nil {
+		return r, err
+	}
+	rows, err := b.countAll(ctx)
+	r.Tables = append(r.Tables, countsTable(rows))
 	return r, err
 }
 

@@ -25,22 +25,30 @@ func ReadCPU() (CPU, error) {
 	if c.begin, err = ownCPU(); err != nil {
 		return c, err
 	}
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	pids, err := Children()
 	if err != nil {
 		return c, err
 	}
+	for _, pid := range pids {
+		c.children[pid] = threadsTime(fmt.Sprintf("/proc/%d", pid))
+	}
+	c.end, err = ownCPU()
+	return c, err
+}
+
+// Children returns the process ids of this process's children.
+func Children() (pids []int, err error) {
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		p, err := os.ReadFile(path)
 		if err != nil || parent(string(p)) != os.Getpid() {
 			continue // gone, or not ours
 		}
-		dir := filepath.Dir(path)
-		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
-			c.children[pid] = threadsTime(dir)
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	c.end, err = ownCPU()
-	return c, err
+	return pids, err
 }
 
 func ownCPU() (time.Duration, error) {
@@ -51,24 +59,19 @@ func ownCPU() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// Since returns what this process and the children pids have used since before; a child that did
-// not live then counts from its start. The cost of the two readings is not in it.
-func (c CPU) Since(before CPU, pids []int) time.Duration {
-	used := c.begin - before.end
+// Since returns what this process, and what the children pids, have used since before; a child that
+// did not live then counts from its start. The cost of the two readings is not in it.
+func (c CPU) Since(before CPU, pids []int) (own, children time.Duration) {
 	for _, pid := range pids {
-		used += c.children[pid] - before.children[pid]
+		children += c.children[pid] - before.children[pid]
 	}
-	return used
+	return c.begin - before.end, children
 }
 
 // parent returns the parent's process id from /proc/<pid>/stat (proc_pid_stat(5)), 0 if it has an
 // unknown form.
 func parent(stat string) int {
-	i := strings.LastIndex(stat, ") ") // the command's name before it may hold anything
-	if i < 0 {
-		return 0
-	}
-	fields := strings.Fields(stat[i+2:])
+	fields := statFields(stat)
 	if len(fields) < 2 {
 		return 0
 	}

@@ -45,9 +45,8 @@ func TestCPUSeesChildren(t *testing.T) {
 		t.Fatal(err)
 	}
 	pid := child.Process.Pid
-	with, without := after.Since(before, []int{pid}), after.Since(before, nil)
-	if with <= without || with-without != after.children[pid] {
-		t.Errorf("%v with the child, %v without; it used %v", with, without, after.children[pid])
+	if own, child := after.Since(before, []int{pid}); own <= 0 || child <= 0 || child != after.children[pid] {
+		t.Errorf("this process %v, the child %v; it used %v", own, child, after.children[pid])
 	}
 	if parent("12 (a) b) S 34 1 1") != 34 || parent("nonsense") != 0 {
 		t.Error("the parent is not the field after the state")

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/host/procmem"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// counts are what the children of forks did, and what they took, which is the same on every host but
+// for chance. Times of CPUs are not: they stand beside.
+type counts struct {
+	n        int
+	poolWarm bool
+
+	children          []child
+	vmmCPU, daemonCPU time.Duration // of all children
+}
+
+type child struct {
+	request, start lab.Counts // since the request; since its process started
+	dirtied        float64    // pages of guest memory
+	private        float64    // KiB besides guest memory
+}
+
+// p50 is the median of a figure of the children. A mean would tell of other processes too: one that
+// had the number of a child before it is counted with it.
+func (c *counts) p50(figure func(child) float64) float64 {
+	var all []float64
+	for _, child := range c.children {
+		all = append(all, figure(child))
+	}
+	return report.Quantile(all, 0.5)
+}
+
+// countSettle is how long after the answer it is counted: what a fork leaves behind for the time
+// after its answer is part of what it costs.
+const countSettle = 100 * time.Millisecond
+
+// countedChildren is how many children at least are counted per row.
+const countedChildren = 20
+
+// countAll counts for every n, from a warm pool and from a cold one, as far as the time allows.
+func (b *bench) countAll(ctx context.Context) (rows []*counts, err error) {
+	for _, n := range b.opt.ns.List {
+		for _, warm := range []bool{true, false} {
+			if b.TimeIsUp() {
+				b.Progress("the time of -budget is up: counts of n=%d, pool %s stay blank", n, word(warm, "warm", "cold"))
+				continue
+			}
+			b.Progress("counting: n=%d, pool %s", n, word(warm, "warm", "cold"))
+			row, err := b.count(ctx, n, warm)
+			if err != nil {
+				return rows, err
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows, nil
+}
+
+// count forks n children at a time while the kernel counts.
+func (b *bench) count(ctx context.Context, n int, poolWarm bool) (*counts, error) {
+	counter, err := lab.NewCounter()
+	if err != nil {
+		return nil, err
+	}
+	defer counter.Close()
+	size := 0
+	if poolWarm {
+		size = n
+	}
+	c := &counts{n: n, poolWarm: poolWarm}
+	err = b.withManager(size, func(m *lab.Manager) error {
+		// Not counted: it makes the page cache warm, and the pool fill itself.
+		if _, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1}); err != nil {
+			return err
+		}
+		for m.KillAll(); len(c.children) < countedChildren; m.KillAll() {
+			if err := c.fork(ctx, m, counter); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return c, err
+}
+
+// fork forks once and counts the children, which it leaves alive.
+func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter) error {
+	if c.poolWarm {
+		if err := m.WaitPool(ctx, c.n); err != nil {
+			return err
+		}
+		time.Sleep(countSettle) // what starting them leaves behind is not the request's
+	}
+	before, err := readChildren(counter)
+	if err != nil {
+		return err
+	}
+	cpu, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	result, err := m.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: c.n})
+	if err != nil {
+		return err
+	}
+	now, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	time.Sleep(countSettle)
+	later, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	var pids []int
+	for _, s := range result.Sandboxes {
+		pids = append(pids, s.PID)
+	}
+	own, _ := now.Since(cpu, nil)
+	_, vmms := later.Since(cpu, pids)
+	c.daemonCPU, c.vmmCPU = c.daemonCPU+own, c.vmmCPU+vmms
+	for _, s := range result.Sandboxes {
+		if err := c.add(ctx, m, counter, s, before[s.PID]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, s sandbox.Info, before lab.Counts) error {
+	now, err := counter.Read(s.PID)
+	if err != nil {
+		return err
+	}
+	info, err := m.Snapshots().Detail(tag)
+	if err != nil {
+		return err
+	}
+	mem, err := procmem.Of(s.PID, info.Machine.MemoryBytes)
+	if err != nil {
+		return err
+	}
+	stats, err := m.Stats(ctx, s.ID)
+	if err != nil {
+		return err
+	}
+	c.children = append(c.children, child{
+		request: now.Sub(before), start: now,
+		dirtied: float64(stats.VMM.GuestDirtyBytes) / float64(os.Getpagesize()),
+		private: float64(mem.TotalPrivate() - mem.Private[procmem.PartGuest]),
+	})
+	return nil
+}
+
+// readChildren reads the counts of this process's children: of the VMMs of the pool, and of others.
+func readChildren(counter *lab.Counter) (map[int]lab.Counts, error) {
+	pids, err := lab.Children()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[int]lab.Counts)
+	for _, pid := range pids {
+		if c, err := counter.Read(pid); err == nil { // or it has ended
+			out[pid] = c
+		}
+	}
+	return out, nil
+}
+
+// Budgets of a child; the CPU time of one from a warm pool and of one without.
+const (
+	switchesBudget = 30
+	warmCPUBudget  = 0.9 // ms
+	coldCPUBudget  = 2.5 // ms
+	privateBudget  = 512 // KiB, besides guest RAM
+	dirtiedBudget  = 640 // KiB
+)
+
+// countsTable says what a child costs, and whether that is within the budgets.
+func countsTable(rows []*counts) *report.Table {
+	t := &report.Table{Title: "Counts per child (p50)", Columns: []report.Column{
+		{Name: "n"}, {Name: "pool"}, {Name: "context switches"},
+		{Name: "system calls from the request"}, {Name: "from process start"},
+		{Name: "KVM exits"}, {Name: "host page faults"}, {Name: "guest pages written"},
+		{Name: "VMM CPU ms", Digits: 2}, {Name: "daemon CPU ms", Digits: 2}, {Name: "private KiB"}}}
+	for _, c := range rows {
+		millis := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(len(c.children)) }
+		switches := c.p50(func(c child) float64 { return float64(c.request.Switches) })
+		private, dirtied := c.p50(func(c child) float64 { return c.private }), c.p50(func(c child) float64 { return c.dirtied })
+		var exits any // kvm-pvm passes no tracepoint at them
+		if v := c.p50(func(c child) float64 { return float64(c.request.Exits) }); v > 0 {
+			exits = report.Cell(v)
+		}
+		pool := word(c.poolWarm, "warm", "cold")
+		t.Add(c.n, pool, report.Cell(switches),
+			report.Cell(c.p50(func(c child) float64 { return float64(c.request.Calls) })),
+			report.Cell(c.p50(func(c child) float64 { return float64(c.start.Calls) })), exits,
+			report.Cell(c.p50(func(c child) float64 { return float64(c.request.Faults) })), report.Cell(dirtied),
+			report.Cell(millis(c.vmmCPU)), report.Cell(millis(c.daemonCPU)), report.Cell(private))
+		cpu := coldCPUBudget
+		if c.poolWarm {
+			cpu = warmCPUBudget
+			t.Notef("n=%d, pool warm: at most %d context switches: %s", c.n, switchesBudget, met(switches <= switchesBudget))
+		}
+		t.Notef("n=%d, pool %s: at most %.1f ms of CPU in the VMM: %s; %d KiB private: %s; %d KiB of guest memory written: %s",
+			c.n, pool, cpu, met(millis(c.vmmCPU) <= cpu), privateBudget, met(private <= privateBudget),
+			dirtiedBudget, met(dirtied*float64(os.Getpagesize())/1024 <= dirtiedBudget))
+	}
+	t.Notef("of the VMM, from the request (the whole of it where the pool is cold) until %v after the answer, taken from forks "+
+		"of their own: counting slows them down, so that CPU times, which are means, are too high here", countSettle)
+	t.Notef("KVM exits: those that the kernel handles included; private: without guest RAM")
+	return t
+}

@@ -1,0 +1,160 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+)
+
+// Counts is what a process has done since it started, in numbers that do not depend on how fast
+// the host is.
+type Counts struct {
+	Switches uint64 // context switches away from its threads
+	Calls    uint64 // system calls
+	Exits    uint64 // of its VM, those that the kernel handles included
+	Faults   uint64 // page faults of the host, those in guest memory included
+}
+
+// Sub returns what was done since before.
+func (c Counts) Sub(before Counts) Counts {
+	return Counts{Switches: c.Switches - before.Switches, Calls: c.Calls - before.Calls,
+		Exits: c.Exits - before.Exits, Faults: c.Faults - before.Faults}
+}
+
+// Counter counts for every process of the host, from its making until it is closed. It slows all
+// of them down: what is counted is not to be timed.
+type Counter struct {
+	counts *ebpf.Map // by counterKey
+	undo   []func() error
+}
+
+// counterKey is the key of the map in which the kernel counts.
+type counterKey struct{ Process, Kind uint32 }
+
+// counted are the tracepoints of the kernel at which one is added, in the thread that passes them:
+// at sched_switch the one that gives up its CPU. A key's kind is the index.
+var counted = []string{"sched_switch", "sys_enter", "kvm_exit"}
+
+// maxCounted bounds the keys: the processes that run while a benchmark does, times len(counted).
+// What begins when it is full is not counted.
+const maxCounted = 1 << 16
+
+// NewCounter begins to count. It needs root, and a kernel with BPF.
+func NewCounter() (*Counter, error) {
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: maxCounted})
+	if err != nil {
+		return nil, fmt.Errorf("count by BPF: %w", err)
+	}
+	c := &Counter{counts: counts, undo: []func() error{counts.Close}}
+	for kind, tracepoint := range counted {
+		if err := c.attach(tracepoint, uint32(kind)); err != nil {
+			c.Close()
+			return nil, fmt.Errorf("count at the tracepoint %s: %w", tracepoint, err)
+		}
+	}
+	return c, nil
+}
+
+func (c *Counter) attach(tracepoint string, kind uint32) error {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.RawTracepoint, License: "Dual MIT/GPL", Instructions: addOne(c.counts, kind)})
+	if err != nil {
+		return err
+	}
+	c.undo = append(c.undo, p.Close)
+	l, err := link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: p})
+	if err != nil {
+		return err
+	}
+	c.undo = append(c.undo, l.Close)
+	return nil
+}
+
+// addOne is a program that adds one to the count of the current process.
+func addOne(counts *ebpf.Map, kind uint32) asm.Instructions {
+	const key, first = -8, -16 // on the stack: the key, the value of a new entry
+	return asm.Instructions{
+		asm.FnGetCurrentPidTgid.Call(),
+		asm.RSh.Imm(asm.R0, 32), // the process; the low half is the thread
+		asm.StoreMem(asm.RFP, key, asm.R0, asm.Word),
+		asm.StoreImm(asm.RFP, key+4, int64(kind), asm.Word),
+
+		asm.LoadMapPtr(asm.R1, counts.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, key),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "new"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Ja.Label("end"),
+
+		asm.Mov.Imm(asm.R1, 1).WithSymbol("new"),
+		asm.StoreMem(asm.RFP, first, asm.R1, asm.DWord),
+		asm.LoadMapPtr(asm.R1, counts.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, key),
+		asm.Mov.Reg(asm.R3, asm.RFP),
+		asm.Add.Imm(asm.R3, first),
+		asm.Mov.Imm(asm.R4, int32(ebpf.UpdateNoExist)), // two threads at once: one is lost
+		asm.FnMapUpdateElem.Call(),
+
+		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"),
+		asm.Return(),
+	}
+}
+
+// Read returns the counts of a process that lives. What it did before the Counter was made is in
+// its faults only.
+func (c *Counter) Read(pid int) (Counts, error) {
+	var counts [3]uint64
+	for kind := range counts {
+		err := c.counts.Lookup(counterKey{uint32(pid), uint32(kind)}, &counts[kind])
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return Counts{}, fmt.Errorf("read counts: %w", err)
+		}
+	}
+	faults, err := pageFaults(pid)
+	return Counts{Switches: counts[0], Calls: counts[1], Exits: counts[2], Faults: faults}, err
+}
+
+// pageFaults returns minflt and majflt of a process (proc_pid_stat(5)).
+func pageFaults(pid int) (uint64, error) {
+	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := statFields(string(p))
+	const minor, major = 7, 9
+	if len(fields) <= major {
+		return 0, fmt.Errorf("/proc/%d/stat has an unknown form", pid)
+	}
+	few, err := strconv.ParseUint(fields[minor], 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	many, err := strconv.ParseUint(fields[major], 10, 64)
+	return few + many, err
+}
+
+// statFields returns the fields of /proc/<pid>/stat from the state, which is the third, on: the
+// command's name before it may hold anything.
+func statFields(stat string) []string {
+	i := strings.LastIndex(stat, ") ")
+	if i < 0 {
+		return nil
+	}
+	return strings.Fields(stat[i+2:])
+}
+
+// Close ends the counting.
+func (c *Counter) Close() {
+	for i := len(c.undo) - 1; i >= 0; i-- {
+		_ = c.undo[i]()
+	}
+}
