@@ -215,18 +215,16 @@ func (s *server) create(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
-	// Until here one thread at a time was enough, and a cache of objects for one (see GOMAXPROCS in
-	// vmmclient). From now on a vCPU may hold the processor it entered the guest with for a while.
-	runtime.GOMAXPROCS(int(req.Shape.VCPUs) + freeProcs)
+	runtime.GOMAXPROCS(min(int(req.Shape.VCPUs), maxProcs))
 	return nil
 }
 
-// freeProcs is how many threads may run Go code at once beside the vCPUs, each of which takes a
-// processor of the Go scheduler into the guest until the runtime notices, up to 10 ms later:
-// devices, the page faults of a live branch and requests of the daemon must not wait for that.
-// One is enough for them, as what they do is short. A second one costs 200 KiB of allocator
-// caches in every VMM.
-const freeProcs = 1
+// maxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page faults
+// of a live branch, requests of the daemon. What each of them does is short, and a vCPU in its guest
+// is not one of them (see kvm.VCPU.Run), so that one would do. Where vCPUs leave their guests at
+// the same time a second one keeps one exit from waiting for another; it costs 90 KiB of
+// allocator caches, and makes the Go scheduler wake threads up to look for work.
+const maxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
 	var req vmmproto.Boot

@@ -31,7 +31,7 @@ func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close
 // Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of
 // the exit before.
 func (c *VCPU) Run() error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), ioRun, 0)
+	errno := enter(uintptr(c.fd))
 	if errno == 0 {
 		return nil
 	}

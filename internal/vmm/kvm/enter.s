@@ -1,0 +1,1 @@
+// This file lets enter.go declare functions whose bodies are in the runtime.
