@@ -7,8 +7,8 @@ import (
 )
 
 // enter calls KVM_RUN. It gives the processor of the Go scheduler away before, because a vCPU may
-// stay in the guest for hours; after an ordinary system call the runtime would take the processor
-// back by itself, but only after up to 10 ms, through which its monitor thread wakes up all the time.
+// stay in its guest for hours. In an ordinary system call the runtime takes the processor back by
+// itself, but only after up to 10 ms, through which its monitor thread wakes up all the time.
 //
 //go:nosplit
 func enter(vcpu uintptr) unix.Errno {
