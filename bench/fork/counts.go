@@ -215,6 +215,7 @@ func countsTable(rows []*counts) *report.Table {
 	}
 	t.Notef("of the VMM, from the request (the whole of it where the pool is cold) until %v after the answer, taken from forks "+
 		"of their own: counting slows them down, so that CPU times, which are means, are too high here", countSettle)
-	t.Notef("KVM exits: those that the kernel handles included; private: without guest RAM")
+	t.Notef("KVM exits: those that the kernel handles included; private: without guest RAM; where a VMM is the only one of the " +
+		"host (n=1, pool cold) all of its program is its own")
 	return t
 }
