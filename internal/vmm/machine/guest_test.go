@@ -38,6 +38,9 @@ func TestMain(m *testing.M) {
 	if os.Getpid() == 1 && os.Getenv(guestEnv) != "" {
 		runGuest()
 	}
+	// The first thread of a process does not end with the goroutine that is locked to it: a vCPU
+	// there would leave its low priority behind.
+	runtime.LockOSThread()
 	os.Exit(m.Run())
 }
 
