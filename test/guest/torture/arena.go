@@ -27,7 +27,7 @@ func (s shape) units() int { return s.pages + s.blocks }
 // arena is the memory that the writers own, outside the Go heap so that nothing else moves or
 // writes it:
 //
-//	page 0           mark, hot
+//	page 0           mark, hot, rest
 //	page 1           ticket: the number of the last write anybody began
 //	pages 2 …        one record per writer, see record
 //	then             one ring per writer: its last ringLen writes, chained by a hash
@@ -46,6 +46,7 @@ type arena struct {
 const (
 	wordMark = iota // a number that the driver sets
 	wordHot         // each writer keeps to its first so many units; 0: all
+	wordRest        // each writer rests so many microseconds after every write
 )
 
 // Words of a writer's record.

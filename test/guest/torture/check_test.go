@@ -269,6 +269,9 @@ func TestAnswer(t *testing.T) {
 		got.Blocks != small.blocks || got.Seq != 30 || got.CPUs != 2 {
 		t.Errorf("%+v", got)
 	}
+	if got := s.answer(strings.Fields("mark 5 rest 9")); !got.OK || got.Mark != 7 || r.a.words[wordRest] != 9 {
+		t.Errorf("a mark that comes late: %+v", got)
+	}
 	for range 100 {
 		if u := r.writers[1].pick(); u > 5 {
 			t.Fatalf("unit %d is not hot", u)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writer is one thread that writes its units as fast as it can.
+// writer is one thread that writes its units as fast as it can, or may.
 type writer struct {
 	a    *arena
 	id   int
@@ -37,6 +37,9 @@ func (w *writer) run() error {
 		w.mu.Lock()
 		w.write(w.pick())
 		w.mu.Unlock()
+		if rest := atomic.LoadUint64(&w.a.words[wordRest]); rest > 0 {
+			time.Sleep(time.Duration(rest) * time.Microsecond)
+		}
 	}
 }
 
