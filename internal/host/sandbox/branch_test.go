@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -401,6 +402,23 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 	}
 	w.KillAll()
 	w.checkClean(t)
+}
+
+// A child whose VM dies before it has confirmed: the error says what became of the VM, and not only
+// that a connection to it broke, which is noticed first.
+func TestAChildThatDiesIsSaidToHave(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.source(t)
+	w.vmms.ForkedErr = func(int) error {
+		for _, v := range w.vmms.All() {
+			go v.End(vm.Exit{Reason: vm.ExitFault, Detail: "out of the blue"})
+		}
+		return fmt.Errorf("agent forked: %w", io.EOF)
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); err == nil || !strings.Contains(err.Error(), "out of the blue") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // A sandbox that a daemon was rolling back when it died may not have confirmed: it is not handed

@@ -2,9 +2,12 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/chain"
@@ -73,6 +76,12 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	if err == nil {
 		return nil
 	}
+	if brokenOff(err) { // its process may be about to end
+		select {
+		case <-wait.Done():
+		case <-time.After(exitDelay):
+		}
+	}
 	err = vmpool.Cause(wait, err)
 	if ctx.Err() != nil {
 		return ctx.Err() // called off: the guest is not to blame
@@ -80,4 +89,10 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	m.cfg.Observer.ConfirmFailed()
 	console, _ := vmpool.Console(m.cfg.VMMs, v.dir) // without it the error says less
 	return &unconfirmedError{id: r.ID, err: err, console: excerpt.Console(console.Bytes, 5)}
+}
+
+// brokenOff reports whether err is that of a connection whose other end has gone.
+func brokenOff(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) ||
+		errors.Is(err, syscall.EPIPE)
 }
