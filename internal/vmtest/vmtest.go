@@ -29,15 +29,24 @@ type Kernel struct {
 	Initrd  string `json:"initrd"`
 }
 
+// Build is an earlier build of forkd.
+type Build struct {
+	Protocol int    `json:"protocol"` // control protocol of its VMMs
+	Forkd    string `json:"forkd"`
+	Kernel   Kernel `json:"kernel"` // the minimal one, with its agent
+}
+
 // Assets are the files that prepare made.
 type Assets struct {
 	VMM     string            `json:"vmm"` // forkd-vmm
 	Forkd   string            `json:"forkd"`
-	Torture string            `json:"torture"` // test/guest/torture
-	Cloud   Kernel            `json:"cloud"`   // the distribution's
-	Minimal Kernel            `json:"minimal"` // guest/kernel
-	Images  map[string]string `json:"images"`  // recipe → directory of the image
-	Roots   string            `json:"roots"`   // authorities that the host trusts, PEM
+	Torture string            `json:"torture"`  // test/guest/torture
+	Cloud   Kernel            `json:"cloud"`    // the distribution's
+	Minimal Kernel            `json:"minimal"`  // guest/kernel
+	Images  map[string]string `json:"images"`   // recipe → directory of the image
+	Roots   string            `json:"roots"`    // authorities that the host trusts, PEM
+	Earlier []Build           `json:"earlier"`  // the first build that speaks the VMMs' protocol, and the last that does not
+	NoBuild string            `json:"no_build"` // why there are none
 }
 
 // AssetsFile is where prepare describes them, in the cache directory.

@@ -125,6 +125,7 @@ func (f *fixture) bakeRequest(tag string) client.BakeRequest {
 type daemon struct {
 	*client.Client
 	f               *fixture
+	program         string
 	run, state, ram string
 	pool            string
 	args            []string // more of the command line
@@ -136,10 +137,11 @@ type daemon struct {
 // option changes a daemon before it starts.
 type option func(*daemon)
 
-func withState(dir string) option { return func(d *daemon) { d.state = dir } }
-func withRun(dir string) option   { return func(d *daemon) { d.run = dir } }
-func withRAM(dir string) option   { return func(d *daemon) { d.ram = dir } }
-func withPool(n int) option       { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
+func withState(dir string) option    { return func(d *daemon) { d.state = dir } }
+func withRun(dir string) option      { return func(d *daemon) { d.run = dir } }
+func withRAM(dir string) option      { return func(d *daemon) { d.ram = dir } }
+func withProgram(path string) option { return func(d *daemon) { d.program = path } }
+func withPool(n int) option          { return func(d *daemon) { d.pool = fmt.Sprint(n) } }
 
 func withArgs(args ...string) option { return func(d *daemon) { d.args = append(d.args, args...) } }
 
@@ -149,7 +151,7 @@ func withChecks(d *daemon) { d.checked = true }
 // nothing behind.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 	t.Helper()
-	d := &daemon{f: f, run: filepath.Join(f.root, "r"), state: f.state, ram: filepath.Join(f.root, "m"), pool: "1"}
+	d := &daemon{f: f, program: f.program, run: filepath.Join(f.root, "r"), state: f.state, ram: filepath.Join(f.root, "m"), pool: "1"}
 	for _, o := range opts {
 		o(d)
 	}
@@ -190,7 +192,7 @@ func (d *daemon) launch(t *testing.T) {
 			args = append(args, "--cmdline-extra", param)
 		}
 	}
-	d.cmd = exec.Command(d.f.program, args...)
+	d.cmd = exec.Command(d.program, args...)
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -75,6 +75,12 @@ func run(ctx context.Context) error {
 		return err
 	}
 	a.Minimal.BzImage = filepath.Join(dir, "bzImage")
+	if a.Earlier, a.NoBuild, err = earlier(ctx, cache, a.Minimal.VMLinux); err != nil {
+		return err
+	}
+	if a.NoBuild != "" {
+		fmt.Println("prepare:", a.NoBuild)
+	}
 	for _, name := range []string{"base", "python-numpy"} {
 		recipe, err := image.LoadRecipe(filepath.Join("recipes", name))
 		if err != nil {

@@ -1,0 +1,136 @@
+package integration_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// TestUpgrade puts this build in the place of an earlier one, which is built from the clone's
+// history. Sandboxes whose VMMs speak its protocol are taken over; others are left alone, the log
+// says why, and the earlier daemon takes them over again.
+func TestUpgrade(t *testing.T) {
+	f := open(t)
+	if f.assets.NoBuild != "" {
+		t.Skip(f.assets.NoBuild)
+	}
+	for i, b := range f.assets.Earlier {
+		t.Run(fmt.Sprintf("from control protocol %d", b.Protocol), func(t *testing.T) {
+			dir := filepath.Join(f.root, fmt.Sprint("u", i))
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			earlier := filepath.Join(dir, "forkd")
+			if err := copyFile(earlier, b.Forkd, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			d := f.start(t, withProgram(earlier), withState(filepath.Join(dir, "s")), withRun(filepath.Join(dir, "r")),
+				withRAM(filepath.Join(dir, "m")))
+			req := client.BakeRequest{Tag: "bare", Kernel: b.Kernel.VMLinux, Initrd: b.Kernel.Initrd, MemSizeMiB: 128,
+				Rootfs: filepath.Join(f.assets.Images["base"], "rootfs.ext4")}
+			if err := d.bake(t, req); err != nil {
+				t.Fatal(err)
+			}
+			boxes := d.forkOf(t, "bare", 2)
+			live, asleep := boxes[0], boxes[1]
+			for _, s := range boxes {
+				d.sh(t, s.ID, "echo "+s.ID+" >/root/note; (while sleep 0.1; do date >>/root/ticks; done) >/dev/null 2>&1 &")
+			}
+			if _, err := d.Suspend(d.ctx(t, quietLimit), asleep.ID); err != nil {
+				t.Fatal(err)
+			}
+			d.crash(t)
+			d.program = f.program
+			d.launch(t)
+
+			_, err := d.Resume(d.ctx(t, quietLimit), asleep.ID)
+			if b.Protocol == vmmproto.Version {
+				if err != nil {
+					t.Fatal(err)
+				}
+				d.noted(t, asleep.ID)
+				child := d.forkOf(t, "bare", 1)[0]
+				d.noted(t, live.ID)
+				d.only(t, live, asleep, child)
+				d.usedAfterUpgrade(t, live)
+				return
+			}
+			if err == nil {
+				d.noted(t, asleep.ID)
+			} else { // the version of the snapshot format may have been raised with that of the protocol
+				wantError(t, "resume", err, http.StatusConflict, "format version", "bake it again")
+			}
+			d.only(t, asleep)
+			d.leftAlone(t, live, b.Protocol)
+			d.kill(t, asleep)
+			d.crash(t)
+			d.program = earlier
+			d.launch(t)
+			d.only(t, live)
+			d.noted(t, live.ID)
+			d.kill(t, live)
+		})
+	}
+}
+
+// noted checks that a sandbox has what was written into it, and that its process goes on.
+func (d *daemon) noted(t *testing.T, id string) {
+	t.Helper()
+	if got := d.sh(t, id, "n=$(wc -l </root/ticks); while [ $n = $(wc -l </root/ticks) ]; do sleep 0.1; done; cat /root/note"); got != id+"\n" {
+		t.Errorf("sandbox %s has %q", id, got)
+	}
+}
+
+// usedAfterUpgrade does everything with a VMM of an earlier build that changes its state.
+func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
+	t.Helper()
+	d.noted(t, s.ID)
+	d.branchOf(t, s.ID, "later", "live")
+	child := d.forkOf(t, "later", 1)[0]
+	if got := d.sh(t, child.ID, "cat /root/note"); got != s.ID+"\n" {
+		t.Errorf("a child of its branch has %q", got)
+	}
+	d.kill(t, child)
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), s.ID, "later"); err != nil {
+		t.Fatal(err)
+	}
+	d.noted(t, s.ID)
+	if _, err := d.Suspend(d.ctx(t, bakeLimit), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Resume(d.ctx(t, bakeLimit), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	d.noted(t, s.ID)
+}
+
+// leftAlone checks that a sandbox runs on and that the log says why the daemon has not taken it over.
+func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
+	t.Helper()
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); err != nil {
+		t.Errorf("the VMM that was left alone: %v", err)
+	}
+	log, err := os.ReadFile(d.log.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(log) {
+		if text := string(line); strings.Contains(text, s.ID) && strings.Contains(text, "left alone") {
+			for _, want := range []string{fmt.Sprintf("control protocol %d", protocol), fmt.Sprintf("this daemon %d", vmmproto.Version),
+				fmt.Sprintf("process %d", s.PID)} {
+				if !strings.Contains(text, want) {
+					t.Errorf("want %q in the log: %s", want, text)
+				}
+			}
+			return
+		}
+	}
+	t.Errorf("the log does not say why sandbox %s was left alone", s.ID)
+}
