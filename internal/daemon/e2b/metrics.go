@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,7 +20,8 @@ import (
 const (
 	maxMetrics     = 64 << 10 // bytes of a guest's answer
 	metricsTimeout = 10 * time.Second
-	maxMeasured    = 100 // sandboxes in one call
+	metricsSlack   = 10 * time.Second // between the time that is asked for and now: E2B's are of every 5 s
+	maxMeasured    = 100              // sandboxes in one call
 	maxLogs        = 1000
 )
 
@@ -35,14 +38,19 @@ type metric struct {
 	DiskTotal uint64    `json:"diskTotal"`
 }
 
-// metrics answers with one measurement, that of now: forkd keeps no history of sandboxes.
+// metrics answers with one measurement, that of now, if it is asked for: forkd keeps no history of
+// sandboxes.
 func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
 		return err
 	}
+	wanted, err := includesNow(r.URL.Query(), time.Now())
+	if err != nil {
+		return err
+	}
 	out := []metric{}
-	if stateOf(i) == running {
+	if stateOf(i) == running && wanted {
 		m, err := a.measure(r.Context(), i)
 		if err != nil {
 			return err
@@ -50,6 +58,27 @@ func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 		out = append(out, m)
 	}
 	return writeJSON(w, http.StatusOK, out)
+}
+
+// includesNow reports whether now is in the time that a query asks for, in whole seconds of its
+// client's clock.
+func includesNow(q url.Values, now time.Time) (bool, error) {
+	in := true
+	for name, off := range map[string]func(at time.Time) time.Duration{
+		"start": func(at time.Time) time.Duration { return at.Sub(now) },
+		"end":   func(at time.Time) time.Duration { return now.Sub(at) },
+	} {
+		text := q.Get(name)
+		if text == "" {
+			continue
+		}
+		at, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return false, badRequest("%s: %q: want seconds since 1970", name, text)
+		}
+		in = in && off(time.Unix(at, 0)) <= metricsSlack
+	}
+	return in, nil
 }
 
 // metricsOfMany measures the sandboxes that a query names, and leaves out those that cannot be.
