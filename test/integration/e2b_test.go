@@ -50,17 +50,17 @@ func TestE2BWireProtocol(t *testing.T) {
 	}
 	at := "/sandboxes/" + box["sandboxID"].(string)
 	call("POST", "/v2"+at+"/connect", object, `{"timeout":600}`, 200, nil)
-	call("POST", "/files?path=/root/e2b", bytes, "content", 200, box)
-	start := `{"process":{"cmd":"/bin/sh","args":["-c","cat /root/e2b; exit 3"]}}`
+	call("POST", "/files?path=e2b", bytes, "content", 200, box)
+	start := `{"process":{"cmd":"/bin/sh","args":["-c","echo $(cat e2b) $(id -un); exit 3"]}}`
 	frame := string([]byte{0, 0, 0, 0, byte(len(start))}) + start
 	out := call("POST", "/process.Process/Start", stream, frame, 200, box)
-	if !strings.Contains(out, `"stdout":"Y29udGVudA=="`) || !strings.Contains(out, `"exitCode":3`) {
+	if !strings.Contains(out, `"stdout":"Y29udGVudCB1c2VyCg=="`) || !strings.Contains(out, `"exitCode":3`) {
 		t.Errorf("start: %q", out)
 	}
 	call("POST", at+"/pause", object, "", 204, nil)
 	call("GET", "/health", object, "", 502, box)
 	call("POST", at+"/connect", object, `{"timeout":600}`, 201, nil)
-	if got := call("GET", "/files?path=/root/e2b", object, "", 200, box); got != "content" {
+	if got := call("GET", "/files?path=e2b", object, "", 200, box); got != "content" {
 		t.Errorf("after the pause: %q", got)
 	}
 	call("DELETE", at, object, "", 204, nil)
