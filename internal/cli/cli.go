@@ -76,8 +76,12 @@ func Command(stdio Stdio) *cobra.Command { return newRoot(stdio) }
 
 func newRoot(stdio Stdio) *cobra.Command {
 	root := &cobra.Command{
-		Use:           "forkd",
-		Short:         "Fork warm microVMs in milliseconds",
+		Use:   "forkd",
+		Short: "Fork warm microVMs in milliseconds",
+		Example: "  forkd build base                # a snapshot of the smallest recipe: Debian with a shell\n" +
+			"  forkd run base -- uname -a      # a command in a sandbox of it, which is then removed\n" +
+			"  ID=$(forkd fork base)           # a sandbox that stays\n" +
+			"  forkd shell $ID",
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -89,13 +93,27 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetErr(stdio.Err)
 	root.PersistentFlags().Bool(noTruncFlag, false, "do not cut tables to the width of the terminal")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newBuildCmd(), newCacheCmd(), newForkCmd(), newBranchCmd(), newRollbackCmd(), newPauseCmd(), newResumeCmd(),
-		newSuspendCmd(), newWorkspaceCmd(), newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newExecCmd(), newShellCmd(), newRunCmd(), newAttachCmd(), newSignalCmd(),
-		newEvalCmd(), newLsCmd(), newKillCmd(), newStatsCmd(), newTopCmd(),
-		newConsoleCmd(), newPingCmd(), newCpCmd(), newPortForwardCmd(), newNetCmd(), newLimitCmd(), newImagesCmd(), newSnapshotInfoCmd(), newVerifyCmd(), newRmiCmd(),
-		newURLCmd(),
-		newDemoCmd(), newDoctorCmd(), newDaemonCmd(), newTokenCmd(), newE2BCmd(), newMachineCmd(), newVersionCmd())
-	root.AddCommand(newEventsCmd(), newLabelCmd(), newTreeCmd(), newDfCmd(), newPruneCmd(),
-		newInspectCmd(), newHistoryCmd(), newInfoCmd(), newWaitCmd(), newCleanupCmd(), newForwardGuestsCmd())
+	for _, g := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(), newBranchCmd(),
+			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(), newDfCmd()}},
+		{"Sandboxes:", []*cobra.Command{newForkCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(), newTopCmd(), newPingCmd(),
+			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(), newWaitCmd(),
+			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
+		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(), newSignalCmd(),
+			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd()}},
+		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(),
+			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newDemoCmd()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+		root.SetHelpCommandGroupID(g.title)
+		root.SetCompletionCommandGroupID(g.title)
+	}
 	return root
 }

@@ -59,11 +59,13 @@ func newBuildCmd() *cobra.Command {
 	var o buildOptions
 	var verbose bool
 	cmd := &cobra.Command{
-		Use:   "build RECIPE|DIR",
+		Use:   "build RECIPE|DIR|docker://IMAGE",
 		Short: "Build an image from a recipe, boot it, warm it up and make it a snapshot",
-		Long: "RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one. The image and\n" +
-			"the guest kernel are made here and kept in the cache; the daemon boots them.",
-		Args: usageArgs(arguments(1, 1)),
+		Long: "RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one; docker://IMAGE,\n" +
+			"docker-archive:FILE and oci:DIR are container images that need none. The image and the guest kernel are made\n" +
+			"here and kept in the cache; the daemon boots them.",
+		Example: "  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py",
+		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			recipe, err := loadRecipe(args[0])
 			if err != nil {
@@ -91,7 +93,7 @@ func newBuildCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.tag, "tag", "", "tag of the snapshot (default the recipe's name)")
+	f.StringVarP(&o.tag, "tag", "t", "", "tag of the snapshot (default the recipe's name)")
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
 	o.network.register(f)
 	o.limits.register(f)
@@ -104,13 +106,17 @@ func newBuildCmd() *cobra.Command {
 	return cmd
 }
 
-// loadRecipe reads a recipe by path, or by the name of a built-in one.
+// loadRecipe reads a recipe by path, or by the name of a built-in one, or makes one of a container
+// image.
 func loadRecipe(name string) (*image.Recipe, error) {
 	if _, err := os.Stat(name); err == nil {
 		return image.LoadRecipe(name)
 	}
 	if _, err := fs.Stat(recipes.FS, name); err == nil {
 		return image.LoadRecipeFS(recipes.FS, name)
+	}
+	if r, ok, err := image.FromContainer(name); ok {
+		return r, err
 	}
 	entries, err := fs.ReadDir(recipes.FS, ".")
 	if err != nil {
@@ -120,7 +126,7 @@ func loadRecipe(name string) (*image.Recipe, error) {
 	for _, e := range entries {
 		names += " " + e.Name()
 	}
-	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s", name, names)}
+	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s; a container image is docker://IMAGE", name, names)}
 }
 
 func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, st *status) (built, error) {

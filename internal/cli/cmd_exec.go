@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 
@@ -30,7 +29,7 @@ func newExecCmd() *cobra.Command {
 				return err
 			}
 			if len(run.req.Args) == 0 {
-				return usageError{errors.New("COMMAND is missing")}
+				return usageError{fmt.Errorf("COMMAND is missing: 'forkd shell %s' starts a shell", args[0])}
 			}
 			if err := run.prepare(cmd, c.json()); err != nil {
 				return err

@@ -77,7 +77,7 @@ func printOverview(cmd *cobra.Command, o *overview) error {
 	return table(cmd, "PROGRAM\tforkd "+o.Program, func(row func(...any)) {
 		row("DAEMON", fmt.Sprintf("forkd %s at %s, API %s, accel %s", o.Daemon.Version, o.Where, o.Daemon.API, o.Daemon.Accel))
 		row("HOST", fmt.Sprintf("%d MiB of memory", o.Daemon.HostMemoryMiB))
-		row("TAKES", describeAdmission(o.Daemon.Admission))
+		row("TAKES", strings.TrimPrefix(describeAdmission(o.Daemon.Admission), "takes "))
 		row("LIMITS", judgeLimits(o.Daemon.LimitsMissing).Detail)
 		row("SANDBOXES", counts(o.Sandboxes))
 		row("SNAPSHOTS", counts(o.Snapshots))

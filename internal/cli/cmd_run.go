@@ -24,23 +24,22 @@ func newRunCmd() *cobra.Command {
 	var network networkFlags
 	var limits limitFlags
 	cmd := &cobra.Command{
-		Use:   "run RECIPE|TAG [--] [COMMAND [ARG…]]",
+		Use:   "run RECIPE|TAG|docker://IMAGE [--] [COMMAND [ARG…]]",
 		Short: "Fork a sandbox, run a command in it, and remove it",
 		Long: "Forks a sandbox from the snapshot TAG, which is built first if there is none and RECIPE is a recipe, runs a command\n" +
 			"(a shell if there is none) as 'forkd exec' does, without a time limit unless --timeout is given, and removes the\n" +
-			"sandbox. Flags of forkd stand before COMMAND.\n" + exitCodes,
-		Args: usageArgs(arguments(1, anyNumber)),
+			"sandbox, unless --keep or --detach is given. Flags of forkd stand before COMMAND.\n" + exitCodes,
+		Example: "  forkd run base -- uname -a\n  forkd run -it docker://alpine sh\n  ID=$(forkd run -d python-numpy -- python3 -m http.server)",
+		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if done, err := run.parse(cmd, args[1:]); done || err != nil {
 				return err
 			}
-			if run.detach && !keep {
-				return usageError{errors.New("--detach wants --keep: the sandbox is removed when forkd ends")}
-			}
+			keep = keep || run.detach
 			run.bound = !keep
 			if len(run.req.Args) == 0 {
-				if c.json() {
-					return usageError{errors.New("-o json: COMMAND is missing")}
+				if c.json() || run.detach {
+					return usageError{fmt.Errorf("COMMAND is missing: 'forkd fork %s' starts a sandbox without one", args[0])}
 				}
 				run.interactive(cmd)
 			}
@@ -66,6 +65,9 @@ func newRunCmd() *cobra.Command {
 					return err
 				}
 				id := f.Sandboxes[0].ID
+				if run.detach {
+					return c.leave(ctx, cmd, cl, &run, id)
+				}
 				err = c.runCommand(ctx, cmd, cl, &run, id)
 				if keep {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: kept as %s\n", id)
@@ -77,6 +79,7 @@ func newRunCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	run.register(f, "kill the command after so many seconds (no limit unless it is given)")
+	f.Lookup("detach").Usage = "print the id of the sandbox, and leave it and the command to themselves"
 	f.Lookup("timeout").DefValue = "0" // it says no default
 	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
 	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
@@ -87,6 +90,21 @@ func newRunCmd() *cobra.Command {
 	network.complete(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// leave starts a command in a sandbox and leaves both to themselves. A command that does not start
+// takes its sandbox with it.
+func (c *common) leave(ctx context.Context, cmd *cobra.Command, cl *client.Client, run *command, id string) error {
+	pid, err := cl.ExecDetached(ctx, id, run.req)
+	if err != nil {
+		return errors.Join(err, removeSandbox(context.WithoutCancel(ctx), cl, id))
+	}
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), map[string]any{"id": id, "pid": pid})
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), id)
+	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: process %d goes on; follow it: forkd attach %s %d\n", pid, id, pid)
+	return nil
 }
 
 func removeSandbox(ctx context.Context, cl *client.Client, id string) error {

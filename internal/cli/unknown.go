@@ -19,14 +19,14 @@ var elsewhere = map[string]string{
 	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
 	"diff":       "'forkd exec ID -- find / -xdev -newer FILE' lists changed files; 'forkd stats ID' says how much memory a sandbox has written",
 	"export":     "'forkd cp -r ID:/ - > root.tar' copies the files out; 'forkd branch ID' saves the whole sandbox",
-	"from-image": "write a recipe with 'base: docker://IMAGE', and run 'forkd build DIR'",
-	"import":     "write a recipe with 'base: docker-archive:FILE', and run 'forkd build DIR'",
-	"load":       "write a recipe with 'base: docker-archive:FILE', and run 'forkd build DIR'",
+	"from-image": "'forkd build docker://IMAGE' makes a snapshot of a container image",
+	"import":     "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
+	"load":       "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"login":      "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token",
 	"logout":     "there is nobody to log out from: a token is in the variable FORKD_TOKEN",
 	"parent":     "'forkd build RECIPE' makes a parent: image, boot, warm-up, snapshot",
 	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
-	"pull":       "'forkd build RECIPE' makes a snapshot; a recipe with 'base: docker://IMAGE' pulls that image",
+	"pull":       "'forkd build docker://IMAGE' pulls a container image and makes a snapshot of it",
 	"push":       "snapshots stay on their host; 'forkd images' lists them",
 	"quickstart": "'forkd demo' builds a snapshot, forks it and says what it cost",
 	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one under a name",
@@ -57,11 +57,12 @@ var unknownFlags = map[string]string{
 	"daemon-token": "the token comes from the variable FORKD_TOKEN: other users can read command lines",
 	"filter":       "--label NAME=VALUE chooses sandboxes; -o json and jq choose by all else",
 	"format":       "use -o json, and jq",
-	"image":        "write a recipe with 'base: docker://IMAGE', and run 'forkd build DIR'",
+	"image":        "'forkd build docker://IMAGE' makes a snapshot of a container image",
 	"kernel":       "'forkd build DIR --kernel FILE' makes a snapshot with a kernel of your own",
 	"mount":        "sandboxes have no mounts: 'forkd cp -r DIR ID:DIR' copies files",
 	"name":         "sandboxes have ids: give --label name=NAME, or use 'forkd workspace create NAME'",
 	"network":      "the network policy is --net MODE",
+	"s":            "'forkd signal ID PID SIGNAL' sends a signal to a process in a sandbox",
 	"p":            "use 'forkd port-forward ID PORT' when the sandbox runs",
 	"publish":      "use 'forkd port-forward ID PORT' when the sandbox runs",
 	"target":       "name the sandbox: 'forkd ls' lists them",
@@ -116,7 +117,10 @@ func otherwise(cmd *cobra.Command, args []string) string {
 }
 
 // flagError says what is wrong with a flag in the words of the command line.
-func flagError(_ *cobra.Command, err error) error {
+func flagError(cmd *cobra.Command, err error) error {
+	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 { // the command is unknown too
+		return usageError{knownCommand(cmd, before)}
+	}
 	var none *pflag.NotExistError
 	if errors.As(err, &none) {
 		if hint, ok := unknownFlags[none.GetSpecifiedName()]; ok {

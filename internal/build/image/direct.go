@@ -1,0 +1,35 @@
+package image
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// notInName matches what the name of a container image may have and that of a recipe may not.
+var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
+
+// FromContainer returns the recipe of a snapshot that is a container image and nothing else. text is
+// that image as a recipe names its base: docker://…, oci:… or docker-archive:…; ok is false for any
+// other text. The recipe's name is the last part of the image's. Relative paths start at the working
+// directory.
+func FromContainer(text string) (r *Recipe, ok bool, err error) {
+	b, err := parseBase(text)
+	if err != nil || b.kind == baseDebian {
+		return nil, false, nil
+	}
+	_, name, _ := strings.Cut(text, ":")
+	name, _, _ = strings.Cut(path.Base(name), "@") // without a digest
+	name = strings.Trim(notInName.ReplaceAllString(strings.ToLower(strings.TrimSuffix(name, ".tar")), "-"), "-._")
+	r = &Recipe{Name: name, Base: text}
+	r.setDefaults()
+	if r.dir, err = filepath.Abs("."); err != nil {
+		return nil, true, err
+	}
+	if err := r.validate(); err != nil {
+		return nil, true, fmt.Errorf("%s: %w", text, err)
+	}
+	return r, true, nil
+}
