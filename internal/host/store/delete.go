@@ -12,7 +12,8 @@ import (
 // DeleteMode says what happens to the snapshots that build on a deleted one.
 type DeleteMode int
 
-// The modes of deletion. None of them deletes a snapshot that sandboxes run from.
+// The modes of deletion. None of them deletes a snapshot that sandboxes run from. One that sandboxes
+// only follow loses its name, and its files go with the last of them.
 const (
 	DeleteSingle  DeleteMode = iota // refuse if there are any
 	DeleteCascade                   // delete them first
@@ -32,17 +33,21 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	tags := make([]string, len(victims))
+	for i, e := range victims {
+		tags[i] = e.tag
+	}
 	var gone []string
 	for i, e := range victims {
-		if err := s.remove(e); err != nil {
+		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
 			for _, rest := range victims[i:] {
 				rest.deleting = false
 			}
 			s.mu.Unlock()
-			return gone, fmt.Errorf("delete snapshot %q: %w", e.tag, err)
+			return gone, fmt.Errorf("delete snapshot %q: %w", tags[i], err)
 		}
-		gone = append(gone, e.tag)
+		gone = append(gone, tags[i])
 	}
 	s.keepReserve() // there is room now
 	s.flusher.retry()
@@ -108,7 +113,9 @@ func (s *Store) remove(e *entry) error {
 	}
 	s.mu.Lock()
 	delete(s.byTag, e.tag)
-	s.tell(event.SnapshotDeleted, e)
+	if !e.unnamed { // else it was told when it lost its name
+		s.tell(event.SnapshotDeleted, e)
+	}
 	var cold []string
 	if e.manifest != nil {
 		for _, l := range e.manifest.Memory {

@@ -103,11 +103,13 @@ func (f *flusher) flush(e *entry) {
 	if err == nil && !e.published.IsZero() {
 		e.flushTime = time.Since(e.published)
 	}
-	e.unflushed = err != nil
-	if err == nil && !e.deleting {
+	tag, gone := e.tag, e.deleting || e.unnamed
+	if !e.unnamed { // else nothing was done
+		e.unflushed = err != nil
+	}
+	if err == nil && !gone {
 		s.tell(event.SnapshotPersisted, e)
 	}
-	tag, gone := e.tag, e.deleting
 	s.mu.Unlock()
 	select {
 	case <-e.flushed: // by an earlier attempt

@@ -79,7 +79,7 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 // before this one is flushed.
 func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	for _, l := range m.Memory {
-		if _, err := g.store.linkLayer(m, l.Owner, g.dir); err != nil {
+		if _, err := g.store.linkLayer(m, g.below, l.Owner, g.dir); err != nil {
 			return err
 		}
 	}
@@ -127,7 +127,7 @@ func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	gone, m, dir := e.deleting, e.manifest, e.dir
+	gone, m, dir := e.deleting || e.unnamed, e.manifest, e.dir
 	s.mu.Unlock()
 	if gone {
 		return nil
@@ -180,7 +180,7 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		return nil
 	}
 	if l.Owner != m.ID {
-		if linked, err := s.linkLayer(m, l.Owner, dir); linked && err == nil {
+		if linked, err := s.linkLayer(m, "", l.Owner, dir); linked && err == nil {
 			return nil
 		}
 	}
@@ -240,7 +240,7 @@ func (s *Store) reload(name string) bool {
 			f.Close()
 			continue
 		}
-		if l.Owner != m.ID && s.findLayer(m, l.Owner) != "" {
+		if l.Owner != m.ID && s.findLayer(m, "", l.Owner) != "" {
 			continue
 		}
 		if !m.Transient {

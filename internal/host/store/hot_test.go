@@ -237,7 +237,7 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 	}()
 	for i := 0; ; i++ {
 		dir := t.TempDir()
-		if found, err := s.linkLayer(child, base.manifest.ID, dir); !found || err != nil {
+		if found, err := s.linkLayer(child, "", base.manifest.ID, dir); !found || err != nil {
 			t.Errorf("link %d: %t, %v", i, found, err)
 		}
 		select {

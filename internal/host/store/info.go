@@ -75,7 +75,7 @@ func (s *Store) List() []Info {
 	defer s.mu.Unlock()
 	list := make([]Info, 0, len(s.byTag))
 	for _, e := range s.byTag {
-		if !e.deleting {
+		if !e.deleting && !e.unnamed {
 			list = append(list, s.infoLocked(e))
 		}
 	}

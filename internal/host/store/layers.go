@@ -133,15 +133,16 @@ func (s *Store) hasRoom(n uint64) bool {
 }
 
 // findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the
-// snapshot that m was branched from, or where the copy in RAM is from or went to.
-func (s *Store) findLayer(m *snapshot.Manifest, owner string) string {
+// snapshot that m was branched from, with that whose ID is below, or where the copy in RAM is from
+// or went to.
+func (s *Store) findLayer(m *snapshot.Manifest, below, owner string) string {
 	var fromParent string
 	var others []string
 	s.mu.Lock()
 	for _, e := range s.byTag {
 		switch {
 		case e.manifest == nil || e.manifest.ID == m.ID || !hasMemory(e.manifest, owner):
-		case m.Parent != nil && e.manifest.ID == m.Parent.ID:
+		case below == "" && m.Parent != nil && e.manifest.ID == m.Parent.ID, e.manifest.ID == below:
 			fromParent = layerPath(e.dir, e.manifest, owner)
 		default:
 			others = append(others, layerPath(e.dir, e.manifest, owner))
@@ -160,12 +161,12 @@ func (s *Store) findLayer(m *snapshot.Manifest, owner string) string {
 	return ""
 }
 
-// linkLayer gives dir, of the snapshot m, its own link to a memory layer that m inherits. It reports
-// whether the layer was found on disk.
-func (s *Store) linkLayer(m *snapshot.Manifest, owner, dir string) (bool, error) {
+// linkLayer gives dir, of the snapshot m, its own link to a memory layer that m inherits, see
+// findLayer. It reports whether the layer was found on disk.
+func (s *Store) linkLayer(m *snapshot.Manifest, below, owner, dir string) (bool, error) {
 	s.moves.RLock()
 	defer s.moves.RUnlock()
-	from := s.findLayer(m, owner)
+	from := s.findLayer(m, below, owner)
 	if from == "" {
 		return false, nil
 	}

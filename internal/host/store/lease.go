@@ -70,20 +70,34 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	}
 	e.leases++
 	s.mu.Unlock()
-	release := sync.OnceFunc(func() {
-		s.mu.Lock()
-		victim := s.releaseLocked(e)
-		s.mu.Unlock()
-		if victim != nil {
-			s.closeIdle(victim)
-		}
-	})
+	return s.lease(e, &e.leases)
+}
+
+// lease makes a lease of e that has been counted in count.
+func (s *Store) lease(e *entry, count *int) (*Lease, error) {
+	release := s.releaser(e, count)
 	hot, err := s.heat(e)
 	if err != nil {
 		release()
 		return nil, err
 	}
 	return &Lease{hotFiles: hot, release: release}, nil
+}
+
+// releaser returns how to end a lease of e that has been counted in count.
+func (s *Store) releaser(e *entry, count *int) (release func()) {
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		*count--
+		if e.unnamed || count == &e.leases { // a follower is no reason for a transient snapshot to stay, nor to go
+			s.dropTransientLocked(e)
+		}
+		victim := s.releasedLocked(e)
+		s.mu.Unlock()
+		if victim != nil {
+			s.closeIdle(victim)
+		}
+	})
 }
 
 // heat opens the files of a snapshot once. The caller holds a lease.

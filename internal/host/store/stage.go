@@ -23,6 +23,7 @@ type Staging struct {
 	since time.Time
 	done  bool
 
+	below  string  // see Inherit
 	basing *basing // nil without UseBase
 	base   string  // digest of the base image that is kept for it; guarded by store.mu
 	step   string  // what is being done, in words; guarded by store.mu
@@ -63,6 +64,10 @@ func (g *Staging) SetStep(step string) {
 	g.step = step
 	g.store.mu.Unlock()
 }
+
+// Inherit says that the inherited memory layers are those of a leased snapshot, where that is not
+// the parent.
+func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 
 // Path returns where to put a file of the snapshot other than its memory layer, see Memory.
 func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }

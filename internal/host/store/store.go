@@ -92,6 +92,9 @@ type entry struct {
 	pins     int // by suspended sandboxes: as a lease, but no file is open
 	deleting bool
 
+	followers int  // those who need its files but do not keep it from being deleted, see Follow
+	unnamed   bool // deleted, but followed: tag is the name of its directory
+
 	unflushed bool          // its memory layer, at least, is in RAM only
 	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
 	flushErr  error         // of the latest one
@@ -136,6 +139,7 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
+		case e.unnamed: // it is not worth any work
 		case e.unflushed:
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
@@ -215,6 +219,12 @@ func (s *Store) scan() error {
 	for _, d := range dirs {
 		if strings.HasPrefix(d.Name(), deletedPrefix) { // a deletion that a crash cut short
 			if err := os.RemoveAll(filepath.Join(s.snapshots(), d.Name())); err != nil {
+				return err
+			}
+			continue
+		}
+		if id, ok := strings.CutPrefix(d.Name(), unnamedPrefix); ok {
+			if err := s.reloadUnnamed(id); err != nil {
 				return err
 			}
 			continue
@@ -324,7 +334,7 @@ func (s *Store) dependentsLocked(e *entry) []string {
 		return nil
 	}
 	for _, d := range s.byTag {
-		if d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
+		if !d.unnamed && d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
 			tags = append(tags, d.tag)
 		}
 	}

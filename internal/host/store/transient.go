@@ -6,15 +6,18 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
-// dropTransientLocked removes e in the background if it is transient and no sandbox needs it any
-// more.
+// dropTransientLocked removes e in the background if it is transient or has no name, and no sandbox
+// needs it any more.
 func (s *Store) dropTransientLocked(e *entry) {
-	if e.manifest == nil || !e.manifest.Transient || e.deleting || e.leases+e.pins > 0 {
+	if e.manifest == nil || e.deleting || e.leases+e.pins > 0 {
+		return
+	}
+	if e.unnamed && e.followers > 0 || !e.unnamed && !e.manifest.Transient {
 		return
 	}
 	e.deleting = true
 	s.drops.Go(func() {
-		if err := s.remove(e); err != nil {
+		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
 			e.deleting = false // the next start tries again
 			s.mu.Unlock()
@@ -22,7 +25,7 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
-// DropUnused removes the transient snapshots that no sandbox needs. It is called when all sandboxes
+// DropUnused removes the transient snapshots, and those without a name, that no sandbox needs. It is called when all sandboxes
 // of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
 	s.mu.Lock()
@@ -69,7 +72,7 @@ func (s *Store) Cool(tag string) {
 	e.hotMu.Lock() // a new lease opens the files behind it
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
-	busy := e.leases > 0 || e.unflushed || e.manifest == nil
+	busy := e.leases+e.followers > 0 || e.unflushed || e.manifest == nil
 	var cold []string
 	if !busy {
 		for _, l := range e.manifest.Memory {

@@ -1,0 +1,87 @@
+package store
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/event"
+)
+
+// unnamedPrefix marks the directory of a snapshot without a name; its ID follows. No tag begins with
+// a dot.
+const unnamedPrefix = ".unnamed-"
+
+// Follow keeps the files of the snapshot with an ID for a sandbox that was rebased onto it, and
+// returns how to end that. It can be deleted all the same: then its tag is free at once, nobody sees
+// it any more, and its files stay until nobody follows it. Snapshots that a daemon has left without a
+// name are there for the next one to follow until DropUnused.
+func (s *Store) Follow(id string) (unfollow func(), err error) {
+	e, err := s.follow(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.releaser(e, &e.followers), nil
+}
+
+// AcquireFollowed is Follow with the snapshot's files.
+func (s *Store) AcquireFollowed(id string) (*Lease, error) {
+	e, err := s.follow(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.lease(e, &e.followers)
+}
+
+func (s *Store) follow(id string) (*entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byIDLocked(id)
+	if e == nil || e.deleting {
+		return nil, &NotFoundError{Tag: id}
+	}
+	e.followers++
+	return e, nil
+}
+
+// removeOrUnname deletes a condemned snapshot, or takes its name away while somebody follows it.
+func (s *Store) removeOrUnname(e *entry) error {
+	s.mu.Lock()
+	followed := e.followers > 0
+	s.mu.Unlock()
+	if !followed {
+		return s.remove(e)
+	}
+	e.flushMu.Lock() // it moves
+	defer e.flushMu.Unlock()
+	s.sealer.drop(e.tag)
+	e.hotMu.Lock() // opening its files waits
+	defer e.hotMu.Unlock()
+	s.moves.Lock()
+	defer s.moves.Unlock()
+	name := unnamedPrefix + e.manifest.ID
+	if err := os.Rename(e.dir, s.dir(name)); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tell(event.SnapshotDeleted, e)
+	delete(s.byTag, e.tag)
+	e.tag, e.dir, e.unnamed, e.deleting = name, s.dir(name), true, false
+	s.byTag[name] = e
+	s.dropTransientLocked(e) // who followed it may have gone meanwhile
+	return nil
+}
+
+// reloadUnnamed takes up a snapshot without a name if it is whole, and removes it otherwise.
+func (s *Store) reloadUnnamed(id string) error {
+	dir := s.dir(unnamedPrefix + id)
+	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
+	if err != nil || m.ID != id {
+		return os.RemoveAll(dir)
+	}
+	own := identifyPath(layerPath(dir, m, id))
+	s.byTag[unnamedPrefix+id] = &entry{tag: unnamedPrefix + id, dir: dir, manifest: m, created: m.Created, unnamed: true,
+		unflushed: own == (fileID{})}
+	return nil
+}
