@@ -28,7 +28,8 @@ type Snapshot struct {
 	PauseMS     *float64 `json:"pause_ms,omitempty"`            // the sandbox stood still
 	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`       // and again, because it wrote faster than could be copied
 	ReadyMS     *float64 `json:"ready_ms,omitempty"`            // sandboxes can be forked from it
-	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`         // memory that the sandbox had written
+	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`         // memory that was saved: written since the branch before
+	SharedBytes *uint64  `json:"shared_bytes,omitempty"`        // of it, now shared by the sandbox; in the answer to a branch only
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
 	Faults      *uint64  `json:"faults,omitempty"`              // pages copied because the sandbox wrote them meanwhile
 

@@ -77,7 +77,11 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	} else {
 		fmt.Fprint(w, ", still being written")
 	}
-	fmt.Fprintf(w, "; %.1f MiB dirty\n", float64(value(s.DirtyBytes))/(1<<20))
+	fmt.Fprintf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
+	if s.SharedBytes != nil {
+		fmt.Fprintf(w, ", %.1f MiB of them shared with it now", float64(*s.SharedBytes)/(1<<20))
+	}
+	fmt.Fprintln(w)
 	if s.Fallback != "" {
 		fmt.Fprintf(w, "forkd: not live: %s\n", s.Fallback)
 	}

@@ -70,10 +70,11 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	}
 	info := snapshotOf(res.Info)
 	setBranch(&info, &res.Figure)
+	info.SharedBytes = &res.Shared
 	status := http.StatusCreated
 	if res.Info.Writing {
 		status = http.StatusAccepted
-		info.ReadyMS = nil
+		info.ReadyMS, info.SharedBytes = nil, nil
 	}
 	return writeJSON(w, status, info)
 }

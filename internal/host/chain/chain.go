@@ -19,12 +19,14 @@ import (
 // Bounds on what a snapshot makes those pay for that are forked from it.
 const (
 	MaxDepth   = 32  // layers of a snapshot; the next one is made self-contained while its sandbox runs
+	MaxLine    = 16  // memory layers that a sandbox's own branches add: they live as long as it does not leave them
 	MaxTops    = 16  // frozen tops of a sandbox: each is a descriptor and a bitmap in its VMM, and another place to look
 	maxExtents = 256 // of a snapshot's whole memory map: each costs every fork one mmap
 )
 
-// Memory completes the memory layer own of a new snapshot over parent and returns the snapshot's
-// map, which is kept bounded, and the layers that it inherits. The extents are those of own,
+// Memory completes the memory layer own of a new snapshot over parent, the one that its pages were
+// written over, and returns the snapshot's map, which is kept bounded, and the layers that it
+// inherits. The extents are those of own,
 // without their numbers.
 func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File, error) {
 	lower, layers := parent.Extents(), parent.Layers()
@@ -47,6 +49,11 @@ func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent
 	}
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
+
+// EndLine reports whether the next branch of a sandbox, which has been rebased onto so many of its
+// branches in a row, takes all that it has written since its fork, and lies on the snapshot of that:
+// the last of these branches has so many memory layers.
+func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
 
 // MergeTops reports whether the tops of a sandbox must become one before its next snapshot, which
 // inherits so many disk layers from the one below it.

@@ -42,6 +42,7 @@ type BranchRequest struct {
 type BranchResult struct {
 	Info   store.Info
 	Figure snapshot.Branch
+	Shared uint64 // bytes of the sandbox's memory that became those of the snapshot
 }
 
 // branch is one on its way.
@@ -53,6 +54,9 @@ type branch struct {
 	req     BranchRequest
 	start   time.Time
 	lease   *store.Lease // of the snapshot that the sandbox runs from
+	below   *store.Lease // of that which its memory is written over
+	line    int          // rebases in a row that this branch would be the last of
+	whole   bool         // it takes all memory written since the sandbox was restored
 	staging *store.Staging
 	state   *os.File
 	layer   *os.File
@@ -140,8 +144,8 @@ func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
-	if err == nil && rec.Pending != nil { // an earlier branch could not write down what became of its top
-		if _, err = b.s.settleTop(v); err == nil {
+	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) { // an earlier branch could not write down what became of it
+		if _, err = b.s.settle(v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
 		}
 	}
@@ -162,6 +166,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.lease.Release)
+	b.chooseBelow(&rec)
 	if b.staging, err = b.m.cfg.Store.Stage(b.req.Tag); err != nil {
 		return err
 	}
@@ -188,7 +193,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	b.done, err = b.ask(ctx, files)
 	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Fallback: b.done.Fallback,
 		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes}
-	if _, settled := b.s.settleTop(b.v); settled != nil {
+	if _, settled := b.s.settle(b.v); settled != nil {
 		return errors.Join(err, settled)
 	}
 	if err != nil {
@@ -204,7 +209,8 @@ const copyPoll = 50 * time.Millisecond
 // changes nothing; the copying is bounded by what the guest had written.
 func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
 	for {
-		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents}, files)
+		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents,
+			Keep: b.keeps(), SinceRestore: b.whole}, files)
 		if !errors.Is(err, vm.ErrCopying) {
 			return done, err
 		}
@@ -277,7 +283,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
 	if b.done.Mode != vm.BranchFull {
-		extents, memory, err = chain.Memory(b.layer, extents, b.lease)
+		extents, memory, err = chain.Memory(b.layer, extents, b.below)
 	}
 	if err == nil {
 		err = b.refuseWriters()
@@ -285,6 +291,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if err != nil {
 		return result, fmt.Errorf("%s sandbox %q: complete the layers: %w", b.op, b.s.id, err)
 	}
+	b.staging.Inherit(b.below)
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	guest := parent.Guest
@@ -313,7 +320,12 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 			r.Count--
 			r.Branches = r.Branches[:len(r.Branches)-1]
 		}))
-	} else if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
+		return result, err
+	}
+	if b.done.Kept {
+		result.Shared = b.rebase(ctx)
+	}
+	if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
 		b.hurry()
 	}
 	return result, err

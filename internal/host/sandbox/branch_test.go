@@ -54,8 +54,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Memory is cumulative since the fork, so its chain grows only by fork and branch; the disk's grows
-// by each branch.
+// Each branch adds a layer to memory and to the disk, but a full one starts the memory's anew, and the
+// sandbox stays on the branch before it.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
@@ -63,7 +63,7 @@ func TestBranchChains(t *testing.T) {
 	for i, c := range []struct {
 		mode         vm.BranchMode
 		memory, disk int
-	}{{vm.BranchLive, 2, 2}, {vm.BranchDiff, 2, 3}, {vm.BranchFull, 1, 4}} {
+	}{{vm.BranchLive, 2, 2}, {vm.BranchDiff, 3, 3}, {vm.BranchFull, 1, 4}, {vm.BranchDiff, 4, 5}} {
 		tag := fmt.Sprintf("b%d", i)
 		r := w.branch(t, id, tag, c.mode)
 		if r.Info.Parent != "p" || r.Figure.Mode != c.mode.String() {
@@ -75,13 +75,13 @@ func TestBranchChains(t *testing.T) {
 	}
 	child := w.fork(t, "b1")
 	w.branch(t, child, "c", vm.BranchLive)
-	if memory, disk := w.layers(t, "c"); memory != 3 || disk != 4 {
+	if memory, disk := w.layers(t, "c"); memory != 4 || disk != 4 {
 		t.Errorf("branch of a child: %d memory and %d disk layers", memory, disk)
 	}
 	if _, err := w.Snapshots().Delete("b1", store.DeleteSingle); err == nil {
 		t.Error("deleted a snapshot with a sandbox and a branch")
 	}
-	if i, err := w.Get(id); err != nil || i.Info().BranchCount != 3 {
+	if i, err := w.Get(id); err != nil || i.Info().BranchCount != 4 {
 		t.Errorf("branch count %+v, %v", i.Info(), err)
 	}
 	w.KillAll()

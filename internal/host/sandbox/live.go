@@ -18,8 +18,10 @@ type liveVM struct {
 	vmm   vmpool.VMM
 	guest Guest
 
-	// Changed by a rollback, under the lock of the sandbox.
+	// Changed by rollback and rebase, under the lock of the sandbox.
 	lease *store.Lease            // of the snapshot that the VM runs from; nil if that could not be had, see leased
+	below func()                  // ends following the branch that it was rebased onto; nil: none, or that could not be had
+	onto  func()                  // likewise, of that which it may have been rebased onto
 	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
 	cut   context.CancelCauseFunc // of calls
 	link  *netclient.Link         // to the network
@@ -43,8 +45,18 @@ func (v *liveVM) release() {
 	if v.lease != nil {
 		v.lease.Release()
 	}
+	callAll(v.below, v.onto)
 	if v.leave != nil {
 		v.leave()
+	}
+}
+
+// callAll calls those functions that there are.
+func callAll(list ...func()) {
+	for _, f := range list {
+		if f != nil {
+			f()
+		}
 	}
 }
 

@@ -43,14 +43,17 @@ type record struct {
 	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
 	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
 
-	// Its disk is that of its snapshot, the frozen tops, and the top above them. Memory needs no
-	// list: what it has written since the snapshot is cumulative.
+	// Its disk is that of its snapshot, the frozen tops, and the top above them. Its memory is that
+	// of its snapshot, or of the branch that it was rebased onto, and the private pages above it.
 	Frozen   []frozenTop `json:"frozen,omitempty"`
 	Top      string      `json:"top,omitempty"` // file in its data directory
 	Tops     int         `json:"tops,omitempty"`
 	Branches []string    `json:"branches,omitempty"` // IDs of the snapshots branched from it since its snapshot
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"` // tells a VM from the suspended state that followed it
+
+	Rebased  *rebased       `json:"rebased,omitempty"`  // nil: it is over its snapshot
+	Rebasing *pendingRebase `json:"rebasing,omitempty"` // a rebase is under way
 
 	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
 	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way

@@ -180,7 +180,8 @@ func (m *Manager) readopt(id string) error {
 			m.cfg.Log.Error("sandbox runs, but its suspended state is lost", "sandbox", id, "error", err)
 		}
 	}
-	paused, err := s.settleTop(v)
+	m.follow(v, &r)
+	paused, err := s.settle(v)
 	if err == nil {
 		err = s.settlePause(v, paused)
 	}

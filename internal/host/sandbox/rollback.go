@@ -151,17 +151,20 @@ func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name
 		if r.SnapshotID != target.ID {
 			r.Origin, r.SnapshotTag, r.SnapshotID, r.Branches = "", target.Tag, target.ID, nil
 		}
+		r.Rebased, r.Rebasing = nil, nil
 	})
 	if err != nil {
 		return err
 	}
-	old := v.lease
-	if err := s.transition(rollBackOp, Running, func() { v.lease = lease }); err != nil {
+	old := []func(){v.below, v.onto}
+	if v.lease != nil {
+		old = append(old, v.lease.Release)
+	}
+	err = s.transition(rollBackOp, Running, func() { v.lease, v.below, v.onto = lease, nil, nil })
+	if err != nil {
 		return err
 	}
-	if old != nil {
-		old.Release()
-	}
+	callAll(old...)
 	for _, f := range append(was.Frozen, frozenTop{Name: was.Top}) {
 		if f.Name != "" {
 			os.Remove(filepath.Join(s.data, f.Name))

@@ -11,13 +11,13 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top that
-// the record only announces. The caller holds s.ops: while a branch is under way the latter is as
+// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top, or
+// layer, that the record only announces. The caller holds s.ops: while a branch is under way the latter is as
 // it should be.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.state.hasVM() && (s.silent || s.record.Pending != nil)
+	return s.state.hasVM() && (s.silent || s.record.Pending != nil || s.record.Rebasing != nil)
 }
 
 // catchUp finds out what became of requests that the VMM of s did not answer, and brings record,
@@ -27,7 +27,7 @@ func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil
 	}
-	paused, err := s.settleTop(s.live)
+	paused, err := s.settle(s.live)
 	if err == nil {
 		err = s.settlePause(s.live, paused)
 	}
@@ -48,16 +48,19 @@ func (s *Sandbox) catchUp() error {
 	return nil
 }
 
-// settleTop finds out whether the VMM has taken a new top, and writes that down. It also returns
-// whether the VM stands still.
-func (s *Sandbox) settleTop(v *liveVM) (paused bool, err error) {
+// settle finds out whether the VMM has taken a new top, and whether it was rebased, and writes that
+// down. It also returns whether the VM stands still.
+func (s *Sandbox) settle(v *liveVM) (paused bool, err error) {
 	stats, err := v.vmm.Stats(context.Background())
 	if s.answered(err) != nil {
-		return false, fmt.Errorf("ask the VMM of sandbox %q for its disk: %w", s.id, err)
+		return false, fmt.Errorf("ask the VMM of sandbox %q for its layers: %w", s.id, err)
 	}
 	s.mu.Lock()
 	pending := s.record.Pending
 	s.mu.Unlock()
+	if err := s.settleRebase(v, stats.Rebases); err != nil {
+		return stats.Paused, err
+	}
 	if pending == nil {
 		return stats.Paused, nil
 	}

@@ -1,0 +1,157 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// rebased is the branch that the memory of a sandbox lies on: its private pages are what differs
+// from it. Users do not see that. For them the sandbox runs from the snapshot that it was forked
+// from or rolled back to, and the branch can be deleted.
+type rebased struct {
+	ID   string `json:"id"`   // of the snapshot
+	Line int    `json:"line"` // how many there have been in a row, each over the one before
+}
+
+// pendingRebase is a branch that a VMM may have been rebased onto by now: it has if it has counted
+// more rebases than Rebases.
+type pendingRebase struct {
+	To      rebased `json:"to"`
+	Rebases uint64  `json:"rebases"`
+}
+
+// keeps reports whether the sandbox is to be rebased onto the branch. A suspended one has no memory
+// that could be, and a full branch has none of the layers that the sandbox's other pages lie on.
+func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.BranchFull }
+
+// chooseBelow chooses the snapshot that the branch's memory layer lies on: what the sandbox was
+// rebased onto last, or, when the line of such branches has become long, or cannot be used, the
+// snapshot that it runs from. In that case the layer has all that was written since.
+func (b *branch) chooseBelow(rec *record) {
+	b.below, b.line = b.lease, 1
+	if rec.Rebased == nil || b.req.Mode == vm.BranchFull {
+		return
+	}
+	b.whole = true
+	below, err := b.m.cfg.Store.AcquireFollowed(rec.Rebased.ID)
+	if err != nil {
+		b.m.cfg.Log.Warn("the last branch of a sandbox cannot be used, the next one has all its memory", "sandbox", b.s.id,
+			"error", err)
+		return
+	}
+	b.undo.Add(below.Release)
+	if !chain.EndLine(rec.Rebased.Line, len(below.Layers())) {
+		b.below, b.line, b.whole = below, rec.Rebased.Line+1, false
+	}
+}
+
+// rebase puts the memory of the sandbox onto the published branch and returns how many bytes it
+// shares with it now. The branch is there whatever becomes of this: if it fails, the next one has
+// the same pages once more.
+func (b *branch) rebase(ctx context.Context) (shared uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	defer cancel()
+	shared, err := b.tryRebase(ctx)
+	switch {
+	case errors.Is(err, vm.ErrNotKept):
+		b.m.cfg.Log.Info("a sandbox was not rebased onto its branch", "sandbox", b.s.id, "snapshot", b.req.Tag, "reason", err)
+	case err != nil && b.s.Info().State.hasVM():
+		b.m.cfg.Log.Warn("rebase a sandbox onto its branch", "sandbox", b.s.id, "snapshot", b.req.Tag, "error", err)
+	}
+	return shared
+}
+
+func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
+	s, v, id := b.s, b.v, b.staging.ID()
+	layer, err := os.Open(b.layer.Name()) // for reading only: children share it
+	if err != nil {
+		return 0, err
+	}
+	defer layer.Close()
+	unfollow, err := b.m.cfg.Store.Follow(id)
+	if err != nil { // it has been deleted already
+		return 0, err
+	}
+	stats, err := v.vmm.Stats(ctx)
+	if s.answered(err) == nil {
+		// Before anything is replaced: what has been is no longer private, and whoever takes the
+		// sandbox over must know that.
+		err = s.update(func(r *record) {
+			r.Rebasing = &pendingRebase{To: rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
+		})
+	}
+	if err == nil {
+		err = s.swapLeases(func() { v.onto = unfollow })
+	}
+	if err != nil {
+		unfollow()
+		return 0, err
+	}
+	result, err := v.vmm.Rebase(ctx, b.done.Serial, layer)
+	_, settled := s.settle(v)
+	return result.Bytes, errors.Join(s.answered(err), settled)
+}
+
+// swapLeases changes what the VM of s keeps of the store, unless s is being deleted: then that is
+// being given back.
+func (s *Sandbox) swapLeases(change func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == Stopping {
+		return s.stateErrorLocked("rebase")
+	}
+	change()
+	return nil
+}
+
+// settleRebase writes down whether a VMM that has counted so many rebases has begun the one that is
+// pending. From its beginning on the branch is what the memory lies on.
+func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
+	s.mu.Lock()
+	pending := s.record.Rebasing
+	s.mu.Unlock()
+	if pending == nil {
+		return nil
+	}
+	begun := rebases > pending.Rebases
+	err := s.update(func(r *record) {
+		r.Rebasing = nil
+		if begun {
+			r.Rebased = &pending.To
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var done func()
+	_ = s.swapLeases(func() { // else all of it is given back
+		if done = v.onto; begun {
+			done, v.below = v.below, v.onto
+		}
+		v.onto = nil
+	})
+	callAll(done)
+	return nil
+}
+
+// follow keeps what the memory of a VM lies on that was taken over, and what it may lie on. Without
+// it the VM runs on all the same, and its next branch has all that it has written since its fork.
+func (m *Manager) follow(v *liveVM, r *record) {
+	get := func(id string) func() {
+		unfollow, err := m.cfg.Store.Follow(id)
+		if err != nil {
+			m.cfg.Log.Warn("the last branch of a sandbox cannot be used", "sandbox", r.ID, "error", err)
+		}
+		return unfollow
+	}
+	if r.Rebased != nil {
+		v.below = get(r.Rebased.ID)
+	}
+	if r.Rebasing != nil {
+		v.onto = get(r.Rebasing.To.ID)
+	}
+}

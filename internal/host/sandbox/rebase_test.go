@@ -1,0 +1,260 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// fake returns the VM of a sandbox.
+func (w *world) fake(t *testing.T, id string) *vmfake.VMM {
+	t.Helper()
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.live.vmm.(*vmfake.VMM)
+}
+
+// asked returns what a VM was last asked to branch.
+func (w *world) asked(t *testing.T, id string) vmmproto.Branch {
+	t.Helper()
+	v := w.fake(t, id)
+	w.vmms.Mu.Lock()
+	defer w.vmms.Mu.Unlock()
+	return v.Asked[len(v.Asked)-1]
+}
+
+// unnamed counts the snapshots that were deleted and are still needed.
+func (w *world) unnamed(t *testing.T) (n int) {
+	t.Helper()
+	w.Snapshots().Quiesce()
+	entries, err := os.ReadDir(filepath.Join(w.dir, "state", "snapshots"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			n++
+		}
+	}
+	return n
+}
+
+// A sandbox that is branched again and again lies on its last branch, each of which can be deleted
+// at once. When the line is long, a branch has all that was written since the fork and the line
+// begins anew. All snapshots that are left are whole.
+func TestLineOfBranches(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	for i := range 3*chain.MaxLine + 2 {
+		tag := fmt.Sprintf("b%d", i)
+		r := w.branch(t, id, tag, []vm.BranchMode{vm.BranchLive, vm.BranchDiff}[i%2])
+		if r.Shared == 0 || r.Info.Parent != "p" {
+			t.Errorf("%s: %+v", tag, r)
+		}
+		if req := w.asked(t, id); !req.Keep || req.SinceRestore != (i > 0 && i%chain.MaxLine == 0) {
+			t.Errorf("%s: the VMM was asked %+v", tag, req)
+		}
+		if memory, _ := w.layers(t, tag); memory != 2+i%chain.MaxLine {
+			t.Errorf("%s has %d memory layers", tag, memory)
+		}
+		if i%2 == 1 {
+			if _, err := w.Snapshots().Delete(tag, store.DeleteSingle); err != nil {
+				t.Errorf("delete the branch that its source lies on: %v", err)
+			}
+			if n := w.unnamed(t); n != 1 {
+				t.Errorf("%d snapshots without a name, want that one", n)
+			}
+		} else if n := w.unnamed(t); n != 0 {
+			t.Errorf("%d snapshots without a name that nobody needs", n)
+		}
+	}
+	if _, err := w.Snapshots().Delete("p", store.DeleteForce); err == nil {
+		t.Error("the snapshot that it runs from was deleted")
+	}
+	w.fork(t, "b20")
+	for _, info := range w.Snapshots().List() {
+		if err := w.Snapshots().Verify(t.Context(), info.Tag); err != nil {
+			t.Error(err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+	if n := w.unnamed(t); n != 0 {
+		t.Errorf("%d snapshots without a name are left", n)
+	}
+}
+
+// A rebase that fails takes nothing from the next branch: it has the pages once more, or, when
+// something may have been replaced, lies on the new snapshot.
+func TestFailedRebase(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		set    func(*vmfake.VMMs)
+		layers int // of the next branch
+	}{
+		{"not kept", func(f *vmfake.VMMs) { f.RebaseErr = &vm.Error{Code: vm.ErrNotKept, Err: errors.New("too late")} }, 2},
+		{"half-way", func(f *vmfake.VMMs) { f.LateRebase = errors.New("no memory") }, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, 0)
+			defer w.stop()
+			id := w.source(t)
+			c.set(w.vmms)
+			w.branch(t, id, "b", vm.BranchLive)
+			w.vmms.RebaseErr, w.vmms.LateRebase = nil, nil
+			w.branch(t, id, "c", vm.BranchLive)
+			if memory, _ := w.layers(t, "c"); memory != c.layers {
+				t.Errorf("%d memory layers, want %d", memory, c.layers)
+			}
+			w.KillAll()
+			w.checkClean(t)
+		})
+	}
+}
+
+// A daemon that dies between its note and the VMM's answer finds out what the memory lies on, though
+// the snapshot was deleted meanwhile.
+func TestRestartDuringARebase(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		for _, deleted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("begun %v, deleted %v", begun, deleted), func(t *testing.T) {
+				w := newWorld(t, 0)
+				id := w.source(t)
+				w.branch(t, id, "a", vm.BranchLive)
+				w.branch(t, id, "b", vm.BranchLive)
+				s, err := w.Get(id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				was, err := w.Snapshots().Detail("a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				// As if the second rebase were under way.
+				err = s.update(func(r *record) {
+					r.Rebasing = &pendingRebase{To: *r.Rebased, Rebases: 1}
+					r.Rebased = &rebased{ID: was.ID, Line: 1}
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !begun {
+					w.fake(t, id).Rebases = 1
+				}
+				if deleted {
+					if _, err := w.Snapshots().Delete("b", store.DeleteSingle); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.stop()
+				w.start(t, 0)
+				defer w.stop()
+				if n, err := w.Recover(); n != 1 || err != nil {
+					t.Fatalf("recovered %d, %v", n, err)
+				}
+				if list := w.Snapshots().List(); len(list) != 3 && !deleted || len(list) != 2 && deleted {
+					t.Errorf("listed: %+v", list)
+				}
+				w.branch(t, id, "c", vm.BranchLive)
+				memory, _ := w.layers(t, "c")
+				if begun && memory != 4 || !begun && memory != 3 || w.asked(t, id).SinceRestore {
+					t.Errorf("%d memory layers, since the restore: %v", memory, w.asked(t, id).SinceRestore)
+				}
+				if err := w.Snapshots().Verify(t.Context(), "c"); err != nil {
+					t.Error(err)
+				}
+				w.KillAll()
+				w.checkClean(t)
+				if n := w.unnamed(t); n != 0 {
+					t.Errorf("%d snapshots without a name are left", n)
+				}
+			})
+		}
+	}
+}
+
+// A sandbox whose last branch is lost runs on, and its next branch needs nothing of it.
+func TestLostBranchBelow(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	w.branch(t, id, "b", vm.BranchLive)
+	w.Snapshots().Quiesce()
+	w.stop()
+	if err := os.RemoveAll(filepath.Join(w.dir, "state", "snapshots", "b")); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 1 || err != nil {
+		t.Fatalf("recovered %d, %v", n, err)
+	}
+	w.branch(t, id, "c", vm.BranchLive)
+	if memory, _ := w.layers(t, "c"); memory != 2 || !w.asked(t, id).SinceRestore {
+		t.Errorf("%d memory layers, asked %+v", memory, w.asked(t, id))
+	}
+	w.branch(t, id, "d", vm.BranchLive)
+	if memory, _ := w.layers(t, "d"); memory != 3 || w.asked(t, id).SinceRestore {
+		t.Errorf("%d memory layers, asked %+v", memory, w.asked(t, id))
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A suspended state has only what was written since the last branch, and is a snapshot to begin a
+// line from. After a rollback the line begins with its target.
+func TestLinesEnd(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.branch(t, id, "b", vm.BranchLive)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if memory, _ := w.layers(t, s.Info().StateTag); memory != 3 {
+		t.Errorf("the suspended state has %d memory layers", memory)
+	}
+	if _, err := w.Snapshots().Delete("b", store.DeleteSingle); err != nil {
+		t.Errorf("delete a branch of a suspended sandbox: %v", err)
+	}
+	if n := w.unnamed(t); n != 0 {
+		t.Errorf("%d snapshots without a name that nobody needs", n)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.branch(t, id, "c", vm.BranchDiff)
+	if memory, _ := w.layers(t, "c"); memory != 4 || w.asked(t, id).SinceRestore {
+		t.Errorf("%d memory layers, asked %+v", memory, w.asked(t, id))
+	}
+	w.branch(t, id, "d", vm.BranchDiff)
+	for _, c := range []struct {
+		to     string
+		layers int
+	}{{"c", 5}, {"p", 2}} {
+		if _, err := w.Rollback(t.Context(), id, c.to); err != nil {
+			t.Fatal(err)
+		}
+		w.branch(t, id, "of-"+c.to, vm.BranchLive)
+		if memory, _ := w.layers(t, "of-"+c.to); memory != c.layers {
+			t.Errorf("a branch after a rollback to %s has %d memory layers, want %d", c.to, memory, c.layers)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
