@@ -2,7 +2,8 @@
 written once.
 
 Whoever connects to the vsock port argv[2] gets for every "?" the monotonic clock in nanoseconds and the number of pages
-written so far, 8 bytes each, little-endian; after an "s" nothing is written until a "c". Answers come from a process of
+written so far, 8 bytes each, little-endian; after an "s" nothing is written until a "c", after an "m" only the next MiB
+until another. Answers come from a process of
 their own with real-time priority: in the writing one they would wait for its turn."""
 import mmap
 import os
@@ -15,7 +16,7 @@ PAGE = 4096
 CHUNK = 64  # pages between two updates of the counter
 pages = int(sys.argv[1]) * 256
 memory = mmap.mmap(-1, pages * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-counter = mmap.mmap(-1, PAGE)  # shared with the answering process
+counter = mmap.mmap(-1, PAGE)  # shared with the answering process: pages written, and how many may be (0: all)
 
 
 def answer(listener):
@@ -27,6 +28,8 @@ def answer(listener):
                 if command == b"?":
                     now = time.monotonic_ns()
                     conn.sendall(now.to_bytes(8, "little") + counter[:8])
+                elif command == b"m":
+                    counter[8:16] = (int.from_bytes(counter[:8], "little") + 256).to_bytes(8, "little")
                 else:
                     os.kill(os.getppid(), signal.SIGSTOP if command == b"s" else signal.SIGCONT)
         except OSError:
@@ -45,6 +48,8 @@ done = 0
 while True:
     word = bytes([done // pages & 255]) * CHUNK
     for at in range(0, pages * PAGE, CHUNK * PAGE):
+        while 0 < int.from_bytes(counter[8:16], "little") <= done:
+            time.sleep(0.01)
         memory[at : at + CHUNK * PAGE : PAGE] = word
         done += CHUNK
         counter[:8] = done.to_bytes(8, "little")

@@ -1,6 +1,6 @@
-// Command branch measures what it costs to branch and roll back a running sandbox, and to spawn
-// from a chain of snapshots. A guest keeps a given number of pages dirty without a pause while it
-// is branched live, by diff and in full.
+// Command branch measures what it costs to branch and roll back a running sandbox, to branch one
+// again and again, and to spawn from a chain of snapshots. A guest keeps a given number of pages
+// dirty without a pause while it is branched live, by diff and in full.
 //
 // It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is
 // not part of it. Tables go to standard output, progress to standard error, the figures as JSON to
@@ -29,7 +29,7 @@ const recipe = "python-numpy"
 type bench struct {
 	*lab.Program
 	memory, dirty, depths lab.Numbers // MiB, MiB, snapshots
-	samples, spawns       int
+	samples, spawns, line int
 	host                  *lab.Daemon
 }
 
@@ -42,13 +42,14 @@ func main() {
 	flag.Var(&b.dirty, "dirty", "MiB that the guest keeps dirty; empty: no branches of a busy guest")
 	flag.Var(&b.depths, "depths", "chain depths to spawn from, ascending; empty: none")
 	flag.IntVar(&b.samples, "samples", 3, "branches of each mode, and rollbacks")
+	flag.IntVar(&b.line, "line", 20, "branches of one sandbox that writes 1 MiB between them; 0: none")
 	flag.IntVar(&b.spawns, "spawns", 10, "spawns from each depth")
 	b.Main(b.check, b.measure)
 }
 
 func (b *bench) check() error {
-	if len(b.memory.List) == 0 || b.samples < 1 || b.spawns < 1 {
-		return errors.New("-memory wants a number, -samples and -spawns want 1 or more")
+	if len(b.memory.List) == 0 || b.samples < 1 || b.spawns < 1 || b.line < 0 {
+		return errors.New("-memory wants a number, -samples and -spawns want 1 or more, -line 0 or more")
 	}
 	for i := 1; i < len(b.depths.List); i++ {
 		if b.depths.List[i] <= b.depths.List[i-1] {
@@ -72,7 +73,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		return nil, err
 	}
 	r := b.Report(host)
-	var chain *report.Table
+	var chain, line *report.Table
 	var rows []*row
 	skipped := 0
 	for i, mib := range b.memory.List {
@@ -86,6 +87,11 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 		// First: it is one table, and the rows below fill the time that is left.
 		if i == 0 && len(b.depths.List) > 0 {
 			if chain, err = b.depthTable(ctx, mib); err != nil {
+				return nil, err
+			}
+		}
+		if i == 0 && b.line > 0 {
+			if line, err = b.lineTable(ctx, mib); err != nil {
 				return nil, err
 			}
 		}
@@ -103,6 +109,9 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	}
 	if len(rows) > 0 {
 		r.Tables = tables(rows, skipped)
+	}
+	if line != nil {
+		r.Tables = append(r.Tables, line)
 	}
 	if chain != nil {
 		r.Tables = append(r.Tables, chain)

@@ -44,13 +44,15 @@ func (l *line) request() vmmproto.Branch {
 	if l.rig.rng.IntN(6) == 0 {
 		req.StormFaults = 1 + l.rig.rng.Uint64N(64)
 	}
+	req.Keep = req.Mode != vm.BranchFull && l.rig.rng.IntN(4) > 0
+	req.SinceRestore = req.Mode != vm.BranchFull && l.rig.rng.IntN(8) == 0
 	return req
 }
 
 // live is request for a live branch.
 func (l *line) live() vmmproto.Branch {
 	req := l.request()
-	req.Mode = vm.BranchLive
+	req.Mode, req.Keep = vm.BranchLive, true
 	return req
 }
 
@@ -86,6 +88,9 @@ func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot
 	}
 	defer frozen.Close()
 	p := &pending{snap: s, base: v.base, layer: layer, req: req}
+	if req.SinceRestore {
+		p.base = v.origin
+	}
 	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{State: s.state, Layer: layer,
 		Tops: []*os.File{top}, Frozen: []*os.File{frozen}})
 	if err != nil {
@@ -111,7 +116,7 @@ func (v *running) wait(ctx context.Context, p *pending) (err error) {
 	return nil
 }
 
-// complete makes the snapshot of a branch whose layer is complete.
+// complete makes the snapshot of a branch whose layer is complete, and rebases v onto it.
 func (v *running) complete(p *pending) (*Snapshot, error) {
 	if err := noHoles(p.layer, p.result.Save.Extents); err != nil {
 		return nil, fmt.Errorf("%s: layer of %s: %w", v.name, p.snap.name, err)
@@ -130,7 +135,7 @@ func (v *running) complete(p *pending) (*Snapshot, error) {
 		return nil, fmt.Errorf("%s: branch %s stopped the guest after %d write faults, its bound is %d", v.name,
 			p.snap.name, p.copied.Faults, bound)
 	}
-	return p.snap, nil
+	return p.snap, v.rebase(p)
 }
 
 // noHoles checks that children can read all extents of a layer though its file system may be full.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -26,6 +27,10 @@ type Report struct {
 	Races            int            `json:"races"`             // branches that met another request
 	Kills            int            `json:"kills"`             // VMMs killed in the middle of a branch
 	Rollbacks        int            `json:"rollbacks"`
+	Rebases          int            `json:"rebases"`
+	NotKept          int            `json:"not_rebased"`     // branches that something else had come after
+	MostShared       uint64         `json:"most_shared_kib"` // by one rebase
+	MostMappings     uint64         `json:"most_mappings"`
 	DeepestChain     int            `json:"deepest_chain"`  // memory layers over the base
 	Faults           uint64         `json:"write_faults"`   // pages that a live branch captured because a vCPU wrote them
 	Storms           int            `json:"storms"`         // live branches that ended by stopping the guest
@@ -103,10 +108,10 @@ func (r *Report) Line() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, %d kills, "+
-		"%d rollbacks, %d races, %d refused, %d without room (%d under fire), %d on full file systems, %d write faults, "+
+		"%d rollbacks, %d rebases (%d refused, up to %d mappings), %d races, %d refused, %d without room (%d under fire), %d on full file systems, %d write faults, "+
 		"%d storms, up to %d MiB dirty, %d mismatches, %.0f s", r.Branches,
 		r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified, r.DeepestChain,
-		r.Kills, r.Rollbacks, r.Races, r.Refused, r.Failed, r.FailedUnderFire, r.FullFS, r.Faults, r.Storms, r.MostDirtyMiB, r.Mismatches,
+		r.Kills, r.Rollbacks, r.Rebases, r.NotKept, r.MostMappings, r.Races, r.Refused, r.Failed, r.FailedUnderFire, r.FullFS, r.Faults, r.Storms, r.MostDirtyMiB, r.Mismatches,
 		time.Since(r.start).Seconds())
 }
 
@@ -123,4 +128,12 @@ func (r *Report) Write(path string) error {
 		return err
 	}
 	return atomicfile.Write(path, append(p, '\n'), 0o644)
+}
+
+// rebased notes a rebase.
+func (r *Report) rebased(result vmmproto.RebaseResult) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Rebases++
+	r.MostShared, r.MostMappings = max(r.MostShared, result.Bytes>>10), max(r.MostMappings, result.Mappings)
 }

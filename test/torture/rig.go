@@ -98,10 +98,11 @@ func (r *Rig) newTop(size uint64) (*os.File, error) {
 // vm is a running VM.
 type running struct {
 	*vmmclient.VMM
-	rig  *Rig
-	name string
-	base *Snapshot // whose memory it lies on; nil after a boot
-	size uint64    // of the disk in bytes
+	rig    *Rig
+	name   string
+	base   *Snapshot // whose memory it lies on; nil after a boot
+	origin *Snapshot // that it was restored from; the same until it is rebased
+	size   uint64    // of the disk in bytes
 
 	asking sync.Mutex
 	files  []*os.File // of the disk, the top last

@@ -12,7 +12,7 @@ import (
 )
 
 // maxDepth is how many memory layers a line of descent gets over its base.
-const maxDepth = 10
+const maxDepth = 30
 
 // maxDiskLayers bounds the disk layers of a line: every branch adds one, and a restore donates them
 // all in one message.
@@ -49,6 +49,7 @@ func rounds() []round {
 		{"state without room", 1, (*line).stateWithoutRoom},
 		{"kill", 2, (*line).kill},
 		{"rollback", 1, (*line).rollback},
+		{"long line", 1, (*line).long},
 	}
 }
 

@@ -131,7 +131,7 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	if err != nil {
 		return err
 	}
-	v.base, v.size, v.files = s, s.size, append(slices.Clone(s.disks), top)
+	v.base, v.origin, v.size, v.files = s, s, s.size, append(slices.Clone(s.disks), top)
 	_, err = v.Restore(ctx, vmmproto.Restore{
 		Extents: s.extents, Disks: []vmmproto.Disk{{SizeBytes: s.size}}, VMGenID: newID(), Resume: true,
 	}, vmmclient.RestoreFiles{State: s.state, Layers: s.layers, Disks: [][]*os.File{v.files}})

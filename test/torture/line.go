@@ -1,0 +1,113 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// rebase puts v onto a branch that was kept in mind for it. When something else has come after the
+// branch, the VMM says so, and v lies on what it lay on.
+func (v *running) rebase(p *pending) error {
+	if !p.result.Kept {
+		return nil
+	}
+	v.asking.Lock() // a branch that is asked for lies on what v lies on then
+	defer v.asking.Unlock()
+	layer, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", p.layer.Fd())) // for reading only
+	if err != nil {
+		return err
+	}
+	defer layer.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+	defer cancel()
+	result, err := v.Rebase(ctx, p.result.Serial, layer)
+	if errors.Is(err, vm.ErrNotKept) {
+		v.rig.rep.count(&v.rig.rep.NotKept)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: rebase onto %s: %w", v.name, p.snap.name, err)
+	}
+	v.base = p.snap
+	v.rig.rep.rebased(result)
+	return nil
+}
+
+// What a long line is made of.
+const (
+	lineLength   = 24 // branches
+	lineRollback = 7  // after so many the source goes back to one of them
+	lineLayers   = 9  // memory layers over the origin, after which a branch takes all that was written since
+)
+
+// long: one running source is branched many times and rebased each time, so that every snapshot has
+// only what was written since the one before. Every other one is forgotten, the source goes back
+// into its line now and then, and all that are left are whole at the end.
+func (l *line) long(ctx context.Context) error {
+	v := l.source
+	var line []*Snapshot
+	for k := range lineLength {
+		words := []string{"hot", "1"}
+		if k%5 == 0 {
+			words[1] = "64"
+		}
+		if _, err := v.ask(ctx, words...); err != nil {
+			return err
+		}
+		req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents, Keep: true}
+		if l.rig.rng.IntN(3) == 0 {
+			req.Mode = vm.BranchDiff
+		}
+		req.SinceRestore = len(v.base.layers) >= len(v.origin.layers)+lineLayers
+		s, err := v.branch(ctx, req)
+		if err != nil {
+			return err
+		}
+		line = append(line, s)
+		if k%2 == 1 {
+			line[k-1] = nil // its files go when nobody needs them
+		}
+		if k%lineRollback == lineRollback-1 {
+			if err := l.rollInto(ctx, line); err != nil {
+				return err
+			}
+		}
+	}
+	if err := l.verifySource(ctx); err != nil {
+		return err
+	}
+	if err := v.Pause(ctx); err != nil {
+		return err
+	}
+	for k, s := range line {
+		if s == nil {
+			continue
+		}
+		if err := l.rig.check(ctx, s, "link"); err != nil {
+			return fmt.Errorf("branch %d of the line: %w", k+1, err)
+		}
+		l.last = s
+	}
+	return v.Resume(ctx)
+}
+
+// rollInto puts the source back to one of its branches.
+func (l *line) rollInto(ctx context.Context, line []*Snapshot) error {
+	to := line[len(line)-1-2*l.rig.rng.IntN(2)]
+	if to == nil {
+		to = line[len(line)-1]
+	}
+	if err := l.source.restore(ctx, to); err != nil {
+		return err
+	}
+	l.rig.rep.count(&l.rig.rep.Rollbacks)
+	if err := l.source.verifyCopy(ctx, to); err != nil {
+		return fmt.Errorf("rolled back into the line: %w", err)
+	}
+	return nil
+}
