@@ -268,7 +268,6 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	defer b.undo.Run()
 	defer func() {
 		err = b.s.explain(b.op, b.v, err)
-		b.figure.Ready = snapshot.Micros(time.Since(b.start))
 		result.Figure = b.figure
 		b.m.cfg.Observer.BranchDone(result, err)
 	}()
@@ -322,6 +321,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		}))
 		return result, err
 	}
+	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	if b.done.Kept {
 		result.Shared = b.rebase(ctx)
 	}
