@@ -84,14 +84,13 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
 	}
-	select {
-	case m.branches <- struct{}{}:
-	default:
-		return BranchResult{}, &BusyError{What: "branches", Limit: cap(m.branches)}
+	done, err := m.enterBranches()
+	if err != nil {
+		return BranchResult{}, err
 	}
 	var free cleanup.Stack
 	defer free.Run()
-	free.Add(func() { <-m.branches })
+	free.Add(done)
 	s, unlock, err := m.lockAwake(ctx, id)
 	if err != nil {
 		return BranchResult{}, err
@@ -123,6 +122,16 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 		}
 	})
 	return result, nil
+}
+
+// enterBranches takes one of the places for branches, or returns a *BusyError.
+func (m *Manager) enterBranches() (leave func(), err error) {
+	select {
+	case m.branches <- struct{}{}:
+		return func() { <-m.branches }, nil
+	default:
+		return nil, &BusyError{What: "branches", Limit: cap(m.branches)}
+	}
 }
 
 // branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.

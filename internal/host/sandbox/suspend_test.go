@@ -311,6 +311,31 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A snapshot of a suspended sandbox is a copy of all that it has: there are as few at once as
+// branches.
+func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.branches = make(chan struct{}, 1)
+	id := w.source(t)
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.branches <- struct{}{} // somebody branches
+	var busy *BusyError
+	if _, err := w.SnapshotSuspended(t.Context(), id, "s"); !errors.As(err, &busy) {
+		t.Errorf("beyond the limit: %v", err)
+	}
+	<-w.branches
+	for range 2 {
+		if _, err := w.SnapshotSuspended(t.Context(), id, ""); err != nil {
+			t.Errorf("within the limit: %v", err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 func TestCompact(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
