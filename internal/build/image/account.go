@@ -64,10 +64,15 @@ func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Read
 func (f *tarFilter) addAccount() error {
 	files := f.account.files
 	for _, o := range f.defaults {
-		if (o.name == passwd || o.name == grp) && len(files[o.name].data) == 0 {
-			files[o.name] = o
-			f.seen[o.name] = o.typ
+		if o.name != passwd && o.name != grp || len(files[o.name].data) > 0 {
+			continue
 		}
+		if _, held := files[o.name]; !held { // and so it was not checked where it lies
+			if err := f.claim(o.name, o.typ); err != nil {
+				return fmt.Errorf("/%s: %w", o.name, err)
+			}
+		}
+		files[o.name] = o
 	}
 	var home []overlayFile
 	if field(files[passwd].data, accountName, 0) == "" {

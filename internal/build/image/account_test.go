@@ -119,6 +119,10 @@ func TestAccountWantsRegularFiles(t *testing.T) {
 	if _, err := filterAll(f, archive(t, sym("etc/passwd", "/usr/lib/passwd"))); err == nil {
 		t.Error("an account was added to a symbolic link")
 	}
+	f = &tarFilter{defaults: defaultFiles(), account: &account{files: map[string]overlayFile{}}}
+	if _, err := filterAll(f, archive(t, sym("etc", "srv"))); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("an account was added below a symbolic link: %v", err)
+	}
 	r := Recipe{Name: "x", Base: "debian:bookworm", User: true, Files: []File{{Source: "p", Target: "/etc/passwd"}}}
 	r.setDefaults()
 	if err := r.validate(); err == nil || !strings.Contains(err.Error(), "/etc/passwd") {
