@@ -95,8 +95,8 @@ func newDfCmd() *cobra.Command {
 					}
 				}
 				builds, err := listCache(ctx, cl)
-				if err != nil {
-					return err
+				if err != nil { // the daemon is perhaps another host's
+					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", printable(err))
 				}
 				l := &lines[2]
 				for _, item := range builds.all {
