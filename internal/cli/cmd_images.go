@@ -126,7 +126,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 				if d.Warning != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
 				}
-				return table(cmd, "FIELD\tVALUE", func(row func(...any)) {
+				return values(cmd, "FIELD\tVALUE", func(row func(...any)) {
 					row("tag", d.Tag)
 					row("id", d.ID)
 					row("status", d.Status)

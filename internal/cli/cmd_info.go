@@ -74,7 +74,7 @@ func look(ctx context.Context, cl *client.Client) (o overview, err error) {
 }
 
 func printOverview(cmd *cobra.Command, o *overview) error {
-	return table(cmd, "PROGRAM\tforkd "+o.Program, func(row func(...any)) {
+	return values(cmd, "PROGRAM\tforkd "+o.Program, func(row func(...any)) {
 		row("DAEMON", fmt.Sprintf("forkd %s at %s, API %s, accel %s", o.Daemon.Version, o.Where, o.Daemon.API, o.Daemon.Accel))
 		row("HOST", fmt.Sprintf("%d MiB of memory", o.Daemon.HostMemoryMiB))
 		row("TAKES", strings.TrimPrefix(describeAdmission(o.Daemon.Admission), "takes "))

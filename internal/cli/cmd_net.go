@@ -178,7 +178,7 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 	for _, s := range n.Secrets {
 		secrets = append(secrets, s.Host+":"+s.Header)
 	}
-	return table(cmd, "MODE\t"+n.Mode, func(row func(...any)) {
+	return values(cmd, "MODE\t"+n.Mode, func(row func(...any)) {
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
 		row("LIMITS", list(limits))

@@ -54,6 +54,7 @@ func newStatsCmd() *cobra.Command {
 			})
 		},
 	}
+	t.c.hasWide = true
 	t.register(cmd)
 	cmd.Flags().BoolVar(&t.once, "no-stream", false, "--once, as docker calls it")
 	_ = cmd.Flags().MarkHidden("no-stream") // it fails only for a flag that does not exist
@@ -84,20 +85,33 @@ func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Clien
 	case c.json():
 		errs = append(errs, writeJSON(cmd.OutOrStdout(), lines))
 	case len(lines) > 0:
-		heading := "ID\tPID\tPSS\tPRIVATE\tGUEST DIRTY\tVMM PRIVATE\tKVM EXITS\tCPU\tMEMORY LIMIT"
+		heading := "ID\tPID\tPSS\tPRIVATE\tGUEST DIRTY\tCPU\tMEMORY LIMIT"
+		if c.wide() {
+			heading += "\tVMM PRIVATE\tKVM EXITS"
+		}
 		errs = append(errs, table(cmd, heading, func(row func(...any)) {
-			kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n) }
 			for _, s := range lines {
 				limit := "-"
 				if s.Limits.MemoryMiB != 0 {
 					limit = fmt.Sprintf("%d MiB", s.Limits.MemoryMiB)
 				}
-				row(s.ID, s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), kib(s.VMMPrivate), s.KVMExits,
-					fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit)
+				cells := []any{s.ID, s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit}
+				if c.wide() {
+					cells = append(cells, kib(s.VMMPrivate), s.KVMExits)
+				}
+				row(cells...)
 			}
 		}))
 	}
 	return errors.Join(errs...)
+}
+
+// kib is an amount of memory, given in KiB.
+func kib(n uint64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d KiB", n)
+	}
+	return mib(n << 10)
 }
 
 // topRow is what one sandbox uses.
@@ -217,7 +231,7 @@ func printTop(out io.Writer, width int, rows []topRow) error {
 	return writeTable(out, width, "ID\tSNAPSHOT\tCPU\tCPU TIME\tPSS\tPRIVATE\tAGE", func(row func(...any)) {
 		for _, r := range rows {
 			row(r.ID, r.Snapshot, fmt.Sprintf("%.1f%%", r.CPUPercent), fmt.Sprintf("%.1f s", r.CPUSeconds),
-				fmt.Sprintf("%.1f MiB", float64(r.PSSKiB)/1024), fmt.Sprintf("%.1f MiB", float64(r.PrivateKiB)/1024), age(r.CreatedAt))
+				kib(r.PSSKiB), kib(r.PrivateKiB), age(r.CreatedAt))
 		}
 	})
 }

@@ -13,8 +13,8 @@ import (
 
 // Layout of tables, in columns of a terminal.
 const (
-	tableGap   = 2 // between two columns
-	leastWidth = 8 // to which a column is cut, however narrow the terminal is
+	tableGap   = 2  // between two columns
+	leastWidth = 12 // to which a column is cut, however narrow the terminal is; no number is longer
 )
 
 // noTruncFlag is the flag, of all commands, that leaves tables as wide as they are.
@@ -23,6 +23,11 @@ const noTruncFlag = "no-trunc"
 // table prints rows in columns under a heading. Where that is a terminal, it makes them fit.
 func table(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
 	return writeTable(cmd.OutOrStdout(), tableWidth(cmd), heading, rows)
+}
+
+// values prints names and values, which are read one by one, and never cut.
+func values(cmd *cobra.Command, heading string, rows func(row func(cells ...any))) error {
+	return writeTable(cmd.OutOrStdout(), 0, heading, rows)
 }
 
 // tableWidth returns how wide a table may be, 0 for any width.
