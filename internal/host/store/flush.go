@@ -104,9 +104,6 @@ func (f *flusher) flush(e *entry) {
 		e.flushTime = time.Since(e.published)
 	}
 	tag, gone := e.tag, e.deleting || e.unnamed
-	if !e.unnamed { // else nothing was done
-		e.unflushed = err != nil
-	}
 	if err == nil && !gone {
 		s.tell(event.SnapshotPersisted, e)
 	}

@@ -122,7 +122,8 @@ func linkFile(f *os.File, to string) error {
 	return nil
 }
 
-// flush makes a hot snapshot durable and gives it its directory.
+// flush makes a hot snapshot durable and gives it its directory. One that is being deleted stays as
+// it is: somebody may follow it.
 func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits
 	defer e.flushMu.Unlock()
@@ -156,7 +157,13 @@ func (s *Store) flush(e *entry) error {
 	if err := s.moveIn(e); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(s.snapshots())
+	if err := atomicfile.SyncDir(s.snapshots()); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.unflushed = false
+	return nil
 }
 
 // moveIn gives a flushed snapshot its directory.

@@ -121,3 +121,40 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The turn of a snapshot to be flushed may come while it loses its name: what is in RAM only is still
+// found there.
+func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "other", "")
+	other := s.byTag["other"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	publish(t, s, d, "b", "base")
+	info, err := s.Detail("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unfollow, err := s.Follow(info.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	victims, err := s.condemn("b", DeleteSingle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.flusher.flush(victims[0])
+	if err := s.removeOrUnname(victims[0]); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := s.AcquireFollowed(info.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease.Release()
+	unfollow()
+	other.flushMu.Unlock()
+}
