@@ -260,9 +260,21 @@ func (x *fire) audit() {
 				held = append(held, s.ID)
 			}
 		}
-		owners := map[string]bool{}
+		var places, followed []string
 		for _, s := range snaps {
-			p, err := os.ReadFile(filepath.Join(s.Dir, snapshot.ManifestFile))
+			places = append(places, s.Dir)
+		}
+		for _, name := range names(filepath.Join(x.d.state, "snapshots")) {
+			if strings.HasPrefix(name, ".unnamed-") { // deleted, and a running sandbox lies on it
+				followed = append(followed, filepath.Join(x.d.state, "snapshots", name))
+			}
+		}
+		if len(followed) > len(running) {
+			return fmt.Errorf("snapshots without a name %v for sandboxes %v", followed, running)
+		}
+		owners := map[string]bool{}
+		for _, dir := range append(places, followed...) {
+			p, err := os.ReadFile(filepath.Join(dir, snapshot.ManifestFile))
 			if err != nil {
 				return err
 			}
@@ -292,7 +304,7 @@ func (x *fire) audit() {
 				}
 			}
 		}
-		if dirs := names(filepath.Join(x.d.state, "snapshots")); len(dirs) != len(snaps) {
+		if dirs := names(filepath.Join(x.d.state, "snapshots")); len(dirs) != len(snaps)+len(followed) {
 			return fmt.Errorf("snapshot directories %v, %d snapshots are listed", dirs, len(snaps))
 		}
 		return nil
