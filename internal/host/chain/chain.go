@@ -39,13 +39,8 @@ func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent
 		return flat, nil, err
 	}
 	fill := memlayer.Coalesce(lower, extents, maxExtents)
-	buf := make([]byte, copyBuffer)
-	for _, span := range fill {
-		for _, e := range memlayer.Slice(lower, span) {
-			if err := copyExtent(own, layers[e.Layer], e, buf); err != nil {
-				return nil, nil, err
-			}
-		}
+	if err := fillGaps(own, extents, fill, lower, layers); err != nil {
+		return nil, nil, err
 	}
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
 }
@@ -54,6 +49,48 @@ func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent
 // branches in a row, takes all that it has written since its fork, and lies on the snapshot of that:
 // the last of these branches has so many memory layers.
 func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
+
+// fillGaps copies gaps between extents of own, which are ascending, from the layers below. Where no
+// layer has anything it writes zeros: see copyExtent.
+func fillGaps(own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent, layers []*os.File) error {
+	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
+	for _, e := range extents {
+		if len(gaps) == 0 {
+			break
+		}
+		gap := gaps[0]
+		if e.GPA+e.Length != gap.Start {
+			continue
+		}
+		gaps = gaps[1:]
+		at, offset := gap.Start, e.Offset-e.GPA // the gap goes on where the extent ends, in the layer too
+		for _, part := range memlayer.Slice(lower, gap) {
+			if err := writeZeros(own, at+offset, part.GPA-at, zeros); err != nil {
+				return err
+			}
+			if err := copyExtent(own, layers[part.Layer], part, buf); err != nil {
+				return err
+			}
+			at = part.GPA + part.Length
+		}
+		if err := writeZeros(own, at+offset, gap.Start+gap.Length-at, zeros); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeZeros writes length bytes of zeros, of which it is given some.
+func writeZeros(f *os.File, at, length uint64, zeros []byte) error {
+	for end := at + length; at < end; {
+		n, err := f.WriteAt(zeros[:min(uint64(len(zeros)), end-at)], int64(at))
+		if err != nil {
+			return err
+		}
+		at += uint64(n)
+	}
+	return nil
+}
 
 // MergeTops reports whether the tops of a sandbox must become one before its next snapshot, which
 // inherits so many disk layers from the one below it.
