@@ -25,7 +25,7 @@ type Request struct {
 	Env       map[string]string
 	Commands  []string           // warm-up, each for /bin/sh -c, one after another
 	Python    string             // warm-up, then run in the warm interpreter
-	Ready     time.Duration      // how long the guest may take to boot; 0: 120 s
+	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
 	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
 	Limits    vm.Limits          // of children
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
@@ -36,7 +36,7 @@ const (
 	defaultMemoryMiB = 512
 	minMemoryMiB     = 64
 	maxMemoryMiB     = vm.MaxMemoryBytes >> 20
-	defaultReady     = 120 * time.Second
+	defaultReady     = 300 * time.Second // a kernel of Jupyter's starts slowly where the CPU is emulated
 	defaultWarmup    = 600 * time.Second
 	parentHostname   = "forkd"
 )

@@ -121,8 +121,10 @@ def _formatter(mime, form, parent):
 
 def _new_kernel(directory):
     """A kernel that listens in the directory and takes its interrupts and its output as the agent expects it."""
+    sys.modules["debugpy"] = None  # not there while the kernel looks for it: its only client asks for no debugger
     from ipykernel.kernelapp import IPKernelApp
     from traitlets.config import Config
+    del sys.modules["debugpy"]
 
     class App(IPKernelApp):
         def write_connection_file(self, *args, **kwargs):
