@@ -227,6 +227,24 @@ func (d dialect) testForks(t *testing.T, s *Server, h *httptest.Server) {
 	}
 }
 
+// Objects of user code describe themselves as they like; a call must end all the same.
+func TestWhatCannotBeDescribedEndsItsCall(t *testing.T) {
+	_, h := serve(t, nil, ownPython)
+	for language, code := range map[string]string{
+		"python": "class E(Exception):\n  def __str__(self): raise ValueError\nraise E",
+		"js":     "throw new (class extends Error { get message() { throw 1 } get stack() { throw 2 } })()",
+	} {
+		status, text := post(t, h, "/execute", fmt.Sprintf(`{"code": %q, "language": %q}`, code, language))
+		if status == http.StatusBadRequest {
+			t.Log(text)
+			continue
+		}
+		if !strings.Contains(text, "without a message") || !strings.Contains(text, "end_of_execution") {
+			t.Errorf("%s: %s", language, text)
+		}
+	}
+}
+
 func TestUnsupportedLanguages(t *testing.T) {
 	_, h := serve(t, map[string]string{"PATH": "/nonexistent"}, func(language string) (*backend, error) {
 		b, err := backendOf(language)

@@ -178,10 +178,14 @@ function ownFrames (error) {
 }
 
 function failure (error) {
-  const isError = error instanceof Error || util.types.isNativeError(error)
-  if (isError && error.code === INTERRUPTED) return { name: 'KeyboardInterrupt', value: '', traceback: '' }
-  const value = isError ? String(error.message) : util.inspect(error)
-  return { name: isError ? String(error.name) : 'Error', value: cut(value), traceback: cut(isError ? ownFrames(error) : value) }
+  try {
+    const isError = error instanceof Error || util.types.isNativeError(error)
+    if (isError && error.code === INTERRUPTED) return { name: 'KeyboardInterrupt', value: '', traceback: '' }
+    const value = isError ? String(error.message) : util.inspect(error)
+    return { name: isError ? String(error.name) : 'Error', value: cut(value), traceback: cut(isError ? ownFrames(error) : value) }
+  } catch { // what describes it throws too
+    return { name: 'Error', value: '<an error without a message>', traceback: '' }
+  }
 }
 
 async function run (request, strip) {
