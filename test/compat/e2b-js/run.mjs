@@ -1,22 +1,8 @@
 // The cases of the group e2b-js: run.py starts this and reads a line of JSON for each.
 import { CommandExitError, Sandbox } from 'e2b'
-import { Sandbox as Interpreter } from '@e2b/code-interpreter'
+import { fails, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_TAG
-const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
-
-async function test(covers, run) {
-  const began = Date.now()
-  let outcome = 'passed', reason
-  try { await run() } catch (e) { outcome = 'failed'; reason = `${e.name}: ${e.message}` }
-  console.log(JSON.stringify({ name: covers, outcome, reason, seconds: (Date.now() - began) / 1000 }))
-}
-
-async function fails(name, call) {
-  try { await call() } catch (e) { want(e.name === name, `${e.name}: ${e.message}`); return }
-  throw new Error(`no ${name}`)
-}
-
 async function until(done) {
   for (let i = 0; i < 600 && !(await done()); i++) await new Promise((next) => setTimeout(next, 100))
   want(await done(), 'it did not come to be')
@@ -115,18 +101,3 @@ await test('Sandbox.pause', async () => {
 await test('Sandbox.kill', async () => {
   want(await s.kill() && !(await Sandbox.kill(s.sandboxId)) && !(await s.isRunning()), 'kill')
 })
-const i = await Interpreter.create(TAG, { timeoutMs: 600_000 })
-await test('Interpreter.runCode', async () => {
-  await i.runCode('x = 20')
-  const got = await i.runCode("print('out'); x + 1")
-  want(got.text === '21' && got.logs.stdout.join('') === 'out\n', got)
-  want((await i.runCode('1/0')).error.name === 'ZeroDivisionError', 'error')
-})
-await test('Interpreter.createCodeContext Interpreter.listCodeContexts Interpreter.restartCodeContext Interpreter.removeCodeContext', async () => {
-  const c = await i.createCodeContext({ cwd: '/tmp' })
-  want((await i.runCode('import os; os.getcwd()', { context: c })).text === '/tmp', 'cwd')
-  want((await i.listCodeContexts()).some((k) => k.id === c.id), 'not listed')
-  await i.restartCodeContext(c)
-  await i.removeCodeContext(c)
-})
-await i.kill()

@@ -13,7 +13,7 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
                   PATH=os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"])
 
 from e2b_code_interpreter import Sandbox  # noqa: E402
-from report import TAG, Report, want  # noqa: E402
+from report import Report, want  # noqa: E402
 
 TEMPLATE = "code-interpreter-v1"  # that the SDKs ask for
 PACKAGE = "@e2b/code-interpreter@2.8.0"
@@ -51,7 +51,7 @@ def javascript() -> None:
 
 
 def template() -> None:
-    source = Sandbox.create(TAG, timeout=600, request_timeout=120)
+    source = Sandbox.create(os.environ["COMPAT_INTERPRETER_TAG"], timeout=600, request_timeout=120)
     source.create_snapshot(TEMPLATE)
     source.kill()
 
