@@ -149,7 +149,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
-	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Log: cfg.Log})
+	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
 	undo.Release()
 	return w, nil
 }

@@ -10,12 +10,16 @@ package audit
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Entry is one line.
@@ -33,19 +37,41 @@ type Entry struct {
 	LatencyUS int64     `json:"latency_us"`
 	UserAgent string    `json:"ua"`
 	Remote    string    `json:"remote"` // address; "unix:PID" over the unix socket
+
+	// LeftOut is how many lines of strangers who were refused are missing before this one.
+	LeftOut int `json:"left_out,omitempty"`
 }
+
+// SignedURL is who comes with nothing but a signed URL.
+const SignedURL = "signed-url"
+
+// isStranger reports whether an entry is of somebody who proved nothing and was refused.
+func (e *Entry) isStranger() bool {
+	refused := e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden || e.Status == http.StatusTooManyRequests
+	return e.Who == "" && e.Status >= http.StatusBadRequest || e.Who == SignedURL && refused
+}
+
+// Lines of strangers who were refused: a second, and at once after a while without any. Anybody who
+// reaches the daemon could fill the disk with them. Those left out are counted in the next line.
+const (
+	strangersPerSecond = 10
+	strangersAtOnce    = 200
+)
 
 // Log appends entries to a file. A nil *Log drops them.
 type Log struct {
 	path string
 
-	mu  sync.Mutex
-	out io.WriteCloser
+	strangers *rate.Limiter
+
+	mu      sync.Mutex
+	out     io.WriteCloser
+	leftOut int // see Entry
 }
 
 // Open opens the log at path, which is created with mode 0600.
 func Open(path string) (*Log, error) {
-	l := &Log{path: path}
+	l := &Log{path: path, strangers: rate.NewLimiter(strangersPerSecond, strangersAtOnce)}
 	return l, l.Reopen()
 }
 
@@ -75,7 +101,18 @@ func (l *Log) Write(e Entry) error {
 	if l == nil {
 		return nil
 	}
-	e.Time = e.Time.UTC()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.isStranger() && !l.strangers.Allow() {
+		l.leftOut++
+		return nil
+	}
+	return l.writeLocked(e)
+}
+
+// writeLocked writes a line, with what was left out before it.
+func (l *Log) writeLocked(e Entry) error {
+	e.Time, e.LeftOut = e.Time.UTC(), l.leftOut
 	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Host, &e.Who} {
 		*field = strings.ToValidUTF8((*field)[:min(len(*field), maxField)], "?")
 	}
@@ -85,20 +122,23 @@ func (l *Log) Write(e Entry) error {
 	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	if _, err := l.out.Write(line.Bytes()); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
+	l.leftOut = 0
 	return nil
 }
 
-// Close closes the file.
+// Close closes the file, after a line with what was left out and in no line yet.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.out.Close()
+	var err error
+	if l.leftOut > 0 {
+		err = l.writeLocked(Entry{Time: time.Now()})
+	}
+	return errors.Join(err, l.out.Close())
 }

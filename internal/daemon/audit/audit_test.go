@@ -79,3 +79,51 @@ func TestNilLogDropsEntries(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Strangers cannot fill the log; what is left out is counted in it, and nobody else's line ever is.
+func TestStrangersAreLimited(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 5000
+	for i := range n {
+		e := Entry{Status: 401}
+		switch i % 5 {
+		case 1:
+			e = Entry{Status: 429, Who: SignedURL}
+		case 2:
+			e = Entry{Status: 403, Who: "token:x"}
+		case 3:
+			e = Entry{Status: 200, Who: SignedURL}
+		}
+		if err := l.Write(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, strangers, leftOut := 0, 0, 0
+	for line := range strings.Lines(string(p)) {
+		var e Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		leftOut += e.LeftOut
+		switch {
+		case e.isStranger():
+			strangers++
+		case e.Status != 0: // that of Close has none
+			lines++
+		}
+	}
+	if lines != n/5*2 || strangers < strangersAtOnce || strangers == n/5*3 || strangers+leftOut != n/5*3 {
+		t.Errorf("%d lines of others, %d of strangers, %d left out", lines, strangers, leftOut)
+	}
+}

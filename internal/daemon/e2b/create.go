@@ -138,7 +138,9 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 	if len(fork.Annotation) > sandbox.MaxAnnotation {
 		return badRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
 	}
+	start := time.Now()
 	result, err := a.Manager.Fork(r.Context(), fork)
+	a.Traces.Fork(r, start, tag, result, err)
 	if err != nil {
 		return err
 	}

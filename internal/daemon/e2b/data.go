@@ -87,6 +87,7 @@ func (a *api) sharedData(w http.ResponseWriter, r *http.Request) {
 	if route.ID == "" {
 		var err error
 		if route.ID, err = a.signer(r); err != nil {
+			audit.From(r.Context()).Route = dataRoute
 			route.Open = true
 			a.failData(w, r, route, err)
 			return
@@ -98,6 +99,7 @@ func (a *api) sharedData(w http.ResponseWriter, r *http.Request) {
 // data carries a request to a sandbox.
 func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
+	e.Route = dataRoute
 	if vmpool.IsID(route.ID) { // else a stranger would write what he likes into the log
 		e.Sandbox, e.Host = route.ID, fmt.Sprintf("%d-%s", route.Port, route.ID)
 	}
@@ -125,7 +127,7 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	case !route.Open:
 		e.Who = "e2b-token"
 	case route.Agent && !isHealth:
-		e.Who = "signed-url"
+		e.Who = audit.SignedURL
 	}
 	if n, _ := annotationOf(i); n.Resumes && i.State == sandbox.Suspended && !(route.Open && isHealth) {
 		if err := a.wake(r.Context(), i, n, route.Open); err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -50,7 +51,8 @@ type Config struct {
 	Hosts   []string    // see v1.Config
 	Keys    *auth.Keys  // of the tokens of sandboxes
 	Domain  inbound.Domain
-	Audit   *audit.Log // nil: none
+	Audit   *audit.Log      // nil: none
+	Traces  *tracing.Tracer // nil: none
 	Log     *slog.Logger
 }
 
@@ -126,8 +128,8 @@ func (a *api) routes() {
 		scope   auth.Scope
 		handler handler
 	}{
-		{"POST /sandboxes", auth.Run, a.V1.Once(a.work(a.createV1))},
-		{"POST /v2/sandboxes", auth.Run, a.V1.Once(a.work(a.create))},
+		{"POST /sandboxes", auth.Run, a.work(a.V1.Once(a.createV1))},
+		{"POST /v2/sandboxes", auth.Run, a.work(a.V1.Once(a.create))},
 		{"GET /sandboxes", auth.Read, a.V1.Listing(a.listV1)},
 		{"GET /v2/sandboxes", auth.Read, a.V1.Listing(a.list)},
 		{"GET /sandboxes/metrics", auth.Read, a.work(a.metricsOfMany)},
@@ -143,9 +145,9 @@ func (a *api) routes() {
 		{"GET /sandboxes/{id}/metrics", auth.Read, a.work(a.metrics)},
 		{"GET /sandboxes/{id}/logs", auth.Run, a.logsV1},
 		{"GET /v2/sandboxes/{id}/logs", auth.Run, a.logs},
-		{"POST /sandboxes/{id}/fork", auth.Run, a.V1.Once(a.work(a.fork))},
-		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.V1.Once(a.work(a.fork))},
-		{"POST /sandboxes/{id}/snapshots", auth.Run, a.V1.Once(a.work(a.createSnapshot))},
+		{"POST /sandboxes/{id}/fork", auth.Run, a.work(a.V1.Once(a.fork))},
+		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.work(a.V1.Once(a.fork))},
+		{"POST /sandboxes/{id}/snapshots", auth.Run, a.work(a.V1.Once(a.createSnapshot))},
 		{"GET /snapshots", auth.Read, a.V1.Listing(a.listSnapshots)},
 		{"GET /templates", auth.Read, a.V1.Listing(a.listTemplates)},
 		{"GET /v2/templates", auth.Read, a.V1.Listing(a.listTemplates)},
@@ -186,10 +188,18 @@ func (a *api) work(h handler) handler {
 	}
 }
 
+// Routes of requests in the audit log and the metrics that are of no pattern: to the control plane
+// and refused before they reached one, and to sandboxes.
+const (
+	controlRoute = "E2B"
+	dataRoute    = "E2B sandbox"
+)
+
 // control answers a request to the control plane of somebody who may make it.
 func (a *api) control(w http.ResponseWriter, r *http.Request) {
 	who, err := a.identify(r)
-	audit.From(r.Context()).Who = who.Who
+	e := audit.From(r.Context())
+	e.Who, e.Route = who.Who, controlRoute // that of its pattern when it has passed
 	if err != nil {
 		v1.LetGo(w)
 		a.fail(w, r, err)

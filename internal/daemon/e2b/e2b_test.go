@@ -367,7 +367,8 @@ func TestAuditNamesTheSandbox(t *testing.T) {
 	r.send("GET", "/health", b.header(), "")
 	r.Server.Close() // a line is written when its answer has gone
 	log, err := os.ReadFile(r.AuditLog)
-	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) || !bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) {
+	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) || !bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||
+		!bytes.Contains(log, []byte(`"route":"E2B sandbox"`)) || !bytes.Contains(log, []byte(`"route":"POST /v2/sandboxes"`)) {
 		t.Errorf("%s, %v", log, err)
 	}
 }

@@ -47,12 +47,14 @@ func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	var made sandbox.ForkResult
+	start := time.Now()
 	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
 		ask.Tag = i.StateTag
 		made, err = a.Manager.Fork(r.Context(), ask)
 	} else {
 		made, _, err = a.Manager.ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
 	}
+	a.Traces.Fork(r, start, i.ID, made, err)
 	if err != nil {
 		return err
 	}
@@ -105,7 +107,9 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 		made, err = a.Manager.SnapshotSuspended(r.Context(), i.ID, ask.Tag)
 	} else {
 		var b sandbox.BranchResult
+		start := time.Now()
 		b, err = a.Manager.Branch(r.Context(), i.ID, ask)
+		a.Traces.Branch(r, start, i.ID, b, err)
 		made = b.Info
 	}
 	if err != nil {

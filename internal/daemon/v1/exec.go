@@ -180,6 +180,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 			return guest.ExecStream(ctx, run, o.data)
 		})
 	}
+	run.Keep = shareOf(r).keep
 	var res agentclient.ExecResult
 	err = a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		res, err = guest.Exec(ctx, run)
@@ -232,15 +233,19 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 	err = a.onGuest(r.Context(), r, "eval in", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		res, err = guest.Eval(ctx, req.Code, agentclient.EvalOptions{
 			ContextID: req.ContextID, Language: req.Language, Env: req.Env, Timeout: timeout, MaxOutput: maxOutput,
+			Keep: shareOf(r).keep,
 		})
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	answer := apiv1.EvalResult{
-		Result: res.Result, Stdout: string(res.Stdout), Stderr: string(res.Stderr),
-		TimedOut: res.TimedOut, Truncated: res.Truncated,
+	answer := apiv1.EvalResult{TimedOut: res.TimedOut, Truncated: res.Truncated}
+	answer.Stdout, _ = textOf(res.Stdout)
+	answer.Stderr, _ = textOf(res.Stderr)
+	if res.Result != nil {
+		result, _ := textOf([]byte(*res.Result))
+		answer.Result = &result
 	}
 	switch {
 	case res.Restarted:
@@ -249,7 +254,9 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 	case res.TimedOut:
 		answer.Error, answer.ExitCode = "timed out after "+timeout.String(), 124
 	case res.Error != nil:
-		answer.Error, answer.Traceback, answer.ExitCode = res.Error.Error(), res.Error.Traceback, 1
+		answer.Error, _ = textOf([]byte(res.Error.Error()))
+		answer.Traceback, _ = textOf([]byte(res.Error.Traceback))
+		answer.ExitCode = 1
 	case res.Truncated:
 		answer.Error = agentclient.ErrOutputTruncated.Error()
 	}

@@ -161,7 +161,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		case err != nil:
 			err = &requestError{http.StatusNotFound, "host " + r.Host + ": " + err.Error()}
 		case route.Signed:
-			audit.From(r.Context()).Who = "signed-url"
+			audit.From(r.Context()).Who = audit.SignedURL
 			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
 				err = &requestError{http.StatusForbidden, err.Error()}
 			}

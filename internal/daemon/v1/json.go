@@ -29,7 +29,7 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
 	var raw bytes.Buffer
-	if err := strictJSON(io.TeeReader(http.MaxBytesReader(w, r.Body, limit), &raw), v, "request body"); err != nil {
+	if err := strictJSON(io.TeeReader(shareOf(r).body(http.MaxBytesReader(w, r.Body, limit)), &raw), v, "request body"); err != nil {
 		return err
 	}
 	text, changes := bytes.TrimSpace(raw.Bytes()), r.Method == http.MethodPut || r.Method == http.MethodPatch
@@ -56,7 +56,7 @@ func strictJSON(r io.Reader, v any, what string) error {
 	switch {
 	case errors.Is(err, io.EOF):
 		return nil
-	case errors.As(err, &tooLarge):
+	case errors.As(err, &tooLarge), errors.Is(err, errNoMemory):
 		return err
 	case errors.As(err, &wrong):
 		return invalid.Errorf(wrong.Field, "got a %s, want %s", wrong.Value, jsonType(wrong.Type))

@@ -15,6 +15,7 @@ import (
 type Limits struct {
 	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
 	PerSandbox int           // of the calls to guests, those to one; 128
+	Memory     int           // bytes of bodies and answers that all requests at once may hold, but for small ones; 512 MiB
 	Lists      int           // answers at once with all that there is of a kind, half of them for one client; 64
 	Stall      time.Duration // how long a request's body or a file may stand still; 2 minutes
 
@@ -38,7 +39,7 @@ func (l Limits) withDefaults() Limits {
 		field *int
 		def   int
 	}{
-		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Lists, 64}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
+		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Lists, 64}, {&l.Memory, 512 << 20}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
 		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000}, {&l.Followers, 128},
 	} {
 		if *d.field == 0 {

@@ -62,7 +62,7 @@ func readAll(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	return io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	return io.ReadAll(shareOf(r).body(http.MaxBytesReader(w, r.Body, maxBody)))
 }
 
 // heldAnswer keeps an answer in memory.

@@ -78,6 +78,7 @@ type api struct {
 	strangers              *strangers
 	guests                 *gate // of calls to guests
 	lists                  *gate
+	memory                 *memory
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -101,6 +102,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newGate(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
+		memory:        &memory{left: cfg.Limits.Memory},
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
 	calls := func() *gate { return newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
@@ -110,7 +112,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
-		h = a.scoped(pattern, h)
+		h = a.memory.shared(a.scoped(pattern, h))
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
 			e.Route, e.Sandbox = pattern, r.PathValue("id")
@@ -128,14 +130,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("GET /docs", documentPage)
 	handle("GET /metrics", a.metrics)
 	handle("GET /v1/snapshots", a.listing(a.listSnapshots))
-	handle("POST /v1/snapshots", a.once(through(work, a.createSnapshot)))
+	handle("POST /v1/snapshots", through(work, a.once(a.createSnapshot)))
 	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
 	handle("GET /v1/snapshots/{tag}/info", a.snapshotInfo)
 	handle("POST /v1/snapshots/{tag}/compact", through(work, a.compactSnapshot))
 	handle("POST /v1/snapshots/{tag}/verify", through(work, a.verifySnapshot))
-	handle("POST /v1/forks", a.once(through(work, a.fork)))
+	handle("POST /v1/forks", through(work, a.once(a.fork)))
 	handle("GET /v1/sandboxes", a.listing(a.listSandboxes))
-	handle("POST /v1/sandboxes", a.once(through(work, a.createSandboxes)))
+	handle("POST /v1/sandboxes", through(work, a.once(a.createSandboxes)))
 	handle("GET /v1/sandboxes/{id}", a.getSandbox)
 	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
 	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
@@ -173,14 +175,14 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("PUT /v1/sandboxes/{id}/archive", through(guests, a.writeTree))
 	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
 	handle("POST /v1/sandboxes/{id}/ports/{port}/url", a.signPort)
-	handle("POST /v1/sandboxes/{id}/branch", a.once(through(work, a.branch)))
+	handle("POST /v1/sandboxes/{id}/branch", through(work, a.once(a.branch)))
 	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
 	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
 	handle("GET /v1/events", through(newGate(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
 	handle("GET /v1/workspaces", a.listing(a.listWorkspaces))
-	handle("POST /v1/workspaces", a.once(through(work, a.createWorkspace)))
+	handle("POST /v1/workspaces", through(work, a.once(a.createWorkspace)))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)
 	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))

@@ -18,11 +18,12 @@ import (
 
 // EvalOptions are the optional parts of an evaluation.
 type EvalOptions struct {
-	ContextID string            // empty: the language's default context, whose state all such calls share
-	Language  string            // empty: python; not together with ContextID
-	Env       map[string]string // for this call only
-	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
-	MaxOutput int               // bytes kept of each of stdout and stderr, and of the rich results; 0: 8 MiB
+	ContextID string                // empty: the language's default context, whose state all such calls share
+	Language  string                // empty: python; not together with ContextID
+	Env       map[string]string     // for this call only
+	Timeout   time.Duration         // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+	MaxOutput int                   // bytes kept of each of stdout and stderr, and of the rich results; 0: 8 MiB
+	Keep      func(bytes int) error // is called, if it is set, before so many more bytes are kept; an error of it ends the call
 }
 
 // EvalResult is the end of an evaluation.
@@ -91,7 +92,7 @@ func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalR
 	if limit <= 0 {
 		limit = defaultMaxOutput
 	}
-	e := evaluation{limit: limit}
+	e := evaluation{limit: limit, keep: opts.Keep}
 	e.stdout.limit, e.stderr.limit = limit, limit
 	err = e.run(callCtx, c.code, body)
 	e.result.Stdout, e.result.Stderr = e.stdout.buf.Bytes(), e.stderr.buf.Bytes()
@@ -108,6 +109,25 @@ type evaluation struct {
 	stdout, stderr capped
 	limit          int
 	richBytes      int
+	errorBytes     int
+	keep           func(int) error
+	longest        int // what the buffer of lines has grown to
+}
+
+// kept is how many bytes of the code's are kept.
+func (e *evaluation) kept() int {
+	return e.stdout.buf.Len() + e.stderr.buf.Len() + e.richBytes + e.errorBytes
+}
+
+// split is bufio.ScanLines of lines that are kept while they come.
+func (e *evaluation) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if grown := len(data) - e.longest; grown > 0 {
+		e.longest = len(data)
+		if err := keep(e.keep, grown); err != nil {
+			return 0, nil, err
+		}
+	}
+	return bufio.ScanLines(data, atEOF)
 }
 
 func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) error {
@@ -126,13 +146,18 @@ func (e *evaluation) run(ctx context.Context, client *http.Client, body []byte) 
 	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxLine)
+	lines.Split(e.split)
 	for total := 0; lines.Scan(); {
 		if total += len(lines.Bytes()); total > maxTotal(e.limit) { // the end of the connection interrupts the code
 			e.result.Error = &EvalError{Name: "OutputLimit", Value: fmt.Sprintf("interrupted after %d bytes of output", total)}
 			e.result.Truncated = true
 			return nil
 		}
+		before := e.kept()
 		done, err := e.line(lines.Bytes())
+		if err == nil {
+			err = keep(e.keep, e.kept()-before)
+		}
 		if err != nil {
 			return fmt.Errorf("eval: reply: %w", err)
 		}
@@ -166,7 +191,7 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		e.stderr.add([]byte(m.Text))
 	case "error":
 		ee := m.EvalError
-		e.result.Error = &ee
+		e.result.Error, e.errorBytes = &ee, len(line)
 	case "result":
 		return false, e.rich(line, m.Main, m.Text)
 	case "timeout":

@@ -28,6 +28,10 @@ type ExecRequest struct {
 	Timeout   time.Duration // 0: none; the guest kills the command's process group when it passes
 	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Used by Exec only
 
+	// Keep is called, if it is set, before Exec keeps so many more bytes of output. An error of it
+	// ends the call like one of the sink.
+	Keep func(bytes int) error
+
 	// Started is called, if it is set, as soon as the command runs. An error of it ends the call
 	// like one of the sink.
 	Started func(*Process) error
@@ -101,11 +105,14 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 		if total += len(p); total > maxTotal(limit) {
 			return errExcess
 		}
+		out := &stderr
 		if s == Stdout {
-			stdout.add(p)
-		} else {
-			stderr.add(p)
+			out = &stdout
 		}
+		if err := keep(req.Keep, min(len(p), out.room())); err != nil {
+			return err
+		}
+		out.add(p)
 		return nil
 	})
 	if errors.Is(err, errExcess) {
@@ -321,8 +328,18 @@ type capped struct {
 	truncated bool
 }
 
+// keep asks whether n more bytes may be kept.
+func keep(ask func(int) error, n int) error {
+	if ask == nil || n <= 0 {
+		return nil
+	}
+	return ask(n)
+}
+
+func (c *capped) room() int { return c.limit - c.buf.Len() }
+
 func (c *capped) add(p []byte) {
-	if room := c.limit - c.buf.Len(); len(p) > room {
+	if room := c.room(); len(p) > room {
 		p, c.truncated = p[:room], true
 	}
 	c.buf.Write(p)

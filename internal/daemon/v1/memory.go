@@ -1,0 +1,106 @@
+package v1
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"sync"
+)
+
+// memory bounds what all requests that are under way hold of clients' bodies and guests' answers.
+// Each of these has a limit of its own; together, as many as there may be at once, they would still
+// be far more than a host has.
+type memory struct {
+	mu   sync.Mutex
+	left int // bytes
+}
+
+// smallShare is what every request may hold besides, so that small ones are served whatever large
+// ones do. The gates bound how many there are.
+const smallShare = 64 << 10
+
+// How often a byte is held, roughly: of a body as it came and decoded; of an answer in a buffer
+// that grows, as text, and in JSON.
+const (
+	copiesOfBody   = 2
+	copiesOfAnswer = 4
+)
+
+var errNoMemory = &requestError{http.StatusServiceUnavailable,
+	"requests under way hold all the memory that there is for bodies and answers: try again, or take output as a stream"}
+
+// share is what one request holds. A nil share is not counted.
+type share struct {
+	of    *memory
+	taken int
+}
+
+type shareKey struct{}
+
+// sharing gives a request its share, until done is called.
+func (m *memory) sharing(r *http.Request) (with *http.Request, done func()) {
+	s := &share{of: m}
+	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
+}
+
+// shared lets a handler be called with a share, which it has until it returns.
+func (m *memory) shared(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		with, done := m.sharing(r)
+		defer done()
+		return h(w, with)
+	}
+}
+
+// shareOf returns the share of a request; nil of one that passes no route of this API.
+func shareOf(r *http.Request) *share {
+	s, _ := r.Context().Value(shareKey{}).(*share)
+	return s
+}
+
+// counted is the part of what was taken that is not small.
+func (s *share) counted() int { return max(0, s.taken-smallShare) }
+
+// take lets a request hold n more bytes, or returns errNoMemory.
+func (s *share) take(n int) error {
+	if s == nil {
+		return nil
+	}
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	before := s.counted()
+	s.taken += n
+	grown := s.counted() - before
+	if grown > s.of.left {
+		s.taken -= n
+		return errNoMemory
+	}
+	s.of.left -= grown
+	return nil
+}
+
+func (s *share) release() {
+	s.of.mu.Lock()
+	defer s.of.mu.Unlock()
+	s.of.left += s.counted()
+	s.taken = 0
+}
+
+// keep is take for what a guest answers.
+func (s *share) keep(n int) error { return s.take(copiesOfAnswer * n) }
+
+// body is what a client sends, counted as it comes.
+func (s *share) body(r io.Reader) io.Reader { return countedBody{r, s} }
+
+type countedBody struct {
+	from  io.Reader
+	share *share
+}
+
+func (c countedBody) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
+	if short := c.share.take(copiesOfBody * n); short != nil {
+		return 0, short
+	}
+	return n, err
+}
