@@ -66,7 +66,8 @@ func writeList[T any](w http.ResponseWriter, r *http.Request, list []listed[T]) 
 		}
 		list = list[i:]
 	}
-	if text := q.Get("limit"); text != "" {
+	if q.Has("limit") {
+		text := q.Get("limit")
 		limit, err := strconv.Atoi(text)
 		if err != nil || limit < 1 || limit > maxPage {
 			return invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)

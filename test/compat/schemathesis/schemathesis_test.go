@@ -69,7 +69,11 @@ func configOf(t *testing.T, rig *apirig.Rig) string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q }\n", route, f.Sandboxes[0].ID)
+			endless := ""
+			if strings.HasSuffix(path, "/logs") {
+				endless = `, "query.follow" = "false"`
+			}
+			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q%s }\n", route, f.Sandboxes[0].ID, endless)
 		case strings.Contains(path, "/{tag}"):
 			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.tag\" = \"base\" }\n", route)
 		}
