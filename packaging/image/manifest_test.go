@@ -1,0 +1,147 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/forkd/forkd/internal/cli"
+)
+
+// container is what of a container in a manifest depends on forkd.
+type container struct {
+	Image        string   `yaml:"image"`
+	Args         []string `yaml:"args"`
+	VolumeMounts []struct {
+		Name      string `yaml:"name"`
+		MountPath string `yaml:"mountPath"`
+	} `yaml:"volumeMounts"`
+	Startup   probe `yaml:"startupProbe"`
+	Liveness  probe `yaml:"livenessProbe"`
+	Readiness probe `yaml:"readinessProbe"`
+	Ports     []struct {
+		Name          string
+		ContainerPort int `yaml:"containerPort"`
+	}
+	SecurityContext struct {
+		Privileged   bool
+		Capabilities struct{ Add, Drop []string }
+	} `yaml:"securityContext"`
+}
+
+type probe struct {
+	HTTPGet struct{ Path, Port string } `yaml:"httpGet"`
+}
+
+// pods returns the containers of all DaemonSets of a manifest, and the names of their volumes.
+func pods(t *testing.T, text []byte) (containers []container, volumes map[string]bool) {
+	t.Helper()
+	volumes = map[string]bool{}
+	for docs := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var object struct {
+			Kind string
+			Spec struct {
+				Template struct {
+					Spec struct {
+						HostNetwork    bool        `yaml:"hostNetwork"`
+						HostPID        bool        `yaml:"hostPID"`
+						InitContainers []container `yaml:"initContainers"`
+						Containers     []container
+						Volumes        []struct{ Name string }
+					}
+				}
+			}
+		}
+		err := docs.Decode(&object)
+		if errors.Is(err, io.EOF) {
+			return containers, volumes
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := object.Spec.Template.Spec
+		if pod.HostNetwork || pod.HostPID {
+			t.Error("a pod is in namespaces of its node")
+		}
+		containers = append(containers, append(pod.InitContainers, pod.Containers...)...)
+		for _, v := range pod.Volumes {
+			volumes[v.Name] = true
+		}
+	}
+}
+
+// The DaemonSet runs this version's daemon with options that it has, asks it for what it answers, and
+// grants nothing without a word why. kubeconform, in scripts/package, knows the rest.
+func TestManifestFitsTheDaemon(t *testing.T) {
+	text, err := os.ReadFile("../kubernetes/forkd.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := cli.Command(cli.Stdio{})
+	containers, volumes := pods(t, text)
+	if len(containers) != 2 {
+		t.Fatalf("found %d containers", len(containers))
+	}
+	for _, c := range containers {
+		if c.Image != "forkd:"+root.Version {
+			t.Errorf("image %s, want that of version %s", c.Image, root.Version)
+		}
+		if c.SecurityContext.Privileged || strings.Join(c.SecurityContext.Capabilities.Drop, " ") != "ALL" {
+			t.Errorf("%+v: want no privileged container, and no capability but those it names", c.SecurityContext)
+		}
+		for _, m := range c.VolumeMounts {
+			if !volumes[m.Name] {
+				t.Errorf("there is no volume %s", m.Name)
+			}
+		}
+	}
+	daemon := containers[1]
+	cmd, args, err := root.Find(daemon.Args)
+	if err == nil {
+		err = cmd.ParseFlags(args)
+	}
+	if err != nil || cmd.Name() != "daemon" {
+		t.Fatalf("forkd %s: %v", strings.Join(daemon.Args, " "), err)
+	}
+	if bind, _ := cmd.Flags().GetString("bind"); len(daemon.Ports) != 1 || bind != "0.0.0.0:8889" || daemon.Ports[0].ContainerPort != 8889 {
+		t.Errorf("it listens on %s, and the ports are %v", bind, daemon.Ports)
+	}
+	for _, probe := range []struct{ got, want string }{
+		{daemon.Startup.HTTPGet.Path, "/healthz"}, {daemon.Liveness.HTTPGet.Path, "/healthz"},
+		{daemon.Readiness.HTTPGet.Path, "/readyz"},
+	} {
+		if probe.got != probe.want {
+			t.Errorf("a probe asks for %q, want %s", probe.got, probe.want)
+		}
+	}
+	document, err := os.ReadFile("../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, capability := range daemon.SecurityContext.Capabilities.Add {
+		if !strings.Contains(string(document), "--cap-add "+capability) {
+			t.Errorf("docs/install.md starts the container without %s", capability)
+		}
+	}
+	if n := len(regexp.MustCompile(`--cap-add [A-Z_]+`).FindAll(document, -1)); n != len(daemon.SecurityContext.Capabilities.Add) {
+		t.Errorf("docs/install.md adds %d capabilities, the manifest %d", n, len(daemon.SecurityContext.Capabilities.Add))
+	}
+}
+
+// The plugin hands out devices without being privileged itself.
+func TestDevicePluginIsNotPrivileged(t *testing.T) {
+	text, err := os.ReadFile("../kubernetes/device-plugin.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	containers, _ := pods(t, text)
+	if len(containers) != 1 || containers[0].SecurityContext.Privileged || len(containers[0].SecurityContext.Capabilities.Add) > 0 {
+		t.Errorf("%+v", containers)
+	}
+}
