@@ -148,7 +148,7 @@ def files() -> None:
     want(s.files.make_dir("/tmp/made") and not s.files.make_dir("/tmp/made"), "make_dir")
     s.files.remove("/tmp/dir/c")
     i = s.files.get_info("/tmp/dir/a.txt")
-    want(i.size == 3 and i.owner == "root" and i.permissions == "-rw-r--r--", i)
+    want(i.size == 3 and i.owner == "user" and i.permissions == "-rw-r--r--", i)
     raises(NotFoundException, lambda: s.files.read("/tmp/none"))
 
 
