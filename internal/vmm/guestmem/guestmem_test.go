@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -160,5 +161,38 @@ func TestMapAndClearReplaceContents(t *testing.T) {
 	}
 	if m.Map(0, 1, int(f.Fd()), 0) == nil || m.Map(0, 2*mib, int(f.Fd()), 0) == nil {
 		t.Fatal("bad ranges were mapped")
+	}
+}
+
+// Pages are taken off their file with the bytes that they have, and never all of them at once.
+func TestDetachNeedsLittleMemory(t *testing.T) {
+	const size = 16 * mib
+	f, err := os.Create(filepath.Join(t.TempDir(), "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	layer := bytes.Repeat([]byte("layer..."), size/8)
+	if _, err := f.Write(layer); err != nil {
+		t.Fatal(err)
+	}
+	m := newMemory(t, size)
+	if err := errors.Join(m.Map(0, size, int(f.Fd()), 0), m.Own(0, size)); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := m.Detach(PageSize, size-PageSize); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > size/4 {
+		t.Errorf("%d bytes for a copy of %d", n, size)
+	}
+	if err := f.Truncate(PageSize); err != nil { // what still lay on it would be lost
+		t.Fatal(err)
+	}
+	if got, err := m.ReadView(0, size); err != nil || !bytes.Equal(got, layer) {
+		t.Errorf("the bytes are not what they were (%v)", err)
 	}
 }

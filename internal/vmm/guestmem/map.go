@@ -44,8 +44,12 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
+// detachBytes is how much of the guest's memory is there twice while it is taken off a file: the
+// limit of the process leaves room for no second copy of all of it.
+const detachBytes = 1 << 20
+
 // Detach takes the pages at gpa, all of them private, off the file that they were copied from, which
-// the mapping keeps alive.
+// the mapping keeps alive. After an error a part of them may be off it; all have their bytes.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {
@@ -53,11 +57,15 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 	if err != nil {
 		return err
 	}
-	bytes := append([]byte(nil), v...)
-	if err := m.Clear(gpa, length); err != nil {
-		return err
+	bytes := make([]byte, min(length, detachBytes))
+	for len(v) > 0 {
+		n := copy(bytes, v)
+		if err := m.Clear(gpa, uint64(n)); err != nil {
+			return err
+		}
+		copy(v, bytes[:n])
+		v, gpa = v[n:], gpa+GPA(n)
 	}
-	copy(v, bytes)
 	return nil
 }
 
