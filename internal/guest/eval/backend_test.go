@@ -53,7 +53,8 @@ func dialects() map[string]dialect {
 		fail:      "function f() { return null.x }\nf()", name: "TypeError", broken: "1 +",
 		variable: "console.log(process.env.FORKD_T ?? 'gone')", directory: "console.log(process.cwd())",
 		endless: "while (true) {}", stubborn: "await 1\nwhile (true) {}", exit: "process.exit(9)",
-		draw: "console.log(/native/.test(Math.random))", // V8's cannot be seeded: it is replaced
+		// Nobody can seed what V8 and OpenSSL draw from: their functions are replaced.
+		draw: "console.log([Math.random, require('crypto').randomBytes, require('crypto').webcrypto.getRandomValues].map(f => /native|size/.test(f)).join())",
 	}
 	ts := js
 	ts.language, ts.set, ts.fail = "ts", "let x: number = 41", "function f(): number { return (null as any).x }\nf()"
@@ -139,6 +140,11 @@ func (d dialect) testErrors(t *testing.T, h *httptest.Server) {
 	got = run(t, h, d.call(d.exit))
 	if v := field(got, "error", "value"); !strings.Contains(v, "exit status 9") || !strings.Contains(v, "state is lost") {
 		t.Errorf("at its end: %v", got)
+	}
+	for _, m := range got {
+		if m["type"] == "error" && m["traceback"] == nil { // E2B's client for Python demands one
+			t.Errorf("an error without a traceback: %v", m)
+		}
 	}
 	if got := d.prints(t, h, d.get); got == "42" {
 		t.Error("the next interpreter has the state of the last")

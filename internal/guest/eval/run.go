@@ -298,7 +298,7 @@ func (i *interpreter) runCode(line []byte, out *stream, note string, code *runni
 	i.child.Status()
 	i.output.drain()
 	value := fmt.Sprintf("%v; its state is lost, the next call starts a new one", i.death())
-	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value})
+	i.told = out.send(message{Type: "error", Name: "UnexpectedEndOfExecution", Value: value, Traceback: value})
 }
 
 // lastReplies is how long replies are read after the process's end; it has written them all by

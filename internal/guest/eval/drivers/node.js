@@ -123,11 +123,9 @@ function reseed () {
     b[8] = (b[8] & 0x3f) | 0x80
     return b.toString('hex').replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-')
   }
-  for (const web of [crypto.webcrypto, globalThis.crypto]) {
-    if (!web) continue
-    Object.defineProperty(web, 'getRandomValues', { value: fill, configurable: true })
-    Object.defineProperty(web, 'randomUUID', { value: crypto.randomUUID, configurable: true })
-  }
+  // The functions of the same names in the module and, from Node 19 on, the global crypto are these.
+  Object.defineProperty(crypto.webcrypto, 'getRandomValues', { value: fill, configurable: true })
+  Object.defineProperty(crypto.webcrypto, 'randomUUID', { value: crypto.randomUUID, configurable: true })
   reseed = () => {} // the kernel's numbers differ after every further fork
 }
 
