@@ -74,7 +74,7 @@ def commands() -> None:
 
 
 def servers() -> None:
-    s.commands.run(f"exec {sys.executable} -c \"{SERVER.replace('PORT', str(port))}\"", background=True, timeout=0)
+    server = s.commands.run(f"exec {sys.executable} -c \"{SERVER.replace('PORT', str(port))}\"", background=True, timeout=0)
     host = s.get_host(port)
     for _ in range(600):
         try:
@@ -87,6 +87,7 @@ def servers() -> None:
     with websockets.sync.client.connect(f"wss://{host}/", ssl=tls) as ws:
         ws.send("hi")
         want((got := ws.recv()) == f"{host} hi", got)
+    server.kill()  # it is a process of this host, which the end of a faked VM does not end
 
 
 def code() -> None:
