@@ -37,6 +37,7 @@ type container struct {
 
 type probe struct {
 	HTTPGet struct{ Path, Port string } `yaml:"httpGet"`
+	Exec    struct{ Command []string }
 }
 
 // pods returns the containers of all DaemonSets of a manifest, and the names of their volumes.
@@ -113,8 +114,8 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 		t.Errorf("it listens on %s, and the ports are %v", bind, daemon.Ports)
 	}
 	for _, probe := range []struct{ got, want string }{
-		{daemon.Startup.HTTPGet.Path, "/healthz"}, {daemon.Liveness.HTTPGet.Path, "/healthz"},
-		{daemon.Readiness.HTTPGet.Path, "/readyz"},
+		{daemon.Startup.HTTPGet.Path, "/healthz"}, {daemon.Readiness.HTTPGet.Path, "/readyz"},
+		{daemon.Liveness.HTTPGet.Path, ""}, {strings.Join(daemon.Liveness.Exec.Command, " "), "/usr/bin/forkd ls -q"},
 	} {
 		if probe.got != probe.want {
 			t.Errorf("a probe asks for %q, want %s", probe.got, probe.want)
