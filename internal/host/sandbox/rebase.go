@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -49,11 +50,15 @@ func (b *branch) chooseBelow(rec *record) {
 	}
 }
 
+// rebaseTimeout is how long a VMM may take. It copies nothing; while it is waited for, the branch
+// keeps its place among those of the host.
+const rebaseTimeout = 30 * time.Second
+
 // rebase puts the memory of the sandbox onto the published branch and returns how many bytes it
 // shares with it now. The branch is there whatever becomes of this: if it fails, the next one has
 // the same pages once more.
 func (b *branch) rebase(ctx context.Context) (shared uint64) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rebaseTimeout)
 	defer cancel()
 	shared, err := b.tryRebase(ctx)
 	switch {
