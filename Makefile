@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel compat package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel soak compat package clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ torture: setup build ## Branch sandboxes under fire N times (default 300)
 
 torture-intel: setup build ## The same on kvm-intel, in an emulated Intel host (default 30)
 	@scripts/test torture-intel $(or $(N),30)
+
+soak: setup build ## Let clients work while the daemon is killed and disks fail, for DURATION (10m); out/soak.json
+	@scripts/soak $(or $(DURATION),10m)
 
 compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
 	@scripts/setup /usr/share/doc/python3-venv:python3-venv curl:curl

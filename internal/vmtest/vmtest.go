@@ -45,6 +45,7 @@ type Assets struct {
 	Minimal Kernel            `json:"minimal"`  // guest/kernel
 	Images  map[string]string `json:"images"`   // recipe → directory of the image
 	Roots   string            `json:"roots"`    // authorities that the host trusts, PEM
+	Disk    string            `json:"disk"`     // an ext4 file system with nothing on it
 	Earlier []Build           `json:"earlier"`  // the first build that speaks the VMMs' protocol, and the last that does not
 	NoBuild string            `json:"no_build"` // why there are none
 }

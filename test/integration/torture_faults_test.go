@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/format/snapshot"
 )
 
 // cutShort begins a branch of the source, lets end happen in the middle of it, and returns how it
@@ -84,7 +82,7 @@ func (x *fire) killDaemon() {
 		x.delete(tag, client.DeleteOptions{})
 	}
 	x.latest(next)
-	x.audit()
+	x.d.audit(x.t)
 }
 
 // killVMM: the source dies in the middle of a branch. It is reported dead, and nobody else notices.
@@ -123,7 +121,7 @@ func (x *fire) killVMM() {
 	if _, there := x.points[tag]; there {
 		x.delete(tag, client.DeleteOptions{})
 	}
-	x.audit()
+	x.d.audit(x.t)
 }
 
 // nothingOfTheDead checks what is left of a source whose VMM was killed: nothing, or its latest
@@ -239,96 +237,11 @@ func free(t *testing.T, dir string) uint64 {
 	return st.Bfree * uint64(st.Bsize)
 }
 
-// audit waits until processes, files and memory are those of what is listed, and of the pool.
-func (x *fire) audit() {
-	x.t.Helper()
-	eventually(x.t, quietLimit, func() error {
-		boxes, err := x.d.Sandboxes(x.d.ctx(x.t, stepLimit))
-		if err != nil {
-			return err
-		}
-		snaps, err := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
-		if err != nil {
-			return err
-		}
-		var running, held []string
-		for _, s := range boxes {
-			if s.PID != 0 {
-				running = append(running, s.ID)
-			}
-			if s.State != "exited" {
-				held = append(held, s.ID)
-			}
-		}
-		var places, followed []string
-		for _, s := range snaps {
-			places = append(places, s.Dir)
-		}
-		for _, name := range names(filepath.Join(x.d.state, "snapshots")) {
-			if strings.HasPrefix(name, ".unnamed-") { // deleted, and a running sandbox lies on it
-				followed = append(followed, filepath.Join(x.d.state, "snapshots", name))
-			}
-		}
-		if len(followed) > len(running) {
-			return fmt.Errorf("snapshots without a name %v for sandboxes %v", followed, running)
-		}
-		owners := map[string]bool{}
-		for _, dir := range append(places, followed...) {
-			p, err := os.ReadFile(filepath.Join(dir, snapshot.ManifestFile))
-			if err != nil {
-				return err
-			}
-			m, err := snapshot.ParseManifest(p)
-			if err != nil {
-				return err
-			}
-			for _, l := range m.Memory {
-				owners[l.Owner] = true
-			}
-		}
-		const pool = 1
-		if pids := x.d.vmms(x.t); len(pids) > len(running)+pool {
-			return fmt.Errorf("VMM processes %v for sandboxes %v", pids, running)
-		}
-		if dirs := names(filepath.Join(x.d.run, "vm")); len(dirs) > len(running)+pool {
-			return fmt.Errorf("run directories %v for sandboxes %v", dirs, running)
-		}
-		for dir, want := range map[string]func(string) bool{
-			filepath.Join(x.d.state, "sandboxes"): func(name string) bool { return slices.Contains(held, name) },
-			filepath.Join(x.d.state, "staging"):   func(string) bool { return false },
-			x.d.ram:                               func(name string) bool { return owners[name] },
-		} {
-			for _, name := range names(dir) {
-				if !want(name) {
-					return fmt.Errorf("%s/%s is of nothing that is listed", dir, name)
-				}
-			}
-		}
-		if dirs := names(filepath.Join(x.d.state, "snapshots")); len(dirs) != len(snaps)+len(followed) {
-			return fmt.Errorf("snapshot directories %v, %d snapshots are listed", dirs, len(snaps))
-		}
-		return nil
-	})
-}
-
-// names lists a directory.
-func names(dir string) []string {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	list := make([]string, len(entries))
-	for i, e := range entries {
-		list[i] = e.Name()
-	}
-	return list
-}
-
 // freeBytes returns the free bytes of the file systems of state and memory. A file that is removed
 // but held open is not free.
 func (x *fire) freeBytes() uint64 {
 	x.t.Helper()
-	x.audit()
+	x.d.audit(x.t)
 	return free(x.t, x.d.state) + free(x.t, x.d.ram)
 }
 

@@ -154,7 +154,7 @@ func (x *fire) endLine() {
 			x.checkAll() // what has lost its ancestors
 		}
 	}
-	x.audit()
+	x.d.audit(x.t)
 	x.t.Logf("%v", &x.counts)
 }
 

@@ -57,6 +57,9 @@ func run(ctx context.Context) error {
 	if a.Torture, err = buildGuest(ctx, cache, "torture"); err != nil {
 		return err
 	}
+	if a.Disk, err = emptyDisk(ctx, cache); err != nil {
+		return err
+	}
 	agent, err := embedded.Open(embedded.Agent)
 	if err != nil {
 		return err
@@ -119,6 +122,29 @@ func buildGuest(ctx context.Context, cache, name string) (string, error) {
 		return "", fmt.Errorf("build test/guest/%s: %w\n%s", name, err, out)
 	}
 	return path, nil
+}
+
+// emptyDisk makes a file system of 1 GiB in a sparse file.
+func emptyDisk(ctx context.Context, cache string) (string, error) {
+	path := filepath.Join(cache, "vmtest", "empty.ext4")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	tool, err := exec.LookPath("mke2fs")
+	if err != nil {
+		tool = "/usr/sbin/mke2fs" // not in the PATH of ordinary users
+	}
+	staging, err := os.MkdirTemp(filepath.Dir(path), "disk") // two prepares may run at once
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(staging)
+	tmp := filepath.Join(staging, "new")
+	out, err := exec.CommandContext(ctx, tool, "-q", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,root_owner=0:0", tmp, "1G").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("run mke2fs (Debian package e2fsprogs): %w: %s", err, out)
+	}
+	return path, os.Rename(tmp, path)
 }
 
 // hostRoots reads the authorities by which this host knows servers. A host that reaches package

@@ -1,0 +1,319 @@
+package integration_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/test/soak"
+)
+
+// ramSize is an option of the tmpfs of the memory layers.
+const ramSize = "size=700m"
+
+// Requests to freeze and thaw a file system (linux/fs.h), which x/sys lacks. What would write to it
+// meanwhile waits.
+const (
+	fiFreeze = 0xc0045877
+	fiThaw   = 0xc0045878
+)
+
+// harm makes one fault after the other until the clients stop, and each at least once.
+func (x *soaking) harm(until time.Time) {
+	x.t.Helper()
+	for n := 0; time.Now().Before(until) || n < len(soak.Kinds()); n++ {
+		x.pass(6)
+		x.draw()()
+		x.write()
+	}
+}
+
+// pass lets clients work for up to so many seconds.
+func (x *soaking) pass(seconds int) {
+	time.Sleep(time.Duration(x.rng.IntN(seconds*1000)) * time.Millisecond)
+}
+
+// draw takes the next fault from a shuffled deck: first each once, then as often as it weighs.
+func (x *soaking) draw() func() {
+	if len(x.deck) == 0 {
+		for _, f := range []struct {
+			weight int
+			make   func()
+		}{{3, x.killDaemon}, {1, x.killNet}, {4, x.killVMM}, {2, x.fillDisk}, {1, x.fillRAM}, {2, x.stallDisk}, {1, x.killBoth}} {
+			n := 1
+			if x.dealt {
+				n = f.weight
+			}
+			for range n {
+				x.deck = append(x.deck, f.make)
+			}
+		}
+		x.rng.Shuffle(len(x.deck), func(i, j int) { x.deck[i], x.deck[j] = x.deck[j], x.deck[i] })
+		x.dealt = true
+	}
+	f := x.deck[0]
+	x.deck = x.deck[1:]
+	return f
+}
+
+func (x *soaking) say(what string, args ...any) {
+	fmt.Printf("%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(what, args...))
+}
+
+// killDaemon kills the daemon and starts it again. Then only what was acknowledged may be there.
+func (x *soaking) killDaemon() {
+	x.t.Helper()
+	x.restart()
+	x.audit()
+}
+
+func (x *soaking) restart() {
+	x.t.Helper()
+	x.say("kill the daemon")
+	end := x.faults.Begin(soak.KillDaemon, "")
+	x.d.crash(x.t)
+	x.d.launch(x.t)
+	end()
+}
+
+// killNet kills forkd-net, and waits until there is another.
+func (x *soaking) killNet() {
+	x.t.Helper()
+	x.say("kill forkd-net")
+	old := x.d.processes(x.t, "forkd-net")
+	end := x.faults.Begin(soak.KillNet, "")
+	for _, pid := range old {
+		x.kill(pid)
+	}
+	x.newNet(old)
+	end()
+}
+
+func (x *soaking) newNet(old []string) {
+	x.t.Helper()
+	eventually(x.t, quietLimit, func() error {
+		now := x.d.processes(x.t, "forkd-net")
+		if len(now) != 1 || len(old) > 0 && now[0] == old[0] {
+			return fmt.Errorf("forkd-net is %v, was %v", now, old)
+		}
+		return nil
+	})
+}
+
+// killBoth kills forkd-net and the daemon at once.
+func (x *soaking) killBoth() {
+	x.t.Helper()
+	old := x.d.processes(x.t, "forkd-net")
+	endNet := x.faults.Begin(soak.KillNet, "")
+	for _, pid := range old {
+		x.kill(pid)
+	}
+	x.restart()
+	x.newNet(old)
+	endNet()
+	x.audit()
+}
+
+// kill ends a process that may have ended already.
+func (x *soaking) kill(pid string) {
+	x.t.Helper()
+	n, err := strconv.Atoi(pid)
+	if err == nil {
+		err = syscall.Kill(n, syscall.SIGKILL)
+	}
+	if err != nil && !errors.Is(err, syscall.ESRCH) {
+		x.t.Fatal(err)
+	}
+}
+
+// killVMM kills one VMM, whatever it is at: a sandbox's, one that is being forked, or one that waits
+// in the pool. The daemon has noticed when its directory is gone.
+func (x *soaking) killVMM() {
+	x.t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))
+	if err != nil || len(dirs) == 0 {
+		return
+	}
+	record := dirs[x.rng.IntN(len(dirs))]
+	p, err := os.ReadFile(record)
+	fields := strings.Fields(string(p))
+	if err != nil || len(fields) != 2 {
+		return // it has just gone, or not quite come
+	}
+	id := filepath.Base(filepath.Dir(record))
+	x.say("kill the VMM of %s", id)
+	end := x.faults.Begin(soak.KillVMM, id)
+	x.kill(fields[0])
+	eventually(x.t, quietLimit, func() error {
+		if now, err := os.ReadFile(record); err == nil && string(now) == string(p) {
+			return fmt.Errorf("the daemon has not noticed the end of process %s", fields[0])
+		}
+		return nil
+	})
+	end()
+}
+
+// fillDisk leaves little room on the disk of the state directory for a while.
+func (x *soaking) fillDisk() {
+	x.t.Helper()
+	leave := uint64(x.rng.IntN(48)) << 20
+	x.say("fill the disk up to %d MiB", leave>>20)
+	end := x.faults.Begin(soak.FillDisk, "")
+	filler := filepath.Join(x.disk, "filler")
+	f, err := os.Create(filler)
+	if err == nil {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, int64(free(x.t, x.disk)-min(leave, free(x.t, x.disk)/2)))
+		f.Close()
+	}
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // that is as good
+		x.t.Fatal(err)
+	}
+	restarted := x.meanwhile()
+	if err := os.Remove(filler); err != nil {
+		x.t.Fatal(err)
+	}
+	x.unblocked()
+	end()
+	if restarted {
+		x.audit()
+	}
+}
+
+// fillRAM leaves no room for memory layers for a while.
+func (x *soaking) fillRAM() {
+	x.t.Helper()
+	leave := uint64(x.rng.IntN(4)) << 20
+	x.say("fill the RAM of layers up to %d MiB", leave>>20)
+	end := x.faults.Begin(soak.FillRAM, "")
+	room(x.t, x.d.ram, leave)
+	restarted := x.meanwhile()
+	remount(x.t, x.d.ram, ramSize)
+	end()
+	if restarted {
+		x.audit()
+	}
+}
+
+// stallDisk lets nothing be written to the disk of the state directory for some seconds.
+func (x *soaking) stallDisk() {
+	x.t.Helper()
+	long := time.Second + time.Duration(x.rng.IntN(6000))*time.Millisecond
+	x.say("stall the disk for %v", long)
+	end := x.faults.Begin(soak.StallDisk, "")
+	dir, err := os.Open(x.disk)
+	if err == nil {
+		defer dir.Close()
+		err = unix.IoctlSetInt(int(dir.Fd()), fiFreeze, 0)
+	}
+	if err != nil {
+		x.t.Fatalf("freeze %s: %v", x.disk, err)
+	}
+	// The daemon may be killed meanwhile, and cannot end before it has written.
+	thawed := make(chan error, 1)
+	time.AfterFunc(long, func() { thawed <- unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) })
+	restarted := x.meanwhile()
+	if err := <-thawed; err != nil {
+		x.t.Fatalf("thaw %s: %v", x.disk, err)
+	}
+	end()
+	if restarted {
+		x.audit()
+	}
+}
+
+// meanwhile lets the clients work with a fault, and makes another now and then.
+func (x *soaking) meanwhile() (restarted bool) {
+	x.t.Helper()
+	x.pass(5)
+	switch x.rng.IntN(4) {
+	case 0:
+		x.restart()
+		restarted = true
+	case 1:
+		x.killVMM()
+	}
+	x.pass(3)
+	return restarted
+}
+
+// unblocked waits until no sandbox waits for room any more.
+func (x *soaking) unblocked() {
+	x.t.Helper()
+	eventually(x.t, quietLimit, func() error {
+		list, err := x.d.Sandboxes(x.d.ctx(x.t, stepLimit))
+		for _, s := range list {
+			if s.DiskFull {
+				err = errors.Join(err, fmt.Errorf("sandbox %s waits for room: %+v", s.ID, s))
+			}
+		}
+		return err
+	})
+}
+
+// mountDisk mounts a copy of a file system image until the test has ended.
+func mountDisk(t *testing.T, image, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	file := dir + ".img"
+	if err := copySparse(image, file); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(file); err != nil {
+			t.Error(err)
+		}
+	})
+	device, release, err := attach(file)
+	if err != nil {
+		t.Fatalf("make a disk of %s (needs root and the module loop): %v", file, err)
+	}
+	defer release()
+	if err := unix.Mount(device, dir, "ext4", unix.MS_NOATIME, "discard"); err != nil {
+		t.Fatalf("mount %s: %v", device, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attach makes a block device of a file. It is gone when it is released and mounted no more.
+func attach(file string) (device string, release func() error, err error) {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	defer control.Close()
+	n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return "", nil, fmt.Errorf("find a free loop device: %w", err)
+	}
+	back, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	defer back.Close()
+	loop, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", n), os.O_RDWR, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(back.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}})
+	if err != nil {
+		return "", nil, errors.Join(fmt.Errorf("configure %s: %w", loop.Name(), err), loop.Close())
+	}
+	return loop.Name(), loop.Close, nil
+}

@@ -1,0 +1,153 @@
+package integration_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/test/soak"
+)
+
+var (
+	soakDuration = flag.Duration("soak.duration", 0, "how long clients work; 0: no soak")
+	soakClients  = flag.Int("soak.clients", 3, "how many clients")
+	soakSeed     = flag.Uint64("soak.seed", 1, "of what clients and faults do")
+	soakReport   = flag.String("soak.report", "", "file for the counts, as JSON, rewritten after every fault")
+)
+
+const (
+	soakTag = "soak"
+	// soakRest is how long a guest's writers rest after every write, in microseconds: what is tested
+	// here is the daemon, which has to get the CPU of an emulated host.
+	soakRest = 20_000
+	// soakPatience is how much longer than its clients a run may take, for the last fault's undoing,
+	// the verification and the removal of everything.
+	soakPatience = 12 * time.Minute
+)
+
+// Most that a client keeps of sandboxes, and of snapshots.
+const (
+	soakBoxes     = 2
+	soakSnapshots = 2
+)
+
+// TestSoak lets clients work at random while the daemon, forkd-net and VMMs are killed, and the disk
+// and the RAM of layers are full or stall. Whatever was acknowledged must be there and whole in the
+// end, every answer must be a success or one that a fault explains, and nothing may be left. Package
+// test/soak has the clients; make soak runs this for longer.
+func TestSoak(t *testing.T) {
+	f := open(t)
+	if *soakDuration == 0 {
+		t.Skip("no -soak.duration is given: make soak runs it")
+	}
+	x := newSoaking(t, f)
+	hung := time.AfterFunc(*soakDuration+soakPatience, func() {
+		x.write()
+		panic(fmt.Sprintf("seed %d: the run hangs", *soakSeed))
+	})
+	defer hung.Stop()
+	base := x.fire.points[soakTag].Instant
+	before := x.settled()
+	x.run = soak.New(soak.Config{Daemon: x.d.Client, Base: soakTag, Size: guestSize, Clients: *soakClients,
+		Boxes: soakBoxes, Snapshots: soakSnapshots, Seed: *soakSeed, Faults: x.faults, Report: x.report}, base)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	halt := sync.OnceFunc(func() { close(stop) })
+	defer halt()
+	go func() {
+		defer close(stopped)
+		x.run.Run(stop)
+	}()
+	x.harm(time.Now().Add(*soakDuration))
+	halt()
+	<-stopped
+	x.run.Finish()
+	x.compare(before)
+}
+
+// soaking is a run of TestSoak. Its methods end the test when something is wrong with the host; what
+// is wrong with the daemon goes into the report.
+type soaking struct {
+	t      *testing.T
+	d      *daemon
+	disk   string // where the file system of the state directory is mounted
+	rng    *rand.Rand
+	deck   []func()
+	dealt  bool // every fault has been in the deck
+	faults *soak.FaultLog
+	report *soak.Report
+	run    *soak.Soak
+	fire   *fire // makes the base
+}
+
+// newSoaking starts a daemon on a disk of its own, and makes the snapshot to fork from.
+func newSoaking(t *testing.T, f *fixture) *soaking {
+	t.Helper()
+	dir := filepath.Join(f.root, "k")
+	x := &soaking{t: t, disk: filepath.Join(dir, "d"), rng: rand.New(rand.NewPCG(*soakSeed, 1<<32)),
+		faults: soak.NewFaultLog(), report: soak.NewReport(*soakSeed, *soakClients)}
+	ram := filepath.Join(dir, "m")
+	mountDisk(t, f.assets.Disk, x.disk)
+	mount(t, ram, ramSize)
+	// Less is refused while the disk is nearly full, some of the time.
+	x.d = f.start(t, withState(filepath.Join(x.disk, "s")), withRun(filepath.Join(dir, "r")), withRAM(ram),
+		withArgs("--disk-reserve-mib", "16"))
+	t.Cleanup(func() { // before the daemon is stopped
+		x.write()
+		if err := x.report.Print(os.Stdout); err != nil {
+			t.Error(err)
+		}
+		if x.report.Failed() {
+			t.Errorf("seed %d: see what was found above", *soakSeed)
+		}
+	})
+	x.fire = &fire{t: t, d: x.d, rng: x.rng, points: map[string]point{}, counts: counts{byMode: map[string]int{}}}
+	x.fire.makeBase()
+	s := x.fire.fork(baseTag)
+	x.d.sh(t, s.ID, "mkdir -p "+soak.Dir)
+	p := x.fire.mark(s.ID, "rest", fmt.Sprint(soakRest))
+	made, err := x.fire.branch(s.ID, soakTag, client.BranchRequest{Mode: "full"})
+	x.fire.fail(err)
+	x.fire.took(made, p)
+	x.d.kill(t, s)
+	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
+	x.fire.check(soakTag)
+	return x
+}
+
+func (x *soaking) write() {
+	if err := x.report.Write(*soakReport, x.faults); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}
+
+// audit compares what is there with what the clients were acknowledged, while they make no request:
+// what a daemon that was killed has half-made must be gone.
+func (x *soaking) audit() {
+	x.t.Helper()
+	x.run.Still(func(ids, tags map[string]bool) {
+		boxes, err := x.d.Sandboxes(x.d.ctx(x.t, stepLimit))
+		snaps, err2 := x.d.Snapshots(x.d.ctx(x.t, stepLimit))
+		if err := errors.Join(err, err2); err != nil {
+			x.t.Fatal(err)
+		}
+		for _, s := range boxes {
+			if !ids[s.ID] {
+				x.report.HalfMadeThing("nobody was told of sandbox %s: %+v", s.ID, s)
+			}
+		}
+		for _, s := range snaps {
+			if !s.Transient && s.Tag != soakTag && !tags[s.Tag] {
+				x.report.HalfMadeThing("nobody was told of snapshot %s: %+v", s.Tag, s)
+			}
+		}
+		x.d.audit(x.t)
+	})
+	x.report.Audited()
+}

@@ -1,0 +1,102 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// outcome is what a client knows after a request.
+type outcome int
+
+const (
+	done    outcome = iota // it was carried out
+	refused                // it was not
+	unknown                // nobody knows: the daemon died, or failed in the middle
+)
+
+// rules are the codes (docs/errors.md) that a request may be answered with where a fault explains
+// it. Whatever is not here fails the run, and so does a code whose faults have not been there.
+var rules = map[string][]Kind{
+	"no_space":      {FillDisk, FillRAM},
+	"host_disk":     {FillDisk},
+	"sandbox_state": {FillDisk}, // paused until there is room
+	"timeout":       {StallDisk, FillDisk},
+}
+
+// ofDeadVMs are the codes of requests whose VM was killed.
+var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "internal", "sandbox_failed"}
+
+// maybeDone are codes after which a part of the request may have been carried out.
+var maybeDone = []string{"internal", "sandbox_failed", "timeout", "no_space"}
+
+// cutOff is the answer of a request whose connection broke.
+const cutOff = "cut_off"
+
+// asked is a request: what may be answered to it besides success, with or without a fault.
+type asked struct {
+	op  string
+	box *box     // that it is about; nil: none, or somebody else's
+	may []string // codes that need no fault to explain them
+}
+
+// do makes a request and accounts for its answer.
+func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
+	ctx, cancel := context.WithTimeout(context.Background(), stepLimit)
+	defer cancel()
+	from := time.Now()
+	err := f(ctx)
+	if err == nil {
+		w.rep.answered(a.op, "ok")
+		return done
+	}
+	var e *client.Error
+	if !errors.As(err, &e) {
+		w.rep.answered(a.op, cutOff)
+		kind, ok := w.faults.explains(from, KillDaemon)
+		if !ok || errors.Is(err, context.DeadlineExceeded) {
+			w.rep.find(&w.rep.Unexpected, "%s of %s: after %.1f s: %v", a.op, a.box.name(), time.Since(from).Seconds(), err)
+		} else {
+			w.rep.excused(cutOff, kind)
+		}
+		w.await(func(ctx context.Context) (bool, error) { err := w.d.Healthy(ctx); return err == nil, err })
+		return unknown
+	}
+	w.rep.answered(a.op, e.Code)
+	if !slices.Contains(a.may, e.Code) {
+		if kind, ok := w.excuse(a, e.Code, from); ok {
+			w.rep.excused(e.Code, kind)
+		} else {
+			w.rep.find(&w.rep.Unexpected, "%s of %s: %d %s: %v", a.op, a.box.name(), e.Status, e.Code, err)
+		}
+	}
+	if slices.Contains(maybeDone, e.Code) {
+		return unknown
+	}
+	return refused
+}
+
+// excuse finds the fault that explains a code.
+func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
+	if slices.Contains(ofDeadVMs, code) {
+		if a.box != nil && w.mayBeDead(a.box) {
+			return KillVMM, true
+		}
+		if a.box == nil || a.box.state == suspended { // its VM is being started
+			if kind, ok := w.faults.explains(from, KillVMM); ok {
+				return kind, true
+			}
+		}
+	}
+	return w.faults.explains(from, rules[code]...)
+}
+
+func (b *box) name() string {
+	if b == nil {
+		return "no sandbox"
+	}
+	return "sandbox " + b.id + ", " + b.state
+}

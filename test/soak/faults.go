@@ -1,0 +1,87 @@
+package soak
+
+import (
+	"sync"
+	"time"
+)
+
+// Kind is a kind of fault.
+type Kind string
+
+// The kinds of faults.
+const (
+	KillDaemon Kind = "kill_daemon" // the daemon, which is started again
+	KillNet    Kind = "kill_net"    // forkd-net, which the daemon starts again
+	KillVMM    Kind = "kill_vmm"    // one forkd-vmm, of a sandbox or of the pool
+	FillDisk   Kind = "fill_disk"   // the file system of the state directory
+	FillRAM    Kind = "fill_ram"    // the tmpfs of the memory layers
+	StallDisk  Kind = "stall_disk"  // the state directory's file system takes no writes
+)
+
+// Kinds returns all kinds.
+func Kinds() []Kind { return []Kind{KillDaemon, KillNet, KillVMM, FillDisk, FillRAM, StallDisk} }
+
+// fault is one of them, and how long it could be felt.
+type fault struct {
+	kind     Kind
+	id       string // of the VM that was killed
+	from, to time.Time
+}
+
+// FaultLog is what was done to the host and when: the reasons for which an answer may be an error.
+type FaultLog struct {
+	mu     sync.Mutex
+	faults []*fault
+	counts map[Kind]int
+}
+
+// NewFaultLog returns a log without faults.
+func NewFaultLog() *FaultLog { return &FaultLog{counts: map[Kind]int{}} }
+
+// Begin notes a fault just before it is made. It lasts until end is called, when nothing can be
+// felt of it any more. A VMM's death has no end: it is that of one VM.
+func (l *FaultLog) Begin(kind Kind, id string) (end func()) {
+	f := &fault{kind: kind, id: id, from: time.Now()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.faults = append(l.faults, f)
+	l.counts[kind]++
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		f.to = time.Now()
+	}
+}
+
+// explains returns the first of kinds that was there at some time since from.
+func (l *FaultLog) explains(from time.Time, kinds ...Kind) (Kind, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, kind := range kinds {
+		for _, f := range l.faults {
+			if f.kind == kind && (f.to.IsZero() || f.to.After(from)) {
+				return kind, true
+			}
+		}
+	}
+	return "", false
+}
+
+// killed reports whether the VM of a sandbox was killed since it was started.
+func (l *FaultLog) killed(id string, since time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range l.faults {
+		if f.kind == KillVMM && f.id == id && !f.from.Before(since) {
+			return true
+		}
+	}
+	return false
+}
+
+// Count returns how many faults there were of a kind.
+func (l *FaultLog) Count(kind Kind) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.counts[kind]
+}

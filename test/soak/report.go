@@ -1,0 +1,180 @@
+package soak
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// maxFindings bounds how many findings are told; all are counted.
+const maxFindings = 50
+
+// Report is what a run has done and found. It is written as out/soak.json.
+type Report struct {
+	Seed    uint64  `json:"seed"`
+	Clients int     `json:"clients"`
+	Seconds float64 `json:"duration_s"`
+
+	Operations  int                       `json:"operations"`   // requests that were answered, in whatever way, or cut off
+	ByOperation map[string]map[string]int `json:"by_operation"` // operation → answer → how often
+	Excused     map[string]int            `json:"excused"`      // answer that is an error, and the fault that explains it
+
+	Faults       int          `json:"faults"`
+	ByFault      map[Kind]int `json:"by_fault"`
+	DaemonKills  int          `json:"daemon_kills"`
+	Audits       int          `json:"audits"`         // after a daemon was killed: what is there is what was acknowledged
+	Verified     int          `json:"verified"`       // sandboxes that said that they are whole
+	Resurrected  int          `json:"resurrected"`    // sandboxes whose VM was killed, brought back from their suspended state
+	EndedByFault int          `json:"ended_by_fault"` // those that had none, or were being rolled back
+
+	LostSandboxes int      `json:"lost_sandboxes"`
+	LostSnapshots int      `json:"lost_snapshots"`
+	Corrupt       int      `json:"corrupt"`    // sandboxes that are not whole, or of another instant
+	HalfMade      int      `json:"half_made"`  // what nobody was told of and is there all the same
+	Unexpected    int      `json:"unexpected"` // answers that nothing explains
+	Leaks         int      `json:"leaks"`      // kinds of things of which more is held than before
+	Findings      []string `json:"findings"`   // the first of these
+
+	mu    sync.Mutex
+	start time.Time
+}
+
+// NewReport starts the clock.
+func NewReport(seed uint64, clients int) *Report {
+	return &Report{Seed: seed, Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
+		Findings: []string{}, start: time.Now()}
+}
+
+// answered counts a request: "ok", the code of an error, or "cut_off".
+func (r *Report) answered(operation, answer string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Operations++
+	if r.ByOperation[operation] == nil {
+		r.ByOperation[operation] = map[string]int{}
+	}
+	r.ByOperation[operation][answer]++
+}
+
+func (r *Report) excused(answer string, by Kind) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Excused[answer+": "+string(by)]++
+}
+
+// count adds one to a number of r.
+func (r *Report) count(n *int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*n++
+}
+
+// Audited counts a comparison of what is there with what was acknowledged.
+func (r *Report) Audited() { r.count(&r.Audits) }
+
+// find counts a finding in n.
+func (r *Report) find(n *int, format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	*n++
+	if len(r.Findings) < maxFindings {
+		at := time.Since(r.start).Seconds()
+		r.Findings = append(r.Findings, fmt.Sprintf("%.1f s: ", at)+fmt.Sprintf(format, args...))
+	}
+}
+
+// Leak notes a kind of thing of which more is held than before.
+func (r *Report) Leak(kind, what string) { r.find(&r.Leaks, "leak of %s: %s", kind, what) }
+
+// HalfMadeThing is a finding of an audit.
+func (r *Report) HalfMadeThing(format string, args ...any) { r.find(&r.HalfMade, format, args...) }
+
+// Failed reports whether anything was found.
+func (r *Report) Failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.LostSandboxes+r.LostSnapshots+r.Corrupt+r.HalfMade+r.Unexpected+r.Leaks > 0
+}
+
+// Write writes the report to path, whole or not at all, with what log has until now.
+func (r *Report) Write(path string, log *FaultLog) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.Seconds = time.Since(r.start).Seconds()
+	r.Faults, r.ByFault = 0, map[Kind]int{}
+	for _, kind := range Kinds() {
+		n := log.Count(kind)
+		r.Faults += n
+		r.ByFault[kind] = n
+	}
+	r.DaemonKills = r.ByFault[KillDaemon]
+	if path == "" {
+		return nil
+	}
+	p, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return atomicfile.Write(path, append(p, '\n'), 0o644)
+}
+
+// Print writes the report for people. It has the faults of the last Write.
+func (r *Report) Print(to io.Writer) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "OPERATION\tANSWERS")
+	for _, operation := range slices.Sorted(maps.Keys(r.ByOperation)) {
+		fmt.Fprintf(w, "%s\t%s\n", operation, numbers(r.ByOperation[operation]))
+	}
+	fmt.Fprintf(w, "\nFAULT\tTIMES\n")
+	for _, kind := range Kinds() {
+		fmt.Fprintf(w, "%s\t%d\n", kind, r.ByFault[kind])
+	}
+	fmt.Fprintf(w, "\nERROR: ITS FAULT\tTIMES\n")
+	for _, excuse := range slices.Sorted(maps.Keys(r.Excused)) {
+		fmt.Fprintf(w, "%s\t%d\n", excuse, r.Excused[excuse])
+	}
+	fmt.Fprintf(w, "\nseed %d, %d clients, %.0f s: %d operations, %d faults, %d kills of the daemon, %d audits, "+
+		"%d sandboxes verified, %d brought back, %d ended by faults\n", r.Seed, r.Clients, r.Seconds, r.Operations, r.Faults,
+		r.DaemonKills, r.Audits, r.Verified, r.Resurrected, r.EndedByFault)
+	fmt.Fprintf(w, "found: %d lost sandboxes, %d lost snapshots, %d corrupt, %d half-made, %d unexpected answers, %d leaks\n",
+		r.LostSandboxes, r.LostSnapshots, r.Corrupt, r.HalfMade, r.Unexpected, r.Leaks)
+	for _, f := range r.Findings {
+		fmt.Fprintln(w, f)
+	}
+	return w.Flush()
+}
+
+// numbers lists counts, the most frequent first.
+func numbers(counts map[string]int) string {
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		if counts[a] != counts[b] {
+			return counts[b] - counts[a]
+		}
+		if a < b {
+			return -1
+		}
+		return 1
+	})
+	text := ""
+	for i, k := range keys {
+		if i > 0 {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %d", k, counts[k])
+	}
+	return text
+}

@@ -1,0 +1,164 @@
+package soak
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// label marks the children of one fork, by which they are found if its answer is lost.
+const label = "soak-fork"
+
+// fork starts n children of a snapshot that holds p, and verifies them.
+func (w *worker) fork(tag string, p points, n int) []*box {
+	return w.forkAs(asked{op: "fork"}, client.ForkRequest{SnapshotTag: tag, N: n}, p)
+}
+
+// forkBox starts children straight from a sandbox.
+func (w *worker) forkBox(b *box) {
+	if len(w.own.boxes) >= w.cfg.Boxes {
+		w.verify(b)
+		return
+	}
+	w.forkAs(asked{op: "fork sandbox", box: b}, client.ForkRequest{SourceID: b.id, N: 1, Mode: w.mode()}, b.now)
+	if w.has(b) {
+		w.settle(b, b.state)
+	}
+}
+
+func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
+	a.may = append(a.may, "max_sandboxes", "busy")
+	req.Labels = map[string]string{label: w.name()}
+	from := time.Now()
+	var made client.Forked
+	out := w.do(a, func(ctx context.Context) (err error) {
+		made, err = w.d.Fork(ctx, req)
+		return err
+	})
+	if out != done {
+		made.Sandboxes = w.forked(req, out)
+	}
+	boxes := w.own.adopt(made.Sandboxes, from, p)
+	for _, b := range boxes {
+		w.verify(b)
+	}
+	return slices.DeleteFunc(boxes, func(b *box) bool { return !w.has(b) })
+}
+
+// forked returns the children of a fork without an answer: all of them, or there must be none.
+// Children that a refused fork has left are a finding.
+func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.Sandbox) {
+	var list []client.Sandbox
+	w.await(func(ctx context.Context) (ready bool, err error) {
+		list, _, err = w.d.SandboxPage(ctx, client.PageRequest{Labels: []string{label + "=" + req.Labels[label]}})
+		return err == nil, err
+	})
+	if len(list) == req.N && out == unknown {
+		return list
+	}
+	if len(list) > 0 {
+		w.rep.find(&w.rep.HalfMade, "a fork of %d of %s%s that failed has left %d sandboxes", req.N, req.SnapshotTag, req.SourceID, len(list))
+	}
+	for _, s := range list {
+		w.do(asked{op: "kill"}, func(ctx context.Context) error { return w.d.Kill(ctx, s.ID) })
+	}
+	return nil
+}
+
+// kill deletes a sandbox, however often the daemon dies meanwhile.
+func (w *worker) kill(b *box, may ...string) {
+	w.await(func(context.Context) (bool, error) {
+		out := w.do(asked{op: "kill", box: b, may: may}, func(ctx context.Context) error { return w.d.Kill(ctx, b.id) })
+		may = []string{"sandbox_not_found"} // the first may have been carried out
+		return out != unknown, nil
+	})
+	w.own.remove(b)
+}
+
+func (w *worker) pause(b *box) {
+	switch w.do(asked{op: "pause", box: b}, func(ctx context.Context) error { _, err := w.d.Pause(ctx, b.id); return err }) {
+	case done:
+		b.state = paused
+	case refused:
+		w.settle(b, b.state)
+	case unknown:
+		w.settle(b, b.state, paused)
+	}
+}
+
+// resume lets a paused sandbox run, or brings a suspended one back.
+func (w *worker) resume(b *box) bool {
+	from, was := time.Now(), b.state
+	out := w.do(asked{op: "resume " + was, box: b, may: []string{"max_sandboxes", "busy"}}, func(ctx context.Context) error {
+		_, err := w.d.Resume(ctx, b.id)
+		return err
+	})
+	if was == suspended && out != refused {
+		b.born = from
+	}
+	switch out {
+	case done:
+		b.state = running
+	case refused:
+		return w.settle(b, was) && b.state == running
+	case unknown:
+		return w.settle(b, was, running) && b.state == running
+	}
+	return true
+}
+
+// wake makes a sandbox run.
+func (w *worker) wake(b *box) bool {
+	return w.await(func(context.Context) (bool, error) {
+		return !w.has(b) || b.state == running || w.resume(b), nil
+	}) && w.has(b)
+}
+
+func (w *worker) suspend(b *box) {
+	was := b.state
+	out := w.do(asked{op: "suspend", box: b, may: []string{"busy"}}, func(ctx context.Context) error {
+		_, err := w.d.Suspend(ctx, b.id)
+		return err
+	})
+	switch out {
+	case done:
+		b.suspend()
+	case refused:
+		w.settle(b, was)
+	case unknown:
+		w.settle(b, was, suspended)
+	}
+}
+
+// suspend notes that b is suspended as it was.
+func (b *box) suspend() { b.state, b.saved, b.own = suspended, b.now, b.now }
+
+// rollback puts a sandbox back to what it runs from, or to a branch of it.
+func (w *worker) rollback(b *box) {
+	to, p := "", b.own
+	var tags []string
+	for _, tag := range w.own.tags() {
+		if _, ok := b.line[tag]; ok {
+			tags = append(tags, tag)
+		}
+	}
+	if n := w.rng.IntN(len(tags) + 1); n < len(tags) {
+		to, p = tags[n], b.line[tags[n]]
+	}
+	// A rollback to another snapshot than the one it runs from makes a new line.
+	may := []string{"not_in_line", "busy"}
+	switch w.do(asked{op: "roll back", box: b, may: may}, func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
+	case done:
+		b.now, b.own = p, p
+		w.verify(b)
+	case refused:
+		w.settle(b, b.state)
+	case unknown:
+		b.now, b.own, b.mayBeGone = b.now.or(p), b.own.or(p), true
+		if w.settle(b, b.state) {
+			b.mayBeGone = false
+		}
+	}
+}
