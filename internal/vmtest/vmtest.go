@@ -56,6 +56,10 @@ const AssetsFile = "vmtest.json"
 // LeftOut is why VM tests skip with FORKD_TEST_HOST=1; command testrun counts them by it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"
 
+// Lacking begins the reason of a test that skips for what a checkout need not have, such as a long
+// history: command testrun prints it, and fails for any other skip of a VM test.
+const Lacking = "this checkout lacks:"
+
 // NeedKVM skips or fails the test where KVM is not usable. Tests that need only this, and no files,
 // call it; Load does. Command testrun finds VM tests by their calls of these two functions.
 func NeedKVM(t testing.TB) {

@@ -27,7 +27,7 @@ func envInt(t *testing.T, name string, def int) int {
 
 // Without FORKD_CYCLES the leak test runs this long, and at least so many cycles.
 const (
-	leakTime  = 150 * time.Second
+	leakTime  = 60 * time.Second
 	minCycles = 20
 )
 

@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	soakDuration = flag.Duration("soak.duration", 0, "how long clients work; 0: no soak")
+	soakDuration = flag.Duration("soak.duration", 90*time.Second, "how long clients work")
 	soakClients  = flag.Int("soak.clients", 3, "how many clients")
 	soakSeed     = flag.Uint64("soak.seed", 1, "of what clients and faults do")
 	soakReport   = flag.String("soak.report", "", "file for the counts, as JSON, rewritten after every fault")
@@ -44,9 +44,6 @@ const (
 // test/soak has the clients; make soak runs this for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
-	if *soakDuration == 0 {
-		t.Skip("no -soak.duration is given: make soak runs it")
-	}
 	x := newSoaking(t, f)
 	hung := time.AfterFunc(*soakDuration+soakPatience, func() {
 		x.write()

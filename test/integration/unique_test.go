@@ -26,10 +26,10 @@ assert socket.gethostbyname("localhost") == "127.0.0.1" and socket.gethostbyname
 // batch is how many children live at a time, to bound memory.
 const batch = 25
 
-// TestUniqueness forks FORKD_CHILDREN (200) children of one snapshot.
+// TestUniqueness forks FORKD_CHILDREN (100) children of one snapshot.
 func TestUniqueness(t *testing.T) {
 	d := load(t).start(t)
-	total := envInt(t, "FORKD_CHILDREN", 200)
+	total := envInt(t, "FORKD_CHILDREN", 100)
 	seen := make(map[string]map[string]int) // kind → value → child
 	var worst time.Duration
 	for first := 0; first < total; first += batch {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/vmtest"
 )
 
 // TestUpgrade puts this build in the place of an earlier one, which is built from the clone's
@@ -19,7 +20,7 @@ import (
 func TestUpgrade(t *testing.T) {
 	f := open(t)
 	if f.assets.NoBuild != "" {
-		t.Skip(f.assets.NoBuild)
+		t.Skip(vmtest.Lacking, f.assets.NoBuild)
 	}
 	for i, b := range f.assets.Earlier {
 		t.Run(fmt.Sprintf("from control protocol %d", b.Protocol), func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	branches = flag.Int("torture.n", 150, "how many branches")
+	branches = flag.Int("torture.n", 100, "how many branches")
 	seed     = flag.Uint64("torture.seed", 1, "of the choices")
 	dataMiB  = flag.Int("torture.mib", 8, "memory that each guest writes, MiB")
 	vcpus    = flag.String("torture.vcpus", "1,2", "vCPUs of the guests, one after another")

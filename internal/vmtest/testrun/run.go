@@ -29,11 +29,12 @@ type counts struct {
 	passed, failed, skipped int
 	top                     int // that are no subtests, however they ended
 	vm                      int // of skipped: because they boot VMs and this is not the run for them
+	lacking                 int // of skipped: because this checkout lacks something that one need not have
 }
 
 func (c *counts) add(d counts) {
 	c.passed, c.failed, c.skipped = c.passed+d.passed, c.failed+d.failed, c.skipped+d.skipped
-	c.top, c.vm = c.top+d.top, c.vm+d.vm
+	c.top, c.vm, c.lacking = c.top+d.top, c.vm+d.vm, c.lacking+d.lacking
 }
 
 func (c counts) String() string {
@@ -162,6 +163,9 @@ func (r *run) testEnd(e event) {
 	case "skip":
 		c.skipped++
 		why := strings.Join(r.output[e.Package+" "+e.Test], "")
+		if strings.Contains(why, vmtest.Lacking) {
+			c.lacking++
+		}
 		if strings.Contains(why, vmtest.LeftOut) {
 			c.vm++
 		} else {

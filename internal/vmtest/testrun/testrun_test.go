@@ -83,6 +83,7 @@ func TestRun(t *testing.T) {
 	}{
 		{"pass", `t.Run("sub", func(t *testing.T) {})`, passed, counts{passed: 2, top: 1}, "ok "},
 		{"skip", `t.Skip("why not")`, passed, counts{skipped: 1, top: 1}, "why not"},
+		{"lack", `t.Skip("this checkout lacks: history")`, passed, counts{skipped: 1, lacking: 1, top: 1}, "history"},
 		{"fail", `t.Error("because")`, failed, counts{failed: 1, top: 1}, "because"},
 		{"build", `nonsense`, failed, counts{}, "undefined: nonsense"},
 		{"hang", `println("last words"); select {}`, lost, counts{}, "test timed out"},
