@@ -8,7 +8,9 @@
 package once
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -23,7 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Bounds on what is kept: the oldest answers go first.
+// Bounds on what is kept of all clients. Over them, the oldest answer goes of the client that has most:
+// one cannot push out what others may ask for again.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096
@@ -36,11 +39,23 @@ var (
 	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
 )
 
-// Key names a request, and Request tells it from others of the same name. Both are digests.
+// Key names a request, and Request tells it from others of the same name. Both are digests; the
+// first bytes of a key are that of its client alone.
 type (
 	Key     [32]byte
 	Request [32]byte
+	client  [8]byte
 )
+
+// KeyOf returns the key of a request that a client has given a name.
+func KeyOf(who, name string) Key {
+	key := Key(sha256.Sum256([]byte(who + "\n" + name)))
+	of := sha256.Sum256([]byte(who))
+	copy(key[:len(client{})], of[:])
+	return key
+}
+
+func (k Key) client() client { return client(k[:len(client{})]) }
 
 // Answer is what a request was answered with.
 type Answer struct {
@@ -212,19 +227,38 @@ func (b *Book) dropLocked(key Key) {
 
 // pruneLocked removes what is too old or too much. Requests under way stay.
 func (b *Book) pruneLocked() {
+	for _, k := range slices.Clone(b.index) {
+		if b.now().Sub(k.at) >= Keep && b.under[k.key] == nil {
+			b.dropLocked(k.key)
+		}
+	}
+	for {
+		oldest, tooMuch := b.surplusLocked()
+		if !tooMuch {
+			return
+		}
+		b.dropLocked(oldest)
+	}
+}
+
+// surplusLocked returns what is to go if there is too much: the oldest answer of the client that has
+// the greatest share of a bound, and among equals the oldest.
+func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
+	shares := make(map[client]float64)
+	var first []Key // of each client, oldest first
 	total := int64(0)
 	for _, k := range b.index {
 		total += k.bytes
-	}
-	count := len(b.index)
-	b.index = slices.DeleteFunc(b.index, func(k kept) bool {
-		tooOld, tooMuch := b.now().Sub(k.at) >= Keep, total > maxBytes || count > maxAnswers
-		if b.under[k.key] != nil || !tooOld && !tooMuch {
-			return false
+		if b.under[k.key] != nil {
+			continue
 		}
-		os.Remove(b.path(k.key))
-		total -= k.bytes
-		count--
-		return true
-	})
+		if shares[k.key.client()] == 0 {
+			first = append(first, k.key)
+		}
+		shares[k.key.client()] += max(float64(k.bytes)/maxBytes, 1.0/maxAnswers)
+	}
+	if total <= maxBytes && len(b.index) <= maxAnswers || len(first) == 0 {
+		return oldest, false
+	}
+	return slices.MaxFunc(first, func(x, y Key) int { return cmp.Compare(shares[x.client()], shares[y.client()]) }), true
 }

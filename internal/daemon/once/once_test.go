@@ -130,3 +130,16 @@ func TestOldestGoFirst(t *testing.T) {
 	check(t, b, Key{4}, Request{}, made("1"), big, true)
 	check(t, b, Key{0}, Request{}, made("1"), "1", false)
 }
+
+// A client that has much gives room for the others.
+func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
+	b := open(t, t.TempDir())
+	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
+	big := `"` + strings.Repeat("x", maxBytes/4) + `"`
+	for _, name := range []string{"1", "2", "3", "4", "5"} {
+		check(t, b, KeyOf("loud", name), Request{}, made(big), big, false)
+	}
+	check(t, b, KeyOf("quiet", "1"), Request{}, made("2"), "1", true)
+	check(t, b, KeyOf("loud", "1"), Request{}, made("1"), "1", false)
+	check(t, b, KeyOf("loud", "5"), Request{}, made("1"), big, true)
+}

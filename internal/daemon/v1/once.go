@@ -3,7 +3,6 @@ package v1
 import (
 	"bytes"
 	"crypto/sha256"
-	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -36,7 +35,7 @@ func (a *api) once(h handler) handler {
 			return err
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		key := sha256.Sum256(fmt.Appendf(nil, "%s\n%s %s\n%s", auth.From(r.Context()).Who, r.Method, r.URL.EscapedPath(), name))
+		key := once.KeyOf(auth.From(r.Context()).Who, r.Method+" "+r.URL.EscapedPath()+"\n"+name)
 		answer, again, err := a.Once.Do(r.Context(), key, sha256.Sum256(body), func() (once.Answer, error) {
 			held := &heldAnswer{header: http.Header{}, status: http.StatusOK}
 			if err := h(held, r); err != nil {
