@@ -12,8 +12,8 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Keys derives the tokens of sandboxes from one key, so that they are the same after a restart and
-// are written down nowhere.
+// Keys derives the tokens of sandboxes from one key, so that they are the same after a restart, and
+// need not be written down. (An answer that is kept for a repeated request has those in it.)
 type Keys struct{ key [32]byte }
 
 // OpenKeys reads the key in a file, which is made with a random one if it is not there.
