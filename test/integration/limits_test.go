@@ -102,11 +102,20 @@ func TestMemoryLimit(t *testing.T) {
 	d.alive(t, s.ID)
 	d.crash(t)
 	d.launch(t)
+	const taken = 40 << 20
+	d.eat(t, s.ID, taken>>20) // what it had is that of its branches by now
+	eventually(t, quietLimit, func() error {
+		l, err := d.Limits(d.ctx(t, quietLimit), s.ID)
+		if err == nil && l.Usage.OwnMemoryBytes < taken {
+			err = fmt.Errorf("of its own: %d bytes", l.Usage.OwnMemoryBytes)
+		}
+		return err
+	})
 	use, err := d.SetLimits(d.ctx(t, quietLimit), s.ID, client.Limits{MemoryMiB: 90})
-	if err != nil || use.Usage.OwnMemoryBytes < 20<<20 || use.Usage.CPUSeconds == 0 {
+	if err != nil || use.Usage.OwnMemoryBytes < taken || use.Usage.CPUSeconds == 0 {
 		t.Errorf("set another limit: %+v, %v", use, err)
 	}
-	t.Logf("with 20 MiB taken and three branches made: %+v", use.Usage)
+	t.Logf("with three branches made, and 40 MiB taken since: %+v", use.Usage)
 	if _, err := d.SetLimits(d.ctx(t, quietLimit), s.ID, client.Limits{MemoryMiB: 32}); !client.IsStatus(err, http.StatusBadRequest) {
 		t.Errorf("a limit below what is used: %v", err)
 	}
