@@ -124,11 +124,11 @@ func TestUnderWay(t *testing.T) {
 func TestOldestGoFirst(t *testing.T) {
 	b := open(t, t.TempDir())
 	big := `"` + strings.Repeat("x", maxBytes/4) + `"`
-	for i := range 5 {
-		check(t, b, Key{byte(i)}, Request{}, made(big), big, false)
+	for _, name := range []string{"1", "2", "3", "4", "5"} {
+		check(t, b, KeyOf("one", name), Request{}, made(big), big, false)
 	}
-	check(t, b, Key{4}, Request{}, made("1"), big, true)
-	check(t, b, Key{0}, Request{}, made("1"), "1", false)
+	check(t, b, KeyOf("one", "5"), Request{}, made("1"), big, true)
+	check(t, b, KeyOf("one", "1"), Request{}, made("1"), "1", false)
 }
 
 // A client that has much gives room for the others.
