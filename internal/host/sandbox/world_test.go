@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -124,4 +125,23 @@ func (w *world) checkClean(t *testing.T) {
 			t.Errorf("snapshot %s has %d leases", i.Tag, i.Leases)
 		}
 	}
+	if n := w.unnamed(t); n != 0 {
+		t.Errorf("%d snapshots without a name are left", n)
+	}
+}
+
+// unnamed counts the snapshots that were deleted and are still needed.
+func (w *world) unnamed(t *testing.T) (n int) {
+	t.Helper()
+	w.Snapshots().Quiesce()
+	entries, err := os.ReadDir(filepath.Join(w.dir, "state", "snapshots"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			n++
+		}
+	}
+	return n
 }
