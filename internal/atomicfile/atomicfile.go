@@ -6,6 +6,7 @@
 package atomicfile
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,6 +22,18 @@ import (
 // A process that is killed in Write leaves a file ".NAME.new-*" beside path.
 func Write(path string, data []byte, mode fs.FileMode) error {
 	return write(path, data, mode, false)
+}
+
+// WriteJSON writes v as indented JSON, which everybody may read, and makes the directory of path.
+func WriteJSON(path string, v any) error {
+	p, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return Write(path, append(p, '\n'), 0o644)
 }
 
 // WriteDurable is Write, and once it has returned nil a power failure does not take the new content

@@ -1,13 +1,12 @@
 package soak
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"text/tabwriter"
 	"time"
@@ -120,14 +119,7 @@ func (r *Report) Write(path string, log *FaultLog) error {
 	if path == "" {
 		return nil
 	}
-	p, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return atomicfile.Write(path, append(p, '\n'), 0o644)
+	return atomicfile.WriteJSON(path, r)
 }
 
 // Print writes the report for people. It has the faults of the last Write.
@@ -161,20 +153,11 @@ func (r *Report) Print(to io.Writer) error {
 // numbers lists counts, the most frequent first.
 func numbers(counts map[string]int) string {
 	keys := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
-		if counts[a] != counts[b] {
-			return counts[b] - counts[a]
-		}
-		if a < b {
-			return -1
-		}
-		return 1
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
 	})
-	text := ""
-	for i, k := range keys {
-		if i > 0 {
-			text += ", "
-		}
-		text += fmt.Sprintf("%s %d", k, counts[k])
+	var text []string
+	for _, k := range keys {
+		text = append(text, fmt.Sprintf("%s %d", k, counts[k]))
 	}
-	return text
+	return strings.Join(text, ", ")
 }

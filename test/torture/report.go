@@ -1,11 +1,8 @@
 package torture
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -120,14 +117,7 @@ func (r *Report) Write(path string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Seconds = time.Since(r.start).Seconds()
-	p, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return atomicfile.Write(path, append(p, '\n'), 0o644)
+	return atomicfile.WriteJSON(path, r)
 }
 
 // rebased notes a rebase.
