@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/audit"
 )
@@ -19,14 +18,7 @@ import (
 // they asked for and of which sandbox is.
 func TestAuditTellsNoSecrets(t *testing.T) {
 	r := start(t, apirig.Options{})
-	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
-		t.Fatal(err)
-	}
-	f, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := f.Sandboxes[0].ID
+	id := fork(t, r, 1)[0].ID
 	const secret = "hush-4f9d2c"
 	box := "/v1/sandboxes/" + id
 	type request struct {

@@ -16,14 +16,7 @@ import (
 // and nothing stays taken.
 func TestLargeRequestsShareTheMemory(t *testing.T) {
 	r := start(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
-	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
-		t.Fatal(err)
-	}
-	f, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := f.Sandboxes[0].ID
+	id := fork(t, r, 1)[0].ID
 	at := r.URL + "/v1/sandboxes/" + id
 	large := base64.StdEncoding.EncodeToString(make([]byte, 1<<20))
 	for round := range 2 {
