@@ -31,6 +31,8 @@ type Snapshot struct {
 	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`         // memory that was saved: written since the branch before
 	SharedBytes *uint64  `json:"shared_bytes,omitempty"`        // of it, now shared by the sandbox; in the answer to a branch only
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
+	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, under the name of forkd 0.5
+	DiffLogical *uint64  `json:"diff_logical_bytes,omitempty"`  // of forkd 0.5: what a diff branch would have saved as a full one
 	Faults      *uint64  `json:"faults,omitempty"`              // pages copied because the sandbox wrote them meanwhile
 
 	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing

@@ -90,6 +90,12 @@ func TestBranchRequests(t *testing.T) {
 			(answer["status"] != want || answer["pause_ms"] != 3.0 || answer["dirty_bytes"] != 4096.0 || answer["branched_from"] != "a.b") {
 			t.Errorf("%s: %v", c.body, answer)
 		}
+		if c.mode == "diff" && (answer["diff_ms"] != 3.0 || answer["diff_logical_bytes"] != float64(512<<20)) {
+			t.Errorf("%s: figures of a diff: %v", c.body, answer)
+		}
+		if _, there := answer["diff_ms"]; there != (c.mode == "diff") {
+			t.Errorf("%s: diff_ms: %v", c.body, answer)
+		}
 	}
 	if status, _ := post(t, url+"/v1/sandboxes/sb-none/branch", ""); status != 404 {
 		t.Errorf("an unknown sandbox: %d", status)

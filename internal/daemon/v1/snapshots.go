@@ -52,6 +52,10 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	pause, ready := millis(time.Duration(b.Pause)), millis(time.Duration(b.Ready))
 	s.SandboxID, s.Mode, s.Fallback, s.PauseMS, s.ReadyMS = b.SandboxID, b.Mode, b.Fallback, &pause, &ready
 	s.DirtyBytes, s.DiffBytes, s.Faults = &b.DirtyBytes, &b.DirtyBytes, &b.Faults
+	if b.Mode == vm.BranchDiff.String() {
+		logical := s.MemSizeMiB << 20
+		s.DiffMS, s.DiffLogical = &pause, &logical
+	}
 	if b.Stop > 0 {
 		stop := millis(time.Duration(b.Stop))
 		s.StormStopMS = &stop
