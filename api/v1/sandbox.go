@@ -21,9 +21,10 @@ type Sandbox struct {
 	HasBranched    bool     `json:"has_branched"`
 	BranchCount    int      `json:"branch_count"`
 	IdleTimeout    float64  `json:"idle_timeout_secs,omitempty"`
-	Pooled         bool     `json:"pooled,omitempty"`    // its VMM process was waiting in the pool
-	Workspace      string   `json:"workspace,omitempty"` // that it belongs to: it ends with that
-	Network        string   `json:"network"`             // the mode of its network policy
+	Pooled         bool     `json:"pooled,omitempty"`                 // its VMM process was waiting in the pool
+	DeletedBytes   uint64   `json:"deleted_snapshot_bytes,omitempty"` // of its latest branch, which was deleted, and which it needs
+	Workspace      string   `json:"workspace,omitempty"`              // that it belongs to: it ends with that
+	Network        string   `json:"network"`                          // the mode of its network policy
 	Limits         Limits   `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`

@@ -16,7 +16,7 @@ func snapshotBytes(d *client.SnapshotDetail) uint64 {
 	return d.MemoryPhysical + d.DiskPhysical + d.VMStateBytes
 }
 
-// details describes all snapshots but those of suspended sandboxes, which go with them.
+// details describes all snapshots, those that forkd made for itself too.
 func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {
 	list, err := cl.Snapshots(ctx)
 	if err != nil {
@@ -24,9 +24,6 @@ func details(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, e
 	}
 	var all []client.SnapshotDetail
 	for _, s := range list {
-		if s.Transient {
-			continue
-		}
 		d, err := cl.Snapshot(ctx, s.Tag)
 		if client.IsNotFound(err) {
 			continue // removed meanwhile
@@ -48,7 +45,7 @@ func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bo
 		for i := range all {
 			d := &all[i]
 			needed := slices.ContainsFunc(d.Dependents, func(tag string) bool { return !isChosen[tag] })
-			if isChosen[d.Tag] || needed || d.Sandboxes > 0 || d.Status == "writing" || !want(d) {
+			if isChosen[d.Tag] || needed || d.Transient || d.Sandboxes > 0 || d.Status == "writing" || !want(d) {
 				continue
 			}
 			isChosen[d.Tag], again = true, true
@@ -58,55 +55,82 @@ func removable(all []client.SnapshotDetail, want func(*client.SnapshotDetail) bo
 	return chosen
 }
 
+// usage is a line of `forkd df`.
+type usage struct {
+	Kind      string `json:"kind"`
+	Count     int    `json:"count"`
+	InUse     int    `json:"in_use"`
+	Bytes     uint64 `json:"bytes"`
+	Removable uint64 `json:"removable_bytes"`
+}
+
+func (u *usage) add(bytes uint64, inUse bool) {
+	u.Count++
+	u.InUse += btoi(inUse)
+	u.Bytes += bytes
+}
+
+// usageOf says what snapshots and builds take. What a sandbox needs of a deleted snapshot only the
+// sandbox knows.
+func usageOf(all []client.SnapshotDetail, sandboxes []client.Sandbox, builds cacheList) []usage {
+	parents, branches := usage{Kind: "parents"}, usage{Kind: "branches"}
+	states, deleted := usage{Kind: "states of sandboxes"}, usage{Kind: "removed branches"}
+	cache := usage{Kind: "cache of builds"}
+	kind := func(d *client.SnapshotDetail) *usage {
+		switch {
+		case d.Transient:
+			return &states
+		case d.BranchedFrom != "":
+			return &branches
+		}
+		return &parents
+	}
+	for i := range all {
+		d := &all[i]
+		kind(d).add(snapshotBytes(d), d.Sandboxes > 0 || len(d.Dependents) > 0)
+	}
+	for _, d := range removable(all, func(*client.SnapshotDetail) bool { return true }) {
+		kind(&d).Removable += snapshotBytes(&d)
+	}
+	for _, s := range sandboxes {
+		if s.DeletedBytes > 0 {
+			deleted.add(s.DeletedBytes, true)
+		}
+	}
+	for _, item := range builds.all {
+		cache.add(uint64(item.Bytes), item.InUse)
+	}
+	for _, item := range builds.removable(time.Now()) {
+		cache.Removable += uint64(item.Bytes)
+	}
+	return []usage{parents, branches, states, deleted, cache}
+}
+
 func newDfCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   "df",
 		Short: "Say what snapshots and builds take on disk, and how much of it nothing uses",
-		Long:  "'forkd prune' removes snapshots that nothing uses, 'forkd cache prune' what builds have left in the cache of this host.",
-		Args:  usageArgs(arguments(0, 0)),
+		Long: "'forkd prune' removes snapshots that nothing uses, 'forkd cache prune' what builds have left in the cache of this host.\n" +
+			"The states of suspended sandboxes and of those copied by 'forkd fork --from-sandbox' go with their sandboxes. So do\n" +
+			"branches that were removed although the memory of their sandbox lies on them, unless its next branch, rollback or\n" +
+			"suspension comes first.",
+		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				all, err := details(ctx, cl)
 				if err != nil {
 					return err
 				}
-				type line struct {
-					Kind       string `json:"kind"`
-					Count      int    `json:"count"`
-					InUse      int    `json:"in_use"`
-					Bytes      uint64 `json:"bytes"`
-					Removable  uint64 `json:"removable_bytes"`
-					isOfBranch bool
-				}
-				lines := []line{{Kind: "parents"}, {Kind: "branches", isOfBranch: true}, {Kind: "cache of builds"}}
-				for i := range lines[:2] {
-					l := &lines[i]
-					own := func(d *client.SnapshotDetail) bool { return (d.BranchedFrom != "") == l.isOfBranch }
-					for _, d := range all {
-						if own(&d) {
-							l.Count++
-							l.InUse += btoi(d.Sandboxes > 0 || len(d.Dependents) > 0)
-							l.Bytes += snapshotBytes(&d)
-						}
-					}
-					for _, d := range removable(all, own) {
-						l.Removable += snapshotBytes(&d)
-					}
+				sandboxes, err := cl.Sandboxes(ctx)
+				if err != nil {
+					return err
 				}
 				builds, err := listCache(ctx, cl)
 				if err != nil { // the daemon is perhaps another host's
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", printable(err))
 				}
-				l := &lines[2]
-				for _, item := range builds.all {
-					l.Count++
-					l.InUse += btoi(item.InUse)
-					l.Bytes += uint64(item.Bytes)
-				}
-				for _, item := range builds.removable(time.Now()) {
-					l.Removable += uint64(item.Bytes)
-				}
+				lines := usageOf(all, sandboxes, builds)
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), lines)
 				}
@@ -133,7 +157,8 @@ func newPruneCmd() *cobra.Command {
 		Use:   "prune",
 		Short: "Remove branches that nothing uses",
 		Long: "Removes snapshots from which no sandbox runs and on which no other snapshot builds that stays: branches, and with\n" +
-			"--all parents too, which would have to be built again. Without --yes it only says what it would remove.",
+			"--all parents too, which would have to be built again. Without --yes it only says what it would remove. What forkd\n" +
+			"keeps for sandboxes ('forkd df') goes with them: 'forkd kill'.",
 		Example: "  forkd prune --older-than 24h\n  forkd prune --older-than 24h --yes",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {

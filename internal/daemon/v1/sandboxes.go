@@ -30,6 +30,9 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
 	}
+	if i.RebasedOnto != "" {
+		s.DeletedBytes = a.Manager.Snapshots().UnnamedBytes(i.RebasedOnto)
+	}
 	if a.GuestPort != 0 {
 		s.GuestAddr = agent05.Addr(i.ID, a.GuestPort)
 	}

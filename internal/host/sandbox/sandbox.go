@@ -84,7 +84,8 @@ type Info struct {
 	Timing      Timing
 	ExitReason  string // of an exited sandbox
 	ExitDetail  string
-	Resumable   bool // it has exited, and Resume brings it back from its latest suspended state
+	RebasedOnto string // ID of the branch that its memory lies on; empty: none
+	Resumable   bool   // it has exited, and Resume brings it back from its latest suspended state
 	BranchCount int
 	IdleTimeout time.Duration
 	Silent      bool   // its VMM did not answer the latest request
@@ -109,6 +110,9 @@ func (s *Sandbox) Info() Info {
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
+	}
+	if r.Rebased != nil {
+		info.RebasedOnto = r.Rebased.ID
 	}
 	if s.state == Exited {
 		info.ExitReason, info.ExitDetail = s.exit.Reason.String(), s.exit.Detail

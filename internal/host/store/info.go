@@ -111,14 +111,10 @@ func (s *Store) Detail(tag string) (Detail, error) {
 		return d, nil
 	}
 	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
-	d.MemoryPhysical = blocks(filepath.Join(e.dir, snapshot.MemoryLayerFile))
-	d.DiskPhysical = blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
+	d.MemoryPhysical, d.DiskPhysical = s.ownBlocksLocked(e)
 	d.MemoryLayers = len(m.Memory)
 	if m.Disk != nil {
 		d.DiskLayers = len(m.Disk.Layers)
-	}
-	if e.unflushed {
-		d.MemoryPhysical = blocks(s.ramLayer(m.ID))
 	}
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].Digest
@@ -134,6 +130,16 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	slices.Reverse(d.Ancestors)
 	slices.Reverse(d.AncestorIDs)
 	return d, nil
+}
+
+// ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the memory
+// in RAM if it is nowhere else.
+func (s *Store) ownBlocksLocked(e *entry) (memory, disk uint64) {
+	layer := filepath.Join(e.dir, snapshot.MemoryLayerFile)
+	if e.unflushed {
+		layer = s.ramLayer(e.manifest.ID)
+	}
+	return blocks(layer), blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
 }
 
 // BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing

@@ -44,6 +44,19 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
+// UnnamedBytes returns what the snapshot with an ID takes on disk by itself, or in RAM if it came no
+// further, if it was deleted and is still followed. It is 0 otherwise.
+func (s *Store) UnnamedBytes(id string) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[unnamedPrefix+id]
+	if e == nil {
+		return 0
+	}
+	memory, disk := s.ownBlocksLocked(e)
+	return memory + disk + e.manifest.State.Bytes
+}
+
 // removeOrUnname deletes a condemned snapshot, or takes its name away while somebody follows it.
 func (s *Store) removeOrUnname(e *entry) error {
 	s.mu.Lock()

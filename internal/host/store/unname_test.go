@@ -49,6 +49,9 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 		if _, err := s.Acquire("b"); err == nil {
 			t.Error("its name is still there")
 		}
+		if n := s.UnnamedBytes(info.ID); n == 0 || n != info.MemoryPhysical+info.DiskPhysical+info.StateBytes {
+			t.Errorf("flushed %v: it takes %d bytes: %+v", flushed, n, info)
+		}
 		if list := s.List(); len(list) != 2 {
 			t.Errorf("listed: %+v", list)
 		}
