@@ -31,21 +31,32 @@ func (l *lower) covered() []vm.Extent {
 	return memlayer.Overlay(nil, covered)
 }
 
-// mappings returns how many mappings the memory of a machine consists of, without those that go as
-// soon as it stands still: extents, and what lies between them.
-func (l *lower) mappings() int {
-	n, end := 1, uint64(0)
-	for _, e := range l.mapped {
-		if e.Layer >= l.restored && e.Layer < l.owned {
-			continue
-		}
-		if e.GPA > end {
+// mappings returns how many mappings the memory of a machine consists of: extents, and what lies
+// between them. lasting are those without what detach takes away.
+func (l *lower) mappings() (lasting, all int) {
+	count := func(counts func(e vm.Extent) bool) int {
+		n, end := 1, uint64(0)
+		for _, e := range l.mapped {
+			if !counts(e) {
+				continue
+			}
+			if e.GPA > end {
+				n++
+			}
 			n++
+			end = e.GPA + e.Length
 		}
-		n++
-		end = e.GPA + e.Length
+		return n
 	}
-	return n
+	lasting = count(func(e vm.Extent) bool { return e.Layer < l.restored || e.Layer >= l.owned })
+	return lasting, count(func(vm.Extent) bool { return true })
+}
+
+// room returns how many ranges a rebase may replace, each of which makes two mappings more: of those
+// that last there are at most maxMappings then, and of all at most twice as many.
+func (l *lower) room() int {
+	lasting, all := l.mappings()
+	return min(maxMappings-lasting, 2*maxMappings-all) / 2
 }
 
 // rebased notes that ranges, ascending, lie on one more layer now.
@@ -72,21 +83,26 @@ func (l *lower) own(mem *guestmem.Memory) error {
 	return nil
 }
 
-// detach takes private pages off stale layers, which would live as long as the mapping. It reports
-// whether there were any.
+// detach takes private pages off stale layers, which would live as long as the mapping: at most so
+// many bytes of them, whole pages. It reports whether there were any.
 //
 // Preconditions: the machine stands still and nothing is frozen.
-func (l *lower) detach(mem *guestmem.Memory) (any bool, err error) {
-	for i, e := range l.mapped {
+func (l *lower) detach(mem *guestmem.Memory, most uint64) (any bool, err error) {
+	for i := range l.mapped {
+		e := &l.mapped[i]
+		if most == 0 || err != nil {
+			break
+		}
 		if e.Layer < l.restored || e.Layer >= l.stale {
 			continue
 		}
-		if err := mem.Detach(guestmem.GPA(e.GPA), e.Length); err != nil {
-			return true, err
-		}
 		any = true
-		l.mapped[i].Length = 0
+		n := min(e.Length, most)
+		if err = mem.Detach(guestmem.GPA(e.GPA), n); err == nil {
+			e.GPA, e.Offset, e.Length = e.GPA+n, e.Offset+n, e.Length-n
+			most -= n
+		}
 	}
 	l.mapped = slices.DeleteFunc(l.mapped, func(e vm.Extent) bool { return e.Length == 0 })
-	return any, nil
+	return any, err
 }

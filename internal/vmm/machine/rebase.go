@@ -14,12 +14,17 @@ import (
 	"github.com/forkd/forkd/internal/vmm/uffd"
 )
 
-// maxMappings bounds the mappings that the memory of a machine consists of after a rebase. Each
+// maxMappings bounds the mappings that the memory of a machine consists of after a rebase, without
+// those that its next pauses take away, which are at most as many. Each
 // costs the kernel about 200 bytes and frees a page or more, so that it is never the memory that
 // speaks against one. What does: a process has at most 65530 (vm.max_map_count), and every search
 // for dirty pages, which the guest stands still for, walks all of them, 0.1 µs each. A restore maps
 // what its snapshot says, which is bounded apart from this and more tightly.
 const maxMappings = 4096
+
+// maxDetach is how many bytes are taken off old layers in one pause, which they make longer: 4 to
+// 16 ms at 1 to 4 GiB/s. The rest waits for the next one.
+const maxDetach = 16 << 20
 
 // keepFor is how long a machine keeps in mind which of its pages equal a branch, while nobody
 // rebases it. The first write to each of them costs a fault.
@@ -83,13 +88,14 @@ func (m *Machine) Rebase(serial uint64, layer *os.File) (result vmmproto.RebaseR
 	}
 	start := time.Now()
 	m.rebases++ // before anything is replaced: what has been is no longer private
-	replaced, err := replaceUnchanged(k.capture, int(layer.Fd()), (maxMappings-m.lower.mappings())/2)
+	replaced, err := replaceUnchanged(k.capture, int(layer.Fd()), m.lower.room())
 	err = errors.Join(err, m.dropKept())
 	m.lower.rebased(replaced)
 	for _, r := range replaced {
 		result.Bytes += r.Length
 	}
-	result.Mappings, result.Took = uint64(m.lower.mappings()), time.Since(start)
+	lasting, _ := m.lower.mappings()
+	result.Mappings, result.Took = uint64(lasting), time.Since(start)
 	if err != nil {
 		return result, fmt.Errorf("rebase onto branch %d: %w", serial, err)
 	}
@@ -114,12 +120,13 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 }
 
 // detach gives up layers that the machine has only private pages over since a branch of all that it
-// had written, so that their files can go. There are few such pages: those that were written
-// between the branch and the rebase onto it.
+// had written, so that their files can go. As a rule there are few such pages: those that were written
+// between the branch and the rebase onto it. Where a rebase had no mappings left there are many, and
+// several pauses share the work.
 //
 // Preconditions: the machine stands still and nothing is frozen.
 func (m *Machine) detach() error {
-	detached, err := m.lower.detach(m.mem)
+	detached, err := m.lower.detach(m.mem, maxDetach)
 	if detached && m.freezer != nil {
 		err = errors.Join(err, m.freezer.Register())
 	}
