@@ -179,10 +179,18 @@ def _wake_at_signals():
 
 def _watch_loop(client):
     """Tell the agent that the interpreter is not idle while the user's tasks or timers wait in the kernel's loop."""
+    import ipykernel
+
     loop = client.kernel.io_loop.asyncio_loop
-    waiting = lambda: (len(asyncio.all_tasks(loop)), len(getattr(loop, "_scheduled", ())))
-    before = waiting()
-    _quiet.append(lambda: all(now <= then for now, then in zip(waiting(), before)))
+    package = os.path.dirname(ipykernel.__file__) + os.sep
+
+    def of_user(task):
+        # The kernel has tasks of its own, also for a moment after its reply to a call.
+        code = getattr(task.get_coro(), "cr_code", None)
+        return code is None or not code.co_filename.startswith(package)
+
+    _quiet.append(lambda: not any(map(of_user, asyncio.all_tasks(loop))))
+    _quiet.append(lambda: not getattr(loop, "_scheduled", ()))
 
 
 def _serve_calls(app, directory):
