@@ -19,16 +19,19 @@ func (e *NotFoundError) Error() string { return fmt.Sprintf("sandbox %q: not fou
 type StateError struct {
 	ID, Op  string
 	State   State
+	Full    bool    // if State is Paused: until the host has room for what it writes
 	Exit    vm.Exit // if State is Exited
 	Console string  // its last lines
 }
 
 func (e *StateError) Error() string {
 	msg := fmt.Sprintf("%s sandbox %q: it is %s", e.Op, e.ID, e.State)
-	switch e.State {
-	case Exited:
+	switch {
+	case e.State == Exited:
 		msg += describeExit(e.Exit, e.Console)
-	case Paused, Suspended:
+	case e.Full:
+		msg += " until there is room for its disk on the host"
+	case e.State == Paused, e.State == Suspended:
 		msg += fmt.Sprintf(" ('forkd resume %s' lets it run again)", e.ID)
 	}
 	return msg
@@ -173,5 +176,6 @@ func describeExit(x vm.Exit, console string) string {
 }
 
 func (s *Sandbox) stateErrorLocked(op string) error {
-	return &StateError{ID: s.id, Op: op, State: s.state, Exit: s.exit, Console: excerpt.Console(s.console.Bytes, 5)}
+	return &StateError{ID: s.id, Op: op, State: s.state, Full: s.full && s.state == Paused, Exit: s.exit,
+		Console: excerpt.Console(s.console.Bytes, 5)}
 }

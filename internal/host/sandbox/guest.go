@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"time"
 
@@ -18,7 +19,7 @@ type guestCall struct {
 	ctx   context.Context
 	stop  func()
 	calls context.Context // of the VM; says why the guest was taken away
-	id    string
+	s     *Sandbox
 	op    string
 }
 
@@ -39,7 +40,7 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 			ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
 			ctx, cancel := context.WithCancelCause(ctx)
 			unwatch := context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })
-			return &guestCall{Guest: v.guest, ctx: ctx, calls: calls, id: id, op: op,
+			return &guestCall{Guest: v.guest, ctx: ctx, calls: calls, s: s, op: op,
 				stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
 		}
 		end()
@@ -62,7 +63,8 @@ func (c *guestCall) dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return conn, err
 }
 
-// explain prefers what happened to the sandbox to the broken connection that came of it.
+// explain prefers what happened to the sandbox to the broken connection, or the silence, that came
+// of it. A sandbox that was paused meanwhile keeps its connections.
 func (c *guestCall) explain(err error) error {
 	var answer *agentclient.Error
 	if err == nil || errors.As(err, &answer) && answer.Code != agentclient.CodeInternal {
@@ -74,11 +76,17 @@ func (c *guestCall) explain(err error) error {
 	}
 	var cut *CutOffError
 	if errors.As(context.Cause(c.calls), &cut) {
-		return &CutOffError{ID: c.id, Op: c.op, By: cut.By}
+		return &CutOffError{ID: c.s.id, Op: c.op, By: cut.By}
 	}
 	var end *vmpool.ExitError
 	if errors.As(context.Cause(c.ctx), &end) {
-		return &StateError{ID: c.id, Op: c.op, State: Exited, Exit: end.Exit}
+		return &StateError{ID: c.s.id, Op: c.op, State: Exited, Exit: end.Exit}
+	}
+	if errors.Is(c.ctx.Err(), context.DeadlineExceeded) {
+		if _, _, stands := c.s.running(c.op); stands != nil {
+			return stands
+		}
+		return fmt.Errorf("%s sandbox %q: its guest does not answer: %w", c.op, c.s.id, c.ctx.Err())
 	}
 	return vmpool.Cause(c.ctx, err)
 }

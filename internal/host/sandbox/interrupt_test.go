@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,6 +131,38 @@ func TestRequestsThatAreCutOff(t *testing.T) {
 		w.checkClean(t)
 		w.stop()
 	}
+}
+
+// A request that has no answer in time because its sandbox was paused meanwhile says so; any other
+// one says whose guest was silent.
+func TestRequestsToASandboxThatIsPausedMeanwhile(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	ask := func(meanwhile func()) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		return w.Use(ctx, id, "ping", func(ctx context.Context, _ agentclient.DialFunc) error {
+			meanwhile()
+			<-ctx.Done()
+			return ctx.Err()
+		})
+	}
+	err := ask(func() {})
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), id) {
+		t.Errorf("a guest that is silent: %v", err)
+	}
+	err = ask(func() {
+		if _, err := w.Pause(context.WithoutCancel(t.Context()), id); err != nil {
+			t.Error(err)
+		}
+	})
+	var state *StateError
+	if !errors.As(err, &state) || state.State != Paused || state.ID != id {
+		t.Errorf("a sandbox that was paused: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
 }
 
 // A branch that is cut off by the deletion of its sandbox says so, not that a process was killed.
