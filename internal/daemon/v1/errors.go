@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -116,6 +117,8 @@ func codeOf(err error) code {
 		return codeGuestFailed
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, inbound.ErrIdle):
 		return codeTimeout
+	case vmpool.IsEnd(err):
+		return codeVMEnded
 	}
 	return codeInternal
 }

@@ -49,6 +49,7 @@ const (
 	codeMaxVCPUs         code = sandbox.CodeMaxVCPUs
 	codeOwnSandboxes     code = sandbox.CodeOwnSandboxes
 	codeInternal         code = "internal"
+	codeVMEnded          code = "vm_ended"
 	codeGuestFailed      code = "sandbox_failed"
 	codeBusy             code = "busy"
 	codeHostMemory       code = sandbox.CodeHostMemory
@@ -107,12 +108,14 @@ var problems = map[code]problem{
 	codeMaxVCPUs:     {http.StatusTooManyRequests, "The daemon takes no more vCPUs", "end or suspend sandboxes, or raise --vcpu-overcommit", later},
 	codeOwnSandboxes: {http.StatusTooManyRequests, "The token has all the sandboxes that it may", "end some that were forked with it", later},
 	codeInternal:     {http.StatusInternalServerError, "The daemon failed", "look at the log of the daemon, and run 'forkd doctor'", 0},
-	codeGuestFailed:  {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
-	codeBusy:         {http.StatusServiceUnavailable, "Too much at once", "try again", soon},
-	codeHostMemory:   {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
-	codeHostDisk:     {http.StatusServiceUnavailable, "The host has too little free disk", "remove snapshots or sandboxes (see forkd df)", later},
-	codeTimeout:      {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
-	codeNoSpace:      {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
+	codeVMEnded: {http.StatusInternalServerError, "The VM ended meanwhile",
+		"ask again: the detail says how it ended, and what is left; if that repeats, run 'forkd doctor'", 0},
+	codeGuestFailed: {http.StatusBadGateway, "The sandbox failed", "look at the console of the sandbox", 0},
+	codeBusy:        {http.StatusServiceUnavailable, "Too much at once", "try again", soon},
+	codeHostMemory:  {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
+	codeHostDisk:    {http.StatusServiceUnavailable, "The host has too little free disk", "remove snapshots or sandboxes (see forkd df)", later},
+	codeTimeout:     {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
+	codeNoSpace:     {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
 }
 
 // problemDocs is where the codes are described; a problem's type is its section there.

@@ -15,6 +15,8 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 // Users read about codes in docs/errors.md, which a problem's type leads to.
@@ -57,6 +59,8 @@ func TestProblems(t *testing.T) {
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
 		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
+		{&sandbox.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
+		{&sandbox.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
 		{errors.New("x"), codeInternal, "", ""},
 	} {
 		w := httptest.NewRecorder()

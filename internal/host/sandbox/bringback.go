@@ -10,8 +10,16 @@ import (
 )
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
-// suspended as before. The caller holds s.ops.
+// suspended as before, unless it is being deleted. The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
+	err := m.tryBringBack(ctx, s)
+	if err != nil && s.Info().State == Suspended {
+		return fmt.Errorf("resume sandbox %q: it stays suspended: %w", s.id, err)
+	}
+	return err
+}
+
+func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox) error {
 	start := time.Now()
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -54,7 +62,7 @@ func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
 	timing, err := m.restore(ctx, start, v, s.data, &rec)
 	release()
 	if err != nil {
-		return fmt.Errorf("resume sandbox %q: %w", s.id, err)
+		return err
 	}
 	if err := m.confirm(ctx, v, &rec); err != nil {
 		return err

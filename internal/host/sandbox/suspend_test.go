@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -234,9 +236,16 @@ func TestFailedSuspension(t *testing.T) {
 	if _, err := w.Resume(t.Context(), id); err == nil {
 		t.Error("brought back unconfirmed")
 	}
+	w.vmms.ForkedErr = func(int) error {
+		w.vmms.All()[0].End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"})
+		return io.EOF
+	}
+	if _, err := w.Resume(t.Context(), id); !vmpool.IsEnd(err) || !strings.Contains(err.Error(), "stays suspended") {
+		t.Errorf("a VM that ends as it is brought back: %v", err)
+	}
 	w.vmms.ForkedErr = nil
 	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
-		t.Errorf("after a failed attempt: %+v, %v", i, err)
+		t.Errorf("after failed attempts: %+v, %v", i, err)
 	}
 	w.KillAll()
 	w.checkClean(t)

@@ -127,6 +127,12 @@ type ExitError struct{ Exit vm.Exit }
 
 func (e *ExitError) Error() string { return "the VM ended (" + DescribeExit(e.Exit) + ")" }
 
+// IsEnd reports whether an error came of the end of a VM.
+func IsEnd(err error) bool {
+	var end *ExitError
+	return errors.As(err, &end) || errors.Is(err, vmmclient.ErrGone)
+}
+
 // DescribeExit says in a few words why a VM ended.
 func DescribeExit(x vm.Exit) string {
 	if x.Detail == "" {
