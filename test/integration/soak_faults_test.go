@@ -66,10 +66,6 @@ func (x *soaking) draw() func() {
 	return f
 }
 
-func (x *soaking) say(what string, args ...any) {
-	fmt.Printf("%s %s\n", time.Now().Format("15:04:05"), fmt.Sprintf(what, args...))
-}
-
 // killDaemon kills the daemon and starts it again. Then only what was acknowledged may be there.
 func (x *soaking) killDaemon() {
 	x.t.Helper()
@@ -79,7 +75,7 @@ func (x *soaking) killDaemon() {
 
 func (x *soaking) restart() {
 	x.t.Helper()
-	x.say("kill the daemon")
+	x.report.Say("kill the daemon")
 	end := x.faults.Begin(soak.KillDaemon, "")
 	x.d.crash(x.t)
 	x.d.launch(x.t)
@@ -89,7 +85,7 @@ func (x *soaking) restart() {
 // killNet kills forkd-net, and waits until there is another.
 func (x *soaking) killNet() {
 	x.t.Helper()
-	x.say("kill forkd-net")
+	x.report.Say("kill forkd-net")
 	old := x.d.processes(x.t, "forkd-net")
 	end := x.faults.Begin(soak.KillNet, "")
 	for _, pid := range old {
@@ -151,7 +147,7 @@ func (x *soaking) killVMM() {
 		return // it has just gone, or not quite come
 	}
 	id := filepath.Base(filepath.Dir(record))
-	x.say("kill the VMM of %s", id)
+	x.report.Say("kill the VMM of %s", id)
 	end := x.faults.Begin(soak.KillVMM, id)
 	x.kill(fields[0])
 	eventually(x.t, quietLimit, func() error {
@@ -167,7 +163,7 @@ func (x *soaking) killVMM() {
 func (x *soaking) fillDisk() {
 	x.t.Helper()
 	leave := uint64(x.rng.IntN(48)) << 20
-	x.say("fill the disk up to %d MiB", leave>>20)
+	x.report.Say("fill the disk up to %d MiB", leave>>20)
 	end := x.faults.Begin(soak.FillDisk, "")
 	filler := filepath.Join(x.disk, "filler")
 	f, err := os.Create(filler)
@@ -193,7 +189,7 @@ func (x *soaking) fillDisk() {
 func (x *soaking) fillRAM() {
 	x.t.Helper()
 	leave := uint64(x.rng.IntN(4)) << 20
-	x.say("fill the RAM of layers up to %d MiB", leave>>20)
+	x.report.Say("fill the RAM of layers up to %d MiB", leave>>20)
 	end := x.faults.Begin(soak.FillRAM, "")
 	room(x.t, x.d.ram, leave)
 	restarted := x.meanwhile()
@@ -208,7 +204,7 @@ func (x *soaking) fillRAM() {
 func (x *soaking) stallDisk() {
 	x.t.Helper()
 	long := time.Second + time.Duration(x.rng.IntN(6000))*time.Millisecond
-	x.say("stall the disk for %v", long)
+	x.report.Say("stall the disk for %v", long)
 	end := x.faults.Begin(soak.StallDisk, "")
 	dir, err := os.Open(x.disk)
 	if err == nil {

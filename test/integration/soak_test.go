@@ -90,7 +90,7 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	t.Helper()
 	dir := filepath.Join(f.root, "k")
 	x := &soaking{t: t, disk: filepath.Join(dir, "d"), rng: rand.New(rand.NewPCG(*soakSeed, 1<<32)),
-		faults: soak.NewFaultLog(), report: soak.NewReport(*soakSeed, *soakClients)}
+		faults: soak.NewFaultLog(), report: soak.NewReport(*soakSeed, *soakClients, os.Stdout)}
 	ram := filepath.Join(dir, "m")
 	mountDisk(t, f.assets.Disk, x.disk)
 	mount(t, ram, ramSize)

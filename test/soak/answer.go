@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -28,10 +29,10 @@ var rules = map[string][]Kind{
 }
 
 // ofDeadVMs are the codes of requests whose VM was killed.
-var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "internal", "sandbox_failed"}
+var ofDeadVMs = []string{"sandbox_state", "sandbox_not_found", "vm_ended", "sandbox_failed"}
 
 // maybeDone are codes after which a part of the request may have been carried out.
-var maybeDone = []string{"internal", "sandbox_failed", "timeout", "no_space"}
+var maybeDone = []string{"internal", "vm_ended", "sandbox_failed", "timeout", "no_space"}
 
 // cutOff is the answer of a request whose connection broke.
 const cutOff = "cut_off"
@@ -40,6 +41,8 @@ const cutOff = "cut_off"
 type asked struct {
 	op  string
 	box *box     // that it is about; nil: none, or somebody else's
+	id  string   // of somebody else's
+	to  string   // what more was asked, for people
 	may []string // codes that need no fault to explain them
 }
 
@@ -49,6 +52,8 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 	defer cancel()
 	from := time.Now()
 	err := f(ctx)
+	took := time.Since(from)
+	w.rep.Say("client %d: %s: %s in %.1f s", w.n, a, cmp.Or(text(err), "ok"), took.Seconds())
 	if err == nil {
 		w.rep.answered(a.op, "ok")
 		return done
@@ -58,7 +63,7 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 		w.rep.answered(a.op, cutOff)
 		kind, ok := w.faults.explains(from, KillDaemon)
 		if !ok || errors.Is(err, context.DeadlineExceeded) {
-			w.rep.find(&w.rep.Unexpected, "%s of %s: after %.1f s: %v", a.op, a.box.name(), time.Since(from).Seconds(), err)
+			w.rep.find(&w.rep.Unexpected, "client %d: %s: after %.1f s: %v", w.n, a, took.Seconds(), err)
 		} else {
 			w.rep.excused(cutOff, kind)
 		}
@@ -70,7 +75,7 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 		if kind, ok := w.excuse(a, e.Code, from); ok {
 			w.rep.excused(e.Code, kind)
 		} else {
-			w.rep.find(&w.rep.Unexpected, "%s of %s: %d %s: %v", a.op, a.box.name(), e.Status, e.Code, err)
+			w.rep.find(&w.rep.Unexpected, "client %d: %s: after %.1f s: %d %s: %v", w.n, a, took.Seconds(), e.Status, e.Code, err)
 		}
 	}
 	if slices.Contains(maybeDone, e.Code) {
@@ -94,9 +99,31 @@ func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 	return w.faults.explains(from, rules[code]...)
 }
 
-func (b *box) name() string {
-	if b == nil {
-		return "no sandbox"
+// String says what was asked.
+func (a asked) String() string {
+	words := a.op
+	switch {
+	case a.box != nil:
+		words += " of " + a.box.name()
+	case a.id != "":
+		words += " of somebody's sandbox " + a.id
 	}
-	return "sandbox " + b.id + ", " + b.state
+	if a.to != "" {
+		words += " (" + a.to + ")"
+	}
+	return words
 }
+
+// text is what an error says, with its code.
+func text(err error) string {
+	var e *client.Error
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &e):
+		return e.Code + ": " + err.Error()
+	}
+	return err.Error()
+}
+
+func (b *box) name() string { return "sandbox " + b.id + ", " + b.state }

@@ -193,18 +193,18 @@ func (w *worker) meddle() {
 	}
 	id := ids[w.rng.IntN(len(ids))]
 	may := []string{"sandbox_not_found", "sandbox_state", "sandbox_cut_off", "busy"}
-	a := asked{op: "meddle", may: may}
+	try := func(op string, f func(ctx context.Context) error) { w.do(asked{op: op, id: id, may: may}, f) }
 	switch w.rng.IntN(4) {
 	case 0:
-		w.do(a, func(ctx context.Context) error {
+		try("exec", func(ctx context.Context) error {
 			_, err := w.d.Exec(ctx, id, client.ExecRequest{Args: []string{"true"}})
 			return err
 		})
 	case 1:
-		w.do(a, func(ctx context.Context) error { _, err := w.d.Stats(ctx, id); return err })
+		try("stats", func(ctx context.Context) error { _, err := w.d.Stats(ctx, id); return err })
 	case 2:
-		w.do(a, func(ctx context.Context) error { _, err := w.d.Console(ctx, id); return err })
+		try("console", func(ctx context.Context) error { _, err := w.d.Console(ctx, id); return err })
 	case 3:
-		w.do(a, func(ctx context.Context) error { _, err := w.d.Ping(ctx, id); return err })
+		try("ping", func(ctx context.Context) error { _, err := w.d.Ping(ctx, id); return err })
 	}
 }

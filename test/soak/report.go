@@ -45,12 +45,24 @@ type Report struct {
 
 	mu    sync.Mutex
 	start time.Time
+	out   io.Writer // of Say
 }
 
-// NewReport starts the clock.
-func NewReport(seed uint64, clients int) *Report {
+// NewReport starts the clock. What happens is told on out as it happens.
+func NewReport(seed uint64, clients int, out io.Writer) *Report {
 	return &Report{Seed: seed, Clients: clients, ByOperation: map[string]map[string]int{}, Excused: map[string]int{},
-		Findings: []string{}, start: time.Now()}
+		Findings: []string{}, start: time.Now(), out: out}
+}
+
+// Say writes a line of what happens: a request with its answer, a fault, a finding.
+func (r *Report) Say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sayLocked(fmt.Sprintf(format, args...))
+}
+
+func (r *Report) sayLocked(text string) {
+	fmt.Fprintf(r.out, "%s %5.1f s: %s\n", time.Now().UTC().Format("15:04:05"), time.Since(r.start).Seconds(), text)
 }
 
 // answered counts a request: "ok", the code of an error, or "cut_off".
@@ -85,9 +97,10 @@ func (r *Report) find(n *int, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*n++
+	text := fmt.Sprintf(format, args...)
+	r.sayLocked("FOUND: " + text)
 	if len(r.Findings) < maxFindings {
-		at := time.Since(r.start).Seconds()
-		r.Findings = append(r.Findings, fmt.Sprintf("%.1f s: ", at)+fmt.Sprintf(format, args...))
+		r.Findings = append(r.Findings, fmt.Sprintf("%.1f s: %s", time.Since(r.start).Seconds(), text))
 	}
 }
 

@@ -1,7 +1,9 @@
 package soak
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -13,7 +15,7 @@ const label = "soak-fork"
 
 // fork starts n children of a snapshot that holds p, and verifies them.
 func (w *worker) fork(tag string, p points, n int) []*box {
-	return w.forkAs(asked{op: "fork"}, client.ForkRequest{SnapshotTag: tag, N: n}, p)
+	return w.forkAs(asked{op: "fork", to: fmt.Sprint(n, " of ", tag)}, client.ForkRequest{SnapshotTag: tag, N: n}, p)
 }
 
 // forkBox starts children straight from a sandbox.
@@ -42,6 +44,7 @@ func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
 	}
 	boxes := w.own.adopt(made.Sandboxes, from, p)
 	for _, b := range boxes {
+		w.rep.Say("client %d: has %s", w.n, b.name())
 		w.verify(b)
 	}
 	return slices.DeleteFunc(boxes, func(b *box) bool { return !w.has(b) })
@@ -62,7 +65,7 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 		w.rep.find(&w.rep.HalfMade, "a fork of %d of %s%s that failed has left %d sandboxes", req.N, req.SnapshotTag, req.SourceID, len(list))
 	}
 	for _, s := range list {
-		w.do(asked{op: "kill"}, func(ctx context.Context) error { return w.d.Kill(ctx, s.ID) })
+		w.do(asked{op: "kill", id: s.ID}, func(ctx context.Context) error { return w.d.Kill(ctx, s.ID) })
 	}
 	return nil
 }
@@ -149,7 +152,7 @@ func (w *worker) rollback(b *box) {
 	}
 	// A rollback to another snapshot than the one it runs from makes a new line.
 	may := []string{"not_in_line", "busy"}
-	switch w.do(asked{op: "roll back", box: b, may: may}, func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
+	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may}, func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
 	case done:
 		b.now, b.own = p, p
 		w.verify(b)

@@ -14,7 +14,7 @@ func (w *worker) branch(b *box) {
 	req.Tag, req.NoWait = tag, req.Mode == "live" && w.rng.IntN(3) == 0
 	var made client.Snapshot
 	from := time.Now()
-	out := w.do(asked{op: "branch", box: b, may: []string{"busy"}}, func(ctx context.Context) (err error) {
+	out := w.do(asked{op: "branch", box: b, to: tag + ", " + req.Mode, may: []string{"busy"}}, func(ctx context.Context) (err error) {
 		made, err = w.d.Branch(ctx, b.id, req)
 		return err
 	})
@@ -67,7 +67,7 @@ func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome
 	w.await(func(context.Context) (bool, error) {
-		out = w.do(asked{op: "remove snapshot", may: may}, func(ctx context.Context) error {
+		out = w.do(asked{op: "remove snapshot", to: tag, may: may}, func(ctx context.Context) error {
 			return w.d.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: force})
 		})
 		may = append(may, "snapshot_not_found") // the first may have been carried out

@@ -26,7 +26,7 @@ func newWorker(t *testing.T, answer http.HandlerFunc) *worker {
 		t.Fatal(err)
 	}
 	s := New(Config{Daemon: d, Base: "base", Size: size, Clients: 1, Boxes: 2, Snapshots: 2,
-		Faults: NewFaultLog(), Report: NewReport(1, 1)}, guest.Instant{Mark: 1})
+		Faults: NewFaultLog(), Report: NewReport(1, 1, t.Output())}, guest.Instant{Mark: 1})
 	return s.workers[0]
 }
 
@@ -153,7 +153,7 @@ func TestHalfMadeForksAreFound(t *testing.T) {
 	for _, c := range []struct{ left, half, boxes int }{{0, 0, 0}, {1, 1, 0}, {2, 0, 2}} {
 		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
-				problem(rw, 500, "internal")
+				problem(rw, 500, "vm_ended")
 				return
 			}
 			fmt.Fprint(rw, "["+strings.TrimSuffix(strings.Repeat(`{"id": "x"},`, c.left), ",")+"]")
@@ -182,7 +182,7 @@ func TestUncertainStates(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	r, log := NewReport(7, 3), NewFaultLog()
+	r, log := NewReport(7, 3, t.Output()), NewFaultLog()
 	log.Begin(KillDaemon, "")()
 	log.Begin(FillDisk, "")()
 	r.answered("fork", "ok")
