@@ -5,6 +5,7 @@ import v1 "github.com/forkd/forkd/api/v1"
 // The messages of the API, under the names of this package.
 type (
 	Version          = v1.Version
+	LeftAlone        = v1.LeftAlone
 	Sandbox          = v1.Sandbox
 	ForkRequest      = v1.ForkRequest
 	Forked           = v1.Forked

@@ -29,8 +29,17 @@ type Version struct {
 
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
 
-	LimitsMissing string    `json:"limits_missing,omitempty"` // why limits cannot all be enforced
-	Admission     Admission `json:"admission"`
+	LimitsMissing string      `json:"limits_missing,omitempty"` // why limits cannot all be enforced
+	Admission     Admission   `json:"admission"`
+	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`
+}
+
+// LeftAlone is a sandbox of an earlier daemon that this one could not take over when it started, and
+// has not touched.
+type LeftAlone struct {
+	ID     string `json:"id"`
+	PID    int    `json:"pid,omitempty"` // of its VMM; 0: it has none, or that is not known
+	Reason string `json:"reason"`
 }
 
 // Admission says how many sandboxes the daemon takes. 0 is no limit.

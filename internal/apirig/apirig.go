@@ -9,6 +9,7 @@ package apirig
 import (
 	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -64,6 +65,8 @@ type Options struct {
 	Domain    string       // of the host names of ports; Domain if empty
 	Tokens    []auth.Token // that the API takes besides Token
 
+	Damaged string // the id of a suspended sandbox of an earlier daemon whose record cannot be read; empty: there is none
+
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
 
@@ -87,6 +90,15 @@ func Start(t testing.TB, o Options) *Rig {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if o.Damaged != "" {
+		left := filepath.Join(dir, "data", o.Damaged)
+		if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(filepath.Join(left, "suspended.json"), []byte("{"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Recover(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	workspaces, err := workspace.Open(filepath.Join(dir, "workspaces"), m, slog.New(slog.DiscardHandler))
 	if err != nil {

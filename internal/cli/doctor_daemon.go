@@ -121,6 +121,7 @@ func checkDaemon(ctx context.Context, url string) []finding {
 		found(check, pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission))),
 		judgeVersion(v.Version),
 		judgeLimits(v.LimitsMissing),
+		judgeLeftAlone(v.LeftAlone),
 	}
 	list, err := c.Snapshots(ctx)
 	if err != nil {
@@ -192,6 +193,31 @@ func judgeLimits(missing string) finding {
 			byHand("systemd-run --user --scope -p Delegate=yes forkd daemon # or as root")
 	}
 	return found(check, pass, "memory, processors, threads and disk")
+}
+
+// judgeLeftAlone says which sandboxes of an earlier daemon this one has not taken over.
+func judgeLeftAlone(left []client.LeftAlone) finding {
+	const check = "sandboxes of an earlier daemon"
+	if len(left) == 0 {
+		return found(check, pass, "none is left alone")
+	}
+	var reasons, pids []string
+	for _, l := range left {
+		reasons = append(reasons, l.ID+": "+l.Reason)
+		if l.PID != 0 {
+			pids = append(pids, fmt.Sprint(l.PID))
+		}
+	}
+	bad := found(check, warn, "could not be taken over, are not listed, and run without a network if they run: "+
+		strings.Join(reasons, "; ")+"; docs/runbook.md says how to keep them")
+	restart := "start the daemon again"
+	if hasUnit() {
+		restart = "systemctl restart forkd"
+	}
+	if len(pids) > 0 {
+		return bad.byHand("kill " + strings.Join(pids, " ") + " # gives them up; then " + restart)
+	}
+	return bad.byHand(restart + " # when what the detail says has been put right")
 }
 
 func describeAdmission(a client.Admission) string {

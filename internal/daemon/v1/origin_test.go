@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // A page in a browser must not be able to drive the API, with or without the token that a proxy
@@ -56,7 +57,7 @@ func TestAForeignNameIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := v1.Config{Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)}
+	open := v1.Config{Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)}
 	guarded := open
 	guarded.Guard = &auth.Guard{Tokens: tokens}
 	for _, c := range []struct {

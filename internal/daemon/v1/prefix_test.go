@@ -72,6 +72,22 @@ func (w *tenants) ask(t *testing.T, token, method, path, body string) (status in
 	return resp.StatusCode, string(p)
 }
 
+// Sandboxes that the daemon has left alone are told to those without a prefix only.
+func TestLeftAlone(t *testing.T) {
+	id := "sb-" + strings.Repeat("a", 26)
+	r := start(t, apirig.Options{Damaged: id, Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
+	v, err := r.Version(t.Context())
+	must(t, err)
+	if len(v.LeftAlone) != 1 || v.LeftAlone[0].ID != id || v.LeftAlone[0].PID != 0 || v.LeftAlone[0].Reason == "" {
+		t.Errorf("without a prefix: %+v", v.LeftAlone)
+	}
+	a, err := client.New(r.URL, r.Tokens["a"])
+	must(t, err)
+	if v, err := a.Version(t.Context()); err != nil || len(v.LeftAlone) != 0 {
+		t.Errorf("with a prefix: %+v, %v", v.LeftAlone, err)
+	}
+}
+
 // Nobody can tell what a prefix puts out of reach from what is not there: by no route.
 func TestPrefixHides(t *testing.T) {
 	w := startTenants(t)

@@ -321,9 +321,15 @@ func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *api) version(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, apiv1.Version{
+func (a *api) version(w http.ResponseWriter, r *http.Request) error {
+	v := apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission,
-	})
+	}
+	if sandbox.PrefixOf(r.Context()) == "" { // whose labels those have is not known
+		for _, l := range a.Manager.LeftAlone() {
+			v.LeftAlone = append(v.LeftAlone, apiv1.LeftAlone(l))
+		}
+	}
+	return writeJSON(w, http.StatusOK, v)
 }

@@ -81,6 +81,7 @@ type Manager struct {
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
 	closed     bool
+	left       []left // written by Recover
 }
 
 // New returns a Manager without sandboxes; see Recover for those of an earlier daemon.

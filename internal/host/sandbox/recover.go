@@ -20,7 +20,8 @@ import (
 
 // Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs
 // that were never handed out, or whose process has ended. What it could not find out about is left
-// alone. It is called once, before anything else, and returns the number of sandboxes that live on.
+// alone, see LeftAlone. It is called once, before anything else, and returns the number of sandboxes
+// that live on.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -28,19 +29,20 @@ func (m *Manager) Recover() (int, error) {
 	}
 	release := m.holdTransient()
 	defer release()
-	unknown := m.readoptAll(entries)
+	m.readoptAll(entries)
+	running := len(m.left)
 	data, err := os.ReadDir(m.cfg.DataDir)
 	if err != nil {
 		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 	}
 	for _, d := range data {
-		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.Contains(unknown, id) {
+		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id }) {
 			if err := m.recoverData(id); err != nil {
 				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 			}
 		}
 	}
-	if len(unknown) == 0 { // else the forks of those would count as finished
+	if running == 0 { // else the forks of those would count as finished
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), unfinishedPrefix) {
 				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
@@ -53,9 +55,33 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// readoptAll takes over the VMs that have a directory, and returns the ids of those of which
-// nothing could be learned.
-func (m *Manager) readoptAll(entries []os.DirEntry) (unknown []string) {
+// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not touched.
+type LeftAlone struct {
+	ID     string
+	PID    int // of its VMM; 0: it has none, or that is not known
+	Reason string
+}
+
+type left struct {
+	LeftAlone
+	ended <-chan struct{} // closed when its VMM has ended; nil: that is not watched
+}
+
+// LeftAlone returns what Recover has left alone.
+func (m *Manager) LeftAlone() (list []LeftAlone) {
+	for _, l := range m.left {
+		select {
+		case <-l.ended:
+			l.PID, l.Reason = 0, "its VMM has ended since; what is left of it goes when the daemon is started again"
+		default:
+		}
+		list = append(list, l.LeftAlone)
+	}
+	return list
+}
+
+// readoptAll takes over the VMs that have a directory.
+func (m *Manager) readoptAll(entries []os.DirEntry) {
 	var group errgroup.Group
 	group.SetLimit(vmpool.AtOnce) // a VMM that does not answer takes its time
 	var mu sync.Mutex
@@ -70,15 +96,19 @@ func (m *Manager) readoptAll(entries []os.DirEntry) (unknown []string) {
 				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
 			} else if err != nil {
 				m.cfg.Log.Error("sandbox of an earlier daemon is left alone", "sandbox", id, "reason", err)
+				l := left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}}
+				if p := (*protocolError)(nil); errors.As(err, &p) {
+					l.PID, l.ended = p.vmm.PID(), p.vmm.Done()
+				}
 				mu.Lock()
-				unknown = append(unknown, id)
+				m.left = append(m.left, l)
 				mu.Unlock()
 			}
 			return nil
 		})
 	}
 	_ = group.Wait()
-	return unknown
+	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
 // recoverData takes over the sandbox of a data directory that has no VM: it is suspended, or else
@@ -91,6 +121,7 @@ func (m *Manager) recoverData(id string) error {
 	if err := m.recoverSuspended(id); err != nil {
 		// Its files stay: what is wrong with its snapshot may be put right.
 		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
+		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
 	}
 	return nil
 }
@@ -131,6 +162,17 @@ func (e *lostError) Unwrap() error { return e.error }
 
 func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
 
+// protocolError is the reason for which a VMM of another build is left alone.
+type protocolError struct {
+	version int
+	vmm     vmpool.VMM
+}
+
+func (e *protocolError) Error() string {
+	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d: delete it with the forkd that started it, "+
+		"or end process %d", e.version, vmmproto.Version, e.vmm.PID())
+}
+
 // readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that
 // was never handed out, that may not have confirmed, or that has been replaced by a suspended
 // state. After any other error nothing has been touched. A healthy VM is taken over whatever else
@@ -146,7 +188,7 @@ func (m *Manager) readopt(id string) error {
 		return lost("its process has ended or does not answer: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
-	r, err := m.handedOut(id, dir)
+	r, err := m.handedOut(id, dir, vmm)
 	if l := (*lostError)(nil); errors.As(err, &l) {
 		m.kill(id, v)
 		os.RemoveAll(dir)
@@ -210,7 +252,7 @@ func (m *Manager) readopt(id string) error {
 }
 
 // handedOut returns the record of a VM that somebody may use; a *lostError says that nobody may.
-func (m *Manager) handedOut(id, dir string) (record, error) {
+func (m *Manager) handedOut(id, dir string, vmm vmpool.VMM) (record, error) {
 	r, err := readRecord(dir)
 	var syntax *json.SyntaxError
 	switch {
@@ -223,8 +265,7 @@ func (m *Manager) handedOut(id, dir string) (record, error) {
 	case r.ID != id:
 		return r, lost("%s names sandbox %q", recordName, r.ID)
 	case r.Protocol != vmmproto.Version:
-		return r, fmt.Errorf("its VMM speaks control protocol %d, this daemon %d: delete it with the forkd that started it, "+
-			"or end process %d", r.Protocol, vmmproto.Version, r.PID)
+		return r, &protocolError{r.Protocol, vmm}
 	case r.Restoring:
 		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}
