@@ -12,7 +12,7 @@ import (
 )
 
 func main() {
-	tracker, err := guestmem.NewTracker()
+	tracker, err := guestmem.NewTracker("/proc")
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "unjailed: %v\n", err)
 		os.Exit(1)

@@ -38,7 +38,7 @@ func tryJail() error {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, embedded.VMM)
-	if err := os.WriteFile(path, program, 0o700); err != nil {
+	if err := errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(dir, 0o711)); err != nil { // see jail.Starter
 		return err
 	}
 	jails, err := jail.New(jail.Options{})

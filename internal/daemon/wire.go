@@ -316,20 +316,23 @@ func (w *wired) close(kill bool) {
 
 // install writes an embedded program into dir: not the run directory, which many hosts mount
 // noexec. The name carries no version: processes that run keep the old file open, new ones use the
-// new file. One that is there already stays, so that a daemon starts on a full disk too.
+// new file. One that is there already stays, so that a daemon starts on a full disk too. It and dir
+// are open to the users that a jail.Starter gives to processes; only the daemon's comes to dir.
 func install(dir, name string) (string, error) {
 	p, err := embedded.Open(name)
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("install %s: %w", name, err)
-	}
+	const dirMode, mode = 0o711, 0o555
 	path := filepath.Join(dir, name)
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, p) {
-		return path, nil
+	err = os.MkdirAll(dir, dirMode)
+	if have, unread := os.ReadFile(path); err == nil && (unread != nil || !bytes.Equal(have, p)) {
+		err = atomicfile.Write(path, p, mode)
 	}
-	if err := atomicfile.Write(path, p, 0o500); err != nil {
+	if err == nil { // whatever an earlier build or the umask has made of them
+		err = errors.Join(os.Chmod(dir, dirMode), os.Chmod(path, mode))
+	}
+	if err != nil {
 		return "", fmt.Errorf("install %s: %w", name, err)
 	}
 	return path, nil

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/landlock-lsm/go-landlock/landlock"
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,15 +37,19 @@ func Enter(c Config) error {
 	if how == "" || how != noNamespaces && os.Getpid() != 1 {
 		return errors.New("this program is started by forkd daemon")
 	}
-	prepared := strings.HasPrefix(how, ownUser) && !c.Online // see prepareThread
+	if how == placed && os.Getuid() == 0 {
+		return errors.New("it was started as root")
+	}
+	there := how == noNamespaces || how == placed // see prepareThread
 	for _, step := range []struct {
 		name string
 		do   func() error
 		skip bool
 	}{
-		{"make an empty directory", mountEmpty, how == noNamespaces || prepared},
-		{"empty the root directory", emptyRoot, how == noNamespaces},
-		{"shrink the bounding set", shrinkBoundingSet, how == noNamespaces},
+		{"leave the directory of its start", func() error { return unix.Chdir("/") }, false},
+		{"make an empty directory", mountEmpty, there},
+		{"empty the root directory", emptyRoot, there},
+		{"shrink the bounding set", shrinkBoundingSet, there},
 		{"become another user", func() error { return becomeUser(how) }, !strings.HasPrefix(how, ownUser)},
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
@@ -68,13 +73,15 @@ func Enter(c Config) error {
 // use than what the process could open once it is in its jail: of some files Linux asks what their
 // opener was allowed, not their reader.
 func Unprivileged(do func() error) (err error) {
+	header, had, err := capabilities()
+	if err != nil {
+		return err
+	}
+	if had == (capabilitySets{}) {
+		return do()
+	}
 	runtime.LockOSThread() // capabilities are a thread's
 	defer runtime.UnlockOSThread()
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var had [2]unix.CapUserData
-	if err := unix.Capget(&header, &had[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
-	}
 	idle := had
 	for i := range idle {
 		idle[i].Effective = 0
@@ -84,6 +91,18 @@ func Unprivileged(do func() error) (err error) {
 	}
 	defer func() { err = errors.Join(err, unix.Capset(&header, &had[0])) }()
 	return do()
+}
+
+// capabilitySets are the effective, permitted and inheritable ones of a thread.
+type capabilitySets [2]unix.CapUserData
+
+// capabilities returns those of this thread, which are those of all, and what capset(2) wants.
+func capabilities() (h unix.CapUserHeader, c capabilitySets, err error) {
+	h.Version = unix.LINUX_CAPABILITY_VERSION_3
+	if err := unix.Capget(&h, &c[0]); err != nil {
+		return h, c, fmt.Errorf("read capabilities: %w", err)
+	}
+	return h, c, nil
 }
 
 // becomeUser becomes the one that is named, and a member of no group but its own.
@@ -220,8 +239,11 @@ func shrinkBoundingSet() error {
 
 // dropCapabilities empties all other sets, of all threads.
 func dropCapabilities() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of the calling thread
-	var none [2]unix.CapUserData
+	header, had, err := capabilities()
+	var none capabilitySets
+	if err != nil || had == none {
+		return err
+	}
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0)
 	if errno != 0 {
 		return errno
@@ -232,19 +254,30 @@ func dropCapabilities() error {
 // renouncePaths sets no_new_privs, and with Landlock denies all files and, unless it is online, all
 // TCP. A kernel without Landlock denies nothing here: the empty root and the filter do without it.
 func renouncePaths(online bool) error {
-	var err error
-	if online {
-		err = landlock.V9.BestEffort().RestrictPaths()
-	} else {
-		err = landlock.V5.BestEffort().Restrict() // V6 keeps signals from other threads on some kernels
+	if err := noNewPrivileges(); err != nil {
+		return err
 	}
+	if online {
+		return landlock.V9.BestEffort().RestrictPaths()
+	}
+	version, err := ll.LandlockGetABIVersion()
+	if err != nil || version < 1 {
+		return nil // the kernel has none, or the container that this is in forbids to ask
+	}
+	// V6 keeps signals from other threads on some kernels.
+	known := []landlock.Config{landlock.V1, landlock.V2, landlock.V3, landlock.V4, landlock.V5}
+	most := known[min(version, len(known))-1]
+	// Not most.Restrict, which would stop all threads once more, to set no_new_privs.
+	rules, err := ll.LandlockCreateRuleset(&ll.RulesetAttr{
+		HandledAccessFS: uint64(most.HandledAccessFS), HandledAccessNet: uint64(most.HandledAccessNet)}, 0)
 	if err != nil {
 		return err
 	}
-	return noNewPrivileges()
+	defer unix.Close(rules)
+	return ll.AllThreadsLandlockRestrictSelf(rules, 0)
 }
 
-// noNewPrivileges does nothing where Landlock has done it, for all threads.
+// noNewPrivileges is for all threads. It does nothing where a Starter has done it.
 func noNewPrivileges() error {
 	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err != nil || set == 1 {
 		return err

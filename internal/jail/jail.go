@@ -45,7 +45,12 @@ const (
 	noNamespaces = "no-namespaces" // in those of the daemon
 	ownMapped    = "mapped"        // in a user namespace, whose only user is the daemon's
 	ownUser      = "user="         // it becomes this user
+	placed       = "placed"        // a user of its own, without capabilities, in an empty root directory
 )
+
+// Proc is procfs as a process that a Starter has started sees it: it is the working directory until
+// Enter, which leaves it.
+const Proc = "."
 
 // Users that processes run as, when the daemon is root: 2^27 numbers that no distribution gives to
 // users, subordinate users or containers (systemd's UIDS-GIDS.md lists who takes which). Each VMM
@@ -66,8 +71,15 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | un
 // new user namespace by a full fork, which takes 3 ms longer for a daemon of 40 MiB. Nor does it
 // get a network namespace of its own: all VMMs share one, which is empty, and in which they can
 // make no socket. One each would cost 0.7 ms, and as much again when it ends.
+//
+// All that a process inherits is done once, by the threads that start processes: they are in an
+// empty root directory and an empty network, have no groups, and pass on no capability. In a Go
+// program that runs already, each of these steps would stop all threads in turn. One thing comes
+// with it: Linux holds a process that has started one as another user in its own memory, as Go
+// does, for not dumpable from then on. For a daemon that is root this changes nothing else.
 type Starter struct {
 	options Options
+	null    *os.File    // what processes get as a descriptor that they are given nothing for
 	offline chan func() // to the threads that are in the empty network; nil if the daemon is not root
 }
 
@@ -78,7 +90,11 @@ func New(o Options) (*Starter, error) {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("keep descriptors from processes: %w", err)
 	}
-	s := &Starter{options: o}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	s := &Starter{options: o, null: null}
 	if o.NoNamespaces || !ownUsers() {
 		return s, nil
 	}
@@ -131,18 +147,30 @@ func (s *Starter) serve(network int, ready chan<- started) {
 	}
 }
 
-// Start starts a process as os.StartProcess does. Unless it is online it has no way to any network.
+// Start starts a process as os.StartProcess does, but in the directory Proc. Unless it is online it
+// has no way to any network. Where the daemon is root, the program and the directory that it is in
+// must be open to other users; what is above them need not be.
 func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online bool) (p *os.Process, err error) {
 	sys := syscall.SysProcAttr{}
 	if attr.Sys != nil {
 		sys = *attr.Sys
 	}
-	attr.Sys = &sys
-	how := noNamespaces
+	attr.Sys, attr.Dir = &sys, "/proc"
+	attr.Files = slices.Clone(attr.Files)
+	for i, f := range attr.Files {
+		if f == nil {
+			attr.Files[i] = s.null // Go's runtime opens it where there is nothing, and there may be no /dev
+		}
+	}
+	how, user := noNamespaces, uint32(firstUser+rand.IntN(users))
 	switch {
 	case s.options.NoNamespaces:
+	case s.offline != nil && !online:
+		how = placed
+		sys.Cloneflags |= namespaces
+		sys.Credential = &syscall.Credential{Uid: user, Gid: user, NoSetGroups: true}
 	case s.offline != nil:
-		how = fmt.Sprint(ownUser, firstUser+rand.IntN(users))
+		how = fmt.Sprint(ownUser, user)
 		sys.Cloneflags |= namespaces
 	default:
 		how = ownMapped
@@ -154,32 +182,55 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 		sys.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
 	attr.Env = append(slices.Clone(attr.Env), environment+"="+how)
-	if s.offline == nil || online {
+	if how != placed {
 		return os.StartProcess(name, argv, &attr)
 	}
+	dir, err := openAside(filepath.Dir(name))
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	attr.Dir = "" // that of the thread, which is procfs
 	done := make(chan struct{})
 	s.offline <- func() {
-		p, err = os.StartProcess(name, argv, &attr)
+		p, err = os.StartProcess(fmt.Sprintf("self/fd/%d/%s", dir, filepath.Base(name)), argv, &attr)
 		close(done)
 	}
 	<-done
-	return p, err
+	switch {
+	case errors.Is(err, unix.EACCES):
+		return nil, fmt.Errorf("start %s: %w: let other users execute and read it, and execute its directory", name, err)
+	case err != nil:
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// openAside opens a directory for the way to what is in it, as a descriptor that is still there when
+// a new process has put those that it was given in their places.
+func openAside(name string) (int, error) {
+	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", name, err)
+	}
+	defer unix.Close(fd)
+	const aside = 64 // more than any program is given
+	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, aside)
+	if err != nil {
+		return -1, fmt.Errorf("open %s: %w", name, err)
+	}
+	return dir, nil
 }
 
 // Try starts a program that enters its jail, to see whether this host allows that. The program
 // finds no socket, and ends.
 func (s *Starter) Try(program string) error {
-	nothing, err := os.Open(os.DevNull)
-	if err != nil {
-		return err
-	}
-	defer nothing.Close()
 	said, says, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer said.Close()
-	attr := os.ProcAttr{Dir: "/", Env: []string{"GOMAXPROCS=1"}, Files: []*os.File{nil, nil, says, nothing}}
+	attr := os.ProcAttr{Env: []string{"GOMAXPROCS=1"}, Files: []*os.File{nil, nil, says, nil}}
 	p, err := s.Start(program, []string{filepath.Base(program)}, attr, false)
 	_ = says.Close()
 	if err != nil {
@@ -196,11 +247,15 @@ func (s *Starter) Try(program string) error {
 	return nil
 }
 
-// prepareThread moves this thread into an empty network, which it returns, and does once what Enter
-// would have to do in each process, with all of its threads: there is an empty directory, and what
-// the thread starts has no groups and only the capabilities that Enter needs.
+// prepareThread moves this thread into an empty network, which it returns, and an empty root
+// directory, with procfs as its working directory. What it starts has no groups, can gain no
+// privileges and, as soon as it is another user, has no capabilities.
 func prepareThread(network int) (int, error) {
-	var err error
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open /proc: %w", err)
+	}
+	defer unix.Close(proc)
 	if network < 0 {
 		network, err = newNetwork()
 	} else {
@@ -209,17 +264,31 @@ func prepareThread(network int) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("enter an empty network namespace: %w", err)
 	}
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return -1, fmt.Errorf("make a mount namespace: %w", err)
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"make a mount namespace", func() error { return unix.Unshare(unix.CLONE_NEWNS) }},
+		{"mount an empty directory", mountEmpty},
+		{"empty the root directory", emptyRoot},
+		{"go back to /proc", func() error { return unix.Fchdir(proc) }}, // as the host has it
+		{"leave all groups", leaveGroups},
+		{"renounce privileges", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
+		{"pass on no capabilities", passOnNoCapabilities},
+	} {
+		if err := step.do(); err != nil {
+			return -1, fmt.Errorf("%s: %w", step.name, err)
+		}
 	}
-	if err := mountEmpty(); err != nil {
-		return -1, fmt.Errorf("mount an empty directory: %w", err)
-	}
-	// Not unix.Setgroups, which is for all threads.
+	return network, nil
+}
+
+// leaveGroups is for this thread only: unix.Setgroups is for all.
+func leaveGroups() error {
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-		return -1, fmt.Errorf("leave all groups: %w", errno)
+		return errno
 	}
-	return network, passOnCapabilities()
+	return nil
 }
 
 // newNetwork moves this thread into a new network namespace and returns it.
@@ -230,25 +299,25 @@ func newNetwork() (int, error) {
 	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// passOnCapabilities lets what this thread starts have only what Enter needs.
-func passOnCapabilities() error {
+// passOnNoCapabilities leaves nothing in the sets from which what this thread starts could have any.
+func passOnNoCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
+		return err
 	}
-	for _, c := range []int{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SETUID, unix.CAP_SETGID} {
-		caps[c/32].Inheritable |= 1 << (c % 32)
+	for i := range caps {
+		caps[i].Inheritable = 0
 	}
 	if err := unix.Capset(&header, &caps[0]); err != nil {
-		return fmt.Errorf("pass on capabilities: %w", err)
+		return err
 	}
 	for c := uintptr(0); ; c++ {
 		switch err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); {
 		case err == unix.EINVAL && c > 0: // behind the last that the kernel knows
 			return nil
 		case err != nil:
-			return fmt.Errorf("drop capability %d: %w", c, err)
+			return fmt.Errorf("capability %d: %w", c, err)
 		}
 	}
 }

@@ -42,7 +42,7 @@ func Main() int {
 	var tracker *guestmem.Tracker
 	// A page map that was opened with CAP_SYS_ADMIN tells where pages lie in the host's memory.
 	err := jail.Unprivileged(func() (err error) {
-		tracker, err = guestmem.NewTracker()
+		tracker, err = guestmem.NewTracker(jail.Proc)
 		return err
 	})
 	if err == nil {

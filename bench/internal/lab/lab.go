@@ -87,7 +87,7 @@ func CopyBinary(dir, path string) (string, error) {
 		return "", fmt.Errorf("copy %s: %w", path, err)
 	}
 	to := filepath.Join(dir, filepath.Base(path))
-	return to, os.WriteFile(to, p, 0o700)
+	return to, errors.Join(os.WriteFile(to, p, 0o700), os.Chmod(to, 0o755), os.Chmod(dir, 0o711)) // see jail.Starter
 }
 
 // Template is the CPU template of guests: an emulated host does not keep the extended control

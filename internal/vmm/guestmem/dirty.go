@@ -25,13 +25,13 @@ type Tracker struct {
 	vec     [128]pageRegion // filled in by the kernel: on the heap, for a stack may move while only a number points to it
 }
 
-// NewTracker opens /proc/self/pagemap.
-func NewTracker() (*Tracker, error) {
-	f, err := os.Open("/proc/self/pagemap")
+// NewTracker opens the page map of this process, in the procfs that is at proc.
+func NewTracker(proc string) (*Tracker, error) {
+	fd, err := unix.Open(proc+"/self/pagemap", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open page map: %w", err)
 	}
-	return &Tracker{pagemap: f}, nil
+	return &Tracker{pagemap: os.NewFile(uintptr(fd), "page map")}, nil
 }
 
 // Close closes the page map.

@@ -97,7 +97,7 @@ func TestDirtyFindsExactlyTheWrittenPages(t *testing.T) {
 		if err := m.Map(mib, 4*mib, int(f.Fd()), 0); err != nil {
 			t.Fatal(err)
 		}
-		tr, err := NewTracker()
+		tr, err := NewTracker("/proc")
 		if err != nil {
 			t.Fatal(err)
 		}

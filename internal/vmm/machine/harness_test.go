@@ -179,7 +179,7 @@ func (h *host) newVM(t *testing.T) *testVM {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = sys.Close() })
-	tracker, err := guestmem.NewTracker()
+	tracker, err := guestmem.NewTracker("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func newBare(t *testing.T, sys *kvm.System) (*Machine, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracker, err := guestmem.NewTracker()
+	tracker, err := guestmem.NewTracker("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,7 +68,7 @@ func (w *writer) check(t *testing.T, m *guestmem.Memory, round int) {
 // is replaced is given back.
 func TestReplaceUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 8*mib)
-	tracker, err := guestmem.NewTracker()
+	tracker, err := guestmem.NewTracker("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,7 @@ func (s *scribbler) run(t *testing.T, seed uint64) {
 // many times over.
 func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	m, f, dir := newFrozenMemory(t, 16*mib)
-	tracker, err := guestmem.NewTracker()
+	tracker, err := guestmem.NewTracker("/proc")
 	if err != nil {
 		t.Fatal(err)
 	}
