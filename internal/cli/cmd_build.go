@@ -99,7 +99,7 @@ func newBuildCmd() *cobra.Command {
 	o.limits.register(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
 	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
-	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 120)")
+	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
 	o.network.complete(cmd)
 	c.register(cmd)
