@@ -21,7 +21,7 @@ for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
     public[cls.__name__] = recorded(cls, used[cls.__name__])
 
 r = Report("e2b-code-interpreter (PyPI)")
-s = Sandbox.create(TAG, timeout=1200, request_timeout=SLOW, envs={"GIVEN": "at create"})
+s = Sandbox.create(TAG, timeout=3600, request_timeout=SLOW, envs={"GIVEN": "at create"})
 
 
 def run(code: str, **options) -> Execution:
