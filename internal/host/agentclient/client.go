@@ -8,6 +8,7 @@ package agentclient
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -130,6 +131,35 @@ func (c *Client) control(ctx context.Context, req agentproto.Request) (agentprot
 		return reply, &Error{Op: "agent " + string(req.Op), Code: CodeInternal, Message: reply.Error}
 	}
 	return reply, nil
+}
+
+// Defaults are what requests to a guest get that say nothing else. What is empty stays as it is.
+type Defaults struct {
+	User string            `json:"defaultUser,omitempty"`    // an account of the guest
+	Dir  string            `json:"defaultWorkdir,omitempty"` // absolute
+	Env  map[string]string `json:"envVars,omitempty"`        // added to the environment of all later processes
+}
+
+// SetDefaults changes the guest's defaults, which its snapshots and forks inherit.
+func (c *Client) SetDefaults(ctx context.Context, d Defaults) error {
+	const op = "set defaults"
+	body, err := json.Marshal(d)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, envdURL+"/init", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	resp, err := c.envd.Do(req)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode/100 != 2 {
+		return httpError(op, resp)
+	}
+	return nil
 }
 
 // Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have

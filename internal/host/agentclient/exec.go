@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
 )
 
@@ -22,6 +23,7 @@ type ExecRequest struct {
 	Env       map[string]string
 	Cwd       string        // empty: the user's home
 	User      string        // empty: the guest's default user
+	UserElse  string        // instead of root, where the guest has the account and no default user of its own
 	Stdin     io.Reader     // nil: /dev/null, or what OpenStdin and Terminal say
 	OpenStdin bool          // stdin stays open for Process.Input; not together with Stdin
 	Terminal  *Size         // a terminal for the command; its output is all Stdout
@@ -194,6 +196,9 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	}
 	req := connect.NewRequest(&process.StartRequest{Process: cfg, Stdin: &stdin, Pty: e.req.Terminal.message()})
 	setUser(req.Header(), e.req.User)
+	if e.req.UserElse != "" {
+		req.Header().Set(agentproto.DefaultUserHeader, e.req.UserElse)
+	}
 	op := fmt.Sprintf("exec %q", e.req.Args[0])
 	stream, err := e.client.procs.Start(ctx, req)
 	if err != nil {

@@ -358,7 +358,8 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
 			Network: b.network(), Limits: b.req.Limits,
 		},
-		Disk: &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
+		Disk:      &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
+		Transient: b.req.Transient,
 	}, saved.Extents, nil
 }
 

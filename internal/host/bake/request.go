@@ -29,6 +29,7 @@ type Request struct {
 	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
 	Limits    vm.Limits          // of children
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
+	Transient bool               // the snapshot goes with the last sandbox that runs from it
 }
 
 // Defaults and bounds of a Request.

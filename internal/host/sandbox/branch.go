@@ -35,6 +35,7 @@ type BranchRequest struct {
 	ParentTag string // empty, or the tag that the caller takes for the snapshot the sandbox runs from
 	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // the snapshot goes with the last sandbox that runs from it
+	Replace   bool   // a snapshot with the tag gives way to this one, unless sandboxes run from it
 }
 
 // BranchResult is a new snapshot and what it cost. Branch of Info has the figures; of a branch that
@@ -176,7 +177,11 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	b.undo.Add(b.lease.Release)
 	b.chooseBelow(&rec)
-	if b.staging, err = b.m.cfg.Store.Stage(b.req.Tag); err != nil {
+	stage := b.m.cfg.Store.Stage
+	if b.req.Replace {
+		stage = b.m.cfg.Store.StageOver
+	}
+	if b.staging, err = stage(b.req.Tag); err != nil {
 		return err
 	}
 	b.undo.Add(b.staging.Discard)

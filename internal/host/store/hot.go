@@ -25,6 +25,13 @@ func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 	}
 	s := g.store
+	if g.over {
+		var none *NotFoundError
+		var onlyThis *ExistsError // it is gone, and the tag is reserved for this one
+		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
+			return Info{}, fmt.Errorf("replace snapshot %q: %w", g.tag, err)
+		}
+	}
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{}),

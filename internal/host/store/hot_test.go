@@ -250,3 +250,62 @@ func TestLayersAreFoundWhileTheyMove(t *testing.T) {
 		}
 	}
 }
+
+// A snapshot that takes the place of another is there under its tag when it is complete, and the
+// other until then; or for as long as somebody uses that.
+func TestStageOver(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "a", "base")
+	publish(t, s, d, "child", "a")
+	idOf := func() string {
+		t.Helper()
+		d, err := s.Detail("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.ID
+	}
+	old := idOf()
+	over := func() *Staging {
+		t.Helper()
+		g, err := s.StageOver("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	g := over()
+	if n := len(s.List()); n != 3 || idOf() != old {
+		t.Errorf("%d snapshots while one is replaced, and %s under its tag, not %s", n, idOf(), old)
+	}
+	g.Discard()
+	lease, err := s.Acquire("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var inUse *InUseError
+	if err := complete(t, s, d, over(), "base"); !errors.As(err, &inUse) || idOf() != old {
+		t.Errorf("replacing what is leased: %v", err)
+	}
+	lease.Release()
+	g = over()
+	if err := complete(t, s, d, g, "base"); err != nil || idOf() != g.ID() {
+		t.Errorf("replacing: %v", err)
+	}
+	g = over()
+	if _, err := s.Delete("a", DeleteForce); err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(t, s, d, g, "base"); err != nil || idOf() != g.ID() {
+		t.Errorf("replacing what went meanwhile: %v", err)
+	}
+	if err := s.WaitFlushed(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if s = d.open(t); idOf() != g.ID() || len(s.List()) != 3 {
+		t.Errorf("after a restart: %+v", s.List())
+	}
+}

@@ -80,7 +80,9 @@ func (s *Store) List() []Info {
 		}
 	}
 	for _, g := range s.reserved {
-		list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
+		if s.byTag[g.tag] == nil || !g.over { // else it is there until the new one is
+			list = append(list, Info{Tag: g.tag, Dir: s.dir(g.tag), Created: g.since, Writing: true, Step: g.step})
+		}
 	}
 	slices.SortFunc(list, func(a, b Info) int {
 		if a.Tag < b.Tag {

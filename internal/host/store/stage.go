@@ -22,6 +22,7 @@ type Staging struct {
 	dir   string
 	since time.Time
 	done  bool
+	over  bool // see StageOver
 
 	below  string  // see Inherit
 	basing *basing // nil without UseBase
@@ -31,7 +32,13 @@ type Staging struct {
 
 // Stage reserves tag and makes an empty staging directory. It fails with an *ExistsError if the tag
 // is taken.
-func (s *Store) Stage(tag string) (*Staging, error) {
+func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
+
+// StageOver is Stage for a snapshot that takes the place of one with its tag, if there is one:
+// PublishHot deletes that as Delete does with DeleteForce, when the new one is complete.
+func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
+
+func (s *Store) stage(tag string, over bool) (*Staging, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
@@ -40,10 +47,10 @@ func (s *Store) Stage(tag string) (*Staging, error) {
 	if s.reserved[tag] != nil {
 		return nil, &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e := s.byTag[tag]; e != nil && !e.phantom {
+	if e := s.byTag[tag]; e != nil && !e.phantom && !over {
 		return nil, &ExistsError{Tag: tag}
 	}
-	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC()}
+	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC(), over: over}
 	g.dir = filepath.Join(s.staging(), g.id)
 	for _, dir := range []string{g.dir, s.layerDir(g.id)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {

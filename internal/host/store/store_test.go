@@ -41,7 +41,16 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := complete(t, s, d, g, parent); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// complete fills and publishes what publish makes.
+func complete(t *testing.T, s *Store, d dirs, g *Staging, parent string) (err error) {
+	t.Helper()
 	defer g.Discard()
+	tag := g.tag
 	for name, content := range map[string][]byte{
 		snapshot.MemoryLayerFile: bytes.Repeat([]byte{1}, 2*vm.PageSize),
 		snapshot.StateFile:       []byte("state of " + tag),
@@ -98,9 +107,7 @@ func publish(t *testing.T, s *Store, d dirs, tag, parent string) {
 		defer top.Close()
 		_, err = g.PublishHot(m, extents, append(lower, top))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	return err
 }
 
 func TestPublishedSnapshotSurvivesARestart(t *testing.T) {
