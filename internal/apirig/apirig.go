@@ -8,6 +8,7 @@ package apirig
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/daemon/template"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/host/bake"
@@ -50,6 +52,8 @@ type Rig struct {
 	Server   *httptest.Server
 	AuditLog string
 	VMs      *vmfake.VMMs
+	Store    *store.Store
+	Builds   template.Config    // of what builds templates
 	Parent   client.BakeRequest // makes a snapshot
 	Tokens   map[string]string  // those of Options, by name
 }
@@ -146,6 +150,19 @@ func Start(t testing.TB, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	part := filepath.Join(dir, "part")
+	if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.Store = st
+	r.Builds = template.Config{Manager: m, Baker: baker, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
+		Boot: func(context.Context, string, int, func(string)) (bake.Request, error) {
+			return bake.Request{Kernel: part, Initrd: part, Rootfs: part}, nil
+		}}
+	builder, err := template.New(r.Builds)
+	if err != nil {
+		t.Fatal(err)
+	}
 	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
@@ -153,15 +170,11 @@ func Start(t testing.TB, o Options) *Rig {
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)
 	}
-	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: next, Manager: m, Guard: guard, Keys: keys,
+	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: next, Manager: m, Guard: guard, Keys: keys, Builder: builder,
 		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)}))
-	t.Cleanup(func() { r.Server.Close(); m.Close(true); st.Close(); log.Close() })
+	t.Cleanup(func() { r.Server.Close(); builder.Close(); m.Close(true); st.Close(); log.Close() })
 	r.URL = r.Server.URL
 	if r.Client, err = client.New(r.URL, Token); err != nil {
-		t.Fatal(err)
-	}
-	part := filepath.Join(dir, "part")
-	if err := os.WriteFile(part, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}

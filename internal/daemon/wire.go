@@ -23,6 +23,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/embedded"
@@ -44,6 +45,7 @@ import (
 type wired struct {
 	handler http.Handler
 	manager *sandbox.Manager
+	builder *template.Builder
 	store   *store.Store
 	audit   *audit.Log
 	net     *netclient.Client
@@ -95,14 +97,13 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		return nil, err
 	}
 	counts := metrics.New(cfg.Version)
-	guest := func(vsock string) *agentclient.Client { return agentclient.New(agentclient.DialUnix(vsock)) }
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
 	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
 		Net:      w.net,
-		Guest:    func(vsock string) sandbox.Guest { return guest(vsock) },
+		Guest:    func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
 		NewTop:   disklayer.Format,
 		Branches: cfg.Branches,
 		RunDir:   runDir,
@@ -129,18 +130,10 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	if err != nil {
 		return nil, err
 	}
-	baker := bake.New(bake.Config{
-		Store:    w.store,
-		VMMs:     vmms,
-		Net:      w.net,
-		Guest:    func(vsock string) bake.Guest { return guest(vsock) },
-		RunDir:   runDir,
-		Template: cfg.CPUTemplate,
-		Accel:    cfg.Accel,
-		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
-		Initrd:   makeInitrd,
-		Log:      cfg.Log,
-	})
+	baker, err := w.startBaker(&cfg, vmms, runDir)
+	if err != nil {
+		return nil, err
+	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	api := v1.New(v1.Config{
@@ -149,9 +142,29 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit),
 	})
-	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
+	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
 	undo.Release()
 	return w, nil
+}
+
+// startBaker returns what makes parents, and lets templates be built with it.
+func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.Baker, error) {
+	baker := bake.New(bake.Config{
+		Store:    w.store,
+		VMMs:     vmms,
+		Net:      w.net,
+		Guest:    func(vsock string) bake.Guest { return agentclient.New(agentclient.DialUnix(vsock)) },
+		RunDir:   runDir,
+		Template: cfg.CPUTemplate,
+		Accel:    cfg.Accel,
+		Cmdline:  vm.Cmdline(cfg.CmdlineArgs...),
+		Initrd:   makeInitrd,
+		Log:      cfg.Log,
+	})
+	var err error
+	w.builder, err = template.New(template.Config{Manager: w.manager, Baker: baker, Boot: template.FromRegistry,
+		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
+	return baker, err
 }
 
 // openKeys opens what signs URLs, where there is a domain for them, and what tokens of sandboxes are
@@ -306,6 +319,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 }
 
 func (w *wired) close(kill bool) {
+	w.builder.Close()
 	w.manager.Close(kill)
 	w.cgroups.Close()
 	w.net.Close()

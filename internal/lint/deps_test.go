@@ -79,7 +79,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/daemon",
-		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "v1", "e2b", "."},
+		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "v1", "template", "e2b", "."},
 		imports: []string{"api/...", "internal/agent05", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...",
 			"internal/jail"},
 		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them",

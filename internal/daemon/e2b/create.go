@@ -152,7 +152,7 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 // tagOf returns the snapshot that a template's id or name means: E2B's names may have a tag, of
 // which forkd has the one that E2B takes for none.
 func tagOf(template string) (string, error) {
-	tag := strings.TrimSuffix(template, ":default")
+	tag := strings.TrimSuffix(template, ":"+onlyTag)
 	if err := snapshot.CheckTag(tag); err != nil {
 		return "", badRequest("templateID: %v", err)
 	}

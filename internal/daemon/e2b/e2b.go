@@ -24,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -39,6 +40,7 @@ const (
 	bodyTimeout = time.Minute
 	maxWorks    = 256 // requests at once that change or measure something
 	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
+	maxUploads  = 16  // archives at once that are sent for builds
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -49,7 +51,8 @@ type Config struct {
 	Manager *sandbox.Manager
 	Guard   *auth.Guard // an API key is a token, also behind "e2b_"
 	Hosts   []string    // see v1.Config
-	Keys    *auth.Keys  // of the tokens of sandboxes
+	Keys    *auth.Keys  // of the tokens of sandboxes, and of links for uploads
+	Builder *template.Builder
 	Domain  inbound.Domain
 	Audit   *audit.Log      // nil: none
 	Traces  *tracing.Tracer // nil: none
@@ -58,9 +61,10 @@ type Config struct {
 
 type api struct {
 	Config
-	mux   *http.ServeMux
-	works chan struct{}
-	wakes chan struct{}
+	mux     *http.ServeMux
+	works   chan struct{}
+	wakes   chan struct{}
+	uploads chan struct{}
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -75,7 +79,8 @@ func New(cfg Config) http.Handler {
 	if cfg.Domain.IsSet() {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes)}
+	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes),
+		uploads: make(chan struct{}, maxUploads)}
 	a.routes()
 	return a
 }
@@ -154,6 +159,11 @@ func (a *api) routes() {
 		{"GET /templates/{id}", auth.Read, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, a.work(a.deleteTemplate)},
+		{"POST /v2/templates", auth.Run, a.work(a.requestBuild)}, // of SDKs of 2025
+		{"POST /v3/templates", auth.Run, a.work(a.requestBuild)},
+		{"GET /templates/{id}/files/{hash}", auth.Run, a.uploadLink},
+		{"POST /v2/templates/{id}/builds/{build}", auth.Run, a.work(a.startBuild)},
+		{"GET /templates/{id}/builds/{build}/status", auth.Run, a.buildStatus},
 	} {
 		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
@@ -197,6 +207,10 @@ const (
 
 // control answers a request to the control plane of somebody who may make it.
 func (a *api) control(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodPut && r.URL.Query().Has(uploadSignature) {
+		a.upload(w, r)
+		return
+	}
 	who, err := a.identify(r)
 	e := audit.From(r.Context())
 	e.Who, e.Route = who.Who, controlRoute // that of its pattern when it has passed

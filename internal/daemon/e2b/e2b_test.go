@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -31,25 +30,27 @@ func TestMain(m *testing.M) {
 // rig is an API with a template.
 type rig struct {
 	*apirig.Rig
-	t *testing.T
+	t   *testing.T
+	key header // of the calls
 }
 
 func start(t *testing.T) *rig {
 	t.Helper()
-	return startWith(t, v1.Limits{})
+	return startWith(t, apirig.Options{})
 }
 
-func startWith(t *testing.T, limits v1.Limits) *rig {
+func startWith(t *testing.T, o apirig.Options) *rig {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, Rig: apirig.Start(t, apirig.Options{Limits: limits, Agent: func(dir string) *exec.Cmd {
+	o.Agent = func(dir string) *exec.Cmd {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
 		return cmd
-	}})}
+	}
+	r := &rig{t: t, key: apiKey, Rig: apirig.Start(t, o)}
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +90,7 @@ func (r *rig) send(method, path string, h header, body string) (*http.Response, 
 // call makes a request of the control plane and decodes its answer into v, if that is not nil.
 func (r *rig) call(method, path, body string, want int, v any) *http.Response {
 	r.t.Helper()
-	resp, text := r.send(method, path, apiKey, body)
+	resp, text := r.send(method, path, r.key, body)
 	if resp.StatusCode != want {
 		r.t.Fatalf("%s %s: %s %s, want %d", method, path, resp.Status, text, want)
 	}

@@ -66,6 +66,9 @@ func bodyOf(err error) errorBody {
 	if errors.As(err, &own) {
 		return errorBody{own.status, own.msg}
 	}
+	if status := buildStatusOf(err); status != 0 {
+		return errorBody{status, err.Error()}
+	}
 	return errorBody{v1.StatusOf(err), err.Error()}
 }
 

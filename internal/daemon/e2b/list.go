@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -36,7 +37,7 @@ func filterOf(q url.Values) (f filter, err error) {
 			f.states = append(f.states, s)
 		}
 	}
-	if f.template = strings.TrimSuffix(q.Get("template"), ":default"); q.Has("startedAfter") {
+	if f.template = strings.TrimSuffix(q.Get("template"), ":"+onlyTag); q.Has("startedAfter") {
 		if f.after, err = time.Parse(time.RFC3339, q.Get("startedAfter")); err != nil {
 			return f, badRequest("startedAfter: %v", err)
 		}
@@ -70,7 +71,7 @@ func metadataOf(text string) (map[string]string, error) {
 
 func (f *filter) lets(i sandbox.Info) bool {
 	state := stateOf(i)
-	if state == "" || len(f.states) > 0 && !slices.Contains(f.states, state) ||
+	if state == "" || template.IsBuild(i) || len(f.states) > 0 && !slices.Contains(f.states, state) ||
 		f.template != "" && f.template != i.SnapshotTag || i.Created.Before(f.after) {
 		return false
 	}

@@ -25,7 +25,7 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 // Lists wait in memory for their clients, so there are only so many at once, of this API and of /v1
 // together.
 func TestListsAreLimited(t *testing.T) {
-	r := startWith(t, v1.Limits{Lists: 2})
+	r := startWith(t, apirig.Options{Limits: v1.Limits{Lists: 2}})
 	bearer := header{"Authorization": "Bearer " + apirig.Token}
 	lists := []string{"/v1/sandboxes", "/v1/snapshots", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots", "/templates", "/v2/templates"}
 	for _, path := range lists {

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -89,7 +90,7 @@ func (a *api) get(id string) (sandbox.Info, error) {
 		return sandbox.Info{}, err
 	}
 	i := s.Info()
-	if stateOf(i) == "" {
+	if stateOf(i) == "" || template.IsBuild(i) {
 		return i, &sandbox.NotFoundError{ID: id}
 	}
 	return i, nil

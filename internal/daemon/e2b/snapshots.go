@@ -231,7 +231,7 @@ func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
 	if id == "aliases" {
 		return writeJSON(w, http.StatusOK, map[string]any{"templateID": i.Tag, "public": false})
 	}
-	return writeJSON(w, http.StatusOK, []map[string]any{{"tag": "default", "buildID": noBuild, "createdAt": i.Created}})
+	return writeJSON(w, http.StatusOK, []map[string]any{{"tag": onlyTag, "buildID": noBuild, "createdAt": i.Created}})
 }
 
 // deleteTemplate removes a snapshot. Those that were made of its sandboxes have links to what they

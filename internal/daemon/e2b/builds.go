@@ -1,0 +1,306 @@
+package e2b
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/template"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+)
+
+// Bounds on what a template may be asked to have. What its host has is checked by who makes it.
+const (
+	maxCPUs    = 255
+	maxMiB     = 1 << 20
+	maxEntries = 100 // of the log of a build in one answer: the SDKs come again
+)
+
+// buildStatusOf returns the status of an error of builds, or 0.
+func buildStatusOf(err error) int {
+	switch {
+	case errors.Is(err, template.ErrUnknown):
+		return http.StatusNotFound
+	case errors.Is(err, template.ErrStarted):
+		return http.StatusBadRequest
+	case errors.Is(err, template.ErrBusy):
+		return http.StatusTooManyRequests
+	case errors.Is(err, template.ErrTaken):
+		return http.StatusConflict
+	}
+	return 0
+}
+
+// onlyTag is the one tag that every template has.
+const onlyTag = "default"
+
+// buildRequest asks for a template to be built. Older SDKs call the name an alias.
+type buildRequest struct {
+	Name      string   `json:"name"`
+	Alias     string   `json:"alias"`
+	Tags      []string `json:"tags"`
+	CPUs      int64    `json:"cpuCount"`
+	MemoryMiB int64    `json:"memoryMB"`
+	FreeMiB   int64    `json:"minFreeDiskMb"`
+}
+
+func (req *buildRequest) ask() (template.Ask, error) {
+	name := strings.TrimSuffix(cmp.Or(req.Name, req.Alias), ":"+onlyTag)
+	base, tag, tagged := strings.Cut(name, ":")
+	for _, t := range req.Tags {
+		if t != onlyTag {
+			tag, tagged = t, true
+		}
+	}
+	if tagged {
+		return template.Ask{}, badRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
+			tag, onlyTag, base, tag)
+	}
+	tag, err := tagOf(name)
+	if err != nil {
+		return template.Ask{}, err
+	}
+	for _, n := range []struct {
+		name      string
+		got, most int64
+	}{{"cpuCount", req.CPUs, maxCPUs}, {"memoryMB", req.MemoryMiB, maxMiB}, {"minFreeDiskMb", req.FreeMiB, maxMiB / 2}} {
+		if n.got < 0 || n.got > n.most {
+			return template.Ask{}, badRequest("%s: %d: want 0 to %d", n.name, n.got, n.most)
+		}
+	}
+	return template.Ask{Template: tag, CPUs: uint32(req.CPUs), MemoryMiB: uint64(req.MemoryMiB), FreeMiB: int(req.FreeMiB)}, nil
+}
+
+// mayMake refuses a template's name to who may not make it. To replace one is to remove it.
+func (a *api) mayMake(r *http.Request, tag string) error {
+	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(tag), "name: %q", tag); err != nil {
+		return err
+	}
+	d, err := a.Manager.Snapshots().Detail(tag)
+	switch {
+	case err != nil: // there is none
+		return nil
+	case d.Writing:
+		return &store.ExistsError{Tag: tag, InFlight: true}
+	case d.Leases > 0:
+		return &store.InUseError{Tag: tag, Leases: d.Leases}
+	}
+	return auth.From(r.Context()).Need(auth.Admin)
+}
+
+// requestBuild takes up a build, which begins when its client has sent the files for it.
+func (a *api) requestBuild(w http.ResponseWriter, r *http.Request) error {
+	var req buildRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	ask, err := req.ask()
+	if err == nil {
+		err = a.mayMake(r, ask.Template)
+	}
+	if err != nil {
+		return err
+	}
+	b, err := a.Builder.Request(auth.From(r.Context()).Who, ask)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusAccepted, map[string]any{"templateID": ask.Template, "buildID": b.ID, "public": false,
+		"names": []string{ask.Template}, "aliases": []string{ask.Template}, "tags": []string{onlyTag}})
+}
+
+// findBuild returns a build of who makes a request; without an id, the one that is to be started.
+func (a *api) findBuild(r *http.Request, id string) (*template.Build, error) {
+	tag, err := tagOf(r.PathValue("id"))
+	if err != nil {
+		return nil, err
+	}
+	return a.Builder.Find(auth.From(r.Context()).Who, tag, id)
+}
+
+// A link for one archive of one build is signed, with a token for these: who sends the archive has
+// no other.
+const (
+	uploadPurpose   = "e2b upload"
+	uploadSignature = "signature"
+	uploadBuild     = "build"
+)
+
+// uploadLink says whether the files of a step are there, and where they are to be sent.
+func (a *api) uploadLink(w http.ResponseWriter, r *http.Request) error {
+	b, err := a.findBuild(r, "")
+	if err != nil {
+		return err
+	}
+	hash := r.PathValue("hash")
+	link := url.URL{Scheme: "http", Host: r.Host, Path: "/templates/" + b.Template + "/files/" + hash,
+		RawQuery: url.Values{uploadBuild: {b.ID}, uploadSignature: {a.Keys.Token(uploadPurpose, b.ID+"/"+hash)}}.Encode()}
+	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
+		link.Scheme = "https"
+	}
+	return writeJSON(w, http.StatusCreated, map[string]any{"present": a.Builder.Has(b, hash), "url": link.String()})
+}
+
+// uploadRoute is the pattern of a signed link.
+const uploadRoute = "PUT /templates/{id}/files/{hash}"
+
+// Times of the sending of an archive: the whole is what the SDKs give it.
+const (
+	uploadTimeout = time.Hour
+	uploadStall   = time.Minute
+)
+
+// upload takes an archive from who has a signed link.
+func (a *api) upload(w http.ResponseWriter, r *http.Request) {
+	e := audit.From(r.Context())
+	e.Who, e.Route = audit.SignedURL, uploadRoute
+	err := a.takeArchive(w, r)
+	if err != nil {
+		v1.LetGo(w)
+		a.fail(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	id, hash := q.Get(uploadBuild), r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	if !a.Keys.Is(uploadPurpose, id+"/"+hash, q.Get(uploadSignature)) {
+		return &failure{http.StatusUnauthorized, "signature is missing or wrong: ask for a new link"}
+	}
+	select {
+	case a.uploads <- struct{}{}:
+	default:
+		return errTooMany
+	}
+	defer func() { <-a.uploads }()
+	rc := http.NewResponseController(w)
+	defer rc.SetReadDeadline(time.Time{})
+	body := &steady{body: r.Body, rc: rc, end: time.Now().Add(uploadTimeout)}
+	return a.Builder.Upload(id, hash, r.ContentLength, body)
+}
+
+// steady is the body of a request that has to come on.
+type steady struct {
+	body interface{ Read([]byte) (int, error) }
+	rc   *http.ResponseController
+	end  time.Time
+}
+
+// Read implements io.Reader.
+func (s *steady) Read(p []byte) (int, error) {
+	by := time.Now().Add(uploadStall)
+	if by.After(s.end) {
+		by = s.end
+	}
+	_ = s.rc.SetReadDeadline(by) // a connection without deadlines is a test's
+	return s.body.Read(p)
+}
+
+// startRequest says how a template is built.
+type startRequest struct {
+	FromImage    string          `json:"fromImage"`
+	FromTemplate string          `json:"fromTemplate"`
+	Registry     json.RawMessage `json:"fromImageRegistry"`
+	StartCmd     string          `json:"startCmd"`
+	ReadyCmd     string          `json:"readyCmd"`
+	Steps        []template.Step `json:"steps"`
+}
+
+// baseImage is what the SDKs build on where nothing is said. The template is the same with all that
+// E2B adds to an image, and needs no registry.
+const (
+	baseImage    = "e2bdev/base"
+	baseTemplate = "base"
+)
+
+func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
+	var req startRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	b, err := a.findBuild(r, r.PathValue("build"))
+	if err != nil {
+		return err
+	}
+	if present(req.Registry) {
+		return unsupported("fromImageRegistry", "let the daemon's user log in with 'docker login', whose credentials it uses")
+	}
+	if strings.TrimSuffix(req.FromImage, ":latest") == baseImage {
+		req.FromImage, req.FromTemplate = "", baseTemplate
+	}
+	plan := template.Plan{FromImage: req.FromImage, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps}
+	if req.FromTemplate != "" {
+		i, err := a.snapshotOf(r, req.FromTemplate)
+		if err != nil {
+			return err
+		}
+		plan.FromTemplate = i.Tag
+	}
+	if plan.FromImage != "" { // the host fetches and unpacks it
+		if err := auth.From(r.Context()).Need(auth.Admin); err != nil {
+			return err
+		}
+	}
+	if err := a.mayMake(r, b.Template); err != nil {
+		return err
+	}
+	if err := a.Builder.Start(r.Context(), b, plan); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Length", "0") // the SDK of JavaScript takes no other empty answer
+	w.WriteHeader(http.StatusAccepted)
+	return nil
+}
+
+// buildEntry is a line of a build's log.
+type buildEntry struct {
+	Timestamp time.Time `json:"timestamp"`
+	Level     string    `json:"level"`
+	Message   string    `json:"message"`
+	Step      string    `json:"step,omitempty"`
+}
+
+func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
+	b, err := a.findBuild(r, r.PathValue("build"))
+	if err != nil {
+		return err
+	}
+	offset := 0
+	if text := r.URL.Query().Get("logsOffset"); text != "" {
+		if offset, err = strconv.Atoi(text); err != nil || offset < 0 {
+			return badRequest("logsOffset: %q: want a number from 0", text)
+		}
+	}
+	type reason struct {
+		Message string `json:"message"`
+		Step    string `json:"step"`
+	}
+	out := struct {
+		TemplateID string          `json:"templateID"`
+		BuildID    string          `json:"buildID"`
+		Status     template.Status `json:"status"`
+		Logs       []string        `json:"logs"` // of older builds; the SDKs want the field
+		Entries    []buildEntry    `json:"logEntries"`
+		Reason     *reason         `json:"reason,omitempty"`
+	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
+	status, why := a.Builder.State(b) // before its log, of which nothing must be missing when it has ended
+	out.Status = status
+	if status == template.Failed {
+		out.Reason = &reason{why.Message, why.Step}
+	}
+	for _, e := range b.Log.From(offset, maxEntries) {
+		out.Entries = append(out.Entries, buildEntry{e.Time, e.Level, e.Message, e.Step})
+	}
+	return writeJSON(w, http.StatusOK, out)
+}

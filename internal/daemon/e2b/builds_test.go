@@ -1,0 +1,426 @@
+package e2b_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/template"
+)
+
+// build is a template on its way.
+type build struct {
+	ID       string `json:"buildID"`
+	Template string `json:"templateID"`
+	Status   string
+	Logs     []string
+	Entries  []struct{ Timestamp, Level, Message, Step string } `json:"logEntries"`
+	Reason   struct{ Message, Step string }
+}
+
+func (r *rig) request(name string) (b build) {
+	r.t.Helper()
+	r.call("POST", "/v3/templates", fmt.Sprintf(`{"name":%q}`, name), 202, &b)
+	return b
+}
+
+func (b build) path() string { return "/templates/" + b.Template + "/builds/" + b.ID }
+
+// finished waits for the end of a build and returns it with all of its log.
+func (r *rig) finished(b build) build {
+	r.t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		var now build
+		if r.call("GET", b.path()+"/status", "", 200, &now); now.Status != "ready" && now.Status != "error" {
+			continue
+		}
+		for len(now.Entries) > 0 {
+			b.Entries = append(b.Entries, now.Entries...)
+			now.Entries = nil
+			r.call("GET", b.path()+"/status?logsOffset="+strconv.Itoa(len(b.Entries)), "", 200, &now)
+		}
+		now.Entries = b.Entries
+		return now
+	}
+	r.t.Fatal("the build does not end")
+	return b
+}
+
+// built starts a build and returns its end. Its first step has login shells read the profile of
+// nobody: the guests of this rig have the file system of the host, and its accounts.
+func (r *rig) built(b build, body string) build {
+	r.t.Helper()
+	body = strings.Replace(body, `"steps":[`, `"steps":[{"type":"ENV","args":["HOME","/nonexistent"]},`, 1)
+	body = strings.Replace(body, "},]", "}]", 1)
+	resp := r.call("POST", "/v2"+b.path(), body, 202, nil)
+	if resp.ContentLength != 0 {
+		r.t.Errorf("the answer has the length %d", resp.ContentLength)
+	}
+	return r.finished(b)
+}
+
+func (b build) log() (text string) {
+	for _, e := range b.Entries {
+		text += e.Message + "\n"
+	}
+	return text
+}
+
+// archive is a tar archive, compressed, of names and contents; "link:" before a content makes a
+// symbolic link to what follows.
+func archive(t *testing.T, files ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	w := tar.NewWriter(z)
+	for n := 0; n < len(files); n += 2 {
+		h := &tar.Header{Name: files[n], Mode: 0o640, Size: int64(len(files[n+1])), Typeflag: tar.TypeReg}
+		target, isLink := strings.CutPrefix(files[n+1], "link:")
+		if isLink {
+			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, target, 0
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if !isLink {
+			if _, err := w.Write([]byte(files[n+1])); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	w.Close()
+	z.Close()
+	return out.String()
+}
+
+// link asks where the files of a step are to be sent.
+func (r *rig) link(b build, hash string) (path string, present bool) {
+	r.t.Helper()
+	var got struct {
+		Present bool
+		URL     string
+	}
+	r.call("GET", "/templates/"+b.Template+"/files/"+hash, "", 201, &got)
+	u, err := url.Parse(got.URL)
+	if err != nil || !strings.HasPrefix(got.URL, r.URL+"/") {
+		r.t.Fatalf("link %q: %v", got.URL, err)
+	}
+	return u.RequestURI(), got.Present
+}
+
+func (r *rig) upload(b build, hash, content string) {
+	r.t.Helper()
+	path, _ := r.link(b, hash)
+	if resp, text := r.send("PUT", path, nil, content); resp.StatusCode != 200 {
+		r.t.Fatalf("upload: %s %s", resp.Status, text)
+	}
+	if _, present := r.link(b, hash); !present {
+		r.t.Error("what was sent is not there")
+	}
+}
+
+// What a step makes is in a directory of the test's.
+func TestBuildOfATemplate(t *testing.T) {
+	r := start(t)
+	dir := t.TempDir()
+	b := r.request("mine:default")
+	if b.Template != "mine" {
+		t.Fatalf("%+v", b)
+	}
+	var now build
+	if r.call("GET", b.path()+"/status", "", 200, &now); now.Status != "waiting" || now.Logs == nil {
+		t.Errorf("before its start: %+v", now)
+	}
+	hash, other := strings.Repeat("a", 64), strings.Repeat("b", 64)
+	r.upload(b, hash, archive(t, "src/x.txt", "x", "src/sub/y.txt", "y", "src/l", "link:/etc/passwd"))
+	r.upload(b, other, archive(t, "one.txt", "wrong"))
+	r.upload(b, other, archive(t, "one.txt", "1")) // in place of the one before
+	step := func(kind string, args ...string) string {
+		quoted := make([]string, len(args))
+		for n, a := range args {
+			quoted[n] = strconv.Quote(a)
+		}
+		hash := hash
+		if strings.HasPrefix(args[0], "one") {
+			hash = other
+		}
+		return fmt.Sprintf(`{"type":%q,"args":[%s],"force":false,"filesHash":%q}`, kind, strings.Join(quoted, ","), hash)
+	}
+	steps := strings.Join([]string{
+		step("WORKDIR", dir+"/new/deep"),
+		step("ENV", "A", "1"),
+		step("ENV", "A", "2", "B", "$A and ${C:-3} \"$(id)`"),
+		step("RUN", `echo "$B"; pwd; echo err >&2`),
+		step("COPY", "src/*", "copied", "", ""),
+		step("COPY", "one.txt", "into/", "root", "0600"),
+		step("COPY", "one*.txt", "all/", "0:0", ""),
+		step("COPY", "src/", "copied/", "root:root", ""), // over what is there
+		step("USER", "root"),
+		step("RUN", "cat copied/x.txt into/one.txt all/one.txt; whoami", "root"),
+	}, ",")
+	end := r.built(b, `{"fromTemplate":"a.b","force":false,"steps":[`+steps+`],"startCmd":"echo up > started; sleep 30","readyCmd":"test -s started"}`)
+	if end.Status != "ready" {
+		t.Fatalf("%+v\n%s", end.Reason, end.log())
+	}
+	for _, want := range []string{"1 and 3 \"$(id)`\n" + dir + "/new/deep\n", "err\n", "x11root\n", "[11/11] RUN cat"} {
+		if !strings.Contains(end.log(), want) {
+			t.Errorf("no %q in its log:\n%s", want, end.log())
+		}
+	}
+	for name, want := range map[string]string{"copied/sub/y.txt": "y", "into/one.txt": "1", "started": "up\n"} {
+		if p, err := os.ReadFile(filepath.Join(dir, "new/deep", name)); err != nil || string(p) != want {
+			t.Errorf("%s: %q, %v", name, p, err)
+		}
+	}
+	if to, err := os.Readlink(filepath.Join(dir, "new/deep/copied/l")); err != nil || to != "/etc/passwd" {
+		t.Errorf("link to %q, %v", to, err)
+	}
+	if left, _ := filepath.Glob("/var/tmp/forkd-copy.*"); len(left) > 0 {
+		t.Errorf("left in the guest: %q", left)
+	}
+	r.checkClean("mine", "a.b")
+	r.call("GET", "/templates/aliases/mine", "", 200, nil)
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // it was started
+	r.create(`{"templateID":"mine"}`)
+	r.call("POST", "/v3/templates", `{"name":"mine"}`, 409, nil) // it is in use
+}
+
+// A template that is built again takes the place of the one before, which stays where the new one
+// fails.
+func TestBuildAgain(t *testing.T) {
+	r := start(t)
+	made := func() time.Time {
+		t.Helper()
+		d, err := r.Store.Detail("mine")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Created
+	}
+	if end := r.built(r.request("mine"), `{"fromTemplate":"a.b:default"}`); end.Status != "ready" {
+		t.Fatalf("%+v", end)
+	}
+	first := made()
+	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["true"]},{"type":"RUN","args":["echo why; exit 7"]}]}`)
+	if end.Status != "error" || end.Reason.Step != "3" || !strings.Contains(end.Reason.Message, "exit status 7") ||
+		!strings.Contains(end.log(), "why\n") || !made().Equal(first) {
+		t.Errorf("%+v\n%s", end, end.log())
+	}
+	end = r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[],"startCmd":"exit 3","readyCmd":"false"}`)
+	if end.Status != "error" || end.Reason.Step != "finalize" || !strings.Contains(end.Reason.Message, "start command: exit status 3") {
+		t.Errorf("%+v\n%s", end, end.log())
+	}
+	if end := r.built(r.request("mine"), `{"fromTemplate":"a.b"}`); end.Status != "ready" || !made().After(first) {
+		t.Errorf("%+v, made at %v", end, made())
+	}
+	r.checkClean("mine", "a.b")
+}
+
+// Of a container image a parent is made, which goes with the build; E2B's own image is the template
+// base.
+func TestBuildOfAnImage(t *testing.T) {
+	r := start(t)
+	b := build{}
+	r.call("POST", "/v2/templates", `{"alias":"mine","cpuCount":2,"memoryMB":128}`, 202, &b)
+	if end := r.built(b, `{"fromImage":"python:3","steps":[{"type":"run","args":["true"]}]}`); end.Status != "ready" {
+		t.Fatalf("%+v\n%s", end, end.log())
+	}
+	r.checkClean("mine", "a.b")
+	if d, err := r.Store.Detail("mine"); err != nil || d.Machine.VCPUs != 2 || d.Machine.MemoryBytes != 128<<20 {
+		t.Errorf("its machine: %+v, %v", d.Machine, err)
+	}
+	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // it is not there
+	b = build{}
+	r.call("POST", "/v3/templates", `{"name":"other","memoryMB":256}`, 202, &b)
+	if end := r.built(b, `{"fromTemplate":"mine"}`); end.Status != "error" || end.Reason.Step != "base" || !strings.Contains(end.Reason.Message, "memoryMB: 256") {
+		t.Errorf("%+v", end)
+	}
+}
+
+// What a build is called off by: a new one of the same template, before it is started and after.
+func TestBuildIsCalledOff(t *testing.T) {
+	r := start(t)
+	old := r.request("mine")
+	r.upload(old, "h", "x")
+	b := r.request("mine")
+	if end := r.finished(old); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
+		t.Errorf("one that was not started: %+v", end)
+	}
+	r.begin(b)
+	next := r.request("mine")
+	if end := r.built(next, `{"fromTemplate":"a.b"}`); end.Status != "ready" {
+		t.Errorf("the next: %+v", end)
+	}
+	if end := r.finished(b); end.Status != "error" || !strings.Contains(end.Reason.Message, "another build") {
+		t.Errorf("one that ran: %+v", end)
+	}
+	r.checkClean("mine", "a.b")
+}
+
+// begin starts a build that does not end soon, and returns when it is in the middle.
+func (r *rig) begin(b build) {
+	r.t.Helper()
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["HOME","/"]},{"type":"RUN","args":["sleep 60"]}]}`, 202, nil)
+	for now := b; now.Status != "building" || len(now.Entries) < 3; time.Sleep(10 * time.Millisecond) {
+		r.call("GET", b.path()+"/status", "", 200, &now)
+	}
+}
+
+// The next daemon ends the sandbox of a build that the last one has left, and removes its archives.
+// Nobody but /v1 sees that sandbox.
+func TestBuildOfAnEarlierDaemon(t *testing.T) {
+	r := start(t)
+	b := r.request("mine")
+	r.upload(b, "h", "x")
+	r.begin(b)
+	list, err := r.Sandboxes(t.Context())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("sandboxes: %+v, %v", list, err)
+	}
+	var seen []box
+	if r.call("GET", "/v2/sandboxes", "", 200, &seen); len(seen) != 0 {
+		t.Errorf("listed: %+v", seen)
+	}
+	r.call("GET", "/sandboxes/"+list[0].ID, "", 404, nil)
+	r.call("POST", "/sandboxes/"+list[0].ID+"/fork", "{}", 404, nil)
+	next, err := template.New(r.Builds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	if end := r.finished(b); end.Status != "error" {
+		t.Errorf("it has gone on: %+v", end)
+	}
+	r.checkClean("a.b")
+}
+
+func TestWrongBuilds(t *testing.T) {
+	r := start(t)
+	for _, body := range []string{`{"name":"a/b"}`, `{}`, `{"name":"x:v1"}`, `{"name":"x","tags":["stable"]}`, `{"name":"x","cpuCount":-1}`,
+		`{"name":"x","memoryMB":99999999}`} {
+		r.call("POST", "/v3/templates", body, 400, nil)
+	}
+	b := r.request("x")
+	r.upload(b, "h", "no archive")
+	for _, body := range []string{`{}`, `{"fromTemplate":"a.b","fromImage":"x"}`, `{"fromImage":"x","fromImageRegistry":{"type":"aws"}}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"VOLUME","args":["x"]}]}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y"],"filesHash":"unsent"}]}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y","a b"],"filesHash":"h"}]}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y","","u+x"],"filesHash":"h"}]}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["A=","x"]}]}`,
+		`{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["x\u0000y"]}]}`} {
+		r.call("POST", "/v2"+b.path(), body, 400, nil)
+	}
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"none"}`, 404, nil)
+	r.call("POST", "/v2/templates/x/builds/none", `{"fromTemplate":"a.b"}`, 404, nil)
+	r.call("GET", "/templates/x/builds/none/status", "", 404, nil)
+	r.call("GET", b.path()+"/status?logsOffset=-1", "", 400, nil)
+	r.call("GET", "/templates/none/files/h", "", 404, nil)
+	end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y"],"filesHash":"h"}]}`)
+	if end.Status != "error" || end.Reason.Step != "2" {
+		t.Errorf("what is no archive: %+v", end)
+	}
+	r.checkClean("a.b")
+}
+
+// A link is for one archive of one build that waits. Nothing that comes leads out of the guest's
+// directory for it.
+func TestUploads(t *testing.T) {
+	r := start(t)
+	b := r.request("x")
+	path, _ := r.link(b, "h")
+	for _, wrong := range []string{strings.Replace(path, "files/h", "files/i", 1), path[:len(path)-1],
+		strings.Replace(path, b.ID, strings.Repeat("0", len(b.ID)), 1), "/templates/x/files/h?signature="} {
+		if resp, text := r.send("PUT", wrong, nil, "x"); resp.StatusCode != 401 {
+			t.Errorf("%s: %s %s", wrong, resp.Status, text)
+		}
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "PUT", r.URL+path, io.MultiReader(strings.NewReader("x"))) // chunked
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil || resp.StatusCode != 400 {
+		t.Errorf("without a length: %+v, %v", resp, err)
+	}
+	resp.Body.Close()
+	bad, _ := r.link(b, "..%2Fh")
+	if resp, text := r.send("PUT", bad, nil, "x"); resp.StatusCode/100 != 4 {
+		t.Errorf("a hash that is a path: %s %s", resp.Status, text)
+	}
+	outside := filepath.Join(t.TempDir(), "out")
+	r.upload(b, "h", archive(t, "../../../../../.."+outside, "x", "l", "link:"+filepath.Dir(outside), "l/out", "x"))
+	end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["*","`+t.TempDir()+`"],"filesHash":"h"}]}`)
+	if _, err := os.Stat(outside); err == nil || end.Status != "error" {
+		t.Errorf("an archive that leads out: %+v, %v", end, err)
+	}
+	if resp, text := r.send("PUT", path, nil, "x"); resp.StatusCode != 404 {
+		t.Errorf("after the build: %s %s", resp.Status, text)
+	}
+	r.checkClean("a.b")
+}
+
+// Run is enough for a new template of another one. What is removed, and what the host fetches, wants
+// admin. Nobody sees the builds of others.
+func TestScopesOfBuilds(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"},
+		{Name: "reader", Scope: auth.Read}}})
+	as := func(name string) { r.key = header{"X-API-Key": r.Tokens[name]} }
+	as("reader")
+	r.call("POST", "/v3/templates", `{"name":"x"}`, 403, nil)
+	as("team")
+	r.call("POST", "/v3/templates", `{"name":"x"}`, 403, nil)
+	if end := r.built(r.request("team-a.x"), `{"fromTemplate":"a.b"}`); end.Status != "ready" {
+		t.Errorf("of a team: %+v", end)
+	}
+	as("runner")
+	r.call("POST", "/v3/templates", `{"name":"a.b"}`, 403, nil)
+	b := r.request("x")
+	r.call("POST", "/v2"+b.path(), `{"fromImage":"python:3"}`, 403, nil)
+	as("team")
+	r.call("GET", b.path()+"/status", "", 404, nil)
+	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 404, nil)
+	as("runner")
+	if end := r.built(b, `{"fromTemplate":"a.b"}`); end.Status != "ready" {
+		t.Errorf("%+v", end)
+	}
+}
+
+// checkClean fails if there are sandboxes, archives, or snapshots but those with these tags.
+func (r *rig) checkClean(tags ...string) {
+	r.t.Helper()
+	list, err := r.Sandboxes(r.t.Context())
+	if err != nil || len(list) != 0 {
+		r.t.Errorf("sandboxes: %+v, %v", list, err)
+	}
+	left, err := filepath.Glob(filepath.Join(r.Builds.Dir, "*"))
+	if err != nil || len(left) != 0 {
+		r.t.Errorf("archives: %q, %v", left, err)
+	}
+	r.Store.Quiesce()
+	have := map[string]bool{}
+	for _, i := range r.Store.List() {
+		have[i.Tag] = true
+	}
+	for _, tag := range tags {
+		if !have[tag] {
+			r.t.Errorf("no snapshot %s", tag)
+		}
+		delete(have, tag)
+	}
+	if len(have) > 0 {
+		r.t.Errorf("snapshots: %v", have)
+	}
+}

@@ -1,0 +1,53 @@
+package template
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/host/bake"
+)
+
+// FromRegistry is the Boot of the daemon: it makes a root file system out of a container image, and
+// fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's user.
+func FromRegistry(ctx context.Context, reference string, diskMiB int, report func(string)) (bake.Request, error) {
+	r, ok, err := image.FromContainer("docker://" + reference)
+	if err != nil {
+		return bake.Request{}, err
+	}
+	if !ok {
+		return bake.Request{}, fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", reference)
+	}
+	r.User, r.DiskMiB = true, diskMiB
+	cache, err := cachedir.Dir()
+	if err != nil {
+		return bake.Request{}, err
+	}
+	agent, err := embedded.Open(embedded.Agent)
+	if err != nil {
+		return bake.Request{}, err
+	}
+	var mu sync.Mutex
+	stage := ""
+	progress := func(s image.Step) {
+		mu.Lock()
+		defer mu.Unlock()
+		if s.Stage != stage { // what the tools say is for terminals
+			stage = s.Stage
+			report(stage)
+		}
+	}
+	img, err := image.Build(ctx, cache, r, progress)
+	if err != nil {
+		return bake.Request{}, fmt.Errorf("the daemon's host: %w", err)
+	}
+	kernel, err := image.Kernel(ctx, cache, agent, progress)
+	if err != nil {
+		return bake.Request{}, fmt.Errorf("the daemon's host: %w", err)
+	}
+	return bake.Request{Kernel: kernel.VMLinux, Initrd: kernel.Initrd, Rootfs: img.Rootfs(), Env: maps.Clone(img.Env)}, nil
+}

@@ -1,0 +1,159 @@
+package template
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// Plan is what a build does, as the SDKs send it.
+type Plan struct {
+	FromImage    string // of a registry; or else:
+	FromTemplate string // a snapshot's tag
+	Steps        []Step
+	StartCmd     string // is left running in the template; empty: none
+	ReadyCmd     string // succeeds when the template is ready; empty: it is at once, or some time after the start
+}
+
+// Step is one instruction.
+type Step struct {
+	Type      string   `json:"type"`
+	Args      []string `json:"args"`
+	FilesHash string   `json:"filesHash"` // of COPY: names the archive
+}
+
+// maxSteps bounds the steps of a build.
+const maxSteps = 1000
+
+func (p *Plan) check(template string) error {
+	switch {
+	case (p.FromImage == "") == (p.FromTemplate == ""):
+		return invalid.Errorf("fromTemplate", "want either that or fromImage")
+	case p.FromTemplate == template:
+		return invalid.Errorf("fromTemplate", "%q: it cannot take its own place: build it under another name", template)
+	case len(p.Steps) > maxSteps:
+		return invalid.Errorf("steps", "%d: want at most %d", len(p.Steps), maxSteps)
+	}
+	if p.FromTemplate != "" {
+		if err := snapshot.CheckTag(p.FromTemplate); err != nil {
+			return invalid.Errorf("fromTemplate", "%v", err)
+		}
+	}
+	for n := range p.Steps {
+		if reason := p.Steps[n].check(); reason != "" {
+			return invalid.Errorf(fmt.Sprintf("steps[%d]", n), "%.40s: %s", p.Steps[n].Type, reason)
+		}
+	}
+	return nil
+}
+
+// Types of steps. E2B takes two more words for two of them.
+const (
+	typeCopy    = "COPY"
+	typeAdd     = "ADD"
+	typeRun     = "RUN"
+	typeEnv     = "ENV"
+	typeArg     = "ARG"
+	typeWorkdir = "WORKDIR"
+	typeUser    = "USER"
+)
+
+func (s *Step) isCopy() bool { return s.Type == typeCopy || s.Type == typeAdd }
+
+// What arguments of steps may be. Names of accounts may hold variables until the step is carried out.
+var (
+	modeForm  = regexp.MustCompile(`^[0-7]{3,4}$`)
+	ownerForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
+	envForm   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// check returns what is wrong with a step, or nothing.
+func (s *Step) check() string {
+	s.Type = strings.ToUpper(s.Type)
+	for _, arg := range s.Args {
+		if strings.ContainsRune(arg, 0) {
+			return "an argument has a NUL byte in it"
+		}
+	}
+	switch s.Type {
+	case typeCopy, typeAdd:
+		return s.checkCopy()
+	case typeRun:
+		if len(s.Args) < 1 || len(s.Args) > 2 {
+			return "want a command, and perhaps a user"
+		}
+	case typeEnv, typeArg:
+		if len(s.Args) == 0 || len(s.Args)%2 != 0 {
+			return "want names and values"
+		}
+		for n := 0; n < len(s.Args); n += 2 {
+			if !envForm.MatchString(s.Args[n]) {
+				return fmt.Sprintf("%.40q: want a name of letters, digits and '_'", s.Args[n])
+			}
+		}
+	case typeWorkdir, typeUser:
+		if len(s.Args) < 1 || s.Args[0] == "" {
+			return "want an argument"
+		}
+	default:
+		return "forkd has no such step: want COPY, RUN, ENV, WORKDIR or USER"
+	}
+	return ""
+}
+
+func (s *Step) checkCopy() string {
+	switch {
+	case len(s.Args) < 2 || s.Args[1] == "":
+		return "want a source and a target"
+	case len(s.Args) > 2 && s.Args[2] != "" && !ownerForm.MatchString(s.Args[2]):
+		return fmt.Sprintf("%.40q: want USER or USER:GROUP", s.Args[2])
+	case len(s.Args) > 3 && s.Args[3] != "" && !modeForm.MatchString(s.Args[3]):
+		return fmt.Sprintf("%.40q: want a mode such as 0755", s.Args[3])
+	case s.FilesHash == "":
+		return "filesHash is missing"
+	}
+	return ""
+}
+
+// arg returns an argument that may be left out.
+func (s *Step) arg(n int) string {
+	if n < len(s.Args) {
+		return s.Args[n]
+	}
+	return ""
+}
+
+// text is a step as it stands in the log. Values of variables are not in it: they may be secrets.
+func (s *Step) text() string {
+	args := s.Args
+	switch s.Type {
+	case typeEnv, typeArg:
+		args = nil
+		for n := 0; n < len(s.Args); n += 2 {
+			args = append(args, s.Args[n])
+		}
+	case typeCopy, typeAdd:
+		args = s.Args[:2]
+	case typeRun:
+		args = s.Args[:1]
+	}
+	return s.Type + " " + strings.Join(args, " ")
+}
+
+// sourceOf returns where the files of a COPY are in its archive: the SDKs have looked for what the
+// pattern of its source matches, and the archive has that by the paths from the client's directory.
+func sourceOf(pattern string) string {
+	var fixed []string
+	for part := range strings.SplitSeq(pattern, "/") {
+		if strings.ContainsAny(part, `*?[{\`) {
+			break
+		}
+		if part != "" && part != "." && part != ".." {
+			fixed = append(fixed, part)
+		}
+	}
+	return strings.Join(fixed, "/")
+}

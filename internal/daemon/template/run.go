@@ -1,0 +1,202 @@
+package template
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// mark is what is kept with the sandbox of a build.
+type mark struct {
+	Build string `json:"build"`
+}
+
+// IsBuild reports whether a sandbox is that of a build, which nobody has asked for as such.
+func IsBuild(i sandbox.Info) bool {
+	var m mark
+	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
+}
+
+// run carries out a build that was started. An error is a *stepError.
+func (b *Builder) run(ctx context.Context, bd *Build, plan Plan) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
+	defer cancel()
+	w := &work{b: b, bd: bd, plan: plan, step: Base}
+	err := w.place(ctx)
+	if err == nil {
+		err = w.build(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause // what came of it says less
+	}
+	return &stepError{w.step, err}
+}
+
+// work is a build on its way.
+type work struct {
+	b     *Builder
+	bd    *Build
+	plan  Plan
+	step  string // what is being done
+	shell string // of the guest
+}
+
+func (w *work) say(format string, args ...any) {
+	w.bd.Log.add(levelInfo, w.step, fmt.Sprintf(format, args...))
+}
+
+// place waits until the build may run.
+func (w *work) place(ctx context.Context) error {
+	select {
+	case w.b.places <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	w.b.mu.Lock()
+	defer w.b.mu.Unlock()
+	w.bd.status = Building
+	return nil
+}
+
+// build makes the template. It gives its place back.
+func (w *work) build(ctx context.Context) error {
+	defer func() { <-w.b.places }()
+	m := w.b.cfg.Manager
+	id, err := w.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := m.Kill(id); err != nil {
+			w.b.cfg.Log.Warn("end the sandbox of a build", "sandbox", id, "error", err)
+		}
+	}()
+	err = m.Use(ctx, id, "build a template in", func(ctx context.Context, dial agentclient.DialFunc) error {
+		return w.inGuest(ctx, agentclient.New(dial))
+	})
+	if err != nil {
+		return err
+	}
+	w.say("saving %s", w.bd.Template)
+	_, err = m.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff, Replace: true})
+	return err
+}
+
+// begin makes the sandbox of the build, and returns its id.
+func (w *work) begin(ctx context.Context) (string, error) {
+	tag := w.plan.FromTemplate
+	if tag == "" {
+		parent, unpin, err := w.bake(ctx)
+		if err != nil {
+			return "", err
+		}
+		defer unpin() // the sandbox has a lease of its own then
+		tag = parent
+	} else {
+		w.say("FROM template %s", tag)
+		if err := w.fits(ctx, tag); err != nil {
+			return "", err
+		}
+	}
+	note, err := json.Marshal(mark{w.bd.ID})
+	if err != nil {
+		return "", err
+	}
+	made, err := w.b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build", TTL: maxBuild + cleanupTime,
+		Annotation: note})
+	if err != nil {
+		return "", err
+	}
+	return made.Sandboxes[0].ID, nil
+}
+
+// fits refuses a machine that a fork of a template cannot have.
+func (w *work) fits(ctx context.Context, tag string) error {
+	m := w.b.cfg.Manager
+	if err := m.MayUse(ctx, tag); err != nil {
+		return err
+	}
+	d, err := m.Snapshots().Detail(tag)
+	if err == nil && d.Transient {
+		err = &store.NotFoundError{Tag: tag}
+	}
+	if err != nil {
+		return err
+	}
+	have := d.Machine
+	if n := w.bd.CPUs; n != 0 && n != have.VCPUs {
+		return invalid.Errorf("cpuCount", "%d: the template %s has %d, and so has what is made of it", n, tag, have.VCPUs)
+	}
+	if n := w.bd.MemoryMiB; n != 0 && n<<20 != have.MemoryBytes {
+		return invalid.Errorf("memoryMB", "%d: the template %s has %d, and so has what is made of it", n, tag, have.MemoryBytes>>20)
+	}
+	return nil
+}
+
+// Size of the file system of a template that is made of a container image, in MiB: what is not used
+// takes no room.
+const imageDiskMiB = 8 << 10
+
+// bake makes a snapshot of a container image, which goes when nobody uses it, and is kept until
+// unpin is called.
+func (w *work) bake(ctx context.Context) (tag string, unpin func(), err error) {
+	w.say("FROM %s", w.plan.FromImage)
+	req, err := w.b.cfg.Boot(ctx, w.plan.FromImage, imageDiskMiB+w.bd.FreeMiB, func(stage string) { w.say("%s", stage) })
+	if err != nil {
+		return "", nil, err
+	}
+	req.Tag, req.Transient = "build-"+w.bd.ID, true
+	if w.bd.CPUs != 0 {
+		req.VCPUs = w.bd.CPUs
+	}
+	if w.bd.MemoryMiB != 0 {
+		req.MemoryMiB = w.bd.MemoryMiB
+	}
+	w.say("boot")
+	if _, err := w.b.cfg.Baker.Bake(ctx, req); err != nil {
+		return "", nil, err
+	}
+	unpin, err = w.b.cfg.Manager.Snapshots().Pin(req.Tag)
+	return req.Tag, unpin, err
+}
+
+// inGuest carries out what is done in the sandbox.
+func (w *work) inGuest(ctx context.Context, c *agentclient.Client) error {
+	if err := w.settle(ctx, c); err != nil {
+		return err
+	}
+	for n, s := range w.plan.Steps {
+		w.step = fmt.Sprint(n + 1)
+		w.say("[%d/%d] %s", n+1, len(w.plan.Steps), s.text())
+		if err := w.do(ctx, c, s); err != nil {
+			return err
+		}
+	}
+	w.step = Finalize
+	if err := w.start(ctx, c); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v", syncTime))
+	defer cancel()
+	if err := c.Sync(ctx); err != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	return nil
+}
+
+// How long the guest may take for what is no command of the client's.
+const (
+	ownTime  = 5 * time.Minute
+	syncTime = 10 * time.Minute
+)

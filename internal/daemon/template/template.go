@@ -1,0 +1,296 @@
+// Package template builds templates as E2B's SDKs have them built: snapshots that are made of
+// another one, or of a container image, by steps like those of a Dockerfile.
+//
+// A build is a sandbox in which the steps are carried out, and of which a snapshot is made at the
+// end, under the template's name. Nothing of a build outlives it but that: the sandbox is ended, the
+// archives that the client has sent are removed, and a snapshot of a container image goes with the
+// sandbox. Where the daemon was killed, the next one does the same. What a step made is not kept for
+// the next build: all steps are carried out every time.
+//
+// Archives are unpacked in the guest, as all that a client sends is interpreted there: the host
+// stores them, and takes their compression away. Builds are known by their makers, for a time and
+// while the daemon runs. The package does not speak HTTP, and decides nothing about who may build;
+// that and the JSON are package e2b's. Sizes are in bytes unless a name says otherwise.
+package template
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
+const (
+	atOnce      = 2               // builds that run
+	maxUnended  = 16              // of one client
+	maxEnded    = 32              // that are remembered, of all clients
+	maxWait     = 2 * time.Hour   // for the start that follows the request
+	maxBuild    = 2 * time.Hour   // from the start to the snapshot
+	cleanupTime = 5 * time.Minute // more, after which the sandbox ends although the build has not ended it
+)
+
+// Config is what a Builder works with.
+type Config struct {
+	Manager *sandbox.Manager
+	Baker   *bake.Baker
+	Boot    Boot   // of container images
+	Dir     string // of archives that clients send; of this Builder alone
+	Log     *slog.Logger
+}
+
+// Boot makes what a parent boots from out of a container image, and tells report of its stages. The
+// request has no tag yet.
+type Boot func(ctx context.Context, image string, diskMiB int, report func(string)) (bake.Request, error)
+
+// Status is how far a build is, in E2B's words.
+type Status string
+
+// The statuses, in their order; a build ends ready or failed.
+const (
+	Waiting  Status = "waiting"
+	Building Status = "building"
+	Ready    Status = "ready"
+	Failed   Status = "error"
+)
+
+// Reason says why a build has failed.
+type Reason struct {
+	Step    string // its number, from 1, or Base or Finalize
+	Message string
+}
+
+// What a build does before and after its steps.
+const (
+	Base     = "base"
+	Finalize = "finalize"
+)
+
+// Errors of a Builder, besides *invalid.Error.
+var (
+	ErrUnknown = errors.New("no such build: builds are forgotten when the daemon ends, and some time after they have ended")
+	ErrStarted = errors.New("the build is not waiting to be started")
+	ErrBusy    = errors.New("too many builds are under way: wait until some have ended")
+	ErrTaken   = errors.New("another client is building this template")
+)
+
+// Why builds are called off.
+var (
+	errReplaced = errors.New("another build of the template was begun")
+	errWaited   = fmt.Errorf("it was not started within %v", maxWait)
+	errTooLong  = fmt.Errorf("not done after %v", maxBuild)
+	errStopping = errors.New("the daemon is ending")
+)
+
+// Ask is what a build is to make.
+type Ask struct {
+	Template  string // a snapshot's tag
+	CPUs      uint32 // 0: those of what it is made of
+	MemoryMiB uint64 // likewise
+	FreeMiB   int    // on the disk, of a container image
+}
+
+// Build is one build.
+type Build struct {
+	Ask
+	ID  string // a UUID
+	Log log
+
+	who string
+
+	// What follows is guarded by Builder.mu.
+	status Status
+	reason Reason
+	ended  time.Time
+	cancel context.CancelCauseFunc // of one that is started
+	timer  *time.Timer             // of one that is not
+}
+
+// Builder makes templates. Its methods may be called concurrently.
+type Builder struct {
+	cfg     Config
+	uploads *uploads
+	places  chan struct{} // held by the builds that run
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	builds []*Build // oldest first
+	closed bool
+}
+
+// New returns a Builder, and removes what builds of an earlier daemon have left.
+func New(cfg Config) (*Builder, error) {
+	u, err := newUploads(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range cfg.Manager.List() {
+		if !IsBuild(i) {
+			continue
+		}
+		if err := cfg.Manager.Kill(i.ID); err != nil {
+			cfg.Log.Warn("end the sandbox of a build of an earlier daemon", "sandbox", i.ID, "error", err)
+		}
+	}
+	return &Builder{cfg: cfg, uploads: u, places: make(chan struct{}, atOnce)}, nil
+}
+
+// Close calls all builds off, and waits until nothing of them is left.
+func (b *Builder) Close() {
+	b.mu.Lock()
+	b.closed = true
+	for _, bd := range b.builds {
+		b.callOffLocked(bd, errStopping)
+	}
+	b.mu.Unlock()
+	b.running.Wait()
+}
+
+// Request takes up a build for who asks, to be started. It takes the place of one of the same
+// template that is not started.
+func (b *Builder) Request(who string, ask Ask) (*Build, error) {
+	bd := &Build{Ask: ask, ID: uuid.NewString(), who: who, status: Waiting}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, errStopping
+	}
+	unended := 0
+	for _, other := range b.builds {
+		if other.who != who || !other.ended.IsZero() {
+			continue
+		}
+		if other.Template == ask.Template && other.status == Waiting && other.cancel == nil {
+			b.callOffLocked(other, errReplaced)
+			continue
+		}
+		unended++
+	}
+	if unended >= maxUnended {
+		return nil, ErrBusy
+	}
+	b.builds = append(b.builds, bd)
+	bd.timer = time.AfterFunc(maxWait, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if bd.cancel == nil {
+			b.callOffLocked(bd, errWaited)
+		}
+	})
+	return bd, nil
+}
+
+// Find returns a build of a template that who has asked for, by its id, or where that is empty the
+// one that is to be started.
+func (b *Builder) Find(who, template, id string) (*Build, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, bd := range b.builds {
+		if bd.who == who && bd.Template == template && (bd.ID == id || id == "" && bd.isOpenLocked()) {
+			return bd, nil
+		}
+	}
+	return nil, ErrUnknown
+}
+
+// isOpenLocked reports whether a build waits for archives, and to be started.
+func (bd *Build) isOpenLocked() bool { return bd.status == Waiting && bd.cancel == nil }
+
+// State returns how far a build is, and why it has failed if it has.
+func (b *Builder) State(bd *Build) (Status, Reason) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bd.status, bd.reason
+}
+
+// Start begins to carry out a build that waits, in the name of who makes the request of ctx. It goes
+// on when that has ended. Builds of the template that the same client has started are called off.
+func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
+	if err := plan.check(bd.Template); err != nil {
+		return err
+	}
+	for n, s := range plan.Steps {
+		if s.isCopy() && !b.uploads.has(bd.ID, s.FilesHash) {
+			return invalid.Errorf(fmt.Sprintf("steps[%d].filesHash", n), "%q: no files were sent for it", s.FilesHash)
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !bd.isOpenLocked() || b.closed {
+		return ErrStarted
+	}
+	for _, other := range b.builds {
+		if other == bd || other.Template != bd.Template || !other.ended.IsZero() || other.isOpenLocked() {
+			continue
+		}
+		if other.who != bd.who {
+			return ErrTaken
+		}
+		b.callOffLocked(other, errReplaced)
+	}
+	bd.timer.Stop()
+	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	bd.cancel = cancel
+	b.running.Go(func() {
+		defer cancel(nil)
+		err := b.run(run, bd, plan)
+		b.uploads.drop(bd.ID)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.endLocked(bd, err)
+	})
+	return nil
+}
+
+// callOffLocked ends a build, or has it end itself.
+func (b *Builder) callOffLocked(bd *Build, why error) {
+	switch {
+	case !bd.ended.IsZero():
+	case bd.cancel != nil:
+		bd.cancel(why)
+	default:
+		bd.timer.Stop()
+		b.running.Go(func() { b.uploads.drop(bd.ID) })
+		b.endLocked(bd, &stepError{Base, why})
+	}
+}
+
+// endLocked notes how a build has ended, and forgets the oldest that have.
+func (b *Builder) endLocked(bd *Build, err error) {
+	bd.status, bd.ended = Ready, time.Now()
+	if err != nil {
+		var at *stepError
+		if !errors.As(err, &at) {
+			at = &stepError{Finalize, err}
+		}
+		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
+		bd.Log.add(levelError, at.step, bd.reason.Message)
+		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.who, "step", at.step, "error", at.err)
+	}
+	ended := 0
+	for n := len(b.builds) - 1; n >= 0; n-- {
+		if b.builds[n].ended.IsZero() {
+			continue
+		}
+		if ended++; ended > maxEnded {
+			b.builds = append(b.builds[:n], b.builds[n+1:]...)
+		}
+	}
+}
+
+// stepError is an error with what was being done.
+type stepError struct {
+	step string
+	err  error
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }

@@ -1,0 +1,117 @@
+package template
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// A guest that writes without end, or nothing that is text, fills neither the log nor memory.
+func TestLogIsBounded(t *testing.T) {
+	var l log
+	out := lines{log: &l, step: "1", prefix: "> "}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(out.add([]byte("one\r\n\n  tw")))
+	must(out.add([]byte("o\nbad \xff\nrest")))
+	out.end()
+	want := []string{"> one", ">   two", "> bad ?", "> rest"}
+	for n, e := range l.From(0, 100) {
+		if n >= len(want) || e.Message != want[n] || e.Step != "1" || e.Level != levelInfo {
+			t.Errorf("entry %d: %+v", n, e)
+		}
+	}
+	must(out.add([]byte(strings.Repeat("x", 3*maxLine))))
+	for range maxEntries + 10 {
+		must(out.add([]byte("y\n")))
+	}
+	l.add(levelError, "1", "failed")
+	all := l.From(0, 1<<30)
+	last := all[len(all)-2:]
+	if len(all) > maxEntries+2 || last[0].Level != levelWarn || last[1].Message != "failed" {
+		t.Errorf("%d entries, the last are %+v", len(all), last)
+	}
+	if got := l.From(len(all), 100); len(got) != 0 {
+		t.Errorf("beyond the end: %+v", got)
+	}
+	out.total = maxOutput
+	if out.add([]byte("z")) == nil {
+		t.Error("a command may write without end")
+	}
+}
+
+func TestUploadsAreBounded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "x")
+	if err := os.MkdirAll(filepath.Join(dir, "old"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	u, err := newUploads(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 0 {
+		t.Errorf("of an earlier daemon: %v", left)
+	}
+	var wrong *invalid.Error
+	for _, size := range []int64{-1, maxArchive + 1} {
+		if err := u.put("b", "h", size, strings.NewReader("")); !errors.As(err, &wrong) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if err := u.put("b", "h", 5, strings.NewReader("four")); !errors.Is(err, io.EOF) || u.has("b", "h") || u.bytes != 0 {
+		t.Errorf("an archive that is cut off: %v; %d bytes", err, u.bytes)
+	}
+	for _, text := range []string{"first", "2nd"} {
+		if err := u.put("b", "h", int64(len(text)), strings.NewReader(text+"more")); err != nil {
+			t.Fatal(err)
+		}
+		if p, err := os.ReadFile(u.path("b", "h")); err != nil || string(p) != text || u.bytes != int64(len(text)) {
+			t.Errorf("%q, %v; %d bytes", p, err, u.bytes)
+		}
+	}
+	u.bytes = maxArchives
+	if err := u.put("b", "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("more than all may have: %v", err)
+	}
+	u.bytes = 3
+	u.drop("b")
+	if left, _ := os.ReadDir(dir); len(left) != 0 || u.bytes != 0 {
+		t.Errorf("%v is left, %d bytes count", left, u.bytes)
+	}
+}
+
+func TestSourceOf(t *testing.T) {
+	for pattern, want := range map[string]string{"a/b.txt": "a/b.txt", "./a/": "a", ".": "", "*.txt": "", "a/**/b": "a", "a/b[1]": "a",
+		"../../a": "a", "a{b,c}/d": ""} {
+		if got := sourceOf(pattern); got != want {
+			t.Errorf("%q: %q, want %q", pattern, got, want)
+		}
+	}
+}
+
+// What a step is given in secret is not in the log.
+func TestTextOfSteps(t *testing.T) {
+	for want, s := range map[string]Step{
+		"ENV A B":  {Type: typeEnv, Args: []string{"A", "secret", "B", "secret"}},
+		"COPY a b": {Type: typeCopy, Args: []string{"a", "b", "", ""}},
+		"RUN id":   {Type: typeRun, Args: []string{"id", "root"}},
+	} {
+		if got := s.text(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if err := fmt.Sprint((&Step{Type: "env", Args: []string{"A"}}).check()); err == "" {
+		t.Error("a variable without a value")
+	}
+}

@@ -1,0 +1,167 @@
+package template
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// Bounds on archives, in bytes.
+const (
+	maxArchive  = 4 << 30  // of one
+	maxArchives = 16 << 30 // of all builds
+	keepFree    = 1 << 30  // on the disk, for others
+)
+
+// uploads are the archives that clients have sent for builds, one file each, in a directory for each
+// build.
+type uploads struct {
+	dir string
+
+	mu    sync.Mutex
+	bytes int64                       // of what is there or on its way
+	sizes map[string]map[string]int64 // of what is there, by build and hash
+}
+
+// newUploads returns an empty store: builds of an earlier daemon will not come back.
+func newUploads(dir string) (*uploads, error) {
+	err := os.RemoveAll(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the store of archives for builds: %w", err)
+	}
+	return &uploads{dir: dir, sizes: make(map[string]map[string]int64)}, nil
+}
+
+// hashForm is that of what the SDKs call an archive by, which tells nothing of its bytes.
+var hashForm = regexp.MustCompile(`^[0-9A-Za-z_-]{1,128}$`)
+
+func (u *uploads) path(build, hash string) string { return filepath.Join(u.dir, build, hash) }
+
+func (u *uploads) has(build, hash string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	_, ok := u.sizes[build][hash]
+	return ok
+}
+
+// reserve takes the room for an archive.
+func (u *uploads) reserve(size int64) error {
+	switch {
+	case size < 0:
+		return invalid.Errorf("Content-Length", "missing: it must say how long the archive is")
+	case size > maxArchive:
+		return invalid.Errorf("Content-Length", "%d: an archive may have %d GiB", size, maxArchive>>30)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(u.dir, &st); err != nil {
+		return fmt.Errorf("ask for the room in %s: %w", u.dir, err)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if free := int64(st.Bavail) * st.Bsize; size > free-keepFree || u.bytes+size > maxArchives {
+		return fmt.Errorf("archives of builds: no room for %d MiB more: %w", size>>20, syscall.ENOSPC)
+	}
+	u.bytes += size
+	return nil
+}
+
+// put stores an archive of size bytes.
+func (u *uploads) put(build, hash string, size int64, content io.Reader) (err error) {
+	if err := u.reserve(size); err != nil {
+		return err
+	}
+	kept := false
+	defer func() {
+		if !kept {
+			u.give(size)
+		}
+	}()
+	if err := os.Mkdir(filepath.Join(u.dir, build), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("store an archive: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Join(u.dir, build), ".*")
+	if err != nil {
+		return fmt.Errorf("store an archive: %w", err)
+	}
+	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer f.Close()
+	if _, err := io.CopyN(f, content, size); err != nil {
+		return fmt.Errorf("store an archive: %w", err)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if err := os.Rename(f.Name(), u.path(build, hash)); err != nil { // the build may have ended
+		return fmt.Errorf("store an archive: %w", err)
+	}
+	of := u.sizes[build]
+	if of == nil {
+		of = make(map[string]int64)
+		u.sizes[build] = of
+	}
+	u.bytes -= of[hash]
+	of[hash], kept = size, true
+	return nil
+}
+
+func (u *uploads) give(size int64) {
+	u.mu.Lock()
+	u.bytes -= size
+	u.mu.Unlock()
+}
+
+// drop removes the archives of a build. They count until they are gone.
+func (u *uploads) drop(build string) {
+	u.mu.Lock()
+	var size int64
+	for _, n := range u.sizes[build] {
+		size += n
+	}
+	delete(u.sizes, build)
+	u.mu.Unlock()
+	_ = os.RemoveAll(filepath.Join(u.dir, build)) // the next start tries again
+	u.give(size)
+}
+
+// Has reports whether an archive was sent for a build.
+func (b *Builder) Has(bd *Build, hash string) bool { return b.uploads.has(bd.ID, hash) }
+
+// Upload stores an archive of size bytes for the build with an id, which waits to be started, in
+// place of one by the same hash.
+func (b *Builder) Upload(id, hash string, size int64, content io.Reader) error {
+	if !hashForm.MatchString(hash) {
+		return invalid.Errorf("hash", "%.140q: want 1 to 128 letters, digits, '_' and '-'", hash)
+	}
+	if open, _ := b.stateOf(id); !open {
+		return ErrUnknown
+	}
+	err := b.uploads.put(id, hash, size, content)
+	if _, unended := b.stateOf(id); err == nil && !unended { // what there was of it has been removed already
+		b.uploads.drop(id)
+		err = ErrUnknown
+	}
+	return err
+}
+
+// stateOf reports whether a build waits to be started, and whether it has not ended.
+func (b *Builder) stateOf(id string) (open, unended bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, bd := range b.builds {
+		if bd.ID == id {
+			return bd.isOpenLocked(), bd.ended.IsZero()
+		}
+	}
+	return false, false
+}
