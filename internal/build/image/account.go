@@ -18,6 +18,7 @@ const (
 	minUserID         = 1000
 	maxUserID         = 59999 // Debian policy §9.2.2
 	maxAccountBytes   = 1 << 20
+	maxAccountLinks   = 16
 	skeletonDir       = "etc/skel/"
 	sudoersDir        = "etc/sudoers.d"
 	accountHome       = "home/" + accountName
@@ -29,7 +30,14 @@ const (
 type account struct {
 	files    map[string]overlayFile // passwd, group and shadow, as the archive has them
 	skeleton []overlayFile          // what a new home has in it
+	links    []*tar.Header          // hard links to files, which they have to come after
 	bytes    int64
+}
+
+// holds reports whether the entry of a clean name is written at the end.
+func (a *account) holds(name string) bool {
+	_, isFile := a.files[name]
+	return isFile || slices.ContainsFunc(a.links, func(h *tar.Header) bool { return h.Name == name })
 }
 
 // take keeps an entry whose name is clean. One that is held is written at the end, by addAccount;
@@ -38,6 +46,13 @@ func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Read
 	isFile := name == passwd || name == grp || name == shdw
 	if isFile && h.Typeflag != tar.TypeReg {
 		return nil, false, errors.New("user: an account can be added to a regular file only")
+	}
+	if h.Typeflag == tar.TypeLink && a.holds(h.Linkname) {
+		if len(a.links) >= maxAccountLinks {
+			return nil, false, fmt.Errorf("user: more than %d hard links to the files of accounts", maxAccountLinks)
+		}
+		a.links = append(a.links, h)
+		return nil, true, nil
 	}
 	if !isFile && (h.Typeflag != tar.TypeReg || !strings.HasPrefix(name, skeletonDir)) {
 		return data, false, nil
@@ -106,6 +121,11 @@ func (f *tarFilter) addAccount() error {
 			if err := f.put(o); err != nil {
 				return err
 			}
+		}
+	}
+	for _, h := range f.account.links {
+		if err := f.write(h.Name, h, nil); err != nil {
+			return err
 		}
 	}
 	if f.seen[sudoersDir] == tar.TypeDir { // the package sudo is there

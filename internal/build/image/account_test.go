@@ -4,7 +4,9 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -111,6 +113,33 @@ func TestAccountInAnEmptyImage(t *testing.T) {
 	}
 	if _, ok := got["etc/sudoers.d/user"]; ok {
 		t.Error("there is a rule for a sudo that is not there")
+	}
+}
+
+// A hard link to a file with accounts has the new account too, and comes after the file: tar makes
+// links to what is there.
+func TestAccountBehindHardLinks(t *testing.T) {
+	f := &tarFilter{account: &account{files: map[string]overlayFile{}}}
+	out, err := filterAll(f, archive(t, dir("etc"), hard("usr/passwd", "etc/other"), reg("etc/passwd"),
+		reg("etc/group"), hard("etc/other", "etc/passwd")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for _, h := range out {
+		order = append(order, h.Name)
+	}
+	at := func(name string) int { return slices.Index(order, name) }
+	if at("etc/passwd") < 0 || at("etc/other") < at("etc/passwd") || at("usr/passwd") < at("etc/other") {
+		t.Errorf("written in the order %v", order)
+	}
+	links := []tar.Header{dir("etc"), reg("etc/passwd")}
+	for i := range maxAccountLinks + 1 {
+		links = append(links, hard(fmt.Sprintf("l%d", i), "etc/passwd"))
+	}
+	f = &tarFilter{account: &account{files: map[string]overlayFile{}}}
+	if _, err := filterAll(f, archive(t, links...)); err == nil || !strings.Contains(err.Error(), "hard links") {
+		t.Errorf("%d hard links: %v", maxAccountLinks+1, err)
 	}
 }
 
