@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/daemon"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/private"
 )
 
@@ -64,17 +65,32 @@ func checkTokenFile(f *tokenFlags) finding {
 	case err != nil:
 		return found(tokenCheck, warn, err.Error())
 	}
-	return judgeTokenFile(path, info.Mode())
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return found(tokenCheck, warn, err.Error())
+	}
+	return judgeTokenFile(path, info.Mode(), auth.IsSole(p))
 }
 
 const tokenCheck = "token file"
 
-func judgeTokenFile(path string, mode fs.FileMode) finding {
-	if mode.Perm()&0o077 != 0 {
-		return found(tokenCheck, fail, fmt.Sprintf("%s has mode %#o, which lets other users in: the daemon does not take it", path, mode.Perm())).
-			safely("chmod 600 " + quoted(path))
+// judgeTokenFile judges by the mode of the file. Another mode mends it only if others have learned and
+// changed nothing until then.
+func judgeTokenFile(path string, mode fs.FileMode, sole bool) finding {
+	if mode.Perm()&0o077 == 0 {
+		return found(tokenCheck, pass, path)
 	}
-	return found(tokenCheck, pass, path)
+	text := fmt.Sprintf("%s has mode %#o, which lets other users in: the daemon does not take it", path, mode.Perm())
+	file := quoted(path)
+	switch {
+	case sole:
+		return found(tokenCheck, fail, text+". The token itself is in it, and others may have read it: replace it").
+			byHand("rm " + file + " && forkd token new default --scope admin --file " + file)
+	case mode.Perm()&0o022 != 0:
+		return found(tokenCheck, fail, text+". Others may have added tokens: remove those that are not yours").
+			byHand("forkd token ls --file " + file + " # then: chmod 600 " + file)
+	}
+	return found(tokenCheck, fail, text+". Only hashes of tokens are in it").safely("chmod 600 " + file)
 }
 
 func checkCache() finding {

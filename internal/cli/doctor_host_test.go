@@ -13,7 +13,7 @@ func everything(f finding) string {
 	if f.Fix == nil {
 		return f.Detail
 	}
-	return f.Detail + "\n" + f.Fix.Command
+	return f.Detail + "\n" + f.Fix.Kind + " " + f.Fix.Command
 }
 
 // controllers is a file system with those of one cgroup.
@@ -86,8 +86,10 @@ func TestDoctorKnowsHostSettings(t *testing.T) {
 		{"a failed snapshot", judgeStore([]client.Snapshot{{Tag: "a", Status: "failed"}}), warn, "forkd rmi 'a'"},
 		{"damage", judgeStore([]client.Snapshot{{Tag: "a", Status: "ready", Bootable: true, Warning: "a: damaged"}}), warn, "a: damaged"},
 		{"not written", judgeStore([]client.Snapshot{{Tag: "a", Status: "ready", Bootable: true, Persist: "failed"}}), warn, "next boot"},
-		{"a token file", judgeTokenFile("/t", 0o600), pass, "/t"},
-		{"an open one", judgeTokenFile("/t's", 0o640), fail, `chmod 600 '/t'\''s'`},
+		{"a token file", judgeTokenFile("/t", 0o600, true), pass, "/t"},
+		{"an open one", judgeTokenFile("/t's", 0o640, false), fail, `safe chmod 600 '/t'\''s'`},
+		{"an open token", judgeTokenFile("/t's", 0o640, true), fail, `manual rm '/t'\''s' && forkd token new`},
+		{"one for all", judgeTokenFile("/t", 0o660, false), fail, "manual forkd token ls"},
 		{"strict overcommit", checkOvercommit("2"), warn, "vm.overcommit_memory=1"},
 		{"usual overcommit", checkOvercommit("0"), pass, "0"},
 	} {

@@ -84,6 +84,12 @@ func soleToken(p []byte) (token string, ok bool) {
 	return words[0], true
 }
 
+// IsSole reports whether a token file is that token itself, so that whoever reads the file has it.
+func IsSole(p []byte) bool {
+	_, ok := soleToken(p)
+	return ok
+}
+
 // parseLine never quotes the third word: somebody may have put the token itself there.
 func parseLine(words []string) (t Token, err error) {
 	if len(words) < 3 {
