@@ -26,7 +26,8 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
-		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID, MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
+		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID,
+		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
 	}

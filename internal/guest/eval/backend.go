@@ -66,7 +66,9 @@ type backend struct {
 // The bootstraps make the driver the program without a file in the guest: fd 5 holds its text.
 const (
 	pythonBootstrap = `f=open(5,"rb");s=f.read();f.close();del f;exec(compile(s,"<forkd-driver>","exec"),{"__name__":"forkd_driver"})`
-	nodeBootstrap   = `const fs=require("fs");const s=fs.readFileSync(5,"utf8");fs.closeSync(5);new (require("vm").Script)("(function(require,importer){"+s+"\n})",{filename:"forkd-driver"}).runInThisContext()(require,(name)=>import(name))`
+	nodeBootstrap   = `const fs=require("fs");const s=fs.readFileSync(5,"utf8");fs.closeSync(5);` +
+		`const driver=new (require("vm").Script)("(function(require,importer){"+s+"\n})",{filename:"forkd-driver"});` +
+		`driver.runInThisContext()(require,(name)=>import(name))`
 )
 
 // backendOf returns what runs a language.
