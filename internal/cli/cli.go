@@ -41,7 +41,7 @@ type usageError struct{ error }
 // Main runs the command line args (without the program's name) and returns the exit code.
 func Main(args []string, stdio Stdio) int {
 	root := newRoot(stdio)
-	root.SetArgs(args)
+	root.SetArgs(ungrouped(args))
 	cmd, err := root.ExecuteC()
 	var code exitCode
 	var usage usageError
@@ -93,13 +93,14 @@ func newRoot(stdio Stdio) *cobra.Command {
 	root.SetErr(stdio.Err)
 	root.PersistentFlags().Bool(noTruncFlag, false, "do not cut tables to the width of the terminal")
 	root.SetFlagErrorFunc(flagError)
+	root.SetGlobalNormalizationFunc(normalFlag)
 	for _, g := range []struct {
 		title    string
 		commands []*cobra.Command
 	}{
 		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(), newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(), newDfCmd()}},
-		{"Sandboxes:", []*cobra.Command{newForkCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(), newTopCmd(), newPingCmd(),
+		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(), newTopCmd(), newPingCmd(),
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(), newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(), newSignalCmd(),

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -110,7 +112,11 @@ func newBuildCmd() *cobra.Command {
 // image.
 func loadRecipe(name string) (*image.Recipe, error) {
 	if _, err := os.Stat(name); err == nil {
-		return image.LoadRecipe(name)
+		r, err := image.LoadRecipe(name)
+		if _, there := os.Stat(filepath.Join(name, "Dockerfile")); errors.Is(err, fs.ErrNotExist) && there == nil {
+			return nil, fmt.Errorf("%w; of a Dockerfile: %s", err, noDocker)
+		}
+		return r, err
 	}
 	if _, err := fs.Stat(recipes.FS, name); err == nil {
 		return image.LoadRecipeFS(recipes.FS, name)
@@ -126,7 +132,8 @@ func loadRecipe(name string) (*image.Recipe, error) {
 	for _, e := range entries {
 		names += " " + e.Name()
 	}
-	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s; a container image is docker://IMAGE", name, names)}
+	return nil, usageError{fmt.Errorf("recipe %q: no such file or directory, and none of the built-in recipes:%s; "+
+		"a container image is docker://IMAGE", name, names)}
 }
 
 func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o buildOptions, st *status) (built, error) {

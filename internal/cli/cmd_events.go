@@ -10,20 +10,28 @@ import (
 
 	"github.com/spf13/cobra"
 
+	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/client"
 )
 
 func newEventsCmd() *cobra.Command {
 	c := common{streams: true}
-	var after string
+	var after, since string
 	var labels []string
 	cmd := &cobra.Command{
 		Use:   "events [ID…]",
 		Short: "Follow what happens to sandboxes and snapshots",
 		Long: "Prints a line, or with -o json an object, for everything that happens from now on, until Ctrl-C. With IDs, only what\n" +
-			"happens to these sandboxes. The daemon remembers some thousand events; --after ID prints those since one of them.",
+			"happens to these sandboxes. The daemon remembers some thousand events: --after ID and --since print those too.",
 		Example: "  forkd events\n  forkd events -o json | jq -r 'select(.type == \"sandbox.exited\") | .sandbox_id'",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			from, err := parseSince(since, time.Now())
+			if err != nil {
+				return usageError{fmt.Errorf("--since: %w", err)}
+			}
+			if since != "" && after == "" {
+				after = oldest
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				ids, err := sandboxIDs(ctx, cl, args)
 				if err != nil {
@@ -31,7 +39,13 @@ func newEventsCmd() *cobra.Command {
 				}
 				out := json.NewEncoder(cmd.OutOrStdout())
 				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels}, func(e client.Event) error {
+					if after == oldest && e.Type == apiv1.EventMissed { // those before are not asked for by anybody
+						return nil
+					}
 					after = e.ID
+					if e.Time.Before(from) {
+						return nil
+					}
 					if c.json() {
 						return out.Encode(e)
 					}
@@ -45,10 +59,30 @@ func newEventsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&after, "after", "", "id of an event: begin with those after it")
+	cmd.Flags().StringVar(&since, "since", "", "begin with events since a time, such as 10m ago or 2026-01-02T15:04:05Z, as far as the daemon remembers them")
 	selectorFlag(cmd.Flags(), &labels)
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// oldest is no event's id: the daemon begins with the oldest event that it remembers.
+const oldest = "oldest"
+
+// parseSince reads a time, or how long ago one was.
+func parseSince(text string, now time.Time) (time.Time, error) {
+	var ago secondsValue
+	switch {
+	case text == "":
+		return time.Time{}, nil
+	case ago.Set(text) == nil:
+		return now.Add(-ago.duration()), nil
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return t, fmt.Errorf("%q: want a time such as 2026-01-02T15:04:05Z, or how long ago, such as 10m", text)
+	}
+	return t, nil
 }
 
 func printEvent(w io.Writer, e *client.Event) error {

@@ -40,6 +40,7 @@ func newExecCmd() *cobra.Command {
 		},
 	}
 	run.register(cmd.Flags(), "kill the command after so many seconds (no limit with -i, -t and -d)")
+	noEffect(cmd.Flags(), "privileged", "", "of docker; no effect: root may do anything in a sandbox")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd
@@ -115,20 +116,28 @@ func newAttachCmd() *cobra.Command {
 	c := common{streams: true}
 	var run command
 	cmd := &cobra.Command{
-		Use:   "attach ID PID",
+		Use:   "attach ID [PID]",
 		Short: "Follow a process that exec has started in a sandbox",
-		Long: "Passes on the output of a process (forkd ls ID lists them) from now on, and exits with its code. Ctrl-C leaves it,\n" +
-			"and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
-		Args: usageArgs(arguments(2, 2)),
+		Long: "Passes on the output of a process (forkd ls ID lists them; without PID the only one) from now on, and exits with its\n" +
+			"code. Ctrl-C leaves it, and it goes on. With -it this terminal is that of the process, and Ctrl-P Ctrl-Q leaves it.",
+		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if c.json() {
 				return errNoJSON
 			}
-			pid, err := parsePID(args[1])
-			if err != nil {
-				return err
+			var pid uint32
+			if len(args) == 2 {
+				var err error
+				if pid, err = parsePID(args[1]); err != nil {
+					return err
+				}
 			}
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) (err error) {
+				if pid == 0 {
+					if pid, err = onlyProcess(ctx, cl, id); err != nil {
+						return err
+					}
+				}
 				p, err := cl.Attach(ctx, id, pid)
 				if err != nil {
 					return err
@@ -142,6 +151,20 @@ func newAttachCmd() *cobra.Command {
 	c.completeProcess(cmd)
 	c.register(cmd)
 	return cmd
+}
+
+// onlyProcess returns the process of a sandbox that exec has started, if there is one only.
+func onlyProcess(ctx context.Context, cl *client.Client, id string) (pid uint32, err error) {
+	list, err := cl.Processes(ctx, id)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(list) == 0:
+		return 0, fmt.Errorf("no process of 'forkd exec' runs in %s: 'forkd shell %s' starts a shell", id, id)
+	case len(list) > 1:
+		return 0, fmt.Errorf("%d processes run in %s: name one of those that 'forkd ls %s' lists", len(list), id, id)
+	}
+	return list[0].PID, nil
 }
 
 func newSignalCmd() *cobra.Command {

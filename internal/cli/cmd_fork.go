@@ -63,7 +63,10 @@ func newForkCmd() *cobra.Command {
 				return err
 			}
 			req.Limits = limits.given()
-			if old.tag != "" {
+			switch {
+			case old.tag != "" && cmd.Name() == spawn: // its sandboxes stay
+				req.SnapshotTag = old.tag
+			case old.tag != "":
 				return old.run(cmd, &c, req)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {

@@ -16,17 +16,20 @@ func newImagesCmd() *cobra.Command {
 	var c common
 	var all, quiet bool
 	cmd := &cobra.Command{
-		Use:   "images",
+		Use:   "images [TAG]",
 		Short: "List snapshots",
 		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are left out: they go with its sandboxes.",
-		Args:  usageArgs(arguments(0, 0)),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args:  usageArgs(arguments(0, 1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := cl.Snapshots(ctx)
 				if err != nil {
 					return err
 				}
 				list = listed(list, all)
+				if len(args) == 1 {
+					list = slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Tag != args[0] })
+				}
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), list)
 				}
@@ -56,6 +59,7 @@ func newImagesCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that forkd made for itself too")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print tags only")
+	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd
 }

@@ -1,10 +1,15 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
+	"text/template"
 
 	"github.com/spf13/cobra"
 
@@ -13,14 +18,19 @@ import (
 
 func newInspectCmd() *cobra.Command {
 	var c common
+	var format string
 	cmd := &cobra.Command{
 		Use:   "inspect ID|TAG…",
 		Short: "Print everything about sandboxes and snapshots, as JSON",
 		Long: "Prints one array with an object for each name: a sandbox by its id, the beginning of that or its workspace, else a\n" +
-			"snapshot by its tag.",
-		Example: "  forkd inspect ID | jq -r '.[0].state'",
+			"snapshot by its tag. With --format it prints a line for each.",
+		Example: "  forkd inspect ID | jq -r '.[0].state'\n  forkd inspect -f '{{.state}} {{json .labels}}' ID",
 		Args:    usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, names []string) error {
+			lines, err := lineTemplate(format)
+			if err != nil {
+				return usageError{fmt.Errorf("--format: %w", err)}
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := cl.Sandboxes(ctx)
 				if err != nil {
@@ -36,13 +46,49 @@ func newInspectCmd() *cobra.Command {
 					}
 					found = append(found, thing)
 				}
-				return errors.Join(append(errs, writeJSON(cmd.OutOrStdout(), found))...)
+				if format == "" {
+					return errors.Join(append(errs, writeJSON(cmd.OutOrStdout(), found))...)
+				}
+				for _, thing := range found {
+					errs = append(errs, writeLine(cmd.OutOrStdout(), lines, thing))
+				}
+				return errors.Join(errs...)
 			})
 		},
 	}
+	cmd.Flags().StringVarP(&format, "format", "f", "", "template of Go with the names of the JSON; json prints a value as such")
 	c.complete(cmd, either(sandboxNames, tags))
 	c.register(cmd)
 	return cmd
+}
+
+// lineTemplate parses what --format says of a thing. A name that the thing lacks is an error, also
+// where JSON leaves it out because it is empty.
+func lineTemplate(text string) (*template.Template, error) {
+	return template.New("--format").Option("missingkey=error").Funcs(template.FuncMap{"json": func(v any) (string, error) {
+		p, err := json.Marshal(v)
+		return string(p), err
+	}}).Parse(text)
+}
+
+// writeLine prints a thing by its template, with the names that its JSON has.
+func writeLine(out io.Writer, t *template.Template, thing any) error {
+	p, err := json.Marshal(thing)
+	if err != nil {
+		return err
+	}
+	var fields map[string]any
+	numbers := json.NewDecoder(bytes.NewReader(p))
+	numbers.UseNumber() // as they stand there
+	if err := numbers.Decode(&fields); err != nil {
+		return err
+	}
+	var line strings.Builder
+	if err := t.Execute(&line, fields); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, printableText(line.String()))
+	return err
 }
 
 // inspect returns the sandbox of list, or the snapshot, that a name means.

@@ -59,6 +59,7 @@ func newKillCmd() *cobra.Command {
 	cmd.Flags().StringVar(&tag, "tag", "", "all sandboxes of a snapshot but those of workspaces")
 	selectorFlag(cmd.Flags(), &labels)
 	noEffect(cmd.Flags(), "force", "f", "of docker; no effect: running sandboxes end too")
+	noEffect(cmd.Flags(), "volumes", "v", "of docker; no effect: nothing of a sandbox is left")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "tag", tags)
 	c.register(cmd)

@@ -40,7 +40,7 @@ func (m *mibValue) Set(text string) error {
 type limitFlags struct{ client.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
-	f.Var((*mibValue)(&l.MemoryMiB), "memory", "limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
+	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m", "limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
 	f.Var((*mibValue)(&l.MemoryMiB), "memory-limit-mib", "of forkd 0.5: --memory")
 	_ = f.MarkHidden("memory-limit-mib") // it fails only for a flag that does not exist
 	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")

@@ -33,6 +33,8 @@ func newSuspendCmd() *cobra.Command {
 			return cl.Suspend(ctx, id)
 		})
 	cmd.Aliases = []string{"stop"}
+	noEffectTime(cmd.Flags(), "time", "t", "of docker; no effect: nothing in the sandbox is ended")
+	noEffectTime(cmd.Flags(), "timeout", "", "of docker; no effect: nothing in the sandbox is ended")
 	return cmd
 }
 

@@ -200,6 +200,8 @@ func newPruneCmd() *cobra.Command {
 	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that take at least so much disk")
 	f.BoolVarP(&all, "all", "a", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")
+	f.BoolVarP(&yes, "force", "f", false, "--yes, as docker calls it")
+	_ = f.MarkHidden("force") // it fails only for a flag that does not exist
 	f.BoolVar(&dry, "dry-run", false, "only say what would be removed, whatever else is given")
 	c.register(cmd)
 	return cmd

@@ -21,6 +21,7 @@ func newRunCmd() *cobra.Command {
 	c := common{streams: true}
 	var run command
 	var keep bool
+	var labels []string
 	var network networkFlags
 	var limits limitFlags
 	cmd := &cobra.Command{
@@ -53,6 +54,9 @@ func newRunCmd() *cobra.Command {
 			if req.Network, err = network.given(); err != nil {
 				return err
 			}
+			if req.Labels, err = parseLabels(labels); err != nil {
+				return err
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				if req.SnapshotTag, err = snapshotFor(ctx, cmd, cl, args[0]); err != nil {
 					return err
@@ -82,7 +86,10 @@ func newRunCmd() *cobra.Command {
 	f.Lookup("detach").Usage = "print the id of the sandbox, and leave it and the command to themselves"
 	f.Lookup("timeout").DefValue = "0" // it says no default
 	f.BoolVar(&keep, "keep", false, "do not remove the sandbox, and say what it is called")
+	labelFlag(f, &labels)
 	noEffect(f, "rm", "", "of docker; no effect: without --keep the sandbox is removed")
+	noEffect(f, "init", "", "of docker; no effect: every sandbox has an init")
+	noEffect(f, "privileged", "", "of docker; no effect: root may do anything in a sandbox")
 	network.register(f)
 	limits.register(f)
 	network.registerSecrets(f)

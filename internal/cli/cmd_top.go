@@ -56,6 +56,7 @@ func newStatsCmd() *cobra.Command {
 	}
 	t.c.hasWide = true
 	t.register(cmd)
+	noEffect(cmd.Flags(), "all", "a", "of docker; no effect: those that do not run cost nothing")
 	cmd.Flags().BoolVar(&t.once, "no-stream", false, "--once, as docker calls it")
 	_ = cmd.Flags().MarkHidden("no-stream") // it fails only for a flag that does not exist
 	t.c.completeSandboxes(cmd)

@@ -44,12 +44,6 @@ func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
 	_ = f.MarkHidden("timeout-secs") // it fails only for a flag that does not exist
 }
 
-// noEffect registers a flag of another program whose wish is fulfilled anyhow. It is not shown.
-func noEffect(f *pflag.FlagSet, name, short, usage string) {
-	f.BoolP(name, short, false, usage)
-	_ = f.MarkHidden(name) // it fails only for a flag that does not exist
-}
-
 // notANumber finds what package strconv says about a value that it was not asked about by the user.
 var notANumber = regexp.MustCompile(`strconv\.\w+: parsing "[^"]*": (invalid syntax|value out of range)`)
 

@@ -34,10 +34,10 @@ type oldFork struct {
 func (o *oldFork) register(f *pflag.FlagSet) {
 	f.StringVar(&o.tag, "tag", "", "of forkd 0.5: the snapshot, whose sandboxes end with this command")
 	f.Float64Var(&o.settle, "settle-secs", 2, "of forkd 0.5, with --tag: when they end at the latest")
-	for _, name := range []string{"live-fork", "hugepages", "keep-workdir"} {
+	for _, name := range []string{"live-fork", "hugepages", "keep-workdir", "prewarm"} {
 		f.BoolVar(&o.ignored, name, false, "of forkd 0.5; no effect")
 	}
-	for _, name := range []string{"tag", "settle-secs", "live-fork", "hugepages", "keep-workdir"} {
+	for _, name := range []string{"tag", "settle-secs", "live-fork", "hugepages", "keep-workdir", "prewarm"} {
 		_ = f.MarkHidden(name) // it fails only for a flag that does not exist
 	}
 }

@@ -9,9 +9,31 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// Hints for several commands.
+const (
+	standAlone = "its commands stand alone here, such as 'forkd ls' and 'forkd images'"
+	oneHost    = "a daemon has the sandboxes of one host: FORKD_URL says of which"
+)
+
 // elsewhere says, for what docker and forkd 0.5 call a command, how the same is done here. Names of
 // commands that are here, and their aliases, are not among them.
 var elsewhere = map[string]string{
+	"container":  standAlone,
+	"image":      standAlone,
+	"system":     standAlone,
+	"checkpoint": "'forkd branch ID TAG' saves a sandbox as it runs, 'forkd rollback ID --to TAG' puts it back",
+	"config":     "'forkd cp FILE ID:PATH' copies a file into a sandbox, 'forkd fork -e NAME=VALUE' sets its environment",
+	"context":    "FORKD_URL, or --daemon-url behind the command, says which daemon",
+	"manifest":   "'forkd snapshot-info TAG' describes a snapshot",
+	"network":    "'forkd net ID' says where a sandbox may connect to, 'forkd net set ID' changes it; they share no networks",
+	"node":       oneHost,
+	"plugin":     "there is nothing like it",
+	"scout":      "there is nothing like it",
+	"secret":     "'forkd fork TAG --secret HOST:HEADER=env:NAME' adds a header to requests of a sandbox, which never has its value",
+	"service":    oneHost,
+	"stack":      oneHost,
+	"swarm":      oneHost,
+	"trust":      "'forkd verify TAG' compares a snapshot with its digests",
 	"bench":      "benchmarks come with the source: 'scripts/bench'; 'forkd demo' shows the main figures",
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
 	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
@@ -34,40 +56,11 @@ var elsewhere = map[string]string{
 	"save":       "'forkd branch ID' makes a snapshot, which stays on its host",
 	"search":     "'forkd images' lists snapshots; 'forkd build' without a known name lists the recipes that come with forkd",
 	"serve":      "'forkd daemon' serves the API",
-	"spawn":      "'forkd fork TAG -n N' starts sandboxes and prints their ids",
 	"tag":        "a snapshot keeps its tag: 'forkd snapshot-compact --from TAG --to NEW' makes a copy under another one",
 	"update":     "'forkd limit set ID' replaces the limits of a sandbox, 'forkd net set ID' its network policy",
 	"volume":     "sandboxes share no volumes: 'forkd cp -r DIR ID:DIR' copies files in and out",
 	"where":      "'forkd info' says where the daemon is, 'forkd snapshot-info TAG' in which directory a snapshot is",
 	"wp-bench":   "benchmarks come with the source: 'scripts/bench'",
-}
-
-// grouped are words of docker's that stand before a command, with what the commands behind them are
-// called here where that is something else.
-var grouped = map[string]map[string]string{
-	"container": {"list": "ls", "prune": "kill"},
-	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
-	"network":   {"ls": "net", "inspect": "net", "connect": "net set", "disconnect": "net set"},
-	"system":    {},
-}
-
-// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here.
-var unknownFlags = map[string]string{
-	"child":        "name the sandbox: 'forkd ls' lists them",
-	"daemon-token": "the token comes from the variable FORKD_TOKEN: other users can read command lines",
-	"filter":       "--label NAME=VALUE chooses sandboxes; -o json and jq choose by all else",
-	"format":       "use -o json, and jq",
-	"image":        "'forkd build docker://IMAGE' makes a snapshot of a container image",
-	"kernel":       "'forkd build DIR --kernel FILE' makes a snapshot with a kernel of your own",
-	"mount":        "sandboxes have no mounts: 'forkd cp -r DIR ID:DIR' copies files",
-	"name":         "sandboxes have ids: give --label name=NAME, or use 'forkd workspace create NAME'",
-	"network":      "the network policy is --net MODE",
-	"s":            "'forkd signal ID PID SIGNAL' sends a signal to a process in a sandbox",
-	"p":            "use 'forkd port-forward ID PORT' when the sandbox runs",
-	"publish":      "use 'forkd port-forward ID PORT' when the sandbox runs",
-	"target":       "name the sandbox: 'forkd ls' lists them",
-	"v":            "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files",
-	"volume":       "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files",
 }
 
 // knownCommand checks the arguments of a command that only has others below it.
@@ -76,7 +69,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	unknown := fmt.Sprintf("unknown command %q", strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name())+" "+args[0]))
-	if hint := otherwise(cmd, args); hint != "" {
+	if hint, ok := elsewhere[args[0]]; ok && !cmd.HasParent() {
 		return errors.New(unknown + ": " + hint)
 	}
 	cmd.SuggestionsMinimumDistance = 2 // wrong letters
@@ -90,32 +83,6 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return errors.New(unknown)
 }
 
-// otherwise says how that is called here which args call by a name of docker's or of forkd 0.5.
-func otherwise(cmd *cobra.Command, args []string) string {
-	if cmd.HasParent() {
-		return ""
-	}
-	if hint, ok := elsewhere[args[0]]; ok {
-		return hint
-	}
-	renamed, ok := grouped[args[0]]
-	if !ok {
-		return ""
-	}
-	if len(args) == 1 {
-		return "its commands stand alone here, such as 'forkd ls' and 'forkd images'"
-	}
-	name := args[1]
-	if other, ok := renamed[name]; ok {
-		name = other
-	}
-	found, _, err := cmd.Find(strings.Fields(name))
-	if err == nil && found != cmd {
-		return fmt.Sprintf("use '%s'", found.CommandPath())
-	}
-	return elsewhere[name]
-}
-
 // flagError says what is wrong with a flag in the words of the command line.
 func flagError(cmd *cobra.Command, err error) error {
 	if before := cmd.Flags().Args(); !cmd.HasParent() && len(before) > 0 { // the command is unknown too
@@ -123,7 +90,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	}
 	var none *pflag.NotExistError
 	if errors.As(err, &none) {
-		if hint, ok := unknownFlags[none.GetSpecifiedName()]; ok {
+		if hint := flagHint(cmd.Name(), none.GetSpecifiedName()); hint != "" {
 			return usageError{fmt.Errorf("%w: %s", err, hint)}
 		}
 	}

@@ -18,9 +18,14 @@ func TestHintsNameCommandsThatAreHere(t *testing.T) {
 			t.Errorf("%q is a command: it needs no hint", name)
 		}
 	}
-	for group := range grouped {
-		if isHere(group) {
-			t.Errorf("%q is a command: it needs no hint", group)
+	for group, names := range groups {
+		if _, has := elsewhere[group]; !has || isHere(group) {
+			t.Errorf("%q stands before commands, and wants a hint where it stands alone", group)
+		}
+		for _, name := range names {
+			if !isHere(name) {
+				t.Errorf("%q is no command", name)
+			}
 		}
 	}
 	texts := []string{}

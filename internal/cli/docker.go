@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// groups are words of docker's that may stand before a command, with what the commands behind them
+// are called here where that is something else.
+var groups = map[string]map[string]string{
+	"container": {"list": "ls", "prune": "kill"},
+	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
+	"system":    {},
+}
+
+// ungrouped is a command line without such a word.
+func ungrouped(args []string) []string {
+	if len(args) < 2 || strings.HasPrefix(args[1], "-") {
+		return args
+	}
+	renamed, ok := groups[args[0]]
+	if !ok {
+		return args
+	}
+	name := args[1]
+	if here, ok := renamed[name]; ok {
+		name = here
+	}
+	return slices.Concat([]string{name}, args[2:])
+}
+
+// sameFlags are flags that docker calls otherwise.
+var sameFlags = map[string]string{
+	"interactive": "stdin",
+	"network":     "net",
+	"workdir":     "cwd",
+}
+
+func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	if here, ok := sameFlags[name]; ok {
+		name = here
+	}
+	return pflag.NormalizedName(name)
+}
+
+// noEffect registers a flag of another program whose wish is fulfilled anyhow. It is not shown.
+func noEffect(f *pflag.FlagSet, name, short, usage string) {
+	f.BoolP(name, short, false, usage)
+	_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+}
+
+// noEffectTime is noEffect for a flag with a time.
+func noEffectTime(f *pflag.FlagSet, name, short, usage string) {
+	f.VarP(new(secondsValue), name, short, usage)
+	_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+}
+
+// Hints for several flags.
+const (
+	noVolumes = "sandboxes have no volumes: 'forkd cp -r DIR ID:DIR' copies files"
+	useJQ     = "use -o json, and jq"
+	ownRoot   = "a sandbox is a machine of its own, in which root may do anything: leave it out"
+	inGuest   = "change it in the sandbox: 'forkd exec ID COMMAND'"
+	inRecipe  = "a recipe says it: docs/recipes.md"
+	noDocker  = "build the image with docker, 'docker save' it, and give 'forkd build docker-archive:FILE'"
+	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
+)
+
+// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here. Where a flag
+// means something else for one command, that stands before it.
+var unknownFlags = map[string]string{
+	"add-host":     inGuest,
+	"build f":      noDocker,
+	"build q":      useJQ,
+	"build-arg":    noDocker,
+	"build target": noDocker,
+	"branch a":     "the tag is all that a snapshot has to be known by",
+	"branch c":     inRecipe,
+	"branch m":     "the tag is all that a snapshot has to be known by",
+	"cap-add":      ownRoot,
+	"cap-drop":     "give the command a user: --user",
+	"child":        "name the sandbox: 'forkd ls' lists them",
+	"cidfile":      "'forkd run -d' prints the id",
+	"context":      whichHost,
+	"cp a":         "what is copied in belongs to the default user: 'forkd exec ID chown' changes that",
+	"cp L":         "links are copied as links: copy what they lead to",
+	"cpu-shares":   "use --cpu-weight, of which everybody has 100",
+	"D":            "the daemon's log has its errors",
+	"daemon-token": "the token comes from the variable FORKD_TOKEN: other users can read command lines",
+	"debug":        "the daemon's log has its errors",
+	"detach-keys":  "the keys are Ctrl-P Ctrl-Q",
+	"device":       "sandboxes have no devices of the host",
+	"digests":      "'forkd verify TAG' compares a snapshot with its digests",
+	"dns":          "'forkd daemon --resolver ADDRESS' says whom to ask for names",
+	"entrypoint":   "the command stands behind the recipe: 'forkd run RECIPE -- COMMAND'",
+	"f":            useJQ,
+	"filter":       "--label NAME=VALUE chooses sandboxes; -o json and jq choose by all else",
+	"format":       useJQ,
+	"gpus":         "sandboxes have no devices of the host",
+	"H":            whichHost,
+	"history q":    useJQ,
+	"host":         whichHost,
+	"hostname":     "host names are made of ids: 'forkd fork --hostname-prefix NAME'",
+	"image":        "'forkd build docker://IMAGE' makes a snapshot of a container image",
+	"kernel":       "'forkd build DIR --kernel FILE' makes a snapshot with a kernel of your own",
+	"kill s":       "'forkd signal ID PID SIGNAL' sends a signal to a process in a sandbox",
+	"ls n":         "'forkd ls -q | tail -n 5' has the newest",
+	"ls s":         "'forkd df' says what takes disk",
+	"mount":        noVolumes,
+	"name":         "sandboxes have ids: give --label name=NAME, or use 'forkd workspace create NAME'",
+	"no-cache":     "'forkd cache prune' removes what builds have left",
+	"no-stdin":     "without -i nothing is passed on",
+	"p":            "use 'forkd port-forward ID PORT' when the sandbox runs",
+	"platform":     "sandboxes are of the host's architecture",
+	"publish":      "use 'forkd port-forward ID PORT' when the sandbox runs",
+	"pull":         "'forkd cache prune' removes images, and the next build pulls again",
+	"read-only":    "what a sandbox writes is its own, and 'forkd rollback ID' takes it back",
+	"resume a":     "'forkd attach ID' follows a process of it",
+	"resume i":     "'forkd attach -it ID' follows a process of it",
+	"restart":      "nothing starts a sandbox again: 'forkd workspace create NAME' keeps one",
+	"security-opt": ownRoot,
+	"shm-size":     inGuest,
+	"signal":       "'forkd signal ID PID SIGNAL' sends a signal to a process in a sandbox",
+	"stop-timeout": "a command is ended by --timeout",
+	"target":       "name the sandbox: 'forkd ls' lists them",
+	"timestamps":   "'forkd logs --since 10m' leaves out what is older; the console has no times",
+	"console t":    "'forkd logs --since 10m' leaves out what is older; the console has no times",
+	"tls":          "--ca FILE names the authority of a daemon at https://…",
+	"tlscacert":    "--ca FILE names the authority of a daemon at https://…",
+	"tmpfs":        inGuest,
+	"type":         "leave it out: a sandbox is looked for first, then a snapshot",
+	"ulimit":       inGuest,
+	"until":        "'forkd logs' and 'forkd events' end with Ctrl-C, or with '| head'",
+	"v":            noVolumes,
+	"volume":       noVolumes,
+}
+
+// flagHint says how that is done here for which a command of another program has a flag.
+func flagHint(command, flag string) string {
+	if hint, ok := unknownFlags[command+" "+flag]; ok {
+		return hint
+	}
+	return unknownFlags[flag]
+}
+
+// spawn is the name that forkd 0.5 has for a fork by its daemon.
+const spawn = "spawn"
+
+func newSpawnCmd() *cobra.Command {
+	cmd := newForkCmd()
+	cmd.Use, cmd.Hidden = spawn+" --tag TAG -n N", true
+	return cmd
+}
