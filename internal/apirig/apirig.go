@@ -114,19 +114,8 @@ func Start(t testing.TB, o Options) *Rig {
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize, PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})
-	tokens := filepath.Join(dir, "tokens")
-	r.Tokens = make(map[string]string)
-	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
-	for _, token := range o.Tokens {
-		if file, r.Tokens[token.Name], err = auth.Add(file, token, false); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err = os.WriteFile(tokens, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	guard := &auth.Guard{}
-	if guard.Tokens, err = auth.OpenTokens(tokens, slog.New(slog.DiscardHandler)); err != nil {
+	guard, err := r.guard(filepath.Join(dir, "tokens"), o.Tokens)
+	if err != nil {
 		t.Fatal(err)
 	}
 	domain, err := inbound.ParseDomain(cmp.Or(o.Domain, Domain))
@@ -179,6 +168,23 @@ func Start(t testing.TB, o Options) *Rig {
 	}
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
+}
+
+// guard knows Token, and more of them, of which it makes r.Tokens. They are in a file.
+func (r *Rig) guard(path string, more []auth.Token) (g *auth.Guard, err error) {
+	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
+	r.Tokens = make(map[string]string)
+	for _, token := range more {
+		if file, r.Tokens[token.Name], err = auth.Add(file, token, false); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		return nil, err
+	}
+	g = &auth.Guard{}
+	g.Tokens, err = auth.OpenTokens(path, slog.New(slog.DiscardHandler))
+	return g, err
 }
 
 func (o *Options) guest(t testing.TB) func(string) sandbox.Guest {
