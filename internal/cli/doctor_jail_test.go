@@ -39,6 +39,8 @@ func TestDoctorKnowsWhatKeepsGuestsIn(t *testing.T) {
 		{"old microcode", checkCPUFlaws(flaws("mds", "Vulnerable: Clear CPU buffers attempted, no microcode"), cpuinfo, ""), warn, "apt install intel-microcode"},
 		{"an old kernel", checkCPUFlaws(flaws("vmscape", "Vulnerable"), cpuinfo, ""), warn, "vmscape (Vulnerable)"},
 		{"switched off", checkCPUFlaws(flaws("mds", "Vulnerable"), cpuinfo, "quiet mitigations=off"), warn, "s/mitigations="},
+		{"some left out", checkCPUFlaws(flaws("vmscape", "Vulnerable"), cpuinfo, "mitigations=auto,no_guest_host"), warn, "s/mitigations="},
+		{"asked for in full", checkCPUFlaws(flaws("vmscape", "Vulnerable"), cpuinfo, "mitigations=auto,nosmt"), warn, "full-upgrade"},
 		{"in a VM", checkCPUFlaws(flaws("mds", "Vulnerable; SMT Host state unknown"), inVM, ""), warn, "around it"},
 		{"no landlock", checkLandlock(0), warn, "lsm="},
 		{"landlock", checkLandlock(3), pass, ""},
