@@ -66,10 +66,11 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		return nil, &NotFoundError{Tag: tag}
 	}
 	victims := []*entry{e}
-	dependents := s.dependentsLocked(e)
 	switch {
-	case mode == DeleteSingle && len(dependents) > 0:
-		return nil, &InUseError{Tag: tag, Dependents: dependents}
+	case mode == DeleteSingle:
+		if err := s.builtUponLocked(e); err != nil {
+			return nil, err
+		}
 	case mode == DeleteCascade:
 		victims = s.familyLocked(e, map[*entry]bool{})
 	}
@@ -82,6 +83,27 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		v.deleting = true
 	}
 	return victims, nil
+}
+
+// builtUponLocked returns an *InUseError if other snapshots build on e. The states of suspended
+// sandboxes, which nobody can delete by their tags, are told as the sandboxes that they are of.
+func (s *Store) builtUponLocked(e *entry) error {
+	var named []string
+	suspended := 0
+	for _, tag := range s.dependentsLocked(e) {
+		if d := s.byTag[tag]; d.manifest.Transient {
+			suspended += max(1, d.leases+d.pins) // one that is about to go has none
+		} else {
+			named = append(named, tag)
+		}
+	}
+	switch {
+	case len(named) > 0:
+		return &InUseError{Tag: e.tag, Dependents: named}
+	case suspended > 0:
+		return &InUseError{Tag: e.tag, Leases: suspended}
+	}
+	return nil
 }
 
 // familyLocked returns e after everything that builds on it.

@@ -202,6 +202,10 @@ func TestTransient(t *testing.T) {
 	if _, err := os.Stat(s.ramLayer(id)); !os.IsNotExist(err) {
 		t.Errorf("a pinned layer is still in RAM: %v", err)
 	}
+	var inUse *InUseError
+	if _, err := s.Delete("base", DeleteSingle); !errors.As(err, &inUse) || len(inUse.Dependents) > 0 || inUse.Leases != 1 {
+		t.Errorf("deletion of what a sandbox is suspended on: %v", err)
+	}
 	if lease, err = s.Acquire("transient"); err != nil {
 		t.Fatalf("after cooling: %v", err)
 	}
