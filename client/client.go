@@ -36,9 +36,10 @@ const (
 // New returns a client of the daemon at address, which is unix:///path/to/socket, http://host:port
 // or https://host:port. token may be empty.
 func New(address, token string, options ...Option) (*Client, error) {
+	const want = "want unix:///path, http://host:port or https://host:port"
 	u, err := url.Parse(address)
 	if err != nil {
-		return nil, fmt.Errorf("daemon address: %w", err)
+		return nil, fmt.Errorf("daemon address: %w: %s", err, want)
 	}
 	transport := &http.Transport{DisableCompression: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
 	for _, option := range options {
@@ -57,7 +58,7 @@ func New(address, token string, options ...Option) (*Client, error) {
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
 		c.base = u.Scheme + "://" + u.Host + strings.TrimSuffix(u.Path, "/")
 	default:
-		return nil, fmt.Errorf("daemon address %q: want unix:///path, http://host:port or https://host:port", u.Redacted())
+		return nil, fmt.Errorf("daemon address %q: %s", u.Redacted(), want)
 	}
 	once := transport.Clone()
 	once.Protocols = new(http.Protocols)

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -90,10 +92,37 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 		return exitCode(exitInterrupted)
 	}
 	var answered *client.Error
-	if err != nil && !errors.As(err, &answered) && cl.Healthy(ctx) != nil {
-		return fmt.Errorf("no forkd daemon answers at %s (start one with 'forkd daemon', or see 'forkd doctor'): %w", where, err)
+	switch answers := errors.As(err, &answered); {
+	case answers && answered.Status == http.StatusUnauthorized:
+		return fmt.Errorf("%w: the variable %s has the token ('forkd token new NAME' makes one where the daemon is)", err, tokenEnv)
+	case err != nil && !answers && cl.Healthy(ctx) != nil:
+		return fmt.Errorf("no forkd daemon answers at %s (%s): %w", where, whatHelps(where, err), reason(err))
 	}
 	return err
+}
+
+// reason returns err without what package net/http says about the request, which nobody asked for.
+func reason(err error) error {
+	if asked, ok := errors.AsType[*url.Error](err); ok {
+		return asked.Err
+	}
+	return err
+}
+
+// whatHelps says what to do where no daemon answers.
+func whatHelps(where string, err error) string {
+	const start = "start one with 'forkd daemon', or 'forkd machine start' where KVM is missing: 'forkd doctor' says which"
+	if errors.Is(err, fs.ErrPermission) {
+		return "it lets in its own user, such as with sudo, and those of --allow-peer"
+	}
+	var roots, own daemon.Config
+	if os.Getuid() == 0 || roots.Defaults(0, os.Getenv) != nil || own.Defaults(os.Getuid(), os.Getenv) != nil || where != "unix://"+own.Socket {
+		return start
+	}
+	if _, err := os.Stat(filepath.Dir(roots.Socket)); err != nil {
+		return start
+	}
+	return "root seems to have one: use sudo, or " + urlEnv + "=unix://" + roots.Socket + " if it lets you in"
 }
 
 // connect finds the daemon: the one that was named, else the one in a running emulated host, else
