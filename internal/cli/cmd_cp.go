@@ -137,6 +137,9 @@ func (t transfer) fileIn(ctx context.Context, stdin io.Reader) error {
 func (t transfer) fileOut(ctx context.Context, stdout io.Writer) (err error) {
 	r, err := t.cl.ReadFile(ctx, t.id, t.remote)
 	if err != nil {
+		if f, e := t.cl.StatFile(ctx, t.id, t.remote); e == nil && f.Type == "directory" {
+			return fmt.Errorf("copy %s: it is a directory: use cp -r", t.remote)
+		}
 		return err
 	}
 	defer r.Close()

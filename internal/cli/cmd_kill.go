@@ -25,7 +25,7 @@ func newKillCmd() *cobra.Command {
 		Short:   "End sandboxes and remove everything of them",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
-				return usageError{errors.New("name sandboxes, or give --all or --tag, one of the three (--label beside or instead of --tag)")}
+				return usageError{errors.New("name sandboxes, or give --all, or --tag TAG, --label NAME=VALUE or both: one of the three")}
 			}
 			return nil
 		},

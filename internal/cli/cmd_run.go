@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -131,7 +132,7 @@ func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, nam
 		return name, nil
 	}
 	recipe, err := loadRecipe(name)
-	if err != nil && client.IsNotFound(missing) {
+	if err != nil && (client.IsNotFound(missing) || client.IsStatus(missing, http.StatusBadRequest)) { // ubuntu:22.04 is no tag
 		return "", fmt.Errorf("%q is neither a snapshot ('forkd images') nor a recipe: %w", name, err)
 	}
 	if err != nil {

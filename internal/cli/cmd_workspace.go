@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -46,6 +47,9 @@ func newWorkspaceCreateCmd() *cobra.Command {
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
+			if req.SnapshotTag == "" {
+				return usageError{errors.New("say what to start from: --snapshot TAG ('forkd images' lists snapshots)")}
+			}
 			var err error
 			if req.Network, err = network.given(); err != nil {
 				return err
@@ -72,7 +76,6 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	labelFlag(f, &labels)
 	network.register(f)
 	limits.register(f)
-	_ = cmd.MarkFlagRequired("snapshot") // it fails only for a flag that does not exist
 	c.completeFlag(cmd, "snapshot", tags)
 	c.register(cmd)
 	return cmd

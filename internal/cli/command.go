@@ -129,7 +129,11 @@ func (c *command) runIn(ctx context.Context, cmd *cobra.Command, cl *client.Clie
 	p, err := cl.StartExec(ctx, id, c.req)
 	var none *client.NotStartedError
 	if errors.As(err, &none) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printable(none))
+		hint := ""
+		if none.ExitCode == exitNotFound && len(c.req.Args) == 1 && strings.Contains(c.req.Args[0], " ") {
+			hint = " (for a whole line: sh -c '…')"
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s%s\n", printable(none), hint)
 		return exitWith(none.ExitCode, nil)
 	}
 	if err != nil {
@@ -166,7 +170,7 @@ func (c *command) follow(cmd *cobra.Command, id string, p *client.Process) error
 		return nil
 	}
 	if err == nil && end.Error != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", end.Error)
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printableText(end.Error))
 	}
 	return exitWith(end.ExitCode, err)
 }

@@ -13,7 +13,9 @@ import (
 // NotFoundError reports an id that no sandbox has.
 type NotFoundError struct{ ID string }
 
-func (e *NotFoundError) Error() string { return fmt.Sprintf("sandbox %q: not found", e.ID) }
+func (e *NotFoundError) Error() string {
+	return fmt.Sprintf("sandbox %q: not found ('forkd ls' lists what there is)", e.ID)
+}
 
 // StateError reports an operation on a sandbox that is not running.
 type StateError struct {
