@@ -60,9 +60,6 @@ func main() {
 	b.Main(b.opt.check, b.measure)
 }
 
-// maxExtents fit into the smallest guest.
-const maxExtents = (64<<20 - extentsFrom) / extentStep
-
 func (o *options) check() error {
 	switch {
 	case o.guest != "linux" && o.guest != "stub":
@@ -71,8 +68,8 @@ func (o *options) check() error {
 		return fmt.Errorf("-memory %d: want 64 to 3072", o.memoryMiB)
 	case len(o.ns.List) == 0 || o.samples < 1 || o.floorRuns < 1:
 		return errors.New("-n wants a number, -samples and -floor-runs want 1 or more")
-	case o.extents < 0 || o.extents > maxExtents || o.extents > 0 && o.guest != "stub":
-		return fmt.Errorf("-extents %d: want 0 to %d, and -guest=stub", o.extents, maxExtents)
+	case o.extents < 0 || o.extents > lab.MaxStubExtents || o.extents > 0 && o.guest != "stub":
+		return fmt.Errorf("-extents %d: want 0 to %d, and -guest=stub", o.extents, lab.MaxStubExtents)
 	}
 	return nil
 }

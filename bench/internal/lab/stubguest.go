@@ -1,0 +1,141 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/stub"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// BakeStub makes a snapshot of a running stub; nobody in it could announce that it is ready, as
+// Bake wants. Its memory map gets so many extents more.
+func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB uint64, extents int) error {
+	kernel := filepath.Join(d.Dir, "stub.elf")
+	if err := os.WriteFile(kernel, stub.Kernel(), 0o600); err != nil {
+		return err
+	}
+	machine := vm.Shape{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: Template(d.Host)}
+	shell := vmpool.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Shape: machine}
+	vmm, err := d.VMMs.Spawn(ctx, shell)
+	if err != nil {
+		return err
+	}
+	defer vmm.Kill()
+	if err := runStub(ctx, vmm, kernel); err != nil {
+		return err
+	}
+	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
+}
+
+// stubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen
+// instructions, which take microseconds on every host, emulated ones included.
+const stubSettle = 300 * time.Millisecond
+
+func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
+	f, err := os.Open(kernel)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := vmm.Boot(ctx, vmmproto.Boot{}, vmmclient.BootFiles{Kernel: f}); err != nil {
+		return err
+	}
+	if err := vmm.Resume(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(stubSettle):
+	case <-vmm.Done():
+		return fmt.Errorf("this KVM cannot run the stub guest: %s %s", vmm.Exit().Reason, vmm.Exit().Detail)
+	}
+	return vmm.Pause(ctx)
+}
+
+// Where the extents that BakeStub adds lie: above all that the stub uses, each followed by a hole of
+// the same length, so that the kernel does not join their mappings.
+const (
+	extentsFrom = 32 << 20
+	extentStep  = 64 << 10
+)
+
+// MaxStubExtents is how many of them fit into a guest with 64 MiB of RAM.
+const MaxStubExtents = (64<<20 - extentsFrom) / extentStep
+
+func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, machine vm.Shape, accel string,
+	more int) error {
+	staging, err := s.Stage(tag)
+	if err != nil {
+		return err
+	}
+	defer staging.Discard()
+	state, err := staging.Create(snapshot.StateFile)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	layer, err := staging.Create(snapshot.MemoryLayerFile)
+	if err != nil {
+		return err
+	}
+	defer layer.Close()
+	const maxExtents = 64
+	saved, err := vmm.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
+	if err != nil {
+		return err
+	}
+	for i := range more {
+		at := uint64(extentsFrom + i*extentStep)
+		saved.Extents = append(saved.Extents, vm.Extent{GPA: at, Offset: at, Length: extentStep / 2})
+	}
+	_, err = staging.Publish(&snapshot.Manifest{
+		Machine: snapshot.Machine{
+			MemoryBytes: machine.MemoryBytes, VCPUs: machine.VCPUs, Template: machine.Template, Accel: accel,
+		},
+		Guest: snapshot.Guest{Kernel: "stub", Hostname: "stub"},
+	}, saved.Extents)
+	return err
+}
+
+// StubClient stands for the agent of a stub, for Options.Guest.
+func StubClient(vsock string) sandbox.Guest { return stubClient{dir: filepath.Dir(vsock)} }
+
+// stubClient stands for the agent of a stub. Only Forked may be called.
+type stubClient struct {
+	sandbox.Guest
+	dir string // of its VMM
+}
+
+// stubPoll is the grain of the stub's clock (ii).
+const stubPoll = 200 * time.Microsecond
+
+// Forked waits for the stub's answer on its console.
+func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
+	tick := time.NewTicker(stubPoll)
+	defer tick.Stop()
+	for {
+		console, err := vmpool.Console(vmpool.Processes{}, c.dir)
+		if err != nil {
+			return err
+		}
+		if bytes.HasPrefix(console.Bytes, []byte{stub.Answer}) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
