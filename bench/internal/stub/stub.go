@@ -2,10 +2,10 @@
 // like a kernel, with about a hundred bytes of code. It lets the fork path be measured where KVM
 // cannot run Linux, such as kvm-pvm.
 //
-// The code sets up tables, drops to user mode (CPL 3) and reads a virtio-mmio register again and
-// again until the VM generation identifier changes, which is what a restore does. The copy then
-// answers: it traps to kernel mode, which writes what was read from the register to the serial
-// port, once, and halts. The parent never answers.
+// The code sets up tables, drops to user mode (CPL 3) and reads a device's register again and again
+// until a number in memory changes: with forkd's VMM the VM generation identifier, which is what a
+// restore changes. The copy then answers: it traps to kernel mode, which writes what was read from
+// the register to the serial port, once, and halts. The parent never answers.
 //
 // It has no agent, no interrupts and no devices of its own: what its forks cost in the guest says
 // nothing about Linux.
@@ -21,6 +21,17 @@ import (
 // Answer is the byte that a forked stub writes to its console: the first of the magic "virt" that
 // every virtio-mmio window begins with (virtio 1.2 §4.2.2).
 const Answer = 'v'
+
+// Layout is where the stub finds what it reads: guest physical addresses, which differ from VMM to
+// VMM.
+type Layout struct {
+	Register   uint32 // a virtio-mmio window between 3 and 4 GiB: reading it is an exit to the VMM
+	Generation uint32 // 8 bytes in the first 2 MiB of RAM that are others in a copy
+}
+
+// Note is a Generation for VMMs whose snapshots hold memory as it is: 8 bytes of RAM that nobody
+// but the stub uses, so that whoever has a snapshot can write another number to them.
+const Note = loadAddr + imageSize
 
 // Guest physical layout, from loadAddr on. Every table has a page of its own.
 const (
@@ -70,23 +81,28 @@ const (
 	userFlags = 1 << 1
 )
 
-// Kernel returns the ELF file.
+// Kernel returns the ELF file for forkd-vmm.
 func Kernel() []byte {
-	return bareguest.ELF(image(), loadAddr)
+	return Layout{Register: uint32(boot.VirtioBase), Generation: uint32(boot.VMGenIDAddr)}.Kernel()
+}
+
+// Kernel returns the ELF file for a VMM that enters it in 64-bit mode, as Linux is entered.
+func (l Layout) Kernel() []byte {
+	return bareguest.ELF(l.image(), loadAddr)
 }
 
 // image returns what lies at loadAddr.
-func image() []byte {
+func (l Layout) image() []byte {
 	m := make([]byte, imageSize)
 	copy(m, entryCode())
-	copy(m[userCode:], userLoop())
+	copy(m[userCode:], l.userLoop())
 	copy(m[trapCode:], []byte{
 		0x66, 0xba, boot.SerialPort & 0xff, boot.SerialPort >> 8, // mov $SerialPort,%dx
 		0xee,       // out %al,(%dx)
 		0xf4,       // hlt
 		0xeb, 0xfd, // jmp to the hlt
 	})
-	putTables(m)
+	l.putTables(m)
 	return m
 }
 
@@ -108,25 +124,25 @@ func entryCode() []byte {
 }
 
 // userLoop runs at CPL 3.
-func userLoop() []byte {
-	c := abs32([]byte{0xbe}, uint32(boot.VirtioBase))                      // mov $VirtioBase,%esi
-	c = abs32(append(c, 0x48, 0x8b, 0x1c, 0x25), uint32(boot.VMGenIDAddr)) // mov VMGenIDAddr,%rbx
+func (l Layout) userLoop() []byte {
+	c := abs32([]byte{0xbe}, l.Register)                       // mov $Register,%esi
+	c = abs32(append(c, 0x48, 0x8b, 0x1c, 0x25), l.Generation) // mov Generation,%rbx
 	loop := len(c)
-	c = append(c, 0x8b, 0x06)                                              // mov (%rsi),%eax
-	c = abs32(append(c, 0x48, 0x3b, 0x1c, 0x25), uint32(boot.VMGenIDAddr)) // cmp VMGenIDAddr,%rbx
-	c = append(c, 0x74, byte(loop-len(c)-2))                               // je loop
-	return append(c, 0x0f, 0x0b)                                           // ud2
+	c = append(c, 0x8b, 0x06)                                  // mov (%rsi),%eax
+	c = abs32(append(c, 0x48, 0x3b, 0x1c, 0x25), l.Generation) // cmp Generation,%rbx
+	c = append(c, 0x74, byte(loop-len(c)-2))                   // je loop
+	return append(c, 0x0f, 0x0b)                               // ud2
 }
 
-func putTables(m []byte) {
+func (l Layout) putTables(m []byte) {
 	le := binary.LittleEndian
 	link := func(at int, table uint32) { le.PutUint64(m[at:], uint64(loadAddr+table)|dirBits) }
 	link(pml4, pdpt)
 	link(pdpt, dirRAM)
 	link(pdpt+3*8, dirDevices)
-	const large = 2 << 20
 	le.PutUint64(m[dirRAM:], dirBits|pageLarge)
-	window := uint64(boot.VirtioBase)
+	const large = 2 << 20
+	window := uint64(l.Register) &^ (large - 1)
 	le.PutUint64(m[dirDevices+window>>21%512*8:], window|dirBits|pageLarge|pageUncached)
 
 	// Descriptors: Intel SDM vol. 3 §3.4.5; present, accessed, 4 KiB granularity, no base.

@@ -13,8 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
 
+var forkd = Layout{Register: uint32(boot.VirtioBase), Generation: uint32(boot.VMGenIDAddr)}
+
 func TestELFReadersAgree(t *testing.T) {
-	f, err := elf.NewFile(bytes.NewReader(Kernel()))
+	f, err := elf.NewFile(bytes.NewReader(forkd.Kernel()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +24,7 @@ func TestELFReadersAgree(t *testing.T) {
 		t.Fatalf("%+v", f.FileHeader)
 	}
 	got, err := io.ReadAll(f.Progs[0].Open())
-	if err != nil || !bytes.Equal(got, image()) {
+	if err != nil || !bytes.Equal(got, forkd.image()) {
 		t.Fatalf("segment has %d bytes, want the image's %d (%v)", len(got), imageSize, err)
 	}
 }
@@ -50,19 +52,22 @@ func TestLoaderAccepts(t *testing.T) {
 
 // The code parts do not run into each other, and the page tables map what the code touches.
 func TestLayout(t *testing.T) {
-	if n := len(entryCode()); n > userCode {
-		t.Errorf("the entry code has %d bytes, %d are free", n, userCode)
-	}
-	if n := len(userLoop()); n > trapCode-userCode {
-		t.Errorf("the user code has %d bytes, %d are free", n, trapCode-userCode)
-	}
-	m := image()
-	entry := func(at int) uint64 { return binary.LittleEndian.Uint64(m[at:]) }
-	window := uint64(boot.VirtioBase)
-	if got := entry(dirDevices+int(window>>21%512)*8) &^ 0xfff; got != window&^(2<<20-1) {
-		t.Errorf("the device page maps %#x, the window is at %#x", got, window)
-	}
-	if uint64(boot.VMGenIDAddr) >= 2<<20 || uint64(loadAddr)+imageSize > 2<<20 {
-		t.Error("the RAM page of 2 MiB does not reach the generation identifier and the image")
+	other := Layout{Register: 0xfeb00000, Generation: Note}
+	for _, l := range []Layout{forkd, other} {
+		if n := len(entryCode()); n > userCode {
+			t.Errorf("the entry code has %d bytes, %d are free", n, userCode)
+		}
+		if n := len(l.userLoop()); n > trapCode-userCode {
+			t.Errorf("the user code has %d bytes, %d are free", n, trapCode-userCode)
+		}
+		m := l.image()
+		entry := func(at int) uint64 { return binary.LittleEndian.Uint64(m[at:]) }
+		window := uint64(l.Register)
+		if got := entry(dirDevices+int(window>>21%512)*8) &^ 0xfff; got != window&^(2<<20-1) {
+			t.Errorf("the device page maps %#x, the window is at %#x", got, window)
+		}
+		if l.Generation+8 > 2<<20 || uint64(loadAddr)+imageSize > 2<<20 {
+			t.Error("the RAM page of 2 MiB does not reach the generation and the image")
+		}
 	}
 }
