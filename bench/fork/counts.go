@@ -98,7 +98,7 @@ func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter)
 		}
 		time.Sleep(countSettle) // what starting them leaves behind is not the request's
 	}
-	before, err := readChildren(counter)
+	before, err := counter.ReadChildren()
 	if err != nil {
 		return err
 	}
@@ -157,21 +157,6 @@ func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, 
 		private: float64(mem.TotalPrivate() - mem.Private[procmem.PartGuest]),
 	})
 	return nil
-}
-
-// readChildren reads the counts of this process's children: of the VMMs of the pool, and of others.
-func readChildren(counter *lab.Counter) (map[int]lab.Counts, error) {
-	pids, err := lab.Children()
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[int]lab.Counts)
-	for _, pid := range pids {
-		if c, err := counter.Read(pid); err == nil { // or it has ended
-			out[pid] = c
-		}
-	}
-	return out, nil
 }
 
 // Budgets of a child.

@@ -123,6 +123,21 @@ func (c *Counter) Read(pid int) (Counts, error) {
 	return Counts{Switches: counts[0], Calls: counts[1], Exits: counts[2], Faults: faults}, err
 }
 
+// ReadChildren returns the counts of this process's children that live, by process id.
+func (c *Counter) ReadChildren() (map[int]Counts, error) {
+	pids, err := Children()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[int]Counts)
+	for _, pid := range pids {
+		if counts, err := c.Read(pid); err == nil { // or it has ended
+			out[pid] = counts
+		}
+	}
+	return out, nil
+}
+
 // pageFaults returns minflt and majflt of a process (proc_pid_stat(5)).
 func pageFaults(pid int) (uint64, error) {
 	p, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

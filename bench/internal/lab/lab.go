@@ -6,9 +6,11 @@
 package lab
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -131,6 +133,37 @@ func PssKiB(pid int) (uint64, error) {
 		return 0, err
 	}
 	return statusField(string(p), "Pss")
+}
+
+// PrivateKiB returns the pages that only this process has, without those of its mappings of a file
+// (proc_pid_smaps(5)): the private memory of a VMM besides the RAM of its guest.
+func PrivateKiB(pid int, without string) (float64, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return privateKiB(f, without)
+}
+
+func privateKiB(smaps io.Reader, without string) (total float64, err error) {
+	counts := false // the mapping that is being read
+	lines := bufio.NewScanner(smaps)
+	for lines.Scan() {
+		key, rest, _ := strings.Cut(lines.Text(), " ")
+		switch {
+		case !strings.HasSuffix(key, ":"): // address, mode, offset, device, inode, path
+			counts = !strings.HasSuffix(rest, " "+without)
+		case counts && strings.HasPrefix(key, "Private_"):
+			number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			kib, err := strconv.ParseUint(number, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("parse smaps: %s is %q", key, rest)
+			}
+			total += float64(kib)
+		}
+	}
+	return total, lines.Err()
 }
 
 func meminfo(key string) (uint64, error) {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -14,6 +15,30 @@ func TestStatusField(t *testing.T) {
 	}
 	if _, err := statusField(text, "Mem"); err == nil {
 		t.Error("found a field by half its name")
+	}
+}
+
+func TestPrivateKiBLeavesTheGuestOut(t *testing.T) {
+	smaps := `7f0000000000-7f0008000000 rw-p 00000000 00:18 12 /dev/shm/x/memory
+Size:             131072 kB
+Private_Clean:         4 kB
+Private_Dirty:        40 kB
+7f0008000000-7f0008021000 rw-p 00000000 00:00 0 
+Private_Clean:         8 kB
+Private_Dirty:       100 kB
+Private_Hugetlb:       0 kB
+00400000-00401000 r--p 00000000 00:18 13 /dev/shm/x/memory of another
+Private_Clean:         1 kB
+VmFlags: rd mr mw me
+`
+	if kib, err := privateKiB(strings.NewReader(smaps), "/dev/shm/x/memory"); err != nil || kib != 109 {
+		t.Errorf("%v KiB, %v", kib, err)
+	}
+	if _, err := privateKiB(strings.NewReader("0-1 rw-p 0 0:0 0\nPrivate_Dirty: x kB\n"), "y"); err == nil {
+		t.Error("accepted a number that is none")
+	}
+	if kib, err := PrivateKiB(os.Getpid(), "/none"); err != nil || kib < 100 {
+		t.Errorf("this process has %v KiB of its own, %v", kib, err)
 	}
 }
 

@@ -39,9 +39,9 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 	return saveStub(ctx, m.Snapshots(), tag, vmm, machine, d.Host.Accel, extents)
 }
 
-// stubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen
+// StubSettle is how long the stub's parent runs until it is surely in its loop: a few dozen
 // instructions, which take microseconds on every host, emulated ones included.
-const stubSettle = 300 * time.Millisecond
+const StubSettle = 300 * time.Millisecond
 
 func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 	f, err := os.Open(kernel)
@@ -56,15 +56,15 @@ func runStub(ctx context.Context, vmm vmpool.VMM, kernel string) error {
 		return err
 	}
 	select {
-	case <-time.After(stubSettle):
+	case <-time.After(StubSettle):
 	case <-vmm.Done():
 		return fmt.Errorf("this KVM cannot run the stub guest: %s %s", vmm.Exit().Reason, vmm.Exit().Detail)
 	}
 	return vmm.Pause(ctx)
 }
 
-// Where the extents that BakeStub adds lie: above all that the stub uses, each followed by a hole of
-// the same length, so that the kernel does not join their mappings.
+// Where the extents that BakeStub adds lie: above all that the stub uses, each followed by a hole
+// of the same length, so that the kernel does not join their mappings.
 const (
 	extentsFrom = 32 << 20
 	extentStep  = 64 << 10
