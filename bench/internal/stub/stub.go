@@ -39,6 +39,8 @@ const (
 
 	userCode   = 0x100 // behind the entry code
 	trapCode   = 0x200 // the handler of invalid instructions
+	bootCode   = 0x280 // where a Multiboot loader enters
+	bootHeader = 0x300
 	pml4       = 0x1000
 	pdpt       = 0x2000
 	dirRAM     = 0x3000 // addresses from 0
@@ -51,6 +53,9 @@ const (
 	stackTop   = 0x9000
 	imageSize  = 0x9000
 )
+
+// programAddr is where linkers put programs of x86-64.
+const programAddr = 0x400000
 
 // Selectors in the GDT, with the requested privilege level of the user's.
 const (
@@ -89,6 +94,53 @@ func Kernel() []byte {
 // Kernel returns the ELF file for a VMM that enters it in 64-bit mode, as Linux is entered.
 func (l Layout) Kernel() []byte {
 	return bareguest.ELF(l.image(), loadAddr)
+}
+
+// Multiboot returns a kernel for a VMM that enters it in 32-bit mode: a file with a header by the
+// Multiboot Specification 0.6.96 §3.1 that gives the addresses itself.
+func (l Layout) Multiboot() []byte {
+	const magic, addressesAreValid = 0x1badb002, 1 << 16
+	m := l.image()
+	copy(m[bootCode:], enter64())
+	var sum uint32 // of the first three fields it is 0
+	sum -= magic + addressesAreValid
+	for i, v := range []uint32{magic, addressesAreValid, sum, loadAddr + bootHeader, loadAddr,
+		loadAddr + imageSize, Note + 8, loadAddr + bootCode} { // the loader clears the Note too
+		binary.LittleEndian.PutUint32(m[bootHeader+4*i:], v)
+	}
+	return m
+}
+
+// enter64 goes from 32-bit mode without paging to the entry code in 64-bit mode (Intel SDM vol. 3
+// §9.8.5).
+func enter64() []byte {
+	c := []byte{
+		0x0f, 0x20, 0xe0, 0x83, 0xc8, 0x20, 0x0f, 0x22, 0xe0, // CR4 |= PAE
+		0xb9, 0x80, 0x00, 0x00, 0xc0, 0x0f, 0x32, // EFER |= LME
+		0x0d, 0x00, 0x01, 0x00, 0x00, 0x0f, 0x30,
+	}
+	c = append(abs32(append(c, 0xb8), loadAddr+pml4), 0x0f, 0x22, 0xd8)    // CR3 = pml4
+	c = append(c, 0x0f, 0x20, 0xc0, 0x0d, 0, 0, 0, 0x80, 0x0f, 0x22, 0xc0) // CR0 |= PG
+	c = abs32(append(c, 0x0f, 0x01, 0x15), loadAddr+gdtPointer)            // lgdt gdtPointer
+	return append(abs32(append(c, 0xea), loadAddr), selKernelCode, 0)      // ljmp to the entry code
+}
+
+// Program returns a Linux program for containers, which answers as a forked stub does, on its
+// standard output, and then waits to be killed. It needs no files.
+func Program() []byte {
+	const write, pause = 1, 34 // system calls of x86-64
+	c := []byte{
+		0xb8, write, 0, 0, 0, // mov $write,%eax
+		0xbf, 1, 0, 0, 0, // mov $1,%edi: standard output
+		0x48, 0x8d, 0x35, 16, 0, 0, 0, // lea answer(%rip),%rsi
+		0xba, 1, 0, 0, 0, // mov $1,%edx: one byte
+		0x0f, 0x05, // syscall
+		0xb8, pause, 0, 0, 0, // mov $pause,%eax
+		0x0f, 0x05, // syscall
+		0xeb, 0xf7, // jmp to the mov
+		Answer,
+	}
+	return bareguest.ELF(c, programAddr)
 }
 
 // image returns what lies at loadAddr.

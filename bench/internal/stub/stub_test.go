@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/forkd/forkd/internal/vmm/boot"
@@ -47,6 +49,49 @@ func TestLoaderAccepts(t *testing.T) {
 	state, err := boot.Load(mem, boot.Params{Kernel: f, VCPUs: 1})
 	if err != nil || state.RIP != uint64(loadAddr) {
 		t.Fatalf("entry %#x, want %#x: %v", state.RIP, loadAddr, err)
+	}
+}
+
+// The program for containers is run: it answers, and then waits.
+func TestProgram(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "answer")
+	if err := os.WriteFile(path, Program(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 1)
+	if _, err := io.ReadFull(out, said); err != nil || said[0] != Answer {
+		t.Errorf("it said %q, %v", said, err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error("it did not wait: ", err)
+	}
+	rest, _ := io.ReadAll(out)
+	_ = cmd.Wait()
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || len(rest) > 0 {
+		t.Errorf("it ended by itself (%v), and said %q more", cmd.ProcessState, rest)
+	}
+}
+
+// A Multiboot loader finds the header, and in it where the image belongs.
+func TestMultiboot(t *testing.T) {
+	m := forkd.Multiboot()
+	field := func(i int) uint32 { return binary.LittleEndian.Uint32(m[bootHeader+4*i:]) }
+	if bootHeader%4 != 0 || field(0) != 0x1badb002 || field(0)+field(1)+field(2) != 0 {
+		t.Errorf("header %x", m[bootHeader:bootHeader+32])
+	}
+	if field(3)-field(4) != bootHeader || field(4) != loadAddr || field(5)-field(4) != uint32(len(m)) || field(6) <= Note {
+		t.Errorf("the image of %d bytes is at %#x to %#x, its header at %#x", len(m), field(4), field(5), field(3))
+	}
+	if n := len(enter64()); field(7) != loadAddr+bootCode || bootCode+n > bootHeader {
+		t.Errorf("it is entered at %#x, and the code for that has %d bytes", field(7), n)
 	}
 }
 
