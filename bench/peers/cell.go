@@ -1,0 +1,133 @@
+package main
+
+import (
+	"math"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+)
+
+// cell is one peer at one n, from a pool or without one: what its forks took.
+type cell struct {
+	n    int
+	warm bool // processes were waiting
+
+	entered, answered []float64     // ms, per child, from the request
+	last              []float64     // ms, per fork: its last child answered
+	vmm, driver       time.Duration // CPU time of all timed children; of this process for them
+	timed             int           // children
+	counts            []lab.Counts  // per counted child, from the request
+	private           []float64     // KiB, per counted child, besides guest RAM
+
+	counter *lab.Counter // nil: forks are timed; else they are counted, and not timed
+	before  map[int]lab.Counts
+	cpu     lab.CPU
+}
+
+// child is one child of a fork, alive. Times count from the request for all of them.
+type child struct {
+	pid      int           // of its VMM process; 0: it has none that could be measured
+	entered  time.Duration // its vCPUs run; 0: the peer does not tell
+	answered time.Duration
+	private  func() (float64, error) // see cell.private
+}
+
+// settle is how long before a request nothing happens, and how long after the last answer what a
+// fork leaves behind still counts as its cost.
+const settle = 100 * time.Millisecond
+
+// begin is called when all is ready for a request.
+func (c *cell) begin() (err error) {
+	time.Sleep(settle)
+	if c.counter != nil {
+		if c.before, err = c.counter.ReadChildren(); err != nil {
+			return err
+		}
+	}
+	c.cpu, err = lab.ReadCPU()
+	return err
+}
+
+// end is called when the last child has answered, while all of them live.
+func (c *cell) end(children []child) error {
+	now, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	time.Sleep(settle)
+	if c.counter != nil {
+		return c.count(children)
+	}
+	later, err := lab.ReadCPU()
+	if err != nil {
+		return err
+	}
+	own, _ := now.Since(c.cpu, nil)
+	var last time.Duration
+	for _, child := range children {
+		_, vmm := later.Since(c.cpu, []int{child.pid})
+		c.vmm += vmm
+		c.entered = append(c.entered, report.Millis(child.entered)...)
+		c.answered = append(c.answered, report.Millis(child.answered)...)
+		last = max(last, child.answered)
+	}
+	c.driver += own
+	c.last = append(c.last, report.Millis(last)...)
+	c.timed += len(children)
+	return nil
+}
+
+func (c *cell) count(children []child) error {
+	for _, child := range children {
+		if child.pid == 0 {
+			continue
+		}
+		now, err := c.counter.Read(child.pid)
+		if err != nil {
+			return err
+		}
+		c.counts = append(c.counts, now.Sub(c.before[child.pid]))
+		private, err := child.private()
+		if err != nil {
+			return err
+		}
+		c.private = append(c.private, private)
+	}
+	return nil
+}
+
+// p50Entered and p50Answered are NaN where the peer did not tell.
+func (c *cell) p50Entered() float64 {
+	if len(c.entered) == 0 || c.entered[0] == 0 {
+		return math.NaN()
+	}
+	return report.Quantile(c.entered, 0.5)
+}
+
+func (c *cell) p50Answered() float64 { return report.Quantile(c.answered, 0.5) }
+
+// vmmCPU is in ms per child; NaN if it is not known.
+func (c *cell) vmmCPU() float64 {
+	if c.timed == 0 || c.vmm == 0 {
+		return math.NaN()
+	}
+	return c.vmm.Seconds() * 1e3 / float64(c.timed)
+}
+
+// driverCPU is in ms per child.
+func (c *cell) driverCPU() float64 {
+	if c.timed == 0 {
+		return math.NaN()
+	}
+	return c.driver.Seconds() * 1e3 / float64(c.timed)
+}
+
+// p50Count is the median of a count, NaN if nothing was counted.
+func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
+	var all []float64
+	for _, counts := range c.counts {
+		all = append(all, float64(figure(counts)))
+	}
+	return report.Quantile(all, 0.5)
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/forkd/forkd/bench/internal/stub"
+)
+
+// container starts a container for every child, by a program with the command line of runc. There
+// is no pool, no moment of entering, and no process of which the CPU time and memory were those of
+// the child.
+func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
+	p := &peer{name: name, absent: absence(bin)}
+	if p.absent != "" {
+		return p, nil
+	}
+	version, err := exec.CommandContext(ctx, bin, "--version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --version: %w", bin, err)
+	}
+	first, _, _ := strings.Cut(string(version), "\n")
+	p.how = first + ": a container without network and limits, whose program answers at once"
+	c := &container{bin: bin}
+	if c.dir, _, err = b.directories(); err != nil {
+		return nil, err
+	}
+	if err := c.makeBundle(); err != nil {
+		return nil, err
+	}
+	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
+	// Where this host lacks something that it needs, it takes no part.
+	if err := p.fork(ctx, &cell{n: 1}, 1); err != nil {
+		p.absent = fmt.Sprintf("it does not work here: %v", err)
+	}
+	return p, nil
+}
+
+type container struct{ bin, dir string }
+
+func (c *container) bundle() string { return filepath.Join(c.dir, "bundle") }
+
+// makeBundle makes what the OCI runtime specification 1.0 calls a bundle.
+func (c *container) makeBundle() error {
+	rootfs := filepath.Join(c.bundle(), "rootfs")
+	if err := os.MkdirAll(filepath.Join(rootfs, "proc"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(rootfs, "answer"), stub.Program(), 0o755); err != nil {
+		return err
+	}
+	config, err := json.Marshal(bundleConfig())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.bundle(), "config.json"), config, 0o600)
+}
+
+func bundleConfig() any {
+	type fields map[string]any
+	var namespaces []fields
+	for _, kind := range []string{"pid", "mount", "ipc", "uts", "network"} {
+		namespaces = append(namespaces, fields{"type": kind})
+	}
+	return fields{
+		"ociVersion": "1.0.2",
+		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
+			"noNewPrivileges": true},
+		"root":   fields{"path": "rootfs", "readonly": true},
+		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"}},
+		"linux":  fields{"namespaces": namespaces},
+	}
+}
+
+// running is a container.
+type running struct {
+	of  *container
+	id  string
+	cmd *exec.Cmd
+	out *os.File // its standard output
+}
+
+func (r *running) start(context.Context) error {
+	dir, err := os.MkdirTemp(r.of.dir, "c")
+	if err != nil {
+		return err
+	}
+	out, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	r.id, r.out = filepath.Base(dir), out
+	r.cmd = exec.Command(r.of.bin, append(r.of.flags(), "run", "--bundle", r.of.bundle(), r.id)...)
+	r.cmd.Stdout, r.cmd.Stderr = theirs, os.Stderr
+	return r.cmd.Start()
+}
+
+// flags are for all commands. gVisor would want a network.
+func (c *container) flags() []string {
+	flags := []string{"--root", filepath.Join(c.dir, "state")}
+	if filepath.Base(c.bin) == "runsc" {
+		flags = append(flags, "--network=none")
+	}
+	return flags
+}
+
+func (r *running) answer(ctx context.Context) error { return awaitAnswer(ctx, r.out) }
+
+func (r *running) describe(c *child) { c.private = noPrivate }
+
+func (r *running) end() {
+	if r.cmd != nil && r.cmd.Process != nil {
+		_ = exec.Command(r.of.bin, append(r.of.flags(), "delete", "--force", r.id)...).Run()
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+	}
+	if r.out != nil {
+		r.out.Close()
+	}
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/stub"
+)
+
+// firecracker forks by Firecracker's snapshots. They are made by Firecracker itself, of a running
+// stub, and every child is a process that loads them by its API socket.
+func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
+	p := &peer{name: name, pool: true, absent: absence(bin)}
+	if p.absent != "" {
+		return p, nil
+	}
+	f := &firecracker{bin: bin}
+	var err error
+	if f.dir, f.snapshots, err = b.directories(); err != nil {
+		return nil, err
+	}
+	version, err := exec.CommandContext(ctx, bin, "--version").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --version: %w", bin, err)
+	}
+	first, _, _ := strings.Cut(string(version), "\n")
+	p.how = first + ": a process for each child, without its jailer but with its seccomp filters; " +
+		"PUT /snapshot/load with resume_vm"
+	if err := f.bake(ctx, b.memoryMiB); err != nil {
+		return nil, fmt.Errorf("%s: make its snapshot: %w", name, err)
+	}
+	p.fork = processes(func(ctx context.Context) (process, error) { return f.spawn(ctx) }, true)
+	return p, nil
+}
+
+type firecracker struct {
+	bin, dir  string
+	snapshots string // directory of the snapshot, in RAM
+}
+
+func (f *firecracker) state() string  { return filepath.Join(f.snapshots, "state") }
+func (f *firecracker) memory() string { return filepath.Join(f.snapshots, "memory") }
+
+// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x is behind the page of its boot
+// timer, which is the first of the device hole.
+var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
+
+// bake boots a stub and makes a snapshot of it. It has two devices of those that forkd's sandboxes
+// have; a network device would need an interface of the host for every child.
+func (f *firecracker) bake(ctx context.Context, memoryMiB uint64) error {
+	kernel := filepath.Join(f.dir, "stub.elf")
+	if err := os.WriteFile(kernel, firecrackerLayout.Kernel(), 0o600); err != nil {
+		return err
+	}
+	vm, err := f.spawn(ctx)
+	if err != nil {
+		return err
+	}
+	defer vm.end()
+	type fields map[string]any
+	for _, r := range []struct {
+		method, path string
+		body         fields
+	}{
+		{"PUT", "/machine-config", fields{"vcpu_count": 1, "mem_size_mib": memoryMiB}},
+		// Without a console it has no serial port.
+		{"PUT", "/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}},
+		{"PUT", "/vsock", fields{"guest_cid": 3, "uds_path": "vsock"}},
+		{"PUT", "/entropy", fields{}},
+		{"PUT", "/actions", fields{"action_type": "InstanceStart"}},
+	} {
+		if err := vm.request(ctx, r.method, r.path, r.body); err != nil {
+			return err
+		}
+	}
+	time.Sleep(lab.StubSettle)
+	if err := vm.request(ctx, "PATCH", "/vm", fields{"state": "Paused"}); err != nil {
+		return err
+	}
+	if err := vm.request(ctx, "PUT", "/snapshot/create",
+		fields{"snapshot_type": "Full", "snapshot_path": f.state(), "mem_file_path": f.memory()}); err != nil {
+		return err
+	}
+	return tellCopies(f.memory())
+}
+
+// tellCopies writes to a snapshot's memory what tells a stub that it is a copy.
+func tellCopies(memory string) error {
+	file, err := os.OpenFile(memory, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt([]byte{1}, int64(stub.Note))
+	return errors.Join(err, file.Close())
+}
+
+// firecrackerVM is a process of Firecracker.
+type firecrackerVM struct {
+	of   *firecracker
+	dir  string // its working directory, to which the snapshot's path of the vsock is relative
+	cmd  *exec.Cmd
+	out  *os.File // the guest's serial port
+	conn net.Conn // to its API
+	in   *bufio.Reader
+}
+
+// apiPoll is how often it is tried whether a VMM answers yet.
+const apiPoll = 200 * time.Microsecond
+
+func (f *firecracker) spawn(ctx context.Context) (*firecrackerVM, error) {
+	dir, err := os.MkdirTemp(f.dir, "")
+	if err != nil {
+		return nil, err
+	}
+	vm := &firecrackerVM{of: f, dir: dir}
+	if err := vm.run(ctx); err != nil {
+		vm.end()
+		return nil, err
+	}
+	return vm, nil
+}
+
+func (v *firecrackerVM) run(ctx context.Context) error {
+	out, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	v.out = out
+	// A log would be mixed with what the guest says.
+	cmd := exec.Command(v.of.bin, "--api-sock", "api", "--level", "Off")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = v.dir, theirs, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	v.cmd = cmd
+	v.conn, err = dialSoon(ctx, filepath.Join(v.dir, "api"))
+	if err == nil {
+		v.in = bufio.NewReader(v.conn)
+	}
+	return err
+}
+
+// dialSoon connects to the socket of a process that is starting.
+func dialSoon(ctx context.Context, path string) (net.Conn, error) {
+	for {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			return conn, nil
+		}
+		select {
+		case <-time.After(apiPoll):
+		case <-ctx.Done():
+			return nil, errors.Join(err, context.Cause(ctx))
+		}
+	}
+}
+
+// request makes a request of the API. It does so by hand: a client of net/http costs more CPU time
+// than it takes Firecracker to answer.
+func (v *firecrackerVM) request(ctx context.Context, method, path string, body any) error {
+	p, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = v.conn.SetDeadline(deadline)
+	}
+	if _, err := fmt.Fprintf(v.conn, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		method, path, len(p), p); err != nil {
+		return err
+	}
+	r, err := http.ReadResponse(v.in, nil)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if r.StatusCode >= 300 {
+		return fmt.Errorf("%s %s: %s %s", method, path, r.Status, text)
+	}
+	return err
+}
+
+func (v *firecrackerVM) start(ctx context.Context) error {
+	return v.request(ctx, "PUT", "/snapshot/load", map[string]any{"snapshot_path": v.of.state(), "resume_vm": true,
+		"mem_backend": map[string]string{"backend_type": "File", "backend_path": v.of.memory()}})
+}
+
+func (v *firecrackerVM) answer(ctx context.Context) error { return awaitAnswer(ctx, v.out) }
+
+// awaitAnswer waits for what a child says first, which must be the stub's answer.
+func awaitAnswer(ctx context.Context, out *os.File) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = out.SetReadDeadline(deadline)
+	}
+	var said [1]byte
+	if _, err := io.ReadFull(out, said[:]); err != nil {
+		return fmt.Errorf("wait for the stub's answer: %w", err)
+	}
+	if said[0] != stub.Answer {
+		return fmt.Errorf("the stub's answer is %q, not %q", said[0], stub.Answer)
+	}
+	return nil
+}
+
+func (v *firecrackerVM) describe(c *child) {
+	c.pid = v.cmd.Process.Pid
+	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, v.of.memory()) }
+}
+
+func (v *firecrackerVM) end() {
+	if v.conn != nil {
+		v.conn.Close()
+	}
+	if v.cmd != nil {
+		_ = v.cmd.Process.Kill()
+		_ = v.cmd.Wait()
+	}
+	if v.out != nil {
+		v.out.Close()
+	}
+	_ = os.RemoveAll(v.dir)
+}

@@ -1,0 +1,214 @@
+// Command peers measures forkd beside other runtimes, in one run and by turns: how long after a
+// request a child runs, and how long until it has answered, what that costs in CPU time, and the
+// memory that it keeps.
+//
+// The virtual machines all run the same guest without an operating system (package stub), each
+// from a snapshot that its own VMM has made, so that the figures are the VMM's and its driver's,
+// on every KVM. Containers cannot be forked: they start a program that answers, which is the least
+// that they could do. What guests with Linux cost is not measured here.
+//
+// A peer takes part if it is installed, or if its path is given. One that does not is named in the
+// tables, without figures. Tables go to standard output, progress to standard error, the figures as
+// JSON to the file -o, and a chart to the file -chart. It needs root. scripts/bench runs it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// bench is one run of this program.
+type bench struct {
+	*lab.Program
+	memoryMiB uint64
+	ns        lab.Numbers
+	rounds    int
+	counted   int
+	chart     string
+	programs  map[string]*string // paths by names of peers; empty: it takes no part
+
+	dir, ram string // where directories makes them
+}
+
+func main() {
+	b := &bench{Program: lab.NewProgram("peers", 5*time.Minute, "no new turn begins"), programs: make(map[string]*string)}
+	b.ns = lab.Numbers{List: []int{1, 10, 100}, Min: 1, Max: sandbox.MaxFork}
+	flag.Uint64Var(&b.memoryMiB, "memory", 128, "guest RAM in MiB, 64 to 3072")
+	flag.Var(&b.ns, "n", "children per fork")
+	flag.IntVar(&b.rounds, "rounds", 5, "how often each peer has its turn")
+	flag.IntVar(&b.counted, "counted", 10, "for how many children system calls and the like are counted; 0: for none")
+	flag.StringVar(&b.chart, "chart", "", "file for the chart as SVG; empty: none")
+	for _, p := range []struct{ peer, flag, program string }{
+		{firecrackerName, "firecracker", "firecracker"},
+		// A Firecracker that sets memory slots before it makes the interrupt controller and vCPUs,
+		// for the kernel makes it wait when it does so later.
+		{memslotsFirstName, "firecracker-memslots-first", ""},
+		{qemuName, "qemu", "qemu-system-x86_64"},
+		{runcName, "runc", "runc"},
+		{gvisorName, "runsc", "runsc"},
+	} {
+		installed, _ := exec.LookPath(p.program) // empty if it is not
+		b.programs[p.peer] = flag.String(p.flag, installed, "path of "+p.peer+"; empty: it takes no part")
+	}
+	b.Main(b.check, b.measure)
+}
+
+func (b *bench) check() error {
+	if b.memoryMiB < 64 || b.memoryMiB > 3072 || len(b.ns.List) == 0 || b.rounds < 1 || b.counted < 0 {
+		return errors.New("-memory wants 64 to 3072, -n a number, -rounds 1 or more, -counted 0 or more")
+	}
+	return nil
+}
+
+func (b *bench) measure(ctx context.Context) (*report.Report, error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	host, err := lab.Host()
+	if err != nil {
+		return nil, err
+	}
+	daemon, err := lab.NewDaemon(host, &undo)
+	if err != nil {
+		return nil, err
+	}
+	b.dir = daemon.Dir
+	if b.ram, err = os.MkdirTemp("/dev/shm", "fkb"); err != nil {
+		return nil, err
+	}
+	undo.Add(func() { os.RemoveAll(b.ram) })
+	peers, err := b.peers(ctx, daemon)
+	if err != nil {
+		return nil, err
+	}
+	matrix := newMatrix(peers, b.ns.List)
+	if err := b.turns(ctx, matrix); err != nil {
+		return nil, err
+	}
+	r := b.Report(host)
+	r.Tables = append(r.Tables, matrix.times(), matrix.costs())
+	if b.chart != "" {
+		if err := os.WriteFile(b.chart, matrix.chart(host).SVG(), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// Names of peers.
+const (
+	firecrackerName   = "Firecracker"
+	memslotsFirstName = "Firecracker, memslots first"
+	qemuName          = "QEMU microvm"
+	runcName          = "runc"
+	gvisorName        = "gVisor runsc"
+)
+
+// peers makes ready who takes part.
+func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) {
+	ours, err := b.forkd(ctx, daemon)
+	if err != nil {
+		return nil, err
+	}
+	peers := []*peer{ours}
+	for _, other := range []struct {
+		name    string
+		prepare func(ctx context.Context, name, bin string) (*peer, error)
+	}{
+		{firecrackerName, b.firecracker},
+		{memslotsFirstName, b.firecracker},
+		{qemuName, b.qemu},
+		{runcName, b.container},
+		{gvisorName, b.container},
+	} {
+		bin := *b.programs[other.name]
+		if bin != "" {
+			if bin, err = filepath.Abs(bin); err != nil { // it is run in other directories
+				return nil, err
+			}
+		}
+		p, err := other.prepare(ctx, other.name, bin)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", other.name, err)
+		}
+		if p.absent != "" {
+			b.Progress("%s takes no part: %s", p.name, p.absent)
+		}
+		peers = append(peers, p)
+	}
+	return peers, nil
+}
+
+// directories makes two for a peer, with short paths: on disk, and in RAM for snapshots.
+func (b *bench) directories() (dir, ram string, err error) {
+	if dir, err = os.MkdirTemp(b.dir, "p"); err != nil {
+		return "", "", err
+	}
+	ram, err = os.MkdirTemp(b.ram, "p")
+	return dir, ram, err
+}
+
+// turns measures: round by round, every cell has its turn, and within a cell every peer.
+func (b *bench) turns(ctx context.Context, m *matrix) error {
+	for round := range b.rounds {
+		for _, row := range m.rows {
+			if b.TimeIsUp() {
+				b.Progress("the time of -budget is up in round %d of %d", round+1, b.rounds)
+				return nil
+			}
+			b.Progress("round %d of %d: n=%d, pool %s", round+1, b.rounds, row.n, row.pool())
+			if err := row.turn(ctx, round, nil, perTurn); err != nil {
+				return err
+			}
+		}
+	}
+	if b.counted == 0 {
+		return nil
+	}
+	counter, err := lab.NewCounter()
+	if err != nil {
+		return err
+	}
+	defer counter.Close()
+	for _, row := range m.rows {
+		if b.TimeIsUp() {
+			b.Progress("the time of -budget is up: counts of n=%d, pool %s stay blank", row.n, row.pool())
+			continue
+		}
+		b.Progress("counting: n=%d, pool %s", row.n, row.pool())
+		if err := row.turn(ctx, 0, counter, b.counted); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// perTurn is how many children at least a peer forks in one turn of a cell.
+const perTurn = 5
+
+// turn gives every peer its turn. Each round another one begins, so that what the one before leaves
+// behind falls on all.
+func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
+	for i := range r.cells {
+		at := (i + round) % len(r.cells)
+		c, p := r.cells[at], r.peers[at]
+		if c == nil {
+			continue
+		}
+		c.counter = counter
+		if err := p.fork(ctx, c, (children+r.n-1)/r.n); err != nil {
+			return fmt.Errorf("%s, n=%d, pool %s: %w", p.name, r.n, r.pool(), err)
+		}
+	}
+	return nil
+}

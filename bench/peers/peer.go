@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math"
+	"runtime"
+	"sync"
+	"time"
+)
+
+// peer is one runtime of the comparison.
+type peer struct {
+	name   string
+	how    string // what it does for a child; a note under the tables
+	absent string // why it takes no part; empty: it does
+	pool   bool   // its processes can wait for a request
+	// fork forks c.n children so many times, one fork after another, and has c measure each.
+	fork func(ctx context.Context, c *cell, times int) error
+}
+
+// absence is why a peer takes no part whose program is at bin; empty: it does.
+func absence(bin string) string {
+	if bin == "" {
+		return "it is not installed, and no path was given"
+	}
+	return ""
+}
+
+// process is one child of a peer that this program drives by itself, from its process on.
+type process interface {
+	start(ctx context.Context) error  // lets the guest run; returns when the peer says that it does
+	answer(ctx context.Context) error // returns when the guest has answered
+	end()                             // and nothing is left of it
+	describe(c *child)                // all but times
+}
+
+// processes is a peer's fork by processes that spawn makes. Without a pool, what spawn does is part
+// of the request. tells says that start returns when the vCPUs have entered.
+func processes(spawn func(ctx context.Context) (process, error), tells bool) func(context.Context, *cell, int) error {
+	return func(ctx context.Context, c *cell, times int) error {
+		for range times {
+			if err := forkProcesses(ctx, c, spawn, tells); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// restoresPerCPU is how many children the sandbox manager of forkd restores at a time on each CPU.
+// Others are driven no faster: with more at a time, every child waits for all others.
+const restoresPerCPU = 2
+
+// answerLimit is how long a child may take; more means that it hangs.
+const answerLimit = 60 * time.Second
+
+func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (process, error), tells bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, errors.New("its children do not answer"))
+	defer cancel()
+	all, children := make([]process, c.n), make([]child, c.n)
+	defer func() {
+		_ = inTurn(c.n, func(i int) error {
+			if all[i] != nil {
+				all[i].end()
+			}
+			return nil
+		})
+	}()
+	// make1 leaves all[i] nil if it fails.
+	make1 := func(i int) error {
+		p, err := spawn(ctx)
+		if err == nil {
+			all[i] = p
+		}
+		return err
+	}
+	if c.warm {
+		if err := inTurn(c.n, make1); err != nil {
+			return err
+		}
+	}
+	if err := c.begin(); err != nil {
+		return err
+	}
+	request := time.Now()
+	answers := make([]error, c.n)
+	var waiting sync.WaitGroup
+	err := inTurn(c.n, func(i int) error {
+		if !c.warm {
+			if err := make1(i); err != nil {
+				return err
+			}
+		}
+		if err := all[i].start(ctx); err != nil {
+			return err
+		}
+		if tells {
+			children[i].entered = time.Since(request)
+		}
+		waiting.Go(func() {
+			answers[i] = all[i].answer(ctx)
+			children[i].answered = time.Since(request)
+		})
+		return nil
+	})
+	waiting.Wait()
+	if err := errors.Join(append(answers, err)...); err != nil {
+		return errors.Join(err, context.Cause(ctx))
+	}
+	for i := range children {
+		all[i].describe(&children[i])
+	}
+	return c.end(children)
+}
+
+// inTurn calls f with 0 to n-1, so many at a time as the sandbox manager would restore.
+func inTurn(n int, f func(i int) error) error {
+	places := make(chan struct{}, restoresPerCPU*runtime.NumCPU())
+	errs := make([]error, n)
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			errs[i] = f(i)
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// noPrivate is the private memory of children that have no VMM.
+func noPrivate() (float64, error) { return math.NaN(), nil }

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+	"github.com/forkd/forkd/bench/internal/stub"
+)
+
+// program is a child that is no more than the program of containers.
+type program struct {
+	path  string
+	cmd   *exec.Cmd
+	out   *os.File
+	alive *atomic.Int32
+}
+
+func (p *program) start(context.Context) error {
+	out, theirs, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	p.out, p.cmd = out, exec.Command(p.path)
+	p.cmd.Stdout = theirs
+	p.alive.Add(1)
+	return p.cmd.Start()
+}
+
+func (p *program) answer(ctx context.Context) error { return awaitAnswer(ctx, p.out) }
+
+func (p *program) end() {
+	if p.cmd != nil {
+		p.alive.Add(-1)
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		p.out.Close()
+	}
+}
+
+func (p *program) describe(c *child) {
+	c.pid = p.cmd.Process.Pid
+	c.private = func() (float64, error) { return lab.PrivateKiB(c.pid, "/none") }
+}
+
+// Real processes are forked: all are measured, and none is left.
+func TestForkProcesses(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "answer")
+	if err := os.WriteFile(path, stub.Program(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var alive atomic.Int32
+	fork := processes(func(context.Context) (process, error) { return &program{path: path, alive: &alive}, nil }, true)
+	for _, warm := range []bool{true, false} {
+		c := &cell{n: 7, warm: warm}
+		if err := fork(t.Context(), c, 2); err != nil {
+			t.Fatal(err)
+		}
+		if len(c.answered) != 14 || len(c.last) != 2 || c.timed != 14 || alive.Load() != 0 {
+			t.Fatalf("warm %v: %d answers of %d forks, %d children left", warm, len(c.answered), len(c.last), alive.Load())
+		}
+		for i := range c.answered {
+			if c.entered[i] <= 0 || c.answered[i] < c.entered[i] {
+				t.Errorf("warm %v: entered after %v ms, answered after %v", warm, c.entered[i], c.answered[i])
+			}
+		}
+		if got := slices.Max(c.answered[:7]); c.last[0] != got {
+			t.Errorf("the last answered after %v ms, one after %v", c.last[0], got)
+		}
+		if c.vmmCPU() <= 0 || c.vmmCPU() > 1e3 {
+			t.Errorf("a child took %v ms of CPU", c.vmmCPU())
+		}
+	}
+	// One that cannot be made: the others are ended, and the error is told.
+	var made atomic.Int32
+	broken := processes(func(context.Context) (process, error) {
+		if made.Add(1) == 3 {
+			return nil, errors.New("no memory")
+		}
+		return &program{path: path, alive: &alive}, nil
+	}, true)
+	err := broken(t.Context(), &cell{n: 5}, 1)
+	if err == nil || !strings.Contains(err.Error(), "no memory") || alive.Load() != 0 {
+		t.Errorf("%v, %d children left", err, alive.Load())
+	}
+}
+
+// Only the answer is an answer: not what a program says that fails.
+func TestAwaitAnswer(t *testing.T) {
+	for said, want := range map[string]bool{"v": true, "vv": true, "invalid": false, "": false} {
+		out, in, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.WriteString(said); err != nil {
+			t.Fatal(err)
+		}
+		in.Close()
+		if err := awaitAnswer(t.Context(), out); (err == nil) != want {
+			t.Errorf("%q: %v", said, err)
+		}
+		out.Close()
+	}
+}
+
+// A peer that is not there is named, and has no figure; ratios are against the first peer.
+func TestMissingPeersAreNamed(t *testing.T) {
+	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B"},
+		{name: "gone", pool: true, absent: absence("")}, {name: "box", how: "C"}}
+	m := newMatrix(peers, []int{1})
+	warm, cold := m.rows[0], m.rows[1]
+	if !warm.warm || warm.cells[2] != nil || warm.cells[3] != nil || cold.cells[2] != nil || cold.cells[3] == nil {
+		t.Fatalf("%+v, %+v", warm, cold)
+	}
+	measured := func(c *cell, ms ...float64) {
+		c.entered, c.answered, c.last, c.timed = ms, ms, ms, len(ms)
+		c.vmm = time.Duration(len(ms)) * time.Millisecond
+	}
+	measured(warm.cells[0], 2, 2, 9)
+	measured(warm.cells[1], 5, 5, 5)
+	measured(cold.cells[3], 30)
+	cold.cells[3].entered = []float64{0} // it does not tell
+	times := m.times()
+	row := func(pool, name string) []any {
+		for _, r := range times.Rows {
+			if r[1] == pool && r[2] == name {
+				return r[3:]
+			}
+		}
+		t.Fatalf("no row %s, %s", pool, name)
+		return nil
+	}
+	if got, want := row("warm", "theirs"), []any{3, 5.0, 2.5, 5.0, 5.0, 5.0, 2.5}; !slices.Equal(got, want) {
+		t.Errorf("theirs: %v, want %v", got, want)
+	}
+	if got := row("warm", "gone"); slices.ContainsFunc(got, func(v any) bool { return v != nil }) {
+		t.Errorf("a peer that is not there has figures: %v", got)
+	}
+	if got := row("cold", "box"); got[1] != nil || got[3] != 30.0 || got[6] != nil {
+		t.Errorf("a container: %v", got)
+	}
+	if !slices.ContainsFunc(times.Notes, func(s string) bool {
+		return strings.Contains(s, "gone takes no part: it is not installed")
+	}) {
+		t.Errorf("the notes do not name it: %q", times.Notes)
+	}
+	if got := m.costs().Rows[0]; got[3] != 1.0 || got[5] != nil || got[8] != nil {
+		t.Errorf("costs of what was not counted: %v", got)
+	}
+	svg := string(m.chart(report.Host{Accel: lab.AccelPVM, CPUs: 2}).SVG())
+	for _, want := range []string{">gone<", "it is not installed", ">5.00 ms<", ">30.0 ms<", "no hardware virtualization"} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("the chart lacks %q", want)
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/report"
+)
+
+// matrix is all that is measured.
+type matrix struct {
+	peers []*peer
+	rows  []*row
+}
+
+// row is one n, from a pool or without one.
+type row struct {
+	n     int
+	warm  bool
+	peers []*peer
+	cells []*cell // of each peer; nil: it cannot do this, or takes no part
+}
+
+func (r *row) pool() string {
+	if r.warm {
+		return "warm"
+	}
+	return "cold"
+}
+
+func newMatrix(peers []*peer, ns []int) *matrix {
+	m := &matrix{peers: peers}
+	for _, warm := range []bool{true, false} {
+		for _, n := range ns {
+			r := &row{n: n, warm: warm, peers: peers, cells: make([]*cell, len(peers))}
+			for i, p := range peers {
+				if p.absent == "" && (p.pool || !warm) {
+					r.cells[i] = &cell{n: n, warm: warm}
+				}
+			}
+			m.rows = append(m.rows, r)
+		}
+	}
+	return m
+}
+
+// times is the table of both clocks.
+func (m *matrix) times() *report.Table {
+	t := &report.Table{Title: "From one request: its children run, and have answered; stub guest", Columns: []report.Column{
+		{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "forks"},
+		{Name: "vCPUs entered p50 ms", Digits: 2}, {Name: "entered ×", Digits: 2},
+		{Name: "answered p50 ms", Digits: 2}, {Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
+		{Name: "answered ×", Digits: 2}}}
+	for _, r := range m.rows {
+		ours := r.cells[0]
+		for i, c := range r.cells {
+			if c == nil {
+				if m.peers[i].pool {
+					t.Add(r.n, r.pool(), m.peers[i].name, nil, nil, nil, nil, nil, nil, nil)
+				}
+				continue
+			}
+			t.Add(r.n, r.pool(), m.peers[i].name, len(c.last),
+				report.Cell(c.p50Entered()), report.Cell(c.p50Entered()/ours.p50Entered()),
+				report.Cell(c.p50Answered()), report.Cell(report.Quantile(c.answered, 0.99)),
+				report.Cell(report.Quantile(c.last, 0.5)), report.Cell(c.p50Answered()/ours.p50Answered()))
+		}
+	}
+	t.Notef("every time counts from the request for all n; p50 and p99 are of children, the last p50 is of forks; "+
+		"×: against %s", m.peers[0].name)
+	t.Notef("pool warm: processes were waiting for the request; cold: starting them is part of it. A container is " +
+		"always started: there is nothing to fork")
+	m.notes(t)
+	return t
+}
+
+// notes says who the peers are.
+func (m *matrix) notes(t *report.Table) {
+	for _, p := range m.peers {
+		if p.absent != "" {
+			t.Notef("%s takes no part: %s", p.name, p.absent)
+		} else {
+			t.Notef("%s: %s", p.name, p.how)
+		}
+	}
+}
+
+// costs is the table of what a child takes.
+func (m *matrix) costs() *report.Table {
+	t := &report.Table{Title: "What a child takes, from the request until it has answered and a tenth of a second longer",
+		Columns: []report.Column{{Name: "n"}, {Name: "pool"}, {Name: "peer"},
+			{Name: "VMM CPU ms", Digits: 2}, {Name: "daemon CPU ms", Digits: 2}, {Name: "context switches"},
+			{Name: "system calls"}, {Name: "host page faults"}, {Name: "private KiB"}}}
+	for _, r := range m.rows {
+		for i, c := range r.cells {
+			if c == nil {
+				continue
+			}
+			t.Add(r.n, r.pool(), m.peers[i].name, report.Cell(c.vmmCPU()), report.Cell(c.driverCPU()),
+				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Switches })),
+				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Calls })),
+				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Faults })),
+				report.Cell(report.Quantile(c.private, 0.5)))
+		}
+	}
+	t.Notef("CPU times are means, all else is p50; daemon: this process, in which forkd's manager and the drivers of the " +
+		"others run; private: without guest RAM; system calls and the like from forks of their own, which are not timed")
+	t.Notef("a blank figure cannot be had: the work is done by processes that this program did not start, or that have " +
+		"ended")
+	return t
+}
+
+// chart draws the time to the answer.
+func (m *matrix) chart(host report.Host) *report.Chart {
+	c := &report.Chart{
+		Title:    "One request for n sandboxes: how long until a sandbox has answered (p50)",
+		Subtitle: fmt.Sprintf("guest without an operating system; %d CPUs, %s", host.CPUs, accelWords(host.Accel)),
+		Unit:     "ms",
+	}
+	for _, r := range m.rows {
+		g := report.ChartGroup{Name: fmt.Sprintf("n = %d, pool %s", r.n, r.pool())}
+		for i, p := range m.peers {
+			switch cell := r.cells[i]; {
+			case cell != nil:
+				g.Bars = append(g.Bars, report.ChartBar{Name: p.name, Value: cell.p50Answered(), Ours: i == 0})
+			case p.pool || !r.warm:
+				g.Bars = append(g.Bars, report.ChartBar{Name: p.name, Missing: p.absent})
+			}
+		}
+		c.Groups = append(c.Groups, g)
+	}
+	return c
+}
+
+// accelWords says for a chart what ran the guests: a reader must not take it for hardware.
+func accelWords(accel string) string {
+	switch accel {
+	case lab.AccelKVM:
+		return "hardware KVM"
+	case lab.AccelTCG:
+		return "emulated CPU: compare within the chart only"
+	}
+	return "kvm-pvm, no hardware virtualization: compare within the chart only"
+}
