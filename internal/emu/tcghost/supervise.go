@@ -193,6 +193,9 @@ func (s *supervisor) watch(ctx context.Context, cmd *exec.Cmd) (answered bool, _
 			answered = true
 			s.state.Phase, s.state.ReadyMS = Ready, time.Since(s.state.StartedAt).Milliseconds()
 			log.Printf("ready after %d ms", s.state.ReadyMS)
+			if err := deepen(cmd.Process.Pid, s.state.InitAddr, s.state.DaemonAddr); err != nil {
+				log.Printf("many clients at once may be refused: %v", err)
+			}
 			if err := s.m.writeState(s.state); err != nil {
 				log.Print(err)
 			}
