@@ -1,0 +1,53 @@
+"""The live tests that E2B's SDK for JavaScript has in its repository: those of sandboxes.
+
+They import the SDK's source, and get the published package in its place. $E2B_OWN_TESTS chooses
+among them, as vitest -t does.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+
+import npm
+import owntests
+
+PACKAGES, SUITES = ["e2b@2.51.0", "vitest@4.1.12"], ("api", "sandbox")
+
+# A sandbox for each test, one after another: this is no test of load.
+CONFIG = r"""
+export default {
+  resolve: { alias: [{ find: /^(\.\.\/)+src(\/(index|errors))?(\.js)?$/, replacement: 'e2b' }] },
+  test: { include: FILES, testTimeout: LIMIT, hookTimeout: LIMIT, fileParallelism: false, watch: false },
+}
+"""
+
+
+def live(path: str) -> bool:
+    """Whether the tests of a file ask a server: some have only a fake of one (msw), or none."""
+    with open(path) as f:
+        text = f.read()
+    return "msw" not in text and ("sandboxTest" in text or "Sandbox.create(" in text)
+
+
+def tests(source: str, there: str, env: dict[str, str]) -> str:
+    packages, env = npm.install(PACKAGES, env)
+    work = os.path.join(packages, "own")  # below the packages, where the tests find them
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(os.path.join(source, "packages", "js-sdk", "tests"), os.path.join(work, "tests"))
+    files = sorted(f for suite in SUITES for f in glob.glob(os.path.join(work, "tests", suite, "**", "*.test.ts"), recursive=True) if live(f))
+    config, out = os.path.join(work, "vitest.config.mjs"), os.path.join(there, "results.xml")
+    with open(config, "w") as f:
+        f.write(CONFIG.replace("FILES", json.dumps(files)).replace("LIMIT", str(owntests.LIMIT * 1000)))
+    command = [os.path.join(packages, "node_modules", ".bin", "vitest"), "run", "--config", config, "--root", work,
+               "--reporter", "default", "--reporter", "junit", "--outputFile.junit", out]
+    if "E2B_OWN_TESTS" in os.environ:
+        command += ["-t", os.environ["E2B_OWN_TESTS"]]
+    subprocess.run(command, cwd=work, env=env)
+    return out
+
+
+owntests.run("the live tests of E2B's SDK for JavaScript", tests)

@@ -1,0 +1,114 @@
+"""What the groups share that run the live tests out of E2B's own repository.
+
+Neither the packages of PyPI nor those of npm contain tests, so $E2B_SOURCE has to be a checkout of
+https://github.com/e2b-dev/E2B. Its tests are run against a published package, not against the
+checkout. They ask for the template `base`, which is a snapshot of e2b-own/recipe.yaml while they
+run. What cannot hold here is told from what fails by the table below, test by test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import xml.etree.ElementTree as xml
+from contextlib import contextmanager
+
+from report import NotApplicable, Report
+
+LIMIT = 300  # seconds that one test may take on an emulated host
+
+# Patterns of test names, and why such a test is no failure of this server.
+ELSEWHERE = [
+    (r"filesystem_only|filesystem-only", "memory: false is refused: docs/e2b.md"),
+    (r"mcp_gateway", "mcp is refused: docs/e2b.md"),
+    (r"mask_request_host|maskRequestHost|egress_proxy|transform|httpbin", "rules, egressProxy and maskRequestHost are refused: docs/e2b.md"),
+    (r"allow_takes_precedence|allow takes precedence", "in forkd a denial wins: docs/e2b.md"),
+    (r"watch_iterated|watch_recursive_directory_changes", "counts the chmod of a new file, which appears whole here: docs/e2b.md"),
+    (r"stable_host_routing|normalizes_unset_tokens", "has no server: it is about E2B's own addresses, or keys"),
+    (r"volume", "forkd has no volumes: docs/e2b.md"),
+]
+if "E2B_DOMAIN" not in os.environ:
+    by_host = "ping.server|auto.resume.wakes.*http|public_traffic|allowPublicTraffic|access token|without token|with http server"
+    ELSEWHERE.append((by_host, "asks https://PORT-ID.DOMAIN: needs E2B_DOMAIN, see e2btls"))
+
+
+def online() -> bool:
+    try:
+        socket.create_connection(("1.1.1.1", 443), 5).close()
+        return True
+    except OSError:
+        return False
+
+
+if not online():
+    ELSEWHERE.append((r"internet_access|internetAccess|test_network\.|network\.test", "needs the internet"))
+
+
+def environment() -> dict[str, str]:
+    env = {**os.environ, "E2B_VALIDATE_API_KEY": "false"}
+    env.setdefault("E2B_API_KEY", os.environ["FORKD_TOKEN"])
+    if "E2B_DOMAIN" not in env:
+        env.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.environ["FORKD_URL"])
+    return env
+
+
+@contextmanager
+def template():
+    """The template `base`, which must not be there before, as long as the tests run."""
+    parent = forkd("fork", os.environ["COMPAT_OWN_TAG"])
+    try:
+        forkd("branch", parent, "base")
+    finally:
+        forkd("rm", parent)
+    try:
+        yield
+    finally:
+        left = [box["id"] for box in json.loads(forkd("ls", "-o", "json")) if box["snapshot_tag"] == "base"]
+        if left:
+            forkd("rm", *left)
+        forkd("rmi", "base")
+
+
+def forkd(*args: str) -> str:
+    return subprocess.run(["forkd", *args], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def run(client: str, tests_of) -> None:
+    """Ends the process with what came of the tests. tests_of(source, directory, env) runs those of the checkout in a
+    new directory, and returns the path of their results in JUnit's format."""
+    r = Report(client)
+    source = os.environ.get("E2B_SOURCE")
+    if source is None:
+        r.case("all tests", absent)
+        r.finish()
+    summary: dict[str, list[str]] = {}
+    with template(), tempfile.TemporaryDirectory() as there:
+        for case in xml.parse(tests_of(source, there, environment())).iter("testcase"):
+            if case.find("skipped") is not None and "E2B_OWN_TESTS" in os.environ:
+                continue  # vitest says that of what was not chosen
+            name, what, reason, seconds = outcome(case)
+            r.add(name, what, reason, seconds)
+            summary.setdefault(case.get("classname"), []).append(what)
+    for name, outcomes in sorted(summary.items()):
+        print(f"{name:70} {outcomes.count('passed'):4} passed {outcomes.count('failed'):4} failed {outcomes.count('not_applicable'):4} not applicable")
+    r.finish()
+
+
+def absent() -> None:
+    raise NotApplicable("E2B_SOURCE is not set: it is a checkout of https://github.com/e2b-dev/E2B")
+
+
+def outcome(case: xml.Element) -> tuple[str, str, str | None, float]:
+    name, seconds = f"{case.get('classname')}.{case.get('name')}", float(case.get("time", "0"))
+    bad = next((e for e in case if e.tag in ("failure", "error")), None)
+    if bad is not None:
+        reason = next((reason for pattern, reason in ELSEWHERE if re.search(pattern, name)), None)
+        return name, "not_applicable" if reason else "failed", reason or (bad.get("message") or "")[:300], seconds
+    skipped = case.find("skipped")
+    if skipped is not None:
+        return name, "not_applicable", skipped.get("message") or "skipped by the test itself", seconds
+    return name, "passed", None, seconds
