@@ -60,8 +60,9 @@ type Rig struct {
 
 // Options change what is served.
 type Options struct {
-	Agent  func(dir string) *exec.Cmd // makes the command that serves an agent on sockets in dir
-	Guest  sandbox.Guest              // instead, for all sandboxes
+	Agent  func(dir string) *exec.Cmd  // makes the command that serves an agent on sockets in dir
+	Dial   func(context.Context) error // called before every connection to one; nil: nothing
+	Guest  sandbox.Guest               // instead, for all sandboxes
 	Limits v1.Limits
 	Admit  sandbox.Admission
 
@@ -192,6 +193,6 @@ func (o *Options) guest(t testing.TB) func(string) sandbox.Guest {
 		if o.Guest != nil {
 			return o.Guest
 		}
-		return newGuest(t, o.Agent)
+		return newGuest(t, o)
 	}
 }

@@ -21,16 +21,17 @@ type guest struct {
 	t     testing.TB
 	dir   string
 	agent func(dir string) *exec.Cmd
+	dial  func(context.Context) error
 	start sync.Once
 }
 
-func newGuest(t testing.TB, agent func(dir string) *exec.Cmd) *guest {
+func newGuest(t testing.TB, o *Options) *guest {
 	dir, err := os.MkdirTemp("/tmp", "fka") // short: unix sockets are in it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	return &guest{t: t, dir: dir, agent: agent}
+	return &guest{t: t, dir: dir, agent: o.Agent, dial: o.Dial}
 }
 
 // run starts the agent, which ends with the test.
@@ -49,6 +50,11 @@ func (g *guest) Forked(context.Context, agentproto.Forked) error { return nil }
 // Dial starts the agent when it is called first.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	g.start.Do(g.run)
+	if g.dial != nil {
+		if err := g.dial(ctx); err != nil {
+			return nil, err
+		}
+	}
 	for {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", filepath.Join(g.dir, strconv.Itoa(int(port))))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -37,7 +38,7 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{})
 	var out log
 	commands := 0
-	rig.VMs.Exec = func() agentclient.ExecResult {
+	rig.VMs.Exec = func(context.Context) agentclient.ExecResult {
 		commands++
 		for !strings.Contains(out.String(), []string{"", "run warm-up command 1", "run warm-up command 2"}[commands]) && t.Context().Err() == nil {
 			time.Sleep(10 * time.Millisecond)

@@ -45,7 +45,7 @@ func TestDeleteDuringAnUpload(t *testing.T) {
 // A warm-up that fails is the caller's mistake.
 func TestFailedWarmupIsABadRequest(t *testing.T) {
 	r := start(t, apirig.Options{})
-	r.VMs.Exec = func() agentclient.ExecResult {
+	r.VMs.Exec = func(context.Context) agentclient.ExecResult {
 		return agentclient.ExecResult{Outcome: agentclient.Exited, ExitCode: 3}
 	}
 	r.Parent.Warmup.Commands = []string{"exit 3"}

@@ -1,6 +1,7 @@
 package bake
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -155,7 +156,7 @@ func TestWarmupCommands(t *testing.T) {
 		"warmup_timeout_secs": {Outcome: agentclient.TimedOut, ExitCode: -1, Stdout: []byte("collecting\nno match")},
 		"killed":              {Outcome: agentclient.Signaled, ExitCode: -1, Status: "signal: killed", Stdout: []byte("no match")},
 	} {
-		w.vmms.Exec = func() agentclient.ExecResult { return r }
+		w.vmms.Exec = func(context.Context) agentclient.ExecResult { return r }
 		_, err := w.Bake(t.Context(), w.request)
 		var failed *WarmupError
 		if !errors.As(err, &failed) || !strings.Contains(failed.Reason, reason) || !strings.Contains(failed.Output, "no match") {
@@ -163,7 +164,7 @@ func TestWarmupCommands(t *testing.T) {
 		}
 		w.checkClean(t)
 	}
-	w.vmms.Exec = func() agentclient.ExecResult {
+	w.vmms.Exec = func(context.Context) agentclient.ExecResult {
 		return agentclient.ExecResult{Outcome: agentclient.Exited, Stdout: []byte("done\n"), Stderr: []byte("slowly\n")}
 	}
 	r, err := w.Bake(t.Context(), w.request)

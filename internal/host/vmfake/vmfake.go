@@ -45,7 +45,7 @@ type VMMs struct {
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
 	EvalErr    *agentclient.EvalError
-	Exec       func() agentclient.ExecResult // of every command; nil: it succeeds
+	Exec       func(context.Context) agentclient.ExecResult // of every command; nil: it succeeds
 	SyncHangs  bool
 	Told       func(agentproto.Request) error // what a guest does that is told something; nil: it cannot be reached
 	SaveErr    error
@@ -416,9 +416,9 @@ func (g Guest) Forked(ctx context.Context, f agentproto.Forked) error {
 	}
 	return nil
 }
-func (g Guest) Exec(context.Context, agentclient.ExecRequest) (agentclient.ExecResult, error) {
+func (g Guest) Exec(ctx context.Context, _ agentclient.ExecRequest) (agentclient.ExecResult, error) {
 	if g.All.Exec != nil {
-		return g.All.Exec(), nil
+		return g.All.Exec(ctx), ctx.Err()
 	}
 	return agentclient.ExecResult{Outcome: agentclient.Exited}, nil
 }
