@@ -30,10 +30,7 @@ func (b *Builder) run(ctx context.Context, bd *Build, plan Plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
 	defer cancel()
 	w := &work{b: b, bd: bd, plan: plan, step: Base}
-	err := w.place(ctx)
-	if err == nil {
-		err = w.build(ctx)
-	}
+	err := w.build(ctx)
 	if err == nil {
 		return nil
 	}
@@ -56,22 +53,8 @@ func (w *work) say(format string, args ...any) {
 	w.bd.Log.add(levelInfo, w.step, fmt.Sprintf(format, args...))
 }
 
-// place waits until the build may run.
-func (w *work) place(ctx context.Context) error {
-	select {
-	case w.b.places <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	w.b.mu.Lock()
-	defer w.b.mu.Unlock()
-	w.bd.status = Building
-	return nil
-}
-
-// build makes the template. It gives its place back.
+// build makes the template.
 func (w *work) build(ctx context.Context) error {
-	defer func() { <-w.b.places }()
 	m := w.b.cfg.Manager
 	id, err := w.begin(ctx)
 	if err != nil {
@@ -89,8 +72,24 @@ func (w *work) build(ctx context.Context) error {
 		return err
 	}
 	w.say("saving %s", w.bd.Template)
-	_, err = m.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff, Replace: true})
-	return err
+	return w.save(ctx, id)
+}
+
+// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it may.
+const saveAgain = time.Second
+
+// save makes a snapshot of the sandbox under the template's name.
+func (w *work) save(ctx context.Context, id string) error {
+	for {
+		_, err := w.b.cfg.Manager.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff, Replace: true})
+		var busy *sandbox.BusyError
+		if !errors.As(err, &busy) {
+			return err
+		}
+		if err := wait(ctx, saveAgain); err != nil {
+			return err
+		}
+	}
 }
 
 // begin makes the sandbox of the build, and returns its id.

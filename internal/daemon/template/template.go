@@ -30,7 +30,6 @@ import (
 
 // Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
 const (
-	atOnce      = 2               // builds that run
 	maxUnended  = 16              // of one client
 	maxEnded    = 32              // that are remembered, of all clients
 	maxWait     = 2 * time.Hour   // for the start that follows the request
@@ -118,7 +117,6 @@ type Build struct {
 type Builder struct {
 	cfg     Config
 	uploads *uploads
-	places  chan struct{} // held by the builds that run
 	running sync.WaitGroup
 
 	mu     sync.Mutex
@@ -140,7 +138,7 @@ func New(cfg Config) (*Builder, error) {
 			cfg.Log.Warn("end the sandbox of a build of an earlier daemon", "sandbox", i.ID, "error", err)
 		}
 	}
-	return &Builder{cfg: cfg, uploads: u, places: make(chan struct{}, atOnce)}, nil
+	return &Builder{cfg: cfg, uploads: u}, nil
 }
 
 // Close calls all builds off, and waits until nothing of them is left.
@@ -168,7 +166,7 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 		if other.who != who || !other.ended.IsZero() {
 			continue
 		}
-		if other.Template == ask.Template && other.status == Waiting && other.cancel == nil {
+		if other.Template == ask.Template && other.status == Waiting {
 			b.callOffLocked(other, errReplaced)
 			continue
 		}
@@ -181,7 +179,7 @@ func (b *Builder) Request(who string, ask Ask) (*Build, error) {
 	bd.timer = time.AfterFunc(maxWait, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if bd.cancel == nil {
+		if bd.status == Waiting {
 			b.callOffLocked(bd, errWaited)
 		}
 	})
@@ -194,15 +192,12 @@ func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, bd := range b.builds {
-		if bd.who == who && bd.Template == template && (bd.ID == id || id == "" && bd.isOpenLocked()) {
+		if bd.who == who && bd.Template == template && (bd.ID == id || id == "" && bd.status == Waiting) {
 			return bd, nil
 		}
 	}
 	return nil, ErrUnknown
 }
-
-// isOpenLocked reports whether a build waits for archives, and to be started.
-func (bd *Build) isOpenLocked() bool { return bd.status == Waiting && bd.cancel == nil }
 
 // State returns how far a build is, and why it has failed if it has.
 func (b *Builder) State(bd *Build) (Status, Reason) {
@@ -224,11 +219,11 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !bd.isOpenLocked() || b.closed {
+	if bd.status != Waiting || b.closed {
 		return ErrStarted
 	}
 	for _, other := range b.builds {
-		if other == bd || other.Template != bd.Template || !other.ended.IsZero() || other.isOpenLocked() {
+		if other == bd || other.Template != bd.Template || other.status != Building {
 			continue
 		}
 		if other.who != bd.who {
@@ -238,7 +233,7 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	}
 	bd.timer.Stop()
 	run, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	bd.cancel = cancel
+	bd.cancel, bd.status = cancel, Building
 	b.running.Go(func() {
 		defer cancel(nil)
 		err := b.run(run, bd, plan)
@@ -252,11 +247,10 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 
 // callOffLocked ends a build, or has it end itself.
 func (b *Builder) callOffLocked(bd *Build, why error) {
-	switch {
-	case !bd.ended.IsZero():
-	case bd.cancel != nil:
+	switch bd.status {
+	case Building:
 		bd.cancel(why)
-	default:
+	case Waiting:
 		bd.timer.Stop()
 		b.running.Go(func() { b.uploads.drop(bd.ID) })
 		b.endLocked(bd, &stepError{Base, why})

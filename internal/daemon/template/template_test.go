@@ -115,3 +115,14 @@ func TestTextOfSteps(t *testing.T) {
 		t.Error("a variable without a value")
 	}
 }
+
+// What is no image, and a registry that is not there, are errors of a build.
+func TestFromRegistry(t *testing.T) {
+	t.Setenv("FORKD_CACHE", t.TempDir())
+	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
+		_, err := FromRegistry(t.Context(), reference, imageDiskMiB, func(string) {})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", reference, err)
+		}
+	}
+}

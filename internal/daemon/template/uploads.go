@@ -160,7 +160,7 @@ func (b *Builder) stateOf(id string) (open, unended bool) {
 	defer b.mu.Unlock()
 	for _, bd := range b.builds {
 		if bd.ID == id {
-			return bd.isOpenLocked(), bd.ended.IsZero()
+			return bd.status == Waiting, bd.ended.IsZero()
 		}
 	}
 	return false, false
