@@ -146,7 +146,7 @@ func Start(t testing.TB, o Options) *Rig {
 	}
 	r.Store = st
 	r.Builds = template.Config{Manager: m, Baker: baker, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
-		Boot: func(context.Context, string, int, func(string)) (bake.Request, error) {
+		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
 			return bake.Request{Kernel: part, Initrd: part, Rootfs: part}, nil
 		}}
 	builder, err := template.New(r.Builds)

@@ -94,7 +94,7 @@ func resolve(ctx context.Context, r *Recipe, report reporter) (*content, error) 
 		}}, nil
 	}
 	report.step(StageResolve, r.Base)
-	return resolveContainer(ctx, b, r.dir)
+	return resolveContainer(ctx, b, r.dir, r.Login)
 }
 
 // fill makes the image in staging.

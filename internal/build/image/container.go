@@ -29,7 +29,7 @@ const maxIndexDepth = 3
 // manifest, so that a moved tag gives another digest and with it another key; layers are read when
 // the content is written. dir is where relative paths start. Of the image's configuration only the
 // environment is used: a sandbox starts the agent, not an entrypoint.
-func resolveContainer(ctx context.Context, b base, dir string) (*content, error) {
+func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*content, error) {
 	var img v1.Image
 	var err error
 	local := true
@@ -39,7 +39,7 @@ func resolveContainer(ctx context.Context, b base, dir string) (*content, error)
 	case baseDockerArchive:
 		img, err = tarball.ImageFromPath(absolute(dir, b.arg), nil)
 	case baseRegistry:
-		img, err = openRegistry(ctx, b.arg)
+		img, err = openRegistry(ctx, b.arg, login)
 		local = false
 	}
 	if err != nil {
@@ -138,12 +138,16 @@ func verifyLayer(ctx context.Context, layer v1.Layer, want v1.Hash) error {
 	return nil
 }
 
-func openRegistry(ctx context.Context, reference string) (v1.Image, error) {
+func openRegistry(ctx context.Context, reference string, login *Login) (v1.Image, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
 		return nil, err
 	}
-	return remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain),
+	auth := remote.WithAuthFromKeychain(authn.DefaultKeychain)
+	if login != nil {
+		auth = remote.WithAuth(&authn.Basic{Username: login.User, Password: login.Password})
+	}
+	return remote.Image(ref, remote.WithContext(ctx), auth,
 		remote.WithPlatform(v1.Platform{OS: "linux", Architecture: "amd64"}))
 }
 

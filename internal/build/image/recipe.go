@@ -55,9 +55,14 @@ type Recipe struct {
 	VCPUs       int               `yaml:"vcpus"`      // 0: 1
 	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
 
+	Login *Login `yaml:"-"` // to the registry of Base; nil: what `docker login` has stored
+
 	dir   string        // relative paths in Base start here
 	files []overlayFile // what Files name
 }
+
+// Login is what a registry knows somebody by.
+type Login struct{ User, Password string }
 
 // File is a file of the recipe's directory, or a directory with all that is in it, that is copied
 // into the image. It is owned by root there.

@@ -2,7 +2,6 @@ package e2b
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/template"
@@ -207,11 +207,28 @@ func (s *steady) Read(p []byte) (int, error) {
 	return s.body.Read(p)
 }
 
+// registry is who fetches an image. Of the clouds' registries the host's own credentials are used.
+type registry struct {
+	Type     string `json:"type"`
+	Username string `json:"username"`
+	Password string `json:"password"`
+}
+
+func (r *registry) login() (*image.Login, error) {
+	switch {
+	case r == nil:
+		return nil, nil
+	case r.Type != "registry":
+		return nil, unsupported("fromImageRegistry: "+strconv.Quote(r.Type), "log in as the daemon's user with 'docker login', or give a user name and a password")
+	}
+	return &image.Login{User: r.Username, Password: r.Password}, nil
+}
+
 // startRequest says how a template is built.
 type startRequest struct {
 	FromImage    string          `json:"fromImage"`
 	FromTemplate string          `json:"fromTemplate"`
-	Registry     json.RawMessage `json:"fromImageRegistry"`
+	Registry     *registry       `json:"fromImageRegistry"`
 	StartCmd     string          `json:"startCmd"`
 	ReadyCmd     string          `json:"readyCmd"`
 	Steps        []template.Step `json:"steps"`
@@ -233,13 +250,14 @@ func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if present(req.Registry) {
-		return unsupported("fromImageRegistry", "let the daemon's user log in with 'docker login', whose credentials it uses")
+	login, err := req.Registry.login()
+	if err != nil {
+		return err
 	}
 	if strings.TrimSuffix(req.FromImage, ":latest") == baseImage {
 		req.FromImage, req.FromTemplate = "", baseTemplate
 	}
-	plan := template.Plan{FromImage: req.FromImage, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps}
+	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps}
 	if req.FromTemplate != "" {
 		i, err := a.snapshotOf(r, req.FromTemplate)
 		if err != nil {

@@ -14,15 +14,15 @@ import (
 
 // FromRegistry is the Boot of the daemon: it makes a root file system out of a container image, and
 // fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's user.
-func FromRegistry(ctx context.Context, reference string, diskMiB int, report func(string)) (bake.Request, error) {
-	r, ok, err := image.FromContainer("docker://" + reference)
+func FromRegistry(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
+	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {
 		return bake.Request{}, err
 	}
 	if !ok {
-		return bake.Request{}, fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", reference)
+		return bake.Request{}, fmt.Errorf("%.200q: want the name of a container image, such as python:3.12-slim", i.Reference)
 	}
-	r.User, r.DiskMiB = true, diskMiB
+	r.User, r.DiskMiB, r.Login = true, i.DiskMiB, i.Login
 	cache, err := cachedir.Dir()
 	if err != nil {
 		return bake.Request{}, err

@@ -5,14 +5,16 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
 // Plan is what a build does, as the SDKs send it.
 type Plan struct {
-	FromImage    string // of a registry; or else:
-	FromTemplate string // a snapshot's tag
+	FromImage    string       // of a registry; or else:
+	Login        *image.Login // to that
+	FromTemplate string       // a snapshot's tag
 	Steps        []Step
 	StartCmd     string // is left running in the template; empty: none
 	ReadyCmd     string // succeeds when the template is ready; empty: it is at once, or some time after the start

@@ -151,7 +151,8 @@ const imageDiskMiB = 8 << 10
 // unpin is called.
 func (w *work) bake(ctx context.Context) (tag string, unpin func(), err error) {
 	w.say("FROM %s", w.plan.FromImage)
-	req, err := w.b.cfg.Boot(ctx, w.plan.FromImage, imageDiskMiB+w.bd.FreeMiB, func(stage string) { w.say("%s", stage) })
+	from := Image{w.plan.FromImage, w.plan.Login, imageDiskMiB + w.bd.FreeMiB}
+	req, err := w.b.cfg.Boot(ctx, from, func(stage string) { w.say("%s", stage) })
 	if err != nil {
 		return "", nil, err
 	}

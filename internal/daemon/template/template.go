@@ -23,6 +23,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -48,7 +49,14 @@ type Config struct {
 
 // Boot makes what a parent boots from out of a container image, and tells report of its stages. The
 // request has no tag yet.
-type Boot func(ctx context.Context, image string, diskMiB int, report func(string)) (bake.Request, error)
+type Boot func(ctx context.Context, i Image, report func(string)) (bake.Request, error)
+
+// Image is a container image of a registry.
+type Image struct {
+	Reference string
+	Login     *image.Login // nil: what `docker login` has stored for the daemon's user
+	DiskMiB   int          // of the file system that is made of it
+}
 
 // Status is how far a build is, in E2B's words.
 type Status string

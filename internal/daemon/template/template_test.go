@@ -120,7 +120,7 @@ func TestTextOfSteps(t *testing.T) {
 func TestFromRegistry(t *testing.T) {
 	t.Setenv("FORKD_CACHE", t.TempDir())
 	for reference, want := range map[string]string{"": "", "Not An Image": "", "127.0.0.1:1/x:y": "127.0.0.1:1"} {
-		_, err := FromRegistry(t.Context(), reference, imageDiskMiB, func(string) {})
+		_, err := FromRegistry(t.Context(), Image{Reference: reference, DiskMiB: imageDiskMiB}, func(string) {})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", reference, err)
 		}
