@@ -145,10 +145,7 @@ func Start(t testing.TB, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.Store = st
-	r.Builds = template.Config{Manager: m, Baker: baker, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
-		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
-			return bake.Request{Kernel: part, Initrd: part, Rootfs: part}, nil
-		}}
+	r.Builds = builds(dir, part, m, baker)
 	builder, err := template.New(r.Builds)
 	if err != nil {
 		t.Fatal(err)
@@ -186,6 +183,14 @@ func (r *Rig) guard(path string, more []auth.Token) (g *auth.Guard, err error) {
 	g = &auth.Guard{}
 	g.Tokens, err = auth.OpenTokens(path, slog.New(slog.DiscardHandler))
 	return g, err
+}
+
+// builds is what builds templates; every container image is one file.
+func builds(dir, file string, m *sandbox.Manager, b *bake.Baker) template.Config {
+	return template.Config{Manager: m, Baker: b, Dir: filepath.Join(dir, "builds"), Log: slog.New(slog.DiscardHandler),
+		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
+			return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
+		}}
 }
 
 func (o *Options) guest(t testing.TB) func(string) sandbox.Guest {
