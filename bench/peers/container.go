@@ -48,8 +48,10 @@ func (c *container) bundle() string { return filepath.Join(c.dir, "bundle") }
 // makeBundle makes what the OCI runtime specification 1.0 calls a bundle.
 func (c *container) makeBundle() error {
 	rootfs := filepath.Join(c.bundle(), "rootfs")
-	if err := os.MkdirAll(filepath.Join(rootfs, "proc"), 0o755); err != nil {
-		return err
+	for _, dir := range []string{"proc", "dev"} {
+		if err := os.MkdirAll(filepath.Join(rootfs, dir), 0o755); err != nil {
+			return err
+		}
 	}
 	if err := os.WriteFile(filepath.Join(rootfs, "answer"), stub.Program(), 0o755); err != nil {
 		return err
@@ -71,9 +73,11 @@ func bundleConfig() any {
 		"ociVersion": "1.0.2",
 		"process": fields{"user": fields{"uid": 0, "gid": 0}, "args": []string{"/answer"}, "cwd": "/",
 			"noNewPrivileges": true},
-		"root":   fields{"path": "rootfs", "readonly": true},
-		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"}},
-		"linux":  fields{"namespaces": namespaces},
+		"root": fields{"path": "rootfs", "readonly": true},
+		// All containers have the bundle in common. Each makes its devices in a /dev of its own.
+		"mounts": []fields{{"destination": "/proc", "type": "proc", "source": "proc"},
+			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"mode=755"}}},
+		"linux": fields{"namespaces": namespaces},
 	}
 }
 
@@ -116,8 +120,11 @@ func (r *running) describe(c *child) { c.private = noPrivate }
 
 func (r *running) end() {
 	if r.cmd != nil && r.cmd.Process != nil {
-		_ = exec.Command(r.of.bin, append(r.of.flags(), "delete", "--force", r.id)...).Run()
-		_ = r.cmd.Process.Kill()
+		// The program that runs it removes it when it has ended. Removing it by force makes runsc
+		// wait for seconds.
+		if exec.Command(r.of.bin, append(r.of.flags(), "kill", r.id, "KILL")...).Run() != nil {
+			_ = r.cmd.Process.Kill() // there is no container, or it hangs
+		}
 		_ = r.cmd.Wait()
 	}
 	if r.out != nil {
