@@ -8,13 +8,22 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups are words of docker's that may stand before a command, with what the commands behind them
-// are called here where that is something else.
+// groups are words of docker's, and of E2B's command line, that may stand before a command, with what
+// the commands behind them are called here where that is something else.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
 	"system":    {},
+	"sandbox":   ofSandboxes,
+	"sbx":       ofSandboxes,
+	"template":  ofTemplates,
+	"tpl":       ofTemplates,
 }
+
+var (
+	ofSandboxes = map[string]string{"list": "ls", "create": "fork", "connect": "shell", "metrics": "stats"}
+	ofTemplates = map[string]string{"list": "images", "ls": "images", "delete": "rmi", "rm": "rmi"}
+)
 
 // ungrouped is a command line without such a word.
 func ungrouped(args []string) []string {
@@ -32,11 +41,13 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags are flags that docker calls otherwise.
+// sameFlags are flags that docker, or a guess, calls otherwise.
 var sameFlags = map[string]string{
-	"interactive": "stdin",
-	"network":     "net",
-	"workdir":     "cwd",
+	"idle-timeout": "idle-timeout-secs",
+	"interactive":  "stdin",
+	"network":      "net",
+	"ttl":          "ttl-secs",
+	"workdir":      "cwd",
 }
 
 func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -99,6 +110,7 @@ var unknownFlags = map[string]string{
 	"f":            useJQ,
 	"filter":       "--label NAME=VALUE chooses sandboxes; -o json and jq choose by all else",
 	"format":       useJQ,
+	"fork timeout": "--ttl-secs ends a sandbox after a time, --idle-timeout-secs suspends it",
 	"gpus":         "sandboxes have no devices of the host",
 	"H":            whichHost,
 	"history q":    useJQ,
@@ -136,6 +148,7 @@ var unknownFlags = map[string]string{
 	"until":        "'forkd logs' and 'forkd events' end with Ctrl-C, or with '| head'",
 	"v":            noVolumes,
 	"volume":       noVolumes,
+	"wait timeout": "'timeout 60 forkd wait ID' leaves it after a minute",
 }
 
 // flagHint says how that is done here for which a command of another program has a flag.

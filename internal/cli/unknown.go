@@ -13,10 +13,15 @@ import (
 const (
 	standAlone = "its commands stand alone here, such as 'forkd ls' and 'forkd images'"
 	oneHost    = "a daemon has the sandboxes of one host: FORKD_URL says of which"
+	aTerminal  = "'forkd shell ID' starts bash or sh in a sandbox, with this terminal"
+	aCopy      = "'forkd fork --from-sandbox ID' starts a copy of a sandbox as it runs"
+	noLogin    = "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token"
+	theLists   = "'forkd ls' lists sandboxes, 'forkd images' snapshots"
+	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
 
-// elsewhere says, for what docker and forkd 0.5 call a command, how the same is done here. Names of
-// commands that are here, and their aliases, are not among them.
+// elsewhere says, for what docker, kubectl, E2B's command line and forkd 0.5 call a command, how the
+// same is done here. Names of commands that are here, and their aliases, are not among them.
 var elsewhere = map[string]string{
 	"container":  standAlone,
 	"image":      standAlone,
@@ -37,14 +42,14 @@ var elsewhere = map[string]string{
 	"bench":      "benchmarks come with the source: 'scripts/bench'; 'forkd demo' shows the main figures",
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
 	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
-	"compose":    "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them",
+	"compose":    noPlan,
 	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
 	"diff":       "'forkd exec ID -- find / -xdev -newer FILE' lists changed files; 'forkd stats ID' says how much memory a sandbox has written",
 	"export":     "'forkd cp -r ID:/ - > root.tar' copies the files out; 'forkd branch ID' saves the whole sandbox",
 	"from-image": "'forkd build docker://IMAGE' makes a snapshot of a container image",
 	"import":     "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
 	"load":       "'forkd build docker-archive:FILE' makes a snapshot of a container image that 'docker save' has written",
-	"login":      "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token",
+	"login":      noLogin,
 	"logout":     "there is nobody to log out from: a token is in the variable FORKD_TOKEN",
 	"parent":     "'forkd build RECIPE' makes a parent: image, boot, warm-up, snapshot",
 	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
@@ -61,6 +66,36 @@ var elsewhere = map[string]string{
 	"volume":     "sandboxes share no volumes: 'forkd cp -r DIR ID:DIR' copies files in and out",
 	"where":      "'forkd info' says where the daemon is, 'forkd snapshot-info TAG' in which directory a snapshot is",
 	"wp-bench":   "benchmarks come with the source: 'scripts/bench'",
+	"sandbox":    standAlone,
+	"sbx":        standAlone,
+	"template":   standAlone,
+	"tpl":        standAlone,
+	"apply":      noPlan,
+	"auth":       noLogin,
+	"bash":       aTerminal,
+	"clone":      aCopy,
+	"connect":    aTerminal,
+	"delete":     "'forkd kill ID' ends sandboxes, 'forkd rmi TAG' removes snapshots",
+	"describe":   "'forkd inspect ID|TAG' prints everything about a sandbox or snapshot",
+	"download":   "'forkd cp ID:PATH FILE' copies out of a sandbox",
+	"duplicate":  aCopy,
+	"expose":     "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
+	"get":        theLists,
+	"hibernate":  "'forkd suspend ID' saves a sandbox to disk, 'forkd resume ID' brings it back",
+	"list":       theLists,
+	"metrics":    "'forkd stats ID' says what a sandbox uses; GET /metrics of the daemon is for Prometheus",
+	"replicate":  aCopy,
+	"restore":    "'forkd rollback ID --to TAG' puts a sandbox back, 'forkd resume ID' brings a suspended one back",
+	"revert":     "'forkd rollback ID --to TAG' puts a sandbox back to a snapshot",
+	"sandboxes":  "'forkd ls' lists sandboxes",
+	"scale":      noPlan,
+	"sh":         aTerminal,
+	"snapshots":  "'forkd images' lists snapshots",
+	"ssh":        aTerminal,
+	"status":     "'forkd info' says what the daemon has, 'forkd doctor' whether this host is fit, 'forkd ls' lists sandboxes",
+	"templates":  "'forkd images' lists snapshots",
+	"undo":       "'forkd rollback ID --to TAG' puts a sandbox back to a snapshot",
+	"upload":     "'forkd cp FILE ID:PATH' copies into a sandbox",
 }
 
 // knownCommand checks the arguments of a command that only has others below it.
