@@ -58,7 +58,7 @@ func newCacheLsCmd() *cobra.Command {
 
 func newCachePruneCmd() *cobra.Command {
 	var c common
-	var unused time.Duration
+	unused := secondsValue(24 * 3600)
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "prune",
@@ -67,15 +67,12 @@ func newCachePruneCmd() *cobra.Command {
 			"the same cache, remove nothing that their snapshots need: this command asks one daemon only.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if unused < 0 {
-				return usageError{fmt.Errorf("--unused-for %v is negative", unused)}
-			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				list, err := listCache(ctx, cl)
 				if err != nil {
 					return err
 				}
-				removed, err := list.prune(time.Now().Add(-unused), dryRun)
+				removed, err := list.prune(time.Now().Add(-unused.duration()), dryRun)
 				if c.json() {
 					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed, "dry_run": dryRun}))
 				}
@@ -95,7 +92,7 @@ func newCachePruneCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&unused, "unused-for", 24*time.Hour, "how long no build must have used it")
+	cmd.Flags().Var(&unused, "unused-for", "how long no build must have used it; a number of seconds, or a time such as 24h")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
 	c.register(cmd)
 	return cmd

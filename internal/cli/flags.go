@@ -14,8 +14,13 @@ import (
 // secondsValue is a flag for a time: a number of seconds, or a duration such as 90s or 2m.
 type secondsValue float64
 
-func (s *secondsValue) String() string { return strconv.FormatFloat(float64(*s), 'g', -1, 64) }
-func (s *secondsValue) Type() string   { return "time" }
+func (s *secondsValue) String() string {
+	if hours := float64(*s) / 3600; hours >= 1 && hours == math.Trunc(hours) {
+		return strconv.FormatFloat(hours, 'f', -1, 64) + "h"
+	}
+	return strconv.FormatFloat(float64(*s), 'g', -1, 64)
+}
+func (s *secondsValue) Type() string { return "time" }
 
 func (s *secondsValue) duration() time.Duration {
 	return time.Duration(float64(*s) * float64(time.Second))
