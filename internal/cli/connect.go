@@ -31,7 +31,8 @@ import (
 	"github.com/forkd/forkd/internal/emu/tcghost"
 )
 
-// Environment variables that say where the daemon is. The token is never a flag: command lines are public.
+// Environment variables that say where the daemon is. The token is never a flag: command lines are
+// public.
 const (
 	urlEnv   = "FORKD_URL"
 	tokenEnv = "FORKD_TOKEN"

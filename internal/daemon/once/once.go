@@ -25,8 +25,8 @@ import (
 	"github.com/forkd/forkd/internal/atomicfile"
 )
 
-// Bounds on what is kept of all clients. Over them, the oldest answer goes of the client that has most:
-// one cannot push out what others may ask for again.
+// Bounds on what is kept of all clients. Over them, the oldest answer goes of the client that has
+// most: one cannot push out what others may ask for again.
 const (
 	Keep       = 24 * time.Hour
 	maxAnswers = 4096

@@ -77,7 +77,8 @@ func newGate(limit, each int) *gate { return &gate{limit: limit, each: each, by:
 
 var errTooMany = &requestError{http.StatusServiceUnavailable, "too many requests at once; try again"}
 
-// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there is no error.
+// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there is
+// no error.
 func (g *gate) enter(id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

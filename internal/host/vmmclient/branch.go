@@ -19,9 +19,9 @@ type BranchFiles struct {
 }
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
-// complete when WaitCopied returns, which is to be called for it. Rebase may follow. While it is being copied the VMM
-// refuses further branches, and a refused one changes nothing for the one under way. Branch.Disks
-// and Branch.Serial are set here.
+// complete when WaitCopied returns, which is to be called for it. Rebase may follow. While it is
+// being copied the VMM refuses further branches, and a refused one changes nothing for the one under
+// way. Branch.Disks and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {

@@ -36,9 +36,9 @@ func (c *Capture) Unchanged() []guestmem.Range {
 
 // Replace puts private mappings of layer, which has the captured pages at their linear offsets, in
 // the place of what is still unchanged in r, one of the ranges of Unchanged. It returns the ranges
-// that it has replaced, ascending and apart, at most most. Nobody needs to stand still: until its mapping is replaced a page is
-// protected, and equal to the layer; whoever waits to write it is woken and writes a copy of the
-// new one.
+// that it has replaced, ascending and apart, at most most. Nobody needs to stand still: until its
+// mapping is replaced a page is protected, and equal to the layer; whoever waits to write it is
+// woken and writes a copy of the new one.
 func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Range, err error) {
 	end := r.GPA + guestmem.GPA(r.Length)
 	for at := r.GPA; at < end; {
