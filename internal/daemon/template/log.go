@@ -10,6 +10,7 @@ import (
 
 // Levels of entries, in E2B's words.
 const (
+	levelDebug = "debug"
 	levelInfo  = "info"
 	levelWarn  = "warn"
 	levelError = "error"
@@ -30,8 +31,8 @@ type Entry struct {
 	Message string
 }
 
-// log is what a build and its commands say. The zero log is empty.
-type log struct {
+// Log is what a build and its commands say. The zero Log is empty.
+type Log struct {
 	mu      sync.Mutex
 	entries []Entry
 	bytes   int
@@ -40,7 +41,7 @@ type log struct {
 
 // add appends an entry. Of what is beyond the bounds only the first is marked as missing, and errors
 // are kept: there is one at most.
-func (l *log) add(level, step, message string) {
+func (l *Log) add(level, step, message string) {
 	message = printable(message)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +58,7 @@ func (l *log) add(level, step, message string) {
 }
 
 // From returns at most so many entries from the n-th, counted from 0.
-func (l *log) From(n, most int) []Entry {
+func (l *Log) From(n, most int) []Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n < 0 || n >= len(l.entries) {
@@ -78,7 +79,8 @@ func printable(text string) string {
 
 // lines logs the output of a command, line by line.
 type lines struct {
-	log    *log
+	log    *Log
+	level  string
 	step   string
 	prefix string // of each
 	rest   []byte // of a line without an end
@@ -115,6 +117,6 @@ func (l *lines) end() {
 
 func (l *lines) put(line []byte) {
 	if text := strings.TrimRight(string(line), " \t\r\n"); text != "" {
-		l.log.add(levelInfo, l.step, l.prefix+text)
+		l.log.add(l.level, l.step, l.prefix+text)
 	}
 }

@@ -28,7 +28,9 @@ func (w *work) start(ctx context.Context, c *agentclient.Client) error {
 	if w.plan.StartCmd != "" {
 		w.say("start: %s", w.plan.StartCmd)
 		go func() {
-			err := w.run(running, c, w.client(w.plan.StartCmd, "", 0), "[start] ")
+			cmd := w.client(w.plan.StartCmd, "", 0)
+			cmd.prefix = "[start] "
+			err := w.run(running, c, cmd)
 			if err != nil && running.Err() == nil {
 				stop(fmt.Errorf("start command: %w", err))
 			}
@@ -50,8 +52,10 @@ func (w *work) waitReady(ctx context.Context, c *agentclient.Client) error {
 	w.say("ready?: %s", w.plan.ReadyCmd)
 	ctx, cancel := context.WithTimeoutCause(ctx, maxReady, fmt.Errorf("ready command: it has not succeeded within %v", maxReady))
 	defer cancel()
+	cmd := w.client(w.plan.ReadyCmd, "", maxReady)
+	cmd.prefix, cmd.level = "[ready] ", levelDebug // it may fail many times
 	for {
-		err := w.run(ctx, c, w.client(w.plan.ReadyCmd, "", maxReady), "[ready] ")
+		err := w.run(ctx, c, cmd)
 		if err == nil {
 			w.say("the template is ready")
 			return nil

@@ -2,6 +2,7 @@ package template
 
 import (
 	"bufio"
+	"cmp"
 	"compress/gzip"
 	"context"
 	_ "embed"
@@ -34,11 +35,14 @@ type command struct {
 	user   string // empty: the guest's default
 	dir    string // empty: likewise
 	within time.Duration
+	level  string // of what it says; empty: levelInfo
+	prefix string // of each line of that
 }
 
 // run runs a command and logs what it says.
-func (w *work) run(ctx context.Context, c *agentclient.Client, cmd command, prefix string) error {
-	out := [2]lines{{log: &w.bd.Log, step: w.step, prefix: prefix}, {log: &w.bd.Log, step: w.step, prefix: prefix}}
+func (w *work) run(ctx context.Context, c *agentclient.Client, cmd command) error {
+	each := lines{log: &w.bd.Log, level: cmp.Or(cmd.level, levelInfo), step: w.step, prefix: cmd.prefix}
+	out := [2]lines{each, each}
 	r, err := c.ExecStream(ctx, agentclient.ExecRequest{Args: cmd.args, User: cmd.user, UserElse: defaultUser, Cwd: cmd.dir, Timeout: cmd.within},
 		func(s agentclient.Stream, p []byte) error {
 			if s == agentclient.Stdout {
@@ -103,7 +107,7 @@ func (w *work) client(text, user string, within time.Duration) command {
 func (w *work) do(ctx context.Context, c *agentclient.Client, s Step) error {
 	switch s.Type {
 	case typeRun:
-		if err := w.run(ctx, c, w.client(s.Args[0], s.arg(1), maxCommand), ""); err != nil {
+		if err := w.run(ctx, c, w.client(s.Args[0], s.arg(1), maxCommand)); err != nil {
 			return fmt.Errorf("%.200q: %w", s.Args[0], err)
 		}
 		return nil
@@ -232,7 +236,7 @@ func (w *work) copy(ctx context.Context, c *agentclient.Client, s Step) (err err
 	}
 	script := command{args: []string{"/bin/sh", "-c", copyScript, "sh", path.Join(dir, "files", sourceOf(s.Args[0])), target, owner, s.arg(3)},
 		user: "root", dir: "/", within: maxCommand}
-	return w.run(ctx, c, script, "")
+	return w.run(ctx, c, script)
 }
 
 // maxUnpacked bounds the content of an archive, in bytes: a few of them compressed may become any

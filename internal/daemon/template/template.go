@@ -109,7 +109,7 @@ type Ask struct {
 type Build struct {
 	Ask
 	ID  string // a UUID
-	Log log
+	Log Log
 
 	who string
 

@@ -15,8 +15,8 @@ import (
 
 // A guest that writes without end, or nothing that is text, fills neither the log nor memory.
 func TestLogIsBounded(t *testing.T) {
-	var l log
-	out := lines{log: &l, step: "1", prefix: "> "}
+	var l Log
+	out := lines{log: &l, level: levelInfo, step: "1", prefix: "> "}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
