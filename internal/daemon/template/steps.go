@@ -58,10 +58,13 @@ func (w *work) run(ctx context.Context, c *agentclient.Client, cmd command) erro
 	return failure(r, cmd.within)
 }
 
+// maxAnswer bounds what a program of our own says, in bytes: the value of a variable, at most.
+const maxAnswer = 1 << 20
+
 // ask runs a program of our own and returns what it says.
 func (w *work) ask(ctx context.Context, c *agentclient.Client, user, script string, args ...string) (string, error) {
 	r, err := c.Exec(ctx, agentclient.ExecRequest{Args: append([]string{"/bin/sh", "-c", script, "sh"}, args...), User: user, UserElse: defaultUser,
-		Timeout: ownTime, MaxOutput: maxLine})
+		Timeout: ownTime, MaxOutput: maxAnswer})
 	if err != nil {
 		return "", err
 	}
@@ -73,15 +76,14 @@ func (w *work) ask(ctx context.Context, c *agentclient.Client, user, script stri
 
 // failure returns an error for a command that has not succeeded.
 func failure(r agentclient.ExecResult, within time.Duration) error {
-	if err := r.Err(); errors.Is(err, agentclient.ErrTimeout) {
-		return fmt.Errorf("not done after %v", within)
-	} else if err != nil && !errors.Is(err, agentclient.ErrOutputTruncated) {
-		return err
-	}
-	if r.ExitCode != 0 {
+	if r.Outcome == agentclient.Exited && r.ExitCode != 0 {
 		return fmt.Errorf("exit status %d", r.ExitCode)
 	}
-	return nil
+	err := r.Err()
+	if errors.Is(err, agentclient.ErrTimeout) {
+		return fmt.Errorf("not done after %v", within)
+	}
+	return err
 }
 
 // settle finds out what commands are run with, and makes the directory that they are run in that of
