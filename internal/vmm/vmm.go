@@ -9,6 +9,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"sync"
@@ -73,10 +74,15 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error) int {
 		if !s.started {
 			return exitClean
 		}
-		if err != nil {
+		if !hungUp(err) { // what is written here is told as the reason of the VM's end
 			fmt.Fprintf(os.Stderr, "forkd-vmm: control connection: %v\n", err)
 		}
 	}
+}
+
+// hungUp reports whether a connection ended as those of daemons do that are started again or killed.
+func hungUp(err error) bool {
+	return err == io.EOF || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
 
 type server struct {
