@@ -28,7 +28,7 @@ const (
 	soakTag = "soak"
 	// soakRest is how long a guest's writers rest after every write, in microseconds: what is tested
 	// here is the daemon, which has to get the CPU of an emulated host.
-	soakRest = 20_000
+	soakRest = 50_000
 	// soakPatience is how much longer than its clients a run may take, for the last fault's undoing,
 	// the verification and the removal of everything.
 	soakPatience = 12 * time.Minute
@@ -117,6 +117,8 @@ func newSoaking(t *testing.T, f *fixture) *soaking {
 	x.d.kill(t, s)
 	x.fire.delete(baseTag, client.DeleteOptions{Force: true})
 	x.fire.check(soakTag)
+	x.d.crash(t) // so that what is held is compared between daemons that were started alike
+	x.d.launch(t)
 	return x
 }
 
