@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -273,6 +274,34 @@ func TestPoolFeedsForksAndIsDrained(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	w.checkClean(t)
+}
+
+// A VMM that dies in the pool is noticed there, and not by the next fork: nothing of it is left, and
+// another takes its place.
+func TestPooledVMMThatDies(t *testing.T) {
+	w := newWorld(t, 1)
+	defer w.stop()
+	mustBake(t, w)
+	w.fork(t, "p")
+	w.KillAll()
+	pooled := func() *vmfake.VMM {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if all := w.vmms.All(); w.PoolSize() == 1 && len(all) == 1 {
+				return all[0]
+			}
+		}
+		t.Fatal("the pool is not filled")
+		return nil
+	}
+	first := pooled()
+	first.End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"})
+	if second := pooled(); second == first {
+		t.Error("the dead one is still there")
+	}
+	if dirs, err := os.ReadDir(w.cfg.RunDir); err != nil || len(dirs) != 1 {
+		t.Errorf("%d directories of VMMs, want that of the second: %v", len(dirs), err)
+	}
 }
 
 func TestConfirmTimeout(t *testing.T) {

@@ -9,6 +9,7 @@ package vmpool
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -124,6 +125,7 @@ func (p *Pool) takeReady(shape vm.Shape) *Shell {
 		}
 		s := list[len(list)-1]
 		p.ready[shape] = list[:len(list)-1]
+		close(s.taken)
 		if s.alive() {
 			return s
 		}
@@ -203,12 +205,44 @@ func (p *Pool) run() {
 		wanted := p.wantedLocked(shape)
 		if wanted {
 			p.ready[shape] = append(p.ready[shape], s)
+			go p.watch(shape, s)
 		}
 		p.mu.Unlock()
 		if !wanted {
 			p.kill([]*Shell{s})
 		}
 	}
+}
+
+// watch puts another shell in the place of one that ends before anybody takes it, but not at once:
+// what ended it may end the next one too.
+func (p *Pool) watch(shape vm.Shape, s *Shell) {
+	select {
+	case <-s.taken:
+		return
+	case <-s.VMM.Done():
+	}
+	if !p.remove(shape, s) {
+		return // it was taken, or ended by the pool
+	}
+	p.cfg.Log.Warn("a pooled VMM has ended", "id", s.ID, "reason", DescribeExit(s.VMM.Exit()))
+	p.kill([]*Shell{s})
+	select {
+	case <-time.After(poolRetry):
+		p.kick()
+	case <-p.ctx.Done():
+	}
+}
+
+// remove takes a shell out of the pool, and reports whether it was in there.
+func (p *Pool) remove(shape vm.Shape, s *Shell) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.ready[shape], s)
+	if i >= 0 {
+		p.ready[shape] = slices.Delete(p.ready[shape], i, i+1)
+	}
+	return i >= 0
 }
 
 // missing returns a shape of which there are too few shells.

@@ -74,12 +74,14 @@ type Shell struct {
 	ID  string
 	Dir string
 	VMM VMM
+
+	taken chan struct{} // closed when it leaves the pool for a fork
 }
 
 // Spawn starts a shell with an id of its own, in a directory of that name below runDir.
 func Spawn(ctx context.Context, vmms VMMs, runDir string, shape vm.Shape) (*Shell, error) {
 	id := newID()
-	s := &Shell{ID: id, Dir: filepath.Join(runDir, id)}
+	s := &Shell{ID: id, Dir: filepath.Join(runDir, id), taken: make(chan struct{})}
 	var err error
 	if s.VMM, err = vmms.Spawn(ctx, ShellConfig{ID: id, Dir: s.Dir, Shape: shape}); err != nil {
 		return nil, fmt.Errorf("start a VMM: %w", err)
