@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -27,6 +28,9 @@ func newDaemonCmd() *cobra.Command {
 			"unless --kill-on-exit is given.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnv(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
 			if cfg.Accel != "kvm" && cfg.Accel != "tcg" {
 				return usageError{errAccel}
 			}
@@ -95,6 +99,25 @@ func newDaemonCmd() *cobra.Command {
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false, "weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
+}
+
+// daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets one
+// there, such as that of the token file, relies on it.
+var daemonEnv = map[string]string{
+	"bind": "FORKD_BIND", "token-file": "FORKD_TOKEN_FILE", "audit-log": "FORKD_AUDIT_LOG",
+	"tls-cert": "FORKD_TLS_CERT", "tls-key": "FORKD_TLS_KEY", "branch-concurrency": "FORKD_BRANCH_CONCURRENCY",
+}
+
+// fromEnv sets options that were not given from their variables.
+func fromEnv(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	for option, name := range daemonEnv {
+		if value, ok := lookup(name); ok && value != "" && !f.Changed(option) {
+			if err := f.Set(option, value); err != nil {
+				return usageError{fmt.Errorf("$%s: %w", name, plainFlagError(err))}
+			}
+		}
+	}
+	return nil
 }
 
 // parseResolvers reads addresses of DNS servers.

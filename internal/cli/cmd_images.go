@@ -114,6 +114,7 @@ func newRmiCmd() *cobra.Command {
 
 func newSnapshotInfoCmd() *cobra.Command {
 	var c common
+	var old bool
 	cmd := &cobra.Command{
 		Use:   "snapshot-info TAG",
 		Short: "Describe a snapshot",
@@ -124,7 +125,7 @@ func newSnapshotInfoCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if c.json() {
+				if c.json() || old {
 					return writeJSON(cmd.OutOrStdout(), d)
 				}
 				if d.Warning != "" {
@@ -146,6 +147,8 @@ func newSnapshotInfoCmd() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&old, "json", false, "of forkd 0.5: -o json")
+	_ = cmd.Flags().MarkHidden("json") // it fails only for a flag that does not exist
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd
