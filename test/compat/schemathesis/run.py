@@ -22,7 +22,9 @@ def seconds(text: str) -> str:
 
 
 report = os.path.join(os.path.dirname(os.environ["COMPAT_OUT"]), "schemathesis-run.json")
-env = {**os.environ, "SCHEMATHESIS": os.path.join(os.path.dirname(sys.executable), "schemathesis"),
+hooks = os.path.dirname(os.path.abspath(__file__))
+env = {**os.environ, "PYTHONPATH": hooks, "SCHEMATHESIS_HOOKS": "hooks",
+       "SCHEMATHESIS": os.path.join(os.path.dirname(sys.executable), "schemathesis"),
        "SCHEMATHESIS_SECONDS": seconds(os.environ.get("DURATION", "10m")), "SCHEMATHESIS_REPORT": report}
 code = subprocess.run(["go", "test", "-count=1", "-timeout", "24h", "-v", "-run", "^TestSchemathesis$",
                        "./test/compat/schemathesis"], env=env).returncode
