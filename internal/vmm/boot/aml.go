@@ -7,28 +7,27 @@ import "encoding/binary"
 
 // Opcodes.
 const (
-	amlZero        = 0x00
-	amlOne         = 0x01
-	amlName        = 0x08
-	amlByte        = 0x0a
-	amlWord        = 0x0b
-	amlDWord       = 0x0c
-	amlString      = 0x0d
-	amlQWord       = 0x0e
-	amlScope       = 0x10
-	amlBuffer      = 0x11
-	amlPackage     = 0x12
-	amlMethod      = 0x14
-	amlDualName    = 0x2e
-	amlRoot        = 0x5c // '\'
-	amlExtPrefix   = 0x5b
-	amlExtDevice   = 0x82
-	amlArg0        = 0x68
-	amlNotify      = 0x86
-	amlEqual       = 0x93
-	amlIf          = 0xa0
-	amlSerialized  = 1 << 3 // method flag, with the argument count in bits 0 to 2
-	amlNameSegSize = 4
+	amlZero       = 0x00
+	amlOne        = 0x01
+	amlName       = 0x08
+	amlByte       = 0x0a
+	amlWord       = 0x0b
+	amlDWord      = 0x0c
+	amlString     = 0x0d
+	amlQWord      = 0x0e
+	amlScope      = 0x10
+	amlBuffer     = 0x11
+	amlPackage    = 0x12
+	amlMethod     = 0x14
+	amlDualName   = 0x2e
+	amlRoot       = 0x5c // '\'
+	amlExtPrefix  = 0x5b
+	amlExtDevice  = 0x82
+	amlArg0       = 0x68
+	amlNotify     = 0x86
+	amlEqual      = 0x93
+	amlIf         = 0xa0
+	amlSerialized = 1 << 3 // method flag, with the argument count in bits 0 to 2
 )
 
 // Small and large resource descriptors, ACPI 6.5 §6.4.

@@ -17,15 +17,6 @@ func Raw[T State](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))
 }
 
-// SetRaw copies bytes that Raw returned into v.
-func SetRaw[T State](v *T, p []byte) error {
-	if len(p) != int(unsafe.Sizeof(*v)) {
-		return errors.New("KVM state record of the wrong length")
-	}
-	copy(Raw(v), p)
-	return nil
-}
-
 // RawSlice returns the bytes of all elements of v in place.
 func RawSlice[T State](v []T) []byte {
 	var zero T

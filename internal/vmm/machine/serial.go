@@ -19,8 +19,6 @@ const (
 	uartLSR  = 5
 	uartMSR  = 6
 	uartSCR  = 7
-
-	uartPorts = 8
 )
 
 const (
