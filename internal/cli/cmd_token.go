@@ -26,17 +26,26 @@ func (f *tokenFlags) register(cmd *cobra.Command) {
 
 // path returns the token file.
 func (f *tokenFlags) path() (string, error) {
-	switch {
-	case f.file != "":
+	if f.file != "" {
 		return f.file, nil
-	case os.Getuid() == 0:
-		return "/etc/forkd/tokens", nil
+	}
+	path, err := configPath("tokens")
+	if err != nil {
+		return "", fmt.Errorf("%w; give --file", err)
+	}
+	return path, nil
+}
+
+// configPath is where root, or another user, has a file or directory of forkd's configuration.
+func configPath(name string) (string, error) {
+	if os.Getuid() == 0 {
+		return filepath.Join("/etc/forkd", name), nil
 	}
 	dir, err := os.UserConfigDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for a token file: %w; give --file", err)
+		return "", fmt.Errorf("no place for %s: %w", name, err)
 	}
-	return filepath.Join(dir, "forkd", "tokens"), nil
+	return filepath.Join(dir, "forkd", name), nil
 }
 
 // change replaces the token file by what edit makes of it, while nobody else does. A missing file is

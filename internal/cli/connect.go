@@ -123,7 +123,7 @@ func whatHelps(where string, err error) string {
 	if _, err := os.Stat(filepath.Dir(roots.Socket)); err != nil {
 		return start
 	}
-	return "root seems to have one: use sudo, or " + urlEnv + "=unix://" + roots.Socket + " if it lets you in"
+	return "root seems to have one: use sudo, or " + urlEnv + " if it serves others too: docs/security.md"
 }
 
 // connect finds the daemon: the one that was named, else the one in a running emulated host, else

@@ -33,14 +33,11 @@ func e2bDirPath(named string) (string, error) {
 	if named != "" {
 		return filepath.Abs(named)
 	}
-	if os.Getuid() == 0 {
-		return "/etc/forkd/e2b", nil
-	}
-	dir, err := os.UserConfigDir()
+	path, err := configPath("e2b")
 	if err != nil {
-		return "", fmt.Errorf("no place for certificates: %w; give --dir", err)
+		return "", fmt.Errorf("%w; give --dir", err)
 	}
-	return filepath.Join(dir, "forkd", "e2b"), nil
+	return path, nil
 }
 
 func newE2BSetupCmd() *cobra.Command {
