@@ -257,7 +257,9 @@ func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if strings.TrimSuffix(req.FromImage, ":latest") == baseImage {
 		req.FromImage, req.FromTemplate = "", baseTemplate
 	}
-	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps}
+	notAdmin := auth.From(r.Context()).Need(auth.Admin)
+	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps,
+		MayReplace: notAdmin == nil}
 	if req.FromTemplate != "" {
 		i, err := a.snapshotOf(r, req.FromTemplate)
 		if err != nil {
@@ -265,10 +267,8 @@ func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
 		}
 		plan.FromTemplate = i.Tag
 	}
-	if plan.FromImage != "" { // the host fetches and unpacks it
-		if err := auth.From(r.Context()).Need(auth.Admin); err != nil {
-			return err
-		}
+	if plan.FromImage != "" && notAdmin != nil { // the host fetches and unpacks it
+		return notAdmin
 	}
 	if err := a.mayMake(r, b.Template); err != nil {
 		return err

@@ -16,6 +16,7 @@ type Plan struct {
 	Login        *image.Login // to that
 	FromTemplate string       // a snapshot's tag
 	Steps        []Step
+	MayReplace   bool   // a template of that name that is there at the end, whoever has made it
 	StartCmd     string // is left running in the template; empty: none
 	ReadyCmd     string // succeeds when the template is ready; empty: it is at once, or some time after the start
 }

@@ -32,7 +32,7 @@ import (
 // Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
 const (
 	maxUnended  = 16              // of one client
-	maxEnded    = 32              // that are remembered, of all clients
+	maxEnded    = 16              // that are remembered, of one client
 	maxWait     = 2 * time.Hour   // for the start that follows the request
 	maxBuild    = 2 * time.Hour   // from the start to the snapshot
 	cleanupTime = 5 * time.Minute // more, after which the sandbox ends although the build has not ended it
@@ -265,7 +265,7 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 	}
 }
 
-// endLocked notes how a build has ended, and forgets the oldest that have.
+// endLocked notes how a build has ended, and forgets the oldest of its client that have.
 func (b *Builder) endLocked(bd *Build, err error) {
 	bd.status, bd.ended = Ready, time.Now()
 	if err != nil {
@@ -279,7 +279,7 @@ func (b *Builder) endLocked(bd *Build, err error) {
 	}
 	ended := 0
 	for n := len(b.builds) - 1; n >= 0; n-- {
-		if b.builds[n].ended.IsZero() {
+		if other := b.builds[n]; other.who != bd.who || other.ended.IsZero() {
 			continue
 		}
 		if ended++; ended > maxEnded {

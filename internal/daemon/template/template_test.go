@@ -84,6 +84,21 @@ func TestUploadsAreBounded(t *testing.T) {
 	if err := u.put("b", "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("more than all may have: %v", err)
 	}
+	u.bytes = 0
+	u.coming = 1 << 60
+	if err := u.put("b", "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("more than there is room for when all have come: %v", err)
+	}
+	u.coming = 0
+	for n := range maxFiles + 1 {
+		if err := u.put("c", fmt.Sprint(n), 0, strings.NewReader("")); (n >= maxFiles) != errors.As(err, &wrong) {
+			t.Fatalf("archive %d of one build: %v", n, err)
+		}
+	}
+	u.drop("c")
+	if u.coming != 0 {
+		t.Errorf("%d bytes are still coming", u.coming)
+	}
 	u.bytes = 3
 	u.drop("b")
 	if left, _ := os.ReadDir(dir); len(left) != 0 || u.bytes != 0 {

@@ -19,6 +19,7 @@ import (
 const (
 	maxArchive  = 4 << 30  // of one
 	maxArchives = 16 << 30 // of all builds
+	maxFiles    = maxSteps // not bytes, but archives of one build: those without content too
 	keepFree    = 1 << 30  // on the disk, for others
 )
 
@@ -27,9 +28,10 @@ const (
 type uploads struct {
 	dir string
 
-	mu    sync.Mutex
-	bytes int64                       // of what is there or on its way
-	sizes map[string]map[string]int64 // of what is there, by build and hash
+	mu     sync.Mutex
+	bytes  int64                       // of what is there or on its way
+	coming int64                       // of what is on its way, all of each
+	sizes  map[string]map[string]int64 // of what is there, by build and hash
 }
 
 // newUploads returns an empty store: builds of an earlier daemon will not come back.
@@ -56,36 +58,44 @@ func (u *uploads) has(build, hash string) bool {
 	return ok
 }
 
-// reserve takes the room for an archive.
-func (u *uploads) reserve(size int64) error {
+// reserve takes the room for an archive that is on its way.
+func (u *uploads) reserve(build string, size int64) error {
 	switch {
 	case size < 0:
 		return invalid.Errorf("Content-Length", "missing: it must say how long the archive is")
 	case size > maxArchive:
 		return invalid.Errorf("Content-Length", "%d: an archive may have %d GiB", size, maxArchive>>30)
 	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.sizes[build]) >= maxFiles {
+		return invalid.Errorf("hash", "the build has %d archives already, and can have no more steps", maxFiles)
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(u.dir, &st); err != nil {
 		return fmt.Errorf("ask for the room in %s: %w", u.dir, err)
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if free := int64(st.Bavail) * st.Bsize; size > free-keepFree || u.bytes+size > maxArchives {
+	free := int64(st.Bavail)*st.Bsize - u.coming
+	if size > free-keepFree || u.bytes+size > maxArchives {
 		return fmt.Errorf("archives of builds: no room for %d MiB more: %w", size>>20, syscall.ENOSPC)
 	}
 	u.bytes += size
+	u.coming += size
 	return nil
 }
 
 // put stores an archive of size bytes.
 func (u *uploads) put(build, hash string, size int64, content io.Reader) (err error) {
-	if err := u.reserve(size); err != nil {
+	if err := u.reserve(build, size); err != nil {
 		return err
 	}
 	kept := false
 	defer func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.coming -= size
 		if !kept {
-			u.give(size)
+			u.bytes -= size
 		}
 	}()
 	if err := os.Mkdir(filepath.Join(u.dir, build), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
@@ -115,12 +125,6 @@ func (u *uploads) put(build, hash string, size int64, content io.Reader) (err er
 	return nil
 }
 
-func (u *uploads) give(size int64) {
-	u.mu.Lock()
-	u.bytes -= size
-	u.mu.Unlock()
-}
-
 // drop removes the archives of a build. They count until they are gone.
 func (u *uploads) drop(build string) {
 	u.mu.Lock()
@@ -131,7 +135,9 @@ func (u *uploads) drop(build string) {
 	delete(u.sizes, build)
 	u.mu.Unlock()
 	_ = os.RemoveAll(filepath.Join(u.dir, build)) // the next start tries again
-	u.give(size)
+	u.mu.Lock()
+	u.bytes -= size
+	u.mu.Unlock()
 }
 
 // Has reports whether an archive was sent for a build.

@@ -118,7 +118,7 @@ func (m *Manager) isWithin(p Prefix, i store.Info) bool {
 	case i.Writing, i.Damage != "":
 		return false
 	case i.Branch == nil:
-		return true
+		return !i.Transient // else it is of a build that is not done
 	}
 	s, err := m.Get(i.Branch.SandboxID)
 	return i.Transient && err == nil && p.HasLabels(s.Info().Labels)

@@ -1,0 +1,80 @@
+package e2b_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// What others have made meanwhile, a build takes the place of only if its client may remove it. Its
+// way from a container image is not for others, who cannot have builds forgotten either.
+func TestBuildsBesideOthers(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
+	as := func(token string) {
+		r.key = header{"Authorization": "Bearer " + token, "Content-Type": "application/json"}
+	}
+	dir := t.TempDir()
+	begin := func(b build, from string) { // it waits for a file by its name
+		t.Helper()
+		r.call("POST", "/v2"+b.path(), fmt.Sprintf(`{%s,"steps":[{"type":"ENV","args":["HOME","/"]},
+			{"type":"RUN","args":["while [ ! -e %s ]; do sleep 0.05; done"]}]}`, from, filepath.Join(dir, b.Template)), 202, nil)
+		for now := b; !strings.Contains(now.log(), "RUN"); time.Sleep(10 * time.Millisecond) {
+			if r.call("GET", b.path()+"/status", "", 200, &now); now.Status == "error" {
+				t.Fatalf("%+v", now)
+			}
+		}
+	}
+	finish := func(b build) build {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, b.Template), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return r.finished(b)
+	}
+
+	as(r.Tokens["runner"])
+	late := r.request("late")
+	begin(late, `"fromTemplate":"a.b"`)
+	as(apirig.Token)
+	s := r.create(`{"templateID":"a.b"}`)
+	if resp, text := r.send("POST", "/v1/sandboxes/"+s.ID+"/branch", r.key, `{"tag":"late"}`); resp.StatusCode/100 != 2 {
+		t.Fatalf("branch: %s %s", resp.Status, text)
+	}
+	made, err := r.Store.Detail("late")
+	if err != nil {
+		t.Fatal(err)
+	}
+	as(r.Tokens["runner"])
+	if end := finish(late); end.Status != "error" || !strings.Contains(end.Reason.Message, "late") {
+		t.Errorf("it has ended: %+v", end)
+	}
+	if now, err := r.Store.Detail("late"); err != nil || now.ID != made.ID {
+		t.Errorf("what somebody else had made was replaced: %v, %v", now.ID, err)
+	}
+
+	as(apirig.Token)
+	private := r.request("private")
+	begin(private, `"fromImage":"python:3"`)
+	as(r.Tokens["team"])
+	if resp, text := r.send("GET", "/v1/snapshots", r.key, ""); resp.StatusCode != 200 || strings.Contains(text, private.ID) {
+		t.Errorf("listed for a team: %s %s", resp.Status, text)
+	}
+	if resp, text := r.send("POST", "/v1/sandboxes", r.key, `{"snapshot_tag":"build-`+private.ID+`"}`); resp.StatusCode != 404 {
+		t.Errorf("forked by a team: %s %s", resp.Status, text)
+	}
+	for range 40 { // each ends the one before
+		r.request("team-a.x")
+	}
+	as(apirig.Token)
+	if end := finish(private); end.Status != "ready" {
+		t.Errorf("%+v", end)
+	}
+	as(r.Tokens["runner"])
+	r.call("GET", late.path()+"/status", "", 200, nil)
+}
