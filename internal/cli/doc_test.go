@@ -2,6 +2,8 @@ package cli
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -37,4 +39,83 @@ func TestEveryCommandIsOnTheMap(t *testing.T) {
 	if seen < 25 {
 		t.Errorf("found %d commands: there are more", seen)
 	}
+}
+
+var (
+	// code matches what documents have as code: blocks, and words between backticks.
+	code = regexp.MustCompile("(?s)```.*?```|`[^`]+`")
+
+	// typed matches a command line there. In docs/api.md, "forkd /v1/…" is a function of the shell.
+	typed = regexp.MustCompile("(?m)(?:^[`$]?|[(|;&]) ?forkd ([a-z][^`#|;)\n]*)")
+
+	comment = regexp.MustCompile(`#.*`)
+
+	flagName = regexp.MustCompile(`^--?[a-zA-Z][a-z0-9-]*`)
+)
+
+// TestDocumentsHaveCommandsThatExist: what the documents tell to type is a command, with flags that
+// it has.
+func TestDocumentsHaveCommandsThatExist(t *testing.T) {
+	files, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, seen := newRoot(Stdio{}), 0
+	root.InitDefaultCompletionCmd()
+	for _, file := range append(files, "../../README.md") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range code.FindAllString(string(text), -1) {
+			for _, m := range typed.FindAllStringSubmatch(comment.ReplaceAllString(block, ""), -1) {
+				seen++
+				if wrong := misses(root, strings.Fields(m[1])); wrong != "" {
+					t.Errorf("%s: forkd %s: there is no %s", file, m[1], wrong)
+				}
+			}
+		}
+	}
+	if seen < 200 {
+		t.Errorf("found %d command lines: there are more", seen)
+	}
+}
+
+// misses returns what of a command line is neither a command nor one of its flags, or nothing.
+func misses(root *cobra.Command, words []string) string {
+	cmd, args, err := root.Find(ungrouped(words))
+	if err != nil || cmd == root {
+		return words[0]
+	}
+	if cmd.HasSubCommands() && len(args) > 0 && cmd.ValidateArgs(args[:1]) != nil {
+		return args[0]
+	}
+	for _, arg := range args {
+		if arg == "--" || strings.ContainsAny(arg, "'\"(") {
+			break // what follows is for another program
+		}
+		if name := flagName.FindString(arg); name != "" && !hasFlag(cmd, name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// hasFlag reports whether a command has a flag, or all of the letters of a short one.
+func hasFlag(cmd *cobra.Command, name string) bool {
+	cmd.InitDefaultHelpFlag()
+	_ = cmd.InheritedFlags() // adds those of the root
+	if long, ok := strings.CutPrefix(name, "--"); ok {
+		return cmd.Flags().Lookup(long) != nil
+	}
+	for _, letter := range name[1:] {
+		f := cmd.Flags().ShorthandLookup(string(letter))
+		if f == nil {
+			return false
+		}
+		if f.NoOptDefVal == "" {
+			break // the rest is its value
+		}
+	}
+	return true
 }
