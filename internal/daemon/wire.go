@@ -35,6 +35,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/jail"
@@ -50,6 +51,7 @@ type wired struct {
 	audit   *audit.Log
 	net     *netclient.Client
 	cgroups *cgroup.Tree
+	kvm     vmmclient.KVM
 	traces  *tracing.Tracer
 }
 
@@ -98,7 +100,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 	}
 	counts := metrics.New(cfg.Version)
 	runDir, dataDir := filepath.Join(cfg.RunDir, "vm"), filepath.Join(cfg.StateDir, "sandboxes")
-	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails}
+	vmms := vmpool.Processes{Bin: vmm, Cgroups: w.cgroups, Jail: jails, KVM: &w.kvm}
 	w.manager, err = sandbox.New(sandbox.Config{
 		Store:    w.store,
 		VMMs:     vmms,
@@ -321,6 +323,7 @@ func (w *wired) reopen(ctx context.Context, asked <-chan os.Signal, log *slog.Lo
 func (w *wired) close(kill bool) {
 	w.builder.Close()
 	w.manager.Close(kill)
+	_ = w.kvm.Close()
 	w.cgroups.Close()
 	w.net.Close()
 	w.store.Close()

@@ -161,7 +161,7 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 	}
 	switch kind {
 	case vmmproto.KindCreate:
-		return s.create(r, files)
+		return s.create(r, files, w)
 	case vmmproto.KindBoot:
 		return s.boot(r, files)
 	case vmmproto.KindRestore:
@@ -188,7 +188,7 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 	return fmt.Errorf("unknown request %d", kind)
 }
 
-func (s *server) create(r *codec.Reader, files *donated) error {
+func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error {
 	var req vmmproto.Create
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse create: %w", err)
@@ -213,9 +213,21 @@ func (s *server) create(r *codec.Reader, files *donated) error {
 	if err != nil {
 		return err
 	}
+	supported, err := kvm.SetRawSlice[kvm.CPUIDEntry](req.CPUID)
+	if err != nil {
+		return fmt.Errorf("parse create: %w", err)
+	}
+	var answer vmmproto.Created
+	if len(supported) == 0 {
+		if supported, err = machine.Supported(sys); err != nil {
+			return err
+		}
+		answer.CPUID = kvm.RawSlice(supported)
+	}
+	answer.Append(w)
 	s.ring, s.memory = ring, req.Shape.MemoryBytes
 	s.machine, err = machine.New(machine.Config{
-		KVM: sys, Tracker: s.tracker, Shape: req.Shape, Console: ring, VsockListener: vsock,
+		KVM: sys, Supported: supported, Tracker: s.tracker, Shape: req.Shape, Console: ring, VsockListener: vsock,
 		GuestConn: s.dials.take, Exited: s.exited, Stalled: s.stalled,
 	})
 	if err != nil {

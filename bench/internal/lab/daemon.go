@@ -47,6 +47,8 @@ type Daemon struct {
 // NewDaemon sets up an empty store. Everything goes when undo runs.
 func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	d := &Daemon{Host: host}
+	d.VMMs.KVM = &vmmclient.KVM{}
+	undo.Add(func() { _ = d.VMMs.KVM.Close() })
 	var err error
 	if d.Assets, err = assets(); err != nil {
 		return nil, err

@@ -34,6 +34,7 @@ type Config struct {
 	Shape   vm.Shape
 	Cgroups *cgroup.Tree // where its leaf is made, with the name of Dir; nil: it has no limits
 	Jail    *jail.Starter
+	KVM     *KVM // nil: it shares none with others
 }
 
 // vmmEnv bounds the Go runtime of the VMM: its heap never holds more than a few hundred KiB, so
@@ -274,11 +275,15 @@ func (v *VMM) lastWords() string {
 }
 
 func (v *VMM) create(ctx context.Context, cfg *Config) error {
-	kvm, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	kvm := cfg.KVM
+	if kvm == nil {
+		kvm = &KVM{}
+		defer kvm.Close()
+	}
+	device, cpuid, err := kvm.open()
 	if err != nil {
 		return err
 	}
-	defer kvm.Close()
 	vsock, err := listenVsock(filepath.Join(cfg.Dir, VsockSocket))
 	if err != nil {
 		return err
@@ -292,8 +297,13 @@ func (v *VMM) create(ctx context.Context, cfg *Config) error {
 	if err := console.Format(ring); err != nil {
 		return err
 	}
-	req := &vmmproto.Create{Version: vmmproto.Version, Shape: cfg.Shape}
-	return v.call(ctx, vmmproto.KindCreate, req, []int{int(kvm.Fd()), vsock, int(ring.Fd())}, nil)
+	req := &vmmproto.Create{Version: vmmproto.Version, Shape: cfg.Shape, CPUID: cpuid}
+	var created vmmproto.Created
+	if err := v.call(ctx, vmmproto.KindCreate, req, []int{device, vsock, int(ring.Fd())}, &created); err != nil {
+		return err
+	}
+	kvm.learn(created.CPUID) // no guest has had a say in it: there is none yet
+	return nil
 }
 
 // vsockBacklog is the number of host connections that may wait for the VMM.

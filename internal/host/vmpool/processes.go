@@ -15,12 +15,13 @@ type Processes struct {
 	Bin     string       // path of forkd-vmm
 	Cgroups *cgroup.Tree // nil: VMMs have no limits
 	Jail    *jail.Starter
+	KVM     *vmmclient.KVM // nil: VMMs share none
 }
 
 // Spawn implements VMMs.
 func (p Processes) Spawn(ctx context.Context, c ShellConfig) (VMM, error) {
 	v, err := vmmclient.Spawn(ctx, vmmclient.Config{Bin: p.Bin, Dir: c.Dir, ID: c.ID, Shape: c.Shape, Cgroups: p.Cgroups,
-		Jail: p.Jail})
+		Jail: p.Jail, KVM: p.KVM})
 	if err != nil {
 		return nil, err // not v, which would be a VMM that is not nil
 	}

@@ -18,7 +18,7 @@ import (
 // Version changes whenever a message does, or the version of the state that a VMM saves: one that
 // outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
 // speaks another one.
-const Version = 12
+const Version = 13
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -50,6 +50,12 @@ const (
 type Create struct {
 	Version uint32
 	Shape   vm.Shape
+	CPUID   []byte // what another VMM of this host has Created; empty: this one asks KVM
+}
+
+// Created is the answer to Create.
+type Created struct {
+	CPUID []byte // what KVM can show to guests here, in a form of the VMMs' own; empty if Create had it
 }
 
 // Disk is one virtio-blk disk: Layers donated files, the raw base image first, then layers with
@@ -109,12 +115,23 @@ func (m *Create) Append(w *codec.Writer) {
 	w.U64(m.Shape.MemoryBytes)
 	w.U32(m.Shape.VCPUs)
 	w.String(m.Shape.Template)
+	w.Blob(m.CPUID)
 }
 
 // Parse decodes m.
 func (m *Create) Parse(r *codec.Reader) error {
 	m.Version = r.U32()
 	m.Shape = vm.Shape{MemoryBytes: r.U64(), VCPUs: r.U32(), Template: r.String()}
+	m.CPUID = r.Blob()
+	return r.Err()
+}
+
+// Append encodes m.
+func (m *Created) Append(w *codec.Writer) { w.Blob(m.CPUID) }
+
+// Parse decodes m.
+func (m *Created) Parse(r *codec.Reader) error {
+	m.CPUID = r.Blob()
 	return r.Err()
 }
 

@@ -28,6 +28,7 @@ import (
 // Config is what a machine is made of.
 type Config struct {
 	KVM           *kvm.System
+	Supported     []kvm.CPUIDEntry  // as the function of this name has returned it on this host; nil: New calls it
 	Tracker       *guestmem.Tracker // of this process
 	Shape         vm.Shape
 	Console       io.ByteWriter                   // gets the serial output
@@ -76,6 +77,14 @@ type Machine struct {
 	copying  chan struct{} // closed when the live branch under way is copied; nil if there is none
 }
 
+// Supported makes sure that KVM has what a machine needs, and returns what it can show to guests.
+func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
+	if err := k.CheckCapabilities(); err != nil {
+		return nil, err
+	}
+	return k.SupportedCPUID()
+}
+
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt
 // controllers exist waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
@@ -85,8 +94,10 @@ func New(cfg Config) (_ *Machine, err error) {
 	if n := cfg.Shape.VCPUs; n < 1 || n > vm.MaxVCPUs {
 		return nil, fmt.Errorf("vcpus %d: want 1 to %d", n, vm.MaxVCPUs)
 	}
-	if err := cfg.KVM.CheckCapabilities(); err != nil {
-		return nil, err
+	if cfg.Supported == nil {
+		if m.cfg.Supported, err = Supported(cfg.KVM); err != nil {
+			return nil, err
+		}
 	}
 	if m.mem, err = guestmem.New(cfg.Shape.MemoryBytes); err != nil {
 		return nil, err
@@ -122,11 +133,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	return m, nil
 }
 
-func (m *Machine) addVCPUs(undo *cleanup.Stack) error {
-	supported, err := m.cfg.KVM.SupportedCPUID()
-	if err != nil {
-		return err
-	}
+func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
 	if m.msrs, err = m.msrIndices(); err != nil {
 		return err
 	}
@@ -138,7 +145,7 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) error {
 			return err
 		}
 		undo.Add(func() { _ = c.Close() })
-		entries, err := cpuid.Apply(m.cfg.Shape.Template, toTemplate(supported), i, n)
+		entries, err := cpuid.Apply(m.cfg.Shape.Template, toTemplate(m.cfg.Supported), i, n)
 		if err != nil {
 			return err
 		}
