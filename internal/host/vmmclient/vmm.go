@@ -42,8 +42,9 @@ type Config struct {
 // raises GOMAXPROCS when it has vCPUs. Where the host gives transparent huge pages to everybody,
 // that heap would take two of them, 4 MiB. The VMM cannot refuse them for itself: its runtime has
 // touched the heap by then. What the runtime has beside the heap is too small for one. Nor need it
-// hold files of the cgroup open to follow its limit of CPU.
-var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400", "GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0"}
+// hold files of the cgroup open to follow its limit of CPU, or room for profiles in every thread.
+var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
+	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,profstackdepth=1"}
 
 // Conn is a stream that the guest opened to the host.
 type Conn struct {

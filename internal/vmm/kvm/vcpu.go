@@ -126,15 +126,18 @@ func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
 
 // SetCPUID sets the CPUID leaves that the guest sees. It must come before the other state.
 func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
-	var t struct {
-		head    cpuidHead
-		entries [maxCPUIDEntries]CPUIDEntry
-	}
 	if len(entries) > maxCPUIDEntries {
 		return fmt.Errorf("set CPUID of vCPU %d: %d entries, at most %d", c.id, len(entries), maxCPUIDEntries)
 	}
-	t.head.Nent = uint32(copy(t.entries[:], entries))
-	return c.call(ioSetCPUID2, unsafe.Pointer(&t), "set CPUID")
+	t := table(cpuidHead{Nent: uint32(len(entries))}, entries)
+	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
+}
+
+// table returns the bytes of a head and the entries behind it, as KVM takes arrays. It is as long as
+// they are: room for the most that there can be would make the stack of every VMM grow.
+func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
+	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
+	return append(p[:len(p):len(p)], RawSlice(entries)...)
 }
 
 // maxMSRs bounds one MSR transfer; Linux's own limit is MAX_IO_MSRS, 256.
@@ -160,9 +163,11 @@ func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 // SetMSRs sets MSRs in order and returns how many were set: fewer than len(entries) if the host
 // refuses entries[n].
 func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
-	var t msrTable
-	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
-	set, err := ioctlPtr(c.fd, ioSetMSRs, unsafe.Pointer(&t))
+	if len(entries) > maxMSRs {
+		return 0, fmt.Errorf("set MSRs of vCPU %d: %d, at most %d", c.id, len(entries), maxMSRs)
+	}
+	t := table(msrsHead{Nmsrs: uint32(len(entries))}, entries)
+	set, err := ioctlPtr(c.fd, ioSetMSRs, unsafe.Pointer(unsafe.SliceData(t)))
 	if err != nil {
 		return 0, fmt.Errorf("set MSRs of vCPU %d: %w", c.id, err)
 	}

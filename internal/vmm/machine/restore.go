@@ -7,6 +7,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -62,6 +64,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	if err != nil {
 		return t, err
 	}
+	defer func() { _ = unix.Munmap(state) }()
 	m.net.SetPeer(peer)
 	peer = nil
 	if err := m.restoreState(state); err != nil {
@@ -97,6 +100,8 @@ func (m *Machine) forget() error {
 	return nil
 }
 
+// readState returns the contents of a state file as a mapping: on the heap, which is never collected,
+// their room would stay taken. What is restored from them holds none of it.
 func readState(f *os.File) ([]byte, error) {
 	if f == nil {
 		return nil, errors.New("restore: no state file was donated")
@@ -108,9 +113,15 @@ func readState(f *os.File) ([]byte, error) {
 	if st.Size() > maxState {
 		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", st.Size(), maxState))
 	}
-	p := make([]byte, st.Size())
+	if st.Size() == 0 {
+		return nil, vm.WithCode(vm.ErrBadState, errors.New("machine state is empty"))
+	}
+	p, err := unix.Mmap(-1, 0, int(st.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("make room for the machine state: %w", err)
+	}
 	if _, err := f.ReadAt(p, 0); err != nil {
-		return nil, fmt.Errorf("read machine state: %w", err)
+		return nil, errors.Join(fmt.Errorf("read machine state: %w", err), unix.Munmap(p))
 	}
 	return p, nil
 }
