@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest
@@ -15,7 +17,31 @@ import (
 // the file has the same bytes.
 func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
-	return m.remap(gpa, length, fd, offset, flags)
+	v, err := m.remap(gpa, length, fd, offset, flags)
+	if err != nil {
+		return err
+	}
+	return smallPages(v)
+}
+
+// MapLayers is Map for a whole memory map, whose extents have been checked; files are the
+// descriptors of its layers.
+func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
+	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
+	for _, e := range extents {
+		if _, err := m.remap(GPA(e.GPA), e.Length, files[e.Layer], e.Offset, flags); err != nil {
+			return err
+		}
+	}
+	if len(extents) == 0 {
+		return nil
+	}
+	for i := range m.regions { // once for all extents: there may be hundreds
+		if err := smallPages(m.regions[i].host); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Clear makes the length bytes at gpa zero and drops what was behind them.
@@ -23,7 +49,11 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Clear(gpa GPA, length uint64) error {
 	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE | unix.MAP_ANONYMOUS
-	return m.remap(gpa, length, -1, 0, flags)
+	v, err := m.remap(gpa, length, -1, 0, flags)
+	if err != nil {
+		return err
+	}
+	return smallPages(v)
 }
 
 // Own gives the VM private copies of the pages at gpa that are still those of a file, with the same
@@ -69,18 +99,25 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 	return nil
 }
 
-func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) error {
+// remap returns the range that it has mapped.
+func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) ([]byte, error) {
 	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
-		return fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
+		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
 	}
 	v, err := m.view(gpa, int(length))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	addr := unsafe.Pointer(unsafe.SliceData(v))
 	if _, err := unix.MmapPtr(fd, int64(offset), addr, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
-		return fmt.Errorf("map guest memory %#x+%#x: %w", uint64(gpa), length, err)
+		return nil, fmt.Errorf("map guest memory %#x+%#x: %w", uint64(gpa), length, err)
 	}
+	return v, nil
+}
+
+// smallPages keeps huge pages out of a range. Copy-on-write and dirty tracking work page by page: a
+// huge page would turn one written byte into 2 MiB.
+func smallPages(v []byte) error {
 	if err := unix.Madvise(v, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)
 	}

@@ -91,11 +91,8 @@ func (m *Memory) add(gpa GPA, size uint64) error {
 	if err != nil {
 		return fmt.Errorf("map %d bytes of guest memory: %w", size, err)
 	}
-	// Copy-on-write and dirty tracking work page by page: a huge page would turn one written byte
-	// into 2 MiB.
-	if err := unix.Madvise(host, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
-		_ = unix.Munmap(host)
-		return fmt.Errorf("disable huge pages for guest memory: %w", err)
+	if err := smallPages(host); err != nil {
+		return errors.Join(err, unix.Munmap(host))
 	}
 	m.regions = append(m.regions, Region{GPA: gpa, Size: size, host: host})
 	return nil

@@ -14,7 +14,6 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/cpuid"
-	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
@@ -128,22 +127,19 @@ func readState(f *os.File) ([]byte, error) {
 
 // mapMemory puts the layers behind the guest's memory.
 func (m *Machine) mapMemory(layers []*os.File, extents []vm.Extent) error {
-	sizes := make([]uint64, len(layers))
+	sizes, files := make([]uint64, len(layers)), make([]int, len(layers))
 	for i, f := range layers {
 		st, err := f.Stat()
 		if err != nil {
 			return fmt.Errorf("memory layer %d: %w", i, err)
 		}
-		sizes[i] = uint64(st.Size())
+		sizes[i], files[i] = uint64(st.Size()), int(f.Fd())
 	}
 	if err := memlayer.CheckExtents(extents, sizes); err != nil {
 		return fmt.Errorf("memory map: %w", err)
 	}
-	for _, e := range extents {
-		fd := int(layers[e.Layer].Fd())
-		if err := m.mem.Map(guestmem.GPA(e.GPA), e.Length, fd, e.Offset); err != nil {
-			return err
-		}
+	if err := m.mem.MapLayers(extents, files); err != nil {
+		return err
 	}
 	m.lower = newLower(extents, len(layers))
 	return nil

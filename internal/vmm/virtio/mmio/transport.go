@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -114,6 +115,7 @@ func (t *Transport) Quiesce() {
 // lost with the eventfd it lay in, and an interrupt that the driver has not acknowledged is raised
 // again; so the interrupt controllers must have their state before.
 func (t *Transport) Unquiesce() error {
+	idle := t.idle()
 	t.quiesced = false
 	t.run.Unlock()
 	if t.interrupt.Load() != 0 {
@@ -121,7 +123,16 @@ func (t *Transport) Unquiesce() error {
 			return err
 		}
 	}
+	if idle {
+		return nil
+	}
 	return t.kick.Signal()
+}
+
+// idle reports whether a kick would find nothing to do. Preconditions: run is held.
+func (t *Transport) idle() bool {
+	busy := func(q *virtq.Queue) bool { return q != nil && !q.Idle() }
+	return !t.running || !slices.ContainsFunc(t.queues, busy)
 }
 
 // Exclusive calls f while no device code runs, and lets the device serve its queues thereafter. The

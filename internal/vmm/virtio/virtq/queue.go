@@ -188,16 +188,33 @@ func (q *Queue) NeedsInterrupt() (bool, error) {
 // whether such a chain is already there: then no kick will come for it, and the caller must Pop
 // again.
 func (q *Queue) EnableNotify() (pending bool, err error) {
-	if q.cfg.EventIdx {
-		err = q.mem.StoreUint16(q.availEvent(), q.lastAvail)
-	} else {
-		err = q.mem.StoreUint16(q.cfg.Device, 0)
-	}
-	if err != nil {
-		return false, fmt.Errorf("enable kicks: %w", err)
+	if at, v := q.kickWord(); !q.says(at, v) { // or a child would copy the page of every queue that is idle
+		if err := q.mem.StoreUint16(at, v); err != nil {
+			return false, fmt.Errorf("enable kicks: %w", err)
+		}
 	}
 	n, err := q.Pending()
 	return n != 0, err
+}
+
+// Idle reports whether Pop has seen every chain, and the driver will kick for the next one.
+func (q *Queue) Idle() bool {
+	n, err := q.Pending()
+	return err == nil && n == 0 && q.says(q.kickWord())
+}
+
+// kickWord returns where the driver is asked to kick for the next chain that Pop has not seen, and by
+// what.
+func (q *Queue) kickWord() (guestmem.GPA, uint16) {
+	if q.cfg.EventIdx {
+		return q.availEvent(), q.lastAvail
+	}
+	return q.cfg.Device, 0
+}
+
+func (q *Queue) says(at guestmem.GPA, v uint16) bool {
+	have, err := q.mem.LoadUint16(at)
+	return err == nil && have == v
 }
 
 // NotifyAfter asks the driver to kick when it adds a chain beyond the available index idx, leaving
