@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/rootcert"
 )
 
 func TestE2BEnv(t *testing.T) {
@@ -134,7 +136,7 @@ func TestE2BCertificates(t *testing.T) {
 	if again("e2b.localhost", now) != string(text) {
 		t.Error("a second run made another authority, which nobody trusts")
 	}
-	if again("e2b.localhost", now.AddDate(authorityYears-1, 0, 0)) == string(text) {
+	if again("e2b.localhost", now.AddDate(rootcert.Years-1, 0, 0)) == string(text) {
 		t.Error("the authority ends before the certificate")
 	}
 	if other := again("else.test", now); other == string(text) {

@@ -2,15 +2,14 @@ package cli
 
 import (
 	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,13 +17,11 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/rootcert"
 )
 
-// How long what setup makes is valid. Apple's limit for certificates is 398 days.
-const (
-	authorityYears  = 10
-	certificateDays = 397
-)
+// certificateDays is how long a certificate is valid that setup makes. Apple's limit is 398 days.
+const certificateDays = 397
 
 // authority signs certificates for one domain and loopback, and may sign no others: whoever trusts
 // it trusts nobody for the rest of the internet.
@@ -41,41 +38,24 @@ var loopback = []net.IPNet{
 }
 
 func newAuthority(domain string, now time.Time) (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	c := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: "forkd, for " + domain},
-		NotBefore: now.AddDate(0, 0, -1), NotAfter: now.AddDate(authorityYears, 0, 0),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
-		PermittedDNSDomainsCritical: true, PermittedDNSDomains: []string{domain, "localhost"},
-	}
+	c := &x509.Certificate{Subject: pkix.Name{CommonName: "forkd, for " + domain},
+		PermittedDNSDomainsCritical: true, PermittedDNSDomains: []string{domain, "localhost"}}
 	for i := range loopback {
 		c.PermittedIPRanges = append(c.PermittedIPRanges, &loopback[i])
 	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	if err != nil {
-		return nil, err
-	}
-	c, err = x509.ParseCertificate(der)
-	return &authority{c, key}, err
-}
-
-func serial() *big.Int {
-	n, _ := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)) // crypto/rand never fails
-	return n
+	cert, key, err := rootcert.New(c, now)
+	return &authority{cert, key}, err
 }
 
 // sign makes a certificate, and its key, for the domain and what is directly below it.
 func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends time.Time, err error) {
-	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	k, err := rootcert.NewKey()
 	if err != nil {
 		return nil, nil, ends, err
 	}
 	ends = now.AddDate(0, 0, certificateDays)
 	c := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: domain},
+		SerialNumber: rootcert.Serial(), Subject: pkix.Name{CommonName: domain},
 		NotBefore: now.AddDate(0, 0, -1), NotAfter: ends,
 		DNSNames: []string{domain, "*." + domain, "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
@@ -84,17 +64,8 @@ func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends t
 	if err != nil {
 		return nil, nil, ends, err
 	}
-	key, err = keyPEM(k)
-	return certPEM(der), key, ends, err
-}
-
-func certPEM(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-}
-
-func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+	key, err = rootcert.KeyPEM(k)
+	return rootcert.PEM(der), key, ends, err
 }
 
 // Files of setup, in its directory.
@@ -121,7 +92,7 @@ func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, 
 	if a, err = newAuthority(domain, now); err != nil {
 		return nil, false, err
 	}
-	key, err := keyPEM(a.key)
+	key, err := rootcert.KeyPEM(a.key)
 	if err != nil {
 		return nil, false, err
 	}
@@ -129,7 +100,7 @@ func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, 
 	if err := atomicfile.Write(filepath.Join(dir, caKeyFile), key, 0o600); err != nil {
 		return nil, false, err
 	}
-	return a, true, atomicfile.Write(filepath.Join(dir, caFile), certPEM(a.cert.Raw), 0o644)
+	return a, true, atomicfile.Write(filepath.Join(dir, caFile), rootcert.PEM(a.cert.Raw), 0o644)
 }
 
 func readAuthority(dir string) (*authority, error) {
@@ -159,23 +130,15 @@ func readAuthority(dir string) (*authority, error) {
 	return &authority{cert, key}, nil
 }
 
-// rootFiles are where distributions keep the authorities that their programs trust, as in
-// crypto/x509.
-var rootFiles = []string{
-	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch
-	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora
-	"/etc/ssl/ca-bundle.pem",                            // openSUSE
-	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // RHEL
-	"/etc/ssl/cert.pem",                                 // Alpine
-}
-
 // hostRoots returns the authorities of this host; nothing where it has none.
 func hostRoots() ([]byte, error) {
-	for _, name := range rootFiles {
-		p, err := os.ReadFile(name)
-		if err == nil || !errors.Is(err, fs.ErrNotExist) {
-			return p, err
-		}
+	f, err := rootcert.OpenRoots()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	return nil, nil
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
 }

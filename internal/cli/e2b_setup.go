@@ -18,6 +18,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/private"
+	"github.com/forkd/forkd/internal/rootcert"
 )
 
 // defaultE2BDomain has two labels because Node.js accepts no certificate for *.localhost.
@@ -123,7 +124,7 @@ func setupE2B(dir string, d e2bDomain, now time.Time) (ends time.Time, err error
 		mode fs.FileMode
 	}{
 		{keyFile, key, 0o600}, {certFile, cert, 0o644},
-		{bundleFile, append(roots, certPEM(a.cert.Raw)...), 0o644}, {domainFile, []byte(d.host() + "\n"), 0o644},
+		{bundleFile, append(roots, rootcert.PEM(a.cert.Raw)...), 0o644}, {domainFile, []byte(d.host() + "\n"), 0o644},
 	} {
 		if err := atomicfile.Write(filepath.Join(dir, file.name), file.data, file.mode); err != nil {
 			return ends, err

@@ -1,20 +1,17 @@
 package netclient
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"os"
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/rootcert"
 )
 
 // authority is by whom guests that have secrets know forkd-net as their server: a certificate of
@@ -23,12 +20,6 @@ type authority struct {
 	netproto.Trust
 	pem []byte // the certificate
 }
-
-// Kinds of PEM blocks in the file.
-const (
-	certificateBlock = "CERTIFICATE"
-	keyBlock         = "PRIVATE KEY" // PKCS #8
-)
 
 // openAuthority reads the authority at path, or makes one.
 func openAuthority(path string) (*authority, error) {
@@ -44,9 +35,9 @@ func openAuthority(path string) (*authority, error) {
 	a := &authority{}
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		switch block.Type {
-		case certificateBlock:
+		case rootcert.CertificateBlock:
 			a.Certificate, a.pem = block.Bytes, pem.EncodeToMemory(block)
-		case keyBlock:
+		case rootcert.KeyBlock:
 			a.Key = netproto.Hidden(block.Bytes)
 		}
 	}
@@ -56,61 +47,31 @@ func openAuthority(path string) (*authority, error) {
 	return a, nil
 }
 
-// authorityYears is how long an authority is valid. There is no other way to replace one than to
-// remove its file.
-const authorityYears = 10
-
-// newAuthority makes a file.
+// newAuthority makes a file. There is no other way to replace an authority than to remove it.
 func newAuthority() ([]byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	serial := rootcert.Serial()
+	c, key, err := rootcert.New(&x509.Certificate{SerialNumber: serial,
+		Subject: pkix.Name{CommonName: "forkd " + serial.Text(16)[:8], Organization: []string{"forkd"}}}, time.Now())
 	if err != nil {
 		return nil, err
 	}
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return nil, err
-	}
-	now := time.Now()
-	c := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "forkd " + serial.Text(16)[:8], Organization: []string{"forkd"}},
-		NotBefore: now.AddDate(0, 0, -1), NotAfter: now.AddDate(authorityYears, 0, 0),
-		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
-	if err != nil {
-		return nil, err
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return append(pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: secret})...), nil
+	secret, err := rootcert.KeyPEM(key)
+	return append(rootcert.PEM(c.Raw), secret...), err
 }
 
 // rootsEnv is where programs are told of other roots than the host's, as OpenSSL and Go have it.
 const rootsEnv = "SSL_CERT_FILE"
-
-// rootFiles are where distributions keep the roots that their programs trust, as in crypto/x509.
-var rootFiles = []string{
-	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Arch
-	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora
-	"/etc/ssl/ca-bundle.pem",                            // openSUSE
-	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // RHEL
-	"/etc/ssl/cert.pem",                                 // Alpine
-}
 
 // openRoots opens the file of the roots by which this host knows servers.
 func openRoots() (*os.File, error) {
 	if name := os.Getenv(rootsEnv); name != "" {
 		return os.Open(name)
 	}
-	for _, name := range rootFiles {
-		if f, err := os.Open(name); err == nil {
-			return f, nil
-		}
+	f, err := rootcert.OpenRoots()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("this host has no roots of certificates: install ca-certificates, or set " + rootsEnv)
 	}
-	return nil, errors.New("this host has no roots of certificates: install ca-certificates, or set " + rootsEnv)
+	return f, err
 }
 
 // Authority returns the certificate, in PEM, that the guest of a sandbox with secrets has to trust.

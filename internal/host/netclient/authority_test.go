@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/rootcert"
 )
 
 // The authority is made when it is first needed, in a file that nobody else reads, and is the same
@@ -29,7 +30,7 @@ func TestAuthority(t *testing.T) {
 		t.Errorf("it is another one when it is read again: %v", err)
 	}
 	block, rest := pem.Decode(first.pem)
-	if block == nil || block.Type != certificateBlock || len(rest) != 0 {
+	if block == nil || block.Type != rootcert.CertificateBlock || len(rest) != 0 {
 		t.Fatalf("guests get %q", first.pem)
 	}
 	if c, err := x509.ParseCertificate(block.Bytes); err != nil || !c.IsCA || !c.MaxPathLenZero {
