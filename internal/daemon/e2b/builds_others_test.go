@@ -78,3 +78,14 @@ func TestBuildsBesideOthers(t *testing.T) {
 	as(r.Tokens["runner"])
 	r.call("GET", late.path()+"/status", "", 200, nil)
 }
+
+// The guest says what variables are. A client may use one as often as there is room in a request.
+func TestVariablesAreBounded(t *testing.T) {
+	r := start(t)
+	values := strings.Repeat(`,"B","$LONG"`, 20)[1:]
+	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["LONG","`+strings.Repeat("x", 100_000)+`"]},
+		{"type":"ENV","args":[`+values+`]}]}`)
+	if end.Status != "error" || end.Reason.Step != "3" || !strings.Contains(end.Reason.Message, "1024 KiB") {
+		t.Errorf("%s %.300v", end.Status, end.Reason)
+	}
+}

@@ -58,8 +58,11 @@ func (w *work) run(ctx context.Context, c *agentclient.Client, cmd command) erro
 	return failure(r, cmd.within)
 }
 
-// maxAnswer bounds what a program of our own says, in bytes: the value of a variable, at most.
-const maxAnswer = 1 << 20
+// Bounds on what the guest has the host keep, in bytes.
+const (
+	maxAnswer = 1 << 20   // of a program of our own: the value of a variable, at most
+	maxEnv    = maxAnswer // of all variables of one step: Linux gives a program 2 MiB for them
+)
 
 // ask runs a program of our own and returns what it says.
 func (w *work) ask(ctx context.Context, c *agentclient.Client, user, script string, args ...string) (string, error) {
@@ -136,10 +139,14 @@ func (w *work) expand(ctx context.Context, c *agentclient.Client, text string) (
 
 func (w *work) setEnv(ctx context.Context, c *agentclient.Client, args []string) error {
 	env := make(map[string]string)
+	bytes := 0
 	for n := 0; n < len(args); n += 2 {
 		value, err := w.expand(ctx, c, args[n+1])
 		if err != nil {
 			return fmt.Errorf("%s: %w", args[n], err)
+		}
+		if bytes += len(args[n]) + len(value); bytes > maxEnv {
+			return fmt.Errorf("%s: the variables of the step have more than %d KiB", args[n], maxEnv>>10)
 		}
 		env[args[n]] = value
 	}
