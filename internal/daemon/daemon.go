@@ -175,6 +175,10 @@ func (c *Config) checkDirs() error {
 	return nil
 }
 
+// kvmDevice is what VMMs open. Where it is missing the daemon serves all the same, for what there is
+// to look at, and says so at once: a bake would say it only after the image has been built.
+const kvmDevice = "/dev/kvm"
+
 const maxBranches = 64
 
 const maxPool = 1000
@@ -220,6 +224,11 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	if err := cfg.checkDirs(); err != nil {
 		return err
+	}
+	if kvm, err := os.OpenFile(kvmDevice, os.O_RDWR, 0); err != nil {
+		cfg.Log.Warn("no VM can be started", "reason", err, "fix", "run 'forkd doctor'; 'forkd machine start' emulates a host that has KVM")
+	} else {
+		kvm.Close()
 	}
 	listeners, err := listen(&cfg, guard)
 	if err != nil {
