@@ -1,7 +1,9 @@
 // The cases in JavaScript: run.py starts this and reads a line of JSON for each.
 import fs from 'node:fs'
 import http2 from 'node:http2'
-import { Sandbox } from 'e2b'
+import os from 'node:os'
+import path from 'node:path'
+import { Sandbox, Template, waitForFile } from 'e2b'
 
 const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
@@ -44,5 +46,21 @@ await test('HTTP/2 by the host name of a port', async () => {
   })
   session.close()
   want(status === 204, status)
+})
+await test('JavaScript: Template.build', async () => { // its steps have the file system of this host
+  const there = fs.mkdtempSync(path.join(os.tmpdir(), 'made'))
+  fs.mkdirSync(`${there}/context/src`, { recursive: true })
+  fs.writeFileSync(`${there}/context/src/one`, 'one\n')
+  const template = Template({ fileContextPath: `${there}/context` }).fromTemplate('base')
+    .setEnvs({ HOME: '/nonexistent', WORD: 'given' }).setWorkdir(`${there}/app`).copy('src', 'copied').runCmd('echo $WORD; cat copied/one')
+    .setStartCmd('touch up; sleep 30', waitForFile('up'))
+  let text = ''
+  const info = await Template.build(template, 'made-js', { onBuildLogs: (e) => { text += e.message + '\n' } })
+  fs.rmSync(there, { recursive: true })
+  want(text.includes('given\none\n') && info.templateId === 'made-js' && await Template.exists('made-js'), text)
+  want(!(await Template.exists('no-such')), 'exists')
+  try { await Template.build(Template().fromTemplate('base').runCmd('exit 9'), 'made-js'); want(false, 'no error') } catch (e) {
+    want(e.name === 'BuildError' && e.message.includes('exit status 9'), `${e.name}: ${e.message}`)
+  }
 })
 await test('JavaScript: kill', async () => { want(await s.kill() && !(await s.isRunning()), 'kill') })

@@ -8,11 +8,12 @@ import os
 import socket
 import ssl
 import sys
+import tempfile
 import time
 import urllib.request
 
 import websockets.sync.client
-from e2b import AsyncSandbox, Sandbox
+from e2b import AsyncSandbox, BuildException, Sandbox, Template
 from e2b_code_interpreter import Sandbox as Interpreter
 
 SERVER = """
@@ -97,6 +98,32 @@ def code() -> None:
     want(i.kill(), "kill")
 
 
+def builds() -> None:
+    """A template out of a Dockerfile. Its steps have the file system of this host."""
+    with tempfile.TemporaryDirectory() as there, tempfile.TemporaryDirectory() as context:
+        os.makedirs(f"{context}/src/sub")
+        for name in ("one", "sub/two", "left-out"):
+            with open(f"{context}/src/{name}", "w") as f:
+                f.write(name + "\n")
+        template = Template(file_context_path=context, file_ignore_patterns=["src/left-out"]).from_dockerfile(
+            f"FROM e2bdev/base\nENV HOME=/nonexistent WORD=given\nUSER root\nWORKDIR {there}/app\n"
+            "COPY --chmod=600 src .\nCOPY src/one other/\nRUN echo $WORD; find . -type f | sort; cat other/one\nCMD sleep 30\n")
+        logs: list = []
+        info = Template.build(template, "made", on_build_logs=logs.append)
+        text = "".join(e.message + "\n" for e in logs)
+        want("given\n./one\n./other/one\n./sub/two\none\n" in text, text)
+        want(os.stat(f"{there}/app/sub/two").st_mode & 0o777 == 0o600, "mode")
+    want(info.template_id == info.name == "made" and Template.exists("made"), info)
+    want([t.tag for t in Template.get_tags("made")] == ["default"], "tags")
+    Sandbox.create("made", timeout=60).kill()
+    try:
+        Template.build(Template().from_template("base").run_cmd("true").run_cmd("exit 9"), "made", on_build_logs=logs.append)
+    except BuildException as e:
+        want("exit status 9" in str(e), e)
+    else:
+        raise AssertionError("no BuildException")
+
+
 async def as_async() -> None:
     a = await AsyncSandbox.create(timeout=600)
     reachable(a, 49983)
@@ -110,4 +137,5 @@ case("Python: commands", commands)
 case("Python: a server in the sandbox, by HTTP/1.1 and a WebSocket", servers)
 case("Python: run_code", code)
 case("AsyncSandbox: streams at once", lambda: asyncio.run(as_async()))
+case("Python: Template.build", builds)
 case("Python: kill", lambda: want(s.kill() and not s.is_running(), "kill"))
