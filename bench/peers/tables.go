@@ -104,9 +104,10 @@ func (m *matrix) costs() *report.Table {
 		}
 	}
 	t.Notef("CPU times are means, all else is p50; daemon: this process, in which forkd's manager and the drivers of the " +
-		"others run; private: without guest RAM; system calls and the like from forks of their own, which are not timed")
-	t.Notef("a blank figure cannot be had: the work is done by processes that this program did not start, or that have " +
-		"ended")
+		"others run; private: without guest RAM, and where a VMM is alone (n=1) with all of its program; system calls and the " +
+		"like from forks of their own, which are not timed")
+	t.Notef("a blank figure was not measured: the time was up, or it cannot be had, for the work is done by processes that " +
+		"this program did not start")
 	return t
 }
 
