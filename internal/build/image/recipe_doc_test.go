@@ -45,7 +45,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	for typ, prefix := range fields {
 		for i := range typ.NumField() {
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("yaml"), ",")
-			if name == "" || name == "warmup" {
+			if name == "" || name == "-" || name == "warmup" {
 				continue
 			}
 			if !strings.Contains(string(text), "\n| `"+prefix+name+"` |") {

@@ -197,7 +197,7 @@ func testHang(t *testing.T, m Machine) {
 		t.Errorf("exec: got %v, want ErrLost", err)
 	}
 	after := m.testStart(t) // waits for the restart
-	if after.BootID == before.BootID || after.Restarts != 1 || !strings.Contains(after.LastFailure, "hung") {
+	if after.BootID == before.BootID || after.Restarts < 1 || !strings.Contains(after.LastFailure, "hung") {
 		t.Errorf("after the hang: %+v", after)
 	}
 	if before.QEMU.alive() {
