@@ -116,7 +116,7 @@ func TestAwaitAnswer(t *testing.T) {
 // A peer that is not there is named, and has no figure; ratios are against the first peer.
 func TestMissingPeersAreNamed(t *testing.T) {
 	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B"},
-		{name: "gone", pool: true, absent: absence("")}, {name: "box", how: "C"}}
+		{name: "gone", pool: true, absent: absence("")}, {name: "box", how: "C"}, {name: "no box", absent: absence("")}}
 	m := newMatrix(peers, []int{1})
 	warm, cold := m.rows[0], m.rows[1]
 	if !warm.warm || warm.cells[2] != nil || warm.cells[3] != nil || cold.cells[2] != nil || cold.cells[3] == nil {
@@ -143,8 +143,10 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	if got, want := row("warm", "theirs"), []any{3, 5.0, 2.5, 5.0, 5.0, 5.0, 2.5}; !slices.Equal(got, want) {
 		t.Errorf("theirs: %v, want %v", got, want)
 	}
-	if got := row("warm", "gone"); slices.ContainsFunc(got, func(v any) bool { return v != nil }) {
-		t.Errorf("a peer that is not there has figures: %v", got)
+	for _, got := range [][]any{row("warm", "gone"), row("cold", "gone"), row("cold", "no box")} {
+		if slices.ContainsFunc(got, func(v any) bool { return v != nil }) {
+			t.Errorf("a peer that is not there has figures: %v", got)
+		}
 	}
 	if got := row("cold", "box"); got[1] != nil || got[3] != 30.0 || got[6] != nil {
 		t.Errorf("a container: %v", got)

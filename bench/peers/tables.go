@@ -55,7 +55,7 @@ func (m *matrix) times() *report.Table {
 		ours := r.cells[0]
 		for i, c := range r.cells {
 			if c == nil {
-				if m.peers[i].pool {
+				if m.peers[i].pool || !r.warm {
 					t.Add(r.n, r.pool(), m.peers[i].name, nil, nil, nil, nil, nil, nil, nil)
 				}
 				continue
