@@ -1,5 +1,8 @@
 // The cases of the group e2b-js: run.py starts this and reads a line of JSON for each.
-import { CommandExitError, Sandbox } from 'e2b'
+import fs from 'node:fs'
+import os from 'node:os'
+import path from 'node:path'
+import { CommandExitError, Sandbox, Template, waitForFile } from 'e2b'
 import { fails, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_TAG
@@ -97,6 +100,23 @@ await test('Sandbox.pause', async () => {
   want(await s.pause() && !(await s.isRunning()), 'pause')
   await s.connect()
   want(await s.files.read('/tmp/js/a.txt') === 'hello', 'its disk')
+})
+await test('Template.build Template.exists Template.getTags', async () => {
+  const context = fs.mkdtempSync(path.join(os.tmpdir(), 'compat'))
+  fs.writeFileSync(`${context}/page`, 'hello\n')
+  const template = Template({ fileContextPath: context }).fromTemplate(TAG).setEnvs({ WORD: 'given' }).setWorkdir('app')
+    .copy('page', 'in/page', { mode: 0o600 }).runCmd('echo $WORD; pwd; stat -c "%U %a" in/page')
+    .setStartCmd('touch up; exec sleep infinity', waitForFile('up'))
+  let text = ''
+  const info = await Template.build(template, 'compat-js-built', { onBuildLogs: (e) => { text += e.message + '\n' } })
+  want(text.includes('given\n/home/user/app\nuser 600\n') && info.templateId === 'compat-js-built', text)
+  want(await Template.exists('compat-js-built') && !(await Template.exists('no-such')), 'exists')
+  want((await Template.getTags('compat-js-built')).length === 1, 'tags')
+  const child = await Sandbox.create('compat-js-built')
+  want((await child.commands.run('pwd; cat in/page; grep -qx sleep /proc/[0-9]*/comm && echo runs')).stdout === '/home/user/app\nhello\nruns\n', 'its state')
+  await child.kill()
+  await fails('BuildError', () => Template.build(Template().fromTemplate(TAG).runCmd('exit 9'), 'compat-js-built'))
+  want(await Sandbox.deleteSnapshot('compat-js-built'), 'delete')
 })
 await test('Sandbox.kill', async () => {
   want(await s.kill() && !(await Sandbox.kill(s.sandboxId)) && !(await s.isRunning()), 'kill')

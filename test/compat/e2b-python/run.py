@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+import time
 import urllib.error
 import urllib.request
 
@@ -12,7 +14,8 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
 
 from e2b import AsyncSandbox, AuthenticationException, CommandExitException, NotFoundException, Sandbox, SandboxException  # noqa: E402
-from e2b import InvalidArgumentException, PtySize, SandboxQuery, SandboxState, Template, TimeoutException  # noqa: E402
+from e2b import BuildException, InvalidArgumentException, PtySize, SandboxQuery, SandboxState, Template, TemplateException  # noqa: E402
+from e2b import TimeoutException  # noqa: E402
 from e2b.sandbox_sync.commands.command import Commands  # noqa: E402
 from e2b.sandbox_sync.commands.pty import Pty  # noqa: E402
 from e2b.sandbox_sync.filesystem.filesystem import Filesystem  # noqa: E402
@@ -273,8 +276,47 @@ async def as_async() -> None:
     want(await a.kill() and not await a.is_running(), "kill")
 
 
-def template_builds() -> None:
-    raise NotApplicable("templates are built by 'forkd build'")
+BUILT = "compat-e2b-built"
+READY = "python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8000/page\")'"
+
+
+def built() -> None:
+    logs: list = []
+    with tempfile.TemporaryDirectory() as context:
+        os.mkdir(f"{context}/site")
+        with open(f"{context}/site/page", "w") as f:
+            f.write("hello\n")
+        template = (Template(file_context_path=context).from_template(TAG)
+                    .run_cmd("id -un; pwd").set_envs({"WORD": "given"}).set_user("maker").run_cmd("echo $WORD to $(id -un)")
+                    .set_workdir("/srv/site").copy("site/*", ".").remove("/srv/site/none", force=True)
+                    .run_cmd("id -un; stat -c %U page", user="root")
+                    .set_start_cmd("exec python3 -m http.server 8000", READY))
+        info = Template.build(template, BUILT, on_build_logs=logs.append, request_timeout=SLOW)
+    text = "".join(e.message + "\n" for e in logs)
+    want("user\n/home/user\n" in text and "given to maker\n" in text and "root\nmaker\n" in text, text)
+    want(info.template_id == BUILT and Template.exists(BUILT) and Template.alias_exists(BUILT), info)
+    want([t.tag for t in Template.get_tags(BUILT)] == ["default"], "tags")
+    raises(TemplateException, lambda: Template.assign_tags(BUILT, "v1"), "501")
+    raises(TemplateException, lambda: Template.remove_tags(BUILT, "v1"), "501")
+    child = Sandbox.create(BUILT, timeout=300, request_timeout=SLOW)
+    want(child.commands.run("id -un; pwd; echo $WORD").stdout == "maker\n/srv/site\ngiven\n", "its defaults")
+    fetched = child.commands.run("python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:8000/page\").read())'")
+    want(fetched.stdout == "b'hello\\n'\n", fetched)  # by the server that was started once
+    child.kill()
+
+
+def build_fails() -> None:
+    build = Template.build_in_background(Template().from_template(TAG).run_cmd("true").run_cmd("echo why; exit 9"), BUILT)
+    for _ in range(10 * SLOW):
+        status = Template.get_build_status(build)
+        if status.status not in ("waiting", "building"):
+            break
+        time.sleep(0.1)
+    want(status.status == "error" and status.reason.step == "2" and "exit status 9" in status.reason.message, status)
+    want(any(e.message == "why" for e in status.log_entries), status)
+    want(Template.exists(BUILT), "what was there has gone")
+    want(Sandbox.delete_snapshot(BUILT), "delete")
+    raises(BuildException, lambda: Template.build(Template().from_template("no-such"), BUILT), "404")
 
 
 case("Sandbox.create", created)
@@ -297,7 +339,8 @@ case("Sandbox.create_snapshot Sandbox.list_snapshots Sandbox.delete_snapshot", s
 case("Sandbox.get_host Sandbox.get_mcp_url", hosts)
 case("Sandbox.get_mcp_token", mcp)
 case("Template.exists", lambda: want(Template.exists(TAG) and not Template.exists("no-such"), "exists"))
-case("Template.build", template_builds)
+case("Template.build Template.alias_exists Template.get_tags Template.assign_tags Template.remove_tags", built)
+case("Template.build_in_background Template.get_build_status", build_fails)
 case("AsyncSandbox", lambda: asyncio.run(as_async()))
 case("Sandbox.kill", ended)
 r.covered("method of Sandbox, Commands, Pty and Filesystem", methods(Sandbox, Commands, Pty, Filesystem), used)
