@@ -1,5 +1,3 @@
-//go:build soak
-
 package integration_test
 
 import (
@@ -49,6 +47,7 @@ func TestSoak(t *testing.T) {
 	x := newSoaking(t, f)
 	hung := time.AfterFunc(*soakDuration+soakPatience, func() {
 		x.write()
+		_ = x.report.Print(os.Stdout)
 		panic(fmt.Sprintf("seed %d: the run hangs", *soakSeed))
 	})
 	defer hung.Stop()

@@ -112,11 +112,16 @@ func (d *daemon) usedAfterUpgrade(t *testing.T, s client.Sandbox) {
 	d.noted(t, s.ID)
 }
 
-// leftAlone checks that a sandbox runs on and that the log says why the daemon has not taken it over.
+// leftAlone checks that a sandbox runs on, and that the daemon and its log say why it was not taken
+// over.
 func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
 	t.Helper()
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.PID)); err != nil {
 		t.Errorf("the VMM that was left alone: %v", err)
+	}
+	version, err := d.Version(d.ctx(t, stepLimit))
+	if left := version.LeftAlone; err != nil || len(left) != 1 || left[0].ID != s.ID || left[0].PID != s.PID {
+		t.Errorf("the daemon says that it has left alone %+v, %v", left, err)
 	}
 	log, err := os.ReadFile(d.log.Name())
 	if err != nil {
