@@ -40,10 +40,12 @@ const cutOff = "cut_off"
 // asked is a request: what may be answered to it besides success, with or without a fault.
 type asked struct {
 	op  string
-	box *box     // that it is about; nil: none, or somebody else's
-	id  string   // of somebody else's
-	to  string   // what more was asked, for people
-	may []string // codes that need no fault to explain them
+	box *box   // that it is about; nil: none, or somebody else's
+	id  string // of somebody else's
+	to  string // what more was asked, for people
+
+	starts bool     // a VM, which may be killed as well as that of box
+	may    []string // codes that need no fault to explain them
 }
 
 // do makes a request and accounts for its answer.
@@ -90,7 +92,7 @@ func (w *worker) excuse(a asked, code string, from time.Time) (Kind, bool) {
 		if a.box != nil && w.mayBeDead(a.box) {
 			return KillVMM, true
 		}
-		if a.box == nil || a.box.state == suspended { // its VM is being started
+		if a.box == nil || a.starts {
 			if kind, ok := w.faults.explains(from, KillVMM); ok {
 				return kind, true
 			}

@@ -31,7 +31,7 @@ func (w *worker) forkBox(b *box) {
 }
 
 func (w *worker) forkAs(a asked, req client.ForkRequest, p points) []*box {
-	a.may = append(a.may, "max_sandboxes", "busy")
+	a.may, a.starts = append(a.may, "max_sandboxes", "busy"), true
 	req.Labels = map[string]string{label: w.name()}
 	from := time.Now()
 	var made client.Forked
@@ -94,7 +94,8 @@ func (w *worker) pause(b *box) {
 // resume lets a paused sandbox run, or brings a suspended one back.
 func (w *worker) resume(b *box) bool {
 	from, was := time.Now(), b.state
-	out := w.do(asked{op: "resume " + was, box: b, may: []string{"max_sandboxes", "busy"}}, func(ctx context.Context) error {
+	a := asked{op: "resume " + was, box: b, may: []string{"max_sandboxes", "busy"}, starts: was == suspended}
+	out := w.do(a, func(ctx context.Context) error {
 		_, err := w.d.Resume(ctx, b.id)
 		return err
 	})

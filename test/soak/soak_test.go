@@ -79,6 +79,28 @@ func TestAnswersAreAccountedFor(t *testing.T) {
 	}
 }
 
+// The VM of a child may be killed while it is forked from a sandbox whose own VM lives.
+func TestChildrenMayBeKilled(t *testing.T) {
+	for unexpected, fault := range []Kind{KillVMM, KillNet} {
+		w := newWorker(t, func(rw http.ResponseWriter, r *http.Request) {
+			switch {
+			case r.Method == http.MethodPost:
+				problem(rw, 500, "vm_ended")
+			case r.URL.Path == "/v1/sandboxes":
+				fmt.Fprint(rw, "[]")
+			default:
+				fmt.Fprint(rw, `{"id": "a", "state": "running"}`)
+			}
+		})
+		b := w.box("a")
+		w.faults.Begin(fault, "child")
+		w.forkBox(b)
+		if w.rep.Unexpected != unexpected || w.rep.HalfMade != 0 || !w.has(b) {
+			t.Errorf("%s: %+v", fault, w.rep)
+		}
+	}
+}
+
 // A sandbox that is missing or has exited is lost, unless its own VMM was killed after it was
 // started.
 func TestLostSandboxesAreFound(t *testing.T) {
