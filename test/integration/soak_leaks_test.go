@@ -43,8 +43,9 @@ func (x *soaking) settled() (h soakHoldings) {
 	x.t.Helper()
 	x.d.kill(x.t, x.fire.fork(soakTag))
 	eventually(x.t, quietLimit, func() error {
-		if h = x.holdings(); len(h.vmms) != 1 || len(h.nets) != 1 {
-			return fmt.Errorf("VMMs %v, forkd-net %v", h.vmms, h.nets)
+		waiting := x.d.metric(x.t, "forkd_pool_shells")
+		if h = x.holdings(); waiting != 1 || len(h.vmms) != 1 || len(h.nets) != 1 {
+			return fmt.Errorf("%v VMMs wait of %v, forkd-net %v", waiting, h.vmms, h.nets)
 		}
 		return nil
 	})
