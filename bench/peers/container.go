@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"github.com/forkd/forkd/bench/internal/stub"
 )
@@ -16,16 +15,11 @@ import (
 // is no pool, no moment of entering, and no process of which the CPU time and memory were those of
 // the child.
 func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) {
-	p := &peer{name: name, absent: absence(bin)}
-	if p.absent != "" {
-		return p, nil
+	p, version, err := newPeer(ctx, name, bin, false)
+	if err != nil || p.absent != "" {
+		return p, err
 	}
-	version, err := exec.CommandContext(ctx, bin, "--version").Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s --version: %w", bin, err)
-	}
-	first, _, _ := strings.Cut(string(version), "\n")
-	p.how = first + ": a container without network and limits, whose program answers at once"
+	p.how = version + ": a container without network and limits, whose program answers at once"
 	c := &container{bin: bin}
 	if c.dir, _, err = b.directories(); err != nil {
 		return nil, err

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -22,21 +21,15 @@ import (
 // firecracker forks by Firecracker's snapshots. They are made by Firecracker itself, of a running
 // stub, and every child is a process that loads them by its API socket.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
-	p := &peer{name: name, pool: true, absent: absence(bin)}
-	if p.absent != "" {
-		return p, nil
+	p, version, err := newPeer(ctx, name, bin, true)
+	if err != nil || p.absent != "" {
+		return p, err
 	}
 	f := &firecracker{bin: bin}
-	var err error
 	if f.dir, f.snapshots, err = b.directories(); err != nil {
 		return nil, err
 	}
-	version, err := exec.CommandContext(ctx, bin, "--version").Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s --version: %w", bin, err)
-	}
-	first, _, _ := strings.Cut(string(version), "\n")
-	p.how = first + ": a process for each child, without its jailer but with its seccomp filters; " +
+	p.how = version + ": a process for each child, without its jailer but with its seccomp filters; " +
 		"PUT /snapshot/load with resume_vm"
 	if err := f.bake(ctx, b.memoryMiB); err != nil {
 		return nil, fmt.Errorf("%s: make its snapshot: %w", name, err)

@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 )
@@ -19,12 +22,20 @@ type peer struct {
 	fork func(ctx context.Context, c *cell, times int) error
 }
 
-// absence is why a peer takes no part whose program is at bin; empty: it does.
-func absence(bin string) string {
+// newPeer returns the peer whose program is at bin, with the first line of what the program says of
+// its version. Without a path it is absent.
+func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
+	p = &peer{name: name, pool: pool}
 	if bin == "" {
-		return "it is not installed, and no path was given"
+		p.absent = "it is not installed, and no path was given"
+		return p, "", nil
 	}
-	return ""
+	out, err := exec.CommandContext(ctx, bin, "--version").Output()
+	if err != nil {
+		return nil, "", fmt.Errorf("%s --version: %w", bin, err)
+	}
+	version, _, _ = strings.Cut(string(out), "\n")
+	return p, version, nil
 }
 
 // process is one child of a peer that this program drives by itself, from its process on.

@@ -115,8 +115,12 @@ func TestAwaitAnswer(t *testing.T) {
 
 // A peer that is not there is named, and has no figure; ratios are against the first peer.
 func TestMissingPeersAreNamed(t *testing.T) {
-	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B"},
-		{name: "gone", pool: true, absent: absence("")}, {name: "box", how: "C"}, {name: "no box", absent: absence("")}}
+	gone, _, err := newPeer(t.Context(), "gone", "", true)
+	noBox, _, errBox := newPeer(t.Context(), "no box", "", false)
+	if err != nil || errBox != nil {
+		t.Fatal(err, errBox)
+	}
+	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B"}, gone, {name: "box", how: "C"}, noBox}
 	m := newMatrix(peers, []int{1})
 	warm, cold := m.rows[0], m.rows[1]
 	if !warm.warm || warm.cells[2] != nil || warm.cells[3] != nil || cold.cells[2] != nil || cold.cells[3] == nil {

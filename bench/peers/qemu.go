@@ -20,16 +20,11 @@ import (
 // every child maps the first privately and migrates from the second. QEMU needs a BIOS to load a
 // kernel, which not every KVM runs; so the parent runs in QEMU's emulation.
 func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
-	p := &peer{name: name, pool: true, absent: absence(bin)}
-	if p.absent != "" {
-		return p, nil
+	p, version, err := newPeer(ctx, name, bin, true)
+	if err != nil || p.absent != "" {
+		return p, err
 	}
-	version, err := exec.CommandContext(ctx, bin, "--version").Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s --version: %w", bin, err)
-	}
-	first, _, _ := strings.Cut(string(version), "\n")
-	p.how = first + ": a process for each child, in no jail; migrate-incoming with x-ignore-shared"
+	p.how = version + ": a process for each child, in no jail; migrate-incoming with x-ignore-shared"
 	q := &qemu{bin: bin, memoryMiB: b.memoryMiB}
 	if q.dir, q.snapshots, err = b.directories(); err != nil {
 		return nil, err
