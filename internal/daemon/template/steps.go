@@ -25,8 +25,8 @@ const (
 	readyAfter = 20 * time.Second // a start command that nothing says it of
 )
 
-// defaultUser is whom steps are carried out as until a step names another, where the guest has the account;
-// else it is root.
+// defaultUser is whom steps are carried out as until a step names another, where the guest has the
+// account; else it is root.
 const defaultUser = "user"
 
 // command is one that is run in the guest.
