@@ -89,3 +89,19 @@ func TestVariablesAreBounded(t *testing.T) {
 		t.Errorf("%s %.300v", end.Status, end.Reason)
 	}
 }
+
+// A build whose sandbox is paused because the host's disk is full fails at once, and leaves nothing.
+func TestBuildOnAFullDisk(t *testing.T) {
+	r := start(t)
+	b := r.request("mine")
+	r.upload(b, "h", "x")
+	r.begin(b)
+	for _, v := range r.VMs.All() {
+		v.Stall()
+	}
+	end := r.finished(b)
+	if end.Status != "error" || end.Reason.Step != "2" || !strings.Contains(end.Reason.Message, "the host's disk is full") {
+		t.Errorf("%s %+v", end.Status, end.Reason)
+	}
+	r.checkClean("a.b")
+}

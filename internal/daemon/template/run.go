@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -30,14 +31,18 @@ func (b *Builder) run(ctx context.Context, bd *Build, plan Plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
 	defer cancel()
 	w := &work{b: b, bd: bd, plan: plan, step: Base}
-	err := w.build(ctx)
-	if err == nil {
-		return nil
+	if err := w.build(ctx); err != nil {
+		return &stepError{w.step, causeOf(ctx, err)}
 	}
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause // what came of it says less
+	return nil
+}
+
+// causeOf prefers what has ended a context to what came of it, which says less.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
 	}
-	return &stepError{w.step, err}
+	return err
 }
 
 // work is a build on its way.
@@ -65,14 +70,34 @@ func (w *work) build(ctx context.Context) error {
 			w.b.cfg.Log.Warn("end the sandbox of a build", "sandbox", id, "error", err)
 		}
 	}()
+	ctx, unwatch := w.b.whileRoom(ctx, id)
+	defer unwatch()
 	err = m.Use(ctx, id, "build a template in", func(ctx context.Context, dial agentclient.DialFunc) error {
 		return w.inGuest(ctx, agentclient.New(dial))
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		w.say("saving %s", w.bd.Template)
+		err = w.save(ctx, id)
 	}
-	w.say("saving %s", w.bd.Template)
-	return w.save(ctx, id)
+	return causeOf(ctx, err)
+}
+
+// roomInterval is how often a build is looked at for whether it has been paused because the disk is
+// full. It stays so for 2 seconds at least.
+const roomInterval = time.Second
+
+// whileRoom returns a context that ends, with bake.ErrFull as its cause, when a sandbox is paused
+// because the disk is full: its guest would stand still until the build has taken too long.
+func (b *Builder) whileRoom(ctx context.Context, id string) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		for wait(ctx, roomInterval) == nil {
+			if s, err := b.cfg.Manager.Get(id); err == nil && s.Info().DiskFull {
+				cancel(bake.ErrFull)
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // saveAgain is how long a build waits for its turn where the host makes as many snapshots as it may.

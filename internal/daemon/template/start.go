@@ -37,11 +37,7 @@ func (w *work) start(ctx context.Context, c *agentclient.Client) error {
 			ended <- err
 		}()
 	}
-	err := w.waitReady(waiting, c)
-	if cause := context.Cause(waiting); err != nil && cause != nil {
-		err = cause
-	}
-	return err
+	return causeOf(waiting, w.waitReady(waiting, c))
 }
 
 // waitReady waits until the ready command succeeds.

@@ -197,7 +197,7 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 			}
 		}
 	}()
-	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "has room for") {
+	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the host's disk is full") {
 		t.Errorf("bake: %v", err)
 	}
 	w.checkClean(t)

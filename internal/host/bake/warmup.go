@@ -46,18 +46,18 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// errFull ends a bake. A guest whose writes find no room stands still until there is some, and
-// would hold the only place for bakes until its time is over.
-var errFull = fmt.Errorf("the guest writes more than the disk under the daemon's state has room for: %w", syscall.ENOSPC)
+// ErrFull ends a bake, and what else nobody would wait for. A guest whose writes find no room stands
+// still until there is some, and would hold the only place for bakes until its time is over.
+var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
-// whileRoom returns a context that ends, with errFull as its cause, when the VM pauses itself
+// whileRoom returns a context that ends, with ErrFull as its cause, when the VM pauses itself
 // because the disk is full.
 func whileRoom(ctx context.Context, v vmpool.VMM) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case <-v.Stalled():
-			cancel(errFull)
+			cancel(ErrFull)
 		case <-ctx.Done():
 		}
 	}()
