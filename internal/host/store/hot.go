@@ -26,6 +26,9 @@ func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	}
 	s := g.store
 	if g.over {
+		if err := s.persist(g.dir, m); err != nil { // before what it takes the place of goes
+			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
+		}
 		var none *NotFoundError
 		var onlyThis *ExistsError // it is gone, and the tag is reserved for this one
 		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
@@ -140,23 +143,7 @@ func (s *Store) flush(e *entry) error {
 	if gone {
 		return nil
 	}
-	for _, l := range m.Memory {
-		if err := s.flushLayer(dir, m, l); err != nil {
-			return err
-		}
-	}
-	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
-	if m.Disk != nil {
-		for _, l := range m.Disk.Layers {
-			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
-		}
-	}
-	for _, name := range names {
-		if err := syncFile(filepath.Join(dir, name)); err != nil {
-			return err
-		}
-	}
-	if err := atomicfile.SyncDir(dir); err != nil {
+	if err := s.persist(dir, m); err != nil {
 		return err
 	}
 	e.hotMu.Lock() // opening its files waits
@@ -171,6 +158,33 @@ func (s *Store) flush(e *entry) error {
 	defer s.mu.Unlock()
 	e.unflushed = false
 	return nil
+}
+
+// persist brings all files of a hot snapshot in dir to disk. The last is its own memory layer: where
+// that has its name, all the others are there too, see reload.
+func (s *Store) persist(dir string, m *snapshot.Manifest) error {
+	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
+	if m.Disk != nil {
+		for _, l := range m.Disk.Layers {
+			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
+		}
+	}
+	for _, name := range names {
+		if err := syncFile(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	for _, l := range m.Memory {
+		if l.Owner == m.ID {
+			if err := atomicfile.SyncDir(dir); err != nil {
+				return err
+			}
+		}
+		if err := s.flushLayer(dir, m, l); err != nil {
+			return err
+		}
+	}
+	return errors.Join(atomicfile.SyncDir(dir), atomicfile.SyncDir(s.staging()))
 }
 
 // moveIn gives a flushed snapshot its directory.
@@ -237,8 +251,8 @@ func syncFile(path string) error {
 }
 
 // reload takes up a hot snapshot that an earlier daemon left unflushed, if its memory layers are
-// still in RAM. One that is lost with them is listed as failed, unless nobody but a sandbox knew of
-// it.
+// still in RAM, or on disk: its own is there only when everything is, see persist. One that is lost
+// with them is listed as failed, unless nobody but a sandbox knew of it.
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
@@ -247,7 +261,7 @@ func (s *Store) reload(name string) bool {
 	}
 	for _, l := range m.Memory {
 		f, err := s.openHot(l)
-		if err != nil && l.Owner != m.ID { // its own layer is on disk only if it is flushed
+		if err != nil {
 			f, err = s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 		}
 		if err == nil {

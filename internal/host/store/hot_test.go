@@ -133,7 +133,11 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	if err := errors.Join(os.RemoveAll(filepath.Dir(obstacle)), os.RemoveAll(d.ram)); err != nil {
+	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile)) // only the directory was in the way
+	if err != nil || len(layers) != 1 {
+		t.Fatalf("layers on disk: %q, %v", layers, err)
+	}
+	if err := errors.Join(os.RemoveAll(filepath.Dir(obstacle)), os.RemoveAll(d.ram), os.Remove(layers[0])); err != nil {
 		t.Fatal(err)
 	}
 	s = d.open(t)
@@ -311,5 +315,46 @@ func TestStageOver(t *testing.T) {
 	s.Close()
 	if s = d.open(t); idOf() != g.ID() || len(s.List()) != 3 {
 		t.Errorf("after a restart: %+v", s.List())
+	}
+}
+
+// What takes the place of a snapshot is on disk before that goes: after a power failure there is one
+// of the two.
+func TestStageOverAndPowerFailure(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "base", "")
+	publish(t, s, d, "a", "base")
+	publish(t, s, d, "other", "")
+	other := s.byTag["other"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	g, err := s.StageOver("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(t, s, d, g, "base"); err != nil {
+		t.Fatal(err)
+	}
+	obstacle := filepath.Join(s.dir("a"), "x")
+	layers, err := filepath.Glob(filepath.Join(s.staging(), g.ID(), snapshot.MemoryLayerFile))
+	if err != nil || len(layers) != 1 {
+		t.Errorf("its memory on disk: %q, %v", layers, err)
+	}
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other.flushMu.Unlock()
+	s.Close()
+	if err := errors.Join(os.RemoveAll(filepath.Dir(obstacle)), os.RemoveAll(d.ram)); err != nil {
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	if now, err := s.Detail("a"); err != nil || now.ID != g.ID() || now.Damage != "" {
+		t.Errorf("after a power failure: %+v, %v", now.Info, err)
+	}
+	if err := s.Verify(t.Context(), "a"); err != nil {
+		t.Error(err)
 	}
 }
