@@ -56,6 +56,8 @@ type Rig struct {
 	Builds   template.Config    // of what builds templates
 	Parent   client.BakeRequest // makes a snapshot
 	Tokens   map[string]string  // those of Options, by name
+
+	TokenFile string // has all of them
 }
 
 // Options change what is served.
@@ -115,7 +117,8 @@ func Start(t testing.TB, o Options) *Rig {
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize, PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})
-	guard, err := r.guard(filepath.Join(dir, "tokens"), o.Tokens)
+	r.TokenFile = filepath.Join(dir, "tokens")
+	guard, err := r.guard(o.Tokens)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,8 +171,8 @@ func Start(t testing.TB, o Options) *Rig {
 	return r
 }
 
-// guard knows Token, and more of them, of which it makes r.Tokens. They are in a file.
-func (r *Rig) guard(path string, more []auth.Token) (g *auth.Guard, err error) {
+// guard knows Token, and more of them, of which it makes r.Tokens. They are in r.TokenFile.
+func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	file := fmt.Appendf(nil, "default admin sha256:%x\n", sha256.Sum256([]byte(Token)))
 	r.Tokens = make(map[string]string)
 	for _, token := range more {
@@ -177,11 +180,11 @@ func (r *Rig) guard(path string, more []auth.Token) (g *auth.Guard, err error) {
 			return nil, err
 		}
 	}
-	if err := os.WriteFile(path, file, 0o600); err != nil {
+	if err := os.WriteFile(r.TokenFile, file, 0o600); err != nil {
 		return nil, err
 	}
 	g = &auth.Guard{}
-	g.Tokens, err = auth.OpenTokens(path, slog.New(slog.DiscardHandler))
+	g.Tokens, err = auth.OpenTokens(r.TokenFile, slog.New(slog.DiscardHandler))
 	return g, err
 }
 

@@ -108,6 +108,13 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
+// Holds reports whether somebody, as Principal.Who has it, may still do what wants a scope. Of those
+// who had it once, only tokens can have lost it: they are taken away while the daemon runs.
+func (g *Guard) Holds(who string, want Scope) bool {
+	name, ok := strings.CutPrefix(who, tokenWho)
+	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)
+}
+
 type principalKey struct{}
 
 // With returns a context of requests that p makes. Sandboxes that are forked in it are p's.

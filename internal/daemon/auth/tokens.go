@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/forkd/forkd/internal/daemon/stamp"
@@ -23,6 +24,9 @@ type Tokens struct {
 	seen     stamp.Stamp // of the file that list is from, or that was found to be of no use
 	reported string      // the last error
 }
+
+// tokenWho begins who has a token.
+const tokenWho = "token:"
 
 // OpenTokens reads a token file; see ParseTokens. It must be readable by its owner alone.
 func OpenTokens(path string, log *slog.Logger) (*Tokens, error) {
@@ -42,10 +46,15 @@ func (t *Tokens) Resolve(token string) (p Principal, ok bool) {
 	sum := sha256.Sum256([]byte(token))
 	for _, k := range t.current() {
 		if subtle.ConstantTimeCompare(sum[:], k.digest[:]) == 1 {
-			p, ok = Principal{Who: "token:" + k.Name, Scope: k.Scope, MaxSandboxes: k.MaxSandboxes, Prefix: k.Prefix}, true
+			p, ok = Principal{Who: tokenWho + k.Name, Scope: k.Scope, MaxSandboxes: k.MaxSandboxes, Prefix: k.Prefix}, true
 		}
 	}
 	return p, ok
+}
+
+// has reports whether there is a token with a name and at least a scope.
+func (t *Tokens) has(name string, want Scope) bool {
+	return slices.ContainsFunc(t.current(), func(k Token) bool { return k.Name == name && k.Scope >= want })
 }
 
 // current returns the tokens of the file as it is now.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -104,4 +105,24 @@ func TestBuildOnAFullDisk(t *testing.T) {
 		t.Errorf("%s %+v", end.Status, end.Reason)
 	}
 	r.checkClean("a.b")
+}
+
+// A link is of no more use than the token that it was made for.
+func TestLinkOfATokenThatIsGone(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}}})
+	r.key = header{"X-API-Key": r.Tokens["runner"]}
+	b := r.request("x")
+	r.upload(b, "h", "x")
+	path, _ := r.link(b, "i")
+	file, err := os.ReadFile(r.TokenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := regexp.MustCompile(`(?m)^runner .*\n`).ReplaceAll(file, nil)
+	if len(kept) == len(file) || os.WriteFile(r.TokenFile, kept, 0o600) != nil {
+		t.Fatalf("the token file:\n%s", file)
+	}
+	if resp, text := r.send("PUT", path, nil, "x"); resp.StatusCode != 401 || !strings.Contains(text, "token") {
+		t.Errorf("%s %s", resp.Status, text)
+	}
 }

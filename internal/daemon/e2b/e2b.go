@@ -40,7 +40,8 @@ const (
 	bodyTimeout = time.Minute
 	maxWorks    = 256 // requests at once that change or measure something
 	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
-	maxUploads  = 16  // archives at once that are sent for builds
+	maxUploads  = 16  // archives at once that are sent for builds,
+	maxOwn      = 4   // and of one client; others wait
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -64,7 +65,7 @@ type api struct {
 	mux     *http.ServeMux
 	works   chan struct{}
 	wakes   chan struct{}
-	uploads chan struct{}
+	uploads *places
 }
 
 // handler answers a request or returns the error to answer it with.
@@ -80,7 +81,7 @@ func New(cfg Config) http.Handler {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
 	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes),
-		uploads: make(chan struct{}, maxUploads)}
+		uploads: newPlaces(maxUploads, maxOwn)}
 	a.routes()
 	return a
 }

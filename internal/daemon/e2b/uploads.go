@@ -1,12 +1,19 @@
 package e2b
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
@@ -36,10 +43,11 @@ func (a *api) uploadLink(w http.ResponseWriter, r *http.Request) error {
 // uploadRoute is the pattern of a signed link.
 const uploadRoute = "PUT /templates/{id}/files/{hash}"
 
-// Times of the sending of an archive: the whole is what the SDKs give it.
+// Bounds on the sending of an archive.
 const (
-	uploadTimeout = time.Hour
-	uploadStall   = time.Minute
+	uploadTimeout = time.Hour   // of the whole, with the wait for a place: what the SDKs give it
+	uploadStall   = time.Minute // in which uploadLeast has to come, or the rest
+	uploadLeast   = 64 << 10    // bytes
 )
 
 // upload takes an archive from who has a signed link.
@@ -61,31 +69,99 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	if !a.Keys.Is(uploadPurpose, id+"/"+hash, q.Get(uploadSignature)) {
 		return &failure{http.StatusUnauthorized, "signature is missing or wrong: ask for a new link"}
 	}
-	select {
-	case a.uploads <- struct{}{}:
-	default:
+	b, err := a.Builder.Waiting(id)
+	if err != nil {
+		return err
+	}
+	if !a.Guard.Holds(b.Who, auth.Run) {
+		return &failure{http.StatusUnauthorized, "the token that this link was made for is gone"}
+	}
+	end := time.Now().Add(uploadTimeout)
+	ctx, cancel := context.WithDeadline(r.Context(), end)
+	defer cancel()
+	leave, err := a.uploads.take(ctx, b.Who)
+	if err != nil {
 		return errTooMany
 	}
-	defer func() { <-a.uploads }()
+	defer leave()
 	rc := http.NewResponseController(w)
 	defer rc.SetReadDeadline(time.Time{})
-	body := &steady{body: r.Body, rc: rc, end: time.Now().Add(uploadTimeout)}
-	return a.Builder.Upload(id, hash, r.ContentLength, body)
+	err = a.Builder.Upload(b, hash, r.ContentLength, &steady{body: r.Body, rc: rc, end: end, stall: uploadStall, least: uploadLeast})
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &failure{http.StatusRequestTimeout, fmt.Sprintf("the archive comes too slowly: want %d KiB in %v, and all of it in %v",
+			uploadLeast>>10, uploadStall, uploadTimeout)}
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return badRequest("the archive is shorter than its Content-Length says")
+	}
+	return err
 }
 
-// steady is the body of a request that has to come on.
+// steady is the body of a request that has to come on, and not in drips. Only the time that it is
+// waited for counts, not that which a slow disk takes.
 type steady struct {
-	body interface{ Read([]byte) (int, error) }
-	rc   *http.ResponseController
-	end  time.Time
+	body  io.Reader
+	rc    interface{ SetReadDeadline(time.Time) error }
+	end   time.Time
+	stall time.Duration // in which least bytes have to come
+	least int
+
+	left time.Duration // of stall
+	got  int           // bytes that have come in it
 }
 
 // Read implements io.Reader.
 func (s *steady) Read(p []byte) (int, error) {
-	by := time.Now().Add(uploadStall)
+	if s.left == 0 || s.got >= s.least {
+		s.left, s.got = s.stall, 0
+	}
+	start := time.Now()
+	by := start.Add(s.left)
 	if by.After(s.end) {
 		by = s.end
 	}
 	_ = s.rc.SetReadDeadline(by) // a connection without deadlines is a test's
-	return s.body.Read(p)
+	n, err := s.body.Read(p)
+	s.got += n
+	s.left = max(s.left-time.Since(start), time.Nanosecond)
+	return n, err
+}
+
+// places are for what is under way at once, of one client and of all. Who finds none waits.
+type places struct {
+	all   chan struct{}
+	ofOne int
+
+	mu sync.Mutex
+	by map[string]chan struct{} // of clients, of which there are as many as tokens
+}
+
+func newPlaces(all, ofOne int) *places {
+	return &places{all: make(chan struct{}, all), ofOne: ofOne, by: make(map[string]chan struct{})}
+}
+
+// take returns how to leave a place for a client, or the error of ctx.
+func (p *places) take(ctx context.Context, who string) (leave func(), err error) {
+	own := p.of(who)
+	select {
+	case own <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	select {
+	case p.all <- struct{}{}:
+		return func() { <-p.all; <-own }, nil
+	case <-ctx.Done():
+		<-own
+		return nil, ctx.Err()
+	}
+}
+
+func (p *places) of(who string) chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.by[who] == nil {
+		p.by[who] = make(chan struct{}, p.ofOne)
+	}
+	return p.by[who]
 }

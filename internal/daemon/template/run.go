@@ -52,6 +52,8 @@ type work struct {
 	plan  Plan
 	step  string // what is being done
 	shell string // of the guest
+
+	unpacked int64 // bytes of archives, without their compression
 }
 
 func (w *work) say(format string, args ...any) {
@@ -205,7 +207,7 @@ func (w *work) inGuest(ctx context.Context, c *agentclient.Client) error {
 		w.step = fmt.Sprint(n + 1)
 		w.say("[%d/%d] %s", n+1, len(w.plan.Steps), s.text())
 		if err := w.do(ctx, c, s); err != nil {
-			return err
+			return &ownError{err}
 		}
 	}
 	w.step = Finalize

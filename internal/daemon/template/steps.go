@@ -236,7 +236,7 @@ func (w *work) copy(ctx context.Context, c *agentclient.Client, s Step) (err err
 		return err
 	}
 	defer f.Close()
-	content, err := plain(f)
+	content, err := w.plain(f)
 	if err != nil {
 		return err
 	}
@@ -248,19 +248,35 @@ func (w *work) copy(ctx context.Context, c *agentclient.Client, s Step) (err err
 	return w.run(ctx, c, script)
 }
 
-// maxUnpacked bounds the content of an archive, in bytes: a few of them compressed may become any
-// number.
+// maxUnpacked bounds the content of all archives that a build unpacks, in bytes: a few of them
+// compressed may become any number, and it is the daemon that takes their compression away.
 const maxUnpacked = 64 << 30
 
+// unpacking is the content of an archive, which counts for its build.
+type unpacking struct {
+	io.Reader
+	w *work
+}
+
+// Read implements io.Reader.
+func (u *unpacking) Read(p []byte) (int, error) {
+	if u.w.unpacked > maxUnpacked {
+		return 0, fmt.Errorf("the archives of the build have more than %d GiB without their compression", maxUnpacked>>30)
+	}
+	n, err := u.Reader.Read(p)
+	u.w.unpacked += int64(n)
+	return n, err
+}
+
 // plain returns what an archive is without its compression, if it has one.
-func plain(f io.Reader) (io.Reader, error) {
+func (w *work) plain(f io.Reader) (io.Reader, error) {
 	in := bufio.NewReader(f)
 	if magic, err := in.Peek(2); err != nil || magic[0] != 0x1f || magic[1] != 0x8b { // RFC 1952, section 2.3.1
-		return in, nil
+		return &unpacking{in, w}, nil
 	}
 	z, err := gzip.NewReader(in)
 	if err != nil {
 		return nil, fmt.Errorf("the archive that was sent: %w", err)
 	}
-	return io.LimitReader(z, maxUnpacked), nil
+	return &unpacking{z, w}, nil
 }

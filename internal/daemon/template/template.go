@@ -32,6 +32,7 @@ import (
 // Bounds on builds. That on waiting is longer than the hour that the SDKs give each upload.
 const (
 	maxUnended  = 16              // of one client
+	maxAll      = 64              // of all clients that have not ended
 	maxEnded    = 16              // that are remembered, of one client
 	maxWait     = 2 * time.Hour   // for the start that follows the request
 	maxBuild    = 2 * time.Hour   // from the start to the snapshot
@@ -109,9 +110,8 @@ type Ask struct {
 type Build struct {
 	Ask
 	ID  string // a UUID
+	Who string // has asked for it, as auth.Principal says it
 	Log Log
-
-	who string
 
 	// What follows is guarded by Builder.mu.
 	status Status
@@ -163,24 +163,25 @@ func (b *Builder) Close() {
 // Request takes up a build for who asks, to be started. It takes the place of one of the same
 // template that is not started.
 func (b *Builder) Request(who string, ask Ask) (*Build, error) {
-	bd := &Build{Ask: ask, ID: uuid.NewString(), who: who, status: Waiting}
+	bd := &Build{Ask: ask, ID: uuid.NewString(), Who: who, status: Waiting}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
 		return nil, errStopping
 	}
-	unended := 0
+	own, all := 0, 0 // that have not ended
 	for _, other := range b.builds {
-		if other.who != who || !other.ended.IsZero() {
-			continue
-		}
-		if other.Template == ask.Template && other.status == Waiting {
+		if other.Who == who && other.Template == ask.Template && other.status == Waiting {
 			b.callOffLocked(other, errReplaced)
+		}
+		if !other.ended.IsZero() {
 			continue
 		}
-		unended++
+		if all++; other.Who == who {
+			own++
+		}
 	}
-	if unended >= maxUnended {
+	if own >= maxUnended || all >= maxAll {
 		return nil, ErrBusy
 	}
 	b.builds = append(b.builds, bd)
@@ -200,7 +201,7 @@ func (b *Builder) Find(who, template, id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, bd := range b.builds {
-		if bd.who == who && bd.Template == template && (bd.ID == id || id == "" && bd.status == Waiting) {
+		if bd.Who == who && bd.Template == template && (bd.ID == id || id == "" && bd.status == Waiting) {
 			return bd, nil
 		}
 	}
@@ -234,7 +235,7 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 		if other == bd || other.Template != bd.Template || other.status != Building {
 			continue
 		}
-		if other.who != bd.who {
+		if other.Who != bd.Who {
 			return ErrTaken
 		}
 		b.callOffLocked(other, errReplaced)
@@ -245,7 +246,7 @@ func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	b.running.Go(func() {
 		defer cancel(nil)
 		err := b.run(run, bd, plan)
-		b.uploads.drop(bd.ID)
+		b.uploads.drop(bd)
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.endLocked(bd, err)
@@ -260,7 +261,7 @@ func (b *Builder) callOffLocked(bd *Build, why error) {
 		bd.cancel(why)
 	case Waiting:
 		bd.timer.Stop()
-		b.running.Go(func() { b.uploads.drop(bd.ID) })
+		b.running.Go(func() { b.uploads.drop(bd) })
 		b.endLocked(bd, &stepError{Base, why})
 	}
 }
@@ -275,11 +276,15 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		}
 		bd.status, bd.reason = Failed, Reason{at.step, printable(at.err.Error())}
 		bd.Log.add(levelError, at.step, bd.reason.Message)
-		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.who, "step", at.step, "error", at.err)
+		logged := at.err
+		if of := (*ownError)(nil); errors.As(logged, &of) {
+			logged = errOwn
+		}
+		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error", logged)
 	}
 	ended := 0
 	for n := len(b.builds) - 1; n >= 0; n-- {
-		if other := b.builds[n]; other.who != bd.who || other.ended.IsZero() {
+		if other := b.builds[n]; other.Who != bd.Who || other.ended.IsZero() {
 			continue
 		}
 		if ended++; ended > maxEnded {
@@ -293,6 +298,15 @@ type stepError struct {
 	step string
 	err  error
 }
+
+// ownError is an error of a step that the client gave. It may have a part of that step in it, which
+// may be a secret, and so is for the client alone.
+type ownError struct{ error }
+
+func (e *ownError) Unwrap() error { return e.error }
+
+// errOwn stands for an *ownError in the daemon's log.
+var errOwn = errors.New("the step has failed: the log of the build says why")
 
 func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
 func (e *stepError) Unwrap() error { return e.err }

@@ -1,9 +1,12 @@
 package template
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,17 +66,18 @@ func TestUploadsAreBounded(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("of an earlier daemon: %v", left)
 	}
+	b, c := &Build{ID: "b", Who: "x"}, &Build{ID: "c", Who: "x"}
 	var wrong *invalid.Error
 	for _, size := range []int64{-1, maxArchive + 1} {
-		if err := u.put("b", "h", size, strings.NewReader("")); !errors.As(err, &wrong) {
+		if err := u.put(b, "h", size, strings.NewReader("")); !errors.As(err, &wrong) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 	}
-	if err := u.put("b", "h", 5, strings.NewReader("four")); !errors.Is(err, io.EOF) || u.has("b", "h") || u.bytes != 0 {
+	if err := u.put(b, "h", 5, strings.NewReader("four")); !errors.Is(err, io.EOF) || u.has("b", "h") || u.bytes != 0 {
 		t.Errorf("an archive that is cut off: %v; %d bytes", err, u.bytes)
 	}
 	for _, text := range []string{"first", "2nd"} {
-		if err := u.put("b", "h", int64(len(text)), strings.NewReader(text+"more")); err != nil {
+		if err := u.put(b, "h", int64(len(text)), strings.NewReader(text+"more")); err != nil {
 			t.Fatal(err)
 		}
 		if p, err := os.ReadFile(u.path("b", "h")); err != nil || string(p) != text || u.bytes != int64(len(text)) {
@@ -81,28 +85,37 @@ func TestUploadsAreBounded(t *testing.T) {
 		}
 	}
 	u.bytes = maxArchives
-	if err := u.put("b", "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
+	if err := u.put(b, "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("more than all may have: %v", err)
 	}
 	u.bytes = 0
+	u.by["x"] = maxOfClient
+	if err := u.put(b, "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("more than a client may have: %v", err)
+	}
+	if err := u.put(&Build{ID: "d", Who: "y"}, "i", 0, strings.NewReader("")); err != nil {
+		t.Errorf("another client: %v", err)
+	}
+	u.drop(&Build{ID: "d", Who: "y"})
+	u.by["x"] = 3
 	u.coming = 1 << 60
-	if err := u.put("b", "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
+	if err := u.put(b, "i", 1, strings.NewReader("1")); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("more than there is room for when all have come: %v", err)
 	}
 	u.coming = 0
 	for n := range maxFiles + 1 {
-		if err := u.put("c", fmt.Sprint(n), 0, strings.NewReader("")); (n >= maxFiles) != errors.As(err, &wrong) {
+		if err := u.put(c, fmt.Sprint(n), 0, strings.NewReader("")); (n >= maxFiles) != errors.As(err, &wrong) {
 			t.Fatalf("archive %d of one build: %v", n, err)
 		}
 	}
-	u.drop("c")
+	u.drop(c)
 	if u.coming != 0 {
 		t.Errorf("%d bytes are still coming", u.coming)
 	}
 	u.bytes = 3
-	u.drop("b")
-	if left, _ := os.ReadDir(dir); len(left) != 0 || u.bytes != 0 {
-		t.Errorf("%v is left, %d bytes count", left, u.bytes)
+	u.drop(b)
+	if left, _ := os.ReadDir(dir); len(left) != 0 || u.bytes != 0 || len(u.by) != 0 {
+		t.Errorf("%v is left, %d bytes count, %v", left, u.bytes, u.by)
 	}
 }
 
@@ -139,5 +152,56 @@ func TestFromRegistry(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", reference, err)
 		}
+	}
+}
+
+// A few bytes may become any number, which the daemon does not take without end.
+func TestUnpackedIsBounded(t *testing.T) {
+	var z bytes.Buffer
+	c := gzip.NewWriter(&z)
+	if _, err := c.Write(make([]byte, 1<<20)); err != nil || c.Close() != nil {
+		t.Fatal(err)
+	}
+	w := &work{unpacked: maxUnpacked - 1<<20}
+	for n, want := range []int64{1 << 20, 0} {
+		r, err := w.plain(bytes.NewReader(z.Bytes()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.unpacked += int64(n)
+		if got, err := io.Copy(io.Discard, r); got != want || (err != nil) != (n > 0) {
+			t.Errorf("archive %d: %d bytes, %v", n, got, err)
+		}
+	}
+}
+
+// The whole host has so many builds, whoever asks.
+func TestBuildsOfAllAreBounded(t *testing.T) {
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(), by: map[string]int64{}}}
+	defer b.Close()
+	for n := range maxAll + 1 {
+		_, err := b.Request(fmt.Sprint("client", n/(maxUnended-1)), Ask{Template: fmt.Sprint("t", n)})
+		if (n >= maxAll) != errors.Is(err, ErrBusy) {
+			t.Fatalf("build %d: %v", n, err)
+		}
+	}
+	if _, err := b.Request("client0", Ask{Template: "t0"}); err != nil {
+		t.Errorf("in place of one of its own: %v", err)
+	}
+}
+
+// What a client's command is may be a secret, and so is not in the daemon's log.
+func TestStepsAreNotInTheDaemonsLog(t *testing.T) {
+	var log bytes.Buffer
+	b := &Builder{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	bd := &Build{ID: "x"}
+	b.endLocked(bd, &stepError{"1", &ownError{errors.New(`"curl -u me:secret": exit status 7`)}})
+	if strings.Contains(log.String(), "secret") || !strings.Contains(bd.reason.Message, "secret") {
+		t.Errorf("the client is told %q, the daemon's log has %s", bd.reason.Message, log.String())
+	}
+	log.Reset()
+	b.endLocked(bd, &stepError{"1", syscall.ENOSPC})
+	if !strings.Contains(log.String(), syscall.ENOSPC.Error()) {
+		t.Errorf("the daemon's log does not say what the host is to blame for: %s", log.String())
 	}
 }

@@ -18,6 +18,7 @@ import (
 // Bounds on archives, in bytes.
 const (
 	maxArchive  = 4 << 30  // of one
+	maxOfClient = 8 << 30  // of all builds of one client
 	maxArchives = 16 << 30 // of all builds
 	maxFiles    = maxSteps // not bytes, but archives of one build: those without content too
 	keepFree    = 1 << 30  // on the disk, for others
@@ -30,6 +31,7 @@ type uploads struct {
 
 	mu     sync.Mutex
 	bytes  int64                       // of what is there or on its way
+	by     map[string]int64            // the same by client
 	coming int64                       // of what is on its way, all of each
 	sizes  map[string]map[string]int64 // of what is there, by build and hash
 }
@@ -43,7 +45,7 @@ func newUploads(dir string) (*uploads, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the store of archives for builds: %w", err)
 	}
-	return &uploads{dir: dir, sizes: make(map[string]map[string]int64)}, nil
+	return &uploads{dir: dir, by: make(map[string]int64), sizes: make(map[string]map[string]int64)}, nil
 }
 
 // hashForm is that of what the SDKs call an archive by, which tells nothing of its bytes.
@@ -58,8 +60,16 @@ func (u *uploads) has(build, hash string) bool {
 	return ok
 }
 
+// countLocked adds to what a client has.
+func (u *uploads) countLocked(who string, n int64) {
+	u.bytes += n
+	if u.by[who] += n; u.by[who] == 0 {
+		delete(u.by, who)
+	}
+}
+
 // reserve takes the room for an archive that is on its way.
-func (u *uploads) reserve(build string, size int64) error {
+func (u *uploads) reserve(bd *Build, size int64) error {
 	switch {
 	case size < 0:
 		return invalid.Errorf("Content-Length", "missing: it must say how long the archive is")
@@ -68,7 +78,7 @@ func (u *uploads) reserve(build string, size int64) error {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.sizes[build]) >= maxFiles {
+	if len(u.sizes[bd.ID]) >= maxFiles {
 		return invalid.Errorf("hash", "the build has %d archives already, and can have no more steps", maxFiles)
 	}
 	var st unix.Statfs_t
@@ -76,17 +86,17 @@ func (u *uploads) reserve(build string, size int64) error {
 		return fmt.Errorf("ask for the room in %s: %w", u.dir, err)
 	}
 	free := int64(st.Bavail)*st.Bsize - u.coming
-	if size > free-keepFree || u.bytes+size > maxArchives {
+	if size > free-keepFree || u.bytes+size > maxArchives || u.by[bd.Who]+size > maxOfClient {
 		return fmt.Errorf("archives of builds: no room for %d MiB more: %w", size>>20, syscall.ENOSPC)
 	}
-	u.bytes += size
+	u.countLocked(bd.Who, size)
 	u.coming += size
 	return nil
 }
 
 // put stores an archive of size bytes.
-func (u *uploads) put(build, hash string, size int64, content io.Reader) (err error) {
-	if err := u.reserve(build, size); err != nil {
+func (u *uploads) put(bd *Build, hash string, size int64, content io.Reader) (err error) {
+	if err := u.reserve(bd, size); err != nil {
 		return err
 	}
 	kept := false
@@ -95,13 +105,13 @@ func (u *uploads) put(build, hash string, size int64, content io.Reader) (err er
 		defer u.mu.Unlock()
 		u.coming -= size
 		if !kept {
-			u.bytes -= size
+			u.countLocked(bd.Who, -size)
 		}
 	}()
-	if err := os.Mkdir(filepath.Join(u.dir, build), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Mkdir(filepath.Join(u.dir, bd.ID), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("store an archive: %w", err)
 	}
-	f, err := os.CreateTemp(filepath.Join(u.dir, build), ".*")
+	f, err := os.CreateTemp(filepath.Join(u.dir, bd.ID), ".*")
 	if err != nil {
 		return fmt.Errorf("store an archive: %w", err)
 	}
@@ -112,62 +122,64 @@ func (u *uploads) put(build, hash string, size int64, content io.Reader) (err er
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if err := os.Rename(f.Name(), u.path(build, hash)); err != nil { // the build may have ended
+	if err := os.Rename(f.Name(), u.path(bd.ID, hash)); err != nil { // the build may have ended
 		return fmt.Errorf("store an archive: %w", err)
 	}
-	of := u.sizes[build]
+	of := u.sizes[bd.ID]
 	if of == nil {
 		of = make(map[string]int64)
-		u.sizes[build] = of
+		u.sizes[bd.ID] = of
 	}
-	u.bytes -= of[hash]
+	u.countLocked(bd.Who, -of[hash])
 	of[hash], kept = size, true
 	return nil
 }
 
 // drop removes the archives of a build. They count until they are gone.
-func (u *uploads) drop(build string) {
+func (u *uploads) drop(bd *Build) {
 	u.mu.Lock()
 	var size int64
-	for _, n := range u.sizes[build] {
+	for _, n := range u.sizes[bd.ID] {
 		size += n
 	}
-	delete(u.sizes, build)
+	delete(u.sizes, bd.ID)
 	u.mu.Unlock()
-	_ = os.RemoveAll(filepath.Join(u.dir, build)) // the next start tries again
+	_ = os.RemoveAll(filepath.Join(u.dir, bd.ID)) // the next start tries again
 	u.mu.Lock()
-	u.bytes -= size
-	u.mu.Unlock()
+	defer u.mu.Unlock()
+	u.countLocked(bd.Who, -size)
 }
 
 // Has reports whether an archive was sent for a build.
 func (b *Builder) Has(bd *Build, hash string) bool { return b.uploads.has(bd.ID, hash) }
 
-// Upload stores an archive of size bytes for the build with an id, which waits to be started, in
-// place of one by the same hash.
-func (b *Builder) Upload(id, hash string, size int64, content io.Reader) error {
-	if !hashForm.MatchString(hash) {
-		return invalid.Errorf("hash", "%.140q: want 1 to 128 letters, digits, '_' and '-'", hash)
-	}
-	if open, _ := b.stateOf(id); !open {
-		return ErrUnknown
-	}
-	err := b.uploads.put(id, hash, size, content)
-	if _, unended := b.stateOf(id); err == nil && !unended { // what there was of it has been removed already
-		b.uploads.drop(id)
-		err = ErrUnknown
-	}
-	return err
-}
-
-// stateOf reports whether a build waits to be started, and whether it has not ended.
-func (b *Builder) stateOf(id string) (open, unended bool) {
+// Waiting returns the build with an id, of whatever client, if it waits to be started.
+func (b *Builder) Waiting(id string) (*Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, bd := range b.builds {
-		if bd.ID == id {
-			return bd.status == Waiting, bd.ended.IsZero()
+		if bd.ID == id && bd.status == Waiting {
+			return bd, nil
 		}
 	}
-	return false, false
+	return nil, ErrUnknown
+}
+
+// Upload stores an archive of size bytes for a build that waits to be started, in place of one by
+// the same hash.
+func (b *Builder) Upload(bd *Build, hash string, size int64, content io.Reader) error {
+	if !hashForm.MatchString(hash) {
+		return invalid.Errorf("hash", "%.140q: want 1 to 128 letters, digits, '_' and '-'", hash)
+	}
+	if status, _ := b.State(bd); status != Waiting {
+		return ErrUnknown
+	}
+	if err := b.uploads.put(bd, hash, size, content); err != nil {
+		return err
+	}
+	if status, _ := b.State(bd); status == Ready || status == Failed { // what there was of it has been removed already
+		b.uploads.drop(bd)
+		return ErrUnknown
+	}
+	return nil
 }

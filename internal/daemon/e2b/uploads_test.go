@@ -1,0 +1,100 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// A client that sends in drips has its place for as long as a stall may be, not for as long as an
+// archive may take.
+func TestDrips(t *testing.T) {
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		defer there.Close()
+		for {
+			if _, err := there.Write([]byte{1}); err != nil {
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	drips := &steady{body: here, rc: here, end: time.Now().Add(time.Hour), stall: 100 * time.Millisecond, least: 1 << 20}
+	if n, err := io.Copy(io.Discard, drips); !errors.Is(err, os.ErrDeadlineExceeded) || n >= 1<<20 {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// What comes as fast as it has to may take longer than a stall, but no longer than the whole may.
+func TestSteady(t *testing.T) {
+	here, there := net.Pipe()
+	defer here.Close()
+	go func() {
+		defer there.Close()
+		for range 20 {
+			if _, err := there.Write(make([]byte, 100)); err != nil {
+				return
+			}
+		}
+	}()
+	body := &steady{body: here, rc: here, end: time.Now().Add(time.Hour), stall: time.Minute, least: 100}
+	for range 10 {
+		if _, err := io.ReadFull(body, make([]byte, 100)); err != nil {
+			t.Fatal(err)
+		}
+		if body.left > time.Nanosecond {
+			body.left = time.Nanosecond // of the time for these 100 all has passed
+		}
+	}
+	body.end = time.Now()
+	if _, err := body.Read(make([]byte, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("beyond the end: %v", err)
+	}
+}
+
+// One client leaves places for others, and who finds none waits.
+func TestPlaces(t *testing.T) {
+	p := newPlaces(3, 2)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	var leave []func()
+	take := func(who string) {
+		t.Helper()
+		l, err := p.take(t.Context(), who)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, l)
+	}
+	take("a")
+	take("a")
+	if _, err := p.take(gone, "a"); err == nil {
+		t.Error("a third place for a client that may have two")
+	}
+	take("b")
+	if _, err := p.take(gone, "b"); err == nil {
+		t.Error("a fourth place where there are three")
+	}
+	done := make(chan error, 1)
+	go func() {
+		l, err := p.take(t.Context(), "a")
+		if err == nil {
+			l()
+		}
+		done <- err
+	}()
+	leave[0]()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	leave[1]()
+	leave[2]()
+	if len(p.all) != 0 {
+		t.Errorf("%d places are taken", len(p.all))
+	}
+}
