@@ -131,3 +131,12 @@ func (c *cell) p50Count(figure func(lab.Counts) uint64) float64 {
 	}
 	return report.Quantile(all, 0.5)
 }
+
+// exits is the median of the exits of a child's VM, nil where they cannot be had: kvm-pvm passes no
+// tracepoint at them.
+func (c *cell) exits() any {
+	if v := c.p50Count(func(c lab.Counts) uint64 { return c.Exits }); v > 0 {
+		return report.Cell(v)
+	}
+	return nil
+}

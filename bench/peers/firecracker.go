@@ -19,42 +19,43 @@ import (
 )
 
 // firecracker forks by Firecracker's snapshots. They are made by Firecracker itself, of a running
-// stub, and every child is a process that loads them by its API socket.
+// guest, and every child is a process that loads them by its API socket.
 func (b *bench) firecracker(ctx context.Context, name, bin string) (*peer, error) {
 	p, version, err := newPeer(ctx, name, bin, true)
 	if err != nil || p.absent != "" {
 		return p, err
 	}
-	f := &firecracker{bin: bin}
+	f := &firecracker{guest: b.guest}
 	if f.dir, f.snapshots, err = b.directories(); err != nil {
 		return nil, err
 	}
+	if f.bin, err = lab.CopyBinary(f.dir, bin); err != nil {
+		return nil, err
+	}
 	p.how = version + ": a process for each child, without its jailer but with its seccomp filters; " +
-		"PUT /snapshot/load with resume_vm"
-	if err := f.bake(ctx, b.memoryMiB); err != nil {
-		return nil, fmt.Errorf("%s: make its snapshot: %w", name, err)
+		"PUT /snapshot/load with resume_vm; " + f.guest.note()
+	if err := f.bake(ctx); err != nil {
+		return nil, fmt.Errorf("make its snapshot: %w", err)
 	}
 	p.fork = processes(func(ctx context.Context) (process, error) { return f.spawn(ctx) }, true)
 	return p, nil
 }
 
 type firecracker struct {
+	guest     guest
 	bin, dir  string
-	snapshots string // directory of the snapshot, in RAM
+	snapshots string    // directory of the snapshot, in RAM
+	baked     bool      // there is a snapshot
+	written   time.Time // by then its parent had last written to its disk, if it has one
 }
 
 func (f *firecracker) state() string  { return filepath.Join(f.snapshots, "state") }
 func (f *firecracker) memory() string { return filepath.Join(f.snapshots, "memory") }
 
-// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x is behind the page of its boot
-// timer, which is the first of the device hole.
-var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
-
-// bake boots a stub and makes a snapshot of it. It has two devices of those that forkd's sandboxes
-// have; a network device would need an interface of the host for every child.
-func (f *firecracker) bake(ctx context.Context, memoryMiB uint64) error {
-	kernel := filepath.Join(f.dir, "stub.elf")
-	if err := os.WriteFile(kernel, firecrackerLayout.Kernel(), 0o600); err != nil {
+// bake boots a guest and makes a snapshot of it.
+func (f *firecracker) bake(ctx context.Context) error {
+	requests, err := f.guest.configure(f)
+	if err != nil {
 		return err
 	}
 	vm, err := f.spawn(ctx)
@@ -62,23 +63,14 @@ func (f *firecracker) bake(ctx context.Context, memoryMiB uint64) error {
 		return err
 	}
 	defer vm.end()
-	type fields map[string]any
-	for _, r := range []struct {
-		method, path string
-		body         fields
-	}{
-		{"PUT", "/machine-config", fields{"vcpu_count": 1, "mem_size_mib": memoryMiB}},
-		// Without a console it has no serial port.
-		{"PUT", "/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}},
-		{"PUT", "/vsock", fields{"guest_cid": 3, "uds_path": "vsock"}},
-		{"PUT", "/entropy", fields{}},
-		{"PUT", "/actions", fields{"action_type": "InstanceStart"}},
-	} {
-		if err := vm.request(ctx, r.method, r.path, r.body); err != nil {
+	for _, r := range requests {
+		if err := vm.request(ctx, "PUT", r.path, r.body); err != nil {
 			return err
 		}
 	}
-	time.Sleep(lab.StubSettle)
+	if err := f.guest.boot(ctx, vm); err != nil {
+		return err
+	}
 	if err := vm.request(ctx, "PATCH", "/vm", fields{"state": "Paused"}); err != nil {
 		return err
 	}
@@ -86,7 +78,8 @@ func (f *firecracker) bake(ctx context.Context, memoryMiB uint64) error {
 		fields{"snapshot_type": "Full", "snapshot_path": f.state(), "mem_file_path": f.memory()}); err != nil {
 		return err
 	}
-	return tellCopies(f.memory())
+	f.baked = true
+	return f.guest.saved(f)
 }
 
 // tellCopies writes to a snapshot's memory what tells a stub that it is a copy.
@@ -118,7 +111,11 @@ func (f *firecracker) spawn(ctx context.Context) (*firecrackerVM, error) {
 		return nil, err
 	}
 	vm := &firecrackerVM{of: f, dir: dir}
-	if err := vm.run(ctx); err != nil {
+	err = f.guest.setUp(f, dir)
+	if err == nil {
+		err = vm.run(ctx)
+	}
+	if err != nil {
 		vm.end()
 		return nil, err
 	}
@@ -187,12 +184,17 @@ func (v *firecrackerVM) request(ctx context.Context, method, path string, body a
 	return err
 }
 
+// boot lets a configured guest run.
+func (v *firecrackerVM) boot(ctx context.Context) error {
+	return v.request(ctx, "PUT", "/actions", fields{"action_type": "InstanceStart"})
+}
+
 func (v *firecrackerVM) start(ctx context.Context) error {
 	return v.request(ctx, "PUT", "/snapshot/load", map[string]any{"snapshot_path": v.of.state(), "resume_vm": true,
 		"mem_backend": map[string]string{"backend_type": "File", "backend_path": v.of.memory()}})
 }
 
-func (v *firecrackerVM) answer(ctx context.Context) error { return awaitAnswer(ctx, v.out) }
+func (v *firecrackerVM) answer(ctx context.Context) error { return v.of.guest.awaitAnswer(ctx, v) }
 
 // awaitAnswer waits for what a child says first, which must be the stub's answer.
 func awaitAnswer(ctx context.Context, out *os.File) error {

@@ -18,12 +18,12 @@ func (b *bench) forkd(ctx context.Context, daemon *lab.Daemon) (*peer, error) {
 		how: "the daemon's sandbox manager: leases, records and events are part of it, as is the jail of every VMM"}
 	memory := b.memoryMiB << 20
 	if err := daemon.WithManager(lab.Options{}, func(m *lab.Manager) error {
-		return daemon.BakeStub(ctx, m, tag, b.memoryMiB, 0)
+		return b.guest.bake(ctx, daemon, m)
 	}); err != nil {
 		return nil, err
 	}
 	p.fork = func(ctx context.Context, c *cell, times int) error {
-		o := lab.Options{Guest: lab.StubClient}
+		o := lab.Options{Guest: b.guest.client()}
 		if c.warm {
 			o.Pool = c.n
 		}

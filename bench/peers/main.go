@@ -2,10 +2,11 @@
 // request a child runs, and how long until it has answered, what that costs in CPU time, and the
 // memory that it keeps.
 //
-// The virtual machines all run the same guest without an operating system (package stub), each
-// from a snapshot that its own VMM has made, so that the figures are the VMM's and its driver's,
-// on every KVM. Containers cannot be forked: they start a program that answers, which is the least
-// that they could do. What guests with Linux cost is not measured here.
+// The virtual machines all run the same guest, each from a snapshot that its own VMM has made. It
+// has no operating system (package stub), so that the figures are the VMM's and its driver's, on
+// every KVM; containers, which cannot be forked, start a program that answers, which is the least
+// that they could do. With -guest=linux it is forkd's kernel and agent with a recipe's image, in
+// forkd and in Firecracker, and a child has answered when its agent has confirmed.
 //
 // A peer takes part if it is installed, or if its path is given. One that does not is named in the
 // tables, without figures. Tables go to standard output, progress to standard error, the figures as
@@ -20,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -31,20 +33,25 @@ import (
 // bench is one run of this program.
 type bench struct {
 	*lab.Program
-	memoryMiB uint64
+	guestName string
+	recipe    string
+	memoryMiB uint64 // 0: as much as the guest wants
 	ns        lab.Numbers
 	rounds    int
 	counted   int
 	chart     string
 	programs  map[string]*string // paths by names of peers; empty: it takes no part
 
+	guest    guest
 	dir, ram string // where directories makes them
 }
 
 func main() {
 	b := &bench{Program: lab.NewProgram("peers", 5*time.Minute, "no new turn begins"), programs: make(map[string]*string)}
 	b.ns = lab.Numbers{List: []int{1, 10, 100}, Min: 1, Max: sandbox.MaxFork}
-	flag.Uint64Var(&b.memoryMiB, "memory", 128, "guest RAM in MiB, 64 to 3072")
+	flag.StringVar(&b.guestName, "guest", "stub", "stub: user-mode code without an operating system, or linux")
+	flag.StringVar(&b.recipe, "recipe", "python-numpy", "image of the Linux guest")
+	flag.Uint64Var(&b.memoryMiB, "memory", 0, "guest RAM in MiB, 64 to 3072; 0: 128 for the stub, 512 for Linux")
 	flag.Var(&b.ns, "n", "children per fork")
 	flag.IntVar(&b.rounds, "rounds", 5, "how often each peer has its turn")
 	flag.IntVar(&b.counted, "counted", 10, "for how many children system calls and the like are counted; 0: for none")
@@ -65,6 +72,12 @@ func main() {
 }
 
 func (b *bench) check() error {
+	if b.memoryMiB == 0 {
+		b.memoryMiB = map[string]uint64{"stub": 128, "linux": 512}[b.guestName]
+	}
+	if b.guestName != "stub" && b.guestName != "linux" {
+		return fmt.Errorf("-guest %q: want stub or linux", b.guestName)
+	}
 	if b.memoryMiB < 64 || b.memoryMiB > 3072 || len(b.ns.List) == 0 || b.rounds < 1 || b.counted < 0 {
 		return errors.New("-memory wants 64 to 3072, -n a number, -rounds 1 or more, -counted 0 or more")
 	}
@@ -75,11 +88,17 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	host, err := lab.Host()
+	if err == nil && b.guestName == "linux" && host.Accel == lab.AccelPVM {
+		err = lab.ErrUnfit
+	}
 	if err != nil {
 		return nil, err
 	}
 	daemon, err := lab.NewDaemon(host, &undo)
 	if err != nil {
+		return nil, err
+	}
+	if b.guest, err = b.newGuest(daemon); err != nil {
 		return nil, err
 	}
 	b.dir = daemon.Dir
@@ -91,7 +110,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	matrix := newMatrix(peers, b.ns.List)
+	matrix := newMatrix(b.guest.name(), peers, b.ns.List)
 	if err := b.turns(ctx, matrix); err != nil {
 		return nil, err
 	}
@@ -131,6 +150,9 @@ func (b *bench) peers(ctx context.Context, daemon *lab.Daemon) ([]*peer, error) 
 		{runcName, b.container},
 		{gvisorName, b.container},
 	} {
+		if !slices.Contains(b.guest.peers(), other.name) {
+			continue
+		}
 		bin := *b.programs[other.name]
 		if bin != "" {
 			if bin, err = filepath.Abs(bin); err != nil { // it is run in other directories

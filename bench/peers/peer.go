@@ -63,8 +63,9 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 // Others are driven no faster: with more at a time, every child waits for all others.
 const restoresPerCPU = 2
 
-// answerLimit is how long a child may take; more means that it hangs.
-const answerLimit = 60 * time.Second
+// answerLimit is how long a fork may take; more means that it hangs. A hundred Linux guests on one
+// emulated CPU take half a minute.
+const answerLimit = 3 * time.Minute
 
 func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (process, error), tells bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, errors.New("its children do not answer"))

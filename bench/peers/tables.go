@@ -9,6 +9,7 @@ import (
 
 // matrix is all that is measured.
 type matrix struct {
+	guest string
 	peers []*peer
 	rows  []*row
 }
@@ -28,8 +29,8 @@ func (r *row) pool() string {
 	return "cold"
 }
 
-func newMatrix(peers []*peer, ns []int) *matrix {
-	m := &matrix{peers: peers}
+func newMatrix(guest string, peers []*peer, ns []int) *matrix {
+	m := &matrix{guest: guest, peers: peers}
 	for _, warm := range []bool{true, false} {
 		for _, n := range ns {
 			r := &row{n: n, warm: warm, peers: peers, cells: make([]*cell, len(peers))}
@@ -46,7 +47,7 @@ func newMatrix(peers []*peer, ns []int) *matrix {
 
 // times is the table of both clocks.
 func (m *matrix) times() *report.Table {
-	t := &report.Table{Title: "From one request: its children run, and have answered; stub guest", Columns: []report.Column{
+	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest, Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "forks"},
 		{Name: "vCPUs entered p50 ms", Digits: 2}, {Name: "entered ×", Digits: 2},
 		{Name: "answered p50 ms", Digits: 2}, {Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
@@ -90,7 +91,7 @@ func (m *matrix) costs() *report.Table {
 	t := &report.Table{Title: "What a child takes, from the request until it has answered and a tenth of a second longer",
 		Columns: []report.Column{{Name: "n"}, {Name: "pool"}, {Name: "peer"},
 			{Name: "VMM CPU ms", Digits: 2}, {Name: "daemon CPU ms", Digits: 2}, {Name: "context switches"},
-			{Name: "system calls"}, {Name: "host page faults"}, {Name: "private KiB"}}}
+			{Name: "system calls"}, {Name: "KVM exits"}, {Name: "host page faults"}, {Name: "private KiB"}}}
 	for _, r := range m.rows {
 		for i, c := range r.cells {
 			if c == nil {
@@ -98,7 +99,7 @@ func (m *matrix) costs() *report.Table {
 			}
 			t.Add(r.n, r.pool(), m.peers[i].name, report.Cell(c.vmmCPU()), report.Cell(c.driverCPU()),
 				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Switches })),
-				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Calls })),
+				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Calls })), c.exits(),
 				report.Cell(c.p50Count(func(c lab.Counts) uint64 { return c.Faults })),
 				report.Cell(report.Quantile(c.private, 0.5)))
 		}
@@ -115,7 +116,7 @@ func (m *matrix) costs() *report.Table {
 func (m *matrix) chart(host report.Host) *report.Chart {
 	c := &report.Chart{
 		Title:    "One request for n sandboxes: how long until a sandbox has answered (p50)",
-		Subtitle: fmt.Sprintf("guest without an operating system; %d CPUs, %s", host.CPUs, accelWords(host.Accel)),
+		Subtitle: fmt.Sprintf("guest: %s; %d CPUs, %s", m.guest, host.CPUs, accelWords(host.Accel)),
 		Unit:     "ms",
 	}
 	for _, r := range m.rows {

@@ -155,23 +155,33 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 
 // Bake bakes the image of a recipe, as `forkd build` does.
 func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memoryMiB uint64) error {
-	dir, ok := d.Assets.Images[recipe]
+	r, err := d.Recipe(recipe)
+	if err != nil {
+		return err
+	}
+	r.Tag, r.MemoryMiB = tag, memoryMiB
+	_, err = m.baker.Bake(ctx, r)
+	return err
+}
+
+// Recipe returns what a parent with the image of a recipe is made of, and its warm-up.
+func (d *Daemon) Recipe(name string) (bake.Request, error) {
+	dir, ok := d.Assets.Images[name]
 	if !ok {
-		return fmt.Errorf("recipe %q: internal/vmtest/prepare makes no image of it", recipe)
+		return bake.Request{}, fmt.Errorf("recipe %q: internal/vmtest/prepare makes no image of it", name)
 	}
 	img, err := image.Open(dir)
 	if err != nil {
-		return err
+		return bake.Request{}, err
 	}
-	r, err := image.LoadRecipeFS(recipes.FS, recipe)
+	r, err := image.LoadRecipeFS(recipes.FS, name)
 	if err != nil {
-		return err
+		return bake.Request{}, err
 	}
-	_, err = m.baker.Bake(ctx, bake.Request{
-		Tag: tag, Kernel: d.Assets.Cloud.VMLinux, Initrd: d.Assets.Cloud.Initrd, Rootfs: img.Rootfs(),
-		MemoryMiB: memoryMiB, Env: r.EnvOver(img.Env), Commands: r.Warmup.Commands, Python: r.Warmup.Python,
-	})
-	return err
+	return bake.Request{
+		Kernel: d.Assets.Cloud.VMLinux, Initrd: d.Assets.Cloud.Initrd, Rootfs: img.Rootfs(),
+		Env: r.EnvOver(img.Env), Commands: r.Warmup.Commands, Python: r.Warmup.Python,
+	}, nil
 }
 
 // poolLimit is how long n VMMs may take to start: about 0.1 s each on an emulated host.

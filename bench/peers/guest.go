@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/bench/internal/stub"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// guest is what virtual machines run: how a parent of it becomes a snapshot in forkd and in
+// Firecracker, and who answers in a child.
+type guest interface {
+	name() string
+	note() string    // how children of Firecracker differ from forkd's
+	peers() []string // that can run it, besides forkd
+
+	bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error // makes forkd's snapshot
+	client() func(vsock string) sandbox.Guest                      // nil: the agent
+
+	// setUp prepares the directory of a VM of Firecracker, the parent's or a child's.
+	setUp(f *firecracker, dir string) error
+	// configure returns the requests that make a parent.
+	configure(f *firecracker) ([]request, error)
+	boot(ctx context.Context, vm *firecrackerVM) error // lets a parent run until it can be saved
+	saved(f *firecracker) error                        // is called when it is
+	awaitAnswer(ctx context.Context, vm *firecrackerVM) error
+}
+
+// request is one of Firecracker's API, with an object as its body.
+type request struct {
+	path string
+	body fields
+}
+
+type fields map[string]any
+
+// stubGuest is user-mode code without an operating system (package stub).
+type stubGuest struct{ memoryMiB uint64 }
+
+func (stubGuest) name() string { return "stub, without an operating system" }
+
+func (stubGuest) note() string { return "no network device" }
+
+func (stubGuest) peers() []string {
+	return []string{firecrackerName, memslotsFirstName, qemuName, runcName, gvisorName}
+}
+
+func (g stubGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error {
+	return d.BakeStub(ctx, m, tag, g.memoryMiB, 0)
+}
+
+func (stubGuest) client() func(vsock string) sandbox.Guest { return lab.StubClient }
+
+func (stubGuest) setUp(*firecracker, string) error { return nil }
+
+// firecrackerLayout: the first virtio-mmio window of Firecracker 1.x is behind the page of its boot
+// timer, which is the first of the device hole.
+var firecrackerLayout = stub.Layout{Register: 0xc0001000, Generation: stub.Note}
+
+func (g stubGuest) configure(f *firecracker) ([]request, error) {
+	kernel := filepath.Join(f.dir, "stub.elf")
+	if err := os.WriteFile(kernel, firecrackerLayout.Kernel(), 0o600); err != nil {
+		return nil, err
+	}
+	return append(machine(g.memoryMiB),
+		// Without a console it has no serial port.
+		request{"/boot-source", fields{"kernel_image_path": kernel, "boot_args": "console=ttyS0"}}), nil
+}
+
+// machine has two devices of those that forkd's sandboxes have; a network device would need an
+// interface of the host for every child.
+func machine(memoryMiB uint64) []request {
+	return []request{
+		{"/machine-config", fields{"vcpu_count": 1, "mem_size_mib": memoryMiB}},
+		{"/vsock", fields{"guest_cid": 3, "uds_path": vsockFile}},
+		{"/entropy", fields{}},
+	}
+}
+
+func (stubGuest) boot(ctx context.Context, vm *firecrackerVM) error {
+	err := vm.boot(ctx)
+	time.Sleep(lab.StubSettle)
+	return err
+}
+
+func (stubGuest) saved(f *firecracker) error { return tellCopies(f.memory()) }
+
+func (stubGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
+	return awaitAnswer(ctx, vm.out)
+}
+
+// newGuest returns the guest that -guest names.
+func (b *bench) newGuest(d *lab.Daemon) (guest, error) {
+	switch b.guestName {
+	case "stub":
+		return stubGuest{b.memoryMiB}, nil
+	case "linux":
+		return newLinuxGuest(d, b.recipe, b.memoryMiB)
+	}
+	return nil, fmt.Errorf("-guest %q: want stub or linux", b.guestName)
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/bench/internal/lab"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/vmtest"
+)
+
+// linuxGuest is a recipe's image with forkd's kernel and agent, warmed up as `forkd build` does it.
+// A child has answered when its agent has taken up an identity.
+type linuxGuest struct {
+	recipe    string
+	parent    bake.Request
+	memoryMiB uint64
+	emulated  bool
+}
+
+func newLinuxGuest(d *lab.Daemon, recipe string, memoryMiB uint64) (*linuxGuest, error) {
+	parent, err := d.Recipe(recipe)
+	return &linuxGuest{recipe, parent, memoryMiB, d.Host.Accel == lab.AccelTCG}, err
+}
+
+func (g *linuxGuest) name() string { return "Linux with " + g.recipe }
+
+func (*linuxGuest) note() string {
+	return "no network device; all children have the parent's disk, in RAM, and none wrote to it"
+}
+
+func (*linuxGuest) peers() []string { return []string{firecrackerName, memslotsFirstName} }
+
+func (g *linuxGuest) bake(ctx context.Context, d *lab.Daemon, m *lab.Manager) error {
+	return d.Bake(ctx, m, tag, g.recipe, g.memoryMiB)
+}
+
+func (*linuxGuest) client() func(vsock string) sandbox.Guest { return nil }
+
+// Files in the directory of a VM of Firecracker; its snapshot names them without that.
+const (
+	vsockFile = "vsock"
+	diskFile  = "disk"
+)
+
+// disk is a copy of the image's. All children have it in common: none writes to it until it has
+// answered. One that did would spoil it for the others, and is found by the time of writing.
+func (f *firecracker) disk() string { return filepath.Join(f.snapshots, diskFile) }
+
+func (g *linuxGuest) setUp(f *firecracker, dir string) error {
+	if f.baked {
+		if written, err := modified(f.disk()); err != nil || written != f.written {
+			return errors.Join(errors.New("a child has written to the disk that it shares with others"), err)
+		}
+	}
+	return os.Symlink(f.disk(), filepath.Join(dir, diskFile))
+}
+
+func modified(path string) (time.Time, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
+func (g *linuxGuest) configure(f *firecracker) ([]request, error) {
+	if err := copySparse(f.disk(), g.parent.Rootfs); err != nil {
+		return nil, err
+	}
+	all := append(machine(g.memoryMiB),
+		request{"/boot-source", fields{"kernel_image_path": g.parent.Kernel, "initrd_path": g.parent.Initrd,
+			"boot_args": vmtest.Cmdline()}},
+		// It is the agent that makes it the root.
+		request{"/drives/root", fields{"drive_id": "root", "path_on_host": diskFile,
+			"is_root_device": false, "is_read_only": false}})
+	if g.emulated {
+		all = append(all, request{"/cpu-config", withoutXSAVE()})
+	}
+	return all, nil
+}
+
+// withoutXSAVE hides what vm.TemplateV2 hides, and for the same reason: an emulated host does not
+// keep the extended control register of its guests.
+func withoutXSAVE() fields {
+	clear := func(register string, bits ...int) fields {
+		mask := []byte("0bxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
+		for _, bit := range bits {
+			mask[len(mask)-1-bit] = '0'
+		}
+		return fields{"register": register, "bitmap": string(mask)}
+	}
+	const significantIndex = 1 // KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+	return fields{"cpuid_modifiers": []fields{
+		{"leaf": "0x1", "subleaf": "0x0", "flags": 0,
+			"modifiers": []fields{clear("ecx", 12, 26, 27, 28, 29)}}, // fma xsave osxsave avx f16c
+		{"leaf": "0x7", "subleaf": "0x0", "flags": significantIndex,
+			"modifiers": []fields{clear("ebx", 3, 5, 8)}}, // bmi1 avx2 bmi2
+	}}
+}
+
+// bakeLimit is how long a parent may take on a busy emulated host.
+const bakeLimit = 10 * time.Minute
+
+// boot does what package bake does with a parent.
+func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
+	ctx, cancel := context.WithTimeout(ctx, bakeLimit)
+	defer cancel()
+	// Firecracker connects a guest's streams to sockets whose names end with the port.
+	dials, err := net.Listen("unix", filepath.Join(vm.dir, fmt.Sprintf("%s_%d", vsockFile, agentproto.ReadyPort)))
+	if err != nil {
+		return err
+	}
+	defer dials.Close()
+	if err := vm.boot(ctx); err != nil {
+		return err
+	}
+	if err := awaitAnnouncement(ctx, dials); err != nil {
+		return fmt.Errorf("wait for the agent's announcement: %w", err)
+	}
+	agent := vm.agent()
+	if err := identity.Give(ctx, agent, "forkd", g.parent.Env); err != nil {
+		return err
+	}
+	for _, command := range g.parent.Commands {
+		r, err := agent.Exec(ctx, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", command}})
+		if err == nil {
+			err = r.Err()
+		}
+		if err != nil || r.ExitCode != 0 {
+			return fmt.Errorf("warm-up %q: code %d, %s%s: %w", command, r.ExitCode, r.Stdout, r.Stderr, err)
+		}
+	}
+	if g.parent.Python != "" {
+		r, err := agent.Eval(ctx, g.parent.Python, agentclient.EvalOptions{})
+		if err == nil && r.Error != nil {
+			err = r.Error
+		}
+		if err != nil {
+			return fmt.Errorf("warm-up code: %w", err)
+		}
+	}
+	return agent.Sync(ctx)
+}
+
+// awaitAnnouncement waits until the agent of a parent says that it is ready.
+func awaitAnnouncement(ctx context.Context, dials net.Listener) error {
+	stop := context.AfterFunc(ctx, func() { dials.Close() })
+	defer stop()
+	conn, err := dials.Accept()
+	if err != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	defer conn.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(deadline)
+	}
+	var ready agentproto.Ready
+	if err := json.NewDecoder(conn).Decode(&ready); err != nil {
+		return err
+	}
+	if len(ready.Errors) > 0 {
+		return fmt.Errorf("it lacks something: %q", ready.Errors)
+	}
+	return nil
+}
+
+// agent speaks to the agent of a VM.
+func (v *firecrackerVM) agent() *agentclient.Client {
+	return agentclient.New(agentclient.DialUnix(filepath.Join(v.dir, vsockFile)))
+}
+
+// saved notes when the parent last wrote to its disk.
+func (g *linuxGuest) saved(f *firecracker) (err error) {
+	f.written, err = modified(f.disk())
+	return err
+}
+
+// awaitAnswer does what the sandbox manager does with a child. Firecracker passes connections on
+// before the guest has dropped those of its parent, with which a newer one goes too: such a one ends
+// without an answer, and is made again.
+func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
+	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
+	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
+		conn, err := dial(ctx, port)
+		if err != nil {
+			return nil, err
+		}
+		return &prodding{Conn: conn, closed: make(chan struct{})}, nil
+	})
+	for {
+		err := identity.Give(ctx, agent, filepath.Base(vm.dir), nil)
+		if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+			return err
+		}
+		select {
+		case <-time.After(apiPoll):
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		}
+	}
+}
