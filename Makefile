@@ -3,6 +3,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel soak compat package clean
 
+# What scripts/compat needs beside the rest.
+COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
+
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -16,12 +19,14 @@ demo: setup build ## Set up, bake a parent, fork 100 children, print a report
 	@scripts/demo
 
 test: setup build ## Run every test: on the host, then in VMs
+	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/test
 
 test-host: build ## Run the tests that need no KVM
 	@scripts/test host
 
 test-vm: setup build ## Run the tests that boot VMs (in the emulated host where KVM is not usable)
+	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/test vm
 
 test-intel: setup build ## Run the VM tests on kvm-intel, in emulated Intel hosts of four kinds
@@ -49,7 +54,7 @@ soak: setup build ## Let clients work while the daemon is killed and disks fail,
 	@scripts/soak $(or $(DURATION),10m)
 
 compat: setup build ## Run published clients against a daemon with real VMs; out/compat.json (GROUPS=…, DURATION=10m)
-	@scripts/setup /usr/share/doc/python3-venv:python3-venv curl:curl
+	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/compat $(GROUPS)
 
 package: setup build ## Make a Debian package and a container image in out/package, and try them

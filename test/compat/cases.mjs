@@ -1,10 +1,23 @@
 // What the groups that are written in JavaScript use; npm.py copies it beside their run.mjs and reads what it prints.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
+export const LACKS = (process.env.COMPAT_LACKS ?? '').split(' ') // of the image that code is run in
+class NotApplicable extends Error {}
+
+// Ends the case that calls it, as not applicable, if the image that code is run in lacks one of these.
+export function needs(...programs) {
+  const lacking = programs.filter((p) => LACKS.includes(p))
+  if (lacking.length) throw new NotApplicable(`the image has no ${lacking.join(' and no ')}; scripts/compat without --small has another`)
+}
+
 export async function test(covers, run) {
   const began = Date.now()
   let outcome = 'passed', reason
-  try { await run() } catch (e) { outcome = 'failed'; reason = `${e.name}: ${e.message}` }
+  try { await run() } catch (e) {
+    const applies = !(e instanceof NotApplicable)
+    outcome = applies ? 'failed' : 'not_applicable'
+    reason = applies ? `${e.name}: ${e.message}` : e.message
+  }
   console.log(JSON.stringify({ name: covers, outcome, reason, seconds: (Date.now() - began) / 1000 }))
 }
 

@@ -64,7 +64,8 @@ func hostTests(ctx context.Context) error {
 // vmTests runs the tests that boot VMs, of all packages or of those named as go list names them. A
 // test that skips has failed, unless for vmtest.Lacking: here all else is there that it can need.
 func vmTests(ctx context.Context, names []string) error {
-	if len(names) == 0 {
+	all := len(names) == 0
+	if all {
 		names = []string{"./..."}
 	}
 	packages, err := discover(ctx, names)
@@ -76,8 +77,15 @@ func vmTests(ctx context.Context, names []string) error {
 		hosts = machines()
 		fmt.Printf("VM tests run in %d emulated hosts: %v\n", len(hosts), err)
 	}
+	var jobs []job
+	if all {
+		jobs = append(jobs, clientsJob()) // the longest first
+	}
+	for _, shard := range split(packages, shardTests) {
+		jobs = append(jobs, shardJob(shard))
+	}
 	start := time.Now()
-	total, failed := runShards(ctx, hosts, split(packages, shardTests))
+	total, failed := runJobs(ctx, hosts, jobs)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

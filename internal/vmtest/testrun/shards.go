@@ -35,9 +35,22 @@ func split(packages []vmPkg, n int) []vmPkg {
 	return shards
 }
 
-// runShards lets every host take shards until there are none left, and returns the counts of all
-// and what failed.
-func runShards(ctx context.Context, hosts []host, shards []vmPkg) (total counts, failed []string) {
+// job is what one host does in one go.
+type job struct {
+	name  string // of what has failed if it does
+	title string
+	do    func(context.Context, host, io.Writer) (counts, error)
+}
+
+func shardJob(p vmPkg) job {
+	return job{name: p.path, title: fmt.Sprintf("%s: %d VM tests", p.path, len(p.tests)), do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+		return vmPackage(ctx, h, p, out)
+	}}
+}
+
+// runJobs lets every host take jobs until there are none left, and returns the counts of all and
+// what failed.
+func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, failed []string) {
 	var mu sync.Mutex
 	next := 0
 	take := func() int {
@@ -54,17 +67,17 @@ func runShards(ctx context.Context, hosts []host, shards []vmPkg) (total counts,
 		}
 		wg.Go(func() {
 			defer h.stop()
-			for i := take(); i < len(shards) && ctx.Err() == nil; i = take() {
-				p := shards[i]
-				fmt.Fprintf(out, "[%d/%d] %s: %d VM tests\n", i+1, len(shards), p.path, len(p.tests))
-				c, err := vmPackage(ctx, h, p, out)
+			for i := take(); i < len(jobs) && ctx.Err() == nil; i = take() {
+				j := jobs[i]
+				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
+				c, err := j.do(ctx, h, out)
 				if err != nil {
-					fmt.Fprintf(out, "FAIL  %s: %v\n", p.path, err)
+					fmt.Fprintf(out, "FAIL  %s: %v\n", j.name, err)
 				}
 				mu.Lock()
 				total.add(c)
-				if err != nil && !slices.Contains(failed, p.path) {
-					failed = append(failed, p.path)
+				if err != nil && !slices.Contains(failed, j.name) {
+					failed = append(failed, j.name)
 				}
 				mu.Unlock()
 			}

@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// clientsLimit is how long E2B's SDKs may take: six minutes on a computer with nothing else to do.
+const clientsLimit = 30 * time.Minute
+
+// exitLost is the status of scripts/compat when its emulated host hung.
+const exitLost = 125
+
+// clientsJob runs E2B's SDKs, as they are published, against a daemon with real VMs. A host of its
+// own is made for that, in the place of the one that does the job.
+func clientsJob() job {
+	return job{name: "E2B's SDKs", title: "E2B's SDKs, from PyPI and npm, against VMs", do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+		h.stop()
+		err := clients(ctx, h, out)
+		var exit *exec.ExitError
+		if errors.As(err, &exit) && exit.ExitCode() == exitLost {
+			fmt.Fprintln(out, "RETRY: the emulated host hung")
+			err = clients(ctx, h, out)
+		}
+		return counts{}, err // scripts/compat prints its own, by groups
+	}}
+}
+
+func clients(ctx context.Context, h host, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "scripts/compat", "--small")
+	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=") // of no other daemon
+	if m, ok := h.(machine); ok {
+		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
+	}
+	cmd.Stdout, cmd.Stderr = out, out
+	// The script ends its daemon or its emulated host when it is told to end.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = stopLimit
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("scripts/compat --small: %w", err)
+	}
+	return nil
+}
