@@ -19,6 +19,8 @@ type Ready struct {
 	PoolWarm   bool `json:"pool_warm"`   // every fork finds a waiting VMM
 	PoolShells int  `json:"pool_shells"` // VMMs that wait
 	PoolWanted int  `json:"pool_wanted"` // of a warm pool; 0 until something was forked
+
+	Reason string `json:"reason,omitempty"` // why it is not ready
 }
 
 // Version describes a daemon.
@@ -29,6 +31,7 @@ type Version struct {
 
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
 
+	NoKVM         string      `json:"no_kvm,omitempty"`         // why no VM can run on the daemon's host; empty: they can
 	LimitsMissing string      `json:"limits_missing,omitempty"` // why limits cannot all be enforced
 	Admission     Admission   `json:"admission"`
 	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`

@@ -74,6 +74,8 @@ type Options struct {
 
 	Damaged string // the id of a suspended sandbox of an earlier daemon whose record cannot be read; empty: there is none
 
+	NoKVM error // why VMs cannot run on the host; nil: they can
+
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
 
@@ -155,7 +157,7 @@ func Start(t testing.TB, o Options) *Rig {
 	}
 	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
-		Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
+		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
 	var next http.Handler = api
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)

@@ -153,6 +153,10 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
+	if v.NoKVM != "" { // likewise
+		return built{}, fmt.Errorf("the daemon's host cannot run VMs: %s: run 'forkd doctor' there; 'forkd machine start' emulates a host "+
+			"that can", v.NoKVM)
+	}
 	if uint64(recipe.MemoryMiB) > v.HostMemoryMiB { // the daemon would say so, but only after minutes of building
 		return built{}, fmt.Errorf("recipe %s: memory_mib: %d: the daemon's host has %d MiB of memory", recipe.Name,
 			recipe.MemoryMiB, v.HostMemoryMiB)

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
 func newDaemonCmd() *cobra.Command {
@@ -59,7 +60,7 @@ func newDaemonCmd() *cobra.Command {
 			hangups := make(chan os.Signal, 1)
 			signal.Notify(hangups, syscall.SIGHUP)
 			defer signal.Stop(hangups)
-			cfg.Reopen = hangups
+			cfg.Reopen, cfg.Probe = hangups, kvm.Probe
 			return daemon.Run(ctx, cfg)
 		},
 	}

@@ -58,6 +58,10 @@ type Config struct {
 	Jail        jail.Options
 	Version     string
 	Log         *slog.Logger
+
+	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell. Without
+	// KVM the daemon serves all the same, for what there is to look at. nil: it is not asked.
+	Probe func() error
 }
 
 // Defaults fills in the directories and the socket for the calling user: system directories for
@@ -175,10 +179,6 @@ func (c *Config) checkDirs() error {
 	return nil
 }
 
-// kvmDevice is what VMMs open. Where it is missing the daemon serves all the same, for what there is
-// to look at, and says so at once: a bake would say it only after the image has been built.
-const kvmDevice = "/dev/kvm"
-
 const maxBranches = 64
 
 const maxPool = 1000
@@ -225,10 +225,12 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.checkDirs(); err != nil {
 		return err
 	}
-	if kvm, err := os.OpenFile(kvmDevice, os.O_RDWR, 0); err != nil {
+	var kvm *kvmState
+	if cfg.Probe != nil {
+		kvm = &kvmState{probe: cfg.Probe}
+	}
+	if err := kvm.why(); err != nil {
 		cfg.Log.Warn("no VM can be started", "reason", err, "fix", "run 'forkd doctor'; 'forkd machine start' emulates a host that has KVM")
-	} else {
-		kvm.Close()
 	}
 	listeners, err := listen(&cfg, guard)
 	if err != nil {
@@ -239,7 +241,7 @@ func Run(ctx context.Context, cfg Config) error {
 			l.Close()
 		}
 	}()
-	w, err := wire(ctx, cfg, guard)
+	w, err := wire(ctx, cfg, guard, kvm)
 	if err != nil {
 		return err
 	}

@@ -57,10 +57,11 @@ type wired struct {
 
 // wire puts the daemon together and takes over what an earlier one left running. Streams to ports
 // of sandboxes end with ctx.
-func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
+func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*wired, error) {
 	var undo cleanup.Stack
 	defer undo.Run()
 	w := &wired{}
+	w.kvm.Check = kvm.why
 	var err error
 	if cfg.AuditLog != "" {
 		if w.audit, err = audit.Open(cfg.AuditLog); err != nil {
@@ -142,7 +143,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard) (*wired, error) {
 		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
-		Missing: missing, Admission: admissionOf(cfg.Admit),
+		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why,
 	})
 	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
 	undo.Release()
@@ -164,7 +165,13 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		Log:      cfg.Log,
 	})
 	var err error
-	w.builder, err = template.New(template.Config{Manager: w.manager, Baker: baker, Boot: template.FromRegistry,
+	boot := func(ctx context.Context, i template.Image, report func(string)) (bake.Request, error) {
+		if err := w.kvm.Check(); err != nil { // which would be found out only after the image is made
+			return bake.Request{}, &vmmclient.NoKVMError{Err: err}
+		}
+		return template.FromRegistry(ctx, i, report)
+	}
+	w.builder, err = template.New(template.Config{Manager: w.manager, Baker: baker, Boot: boot,
 		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
 	return baker, err
 }

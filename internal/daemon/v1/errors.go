@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -58,8 +59,11 @@ func codeOf(err error) code {
 		answer    *inbound.AnswerError
 		scope     *auth.ScopeError
 		prefix    *sandbox.PrefixError
+		noKVM     *vmmclient.NoKVMError
 	)
 	switch {
+	case errors.As(err, &noKVM):
+		return codeNoKVM
 	case errors.As(err, &request):
 		return codeOfStatus(request.status)
 	case errors.As(err, &scope), errors.As(err, &prefix):

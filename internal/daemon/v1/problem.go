@@ -54,6 +54,7 @@ const (
 	codeBusy             code = "busy"
 	codeHostMemory       code = sandbox.CodeHostMemory
 	codeHostDisk         code = sandbox.CodeHostDisk
+	codeNoKVM            code = "no_kvm"
 	codeTimeout          code = "timeout"
 	codeNoSpace          code = "no_space"
 )
@@ -132,6 +133,8 @@ var problems = map[code]problem{
 	codeHostMemory:  {http.StatusServiceUnavailable, "The host has too little free memory", "end or suspend sandboxes", later},
 	codeHostDisk: {http.StatusServiceUnavailable, "The host has too little free disk",
 		"remove snapshots or sandboxes (see forkd df)", later},
+	codeNoKVM: {http.StatusServiceUnavailable, "The host cannot run VMs",
+		"run 'forkd doctor' on the daemon's host; 'forkd machine start' emulates one that can", 0},
 	codeTimeout: {http.StatusGatewayTimeout, "It took too long", "give it more time, or look at what the sandbox does", 0},
 	codeNoSpace: {http.StatusInsufficientStorage, "A disk is full", "free room on the disk that the detail names", 0},
 }

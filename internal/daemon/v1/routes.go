@@ -68,6 +68,7 @@ type Config struct {
 	Missing    string                                             // why limits of sandboxes cannot all be enforced; empty: they can
 	Admission  apiv1.Admission                                    // for those who ask
 	Stopping   context.Context                                    // ends when streams to ports are to end; nil: never
+	NoKVM      func() error                                       // says why no VM can run on this host; nil: it is taken that they can
 }
 
 type api struct {
@@ -81,6 +82,17 @@ type api struct {
 	memory                 *memory
 }
 
+func (c Config) withDefaults() Config {
+	c.Limits = c.Limits.withDefaults()
+	if c.Stopping == nil {
+		c.Stopping = context.Background()
+	}
+	if c.NoKVM == nil {
+		c.NoKVM = func() error { return nil }
+	}
+	return c
+}
+
 // handler answers a request or returns the error to answer it with.
 type handler func(http.ResponseWriter, *http.Request) error
 
@@ -92,10 +104,7 @@ func New(cfg Config) *Server {
 
 // routed is New, and the patterns of the routes.
 func routed(cfg Config) (_ *Server, patterns []string) {
-	cfg.Limits = cfg.Limits.withDefaults()
-	if cfg.Stopping == nil {
-		cfg.Stopping = context.Background()
-	}
+	cfg = cfg.withDefaults()
 	a := &api{
 		Config:        cfg,
 		scopes:        scopes(),
@@ -296,16 +305,24 @@ func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Health{OK: true})
 }
 
-// readyz says whether the daemon takes requests, and whether forks find waiting VMMs. With ?warm=true
-// a daemon that has to start some first is not ready.
+// readyz says whether the daemon takes requests, whether VMs can run, and whether forks find waiting
+// VMMs. With ?warm=true a daemon that has to start some first is not ready.
 func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
-	status, ready := http.StatusOK, apiv1.Ready{Ready: a.Stopping.Err() == nil, PoolShells: a.Manager.PoolSize(), PoolWanted: a.Manager.PoolWanted()}
+	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Manager.PoolSize(), PoolWanted: a.Manager.PoolWanted()}
 	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted
 	warm, err := boolQuery(r, "warm")
 	if err != nil {
 		return err
 	}
-	if ready.Ready = ready.Ready && (ready.PoolWarm || !warm); !ready.Ready {
+	switch err := a.NoKVM(); {
+	case a.Stopping.Err() != nil:
+		ready.Reason = "the daemon is ending"
+	case err != nil:
+		ready.Reason = err.Error()
+	case warm && !ready.PoolWarm:
+		ready.Reason = "the pool is not warm"
+	}
+	if ready.Ready = ready.Reason == ""; !ready.Ready {
 		status = http.StatusServiceUnavailable
 		w.Header().Set("Retry-After", "1")
 	}
@@ -325,6 +342,9 @@ func (a *api) version(w http.ResponseWriter, r *http.Request) error {
 	v := apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission,
+	}
+	if err := a.NoKVM(); err != nil {
+		v.NoKVM = err.Error()
 	}
 	if sandbox.PrefixOf(r.Context()) == "" { // whose labels those have is not known
 		for _, l := range a.Manager.LeftAlone() {

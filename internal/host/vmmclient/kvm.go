@@ -12,19 +12,32 @@ import (
 // answer stays true, because a module of the kernel whose device is open is not replaced. The zero
 // value is ready; its methods may be called concurrently.
 type KVM struct {
+	Check func() error // says why no VM can run here; nil: that is not asked
+
 	mu     sync.Mutex
 	opened bool
 	device int // /dev/kvm, once it is opened
 	cpuid  []byte
 }
 
-// open returns the device, which stays the KVM's, and what is known of it.
+// NoKVMError says why no VM can be started on this host.
+type NoKVMError struct{ Err error }
+
+func (e *NoKVMError) Error() string { return "no VM can be started on this host: " + e.Err.Error() }
+func (e *NoKVMError) Unwrap() error { return e.Err }
+
+// open returns the device, which stays the KVM's, and what is known of it, or a *NoKVMError.
 func (k *KVM) open() (device int, cpuid []byte, err error) {
+	if k.Check != nil {
+		if err := k.Check(); err != nil {
+			return -1, nil, &NoKVMError{err}
+		}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.opened {
 		if k.device, err = unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
-			return -1, nil, fmt.Errorf("open /dev/kvm: %w", err)
+			return -1, nil, &NoKVMError{fmt.Errorf("open /dev/kvm: %w", err)}
 		}
 		k.opened = true
 	}
