@@ -101,7 +101,7 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	if b.guest, err = b.newGuest(daemon); err != nil {
 		return nil, err
 	}
-	b.dir = daemon.Dir
+	b.dir = daemon.RunDir
 	if b.ram, err = os.MkdirTemp("/dev/shm", "fkb"); err != nil {
 		return nil, err
 	}

@@ -35,7 +35,8 @@ import (
 type Daemon struct {
 	Host   report.Host
 	Assets *vmtest.Assets
-	Dir    string // short, for sockets
+	Dir    string // for programs
+	RunDir string // in RAM, as /run is where systemd is; short, for sockets
 	Store  *store.Store
 	VMMs   vmpool.Processes
 
@@ -83,6 +84,9 @@ func NewDaemon(host report.Host, undo *cleanup.Stack) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.RunDir, err = tempDir("/dev/shm", undo); err != nil {
+		return nil, err
+	}
 	if d.Store, err = store.Open(store.Config{Root: filepath.Join(d.disk, "store"), RAM: ram}); err != nil {
 		return nil, err
 	}
@@ -122,7 +126,7 @@ type Options struct {
 func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	d.made++
 	name := strconv.Itoa(d.made)
-	online, err := netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.Dir, "net"+name), Jail: d.VMMs.Jail,
+	online, err := netclient.New(netclient.Config{Bin: d.net, Dir: filepath.Join(d.RunDir, "net"+name), Jail: d.VMMs.Jail,
 		Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
@@ -134,7 +138,7 @@ func (d *Daemon) WithManager(o Options, f func(*Manager) error) error {
 	if o.Guest == nil {
 		o.Guest = func(vsock string) sandbox.Guest { return agentclient.New(agentclient.DialUnix(vsock)) }
 	}
-	m := &Manager{runDir: filepath.Join(d.Dir, name)}
+	m := &Manager{runDir: filepath.Join(d.RunDir, name)}
 	m.Manager, err = sandbox.New(sandbox.Config{
 		Store: d.Store, VMMs: o.VMMs, Net: online, Guest: o.Guest, NewTop: disklayer.Format,
 		RunDir: m.runDir, DataDir: filepath.Join(d.disk, name),

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/stub"
+	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -27,7 +28,7 @@ func (d *Daemon) BakeStub(ctx context.Context, m *Manager, tag string, memoryMiB
 		return err
 	}
 	machine := vm.Shape{MemoryBytes: memoryMiB << 20, VCPUs: 1, Template: Template(d.Host)}
-	shell := vmpool.ShellConfig{ID: "parent", Dir: filepath.Join(d.Dir, "parent"), Shape: machine}
+	shell := vmpool.ShellConfig{ID: "parent", Dir: filepath.Join(d.RunDir, "parent"), Shape: machine}
 	vmm, err := d.VMMs.Spawn(ctx, shell)
 	if err != nil {
 		return err
@@ -120,17 +121,23 @@ type stubClient struct {
 // stubPoll is the grain of the stub's clock (ii).
 const stubPoll = 200 * time.Microsecond
 
-// Forked waits for the stub's answer on its console.
+// Forked waits for the stub's answer on its console. It is looked for in a few bytes of one open file:
+// others wait for a byte on a pipe, and a look at all of a console takes longer than a vCPU to enter.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
+	f, err := vmmclient.OpenConsole(c.dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
 	tick := time.NewTicker(stubPoll)
 	defer tick.Stop()
 	for {
-		console, err := vmpool.Console(vmpool.Processes{}, c.dir)
+		said, err := console.Written(f)
 		if err != nil {
 			return err
 		}
-		if bytes.HasPrefix(console.Bytes, []byte{stub.Answer}) {
-			return nil
+		if said > 0 {
+			return c.check(f)
 		}
 		select {
 		case <-tick.C:
@@ -138,4 +145,12 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 			return ctx.Err()
 		}
 	}
+}
+
+func (c stubClient) check(f *os.File) error {
+	text, err := console.Tail(f)
+	if err == nil && !bytes.HasPrefix(text.Bytes, []byte{stub.Answer}) {
+		err = fmt.Errorf("the stub of %s says %q", c.dir, text.Bytes)
+	}
+	return err
 }
