@@ -185,7 +185,7 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	if how != placed {
 		return os.StartProcess(name, argv, &attr)
 	}
-	dir, err := openAside(filepath.Dir(name))
+	dir, err := openBehind(attr.Files, filepath.Dir(name))
 	if err != nil {
 		return nil, err
 	}
@@ -206,16 +206,21 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openAside opens a directory for the way to what is in it, as a descriptor that is still there when
-// a new process has put those that it was given in their places.
-func openAside(name string) (int, error) {
+// openBehind opens a directory for the way to what is in it. The descriptor is so far behind those of
+// files that it is still there when a new process has put these in their places: on its way there it
+// may use as many numbers behind the highest of them, and one for itself (syscall.forkExec).
+func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", name, err)
 	}
 	defer unix.Close(fd)
-	const aside = 64 // more than any program is given
-	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, aside)
+	behind := 0
+	for _, f := range files {
+		behind = max(behind, int(f.Fd()))
+	}
+	behind += len(files) + 3
+	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, behind)
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", name, err)
 	}

@@ -165,6 +165,41 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
+// A process starts whatever the numbers are of the descriptors that it is given, also if those behind
+// them are taken: on their way to their places they may be put there.
+func TestStartWithHighDescriptors(t *testing.T) {
+	bin := program(t)
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	for number := 60; number < 70; number++ {
+		fd, err := unix.FcntlInt(log.Fd(), unix.F_DUPFD_CLOEXEC, number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		high := os.NewFile(uintptr(fd), "log")
+		attr := os.ProcAttr{Env: []string{role + "=" + tooLong}, Files: []*os.File{nil, nil, high, high}}
+		p, err := jails.Start(bin, []string{"forkd-vmm"}, attr, false)
+		_ = high.Close()
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EUSERS) {
+			t.Skipf("this host allows no namespaces: %v", err)
+		}
+		if err != nil {
+			t.Errorf("with descriptor %d: %v", fd, err)
+			continue
+		}
+		if state, err := p.Wait(); err != nil || !state.Exited() {
+			t.Errorf("it ended with %v, %v", state, err)
+		}
+	}
+}
+
 // A VMM that waits for its daemon is locked up.
 func TestPostureOfAShell(t *testing.T) {
 	p, conn, log := start(t, program(t), "vmm")
