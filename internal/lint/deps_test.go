@@ -53,7 +53,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/guest",
-		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
+		packages: []string{"rawcall", "kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
 		imports:  []string{"internal/proto/...", "internal/treetar"},
 		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -228,7 +228,8 @@ var rules = []rule{
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
 		except: []string{"internal/jail", "internal/vmm/kvm", "internal/vmm/guestmem", "internal/vmm/uffd",
-			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
+			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "internal/guest/rawcall",
+			"test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",
 	},

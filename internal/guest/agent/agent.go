@@ -78,7 +78,7 @@ func Main(args []string, stderr io.Writer) int {
 // sockets opens listeners by port.
 type sockets struct {
 	listen func(port uint32) (net.Listener, error)
-	raw    func(port uint32) (fd int, err error) // in blocking mode
+	forks  func(port uint32) (*forkPort, error)
 }
 
 // unixSockets are files in dir, named by port.
@@ -86,7 +86,9 @@ func unixSockets(dir string) sockets {
 	path := func(port uint32) string { return filepath.Join(dir, strconv.Itoa(int(port))) }
 	return sockets{
 		listen: func(port uint32) (net.Listener, error) { return net.Listen("unix", path(port)) },
-		raw:    func(port uint32) (int, error) { return listenRaw(unix.AF_UNIX, &unix.SockaddrUnix{Name: path(port)}) },
+		forks: func(port uint32) (*forkPort, error) {
+			return listenForks(unix.AF_UNIX, &unix.SockaddrUnix{Name: path(port)})
+		},
 	}
 }
 
@@ -97,8 +99,8 @@ func vsockSockets() sockets {
 		listen: func(port uint32) (net.Listener, error) {
 			return vsock.ListenContextID(unix.VMADDR_CID_ANY, port, nil)
 		},
-		raw: func(port uint32) (int, error) {
-			return listenRaw(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+		forks: func(port uint32) (*forkPort, error) {
+			return listenForks(unix.AF_VSOCK, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
 		},
 	}
 }
@@ -220,11 +222,11 @@ func (a *agent) start(open sockets) (<-chan error, error) {
 		}
 		go func() { failed <- fmt.Errorf("service on port %d: %w", port, serve(patient{l})) }()
 	}
-	fd, err := open.raw(agentproto.ForkPort)
+	p, err := open.forks(agentproto.ForkPort)
 	if err != nil {
 		return nil, fmt.Errorf("listen on port %d: %w", agentproto.ForkPort, err)
 	}
-	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(fd)) }()
+	go func() { failed <- fmt.Errorf("service on port %d: %w", agentproto.ForkPort, a.forks.serve(p)) }()
 	// What start-up left behind is collected here, once, and not in every child.
 	debug.FreeOSMemory()
 	return failed, nil

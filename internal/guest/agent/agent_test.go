@@ -61,12 +61,12 @@ func listen(t *testing.T, id identity) agentclient.DialFunc {
 			}
 			return l, err
 		},
-		raw: func(port uint32) (int, error) {
-			fd, err := open.raw(port)
+		forks: func(port uint32) (*forkPort, error) {
+			p, err := open.forks(port)
 			if err == nil {
-				t.Cleanup(func() { unix.Shutdown(fd, unix.SHUT_RDWR) }) // not closed: accept may not have returned
+				t.Cleanup(func() { p.Close() })
 			}
-			return fd, err
+			return p, err
 		},
 	})
 	if err != nil {
@@ -140,13 +140,14 @@ func TestPrepareThenFlush(t *testing.T) {
 
 // A guest that was saved too early must not let its children wait.
 func TestAConnectionEndsSettling(t *testing.T) {
-	open := unixSockets(t.TempDir())
-	fd, err := open.raw(agentproto.ForkPort)
+	dir := t.TempDir()
+	open := unixSockets(dir)
+	port, err := open.forks(agentproto.ForkPort)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
-	if !undisturbed(fd, 0) {
+	defer port.Close()
+	if !port.undisturbed(0) {
 		t.Error("somebody disturbed the guest")
 	}
 	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -154,14 +155,11 @@ func TestAConnectionEndsSettling(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(client)
-	addr, err := unix.Getsockname(fd)
-	if err == nil {
-		err = unix.Connect(client, addr)
-	}
-	if err != nil {
+	path := filepath.Join(dir, strconv.Itoa(agentproto.ForkPort))
+	if err := unix.Connect(client, &unix.SockaddrUnix{Name: path}); err != nil {
 		t.Fatal(err)
 	}
-	if undisturbed(fd, time.Hour) {
+	if port.undisturbed(time.Hour) {
 		t.Error("nobody disturbed the guest")
 	}
 }

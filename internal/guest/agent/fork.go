@@ -1,13 +1,7 @@
 package agent
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"runtime/debug"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
@@ -39,10 +33,10 @@ type hooks interface {
 	Run() error
 }
 
-// forks serves agentproto.ForkPort. All it touches is copied in every child, so it works without
-// the runtime's poller, in one goroutine that waits in the kernel, and allocates nothing for a
-// message of the usual size: that keeps the agent's other threads, their stacks and its heap out of
-// it. Connections have their turn one after another; a client must not dawdle.
+// forks serves agentproto.ForkPort. All it touches is copied in every child, so it allocates nothing
+// for a message of the usual size, and waits for connections in the runtime's poller: the one thread
+// that sleeps there wakes, and by calls of package rawcall wakes no other. Connections have their
+// turn one after another; a client must not dawdle.
 type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }
@@ -52,21 +46,6 @@ type forks struct {
 	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
 	buf      [usualMessage]byte // for the message in hand
 	quiet    bool               // see keepQuiet
-}
-
-// serve accepts connections on a listening socket in blocking mode until it is shut down.
-func (f *forks) serve(listener int) error {
-	for {
-		conn, err := accept(listener)
-		if err != nil {
-			return err
-		}
-		prepared := f.serveConn(conn)
-		_ = unix.Close(conn)
-		if prepared && f.quiet {
-			keepQuiet(listener)
-		}
-	}
 }
 
 // usualMessage is room for a fork message without variables, in bytes.
@@ -81,14 +60,7 @@ func (f *forks) serveConn(conn int) (prepared bool) {
 	}
 	prepared, err = f.handle(message)
 	var answer [agentproto.LengthSize]byte
-	out := agentproto.AppendAnswer(answer[:0], err)
-	for len(out) > 0 {
-		n, err := unix.Write(conn, out)
-		if err != nil && err != unix.EINTR {
-			break
-		}
-		out = out[max(n, 0):]
-	}
+	writeAll(conn, agentproto.AppendAnswer(answer[:0], err))
 	return prepared
 }
 
@@ -194,82 +166,4 @@ func (f *forks) rehearse() error {
 		return nil
 	}
 	return f.identity.Rehearse()
-}
-
-// Parts of agentproto.QuietTime; the rest of it is for what comes after them.
-const (
-	quietIdle = agentproto.QuietTime * 4 / 5
-	quietBusy = agentproto.QuietTime / 60
-)
-
-// keepQuiet leaves the kernel and the other threads idle for most of agentproto.QuietTime and then
-// keeps the CPU busy for a few ticks: timers that may wait while a CPU sleeps, as those of the
-// kernel's statistics, would otherwise expire in every child as soon as it wakes. It ends when a
-// connection comes, which may be a child's first.
-func keepQuiet(listener int) {
-	if !undisturbed(listener, quietIdle) {
-		return
-	}
-	for begin := time.Now(); time.Since(begin) < quietBusy; {
-	}
-}
-
-// undisturbed waits for d, or until a connection comes, and reports whether none did. It does
-// without time.Sleep and its like, whose timers would keep another thread awake.
-func undisturbed(listener int, d time.Duration) bool {
-	waiting := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
-	for begin := time.Now(); ; {
-		n, err := unix.Poll(waiting, int(max(0, d-time.Since(begin)).Milliseconds()))
-		if err != unix.EINTR {
-			return n == 0 && err == nil
-		}
-	}
-}
-
-// accept takes the next connection. It asks for no peer address: unix.Accept4 would allocate one.
-func accept(listener int) (int, error) {
-	for {
-		conn, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener), 0, 0, unix.SOCK_CLOEXEC, 0, 0)
-		switch {
-		case errno == 0:
-			return int(conn), nil
-		case errno == unix.EINTR:
-		case passes(errno):
-			time.Sleep(acceptPause)
-		default:
-			return -1, fmt.Errorf("accept: %w", errno)
-		}
-	}
-}
-
-// readAtLeast reads until at least least bytes of p are filled, and returns how many are.
-func readAtLeast(fd int, p []byte, least int) (n int, err error) {
-	for n < least {
-		k, err := unix.Read(fd, p[n:])
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return n, err
-		case k == 0:
-			return n, io.ErrUnexpectedEOF
-		default:
-			n += k
-		}
-	}
-	return n, nil
-}
-
-// backlog is how many connections may wait. There is one at a time but for clients that gave up.
-const backlog = 16
-
-// listenRaw opens a listening socket in blocking mode.
-func listenRaw(family int, addr unix.Sockaddr) (int, error) {
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("socket: %w", err)
-	}
-	if err := errors.Join(unix.Bind(fd, addr), unix.Listen(fd, backlog)); err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
-	}
-	return fd, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/guest/rawcall"
 	"github.com/forkd/forkd/internal/guest/reap"
 )
 
@@ -66,10 +67,7 @@ func (h *Hooks) Run() error {
 }
 
 // Any reports whether there may be something to do.
-func (h *Hooks) Any() bool { return exists(h.dir) || exists(h.sshDir) }
-
-// exists asks in one system call.
-func exists(path string) bool { return unix.Access(path, unix.F_OK) == nil }
+func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || rawcall.Exists(h.sshDir) }
 
 // programs returns the executable files of dir by name.
 func (h *Hooks) programs() ([]string, error) {

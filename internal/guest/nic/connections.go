@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/rawcall"
 	"github.com/forkd/forkd/internal/proto/frame"
 )
 
@@ -137,7 +138,7 @@ func (c *Connections) Rehearse() error {
 // search fills found.
 func (c *Connections) search() error {
 	c.found = c.found[:0]
-	n, err := unix.Pread(c.sent, c.count[:], 0)
+	n, err := rawcall.Pread(c.sent, c.count[:], 0)
 	if err != nil {
 		return fmt.Errorf("read %s: %w", sentPath, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/rawcall"
 )
 
 // clockTolerance is how far the guest's wall clock may be from the host's before a fork sets it:
@@ -65,13 +66,13 @@ func (id *Identity) Reseed(entropy []byte) error {
 	if len(entropy) < 32 {
 		return fmt.Errorf("reseed: entropy has %d bytes; send 32 or more", len(entropy))
 	}
-	if n, err := unix.Write(id.random, entropy); err != nil || n != len(entropy) {
+	if n, err := rawcall.Write(id.random, entropy); err != nil || n != len(entropy) {
 		return fmt.Errorf("reseed: mix: wrote %d of %d bytes: %w", n, len(entropy), err)
 	}
-	if err := unix.IoctlSetPointerInt(id.random, rndAddToEntCnt, len(entropy)*8); err != nil {
+	if err := rawcall.IoctlInt(id.random, rndAddToEntCnt, int32(len(entropy)*8)); err != nil {
 		return fmt.Errorf("reseed: credit entropy: %w", err)
 	}
-	if err := unix.IoctlSetInt(id.random, rndReseedCRNG, 0); err != nil {
+	if err := rawcall.IoctlInt(id.random, rndReseedCRNG, 0); err != nil {
 		return fmt.Errorf("reseed: %w", err)
 	}
 	return dropFetched(id.hwrng)
@@ -89,7 +90,7 @@ func dropFetched(hwrng int) error {
 	}
 	var p [maxFetched]byte
 	for dropped := 0; dropped < maxFetched; {
-		n, err := unix.Read(hwrng, p[dropped:])
+		n, err := rawcall.Read(hwrng, p[dropped:])
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -112,8 +113,7 @@ func (id *Identity) SetClock(ns int64) error {
 	if time.Since(time.Unix(0, ns)).Abs() <= clockTolerance {
 		return nil
 	}
-	ts := unix.NsecToTimespec(ns)
-	if err := unix.ClockSettime(unix.CLOCK_REALTIME, &ts); err != nil {
+	if err := rawcall.SetClock(unix.NsecToTimespec(ns)); err != nil {
 		return fmt.Errorf("set clock: %w", err)
 	}
 	return nil
@@ -126,7 +126,7 @@ func (id *Identity) SetHostname(name []byte) error {
 	if len(name) == 0 {
 		return nil
 	}
-	if err := unix.Sethostname(name); err != nil {
+	if err := rawcall.SetHostname(name); err != nil {
 		return fmt.Errorf("set hostname %q: %w", name, err)
 	}
 	return id.files.write(name)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
+	"github.com/forkd/forkd/internal/guest/rawcall"
 )
 
 // idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that
@@ -67,7 +68,7 @@ func newMachineID(name []byte) (id [33]byte) {
 // a state in memory for each thread.
 func newBootID(random int) (id [37]byte, err error) {
 	var r [16]byte
-	if n, err := unix.Read(random, r[:]); err != nil || n != len(r) {
+	if n, err := rawcall.Read(random, r[:]); err != nil || n != len(r) {
 		return id, fmt.Errorf("boot id: read %d random bytes: %w", n, err)
 	}
 	r[6], r[8] = r[6]&0x0f|0x40, r[8]&0x3f|0x80
@@ -125,7 +126,7 @@ func (f idFiles) put(name []byte, rehearsal bool) error {
 // writeHosts replaces the first line, unless the user has put another in its place.
 func writeHosts(fd int, name []byte, rehearsal bool) error {
 	var was hostsLine
-	n, err := unix.Pread(fd, was[:], 0)
+	n, err := rawcall.Pread(fd, was[:], 0)
 	if err != nil {
 		return err
 	}
@@ -142,7 +143,7 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 	if rehearsal {
 		p = p[:0]
 	}
-	if n, err := unix.Pwrite(fd, p, 0); err != nil || n != len(p) {
+	if n, err := rawcall.Pwrite(fd, p, 0); err != nil || n != len(p) {
 		return fmt.Errorf("wrote %d of %d bytes: %w", n, len(p), err)
 	}
 	return nil
