@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -196,46 +195,4 @@ func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Length", "0") // the SDK of JavaScript takes no other empty answer
 	w.WriteHeader(http.StatusAccepted)
 	return nil
-}
-
-// buildEntry is a line of a build's log.
-type buildEntry struct {
-	Timestamp time.Time `json:"timestamp"`
-	Level     string    `json:"level"`
-	Message   string    `json:"message"`
-	Step      string    `json:"step,omitempty"`
-}
-
-func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
-	b, err := a.findBuild(r, r.PathValue("build"))
-	if err != nil {
-		return err
-	}
-	offset := 0
-	if text := r.URL.Query().Get("logsOffset"); text != "" {
-		if offset, err = strconv.Atoi(text); err != nil || offset < 0 {
-			return badRequest("logsOffset: %q: want a number from 0", text)
-		}
-	}
-	type reason struct {
-		Message string `json:"message"`
-		Step    string `json:"step"`
-	}
-	out := struct {
-		TemplateID string          `json:"templateID"`
-		BuildID    string          `json:"buildID"`
-		Status     template.Status `json:"status"`
-		Logs       []string        `json:"logs"` // of older builds; the SDKs want the field
-		Entries    []buildEntry    `json:"logEntries"`
-		Reason     *reason         `json:"reason,omitempty"`
-	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
-	status, why := a.Builder.State(b) // before its log, of which nothing must be missing when it has ended
-	out.Status = status
-	if status == template.Failed {
-		out.Reason = &reason{why.Message, why.Step}
-	}
-	for _, e := range b.Log.From(offset, maxEntries) {
-		out.Entries = append(out.Entries, buildEntry{e.Time, e.Level, e.Message, e.Step})
-	}
-	return writeJSON(w, http.StatusOK, out)
 }

@@ -1,10 +1,12 @@
 package e2b_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,4 +127,79 @@ func TestLinkOfATokenThatIsGone(t *testing.T) {
 	if resp, text := r.send("PUT", path, nil, "x"); resp.StatusCode != 401 || !strings.Contains(text, "token") {
 		t.Errorf("%s %s", resp.Status, text)
 	}
+}
+
+// The log of a build can be read from its end, from a time on, and without what is of no interest.
+func TestBuildLogs(t *testing.T) {
+	r := start(t)
+	b := r.request("mine")
+	end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["echo one"]},{"type":"RUN","args":["exit 3"]}]}`)
+	logs := func(query string) (text []string) {
+		t.Helper()
+		var got struct {
+			Logs []struct{ Timestamp, Level, Message, Step string }
+		}
+		r.call("GET", b.path()+"/logs?"+query, "", 200, &got)
+		for _, e := range got.Logs {
+			text = append(text, e.Message)
+		}
+		return text
+	}
+	all := logs("")
+	if strings.Join(all, "\n")+"\n" != end.log() || len(all) < 4 {
+		t.Errorf("all: %q", all)
+	}
+	last := all[len(all)-1]
+	for query, want := range map[string][]string{
+		"limit=1": all[:1], "direction=backward&limit=1": {last}, "level=error": {last}, "cursor=0": all, "cursor=99999999999999": nil,
+		"direction=backward&cursor=1": nil,
+	} {
+		if got := logs(query); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", query, got, want)
+		}
+	}
+	for _, query := range []string{"limit=x", "cursor=x", "level=x", "direction=x"} {
+		r.call("GET", b.path()+"/logs?"+query, "", 400, nil)
+	}
+	r.call("GET", "/templates/mine/builds/none/logs", "", 404, nil)
+}
+
+// E2B's command line, and its SDKs before those of September 2026, ask for two CPUs and 1024 MiB where
+// nobody has said anything.
+func TestBuildOfTheUsualMachine(t *testing.T) {
+	r := start(t)
+	for body, want := range map[string]string{
+		`{"name":"mine","cpuCount":2,"memoryMB":1024}`: "ready", `{"name":"mine","cpuCount":4,"memoryMB":1024}`: "error",
+	} {
+		var b build
+		r.call("POST", "/v3/templates", body, 202, &b)
+		if end := r.built(b, `{"fromTemplate":"a.b"}`); end.Status != want {
+			t.Errorf("%s: %s %+v", body, end.Status, end.Reason)
+		}
+	}
+}
+
+// E2B's command line reads each line of a log as an object, and asks for those after the last.
+func TestLogs(t *testing.T) {
+	r := start(t)
+	s := r.create(`{"templateID":"a.b"}`)
+	var got struct {
+		Logs []struct {
+			Timestamp time.Time
+			Line      string
+		}
+	}
+	r.call("GET", "/sandboxes/"+s.ID+"/logs", "", 200, &got)
+	var line struct{ Level, Logger, Message string }
+	if len(got.Logs) != 3 || json.Unmarshal([]byte(got.Logs[0].Line), &line) != nil || line.Level != "info" || line.Logger == "" || line.Message != "hello" {
+		t.Fatalf("%+v", got)
+	}
+	after := fmt.Sprintf("?start=%d", got.Logs[0].Timestamp.UnixMilli()+1)
+	if r.call("GET", "/sandboxes/"+s.ID+"/logs"+after, "", 200, &got); len(got.Logs) != 0 {
+		t.Errorf("after the last: %+v", got)
+	}
+	r.call("GET", "/v2/sandboxes/"+s.ID+"/logs?direction=backward&limit=1", "", 200, &got)
+	r.call("GET", "/sandboxes/"+s.ID+"/logs?start=x", "", 400, nil)
+	r.call("GET", "/default-templates", "", 501, nil)
+	r.call("PATCH", "/v2/templates/a.b", `{"public":true}`, 501, nil)
 }

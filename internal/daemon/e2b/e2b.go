@@ -116,7 +116,7 @@ func (a *api) audited(h http.HandlerFunc) http.Handler { return a.Audit.Handler(
 
 // controlRoots begin all paths of the control plane. None is one of /v1.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
-	"v3/templates", "volumes", "secrets", "teams"}
+	"v3/templates", "default-templates", "volumes", "secrets", "teams"}
 
 func isControl(path string) bool {
 	for _, root := range controlRoots {
@@ -166,6 +166,7 @@ func (a *api) routes() {
 		{"GET /templates/{id}/files/{hash}", auth.Run, a.uploadLink},
 		{"POST /v2/templates/{id}/builds/{build}", auth.Run, a.work(a.startBuild)},
 		{"GET /templates/{id}/builds/{build}/status", auth.Run, a.buildStatus},
+		{"GET /templates/{id}/builds/{build}/logs", auth.Run, a.buildLogs},
 	} {
 		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -132,6 +133,9 @@ func (a *api) measure(ctx context.Context, i sandbox.Info) (m metric, err error)
 	return metric{now, now.Unix(), said.CPUs, said.CPUUsed, said.MemUsed, said.MemTotal, said.MemCache, said.DiskUsed, said.DiskTotal}, err
 }
 
+// consoleLevel is the level of all lines of a console, which has none.
+const consoleLevel = "info"
+
 // logEntry is a line of a sandbox's console. Lines have no time of their own: they get that of the
 // sandbox's start.
 type logEntry struct {
@@ -150,13 +154,23 @@ func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
+	want, err := logQueryOf(r.URL.Query(), maxLogs)
+	if err != nil {
+		return nil, err
+	}
+	if !want.lets(i.Created, consoleLevel) {
+		return []logEntry{}, nil
+	}
 	lines := strings.Split(strings.TrimSpace(strings.ToValidUTF8(string(console.Bytes), "\uFFFD")), "\n")
-	lines = lines[max(0, len(lines)-maxLogs):]
+	lines = lines[max(0, len(lines)-want.limit):]
 	entries := make([]logEntry, 0, len(lines))
 	for _, line := range lines {
 		if line = strings.TrimRight(line, "\r"); line != "" {
-			entries = append(entries, logEntry{i.Created, line, "info", map[string]string{}})
+			entries = append(entries, logEntry{i.Created, line, consoleLevel, map[string]string{}})
 		}
+	}
+	if want.back {
+		slices.Reverse(entries)
 	}
 	return entries, nil
 }
@@ -170,7 +184,8 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logsV1 is logs in the older form.
+// logsV1 is logs in the older form, in which a line is an object of its own: E2B's command line reads
+// it.
 func (a *api) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {
@@ -182,7 +197,11 @@ func (a *api) logsV1(w http.ResponseWriter, r *http.Request) error {
 	}
 	lines := make([]line, len(entries))
 	for n, e := range entries {
-		lines[n] = line{e.Timestamp, e.Message}
+		text, err := json.Marshal(map[string]string{"level": e.Level, "logger": "console", "message": e.Message})
+		if err != nil {
+			return err
+		}
+		lines[n] = line{e.Timestamp, string(text)}
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": entries})
 }

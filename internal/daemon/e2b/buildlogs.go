@@ -1,0 +1,133 @@
+package e2b
+
+import (
+	"math"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/template"
+)
+
+// buildEntry is a line of a build's log.
+type buildEntry struct {
+	Timestamp time.Time `json:"timestamp"`
+	Level     string    `json:"level"`
+	Message   string    `json:"message"`
+	Step      string    `json:"step,omitempty"`
+}
+
+func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
+	b, err := a.findBuild(r, r.PathValue("build"))
+	if err != nil {
+		return err
+	}
+	offset := 0
+	if text := r.URL.Query().Get("logsOffset"); text != "" {
+		if offset, err = strconv.Atoi(text); err != nil || offset < 0 {
+			return badRequest("logsOffset: %q: want a number from 0", text)
+		}
+	}
+	type reason struct {
+		Message string `json:"message"`
+		Step    string `json:"step"`
+	}
+	out := struct {
+		TemplateID string          `json:"templateID"`
+		BuildID    string          `json:"buildID"`
+		Status     template.Status `json:"status"`
+		Logs       []string        `json:"logs"` // of older builds; the SDKs want the field
+		Entries    []buildEntry    `json:"logEntries"`
+		Reason     *reason         `json:"reason,omitempty"`
+	}{TemplateID: b.Template, BuildID: b.ID, Logs: []string{}, Entries: []buildEntry{}}
+	status, why := a.Builder.State(b) // before its log, of which nothing must be missing when it has ended
+	out.Status = status
+	if status == template.Failed {
+		out.Reason = &reason{why.Message, why.Step}
+	}
+	for _, e := range b.Log.From(offset, maxEntries) {
+		out.Entries = append(out.Entries, entryOf(e))
+	}
+	return writeJSON(w, http.StatusOK, out)
+}
+
+func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
+
+// buildLogs answers with a part of a build's log: from a time on, or back from it, and of a level or
+// above.
+func (a *api) buildLogs(w http.ResponseWriter, r *http.Request) error {
+	b, err := a.findBuild(r, r.PathValue("build"))
+	if err != nil {
+		return err
+	}
+	want, err := logQueryOf(r.URL.Query(), maxEntries)
+	if err != nil {
+		return err
+	}
+	all := b.Log.From(0, math.MaxInt)
+	if want.back {
+		slices.Reverse(all)
+	}
+	out := []buildEntry{}
+	for _, e := range all {
+		if len(out) < want.limit && want.lets(e.Time, e.Level) {
+			out = append(out, entryOf(e))
+		}
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"logs": out})
+}
+
+// logQuery is which part of a log is asked for.
+type logQuery struct {
+	from  time.Time // or, back, until then; zero: all
+	back  bool      // the newest first
+	level int       // in levels, and above
+	limit int
+}
+
+// levels of entries, the least first.
+var levels = []string{"debug", "info", "warn", "error"}
+
+func logQueryOf(q url.Values, most int) (want logQuery, err error) {
+	want.limit = most
+	if text := q.Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 {
+			return want, badRequest("limit: %q: want 0 to %d", text, most)
+		}
+		want.limit = min(n, most)
+	}
+	for _, name := range []string{"start", "cursor"} { // the former is of older routes
+		if text := q.Get(name); text != "" {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil {
+				return want, badRequest("%s: %q: want milliseconds since 1970", name, text)
+			}
+			want.from = time.UnixMilli(n)
+		}
+	}
+	switch direction := q.Get("direction"); direction {
+	case "", "forward":
+	case "backward":
+		want.back = true
+	default:
+		return want, badRequest("direction: %q: want forward or backward", direction)
+	}
+	if level := q.Get("level"); level != "" {
+		if want.level = slices.Index(levels, level); want.level < 0 {
+			return want, badRequest("level: %q: want debug, info, warn or error", level)
+		}
+	}
+	return want, nil
+}
+
+// lets reports whether an entry is asked for. Its time counts in the milliseconds that a query has.
+func (q *logQuery) lets(at time.Time, level string) bool {
+	if slices.Index(levels, level) < q.level {
+		return false
+	}
+	at = at.Truncate(time.Millisecond)
+	return q.from.IsZero() || !q.back && !at.Before(q.from) || q.back && !at.After(q.from)
+}
