@@ -1,5 +1,5 @@
-"""E2B's SDKs of both languages over TLS, by the host names of sandboxes and with the certificates of
-`forkd e2b setup`. sdk.py and sdk.mjs have the cases."""
+"""E2B's SDKs of both languages, and its command line, over TLS, by the host names of sandboxes and with
+the certificates of `forkd e2b setup`. sdk.py, sdk.mjs and cli.py have the cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 from report import Report
 
-PACKAGES = ["e2b@2.51.0"]
+PACKAGES = ["e2b@2.51.0", "@e2b/cli@2.19.0"]
 
 r = Report("e2b 2.63.0 (PyPI) and " + " and ".join(PACKAGES) + " (npm), over TLS")
 here, there = os.path.dirname(os.path.abspath(__file__)), os.path.join(sys.prefix, "npm")
@@ -21,7 +21,7 @@ for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_DOMAIN"):
 os.makedirs(there, exist_ok=True)
 subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", there, *PACKAGES], env=env, check=True)
 shutil.copy(os.path.join(here, "sdk.mjs"), there)
-for program in (f"{sys.executable} {here}/sdk.py", f"node {there}/sdk.mjs"):
+for program in (f"{sys.executable} {here}/sdk.py", f"node {there}/sdk.mjs", f"{sys.executable} {here}/cli.py"):
     test = ["go", "test", "-count=1", "-v", "-run", "^TestSDK$", "./test/compat/e2btls"]
     with subprocess.Popen(test, env={**env, "E2B_TLS_PROGRAM": program}, stdout=subprocess.PIPE, text=True) as go:
         for line in go.stdout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import ssl
@@ -15,6 +14,8 @@ import urllib.request
 import websockets.sync.client
 from e2b import AsyncSandbox, BuildException, Sandbox, Template
 from e2b_code_interpreter import Sandbox as Interpreter
+
+from cases import case, want
 
 SERVER = """
 import asyncio, http, websockets
@@ -33,20 +34,6 @@ def reachable(sandbox, *ports: int) -> None:
     with open("/etc/hosts", "a") as f:
         for port in ports:
             f.write(f"127.0.0.1 {sandbox.get_host(port).split(':')[0]}\n")
-
-
-def case(name: str, run) -> None:
-    began, outcome, reason = time.monotonic(), "passed", None
-    try:
-        run()
-    except Exception as e:  # whatever the client makes of a wrong answer
-        outcome, reason = "failed", f"{type(e).__name__}: {e}"
-    print("case " + json.dumps({"name": name, "outcome": outcome, "reason": reason, "seconds": time.monotonic() - began}), flush=True)
-
-
-def want(ok: object, what: object) -> None:
-    if not ok:
-        raise AssertionError(what)
 
 
 s = Sandbox.create(timeout=600)

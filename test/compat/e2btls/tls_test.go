@@ -40,9 +40,14 @@ func TestMain(m *testing.M) {
 // ownHosts runs a command with the file $1 as /etc/hosts. It may add to it.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// noProfile runs an agent whose login shells read no profile of this user's. What stands there is not
-// under test, and may take its time: pyenv waits a minute for a lock that a killed shell has left.
-const noProfile = `for f in .bash_profile .bash_login .profile; do
+// ownSystem runs an agent that changes neither accounts nor devices of this host, of which it is root,
+// and whose login shells read no profile of this user's. What stands there is not under test, and may
+// take its time: pyenv waits a minute for a lock that a killed shell has left.
+const ownSystem = `for d in /etc /dev; do
+	mount --rbind "$d" "$d"
+	mount -o remount,bind,ro "$d"
+done
+for f in .bash_profile .bash_login .profile; do
 	[ ! -e "$HOME/$f" ] || mount --bind /dev/null "$HOME/$f"
 done
 exec "$@"`
@@ -64,7 +69,7 @@ func TestSDK(t *testing.T) {
 	domain, dir := "e2b.localhost:"+port, filepath.Join(t.TempDir(), "e2b")
 	forkd(t, "e2b", "setup", "--dir", dir, "--domain", domain)
 	rig := apirig.Start(t, apirig.Options{Domain: "https://" + domain, Agent: func(dir string) *exec.Cmd {
-		cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", noProfile, "sh", self)
+		cmd := exec.Command("unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", ownSystem, "sh", self)
 		cmd.Env = append(os.Environ(), agentEnv+"="+dir)
 		return cmd
 	}})
