@@ -5,31 +5,31 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
-	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
-// startChild takes one child from nothing to confirmed. An error leaves nothing behind.
-func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string) (*Sandbox, error) {
-	release, err := takePlace(ctx, m.starts)
+// startChild takes one child from nothing to confirmed. An error leaves nothing behind. restoring
+// are the children of its fork that do not run yet, itself included: what is to be done when it
+// runs is done when all of them do, for it takes CPU time that the others wait for.
+func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
+	restoring *sync.WaitGroup) (*Sandbox, error) {
+	var undo cleanup.Stack
+	defer undo.Run()
+	s, err := m.restoreChild(ctx, start, req, &undo)
+	restoring.Done()
+	if err != nil {
+		return nil, err
+	}
+	restoring.Wait()
+	release, err := takePlace(ctx, m.confirms)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	var undo cleanup.Stack
-	defer undo.Run()
-	lease, err := m.cfg.Store.Acquire(req.Tag)
-	if err != nil {
-		return nil, err
-	}
-	undo.Add(lease.Release)
-	s, err := m.restoreChild(ctx, start, req, lease, &undo)
-	if err != nil {
-		return nil, err
-	}
 	if err := m.confirm(ctx, s.live, &s.record); err != nil {
 		return nil, err
 	}
@@ -43,13 +43,18 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 }
 
 // restoreChild brings the VM of a child up to its running vCPUs.
-func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest, lease *store.Lease,
+func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest,
 	undo *cleanup.Stack) (*Sandbox, error) {
 	release, err := takePlace(ctx, m.restores)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
+	lease, err := m.cfg.Store.Acquire(req.Tag)
+	if err != nil {
+		return nil, err
+	}
+	undo.Add(lease.Release)
 	manifest := lease.Manifest()
 	network, err := networkFor(req.Network, manifest)
 	if err != nil {

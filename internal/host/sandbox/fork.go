@@ -171,10 +171,11 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	children, errs := make([]*Sandbox, req.N), make([]error, req.N)
-	var group sync.WaitGroup
+	var group, restoring sync.WaitGroup
+	restoring.Add(req.N)
 	for i := range children {
 		group.Go(func() {
-			children[i], errs[i] = m.startChild(ctx, start, req, fork)
+			children[i], errs[i] = m.startChild(ctx, start, req, fork, &restoring)
 			if errs[i] != nil && !req.AllowPartial {
 				cancel()
 			}

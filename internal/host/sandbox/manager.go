@@ -52,13 +52,12 @@ type Config struct {
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
 const defaultConfirm = 30 * time.Second
 
-// Children of one daemon that are restored at the same time, and that are on their way from nothing
-// to confirmed, per CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits
-// itself, but every guest that was resumed wants a CPU: with a hundred of them on one, none would
-// answer in time.
+// Children of one daemon that are restored at the same time, and that are told who they are, per
+// CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits itself, but a guest
+// that takes up an identity wants a CPU: with a hundred of them on one, none would answer in time.
 const (
 	restoresPerCPU = 2
-	startsPerCPU   = 4
+	confirmsPerCPU = 4
 )
 
 // Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
@@ -68,7 +67,7 @@ type Manager struct {
 	admitted *admission
 	owners   owners
 	restores chan struct{} // semaphores
-	starts   chan struct{}
+	confirms chan struct{}
 	branches chan struct{}
 
 	mu         sync.Mutex
@@ -101,7 +100,7 @@ func New(cfg Config) (*Manager, error) {
 		cfg:       cfg,
 		admitted:  newAdmission(cfg.Admit, cfg.DataDir),
 		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
-		starts:    make(chan struct{}, startsPerCPU*runtime.NumCPU()),
+		confirms:  make(chan struct{}, confirmsPerCPU*runtime.NumCPU()),
 		branches:  make(chan struct{}, cfg.Branches),
 		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),

@@ -26,6 +26,35 @@ func mustBake(t *testing.T, w *world) {
 	}
 }
 
+// No child is told who it is while others of its fork are not restored. One that could not be
+// restored keeps nobody waiting.
+func TestAllChildrenRunBeforeOneIsConfirmed(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	const n = 20
+	w.vmms.RestoreErr = func(i int) error {
+		if i == n/2 {
+			return errors.New("no room")
+		}
+		return nil
+	}
+	w.vmms.ForkedErr = func(int) error {
+		w.vmms.Mu.Lock()
+		defer w.vmms.Mu.Unlock()
+		if w.vmms.Restores < n {
+			t.Errorf("a child is told who it is when %d of %d are restored", w.vmms.Restores, n)
+		}
+		return nil
+	}
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: n, AllowPartial: true})
+	if err != nil || len(r.Sandboxes) != n-1 {
+		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 func TestBakeForkKill(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
