@@ -52,6 +52,17 @@ func (c *VCPU) Run() error {
 	return c.runError(errno, c.MPState)
 }
 
+// Prepare has KVM do what it leaves for the first Run of a VM, of which a guest sees nothing: with
+// Linux 6.14 or later, to make a thread. It is called like Run, of a vCPU that waits for nothing.
+func (c *VCPU) Prepare() error {
+	c.SetImmediateExit(true)
+	defer c.SetImmediateExit(false)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), ioRun, 0); errno != unix.EINTR {
+		return c.runError(errno, c.MPState)
+	}
+	return nil
+}
+
 // runError says what the error of a Run means. EAGAIN has two meanings. A vCPU that waits for its
 // start-up IPI returns it when it is woken, and is to be run again. Any other vCPU returns it
 // when Linux 6.14 or later could not make the thread that it gives every VM with its first Run

@@ -35,6 +35,7 @@ type vcpus struct {
 
 type vcpu struct {
 	kvm   *kvm.VCPU
+	first bool // of its machine
 	tid   int
 	dead  bool // its thread has ended
 	exits atomic.Uint64
@@ -45,7 +46,7 @@ func newVCPUs(cpus []*kvm.VCPU, exit func(*kvm.VCPU) error, fail func(error)) *v
 	v := &vcpus{exit: exit, fail: fail, paused: true}
 	v.cond.L = &v.mu
 	for _, c := range cpus {
-		u := &vcpu{kvm: c}
+		u := &vcpu{kvm: c, first: len(v.all) == 0}
 		v.all = append(v.all, u)
 		v.threads.Go(func() { v.thread(u) })
 	}
@@ -97,6 +98,11 @@ func (v *vcpus) thread(u *vcpu) {
 }
 
 func (v *vcpus) loop(u *vcpu) error {
+	if u.first {
+		if err := u.kvm.Prepare(); err != nil { // a restore need not wait for it then
+			return err
+		}
+	}
 	if !v.park() {
 		return nil
 	}
