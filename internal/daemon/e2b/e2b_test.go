@@ -283,7 +283,7 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 	if end() <= first {
 		t.Error("the time was not set")
 	}
-	r.call("POST", at+"/pause", "", 204, nil)
+	r.call("POST", at+"/pause", `{"requireHealthyGuest":true}`, 204, nil)
 	r.call("POST", at+"/pause", `{}`, 409, nil)
 	r.call("POST", at+"/timeout", `{"timeout":10}`, 404, nil)
 	if resp, _ := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 502 {

@@ -1,8 +1,11 @@
 package e2b_test
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 
 	"github.com/forkd/forkd/internal/apirig"
@@ -51,5 +54,28 @@ func TestListsAreLimited(t *testing.T) {
 		if resp, out := r.send("GET", path, bearer, ""); resp.StatusCode != http.StatusOK {
 			t.Errorf("%s afterwards: %s %s", path, resp.Status, out)
 		}
+	}
+}
+
+// A pause that is to be of a healthy guest only does not happen to another.
+func TestPauseOfASilentGuest(t *testing.T) {
+	var silent atomic.Bool
+	r := startWith(t, apirig.Options{Dial: func(context.Context) error {
+		if silent.Load() {
+			return errors.New("no answer")
+		}
+		return nil
+	}})
+	b := r.create(`{"templateID":"a.b"}`)
+	silent.Store(true)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", `{"requireHealthyGuest":true}`, 503, nil)
+	var i struct{ State, PauseMode string }
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.PauseMode != "" {
+		t.Errorf("%+v", i)
+	}
+	silent.Store(false)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", `{"requireHealthyGuest":true}`, 204, nil)
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" || i.PauseMode != "full" {
+		t.Errorf("%+v", i)
 	}
 }

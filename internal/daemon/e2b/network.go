@@ -3,6 +3,7 @@ package e2b
 import (
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"slices"
 
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -18,6 +19,7 @@ type networkConfig struct {
 	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
 	MaskHost   string          `json:"maskRequestHost,omitempty"`
 	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
+	DNS        []string        `json:"dnsServers,omitempty"` // are allowed too, where a name is
 }
 
 // everything is E2B's rule for all addresses.
@@ -37,6 +39,11 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	case len(c.HTTPSPorts) > 0:
 		return nil, unsupported("network.httpsPorts", "servers in a sandbox speak HTTP, and the daemon TLS")
 	}
+	for n, server := range c.DNS {
+		if ip, err := netip.ParseAddr(server); err != nil || !ip.Is4() || n >= maxDNS {
+			return nil, badRequest("network.dnsServers[%d]: %q: want at most %d IPv4 addresses", n, server, maxDNS)
+		}
+	}
 	closed := offline != nil && *offline
 	deny := slices.DeleteFunc(slices.Clone(c.DenyOut), func(rule string) bool {
 		all := slices.Contains(everything, rule)
@@ -49,6 +56,9 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 		mode = netproto.ModeNone
 	case closed:
 		mode, deny = netproto.ModeAllow, nil
+		if slices.ContainsFunc(allow, isName) {
+			allow = slices.Concat(allow, c.DNS)
+		}
 	case len(allow) > 0 && len(deny) > 0:
 		return nil, badRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
 			everything[0])
@@ -60,6 +70,16 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 		return nil, badRequest("network: %v", err)
 	}
 	return &netclient.Setting{Policy: policy}, nil
+}
+
+// maxDNS is how many servers E2B takes.
+const maxDNS = 10
+
+// isName reports whether a rule is of a host name, and not of addresses.
+func isName(rule string) bool {
+	_, notOne := netip.ParseAddr(rule)
+	_, notMany := netip.ParsePrefix(rule)
+	return notOne != nil && notMany != nil
 }
 
 // configOf is a policy as E2B has it. Rules that have no equal there are told as they are.

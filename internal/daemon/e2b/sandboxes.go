@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"fmt"
 	"net/http"
 	"time"
 
@@ -104,6 +105,7 @@ type detail struct {
 	AllowInternet *bool         `json:"allowInternetAccess"`
 	Network       networkConfig `json:"network"`
 	Lifecycle     lifecycle     `json:"lifecycle"`
+	PauseMode     string        `json:"pauseMode,omitempty"` // what the pause has saved
 }
 
 type lifecycle struct {
@@ -128,6 +130,9 @@ func (a *api) info(w http.ResponseWriter, r *http.Request) error {
 	d.Network.Public = &public
 	if i.ExpirySuspends {
 		d.Lifecycle.OnTimeout = "pause"
+	}
+	if d.State == paused {
+		d.PauseMode = "full"
 	}
 	return writeJSON(w, http.StatusOK, d)
 }
@@ -237,7 +242,8 @@ func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) e
 // pause suspends a sandbox, whose time stands still until it is brought back.
 func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
-		Memory *bool `json:"memory"`
+		Memory  *bool `json:"memory"`
+		Healthy bool  `json:"requireHealthyGuest"`
 	}
 	if err := readJSON(w, r, &req); err != nil {
 		return err
@@ -251,6 +257,11 @@ func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 	}
 	if stateOf(i) == paused {
 		return &failure{http.StatusConflict, "sandbox " + i.ID + " is paused already"}
+	}
+	if req.Healthy {
+		if _, err := a.measure(r.Context(), i); err != nil {
+			return &failure{http.StatusServiceUnavailable, fmt.Sprintf("sandbox %s is not paused: its agent does not answer: %v", i.ID, err)}
+		}
 	}
 	// Before it is suspended: its time must not pass meanwhile.
 	before := sandbox.Expiry{At: i.Expires, Suspends: i.ExpirySuspends}
