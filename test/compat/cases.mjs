@@ -10,6 +10,13 @@ export function needs(...programs) {
   if (lacking.length) throw new NotApplicable(`the image has no ${lacking.join(' and no ')}; scripts/compat without --small has another`)
 }
 
+export const AGE = process.env.COMPAT_AGE // the month of the packages, if they are not the newest
+
+// Ends the case that calls it, as not applicable, if an older package has no such method. The newest has to have it.
+export function offers(cls, method) {
+  if (AGE && !cls.prototype[method]) throw new NotApplicable(`the package of ${AGE} has no ${cls.name}.${method}`)
+}
+
 export async function test(covers, run) {
   const began = Date.now()
   let outcome = 'passed', reason

@@ -8,7 +8,19 @@ import shutil
 import subprocess
 import sys
 
-from report import Report
+import hostnames
+from report import AGE, Report
+
+# The newest packages, and by month older ones: those that `npm install --before` took then.
+SDK = {
+    "": {"e2b": "2.51.0", "@e2b/code-interpreter": "2.8.0"},
+    "2026-05": {"e2b": "2.21.0", "@e2b/code-interpreter": "2.4.2"},
+}
+
+
+def sdk(*names: str) -> list[str]:
+    """What npm is to install of E2B's packages."""
+    return [f"{name}@{SDK[AGE][name]}" for name in names]
 
 
 def install(packages: list[str], env: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -20,15 +32,19 @@ def install(packages: list[str], env: dict[str, str]) -> tuple[str, dict[str, st
     return there, env
 
 
-def run(here: str, packages: list[str]) -> None:
+def run(here: str, packages: list[str], by_host_names: bool = False) -> None:
     """Installs the packages beside run.mjs of the folder here, runs that, and ends the process with what came of it.
     It prints a line of JSON for each case; see cases.mjs."""
     r = Report(" and ".join(packages) + " (npm)")
+    shared = [os.path.join(os.path.dirname(__file__), name) for name in ("cases.mjs", "hostnames.mjs")]
     there, env = install(packages, {**os.environ, "E2B_API_URL": os.environ["FORKD_URL"],
                                     "E2B_SANDBOX_URL": os.environ["FORKD_URL"], "E2B_API_KEY": os.environ["FORKD_TOKEN"]})
-    for file in (os.path.join(here, "run.mjs"), os.path.join(os.path.dirname(__file__), "cases.mjs")):
+    if by_host_names:
+        hostnames.begin()  # not before the installation: npm would not know its registry
+        env = {**env, **{name: os.environ[name] for name in hostnames.SETS}}
+    for file in (os.path.join(here, "run.mjs"), *shared):
         shutil.copy(file, there)
-    with subprocess.Popen(["node", "run.mjs"], cwd=there, env=env, stdout=subprocess.PIPE, text=True) as node:
+    with subprocess.Popen(["node", "--import", "./hostnames.mjs", "run.mjs"], cwd=there, env=env, stdout=subprocess.PIPE, text=True) as node:
         for line in node.stdout:
             case = json.loads(line)
             r.add(case["name"], case["outcome"], case.get("reason"), case["seconds"])

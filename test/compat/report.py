@@ -7,6 +7,7 @@ $COMPAT_TAG, a snapshot with a warm Python interpreter. It knows nothing of othe
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import time
 import traceback
 
 TAG = os.environ["COMPAT_TAG"]
+AGE = os.environ.get("COMPAT_AGE", "")  # the month of the packages, if they are not the newest
 LACKS = os.environ.get("COMPAT_LACKS", "").split()  # of the image that code is run in
 
 
@@ -26,6 +28,14 @@ def needs(*programs: str) -> None:
     lacking = [p for p in programs if p in LACKS]
     if lacking:
         raise NotApplicable(f"the image has no {' and no '.join(lacking)}; scripts/compat without --small has another")
+
+
+def offers(cls: type, method: str, parameter: str = "") -> None:
+    """Ends the case that calls it, as not applicable, if an older package has no such method, or none with the
+    parameter. The newest has to have them."""
+    found = getattr(cls, method, None)
+    if AGE and (found is None or parameter and parameter not in inspect.signature(found).parameters):
+        raise NotApplicable(f"the package of {AGE} has no {parameter and parameter + ' of '}{cls.__name__}.{method}")
 
 
 class Report:

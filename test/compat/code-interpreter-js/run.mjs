@@ -1,6 +1,6 @@
 // The cases of the group code-interpreter-js: run.py starts this and reads a line of JSON for each.
 import { Sandbox } from '@e2b/code-interpreter'
-import { LACKS, fails, needs, recorded, test, want } from './cases.mjs'
+import { LACKS, fails, needs, offers, recorded, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_INTERPRETER_TAG
 const SLOW = { timeoutMs: 300_000, requestTimeoutMs: 300_000 } // the emulated host takes its time
@@ -91,6 +91,7 @@ await test('createCodeContext, JavaScript', async () => {
   want(js.language === 'javascript' && (await run('6 * 7', { context: js })).text === '42', js)
 })
 await test('fork keeps what was computed', async () => {
+  offers(Sandbox, 'fork')
   await run('memory = [1, 2]')
   const [copy] = await s.fork()
   want((await copy.runCode('memory.append(3); memory', SLOW)).text === '[1, 2, 3]', 'its memory')
@@ -99,6 +100,7 @@ await test('fork keeps what was computed', async () => {
 })
 await test("fork keeps JavaScript's memory, but for random numbers", async () => {
   needs('node')
+  offers(Sandbox, 'fork')
   const [copy] = await s.fork()
   want((await copy.runCode('kept.n', { language: 'js', ...SLOW })).text === '41', "its memory")
   const draw = 'require("crypto").randomUUID() + Math.random()'

@@ -8,9 +8,10 @@ import os
 os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.environ["FORKD_URL"],
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
 
+import hostnames  # noqa: E402
 from e2b import SandboxException, TimeoutException  # noqa: E402
 from e2b_code_interpreter import AsyncSandbox, Execution, ExecutionError, Logs, Result, Sandbox  # noqa: E402
-from report import LACKS, Report, needs, recorded, want  # noqa: E402
+from report import AGE, LACKS, Report, needs, offers, recorded, want  # noqa: E402
 
 TAG = os.environ["COMPAT_INTERPRETER_TAG"]
 SLOW = 300  # seconds that the emulated host may take
@@ -20,6 +21,9 @@ public = {}
 for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
     used[cls.__name__] = set()
     public[cls.__name__] = recorded(cls, used[cls.__name__])
+
+if AGE:
+    hostnames.begin()  # it runs code at https://49999-ID.DOMAIN only
 
 r = Report("e2b-code-interpreter (PyPI)")
 s = Sandbox.create(TAG, timeout=3600, request_timeout=SLOW, envs={"GIVEN": "at create"})
@@ -160,6 +164,7 @@ def interrupted() -> None:
 
 
 def copied() -> None:
+    offers(Sandbox, "fork")
     run("import random; memory = [1, 2]; random.seed(1)")
     copies = s.fork(count=2, request_timeout=SLOW)
     drawn = {c.run_code("memory.append(3); memory, random.random()", timeout=SLOW).text for c in copies}

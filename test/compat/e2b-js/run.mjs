@@ -3,7 +3,7 @@ import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
 import { CommandExitError, Sandbox, Template, waitForFile } from 'e2b'
-import { fails, test, want } from './cases.mjs'
+import { AGE, fails, offers, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_TAG
 async function until(done) {
@@ -84,9 +84,13 @@ await test('Sandbox.downloadUrl Sandbox.uploadUrl', async () => {
   want((await s.uploadUrl('/tmp/up')).includes('signature='), 'uploadUrl')
 })
 await test('Sandbox.getMetrics', async () => { want((await s.getMetrics())[0].memTotal > 0, 'metrics') })
-await test('Sandbox.updateNetwork', () => s.updateNetwork({ denyOut: ['0.0.0.0/0'] }))
+await test('Sandbox.updateNetwork', async () => {
+  offers(Sandbox, 'updateNetwork')
+  await s.updateNetwork({ denyOut: ['0.0.0.0/0'] })
+})
 await test('Sandbox.getHost Sandbox.getMcpUrl', async () => { want(s.getHost(80).startsWith('80-sb-') && s.getMcpUrl(), s.getHost(80)) })
 await test('Sandbox.fork', async () => {
+  offers(Sandbox, 'fork')
   const copies = await s.fork({ count: 2 })
   want(copies.length === 2 && await copies[0].files.read('/tmp/js/a.txt') === 'hello', 'its disk')
   for (const copy of copies) await copy.kill()
@@ -119,5 +123,6 @@ await test('Template.build Template.exists Template.getTags', async () => {
   want(await Sandbox.deleteSnapshot('compat-js-built'), 'delete')
 })
 await test('Sandbox.kill', async () => {
-  want(await s.kill() && !(await Sandbox.kill(s.sandboxId)) && !(await s.isRunning()), 'kill')
+  const killed = await s.kill() // an older package does not say
+  want(killed === (AGE ? undefined : true) && !(await Sandbox.kill(s.sandboxId)) && !(await s.isRunning()), 'kill')
 })

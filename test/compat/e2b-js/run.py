@@ -1,4 +1,4 @@
-"""The npm package e2b 2.51.0: run.mjs has the cases."""
+"""The npm package e2b: run.mjs has the cases."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import os
 
 import npm
 
-npm.run(os.path.dirname(os.path.abspath(__file__)), ["e2b@2.51.0"])
+npm.run(os.path.dirname(os.path.abspath(__file__)), npm.sdk("e2b"))

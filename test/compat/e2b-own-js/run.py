@@ -15,7 +15,7 @@ import subprocess
 import npm
 import owntests
 
-PACKAGES, SUITES = ["e2b@2.51.0", "vitest@4.1.12"], ("api", "sandbox")
+PACKAGES, SUITES = [*npm.sdk("e2b"), "vitest@4.1.12"], ("api", "sandbox")
 
 # A sandbox for each test, one after another: this is no test of load.
 CONFIG = r"""

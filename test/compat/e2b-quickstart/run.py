@@ -12,11 +12,11 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false",
                   PATH=os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"])
 
+import npm  # noqa: E402
 from e2b_code_interpreter import Sandbox  # noqa: E402
 from report import LACKS, NotApplicable, Report, want  # noqa: E402
 
 TEMPLATE = "code-interpreter-v1"  # that the SDKs ask for
-PACKAGE = "@e2b/code-interpreter@2.8.0"
 
 # Lines of the programs that want what an image may lack.
 WANT = {"node": r'language="js"', "matplotlib": r"matplotlib|plot\."}
@@ -68,7 +68,7 @@ def python() -> None:
 def javascript() -> None:
     there = os.path.join(sys.prefix, "npm")
     os.makedirs(there, exist_ok=True)
-    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", there, PACKAGE], check=True)
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", there, *npm.sdk("@e2b/code-interpreter")], check=True)
     run(["node", "--input-type=module", "-"], *program("js"), cwd=there)
 
 

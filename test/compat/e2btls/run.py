@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 
+import npm
 from report import Report
 
-PACKAGES = ["e2b@2.51.0", "@e2b/cli@2.19.0"]
+PACKAGES = [*npm.sdk("e2b"), "@e2b/cli@2.19.0"]
 
-r = Report("e2b 2.63.0 (PyPI) and " + " and ".join(PACKAGES) + " (npm), over TLS")
+r = Report("e2b (PyPI) and " + " and ".join(PACKAGES) + " (npm), over TLS")
 here, there = os.path.dirname(os.path.abspath(__file__)), os.path.join(sys.prefix, "npm")
 env = {**os.environ, "PATH": os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"], "CGO_ENABLED": "0"}
 for name in ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_DOMAIN"):

@@ -1,0 +1,6 @@
+// Leads the names of sandboxes to hostnames.py, which says for whom: node --import this.
+import dns from 'node:dns'
+
+const domain = '.' + (process.env.E2B_DOMAIN ?? '').split(':')[0]
+const lookup = dns.lookup
+dns.lookup = (host, ...rest) => lookup(host.endsWith(domain) ? '127.0.0.1' : host, ...rest)
