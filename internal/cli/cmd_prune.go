@@ -196,7 +196,7 @@ func newPruneCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&older, "older-than", "only those made so long ago; a number of seconds, or a time such as 24h")
+	f.Var(&older, "older-than", "only those made so long ago; a number of seconds, or a time such as 24h or 7d")
 	f.Uint64Var(&larger, "larger-than-mib", 0, "only those that take at least so much disk")
 	f.BoolVarP(&all, "all", "a", false, "parents too")
 	f.BoolVarP(&yes, "yes", "y", false, "remove them")

@@ -27,7 +27,12 @@ func newSnapshotCmd() *cobra.Command {
 		Short: "Make a snapshot of a running sandbox; see branch",
 		Long: "The same as 'forkd branch ID'. With --kernel and --rootfs, paths on the daemon's host, it boots these and makes a\n" +
 			"snapshot of the machine, as forkd 0.5 did; 'forkd build' makes the image and the kernel too.",
-		Args: usageArgs(arguments(0, 0)),
+		Args: usageArgs(func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 && (args[0] == "ls" || args[0] == "list") {
+				return errors.New("'forkd images' lists snapshots")
+			}
+			return arguments(0, 0)(cmd, args)
+		}),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case from == "" && boot.Kernel == "" && boot.Rootfs == "":

@@ -6,12 +6,13 @@ import (
 	"math"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 )
 
-// secondsValue is a flag for a time: a number of seconds, or a duration such as 90s or 2m.
+// secondsValue is a flag for a time: a number of seconds, or a duration such as 90s, 2m or 7d.
 type secondsValue float64
 
 func (s *secondsValue) String() string {
@@ -28,13 +29,16 @@ func (s *secondsValue) duration() time.Duration {
 
 func (s *secondsValue) Set(text string) error {
 	v, err := strconv.ParseFloat(text, 64)
-	if err != nil {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		v, err = strconv.ParseFloat(days, 64)
+		v *= 24 * 60 * 60
+	} else if err != nil {
 		var d time.Duration
 		d, err = time.ParseDuration(text)
 		v = d.Seconds()
 	}
 	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-		return errors.New("want a number of seconds, or a time such as 90s or 2m")
+		return errors.New("want a number of seconds, or a time such as 90s, 2m or 7d")
 	}
 	*s = secondsValue(v)
 	return nil

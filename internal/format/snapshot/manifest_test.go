@@ -142,11 +142,11 @@ func TestTag(t *testing.T) {
 		}
 	}
 	for tag, want := range map[string]string{
-		"aü":                     `tag "aü": character 'ü' at position 2:`,
+		"aü":                     `"aü": character 'ü' at position 2:`,
 		"ßü":                     `character 'ß' at position 1:`,
 		"a\xff":                  "character '\uFFFD' at position 2:",
-		strings.Repeat("x", 65):  "tag of 65 characters",
-		strings.Repeat("ü", 500): `tag "` + strings.Repeat("ü", 64) + `": character 'ü' at position 1:`,
+		strings.Repeat("x", 65):  "it has 65 characters",
+		strings.Repeat("ü", 500): `"` + strings.Repeat("ü", 64) + `": character 'ü' at position 1:`,
 	} {
 		if err := CheckTag(tag); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", tag, err, want)

@@ -16,12 +16,12 @@ func CheckTag(tag string) error {
 		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '_':
 		case (c == '.' || c == '-') && position > 1:
 		default:
-			return fmt.Errorf("tag %.*q: character %q at position %d: want letters (a to z, A to Z), digits and '_', then also '.' and '-'",
+			return fmt.Errorf("%.*q: character %q at position %d: want letters (a to z, A to Z), digits and '_', then also '.' and '-'",
 				MaxTag, tag, c, position)
 		}
 	}
 	if position == 0 || position > MaxTag {
-		return fmt.Errorf("tag of %d characters: want 1 to %d", position, MaxTag)
+		return fmt.Errorf("it has %d characters: want 1 to %d", position, MaxTag)
 	}
 	return nil
 }
