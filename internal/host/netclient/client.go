@@ -24,6 +24,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
@@ -92,7 +93,7 @@ func New(cfg Config) (*Client, error) {
 	c.host = hostConfig(cfg.Resolvers, cfg.Proxy, netproto.Config{})
 	c.quit, c.stop = context.WithCancel(context.Background())
 	found, err := c.find()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // there is none
 		cfg.Log.Info("the forkd-net of an earlier daemon is not used", "reason", err)
 	}
 	if found != nil {

@@ -48,7 +48,7 @@ func (k *KVM) open() (device int, cpuid []byte, err error) {
 func (k *KVM) learn(cpuid []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if len(cpuid) > 0 {
+	if k.cpuid == nil && len(cpuid) > 0 { // who was told does not tell
 		k.cpuid = cpuid
 	}
 }
