@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -60,7 +61,7 @@ func newDaemonCmd() *cobra.Command {
 			hangups := make(chan os.Signal, 1)
 			signal.Notify(hangups, syscall.SIGHUP)
 			defer signal.Stop(hangups)
-			cfg.Reopen, cfg.Probe = hangups, kvm.Probe
+			cfg.Reopen, cfg.Probe = hangups, probeKVM
 			return daemon.Run(ctx, cfg)
 		},
 	}
@@ -100,6 +101,16 @@ func newDaemonCmd() *cobra.Command {
 	f.BoolVar(&cfg.Jail.NoNamespaces, "no-namespaces", false, "weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
+}
+
+// probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of an
+// earlier daemon may be busy.
+func probeKVM() error {
+	err := kvm.Probe()
+	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {
+		return nil
+	}
+	return err
 }
 
 // daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets one

@@ -52,7 +52,7 @@ func checkCapabilities(extension func(uintptr) (int, error)) error {
 		}
 	}
 	if len(missing) > 0 {
-		return &UnfitError{"it lacks " + strings.Join(missing, ", ")}
+		return &UnfitError{Reason: "it lacks " + strings.Join(missing, ", ")}
 	}
 	return nil
 }

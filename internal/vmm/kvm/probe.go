@@ -12,7 +12,10 @@ import (
 )
 
 // UnfitError says why a /dev/kvm that exists cannot run a stock guest kernel.
-type UnfitError struct{ Reason string }
+type UnfitError struct {
+	Reason string
+	Slow   bool // it did not end in time, which on a host that is very busy proves nothing
+}
 
 func (e *UnfitError) Error() string { return "KVM is unfit for a stock guest kernel: " + e.Reason }
 
@@ -107,7 +110,7 @@ func probeGuest(sys *System) error {
 	defer vcpu.Close()
 	writeProbe(mem)
 	if err := setupProbe(sys, vcpu); err != nil {
-		return &UnfitError{err.Error()}
+		return &UnfitError{Reason: err.Error()}
 	}
 	return runProbe(vcpu, mem)
 }
@@ -170,27 +173,27 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	step := probeSteps[min(le.Uint64(mem[probeResult+24:]), uint64(len(probeSteps)-1))]
 	switch {
 	case errors.Is(err, ErrKicked):
-		return &UnfitError{"the probe guest hangs at " + step}
+		return &UnfitError{Reason: "the probe guest hangs at " + step, Slow: true}
 	case err != nil:
-		return &UnfitError{fmt.Sprintf("%s: %v", step, err)}
+		return &UnfitError{Reason: fmt.Sprintf("%s: %v", step, err)}
 	case vcpu.ExitReason() != ExitIO:
-		return &UnfitError{fmt.Sprintf("%s ended with KVM exit %d (suberror %d) instead of running",
+		return &UnfitError{Reason: fmt.Sprintf("%s ended with KVM exit %d (suberror %d) instead of running",
 			step, vcpu.ExitReason(), vcpu.Suberror())}
 	}
 	if got := le.Uint64(mem[probeResult:]); got != 12 {
-		return &UnfitError{fmt.Sprintf("popcnt gave %d instead of 12", got)}
+		return &UnfitError{Reason: fmt.Sprintf("popcnt gave %d instead of 12", got)}
 	}
 	if le.Uint32(mem[probeResult+8:]) != 0x77 {
-		return &UnfitError{"int3 did not reach its handler"}
+		return &UnfitError{Reason: "int3 did not reach its handler"}
 	}
 	if mem[probeXSave+512]&1 == 0 {
-		return &UnfitError{"xsave stored no x87 state"}
+		return &UnfitError{Reason: "xsave stored no x87 state"}
 	}
 	if got := le.Uint32(mem[probeResult+16:]); got != probeEFER {
-		return &UnfitError{fmt.Sprintf("rdmsr of EFER gave %#x instead of %#x", got, probeEFER)}
+		return &UnfitError{Reason: fmt.Sprintf("rdmsr of EFER gave %#x instead of %#x", got, probeEFER)}
 	}
 	if port, _, data, out := vcpu.IO(); port != probePort || !out || len(data) != 1 || data[0] != probeDone {
-		return &UnfitError{"port output arrived changed"}
+		return &UnfitError{Reason: "port output arrived changed"}
 	}
 	return nil
 }
