@@ -62,9 +62,9 @@ func Listen(path string) (fd int, err error) {
 }
 
 // Dial connects to the socket at path. It does not wait: a listener that has taken none of many
-// connections is an error. The connection is one that Go's poller waits for. A daemon has hundreds
-// of them, and receiving in a system call would keep a processor of its scheduler from other
-// goroutines until the runtime notices, which takes up to 20 ms.
+// connections is an error. The connection is one that Go's poller waits for: receiving in a system
+// call would keep a processor of its scheduler from other goroutines until the runtime notices, which
+// takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -76,11 +76,11 @@ func Dial(path string) (*Conn, error) {
 	return newConn(fd)
 }
 
-// Accept takes the next connection from a listening socket. A process with one connection receives
-// in a system call: the poller would cost it memory.
+// Accept waits for the next connection of a listening socket. See Dial for why it does not wait for
+// messages in a system call.
 func Accept(listener int) (*Conn, error) {
 	for {
-		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		switch err {
 		case nil:
 			return newConn(fd)

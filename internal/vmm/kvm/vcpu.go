@@ -23,6 +23,9 @@ type VCPU struct {
 	waiting bool
 
 	gaveAway time.Time // when Run last gave the processor of the Go scheduler away
+
+	registers []Register
+	served    uint64 // exits that accessed them; atomic
 }
 
 // ErrKicked is returned by Run when a signal or SetImmediateExit ended it.
@@ -36,16 +39,22 @@ func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close
 // that writes to its console byte by byte would notice.
 const giveAwayEvery = time.Millisecond
 
+// SetRegisters names the registers whose accesses Run does not return for. It must not be called
+// while Run is.
+func (c *VCPU) SetRegisters(all []Register) { c.registers = all }
+
+// Served returns how many exits Run has not returned for.
+func (c *VCPU) Served() uint64 { return atomic.LoadUint64(&c.served) }
+
 // Run enters the guest and returns at its next exit; Exit tells why. It first completes the I/O of
 // the exit before.
 func (c *VCPU) Run() error {
-	var errno unix.Errno
-	if now := time.Now(); now.Sub(c.gaveAway) >= giveAwayEvery {
+	now := time.Now()
+	block := now.Sub(c.gaveAway) >= giveAwayEvery
+	if block {
 		c.gaveAway = now
-		errno = enter(uintptr(c.fd))
-	} else {
-		_, _, errno = unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), ioRun, 0)
 	}
+	errno := c.enter(block)
 	if errno == 0 {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/vmm/boot"
+	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/blk"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
@@ -75,6 +76,9 @@ func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	}
 	t.Quiesce()
 	m.slots[i] = &slot{kind: kind, dev: dev, transport: t, irq: irq}
+	at, status := uint64(place.Addr), t.InterruptStatus()
+	m.registers = append(m.registers, kvm.Register{GPA: at + mmio.RegInterruptStatus, Word: status},
+		kvm.Register{GPA: at + mmio.RegInterruptACK, Word: status, Clear: true})
 	return m.eventfds.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
 }
 

@@ -58,12 +58,13 @@ type Machine struct {
 	eventfds  eventfds // m.vm, but in tests without KVM
 	anyLength bool     // KVM need not decode a kick
 
-	serial  *serial
-	genIntr *virtio.EventFD // raises the event that announces a new generation id
-	slots   []*slot         // by slot number; nil where no device is
-	net     *net.Device
-	disks   []*blk.Device
-	ended   sync.Once
+	serial    *serial
+	genIntr   *virtio.EventFD // raises the event that announces a new generation id
+	slots     []*slot         // by slot number; nil where no device is
+	registers []kvm.Register  // of the slots: those that a driver accesses for every interrupt
+	net       *net.Device
+	disks     []*blk.Device
+	ended     sync.Once
 
 	stalling atomic.Bool // a disk has found no room on the host, and the machine is about to be paused for it
 
@@ -189,6 +190,7 @@ func (m *Machine) resume() error {
 	if err := m.unquiesce(); err != nil {
 		return err
 	}
+	m.cpus.setRegisters(m.registers)
 	m.cpus.resume()
 	return nil
 }

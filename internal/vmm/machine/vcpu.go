@@ -210,12 +210,23 @@ func (v *vcpus) markPaused() error {
 	return nil
 }
 
+// setRegisters says which registers the vCPUs' threads serve by themselves.
+//
+// Preconditions: the vCPUs are paused.
+func (v *vcpus) setRegisters(all []kvm.Register) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range v.all {
+		u.kvm.SetRegisters(all)
+	}
+}
+
 // stats reports whether the vCPUs are paused, and their exits to user space so far.
 func (v *vcpus) stats() (paused bool, exits uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, u := range v.all {
-		exits += u.exits.Load()
+		exits += u.exits.Load() + u.kvm.Served()
 	}
 	return v.paused, exits
 }

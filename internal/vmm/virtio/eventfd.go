@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 )
 
 // EventFD is a Linux eventfd counter: KVM signals it (ioeventfd), or is signalled by it (irqfd), or
@@ -17,7 +20,11 @@ type EventFD struct {
 
 	mu     sync.Mutex
 	file   *os.File // fd in the runtime's poller; set by the first Wait, so that irqfds never wake the poller
+	raw    syscall.RawConn
 	closed bool
+
+	err error              // of the last try
+	try func(uintptr) bool // made once: Wait allocates nothing
 }
 
 // NewEventFD returns an eventfd with count 0.
@@ -37,16 +44,10 @@ func (e *EventFD) FD() int { return e.fd }
 func (e *EventFD) Signal() error {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	for {
-		_, err := unix.Write(e.fd, one[:])
-		switch err {
-		case nil, unix.EAGAIN:
-			return nil
-		case unix.EINTR:
-		default:
-			return fmt.Errorf("signal eventfd %d: %w", e.fd, err)
-		}
+	if _, err := rawcall.Write(e.fd, one[:]); err != nil && err != unix.EAGAIN {
+		return fmt.Errorf("signal eventfd %d: %w", e.fd, err)
 	}
+	return nil
 }
 
 // Raise is Signal; it makes an EventFD registered as irqfd an Interrupt.
@@ -55,27 +56,41 @@ func (e *EventFD) Raise() error { return e.Signal() }
 // Wait parks the calling goroutine, not a thread, until the counter is positive, and clears it. It
 // returns os.ErrClosed after Close. One goroutine may wait at a time.
 func (e *EventFD) Wait() error {
-	f, err := e.pollable()
+	raw, err := e.pollable()
 	if err != nil {
 		return err
 	}
-	var count [8]byte
-	if _, err := f.Read(count[:]); err != nil {
-		return fmt.Errorf("wait for eventfd: %w", err)
+	if raw.Read(e.try) != nil {
+		return os.ErrClosed
+	}
+	if e.err != nil {
+		return fmt.Errorf("wait for eventfd %d: %w", e.fd, e.err)
 	}
 	return nil
 }
 
-func (e *EventFD) pollable() (*os.File, error) {
+// clear clears the counter and reports whether it was positive, or there was an error.
+func (e *EventFD) clear(fd uintptr) bool {
+	var count [8]byte
+	_, e.err = rawcall.Read(int(fd), count[:])
+	return e.err != unix.EAGAIN
+}
+
+func (e *EventFD) pollable() (syscall.RawConn, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, os.ErrClosed
 	}
 	if e.file == nil {
-		e.file = os.NewFile(uintptr(e.fd), "eventfd")
+		file := os.NewFile(uintptr(e.fd), "eventfd")
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return nil, err
+		}
+		e.file, e.raw, e.try = file, raw, e.clear
 	}
-	return e.file, nil
+	return e.raw, nil
 }
 
 // Close closes the descriptor and ends a Wait. Signal must not be called any more.

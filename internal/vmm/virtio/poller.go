@@ -6,6 +6,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 )
 
 // Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the
@@ -46,11 +48,8 @@ func NewPoller() (*Poller, error) {
 // poll collects events and reports whether there are any; if not, the runtime calls it again when
 // there are.
 func (p *Poller) poll(fd uintptr) bool {
-	for {
-		if p.n, p.err = unix.EpollWait(int(fd), p.events[:], 0); p.err != unix.EINTR {
-			return p.n != 0
-		}
-	}
+	p.n, p.err = rawcall.EpollWait(int(fd), p.events[:])
+	return p.n != 0 || p.err != nil
 }
 
 // Wait returns the next events, which are valid until the next Wait, or an error after Close.
@@ -67,7 +66,7 @@ func (p *Poller) Wait() ([]unix.EpollEvent, error) {
 // Add makes Wait wait for events, such as EPOLLIN, of fd.
 func (p *Poller) Add(fd int, events uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
-	if err := unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+	if err := rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		return fmt.Errorf("poll descriptor %d: %w", fd, err)
 	}
 	return nil
@@ -76,11 +75,11 @@ func (p *Poller) Add(fd int, events uint32) error {
 // Change replaces the events of a descriptor that was added, which cannot fail.
 func (p *Poller) Change(fd int, events uint32) {
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
-	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
+	_ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_MOD, fd, &ev)
 }
 
 // Remove takes back Add.
-func (p *Poller) Remove(fd int) { _ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
+func (p *Poller) Remove(fd int) { _ = rawcall.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil) }
 
 // Close ends Wait.
 func (p *Poller) Close() error { return p.file.Close() }

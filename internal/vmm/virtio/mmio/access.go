@@ -26,7 +26,7 @@ func (t *Transport) Read(off uint64, p []byte) {
 
 func (t *Transport) readRegister(off uint64) uint32 {
 	switch off { // without locks: read in every interrupt handler, perhaps while the device is busy
-	case regInterruptStatus:
+	case RegInterruptStatus:
 		return t.interrupt.Load()
 	case regStatus:
 		return t.status.Load()
@@ -91,7 +91,7 @@ func (t *Transport) Write(off uint64, p []byte) {
 	}
 	v := binary.LittleEndian.Uint32(p)
 	switch off { // without mu, see readRegister
-	case regInterruptACK:
+	case RegInterruptACK:
 		t.interrupt.And(^v)
 		return
 	case RegQueueNotify:

@@ -20,8 +20,8 @@ const (
 	regQueueSize         = 0x038
 	regQueueReady        = 0x044
 	RegQueueNotify       = 0x050 // where KVM's ioeventfd goes
-	regInterruptStatus   = 0x060
-	regInterruptACK      = 0x064
+	RegInterruptStatus   = 0x060 // loaded from Transport.InterruptStatus
+	RegInterruptACK      = 0x064 // clears bits of it
 	regStatus            = 0x070
 	regQueueDescLow      = 0x080
 	regQueueDescHigh     = 0x084

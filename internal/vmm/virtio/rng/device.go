@@ -9,9 +9,8 @@ import (
 	"errors"
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
@@ -84,10 +83,7 @@ func fill(views [][]byte) (written uint32, err error) {
 	for _, v := range views {
 		v = v[:min(len(v), maxFill-int(written))]
 		for len(v) > 0 {
-			n, err := unix.Getrandom(v, 0)
-			if err == unix.EINTR {
-				continue
-			}
+			n, err := rawcall.Random(v)
 			if err != nil {
 				return written, fmt.Errorf("getrandom: %w", err)
 			}

@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 )
 
 // connKey names a connection by its two ports; the CIDs are always the same.
@@ -154,8 +156,7 @@ func (d *Device) header(c *conn, op uint16) header {
 // still read.
 func (d *Device) endOfHost(c *conn) error {
 	c.hostEOF = true
-	poll := [1]unix.PollFd{{Fd: int32(c.fd)}}
-	if _, err := unix.Poll(poll[:], 0); err == nil && poll[0].Revents&(unix.POLLHUP|unix.POLLERR) == 0 {
+	if !rawcall.HungUp(c.fd) {
 		return d.owe(c, oweShutdown)
 	}
 	return d.hostGone(c)
@@ -276,7 +277,7 @@ func (d *Device) closeFD(c *conn) {
 		c.armed = false
 	}
 	delete(d.byFD, int32(c.fd))
-	_ = unix.Close(c.fd)
+	_ = rawcall.Close(c.fd)
 	c.fd = -1
 }
 

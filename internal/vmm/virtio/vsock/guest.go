@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
@@ -138,8 +139,8 @@ func (d *Device) dial(h *header) error {
 		err = d.cfg.Dial(h.dstPort, ends[1])
 	}
 	if err != nil {
-		_ = unix.Close(ends[0])
-		_ = unix.Close(ends[1])
+		_ = rawcall.Close(ends[0])
+		_ = rawcall.Close(ends[1])
 		return d.refuse(h)
 	}
 	c := &conn{key: connKey{host: h.dstPort, guest: h.srcPort}, fd: ends[0], state: stateOpen,
@@ -157,7 +158,7 @@ func (d *Device) accepted(c *conn) error {
 		return d.drop(c)
 	}
 	line := appendOK(make([]byte, 0, 16), c.key.host)
-	if n, err := unix.Write(c.fd, line); err != nil || n != len(line) {
+	if n, err := rawcall.Write(c.fd, line); err != nil || n != len(line) {
 		return d.drop(c)
 	}
 	c.state = stateOpen

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/vmm/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 )
 
@@ -88,16 +89,15 @@ func (d *Device) accept() error {
 		return nil // a stale event: the device has been restored since
 	}
 	for range maxAccepts {
-
-		fd, _, err := unix.Accept4(d.lfd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		if err == unix.EINTR || err == unix.ECONNABORTED {
+		fd, err := rawcall.Accept(d.lfd)
+		if err == unix.ECONNABORTED {
 			continue
 		}
 		if err != nil {
 			return nil
 		}
 		if !d.roomForConn() {
-			_ = unix.Close(fd)
+			_ = rawcall.Close(fd)
 			continue
 		}
 		c := &conn{fd: fd}
@@ -135,8 +135,8 @@ func (d *Device) roomForConn() bool {
 // are the stream's and stay in the socket.
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
-	n, _, err := unix.Recvfrom(c.fd, b[:maxLine-len(c.line)], unix.MSG_PEEK)
-	if err == unix.EAGAIN || err == unix.EINTR {
+	n, err := rawcall.Peek(c.fd, b[:maxLine-len(c.line)])
+	if err == unix.EAGAIN {
 		d.arm(c)
 		return nil
 	}
@@ -148,7 +148,7 @@ func (d *Device) handshake(c *conn) error {
 	if end >= 0 {
 		n = end + 1
 	}
-	if _, err := unix.Read(c.fd, b[:n]); err != nil {
+	if _, err := rawcall.Read(c.fd, b[:n]); err != nil {
 		d.remove(c)
 		return nil
 	}
@@ -209,7 +209,7 @@ func appendOK(b []byte, port uint32) []byte {
 func readv(fd int, views [][]byte) (n int, err error) {
 	for {
 		if len(views) == 1 {
-			n, err = unix.Read(fd, views[0])
+			n, err = rawcall.Read(fd, views[0])
 		} else {
 			n, err = unix.Readv(fd, views)
 		}
@@ -226,7 +226,7 @@ func writev(fd int, views [][]byte) (n int, err error) {
 		case 0:
 			return 0, nil
 		case 1:
-			n, err = unix.Write(fd, views[0])
+			n, err = rawcall.Write(fd, views[0])
 		default:
 			n, err = unix.Writev(fd, views)
 		}

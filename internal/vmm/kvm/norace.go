@@ -1,0 +1,5 @@
+//go:build !race
+
+package kvm
+
+const serveNone = false // see race.go
