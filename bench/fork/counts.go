@@ -173,9 +173,9 @@ type budget struct {
 
 func (c *counts) budget() budget {
 	if c.poolWarm {
-		return budget{switches: 30, calls: 75, cpu: 0.9}
+		return budget{switches: 24, calls: 70, cpu: 0.75}
 	}
-	return budget{switches: 70, calls: 475, cpu: 2.5}
+	return budget{switches: 60, calls: 465, cpu: 2.5}
 }
 
 // countsTable says what a child costs, and whether that is within the budgets.
@@ -200,7 +200,7 @@ func countsTable(rows []*counts) *report.Table {
 			report.Cell(c.p50(func(c child) float64 { return float64(c.request.Faults) })), report.Cell(dirtied),
 			report.Cell(millis(c.vmmCPU)), report.Cell(millis(c.daemonCPU)), report.Cell(private))
 		most := c.budget()
-		t.Notef("n=%d, pool %s: at most %.0f context switches: %s; %.0f system calls: %s; %.1f ms of CPU in the VMM: %s; "+
+		t.Notef("n=%d, pool %s: at most %.0f context switches: %s; %.0f system calls: %s; %.2f ms of CPU in the VMM: %s; "+
 			"%d KiB private: %s; %d KiB of guest memory written: %s", c.n, pool,
 			most.switches, met(switches <= most.switches), most.calls, met(calls <= most.calls),
 			most.cpu, met(millis(c.vmmCPU) <= most.cpu), privateBudget, met(private <= privateBudget),
