@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/forkd/forkd/internal/apirig"
-	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/template"
 )
 
@@ -308,37 +306,6 @@ func TestBuildOfAnEarlierDaemon(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-func TestWrongBuilds(t *testing.T) {
-	r := start(t)
-	for _, body := range []string{`{"name":"a/b"}`, `{}`, `{"name":"x:v1"}`, `{"name":"x","tags":["stable"]}`, `{"name":"x","cpuCount":-1}`,
-		`{"name":"x","memoryMB":99999999}`} {
-		r.call("POST", "/v3/templates", body, 400, nil)
-	}
-	b := r.request("x")
-	r.upload(b, "h", "no archive")
-	for _, body := range []string{`{}`, `{"fromTemplate":"a.b","fromImage":"x"}`, `{"fromImage":"x","fromImageRegistry":{"type":"aws"}}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"VOLUME","args":["x"]}]}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y"],"filesHash":"unsent"}]}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y","a b"],"filesHash":"h"}]}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y","","u+x"],"filesHash":"h"}]}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["A=","x"]}]}`,
-		`{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["x\u0000y"]}]}`} {
-		r.call("POST", "/v2"+b.path(), body, 400, nil)
-	}
-	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"none"}`, 404, nil)
-	r.call("POST", "/v2/templates/x/builds/none", `{"fromTemplate":"a.b"}`, 404, nil)
-	r.call("GET", "/templates/x/builds/none/status", "", 404, nil)
-	r.call("GET", b.path()+"/status?logsOffset=-1", "", 400, nil)
-	r.call("GET", "/templates/none/files/h", "", 404, nil)
-	r.call("POST", "/templates/tags", `{"target":"a.b","tags":["v1"]}`, 501, nil)
-	r.call("DELETE", "/templates/tags", `{"name":"a.b","tags":["v1"]}`, 501, nil)
-	end := r.built(b, `{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y"],"filesHash":"h"}]}`)
-	if end.Status != "error" || end.Reason.Step != "2" {
-		t.Errorf("what is no archive: %+v", end)
-	}
-	r.checkClean("a.b")
-}
-
 // A link is for one archive of one build that waits. Nothing that comes leads out of the guest's
 // directory for it.
 func TestUploads(t *testing.T) {
@@ -374,32 +341,6 @@ func TestUploads(t *testing.T) {
 		t.Errorf("after the build: %s %s", resp.Status, text)
 	}
 	r.checkClean("a.b")
-}
-
-// Run is enough for a new template of another one. What is removed, and what the host fetches, wants
-// admin. Nobody sees the builds of others.
-func TestScopesOfBuilds(t *testing.T) {
-	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"},
-		{Name: "reader", Scope: auth.Read}}})
-	as := func(name string) { r.key = header{"X-API-Key": r.Tokens[name]} }
-	as("reader")
-	r.call("POST", "/v3/templates", `{"name":"x"}`, 403, nil)
-	as("team")
-	r.call("POST", "/v3/templates", `{"name":"x"}`, 403, nil)
-	if end := r.built(r.request("team-a.x"), `{"fromTemplate":"a.b"}`); end.Status != "ready" {
-		t.Errorf("of a team: %+v", end)
-	}
-	as("runner")
-	r.call("POST", "/v3/templates", `{"name":"a.b"}`, 403, nil)
-	b := r.request("x")
-	r.call("POST", "/v2"+b.path(), `{"fromImage":"python:3"}`, 403, nil)
-	as("team")
-	r.call("GET", b.path()+"/status", "", 404, nil)
-	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 404, nil)
-	as("runner")
-	if end := r.built(b, `{"fromTemplate":"a.b"}`); end.Status != "ready" {
-		t.Errorf("%+v", end)
-	}
 }
 
 // checkClean fails if there are sandboxes, archives, or snapshots but those with these tags.
