@@ -30,8 +30,8 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 	return resp.Body.Close()
 }
 
-// ReadTree opens a directory of a sandbox as a tar archive, which the sandbox makes: distrust it. The
-// caller closes it.
+// ReadTree opens a directory of a sandbox as a tar archive, which the sandbox makes: distrust it.
+// The caller closes it.
 func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, error) {
 	resp, err := c.request(ctx, http.MethodGet, pathQuery(id, "/archive", path), "", nil)
 	if err != nil {
@@ -56,8 +56,8 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 	return f, err
 }
 
-// ListFiles describes what is in a directory of a sandbox, and below it to a depth from 1 to 64; 1 is
-// the directory alone.
+// ListFiles describes what is in a directory of a sandbox, and below it to a depth from 1 to 64; 1
+// is the directory alone.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
 	query := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
 	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), query), nil, &list)
@@ -82,9 +82,9 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	return c.call(ctx, http.MethodDelete, filesPath(id, path), nil, nil)
 }
 
-// WatchFiles calls f with what changes in a directory of a sandbox, and below it if recursive: first
-// with one of type "begun", then until ctx ends, f returns an error, which it returns, or the watch
-// breaks off.
+// WatchFiles calls f with what changes in a directory of a sandbox, and below it if recursive:
+// first with one of type "begun", then until ctx ends, f returns an error, which it returns, or the
+// watch breaks off.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
 	query := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
 	header := http.Header{"Accept": {v1.EventStream}}

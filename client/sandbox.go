@@ -65,8 +65,8 @@ type LogsRequest struct {
 	Since  string // a time by RFC 3339, seconds of Unix time, or how long ago, such as "10m"; empty: all
 }
 
-// Logs returns the last output of a sandbox's serial console, and what comes. Its end is that of the
-// sandbox; what breaks off before it is an error. The caller closes it.
+// Logs returns the last output of a sandbox's serial console, and what comes. Its end is that of
+// the sandbox; what breaks off before it is an error. The caller closes it.
 func (c *Client) Logs(ctx context.Context, id string, req LogsRequest) (io.ReadCloser, error) {
 	query := url.Values{"follow": {strconv.FormatBool(req.Follow)}}
 	for name, value := range map[string]string{"tail": req.Tail, "since": req.Since} {

@@ -37,8 +37,8 @@ type Version struct {
 	LeftAlone     []LeftAlone `json:"left_alone,omitempty"`
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this one could not take over when it started, and
-// has not touched.
+// LeftAlone is a sandbox of an earlier daemon that this one could not take over when it started,
+// and has not touched.
 type LeftAlone struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid,omitempty"` // of its VMM; 0: it has none, or that is not known

@@ -40,7 +40,8 @@ func (b *bench) compare(ctx context.Context, bin string) ([]*report.Table, error
 	vmms := vmpool.Processes{Bin: bin}
 	var rows []*pair[cell]
 	for i, n := range b.opt.ns.List {
-		// Each row has its share of the time: those of the first ones would take all of it on a busy host.
+		// Each row has its share of the time: those of the first ones would take all of it on a
+		// busy host.
 		until := time.Now().Add(time.Until(b.Deadline()) / time.Duration(len(b.opt.ns.List)-i))
 		b.Progress("n=%d, warm pools, jailed and unjailed in turn", n)
 		row := &pair[cell]{{n: n, poolWarm: true}, {n: n, poolWarm: true}}

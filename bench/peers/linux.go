@@ -190,8 +190,8 @@ func (g *linuxGuest) saved(f *firecracker) (err error) {
 }
 
 // awaitAnswer does what the sandbox manager does with a child. Firecracker passes connections on
-// before the guest has dropped those of its parent, with which a newer one goes too: such a one ends
-// without an answer, and is made again.
+// before the guest has dropped those of its parent, with which a newer one goes too: such a one
+// ends without an answer, and is made again.
 func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 	dial := agentclient.DialUnix(filepath.Join(vm.dir, vsockFile))
 	agent := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {

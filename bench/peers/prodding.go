@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// prodding is a connection to an agent's port for forks. A guest that has dropped it tells the other
-// end so when it gets another packet, and not before. So there are some, of a byte that the agent
-// does not read, at longer and longer intervals.
+// prodding is a connection to an agent's port for forks. A guest that has dropped it tells the
+// other end so when it gets another packet, and not before. So there are some, of a byte that the
+// agent does not read, at longer and longer intervals.
 type prodding struct {
 	net.Conn
 	begun  sync.Once

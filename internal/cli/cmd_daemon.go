@@ -103,8 +103,8 @@ func newDaemonCmd() *cobra.Command {
 	return cmd
 }
 
-// probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of an
-// earlier daemon may be busy.
+// probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of
+// an earlier daemon may be busy.
 func probeKVM() error {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {
@@ -113,8 +113,8 @@ func probeKVM() error {
 	return err
 }
 
-// daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets one
-// there, such as that of the token file, relies on it.
+// daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets
+// one there, such as that of the token file, relies on it.
 var daemonEnv = map[string]string{
 	"bind": "FORKD_BIND", "token-file": "FORKD_TOKEN_FILE", "audit-log": "FORKD_AUDIT_LOG",
 	"tls-cert": "FORKD_TLS_CERT", "tls-key": "FORKD_TLS_KEY", "branch-concurrency": "FORKD_BRANCH_CONCURRENCY",

@@ -48,8 +48,8 @@ func configPath(name string) (string, error) {
 	return filepath.Join(dir, "forkd", name), nil
 }
 
-// change replaces the token file by what edit makes of it, while nobody else does. A missing file is
-// empty.
+// change replaces the token file by what edit makes of it, while nobody else does. A missing file
+// is empty.
 func (f *tokenFlags) change(edit func([]byte) ([]byte, error)) (path string, err error) {
 	if path, err = f.path(); err != nil {
 		return "", err

@@ -178,7 +178,8 @@ func (t *top) run(cmd *cobra.Command) error {
 	})
 }
 
-// measure returns the sandboxes that run, the busiest first. One that has gone meanwhile is left out.
+// measure returns the sandboxes that run, the busiest first. One that has gone meanwhile is left
+// out.
 func (t *top) measure(ctx context.Context) ([]topRow, error) {
 	list, err := t.cl.Sandboxes(ctx)
 	if err != nil {

@@ -49,8 +49,8 @@ func (c *command) registerEnv(f *pflag.FlagSet) {
 	f.StringVarP(&c.req.User, "user", "u", "", "user in the sandbox")
 }
 
-// parse reads the flags between the first argument and COMMAND, and returns whether that is all: help
-// was asked for, and given.
+// parse reads the flags between the first argument and COMMAND, and returns whether that is all:
+// help was asked for, and given.
 func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error) {
 	if err := c.flags.Parse(args); err != nil {
 		return false, flagError(cmd, err)

@@ -78,8 +78,8 @@ func completeWords(cmd *cobra.Command, flag string, words ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // as above
 }
 
-// completePath has it complete the sandbox of an argument ID:PATH. Others are files, which the shell
-// knows.
+// completePath has it complete the sandbox of an argument ID:PATH. Others are files, which the
+// shell knows.
 func (c *common) completePath(cmd *cobra.Command) {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
 		found, directive := c.candidates(cmd, sandboxNames, nil, begin)

@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// groups are words of docker's, and of E2B's command line, that may stand before a command, with what
-// the commands behind them are called here where that is something else.
+// groups are words of docker's, and of E2B's command line, that may stand before a command, with
+// what the commands behind them are called here where that is something else.
 var groups = map[string]map[string]string{
 	"container": {"list": "ls", "prune": "kill"},
 	"image":     {"ls": "images", "list": "images", "rm": "rmi"},
@@ -80,8 +80,8 @@ const (
 	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
 )
 
-// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here. Where a flag
-// means something else for one command, that stands before it.
+// unknownFlags says, for flags that docker or forkd 0.5 has, how the same is done here. Where a
+// flag means something else for one command, that stands before it.
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
 	"build f":       noDocker,

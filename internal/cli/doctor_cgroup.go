@@ -34,8 +34,8 @@ func ownCgroup(self string) string {
 const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
 	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
 
-// judgeCgroup looks for the controllers that limits of sandboxes need. Root's daemon has those of the
-// whole hierarchy, a user's those that systemd has delegated.
+// judgeCgroup looks for the controllers that limits of sandboxes need. Root's daemon has those of
+// the whole hierarchy, a user's those that systemd has delegated.
 func judgeCgroup(root bool, own string, read func(string) string) finding {
 	const check = "cgroup v2"
 	dir := "/sys/fs/cgroup"

@@ -74,8 +74,8 @@ func checkTokenFile(f *tokenFlags) finding {
 
 const tokenCheck = "token file"
 
-// judgeTokenFile judges by the mode of the file. Another mode mends it only if others have learned and
-// changed nothing until then.
+// judgeTokenFile judges by the mode of the file. Another mode mends it only if others have learned
+// and changed nothing until then.
 func judgeTokenFile(path string, mode fs.FileMode, sole bool) finding {
 	if mode.Perm()&0o077 == 0 {
 		return found(tokenCheck, pass, path)

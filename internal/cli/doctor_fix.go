@@ -82,8 +82,8 @@ func runShell(ctx context.Context, command string, out io.Writer) error {
 	return cmd.Run()
 }
 
-// fixAll does what it may about findings that are not well, and says in each what it did. It returns
-// whether anything has changed.
+// fixAll does what it may about findings that are not well, and says in each what it did. It
+// returns whether anything has changed.
 func (x *fixer) fixAll(ctx context.Context, findings []finding) (changed bool) {
 	for _, f := range findings {
 		if f.Fix == nil || f.Fix.Kind == manualFix {

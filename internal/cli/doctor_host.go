@@ -221,9 +221,9 @@ func checkSwap(kib map[string]uint64) finding {
 // muchReserved, in MiB, is more than one keeps by mistake and does not miss.
 const muchReserved = 256
 
-// checkHugePages looks for memory that is kept for huge pages, which forkd does not use: a child that
-// writes one byte would copy 2 MiB. For the same reason it switches transparent ones off for guests,
-// whatever the host has.
+// checkHugePages looks for memory that is kept for huge pages, which forkd does not use: a child
+// that writes one byte would copy 2 MiB. For the same reason it switches transparent ones off for
+// guests, whatever the host has.
 func checkHugePages(meminfo map[string]uint64, transparent string) finding {
 	const check = "huge pages"
 	free := meminfo["HugePages_Free"] * meminfo["Hugepagesize"] >> 10

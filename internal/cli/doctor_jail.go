@@ -154,8 +154,8 @@ var crossing = []string{"gather_data_sampling", "indirect_target_selection", "it
 
 var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
-// weakened matches a kernel command line that asks for less than all mitigations: mitigations=off, or
-// some left out, such as mitigations=auto,no_guest_host. mitigations=auto,nosmt asks for more.
+// weakened matches a kernel command line that asks for less than all mitigations: mitigations=off,
+// or some left out, such as mitigations=auto,no_guest_host. mitigations=auto,nosmt asks for more.
 var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
 
 // checkCPUFlaws looks for flaws of the CPU that nothing is done about.

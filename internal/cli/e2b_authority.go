@@ -78,8 +78,8 @@ const (
 	domainFile = "domain"
 )
 
-// openAuthority returns the authority in dir if it is one for the domain that holds for as long as a
-// new certificate, else a new one, which it writes there.
+// openAuthority returns the authority in dir if it is one for the domain that holds for as long as
+// a new certificate, else a new one, which it writes there.
 func openAuthority(dir, domain string, now time.Time) (a *authority, made bool, err error) {
 	a, err = readAuthority(dir)
 	switch {

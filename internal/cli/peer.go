@@ -55,8 +55,8 @@ const (
 	inodeColumn = 9
 )
 
-// ownerOf returns the user of the socket that has these two ends, by /proc/net/tcp or tcp6. A socket
-// that nobody holds any more, whose inode is 0, is shown as root's and has no owner.
+// ownerOf returns the user of the socket that has these two ends, by /proc/net/tcp or tcp6. A
+// socket that nobody holds any more, whose inode is 0, is shown as root's and has no owner.
 func ownerOf(table string, local, peer netip.AddrPort) (uid int, ok bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Fields(line)

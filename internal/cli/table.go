@@ -68,7 +68,8 @@ func writeTable(w io.Writer, width int, heading string, rows func(row func(cells
 	return nil
 }
 
-// columnWidths returns how wide each column is so that lines fit a width, as far as that is possible.
+// columnWidths returns how wide each column is so that lines fit a width, as far as that is
+// possible.
 func columnWidths(lines [][]string, width int) []int {
 	var widths []int
 	total := -tableGap

@@ -68,8 +68,8 @@ const (
 	secondDetachKey = 'Q' - '@'
 )
 
-// detachKeys passes on what is typed, but for the two keys that detach. The first is held back until
-// what follows is known.
+// detachKeys passes on what is typed, but for the two keys that detach. The first is held back
+// until what follows is known.
 type detachKeys struct {
 	from   io.Reader
 	detach func()

@@ -38,7 +38,8 @@ func TestDetachKeys(t *testing.T) {
 	}
 }
 
-// A terminal is lent only to a process that its keys go to: otherwise Ctrl-C would be read by nobody.
+// A terminal is lent only to a process that its keys go to: otherwise Ctrl-C would be read by
+// nobody.
 func TestTheTerminalIsLentWithItsKeys(t *testing.T) {
 	rig := apirig.Start(t, apirig.Options{Agent: agentHere})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {

@@ -14,11 +14,12 @@ import (
 )
 
 // maxExposure bounds the score of `systemd-analyze security` for the system's unit, from 0 (nothing
-// can be reached) to 10. The daemon makes namespaces and mounts for its jails, and so is far from 0.
+// can be reached) to 10. The daemon makes namespaces and mounts for its jails, and so is far from
+// 0.
 const maxExposure = 6.0
 
-// unit returns the text of a unit, and its path in a directory of the test's in which its program is
-// there.
+// unit returns the text of a unit, and its path in a directory of the test's in which its program
+// is there.
 func unit(t *testing.T, name string) (text, path string) {
 	t.Helper()
 	p, err := os.ReadFile("../../packaging/systemd/" + name)
@@ -63,7 +64,8 @@ func TestUnitsAreValid(t *testing.T) {
 	t.Logf("exposure %.1f", score)
 }
 
-// The units start the daemon by options that it has, and leave its sandboxes alone when they stop it.
+// The units start the daemon by options that it has, and leave its sandboxes alone when they stop
+// it.
 func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 	for _, name := range []string{"forkd.service", "forkd-user.service"} {
 		text, _ := unit(t, name)

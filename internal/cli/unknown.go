@@ -20,8 +20,8 @@ const (
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
 
-// elsewhere says, for what docker, kubectl, E2B's command line and forkd 0.5 call a command, how the
-// same is done here. Names of commands that are here, and their aliases, are not among them.
+// elsewhere says, for what docker, kubectl, E2B's command line and forkd 0.5 call a command, how
+// the same is done here. Names of commands that are here, and their aliases, are not among them.
 var elsewhere = map[string]string{
 	"container":  standAlone,
 	"image":      standAlone,

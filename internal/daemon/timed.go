@@ -53,8 +53,8 @@ func (t *timedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (t *timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end bounds how long what net/http has in its buffers may wait for the client. The server takes the
-// deadline away after that.
+// end bounds how long what net/http has in its buffers may wait for the client. The server takes
+// the deadline away after that.
 func (t *timedWriter) end() {
 	if !t.hijacked {
 		_ = t.SetWriteDeadline(time.Now().Add(t.limit))

@@ -86,8 +86,8 @@ func put(t *testing.T, path string, p []byte) string {
 	return path
 }
 
-// The TCP address speaks TLS 1.2 and newer with the certificate that is in the file now, and lets in
-// whose certificate is the right authority's.
+// The TCP address speaks TLS 1.2 and newer with the certificate that is in the file now, and lets
+// in whose certificate is the right authority's.
 func TestTLS(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	dir := t.TempDir()

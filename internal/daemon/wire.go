@@ -176,8 +176,8 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	return baker, err
 }
 
-// openKeys opens what signs URLs, where there is a domain for them, and what tokens of sandboxes are
-// made with.
+// openKeys opens what signs URLs, where there is a domain for them, and what tokens of sandboxes
+// are made with.
 func openKeys(dir string, domain inbound.Domain) (links *auth.Links, keys *auth.Keys, err error) {
 	if domain.IsSet() {
 		if links, err = auth.OpenLinks(filepath.Join(dir, "links.key")); err != nil {

@@ -195,8 +195,8 @@ func lower(resource int, most uint64) error {
 }
 
 // LimitFiles bounds the size of all files that this process writes, in bytes, once it is known what
-// they may be: a write beyond fails. It can be called again and then only lowers the bound. It works
-// in the jail of a program whose filter has LimitFilesCall.
+// they may be: a write beyond fails. It can be called again and then only lowers the bound. It
+// works in the jail of a program whose filter has LimitFilesCall.
 func LimitFiles(most uint64) error {
 	if err := lower(unix.RLIMIT_FSIZE, most); err != nil {
 		return fmt.Errorf("bound the size of files: %w", err)

@@ -206,9 +206,10 @@ func (s *Starter) Start(name string, argv []string, attr os.ProcAttr, online boo
 	return p, nil
 }
 
-// openBehind opens a directory for the way to what is in it. The descriptor is so far behind those of
-// files that it is still there when a new process has put these in their places: on its way there it
-// may use as many numbers behind the highest of them, and one for itself (syscall.forkExec).
+// openBehind opens a directory for the way to what is in it. The descriptor is so far behind those
+// of files that it is still there when a new process has put these in their places: on its way
+// there it may use as many numbers behind the highest of them, and one for itself
+// (syscall.forkExec).
 func openBehind(files []*os.File, name string) (int, error) {
 	fd, err := unix.Open(name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -314,7 +315,8 @@ func newNetwork() (int, error) {
 	return unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 }
 
-// passOnNoCapabilities leaves nothing in the sets from which what this thread starts could have any.
+// passOnNoCapabilities leaves nothing in the sets from which what this thread starts could have
+// any.
 func passOnNoCapabilities() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // of this thread
 	var caps [2]unix.CapUserData

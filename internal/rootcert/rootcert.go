@@ -1,6 +1,6 @@
-// Package rootcert makes the parts of a certificate authority of one's own: a certificate that signs
-// itself, serial numbers, and PEM. It also finds those that a host trusts. For what an authority is
-// good, where it is kept and whom it signs for is its callers' business.
+// Package rootcert makes the parts of a certificate authority of one's own: a certificate that
+// signs itself, serial numbers, and PEM. It also finds those that a host trusts. For what an
+// authority is good, where it is kept and whom it signs for is its callers' business.
 package rootcert
 
 import (
@@ -25,8 +25,8 @@ const (
 	KeyBlock         = "PRIVATE KEY" // PKCS #8
 )
 
-// New makes an authority, which signs itself and may sign no other authorities. What tmpl says of its
-// name and of the names that it may sign for is kept; the rest is filled in.
+// New makes an authority, which signs itself and may sign no other authorities. What tmpl says of
+// its name and of the names that it may sign for is kept; the rest is filled in.
 func New(tmpl *x509.Certificate, now time.Time) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := NewKey()
 	if err != nil {

@@ -19,17 +19,17 @@ import (
 	"time"
 )
 
-// Bounds on what Unpack makes of one archive, so that an endless one ends before the disk is full of
-// it. A sparse entry of a few bytes may claim to be of any size.
+// Bounds on what Unpack makes of one archive, so that an endless one ends before the disk is full
+// of it. A sparse entry of a few bytes may claim to be of any size.
 const (
 	MaxBytes   = 64 << 30 // of content
 	MaxEntries = 4 << 20
 )
 
 // Pack writes what is below dir to w as an archive, with permissions and times; dir itself is none
-// of its entries. If dir is a file, that is the only entry. Pipes and devices are named only. A file
-// that is written meanwhile has the length that it began with, and
-// zeros where it became shorter.
+// of its entries. If dir is a file, that is the only entry. Pipes and devices are named only. A
+// file that is written meanwhile has the length that it began with, and zeros where it became
+// shorter.
 func Pack(w io.Writer, dir string) error {
 	out := tar.NewWriter(w)
 	err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {
@@ -141,8 +141,8 @@ func Unpack(r io.Reader, to Target) error {
 	}
 }
 
-// maxPadding is how much may follow the end of an archive, in bytes: programs fill up to their block
-// size, which is seldom more than 10 KiB.
+// maxPadding is how much may follow the end of an archive, in bytes: programs fill up to their
+// block size, which is seldom more than 10 KiB.
 const maxPadding = 1 << 20
 
 func (t *Target) unpack(h *tar.Header, content io.Reader) error {

@@ -165,8 +165,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 	return p, conn, log
 }
 
-// A process starts whatever the numbers are of the descriptors that it is given, also if those behind
-// them are taken: on their way to their places they may be put there.
+// A process starts whatever the numbers are of the descriptors that it is given, also if those
+// behind them are taken: on their way to their places they may be put there.
 func TestStartWithHighDescriptors(t *testing.T) {
 	bin := program(t)
 	jails, err := jail.New(jail.Options{})

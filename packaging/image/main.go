@@ -1,11 +1,11 @@
-// Command image makes forkd's container image, without a container engine: a Debian as mmdebstrap has
-// made it, and above it a layer with the program.
+// Command image makes forkd's container image, without a container engine: a Debian as mmdebstrap
+// has made it, and above it a layer with the program.
 //
 //	go run ./packaging/image -base debian.tar -forkd bin/forkd -version 0.6.0 -o image.tar
 //
-// The result is what `docker save` writes, and `docker load`, `podman load`, `ctr images import` and
-// `crane push` read. Times in it are $SOURCE_DATE_EPOCH, so that the same files make the same image.
-// It publishes nothing.
+// The result is what `docker save` writes, and `docker load`, `podman load`, `ctr images import`
+// and `crane push` read. Times in it are $SOURCE_DATE_EPOCH, so that the same files make the same
+// image. It publishes nothing.
 package main
 
 import (

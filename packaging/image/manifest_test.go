@@ -77,8 +77,8 @@ func pods(t *testing.T, text []byte) (containers []container, volumes map[string
 	}
 }
 
-// The DaemonSet runs this version's daemon with options that it has, asks it for what it answers, and
-// grants nothing without a word why. kubeconform, in scripts/package, knows the rest.
+// The DaemonSet runs this version's daemon with options that it has, asks it for what it answers,
+// and grants nothing without a word why. kubeconform, in scripts/package, knows the rest.
 func TestManifestFitsTheDaemon(t *testing.T) {
 	text, err := os.ReadFile("../kubernetes/forkd.yaml")
 	if err != nil {

@@ -60,8 +60,8 @@ func (p *process) ends(t *testing.T, code int) {
 	}
 }
 
-// TestCommandsAsTheyRun talks to commands in a guest: by a terminal, by long input, by signals, over
-// a branch and a rollback.
+// TestCommandsAsTheyRun talks to commands in a guest: by a terminal, by long input, by signals,
+// over a branch and a rollback.
 func TestCommandsAsTheyRun(t *testing.T) {
 	d := load(t).start(t, withChecks, withPool(0))
 	box := d.fork(t, 1)[0]

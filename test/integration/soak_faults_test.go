@@ -130,8 +130,8 @@ func (x *soaking) kill(pid string) {
 	}
 }
 
-// killVMM kills one VMM, whatever it is at: a sandbox's, one that is being forked, or one that waits
-// in the pool. The daemon has noticed when its directory is gone.
+// killVMM kills one VMM, whatever it is at: a sandbox's, one that is being forked, or one that
+// waits in the pool. The daemon has noticed when its directory is gone.
 func (x *soaking) killVMM() {
 	x.t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(x.d.run, "vm", "*", "vmm.pid"))

@@ -38,7 +38,8 @@ func (x *soaking) holdings() soakHoldings {
 	return h
 }
 
-// settled forks and ends a sandbox, after which a daemon fills its pool, and waits until it is full.
+// settled forks and ends a sandbox, after which a daemon fills its pool, and waits until it is
+// full.
 func (x *soaking) settled() (h soakHoldings) {
 	x.t.Helper()
 	x.d.kill(x.t, x.fire.fork(soakTag))

@@ -38,10 +38,10 @@ const (
 	soakSnapshots = 2
 )
 
-// TestSoak lets clients work at random while the daemon, forkd-net and VMMs are killed, and the disk
-// and the RAM of layers are full or stall. Whatever was acknowledged must be there and whole in the
-// end, every answer must be a success or one that a fault explains, and nothing may be left. Package
-// test/soak has the clients; make soak runs this for longer.
+// TestSoak lets clients work at random while the daemon, forkd-net and VMMs are killed, and the
+// disk and the RAM of layers are full or stall. Whatever was acknowledged must be there and whole
+// in the end, every answer must be a success or one that a fault explains, and nothing may be left.
+// Package test/soak has the clients; make soak runs this for longer.
 func TestSoak(t *testing.T) {
 	f := open(t)
 	x := newSoaking(t, f)
@@ -69,8 +69,8 @@ func TestSoak(t *testing.T) {
 	x.compare(before)
 }
 
-// soaking is a run of TestSoak. Its methods end the test when something is wrong with the host; what
-// is wrong with the daemon goes into the report.
+// soaking is a run of TestSoak. Its methods end the test when something is wrong with the host;
+// what is wrong with the daemon goes into the report.
 type soaking struct {
 	t      *testing.T
 	d      *daemon

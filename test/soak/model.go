@@ -90,8 +90,8 @@ func (p points) check(r *guest.Report, size guest.Size) (points, error) {
 	return fit, nil
 }
 
-// newest reports whether a guest that fits has the highest mark of p. A request that was cut off may
-// still set that in any other.
+// newest reports whether a guest that fits has the highest mark of p. A request that was cut off
+// may still set that in any other.
 func (p points) newest(fit points) bool {
 	for _, q := range p {
 		if q.Mark > fit[0].Mark {

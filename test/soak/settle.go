@@ -34,9 +34,9 @@ func (w *worker) await(f func(ctx context.Context) (ready bool, err error)) bool
 	}
 }
 
-// settle waits until a sandbox is in one of the states that it may be in after what was last done to
-// it, and returns whether it is there. One whose VM was killed comes back as it was when it was last
-// suspended, or is gone. One that is missing for no reason is lost.
+// settle waits until a sandbox is in one of the states that it may be in after what was last done
+// to it, and returns whether it is there. One whose VM was killed comes back as it was when it was
+// last suspended, or is gone. One that is missing for no reason is lost.
 func (w *worker) settle(b *box, states ...string) bool {
 	there, why := false, ""
 	ok := w.await(func(ctx context.Context) (bool, error) {

@@ -62,7 +62,8 @@ func (w *worker) written(tag string, b *box, from time.Time, out outcome, promis
 	return there
 }
 
-// removeSnapshot removes a snapshot, unless it is in use, or others build on it and force is not set.
+// removeSnapshot removes a snapshot, unless it is in use, or others build on it and force is not
+// set.
 func (w *worker) removeSnapshot(tag string, force bool) {
 	may := []string{"snapshot_in_use"}
 	var out outcome

@@ -2,11 +2,12 @@
 // network and disks fail, and finds out whether anything that was acknowledged got lost.
 //
 // Every sandbox runs test/guest/torture, which knows whether it is whole; its client gives it marks
-// and files and knows what it must hold, as well as every snapshot. Every answer is either a success,
-// or an error that is documented and that a fault explains (answer.go); anything else is a finding.
-// What the clients do follows from a seed; when, and when faults meet them, does not. Faults are made
-// by who uses this package (test/integration), as is the comparison of what the host holds before and
-// after. It needs a snapshot to fork from, and knows nothing of how the daemon is started.
+// and files and knows what it must hold, as well as every snapshot. Every answer is either a
+// success, or an error that is documented and that a fault explains (answer.go); anything else is a
+// finding. What the clients do follows from a seed; when, and when faults meet them, does not.
+// Faults are made by who uses this package (test/integration), as is the comparison of what the
+// host holds before and after. It needs a snapshot to fork from, and knows nothing of how the
+// daemon is started.
 package soak
 
 import (
@@ -20,8 +21,8 @@ import (
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
-// stepLimit bounds every request and every wait. It is long because an emulated host may be busy and
-// its disk stalled; reaching it is a finding.
+// stepLimit bounds every request and every wait. It is long because an emulated host may be busy
+// and its disk stalled; reaching it is a finding.
 const stepLimit = 3 * time.Minute
 
 // Config is what a run works with.

@@ -74,8 +74,8 @@ func (a *account) take(name string, h *tar.Header, data io.Reader) (rest io.Read
 	return bytes.NewReader(content), false, nil
 }
 
-// addAccount writes the files of accounts, with the account in them. One that the image has stays as
-// it is.
+// addAccount writes the files of accounts, with the account in them. One that the image has stays
+// as it is.
 func (f *tarFilter) addAccount() error {
 	files := f.account.files
 	for _, o := range f.defaults {

@@ -11,10 +11,10 @@ import (
 // notInName matches what the name of a container image may have and that of a recipe may not.
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
 
-// FromContainer returns the recipe of a snapshot that is a container image and nothing else. text is
-// that image as a recipe names its base: docker://…, oci:… or docker-archive:…; ok is false for any
-// other text. The recipe's name is the last part of the image's. Relative paths start at the working
-// directory.
+// FromContainer returns the recipe of a snapshot that is a container image and nothing else. text
+// is that image as a recipe names its base: docker://…, oci:… or docker-archive:…; ok is false for
+// any other text. The recipe's name is the last part of the image's. Relative paths start at the
+// working directory.
 func FromContainer(text string) (r *Recipe, ok bool, err error) {
 	b, err := parseBase(text)
 	if err != nil || b.kind == baseDebian {

@@ -31,8 +31,8 @@ const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,spar
 	"extra_isize,metadata_csum"
 
 // writeExt4 makes the file system image name of diskMiB from the archive that source writes, with
-// what r puts over it. work is an empty directory for temporary files, which the caller removes. uuid
-// identifies the file system and seeds its directory hashes.
+// what r puts over it. work is an empty directory for temporary files, which the caller removes.
+// uuid identifies the file system and seeds its directory hashes.
 func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe, source func(ctx context.Context, w io.Writer) error) error {
 	root := filepath.Join(work, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {

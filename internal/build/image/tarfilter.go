@@ -18,8 +18,9 @@ const maxEntries = 4 << 20
 
 // tarFilter copies an untrusted archive, entry by entry, into one that tar(1) may extract as root:
 //
-//   - names are relative, without "..", and do not pass through a symbolic link of the archive; hard links point to
-//     earlier files of the archive (links that come before their file are moved to the end);
+//   - names are relative, without "..", and do not pass through a symbolic link of the archive;
+//     hard links point to earlier files of the archive (links that come before their file are moved
+//     to the end);
 //   - every name comes once, except directories;
 //   - of the extended attributes only user.* and security.capability are kept;
 //   - the content is not larger than maxBytes;

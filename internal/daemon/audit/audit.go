@@ -1,6 +1,6 @@
-// Package audit writes one JSON line per API request: who asked for what, of which sandbox, and what
-// came of it. It also gives each request the id by which its line, its answer and the daemon's log
-// are found together.
+// Package audit writes one JSON line per API request: who asked for what, of which sandbox, and
+// what came of it. It also gives each request the id by which its line, its answer and the daemon's
+// log are found together.
 //
 // It writes no bodies, no query strings, no tokens, and nothing of what is sent to a server in a
 // sandbox. It does not rotate: another program renames the file and has the daemon Reopen it

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// RequestIDHeader has the id of a request: the client's own if it sent a proper one, else a new one.
-// The answer has it too.
+// RequestIDHeader has the id of a request: the client's own if it sent a proper one, else a new
+// one. The answer has it too.
 const RequestIDHeader = "X-Request-Id"
 
 // properID keeps an id from being anything but one where it is shown.
@@ -29,8 +29,8 @@ func From(ctx context.Context) *Entry {
 	return &Entry{}
 }
 
-// Handler writes a line for each request that next serves, refused ones too, and calls done with what
-// it has written and the error of that.
+// Handler writes a line for each request that next serves, refused ones too, and calls done with
+// what it has written and the error of that.
 func (l *Log) Handler(next http.Handler, done func(Entry, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := &Entry{Time: time.Now(), RequestID: r.Header.Get(RequestIDHeader), Method: r.Method, Path: r.URL.Path,

@@ -51,8 +51,8 @@ func (g *Guard) Demands() bool { return g != nil && (g.Tokens != nil || g.Certs)
 
 // Identify returns who makes a request, by the token that it has in TokenHeader or in
 // Authorization, or by its connection: the user at the other end of the unix socket, or, where no
-// token is demanded, the name in the client's certificate. A user for whom there is no rule is named
-// beside the error: like all who prove nothing, he is not to have a connection any longer.
+// token is demanded, the name in the client's certificate. A user for whom there is no rule is
+// named beside the error: like all who prove nothing, he is not to have a connection any longer.
 func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.IdentifyBy(r, presented(r)) }
 
 // IdentifyBy is Identify for a token that came in another way, such as the API keys of E2B's
@@ -95,8 +95,8 @@ func (g *Guard) IdentifyByAPIKey(r *http.Request, key string) (Principal, error)
 	return who, err
 }
 
-// IsToken reports whether a text is a token of the daemon, also as an API key, which nobody else may
-// see.
+// IsToken reports whether a text is a token of the daemon, also as an API key, which nobody else
+// may see.
 func (g *Guard) IsToken(text string) bool {
 	if g == nil || g.Tokens == nil {
 		return false
@@ -108,8 +108,8 @@ func (g *Guard) IsToken(text string) bool {
 	return ok
 }
 
-// Holds reports whether somebody, as Principal.Who has it, may still do what wants a scope. Of those
-// who had it once, only tokens can have lost it: they are taken away while the daemon runs.
+// Holds reports whether somebody, as Principal.Who has it, may still do what wants a scope. Of
+// those who had it once, only tokens can have lost it: they are taken away while the daemon runs.
 func (g *Guard) Holds(who string, want Scope) bool {
 	name, ok := strings.CutPrefix(who, tokenWho)
 	return g == nil || g.Tokens == nil || !ok || g.Tokens.has(name, want)

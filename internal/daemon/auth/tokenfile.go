@@ -184,8 +184,8 @@ func isPlaceholder(token string) bool {
 		func(word string) bool { return strings.HasPrefix(plain, word) })
 }
 
-// Add returns a token file with one more token, and that token, which is nowhere else. As an API key
-// of E2B it has the form that E2B's clients demand.
+// Add returns a token file with one more token, and that token, which is nowhere else. As an API
+// key of E2B it has the form that E2B's clients demand.
 func Add(file []byte, t Token, e2b bool) (grown []byte, token string, err error) {
 	if err := CheckName(t.Name); err != nil {
 		return nil, "", err

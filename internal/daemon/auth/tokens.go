@@ -13,8 +13,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/stamp"
 )
 
-// Tokens are those of a token file, as it is now: a changed file holds from the next request on. One
-// that cannot be used changes nothing, and is logged. Methods may be called concurrently.
+// Tokens are those of a token file, as it is now: a changed file holds from the next request on.
+// One that cannot be used changes nothing, and is logged. Methods may be called concurrently.
 type Tokens struct {
 	path string
 	log  *slog.Logger

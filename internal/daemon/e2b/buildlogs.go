@@ -55,8 +55,8 @@ func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
 
 func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e.Message, e.Step} }
 
-// buildLogs answers with a part of a build's log: from a time on, or back from it, and of a level or
-// above.
+// buildLogs answers with a part of a build's log: from a time on, or back from it, and of a level
+// or above.
 func (a *api) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {

@@ -31,8 +31,8 @@ const (
 // defaultUser is whom requests are for that name nobody, in images that have the account.
 const defaultUser = "user"
 
-// isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at the
-// same port cannot be reached from outside.
+// isAgentPort reports whether a port is a service of the agent's. A server of the guest's own at
+// the same port cannot be reached from outside.
 func isAgentPort(port uint16) bool {
 	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
 }
@@ -69,8 +69,8 @@ func sharedRoute(r *http.Request) inbound.Route {
 	return route
 }
 
-// isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports. One
-// that is not there counts as such: clients of E2B must learn that it has gone.
+// isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports.
+// One that is not there counts as such: clients of E2B must learn that it has gone.
 func (a *api) isOwn(id string) bool {
 	s, err := a.Manager.Get(id)
 	if err != nil {

@@ -184,8 +184,8 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, map[string]any{"logs": entries})
 }
 
-// logsV1 is logs in the older form, in which a line is an object of its own: E2B's command line reads
-// it.
+// logsV1 is logs in the older form, in which a line is an object of its own: E2B's command line
+// reads it.
 func (a *api) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {

@@ -214,8 +214,9 @@ func (a *api) template(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, templateOf(i))
 }
 
-// templatePart answers for two routes of E2B that a ServeMux cannot tell apart: which template a name
-// means (/templates/aliases/NAME), and the one tag that every template has (/templates/ID/tags).
+// templatePart answers for two routes of E2B that a ServeMux cannot tell apart: which template a
+// name means (/templates/aliases/NAME), and the one tag that every template has
+// (/templates/ID/tags).
 func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id

@@ -1,10 +1,10 @@
-// Package once remembers the answers to requests that must not be carried out twice, for clients that
-// ask again because they did not get the first answer.
+// Package once remembers the answers to requests that must not be carried out twice, for clients
+// that ask again because they did not get the first answer.
 //
-// An answer is kept for a day, in a file, so that a new daemon has it too. A request is written down
-// before it is carried out: if the daemon dies in between, whoever asks again is told that nobody
-// knows what became of it. The package knows nothing of HTTP but a status; what counts as the same
-// request is decided by the caller.
+// An answer is kept for a day, in a file, so that a new daemon has it too. A request is written
+// down before it is carried out: if the daemon dies in between, whoever asks again is told that
+// nobody knows what became of it. The package knows nothing of HTTP but a status; what counts as
+// the same request is decided by the caller.
 package once
 
 import (
@@ -154,8 +154,8 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 	}
 }
 
-// begin returns the answer that there is, or what to wait for. If it returns neither, the request is
-// the caller's to carry out.
+// begin returns the answer that there is, or what to wait for. If it returns neither, the request
+// is the caller's to carry out.
 func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -241,8 +241,8 @@ func (b *Book) pruneLocked() {
 	}
 }
 
-// surplusLocked returns what is to go if there is too much: the oldest answer of the client that has
-// the greatest share of a bound, and among equals the oldest.
+// surplusLocked returns what is to go if there is too much: the oldest answer of the client that
+// has the greatest share of a bound, and among equals the oldest.
 func (b *Book) surplusLocked() (oldest Key, tooMuch bool) {
 	shares := make(map[client]float64)
 	var first []Key // of each client, oldest first

@@ -13,7 +13,8 @@ import (
 )
 
 // FromRegistry is the Boot of the daemon: it makes a root file system out of a container image, and
-// fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's user.
+// fetches the guest kernel, as `forkd build docker://IMAGE` does, into the cache of the daemon's
+// user.
 func FromRegistry(ctx context.Context, i Image, report func(string)) (bake.Request, error) {
 	r, ok, err := image.FromContainer("docker://" + i.Reference)
 	if err != nil {

@@ -39,8 +39,8 @@ type Log struct {
 	full    bool
 }
 
-// add appends an entry. Of what is beyond the bounds only the first is marked as missing, and errors
-// are kept: there is one at most.
+// add appends an entry. Of what is beyond the bounds only the first is marked as missing, and
+// errors are kept: there is one at most.
 func (l *Log) add(level, step, message string) {
 	message = printable(message)
 	l.mu.Lock()

@@ -66,7 +66,8 @@ const (
 
 func (s *Step) isCopy() bool { return s.Type == typeCopy || s.Type == typeAdd }
 
-// What arguments of steps may be. Names of accounts may hold variables until the step is carried out.
+// What arguments of steps may be. Names of accounts may hold variables until the step is carried
+// out.
 var (
 	modeForm  = regexp.MustCompile(`^[0-7]{3,4}$`)
 	ownerForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)

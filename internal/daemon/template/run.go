@@ -102,7 +102,8 @@ func (b *Builder) whileRoom(ctx context.Context, id string) (context.Context, fu
 	return ctx, func() { cancel(nil) }
 }
 
-// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it may.
+// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it
+// may.
 const saveAgain = time.Second
 
 // save makes a snapshot of the sandbox under the template's name.
@@ -147,8 +148,8 @@ func (w *work) begin(ctx context.Context) (string, error) {
 	return made.Sandboxes[0].ID, nil
 }
 
-// What E2B's command line, and its SDKs before those of September 2026, ask for where nobody has said
-// anything.
+// What E2B's command line, and its SDKs before those of September 2026, ask for where nobody has
+// said anything.
 const (
 	usualCPUs = 2
 	usualMiB  = 1024

@@ -126,8 +126,8 @@ func (w *work) do(ctx context.Context, c *agentclient.Client, s Step) error {
 	return w.copy(ctx, c, s)
 }
 
-// expand puts the values of variables into a text, as the guest's shell does in double quotes, where
-// it runs nothing.
+// expand puts the values of variables into a text, as the guest's shell does in double quotes,
+// where it runs nothing.
 func (w *work) expand(ctx context.Context, c *agentclient.Client, text string) (string, error) {
 	if !strings.Contains(text, "$") {
 		return text, nil

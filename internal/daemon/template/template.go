@@ -2,10 +2,10 @@
 // another one, or of a container image, by steps like those of a Dockerfile.
 //
 // A build is a sandbox in which the steps are carried out, and of which a snapshot is made at the
-// end, under the template's name. Nothing of a build outlives it but that: the sandbox is ended, the
-// archives that the client has sent are removed, and a snapshot of a container image goes with the
-// sandbox. Where the daemon was killed, the next one does the same. What a step made is not kept for
-// the next build: all steps are carried out every time.
+// end, under the template's name. Nothing of a build outlives it but that: the sandbox is ended,
+// the archives that the client has sent are removed, and a snapshot of a container image goes with
+// the sandbox. Where the daemon was killed, the next one does the same. What a step made is not
+// kept for the next build: all steps are carried out every time.
 //
 // Archives are unpacked in the guest, as all that a client sends is interpreted there: the host
 // stores them, and takes their compression away. Builds are known by their makers, for a time and
@@ -215,8 +215,9 @@ func (b *Builder) State(bd *Build) (Status, Reason) {
 	return bd.status, bd.reason
 }
 
-// Start begins to carry out a build that waits, in the name of who makes the request of ctx. It goes
-// on when that has ended. Builds of the template that the same client has started are called off.
+// Start begins to carry out a build that waits, in the name of who makes the request of ctx. It
+// goes on when that has ended. Builds of the template that the same client has started are called
+// off.
 func (b *Builder) Start(ctx context.Context, bd *Build, plan Plan) error {
 	if err := plan.check(bd.Template); err != nil {
 		return err

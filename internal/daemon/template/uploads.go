@@ -24,8 +24,8 @@ const (
 	keepFree    = 1 << 30  // on the disk, for others
 )
 
-// uploads are the archives that clients have sent for builds, one file each, in a directory for each
-// build.
+// uploads are the archives that clients have sent for builds, one file each, in a directory for
+// each build.
 type uploads struct {
 	dir string
 

@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 )
 
-// Whatever clients send that is a secret, or may be one, is not in the audit log; who they are, what
-// they asked for and of which sandbox is.
+// Whatever clients send that is a secret, or may be one, is not in the audit log; who they are,
+// what they asked for and of which sandbox is.
 func TestAuditTellsNoSecrets(t *testing.T) {
 	r := start(t, apirig.Options{})
 	id := fork(t, r, 1)[0].ID

@@ -89,8 +89,8 @@ func isText(p []byte) bool {
 	return controls <= 4+len(p)/8 && utf8.Valid(p)
 }
 
-// smallOutput is how many bytes are answered as text whatever they are, for clients that know nothing
-// else.
+// smallOutput is how many bytes are answered as text whatever they are, for clients that know
+// nothing else.
 const smallOutput = 64 << 10
 
 // textOf is a whole output as text, and its bytes where that is not all of it. From a large output

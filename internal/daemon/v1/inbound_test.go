@@ -190,8 +190,8 @@ func TestPortsByHost(t *testing.T) {
 	}
 }
 
-// Strangers with signed URLs may come so often, to each sandbox and to all. Those who have the token
-// may go on.
+// Strangers with signed URLs may come so often, to each sandbox and to all. Those who have the
+// token may go on.
 func TestStrangersAreLimited(t *testing.T) {
 	const burst = 2
 	r := start(t, apirig.Options{Limits: v1.Limits{SignedBurst: burst, SignedPerSecond: 1e-9}})

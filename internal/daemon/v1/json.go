@@ -73,8 +73,8 @@ func strictJSON(r io.Reader, v any, what string) error {
 }
 
 // refuseNull reads a value of which Decode has seen that it is sound, and not too deep for a
-// recursion. Decode takes null for anything, and leaves that as it was: a client that sends it means
-// something else.
+// recursion. Decode takes null for anything, and leaves that as it was: a client that sends it
+// means something else.
 func refuseNull(dec *json.Decoder, field string) error {
 	token, err := dec.Token()
 	if err != nil {

@@ -62,8 +62,8 @@ func (l Limits) withDefaults() Limits {
 }
 
 // gate counts the requests of one kind that are served at once. More are turned away instead of
-// queued. A guest or a client can make some requests last: those that end sandboxes pass no gate, and
-// can always be made. Lists can be large, and wait in memory for who asked: they have a gate of
+// queued. A guest or a client can make some requests last: those that end sandboxes pass no gate,
+// and can always be made. Lists can be large, and wait in memory for who asked: they have a gate of
 // their own.
 type gate struct {
 	limit, each int
@@ -77,8 +77,8 @@ func newGate(limit, each int) *gate { return &gate{limit: limit, each: each, by:
 
 var errTooMany = &requestError{http.StatusServiceUnavailable, "too many requests at once; try again"}
 
-// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there is
-// no error.
+// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there
+// is no error.
 func (g *gate) enter(id string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -31,8 +31,8 @@ func plainText(w http.ResponseWriter) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 }
 
-// logs is console with the parameters of 'docker logs': the last lines, those since a time, and what
-// comes until the sandbox ends. A guest that writes faster than its client reads has what it
+// logs is console with the parameters of 'docker logs': the last lines, those since a time, and
+// what comes until the sandbox ends. A guest that writes faster than its client reads has what it
 // overwrites left out, which a line of the daemon's says; nothing waits for the client.
 func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	follow, err := boolQuery(r, "follow")
@@ -119,7 +119,8 @@ func lastLines(p []byte, n int) []byte {
 	return p[min(len(rest)+1, len(p)):]
 }
 
-// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year 9999.
+// maxTime is the latest time that since may name, in seconds of Unix time: the end of the year
+// 9999.
 const maxTime = 253402300799
 
 // sinceQuery returns from when on output is wanted; the zero time: all. As in docker, a time is

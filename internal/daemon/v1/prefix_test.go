@@ -186,7 +186,8 @@ func TestPrefixOfEvents(t *testing.T) {
 	}
 }
 
-// A token that is limited to a prefix uses what is within it as any other, and makes nothing beyond.
+// A token that is limited to a prefix uses what is within it as any other, and makes nothing
+// beyond.
 func TestPrefixHolds(t *testing.T) {
 	w := startTenants(t)
 	ctx := t.Context()

@@ -2,8 +2,8 @@
 // sandbox.Manager.
 //
 // It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict
-// (an unknown field is an error that names it), every error is a problem (problem.go) with a code from
-// errors.go, and everything a client can make large is bounded by the constants below.
+// (an unknown field is an error that names it), every error is a problem (problem.go) with a code
+// from errors.go, and everything a client can make large is bounded by the constants below.
 package v1
 
 import (
@@ -280,8 +280,8 @@ func (a *api) done(e audit.Entry, err error) {
 	}
 }
 
-// noted makes of the audit entry what may be known of a request. What follows the port of a guest is
-// the guest's business, and may be a secret.
+// noted makes of the audit entry what may be known of a request. What follows the port of a guest
+// is the guest's business, and may be a secret.
 func (a *api) noted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())
@@ -305,8 +305,8 @@ func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return writeJSON(w, http.StatusOK, apiv1.Health{OK: true})
 }
 
-// readyz says whether the daemon takes requests, whether VMs can run, and whether forks find waiting
-// VMMs. With ?warm=true a daemon that has to start some first is not ready.
+// readyz says whether the daemon takes requests, whether VMs can run, and whether forks find
+// waiting VMMs. With ?warm=true a daemon that has to start some first is not ready.
 func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Manager.PoolSize(), PoolWanted: a.Manager.PoolWanted()}
 	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted

@@ -98,8 +98,8 @@ func (a *api) isOpen(path string) bool {
 	return ok && want == open
 }
 
-// scoped lets a handler be called by those who have the scope of its route, and may know of what its
-// path names.
+// scoped lets a handler be called by those who have the scope of its route, and may know of what
+// its path names.
 func (a *api) scoped(pattern string, h handler) handler {
 	want, ok := a.scopes[pattern]
 	if !ok {
@@ -116,8 +116,8 @@ func (a *api) scoped(pattern string, h handler) handler {
 	}
 }
 
-// within returns an error as if it were not there for what the path of a request names and its maker
-// may not know of.
+// within returns an error as if it were not there for what the path of a request names and its
+// maker may not know of.
 func (a *api) within(r *http.Request) error {
 	if id := r.PathValue("id"); id != "" {
 		return a.Manager.Reach(r.Context(), id)

@@ -29,7 +29,8 @@ func TestEveryRouteHasAScope(t *testing.T) {
 	}
 }
 
-// Every route refuses who has no token, a wrong one, and one of each scope that is less than its own.
+// Every route refuses who has no token, a wrong one, and one of each scope that is less than its
+// own.
 func TestEveryRouteWantsItsScope(t *testing.T) {
 	var file []byte
 	secrets := map[auth.Scope]string{}

@@ -28,9 +28,10 @@ const Package = "qemu-system-x86"
 // oldest is the first series known to be without these faults of 7.2 (target/i386/tcg of its
 // source), for which VMs in an emulated host die or hang now and then; another that both have is in
 // mend.go:
-//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5): an interrupt can come between
-//     STI and HLT, and whom it wakes sleeps on;
-//   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags among them.
+//   - VMRUN does not load the interrupt shadow (AMD64 manual volume 2, section 15.21.5): an
+//     interrupt can come between STI and HLT, and whom it wakes sleeps on;
+//   - CMPXCHG16B leaves operands of earlier instructions in RFLAGS, the interrupt and trap flags
+//     among them.
 const oldest = "10.0"
 
 // fetchLimit bounds a download of about 10 MB. After a failure the next is tried when retryAfter

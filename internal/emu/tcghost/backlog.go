@@ -11,8 +11,9 @@ import (
 )
 
 // deepen lets more clients connect at once to the TCP addresses of process pid. QEMU listens with a
-// queue of one: of ten clients that come together the kernel resets some, or has them wait a second.
-// The queue belongs to the socket, so that listening on a duplicate of QEMU's own changes it.
+// queue of one: of ten clients that come together the kernel resets some, or has them wait a
+// second. The queue belongs to the socket, so that listening on a duplicate of QEMU's own changes
+// it.
 func deepen(pid int, addrs ...string) error {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := os.ReadDir(dir)

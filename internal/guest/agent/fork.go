@@ -33,10 +33,10 @@ type hooks interface {
 	Run() error
 }
 
-// forks serves agentproto.ForkPort. All it touches is copied in every child, so it allocates nothing
-// for a message of the usual size, and waits for connections in the runtime's poller: the one thread
-// that sleeps there wakes, and by calls of package rawcall wakes no other. Connections have their
-// turn one after another; a client must not dawdle.
+// forks serves agentproto.ForkPort. All it touches is copied in every child, so it allocates
+// nothing for a message of the usual size, and waits for connections in the runtime's poller: the
+// one thread that sleeps there wakes, and by calls of package rawcall wakes no other. Connections
+// have their turn one after another; a client must not dawdle.
 type forks struct {
 	identity identity // nil if the agent is not its machine's init, as in tests
 	env      interface{ Merge(map[string]string) }

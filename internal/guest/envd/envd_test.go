@@ -135,8 +135,8 @@ func TestErrorCodesOfStart(t *testing.T) {
 	}
 }
 
-// The client is told of its timeout, not of the signal that it ended the process by. Only the server
-// has the deadline here, so that the client's own cannot be what it hears of.
+// The client is told of its timeout, not of the signal that it ended the process by. Only the
+// server has the deadline here, so that the client's own cannot be what it hears of.
 func TestDeadlineIsNamed(t *testing.T) {
 	c := procClient(serve(t))
 	for range 30 {

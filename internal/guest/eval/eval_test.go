@@ -18,7 +18,8 @@ import (
 	"github.com/forkd/forkd/internal/guest/userenv"
 )
 
-// newServer serves forkd's own interpreter as Python, also where the host has a kernel of Jupyter's.
+// newServer serves forkd's own interpreter as Python, also where the host has a kernel of
+// Jupyter's.
 func newServer(t *testing.T) (*Server, *httptest.Server) { return serve(t, nil, ownPython) }
 
 // ownPython is backendOf but for the choice of drivers/main.py.

@@ -22,8 +22,9 @@ import (
 // Bounds of the driver's answers.
 const (
 	maxMessage = 64 << 20 // bytes of one message, such as an image
-	// startTimeout is how long an interpreter may take until its driver is ready. A kernel of Jupyter's
-	// imports a thousand modules, for which a busy computer that emulates the CPU takes minutes.
+	// startTimeout is how long an interpreter may take until its driver is ready. A kernel of
+	// Jupyter's imports a thousand modules, for which a busy computer that emulates the CPU takes
+	// minutes.
 	startTimeout = 5 * time.Minute
 	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the
 	// interpreter lock in one long C call, and where a hundred guests share an emulated CPU. A fork

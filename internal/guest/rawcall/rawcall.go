@@ -78,8 +78,8 @@ func SetHostname(name []byte) error {
 // usualPath is room on the stack for a path, in bytes.
 const usualPath = 128
 
-// Exists asks in one system call whether there is something at a path, which must not contain a zero
-// byte.
+// Exists asks in one system call whether there is something at a path, which must not contain a
+// zero byte.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(unsafe.Pointer(unsafe.SliceData(p))), unix.F_OK, 0)

@@ -72,8 +72,8 @@ type User struct {
 // User looks up an account; the empty name is the default user.
 func (e *Env) User(name string) (*User, error) { return e.UserOr(name, "") }
 
-// UserOr is User for clients that have a default user of their own: it is that, if the guest has such
-// an account and nobody has set another. Without all of these it is root.
+// UserOr is User for clients that have a default user of their own: it is that, if the guest has
+// such an account and nobody has set another. Without all of these it is root.
 func (e *Env) UserOr(name, preferred string) (*User, error) {
 	if name == "" {
 		e.mu.Lock()

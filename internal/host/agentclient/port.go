@@ -43,8 +43,8 @@ func (c *Client) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return nil, refusal(op, port, answer)
 }
 
-// DialService connects to a service of the agent, by its vsock port. As of DialPort, the stream does
-// not end with ctx.
+// DialService connects to a service of the agent, by its vsock port. As of DialPort, the stream
+// does not end with ctx.
 func (c *Client) DialService(ctx context.Context, port uint32) (PortConn, error) {
 	conn, err := c.dial(ctx, port)
 	if err != nil {

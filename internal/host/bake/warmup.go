@@ -46,8 +46,8 @@ func within(ctx context.Context, limit time.Duration, f func(context.Context) er
 	return vmpool.Cause(ctx, f(ctx))
 }
 
-// ErrFull ends a bake, and what else nobody would wait for. A guest whose writes find no room stands
-// still until there is some, and would hold the only place for bakes until its time is over.
+// ErrFull ends a bake, and what else nobody would wait for. A guest whose writes find no room
+// stands still until there is some, and would hold the only place for bakes until its time is over.
 var ErrFull = fmt.Errorf("the host's disk is full: the guest writes more than there is room for under the daemon's state: %w", syscall.ENOSPC)
 
 // whileRoom returns a context that ends, with ErrFull as its cause, when the VM pauses itself

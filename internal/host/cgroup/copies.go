@@ -11,8 +11,8 @@ import (
 // with their inodes: who has the path later is another file.
 type copies map[string]uint64
 
-// add takes up a file, unless it is on a disk: its pages are page cache then, which the kernel takes
-// back.
+// add takes up a file, unless it is on a disk: its pages are page cache then, which the kernel
+// takes back.
 func (c *copies) add(f *os.File) (charged bool, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {

@@ -46,8 +46,8 @@ func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent
 }
 
 // EndLine reports whether the next branch of a sandbox, which has been rebased onto so many of its
-// branches in a row, takes all that it has written since its fork, and lies on the snapshot of that:
-// the last of these branches has so many memory layers.
+// branches in a row, takes all that it has written since its fork, and lies on the snapshot of
+// that: the last of these branches has so many memory layers.
 func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= MaxDepth }
 
 // fillGaps copies gaps between extents of own, which are ascending, from the layers below. Where no

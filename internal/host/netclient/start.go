@@ -37,8 +37,8 @@ const (
 // whose scores vmmclient sets, and before the daemon.
 const oomScore = 250
 
-// cpuWeight is the most that there is: all sandboxes wait for this one process, which would have the
-// share of one of them among those that are busy.
+// cpuWeight is the most that there is: all sandboxes wait for this one process, which would have
+// the share of one of them among those that are busy.
 const cpuWeight = 10_000
 
 // memory is the most that forkd-net may have, in MiB.

@@ -50,9 +50,10 @@ func findLog(pid int) *os.File {
 	return f
 }
 
-// keptOfLog is how much is kept of each end of a log, in bytes: of a Go program that a signal ended,
-// the signal is at the beginning and the registers are at the end. Sandboxes are listed for as long
-// as anybody likes after their VMM has ended, and its log may have been written by their guest.
+// keptOfLog is how much is kept of each end of a log, in bytes: of a Go program that a signal
+// ended, the signal is at the beginning and the registers are at the end. Sandboxes are listed for
+// as long as anybody likes after their VMM has ended, and its log may have been written by their
+// guest.
 const keptOfLog = 16 << 10
 
 // logGap stands in a log for what is not kept.

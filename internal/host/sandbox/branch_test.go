@@ -54,8 +54,8 @@ func (w *world) layers(t *testing.T, tag string) (memory, disk int) {
 	return d.MemoryLayers, d.DiskLayers
 }
 
-// Each branch adds a layer to memory and to the disk, but a full one starts the memory's anew, and the
-// sandbox stays on the branch before it.
+// Each branch adds a layer to memory and to the disk, but a full one starts the memory's anew, and
+// the sandbox stays on the branch before it.
 func TestBranchChains(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()

@@ -76,8 +76,8 @@ func TestExpiry(t *testing.T) {
 	w.checkClean(t)
 }
 
-// A sandbox that is suspended when its time has passed lives on, with what was kept with it, also in
-// the next daemon.
+// A sandbox that is suspended when its time has passed lives on, with what was kept with it, also
+// in the next daemon.
 func TestExpirySuspends(t *testing.T) {
 	w := newWorld(t, 0)
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {

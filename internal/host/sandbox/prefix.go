@@ -54,7 +54,8 @@ func (p Prefix) HasEvent(e *event.Event) bool {
 	return p.HasTag(e.Snapshot)
 }
 
-// PrefixError refuses somebody what is beyond their Prefix, where saying so tells nothing of others.
+// PrefixError refuses somebody what is beyond their Prefix, where saying so tells nothing of
+// others.
 type PrefixError struct {
 	Who    string
 	Prefix Prefix

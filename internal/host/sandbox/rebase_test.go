@@ -104,8 +104,8 @@ func TestFailedRebase(t *testing.T) {
 	}
 }
 
-// A daemon that dies between its note and the VMM's answer finds out what the memory lies on, though
-// the snapshot was deleted meanwhile.
+// A daemon that dies between its note and the VMM's answer finds out what the memory lies on,
+// though the snapshot was deleted meanwhile.
 func TestRestartDuringARebase(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		for _, deleted := range []bool{false, true} {

@@ -20,8 +20,8 @@ import (
 
 // Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs
 // that were never handed out, or whose process has ended. What it could not find out about is left
-// alone, see LeftAlone. It is called once, before anything else, and returns the number of sandboxes
-// that live on.
+// alone, see LeftAlone. It is called once, before anything else, and returns the number of
+// sandboxes that live on.
 func (m *Manager) Recover() (int, error) {
 	entries, err := os.ReadDir(m.cfg.RunDir)
 	if err != nil {
@@ -55,7 +55,8 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not touched.
+// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not
+// touched.
 type LeftAlone struct {
 	ID     string
 	PID    int // of its VMM; 0: it has none, or that is not known

@@ -84,8 +84,8 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	return r, nil
 }
 
-// endRolledBack ends a sandbox whose rollback failed with err after its point of no return. One that
-// was suspended before has exited, as if its VM had ended by itself: it can go back to that.
+// endRolledBack ends a sandbox whose rollback failed with err after its point of no return. One
+// that was suspended before has exited, as if its VM had ended by itself: it can go back to that.
 func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) error {
 	if s.Info().State == Stopping {
 		return &CutOffError{ID: s.id, Op: rollBackOp, By: byDelete}

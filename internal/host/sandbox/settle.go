@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
-// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top, or a
-// layer, that the record only announces. The caller holds s.ops: while a branch is under way the
+// behind reports whether the VMM of s has left requests unanswered, or may be using a disk top, or
+// a layer, that the record only announces. The caller holds s.ops: while a branch is under way the
 // latter is as it should be.
 func (s *Sandbox) behind() bool {
 	s.mu.Lock()

@@ -31,9 +31,9 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 }
 
 // SnapshotSuspended makes a snapshot of a suspended sandbox, which stays so: of what Resume would
-// bring it back from, copied, for that goes with the sandbox. It takes a place of a branch, of which
-// it writes far more than one. An empty tag is replaced. The error of a sandbox in another state is
-// a *StateError.
+// bring it back from, copied, for that goes with the sandbox. It takes a place of a branch, of
+// which it writes far more than one. An empty tag is replaced. The error of a sandbox in another
+// state is a *StateError.
 func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.Info, error) {
 	tag, err := branchTag(ctx, tag, id, time.Now())
 	if err != nil {

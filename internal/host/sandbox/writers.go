@@ -33,7 +33,8 @@ func noWriters(path string, patience time.Duration) error {
 }
 
 // hasWriter asks Linux for a lease for reading, which it gives only where nobody has the file open
-// for writing (fcntl(2), F_SETLEASE), and gives it back. A file system without leases tells nothing.
+// for writing (fcntl(2), F_SETLEASE), and gives it back. A file system without leases tells
+// nothing.
 func hasWriter(f *os.File) bool {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {

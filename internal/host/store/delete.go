@@ -12,8 +12,8 @@ import (
 // DeleteMode says what happens to the snapshots that build on a deleted one.
 type DeleteMode int
 
-// The modes of deletion. None of them deletes a snapshot that sandboxes run from. One that sandboxes
-// only follow loses its name, and its files go with the last of them.
+// The modes of deletion. None of them deletes a snapshot that sandboxes run from. One that
+// sandboxes only follow loses its name, and its files go with the last of them.
 const (
 	DeleteSingle  DeleteMode = iota // refuse if there are any
 	DeleteCascade                   // delete them first

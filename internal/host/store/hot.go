@@ -160,8 +160,8 @@ func (s *Store) flush(e *entry) error {
 	return nil
 }
 
-// persist brings all files of a hot snapshot in dir to disk. The last is its own memory layer: where
-// that has its name, all the others are there too, see reload.
+// persist brings all files of a hot snapshot in dir to disk. The last is its own memory layer:
+// where that has its name, all the others are there too, see reload.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
 	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
 	if m.Disk != nil {

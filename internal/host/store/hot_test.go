@@ -318,8 +318,8 @@ func TestStageOver(t *testing.T) {
 	}
 }
 
-// What takes the place of a snapshot is on disk before that goes: after a power failure there is one
-// of the two.
+// What takes the place of a snapshot is on disk before that goes: after a power failure there is
+// one of the two.
 func TestStageOverAndPowerFailure(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -7,8 +7,8 @@ import "slices"
 // branches.
 const maxIdle = 32
 
-// releasedLocked notes the end of a lease of e, and returns a snapshot whose files are to be closed,
-// or nil.
+// releasedLocked notes the end of a lease of e, and returns a snapshot whose files are to be
+// closed, or nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.leases+e.followers > 0 {
 		return nil

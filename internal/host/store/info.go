@@ -134,8 +134,8 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	return d, nil
 }
 
-// ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the memory
-// in RAM if it is nowhere else.
+// ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the
+// memory in RAM if it is nowhere else.
 func (s *Store) ownBlocksLocked(e *entry) (memory, disk uint64) {
 	layer := filepath.Join(e.dir, snapshot.MemoryLayerFile)
 	if e.unflushed {

@@ -17,8 +17,9 @@ import (
 // A memory layer is named after the snapshot that it was made for, its owner. A name proves
 // nothing: any manifest can claim one. So a layer in RAM is taken for a snapshot in two cases only:
 //
-//   - the snapshot has the layer's file on disk, and the RAM holds a copy of just that file, as <ram>/<owner>/origin says.
-//     Snapshots of one chain have links to one file, so they share the copy;
+//   - the snapshot has the layer's file on disk, and the RAM holds a copy of just that file, as
+//     <ram>/<owner>/origin says. Snapshots of one chain have links to one file, so they share the
+//     copy;
 //   - the snapshot was published hot by this store, from a lease, and has not been flushed yet.
 //
 // A snapshot that came here with the name of a layer which is not its own maps its own file from

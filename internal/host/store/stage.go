@@ -35,7 +35,8 @@ type Staging struct {
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
 // StageOver is Stage for a snapshot that takes the place of one with its tag, if there is one:
-// PublishHot deletes that as Delete does with DeleteForce, when the new one is complete and on disk.
+// PublishHot deletes that as Delete does with DeleteForce, when the new one is complete and on
+// disk.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {

@@ -25,8 +25,8 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
-// DropUnused removes the transient snapshots, and those without a name, that no sandbox needs. It is
-// called when all sandboxes of an earlier daemon have been taken over.
+// DropUnused removes the transient snapshots, and those without a name, that no sandbox needs. It
+// is called when all sandboxes of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

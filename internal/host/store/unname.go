@@ -8,14 +8,14 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 )
 
-// unnamedPrefix marks the directory of a snapshot without a name; its ID follows. No tag begins with
-// a dot.
+// unnamedPrefix marks the directory of a snapshot without a name; its ID follows. No tag begins
+// with a dot.
 const unnamedPrefix = ".unnamed-"
 
 // Follow keeps the files of the snapshot with an ID for a sandbox that was rebased onto it, and
-// returns how to end that. It can be deleted all the same: then its tag is free at once, nobody sees
-// it any more, and its files stay until nobody follows it. Snapshots that a daemon has left without a
-// name are there for the next one to follow until DropUnused.
+// returns how to end that. It can be deleted all the same: then its tag is free at once, nobody
+// sees it any more, and its files stay until nobody follows it. Snapshots that a daemon has left
+// without a name are there for the next one to follow until DropUnused.
 func (s *Store) Follow(id string) (unfollow func(), err error) {
 	e, err := s.follow(id)
 	if err != nil {
@@ -44,8 +44,8 @@ func (s *Store) follow(id string) (*entry, error) {
 	return e, nil
 }
 
-// UnnamedBytes returns what the snapshot with an ID takes on disk by itself, or in RAM if it came no
-// further, if it was deleted and is still followed. It is 0 otherwise.
+// UnnamedBytes returns what the snapshot with an ID takes on disk by itself, or in RAM if it came
+// no further, if it was deleted and is still followed. It is 0 otherwise.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// A snapshot that is only followed is deleted for everybody else: its tag is free at once. Its files
-// stay for whoever follows it, also across a restart, flushed or not, and go with the last of them.
+// A snapshot that is only followed is deleted for everybody else: its tag is free at once. Its
+// files stay for whoever follows it, also across a restart, flushed or not, and go with the last of
+// them.
 func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 	for _, flushed := range []bool{true, false} {
 		d := newDirs(t)
@@ -125,8 +126,8 @@ func TestUnnamedSnapshotsOfALostDaemon(t *testing.T) {
 	}
 }
 
-// The turn of a snapshot to be flushed may come while it loses its name: what is in RAM only is still
-// found there.
+// The turn of a snapshot to be flushed may come while it loses its name: what is in RAM only is
+// still found there.
 func TestFollowedSnapshotIsFoundInRAM(t *testing.T) {
 	d := newDirs(t)
 	s := d.open(t)

@@ -20,8 +20,8 @@ type BranchFiles struct {
 
 // Branch saves the machine while it runs. After a live branch (BranchResult.Mode) the layer is
 // complete when WaitCopied returns, which is to be called for it. Rebase may follow. While it is
-// being copied the VMM refuses further branches, and a refused one changes nothing for the one under
-// way. Branch.Disks and Branch.Serial are set here.
+// being copied the VMM refuses further branches, and a refused one changes nothing for the one
+// under way. Branch.Disks and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
@@ -47,9 +47,9 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 }
 
 // Rebase puts mappings of the complete memory layer of the branch that BranchResult.Serial names,
-// opened for reading, in the place of what the machine has not written since; see vmmproto.Rebase. An
-// error that is vm.ErrNotKept has changed nothing. After another Stats.Rebases tells whether it has
-// begun.
+// opened for reading, in the place of what the machine has not written since; see vmmproto.Rebase.
+// An error that is vm.ErrNotKept has changed nothing. After another Stats.Rebases tells whether it
+// has begun.
 func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result vmmproto.RebaseResult, err error) {
 	err = v.call(ctx, vmmproto.KindRebase, &vmmproto.Rebase{Serial: serial}, descriptors(layer), &result)
 	return result, err

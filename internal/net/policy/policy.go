@@ -125,8 +125,8 @@ var closedRanges = []closed{
 //
 //  1. What cannot be reached at all is refused: IPv6, and the network inside of the VM.
 //  2. Mode none refuses. Rules of Deny refuse, by address or by name.
-//  3. A rule of Allow by address lets through, but a range that is closed is opened only by a rule that lies within it:
-//     0.0.0.0/0 means the internet, not this host.
+//  3. A rule of Allow by address lets through, but a range that is closed is opened only by a rule
+//     that lies within it: 0.0.0.0/0 means the internet, not this host.
 //  4. What is still closed is refused, as is DNS past the gateway.
 //  5. Mode public and open let the rest through. Mode allow wants a rule by name for it.
 //

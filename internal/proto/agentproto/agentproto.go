@@ -42,8 +42,9 @@ const GroupHeader = "Forkd-Group"
 // has. It is forkd's own.
 const TerminalHeader = "Forkd-Terminal"
 
-// DefaultUserHeader on requests to envd names the account that they are for if they name none, where
-// the guest has such an account. It is forkd's own: each of its interfaces has a default user.
+// DefaultUserHeader on requests to envd names the account that they are for if they name none,
+// where the guest has such an account. It is forkd's own: each of its interfaces has a default
+// user.
 const DefaultUserHeader = "Forkd-Default-User"
 
 // Ready is what the agent announces when every service listens and the warm interpreters are up.

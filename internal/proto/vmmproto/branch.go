@@ -51,11 +51,11 @@ type Branched struct {
 }
 
 // Rebase puts private mappings of the memory layer of a branch, which is donated, in the place of
-// the pages that the machine has not written since. It runs on meanwhile. From the moment it begins,
-// which Stats.Rebases counts, private pages are what differs from the snapshot of that branch, and no
-// longer from the one before: the next branch has only them. The snapshot must be there to stay for
-// as long as the machine. A machine that no longer knows which pages these are answers
-// vm.ErrNotKept and has changed nothing: after 30 seconds, another branch, or a Restore.
+// the pages that the machine has not written since. It runs on meanwhile. From the moment it
+// begins, which Stats.Rebases counts, private pages are what differs from the snapshot of that
+// branch, and no longer from the one before: the next branch has only them. The snapshot must be
+// there to stay for as long as the machine. A machine that no longer knows which pages these are
+// answers vm.ErrNotKept and has changed nothing: after 30 seconds, another branch, or a Restore.
 type Rebase struct {
 	Serial uint64 // of the Branch
 }

@@ -9,9 +9,10 @@ package cpuid
 //   - SGX: enclave memory; MPX, shadow stacks and indirect branch tracking: their registers;
 //   - AMX, and XFD with it: its tiles do not fit the 4 KiB form of KVM_GET_XSAVE;
 //   - MONITOR/MWAIT: KVM makes them do nothing;
-//   - the invariant TSC: after a restore on another host the rate may be another one, and user programs take the bit as
-//     a promise. The kernel then prefers kvm-clock, which KVM corrects;
-//   - KVM's asynchronous page faults: a fault in flight while the machine is saved would never complete.
+//   - the invariant TSC: after a restore on another host the rate may be another one, and user
+//     programs take the bit as a promise. The kernel then prefers kvm-clock, which KVM corrects;
+//   - KVM's asynchronous page faults: a fault in flight while the machine is saved would never
+//     complete.
 func maskUnsaved(e []Entry) []Entry {
 	for i := range e {
 		switch c := &e[i]; c.Function {

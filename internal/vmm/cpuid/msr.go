@@ -19,9 +19,10 @@ const (
 // computed from the TSC and from KVM_SET_CLOCK, which comes first too.
 //
 // Not in the list, and why:
-//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest, in every child. A guest
-//     that wants the wall clock sets it first.
-//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are hidden by every template.
+//   - MSR_KVM_WALL_CLOCK(_NEW): it keeps nothing; setting it makes KVM write a page of the guest,
+//     in every child. A guest that wants the wall clock sets it first.
+//   - MSR_KVM_ASYNC_PF_*, performance counters, VMX, SVM, processor trace, XFD: their features are
+//     hidden by every template.
 //   - Machine check banks: the machine injects no machine checks.
 //   - SMBASE and the like: there is no system management mode without firmware.
 func SavedMSRs(supported []uint32) []uint32 {

@@ -150,8 +150,8 @@ func (m *Machine) prepareFreezer(device int) (err error) {
 	return m.freezer.Register() // mappings may be new
 }
 
-// saveDirty writes the dirty pages while the machine stands still. Where they are to be kept in mind
-// they are frozen first, and the capture returned is complete.
+// saveDirty writes the dirty pages while the machine stands still. Where they are to be kept in
+// mind they are frozen first, and the capture returned is complete.
 func (m *Machine) saveDirty(cfg *BranchConfig, result *vmmproto.SaveResult) (*uffd.Capture, error) {
 	if !cfg.Keep {
 		return nil, m.saveMemory(cfg.Layer, cfg.MaxExtents, result)

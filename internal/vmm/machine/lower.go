@@ -52,8 +52,8 @@ func (l *lower) mappings() (lasting, all int) {
 	return lasting, count(func(vm.Extent) bool { return true })
 }
 
-// room returns how many ranges a rebase may replace, each of which makes two mappings more: of those
-// that last there are at most maxMappings then, and of all at most twice as many.
+// room returns how many ranges a rebase may replace, each of which makes two mappings more: of
+// those that last there are at most maxMappings then, and of all at most twice as many.
 func (l *lower) room() int {
 	lasting, all := l.mappings()
 	return min(maxMappings-lasting, 2*maxMappings-all) / 2

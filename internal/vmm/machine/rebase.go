@@ -120,9 +120,9 @@ func replaceUnchanged(capture *uffd.Capture, layer, most int) (replaced []guestm
 }
 
 // detach gives up layers that the machine has only private pages over since a branch of all that it
-// had written, so that their files can go. As a rule there are few such pages: those that were written
-// between the branch and the rebase onto it. Where a rebase had no mappings left there are many, and
-// several pauses share the work.
+// had written, so that their files can go. As a rule there are few such pages: those that were
+// written between the branch and the rebase onto it. Where a rebase had no mappings left there are
+// many, and several pauses share the work.
 //
 // Preconditions: the machine stands still and nothing is frozen.
 func (m *Machine) detach() error {

@@ -108,9 +108,10 @@ func (c *Capture) opened(gpa guestmem.GPA, pages uint64) {
 	c.openCount.Add(pages)
 }
 
-// letWrite makes the frozen page at gpa writable, and up to around-1 captured ones behind it. A page
-// that is not in the layer yet is captured first. wait is called again and again while somebody
-// else has the page. It reports whether the page was captured here, and whether it was opened here.
+// letWrite makes the frozen page at gpa writable, and up to around-1 captured ones behind it. A
+// page that is not in the layer yet is captured first. wait is called again and again while
+// somebody else has the page. It reports whether the page was captured here, and whether it was
+// opened here.
 func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captured, opened bool) {
 	i := pageOf(gpa)
 	if captured = c.claim(i); captured {

@@ -1,8 +1,9 @@
-// Package e2btls has E2B's SDKs, as they are published, reach sandboxes by host names over TLS, with
-// the certificates and the environment that `forkd e2b setup` makes.
+// Package e2btls has E2B's SDKs, as they are published, reach sandboxes by host names over TLS,
+// with the certificates and the environment that `forkd e2b setup` makes.
 //
-// The API is the real one over VMs that do nothing, in each of them a real agent, which is a process
-// of this host. Names lead here by an /etc/hosts of the program's own. It is run by scripts/compat.
+// The API is the real one over VMs that do nothing, in each of them a real agent, which is a
+// process of this host. Names lead here by an /etc/hosts of the program's own. It is run by
+// scripts/compat.
 package e2btls
 
 import (
@@ -40,9 +41,9 @@ func TestMain(m *testing.M) {
 // ownHosts runs a command with the file $1 as /etc/hosts. It may add to it.
 const ownHosts = `mount --bind "$1" /etc/hosts; shift; exec "$@"`
 
-// ownSystem runs an agent that changes neither accounts nor devices of this host, of which it is root,
-// and whose login shells read no profile of this user's. What stands there is not under test, and may
-// take its time: pyenv waits a minute for a lock that a killed shell has left.
+// ownSystem runs an agent that changes neither accounts nor devices of this host, of which it is
+// root, and whose login shells read no profile of this user's. What stands there is not under test,
+// and may take its time: pyenv waits a minute for a lock that a killed shell has left.
 const ownSystem = `for d in /etc /dev; do
 	mount --rbind "$d" "$d"
 	mount -o remount,bind,ro "$d"

@@ -1,7 +1,7 @@
 // Command hostnames lets packages of E2B's that ask https://PORT-ID.DOMAIN, and nothing else, reach
 // the daemon at $FORKD_URL: it ends TLS with certificates of `forkd e2b setup`, and says in headers
-// what the host name says. It prints DOMAIN and the directory of the certificates, and ends with its
-// standard input.
+// what the host name says. It prints DOMAIN and the directory of the certificates, and ends with
+// its standard input.
 //
 // It stands for a daemon with --proxy-domain, which the one in an emulated host is not. How the
 // daemon itself serves host names and TLS is the subject of the group e2btls.

@@ -203,8 +203,8 @@ func (q *Queue) Idle() bool {
 	return err == nil && n == 0 && q.says(q.kickWord())
 }
 
-// kickWord returns where the driver is asked to kick for the next chain that Pop has not seen, and by
-// what.
+// kickWord returns where the driver is asked to kick for the next chain that Pop has not seen, and
+// by what.
 func (q *Queue) kickWord() (guestmem.GPA, uint16) {
 	if q.cfg.EventIdx {
 		return q.availEvent(), q.lastAvail
