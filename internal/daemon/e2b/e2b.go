@@ -41,7 +41,8 @@ const (
 	maxWorks    = 256 // requests at once that change or measure something
 	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
 	maxUploads  = 16  // archives at once that are sent for builds,
-	maxOwn      = 4   // and of one client; others wait
+	maxOwn      = 4   // and of one client; others wait,
+	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -81,7 +82,7 @@ func New(cfg Config) http.Handler {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
 	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes),
-		uploads: newPlaces(maxUploads, maxOwn)}
+		uploads: newPlaces(maxUploads, maxOwn, maxQueue)}
 	a.routes()
 	return a
 }

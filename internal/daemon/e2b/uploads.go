@@ -81,7 +81,7 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	leave, err := a.uploads.take(ctx, b.Who)
 	if err != nil {
-		return errTooMany
+		return err
 	}
 	defer leave()
 	rc := http.NewResponseController(w)
@@ -127,41 +127,62 @@ func (s *steady) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// places are for what is under way at once, of one client and of all. Who finds none waits.
+// places are for what is under way at once, of one client and of all. Who finds none waits, and some
+// of one client may: each that waits has a connection.
 type places struct {
-	all   chan struct{}
-	ofOne int
+	all          chan struct{}
+	ofOne, queue int
 
 	mu sync.Mutex
-	by map[string]chan struct{} // of clients, of which there are as many as tokens
+	by map[string]*line // of clients, of which there are as many as tokens
 }
 
-func newPlaces(all, ofOne int) *places {
-	return &places{all: make(chan struct{}, all), ofOne: ofOne, by: make(map[string]chan struct{})}
+// line is the places of one client.
+type line struct {
+	taken   chan struct{}
+	waiting int // guarded by places.mu
 }
 
-// take returns how to leave a place for a client, or the error of ctx.
+func newPlaces(all, ofOne, queue int) *places {
+	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, by: make(map[string]*line)}
+}
+
+// take returns how to leave a place for a client, or an error where too many wait or ctx has ended.
 func (p *places) take(ctx context.Context, who string) (leave func(), err error) {
-	own := p.of(who)
+	own, stop := p.wait(who)
+	if own == nil {
+		return nil, errTooMany
+	}
+	defer stop()
 	select {
-	case own <- struct{}{}:
+	case own.taken <- struct{}{}:
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, errTooMany
 	}
 	select {
 	case p.all <- struct{}{}:
-		return func() { <-p.all; <-own }, nil
+		return func() { <-p.all; <-own.taken }, nil
 	case <-ctx.Done():
-		<-own
-		return nil, ctx.Err()
+		<-own.taken
+		return nil, errTooMany
 	}
 }
 
-func (p *places) of(who string) chan struct{} {
+// wait lets a client wait until stop is called, unless too many requests of it do already.
+func (p *places) wait(who string) (own *line, stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.by[who] == nil {
-		p.by[who] = make(chan struct{}, p.ofOne)
+	if own = p.by[who]; own == nil {
+		own = &line{taken: make(chan struct{}, p.ofOne)}
+		p.by[who] = own
 	}
-	return p.by[who]
+	if own.waiting == p.queue {
+		return nil, nil
+	}
+	own.waiting++
+	return own, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		own.waiting--
+	}
 }

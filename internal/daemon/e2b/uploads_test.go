@@ -59,7 +59,9 @@ func TestSteady(t *testing.T) {
 
 // One client leaves places for others, and who finds none waits.
 func TestPlaces(t *testing.T) {
-	p := newPlaces(3, 2)
+	p := newPlaces(3, 2, 2)
+	stops, stop := context.WithCancel(t.Context())
+	defer stop()
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	var leave []func()
@@ -88,6 +90,18 @@ func TestPlaces(t *testing.T) {
 		}
 		done <- err
 	}()
+	stopped := make(chan struct{})
+	go func() { _, _ = p.take(stops, "a"); close(stopped) }()
+	for waiting := 0; waiting < 2; time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		waiting = p.by["a"].waiting
+		p.mu.Unlock()
+	}
+	if _, err := p.take(t.Context(), "a"); err == nil {
+		t.Error("a third waits where two may")
+	}
+	stop()
+	<-stopped
 	leave[0]()
 	if err := <-done; err != nil {
 		t.Error(err)
