@@ -235,7 +235,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	}
 	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token"),
 		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
-	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv})
+	// What the daemon builds is then in the cache of this host, where kernels and images are.
+	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.SharedDir()}})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}

@@ -16,33 +16,7 @@ import (
 // themselves make of it is tested by test/compat.
 func TestE2BWireProtocol(t *testing.T) {
 	d := load(t).start(t)
-	socket := filepath.Join(d.run, "forkd.sock")
-	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}}}
-	call := func(method, path, kind, body string, want int, box map[string]any) string {
-		t.Helper()
-		req, err := http.NewRequestWithContext(d.ctx(t, 5*time.Minute), method, "http://localhost"+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", kind)
-		if box != nil {
-			req.Header.Set("E2b-Sandbox-Id", box["sandboxID"].(string))
-			req.Header.Set("X-Access-Token", box["envdAccessToken"].(string))
-		}
-		resp, err := clients.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		p, err := io.ReadAll(resp.Body)
-		if err != nil || resp.StatusCode != want {
-			t.Fatalf("%s %s: %s %s (%v), want %d", method, path, resp.Status, p, err, want)
-		}
-		return string(p)
-	}
+	call := d.e2b(t)
 	const object, stream, bytes = "application/json", "application/connect+json", "application/octet-stream"
 	var box map[string]any
 	if err := json.Unmarshal([]byte(call("POST", "/v2/sandboxes", object, `{"templateID":"`+tag+`"}`, 201, nil)), &box); err != nil {
@@ -65,4 +39,36 @@ func TestE2BWireProtocol(t *testing.T) {
 	}
 	call("DELETE", at, object, "", 204, nil)
 	call("GET", "/health", object, "", 502, box)
+}
+
+// e2b returns how E2B's API is called: with a token of that sandbox, if one is given. The answer has
+// to have the status that is wanted; its body is returned.
+func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want int, box map[string]any) string {
+	socket := filepath.Join(d.run, "forkd.sock")
+	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
+	return func(method, path, kind, body string, want int, box map[string]any) string {
+		t.Helper()
+		req, err := http.NewRequestWithContext(d.ctx(t, 5*time.Minute), method, "http://localhost"+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", kind)
+		if box != nil {
+			req.Header.Set("E2b-Sandbox-Id", box["sandboxID"].(string))
+			req.Header.Set("X-Access-Token", box["envdAccessToken"].(string))
+		}
+		resp, err := clients.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		p, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != want {
+			t.Fatalf("%s %s: %s %s (%v), want %d", method, path, resp.Status, p, err, want)
+		}
+		return string(p)
+	}
 }
