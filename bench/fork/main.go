@@ -120,6 +120,14 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	}
 	rows, err := b.countAll(ctx)
 	r.Tables = append(r.Tables, countsTable(rows))
+	if err != nil || o.guest == "stub" || b.TimeIsUp() {
+		return r, err
+	}
+	b.Progress("reading what children have written")
+	p, err := b.readPages(ctx)
+	if err == nil {
+		r.Tables = append(r.Tables, p.table())
+	}
 	return r, err
 }
 

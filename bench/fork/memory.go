@@ -86,13 +86,15 @@ func (m *memory) table() *report.Table {
 	}
 	t.Add("VMM besides guest RAM", m.own(), sum(m.pss)-m.pss[procmem.PartGuest])
 	t.Add("whole process", sum(m.private), sum(m.pss))
-	t.Add("page tables (kernel)", m.pageTables, nil)
+	t.Add("page tables (kernel)", m.pageTables, m.pageTables)
+	t.Add("all in: whole process, page tables", sum(m.private)+m.pageTables, sum(m.pss)+m.pageTables)
+	t.Add("slabs of the host (kernel)", m.slab, nil)
 	t.Notef("%d of %d living children read; guest pages dirtied between restore and sampling: %.0f KiB per child",
 		m.children, m.alive, m.dirtied)
-	t.Notef("the host's MemAvailable fell by %.0f KiB per child, kernel side included, its slabs grew by %.0f; other processes move both", m.host, m.slab)
-	const target, targetPSS = 1024, 2048
-	t.Notef("targets: VMM besides guest RAM ≤ 1 MiB private: %s; dirtied ≤ 1 MiB: %s; together ≤ 2 MiB Pss: %s",
-		met(m.own() <= target), met(m.dirtied <= target), met(sum(m.pss) <= targetPSS))
+	t.Notef("the host's MemAvailable fell by %.0f KiB per child, kernel side included; other processes move it, and the slabs", m.host)
+	const target, targetPSS, targetAll = 1024, 2048, 1331
+	t.Notef("targets: VMM besides guest RAM ≤ 1 MiB private: %s; dirtied ≤ 1 MiB: %s; together ≤ 2 MiB Pss: %s; all in ≤ 1.3 MiB: %s",
+		met(m.own() <= target), met(m.dirtied <= target), met(sum(m.pss) <= targetPSS), met(sum(m.pss)+m.pageTables <= targetAll))
 	return t
 }
 
