@@ -153,11 +153,12 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	if err != nil {
 		return built{}, err
 	}
-	if v.NoKVM != "" { // likewise
-		return built{}, fmt.Errorf("the daemon's host cannot run VMs: %s: run 'forkd doctor' there; 'forkd machine start' emulates a host "+
-			"that can", v.NoKVM)
+	// What the daemon would say too, but only after minutes of building.
+	if v.NoKVM != "" {
+		return built{}, fmt.Errorf("the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
+			"that can)", v.NoKVM)
 	}
-	if uint64(recipe.MemoryMiB) > v.HostMemoryMiB { // the daemon would say so, but only after minutes of building
+	if uint64(recipe.MemoryMiB) > v.HostMemoryMiB {
 		return built{}, fmt.Errorf("recipe %s: memory_mib: %d: the daemon's host has %d MiB of memory", recipe.Name,
 			recipe.MemoryMiB, v.HostMemoryMiB)
 	}

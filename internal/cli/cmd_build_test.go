@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -70,5 +71,20 @@ func TestABuildChecksMemoryFirst(t *testing.T) {
 	want := fmt.Sprintf("memory_mib: %d: the daemon's host has %d MiB", recipe.MemoryMiB, v.HostMemoryMiB)
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
+	}
+}
+
+// A daemon whose host cannot run VMs builds nothing, and a doctor anywhere says why.
+func TestABuildAsksForKVMFirst(t *testing.T) {
+	const why = "no such device"
+	rig := apirig.Start(t, apirig.Options{NoKVM: errors.New(why)})
+	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // where nothing can be built
+	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"}, newStatus(io.Discard))
+	if err == nil || !strings.Contains(err.Error(), "cannot run VMs: "+why+" (run 'forkd doctor' there;") {
+		t.Errorf("build: %v", err)
+	}
+	t.Setenv(tokenEnv, apirig.Token)
+	if f := checkDaemon(t.Context(), rig.URL)[0]; f.Verdict != fail || !strings.Contains(f.Detail, "cannot run VMs: "+why) {
+		t.Errorf("doctor: %+v", f)
 	}
 }

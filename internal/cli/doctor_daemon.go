@@ -133,8 +133,12 @@ func checkDaemon(ctx context.Context, url string) []finding {
 	if err != nil {
 		return []finding{found(check, warn, fmt.Sprintf("%s: %v", where, err)).byHand(howToStart())}
 	}
+	answers := found(check, pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission)))
+	if v.NoKVM != "" {
+		answers = found(check, fail, where+": its host cannot run VMs: "+v.NoKVM).byHand("forkd doctor # on that host")
+	}
 	findings := []finding{
-		found(check, pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission))),
+		answers,
 		judgeVersion(v.Version),
 		judgeLimits(v.LimitsMissing),
 		judgeLeftAlone(v.LeftAlone),

@@ -20,10 +20,12 @@ type KVM struct {
 	cpuid  []byte
 }
 
-// NoKVMError says why no VM can be started on this host.
+// NoKVMError says why no VM can be started on this host, to clients that may be elsewhere.
 type NoKVMError struct{ Err error }
 
-func (e *NoKVMError) Error() string { return "no VM can be started on this host: " + e.Err.Error() }
+func (e *NoKVMError) Error() string {
+	return fmt.Sprintf("the daemon's host cannot run VMs: %v (run 'forkd doctor' there; 'forkd machine start' emulates a host that can)", e.Err)
+}
 func (e *NoKVMError) Unwrap() error { return e.Err }
 
 // open returns the device, which stays the KVM's, and what is known of it, or a *NoKVMError.
