@@ -78,8 +78,15 @@ func (b *bench) check() error {
 	if b.guestName != "stub" && b.guestName != "linux" {
 		return fmt.Errorf("-guest %q: want stub or linux", b.guestName)
 	}
-	if b.memoryMiB < 64 || b.memoryMiB > 3072 || len(b.ns.List) == 0 || b.rounds < 1 || b.counted < 0 {
-		return errors.New("-memory wants 64 to 3072, -n a number, -rounds 1 or more, -counted 0 or more")
+	switch {
+	case b.memoryMiB < 64 || b.memoryMiB > 3072:
+		return fmt.Errorf("-memory %d: want 64 to 3072", b.memoryMiB)
+	case len(b.ns.List) == 0:
+		return errors.New("-n: want a number, or several")
+	case b.rounds < 1:
+		return fmt.Errorf("-rounds %d: want 1 or more", b.rounds)
+	case b.counted < 0:
+		return fmt.Errorf("-counted %d: want 0 or more", b.counted)
 	}
 	return nil
 }
