@@ -120,9 +120,9 @@ type stubClient struct {
 // stubPoll is the grain of the stub's clock (ii).
 const stubPoll = 200 * time.Microsecond
 
-// Forked waits for the stub's answer on its console: one byte, for a VMM that ends says more. Only the
-// number of bytes is looked at, in one open file. Others wait for a byte on a pipe; to copy the ring of
-// a console takes as long as to restore a vCPU.
+// Forked waits for the stub's answer on its console: one byte, for a VMM that ends says more. Only
+// the number of bytes is looked at, in one open file. Others wait for a byte on a pipe; to copy the
+// ring of a console takes as long as to restore a vCPU.
 func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 	f, err := vmmclient.OpenConsole(c.dir)
 	if err != nil {
