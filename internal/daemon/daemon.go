@@ -48,13 +48,14 @@ type Config struct {
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
 	Admit       sandbox.Admission
 	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
-	PoolSize    int
-	Branches    int      // at once; 0: 4
-	CmdlineArgs []string // added to the kernel command line of parents
-	CPUTemplate string   // of parents
-	Accel       string   // "kvm" or "tcg", for reports
-	GuestPort   int      // of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0: none
-	KillOnExit  bool     // end all sandboxes when the daemon stops
+	PoolSize    int             // VMM processes that wait for forks of a snapshot; 0: none
+	PoolMost    int             // so many for a while where forks have found too few
+	Branches    int             // at once; 0: 4
+	CmdlineArgs []string        // added to the kernel command line of parents
+	CPUTemplate string          // of parents
+	Accel       string          // "kvm" or "tcg", for reports
+	GuestPort   int             // of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0: none
+	KillOnExit  bool            // end all sandboxes when the daemon stops
 	Jail        jail.Options
 	Version     string
 	Log         *slog.Logger
@@ -147,6 +148,9 @@ func (c *Config) check() error {
 	}
 	if c.PoolSize < 0 || c.PoolSize > maxPool {
 		return fmt.Errorf("--pool %d: want 0 to %d", c.PoolSize, maxPool)
+	}
+	if c.PoolMost < 0 || c.PoolMost > maxPool {
+		return fmt.Errorf("--pool-most %d: want 0 to %d", c.PoolMost, maxPool)
 	}
 	if a := c.Admit; a.MaxSandboxes < 0 || !(a.VCPUsPerCPU >= 0 && a.VCPUsPerCPU <= maxOvercommit) {
 		return fmt.Errorf("--max-sandboxes %d, --vcpu-overcommit %g: want 0 or more, and at most %d of the latter",

@@ -112,6 +112,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		RunDir:   runDir,
 		DataDir:  dataDir,
 		PoolSize: cfg.PoolSize,
+		PoolMost: cfg.PoolMost,
 		Admit:    cfg.Admit,
 		Observer: counts,
 		Events:   events,

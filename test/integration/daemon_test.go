@@ -191,6 +191,9 @@ func (d *daemon) launch(t *testing.T) {
 		for _, param := range tcghost.GuestCmdline() {
 			args = append(args, "--cmdline-extra", param)
 		}
+		if d.program == d.f.program { // builds before this one do not know it
+			args = append(args, "--pool-most", "0")
+		}
 	}
 	d.cmd = exec.Command(d.program, args...)
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log

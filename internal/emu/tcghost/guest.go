@@ -23,6 +23,7 @@ func DaemonArgs() []string {
 		// The emulator lets guests set XCR0 without KVM's knowledge, so they must not see XSAVE
 		// (docs/architecture.md).
 		"--cpu-template", vm.TemplateV2, "--accel", "tcg",
+		"--pool-most", "0", // to start a VMM takes its only CPU 0.1 s
 	}
 	for _, param := range GuestCmdline() {
 		args = append(args, "--cmdline-extra", param)

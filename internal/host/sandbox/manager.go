@@ -42,6 +42,7 @@ type Config struct {
 	DataDir  string                                   // private disk tops; of this manager alone
 	Branches int                                      // branches at once; 0: 4
 	PoolSize int                                      // ready shells per hot snapshot; 0: none
+	PoolMost int                                      // so many for a while where forks have found too few
 	Admit    Admission                                // how many sandboxes the host takes
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
 	Observer Observer
@@ -110,7 +111,7 @@ func New(cfg Config) (*Manager, error) {
 		room:      freeBytes,
 		quit:      make(chan struct{}),
 	}
-	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Log: cfg.Log,
+	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost, Log: cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
 	return m, nil
 }

@@ -22,8 +22,9 @@ import (
 // while, most of it for its memory; one that does not answer takes long to be taken over.
 const AtOnce = 16
 
-// Pool keeps size shells ready for every machine shape that was forked lately. It never makes a
-// fork wait: refilling happens in the background, one shell at a time, while no fork is running.
+// Pool keeps shells ready for every machine shape that was forked lately: Size of them, and more
+// for a while where forks have found too few. It never makes a fork wait: refilling happens in the
+// background, one shell at a time, while no fork is running.
 type Pool struct {
 	cfg Config
 
@@ -32,10 +33,11 @@ type Pool struct {
 	done   chan struct{}
 	wake   chan struct{} // has room for one
 
-	mu    sync.Mutex
-	busy  int // forks that are running
-	ready map[vm.Shape][]*Shell
-	want  map[string]vm.Shape // by ID of the hot snapshot
+	mu     sync.Mutex
+	busy   int // forks that are running
+	ready  map[vm.Shape][]*Shell
+	want   map[string]vm.Shape // by ID of the hot snapshot
+	demand map[vm.Shape]*demand
 }
 
 // Config is what a Pool works with.
@@ -43,7 +45,10 @@ type Config struct {
 	VMMs   VMMs
 	RunDir string // a directory for each shell goes into it
 	Size   int    // ready shells per shape; 0: none
+	Most   int    // so many at most where forks have found too few; below Size: no more than that
 	Log    *slog.Logger
+
+	Lasts time.Duration // for how long forks are remembered that have found too few; 0: 5 min
 
 	Refilled func(took time.Duration) // called for each shell that was started for the pool; nil: nobody
 }
@@ -51,10 +56,14 @@ type Config struct {
 // New returns an empty pool.
 func New(cfg Config) *Pool {
 	ctx, cancel := context.WithCancel(context.Background())
+	if cfg.Lasts == 0 {
+		cfg.Lasts = defaultLasts
+	}
 	p := &Pool{
 		cfg: cfg, ctx: ctx, cancel: cancel,
 		done: make(chan struct{}), wake: make(chan struct{}, 1),
 		ready: make(map[vm.Shape][]*Shell), want: make(map[string]vm.Shape),
+		demand: make(map[vm.Shape]*demand),
 	}
 	go p.run()
 	return p
@@ -92,6 +101,7 @@ func (p *Pool) Drop(snapshotID string) {
 	if !p.wantedLocked(shape) {
 		victims = p.ready[shape]
 		delete(p.ready, shape)
+		delete(p.demand, shape)
 	}
 	p.mu.Unlock()
 	p.kill(victims)
@@ -118,6 +128,7 @@ func (p *Pool) Take(ctx context.Context, shape vm.Shape) (s *Shell, pooled bool,
 func (p *Pool) takeReady(shape vm.Shape) *Shell {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.takenLocked(shape)
 	for {
 		list := p.ready[shape]
 		if len(list) == 0 {
@@ -175,12 +186,14 @@ const poolRetry = 5 * time.Second
 func (p *Pool) run() {
 	defer close(p.done)
 	for {
+		p.kill(p.surplus())
 		shape, ok := p.missing()
 		if !ok {
 			select {
 			case <-p.ctx.Done():
 				return
 			case <-p.wake:
+			case <-p.forgotten():
 			}
 			continue
 		}
@@ -253,14 +266,16 @@ func (p *Pool) missing() (vm.Shape, bool) {
 		return vm.Shape{}, false
 	}
 	for _, shape := range p.want {
-		if len(p.ready[shape]) < p.cfg.Size {
+		if len(p.ready[shape]) < p.targetLocked(shape) {
 			return shape, true
 		}
+		p.fullLocked(shape)
 	}
 	return vm.Shape{}, false
 }
 
-// Wanted returns the number of shells that are ready when the pool is full.
+// Wanted returns the number of shells that are ready when the pool is full, what it keeps for a
+// while not included.
 func (p *Pool) Wanted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
