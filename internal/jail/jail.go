@@ -216,7 +216,7 @@ func openBehind(files []*os.File, name string) (int, error) {
 		return -1, fmt.Errorf("open %s: %w", name, err)
 	}
 	defer unix.Close(fd)
-	behind := 0
+	behind := len(files)
 	for _, f := range files {
 		behind = max(behind, int(f.Fd()))
 	}

@@ -144,7 +144,7 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	}
 	children, errs := m.startChildren(ctx, start, req, unfinished.id)
 	m.givePlaces(children, vcpus)
-	result, err := countFailed(req, errs)
+	result, err := countFailed(ctx, req, errs)
 	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
 	if err == nil {
 		err = unfinished.finish()
@@ -186,8 +186,8 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 }
 
 // countFailed counts the children that did not start. The error says that there are too many to
-// keep the others.
-func countFailed(req ForkRequest, errs []error) (ForkResult, error) {
+// keep the others, or that nobody is left whom these could be told to.
+func countFailed(ctx context.Context, req ForkRequest, errs []error) (ForkResult, error) {
 	result := ForkResult{}
 	var first error
 	for _, err := range errs {
@@ -202,7 +202,7 @@ func countFailed(req ForkRequest, errs []error) (ForkResult, error) {
 			first = err // what happened to one says more than that the others were called off
 		}
 	}
-	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N) {
+	if result.Failed > 0 && (!req.AllowPartial || result.Failed == req.N || ctx.Err() != nil) {
 		return result, &ForkError{Tag: req.Tag, Asked: req.N, Failed: result.Failed,
 			Unconfirmed: result.Unconfirmed, First: first}
 	}

@@ -55,6 +55,28 @@ func TestAllChildrenRunBeforeOneIsConfirmed(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A client that leaves calls its fork off, also one that would keep a part: nobody would know of it.
+func TestClientLeavesAPartialFork(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	const n = 3
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	w.vmms.ForkedErr = func(i int) error {
+		if i < n {
+			return nil
+		}
+		leave()
+		return ctx.Err()
+	}
+	r, err := w.Fork(ctx, ForkRequest{Tag: "p", N: n, AllowPartial: true})
+	if !errors.Is(err, context.Canceled) || len(r.Sandboxes) != 0 {
+		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
+	}
+	w.checkClean(t)
+}
+
 func TestBakeForkKill(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
