@@ -18,14 +18,14 @@ build: ## Build bin/forkd with everything it carries
 demo: setup build ## Set up, bake a parent, fork 100 children, print a report
 	@scripts/demo
 
-test: setup build ## Run every test: on the host, then in VMs
+test: setup build ## Run every test: on the host, in VMs, and E2B's SDKs from PyPI and npm
 	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/test
 
 test-host: build ## Run the tests that need no KVM
 	@scripts/test host
 
-test-vm: setup build ## Run the tests that boot VMs (in the emulated host where KVM is not usable)
+test-vm: setup build ## Run those that need VMs (in the emulated host where KVM is not usable)
 	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/test vm
 
