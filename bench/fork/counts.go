@@ -11,8 +11,8 @@ import (
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// counts are what the children of forks did, and what they took, which is the same on every host but
-// for chance. Times of CPUs are not: they stand beside.
+// counts are what the children of forks did, and what they took, which is the same on every host
+// but for chance. Times of CPUs are not: they stand beside.
 type counts struct {
 	n        int
 	poolWarm bool

@@ -35,8 +35,8 @@ func (k pageKind) String() string {
 		"kernel stacks, rings, modules"}[k]
 }
 
-// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h; the last is of
-// linux/kernel-page-flags.h).
+// Bits of a page's flags in /proc/kpageflags (include/uapi/linux/kernel-page-flags.h; the last is
+// of linux/kernel-page-flags.h).
 const (
 	flagLRU      = 1 << 5
 	flagSlab     = 1 << 7

@@ -41,8 +41,8 @@ func TestE2BWireProtocol(t *testing.T) {
 	call("GET", "/health", object, "", 502, box)
 }
 
-// e2b returns how E2B's API is called: with a token of that sandbox, if one is given. The answer has
-// to have the status that is wanted; its body is returned.
+// e2b returns how E2B's API is called: with a token of that sandbox, if one is given. The answer
+// has to have the status that is wanted; its body is returned.
 func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want int, box map[string]any) string {
 	socket := filepath.Join(d.run, "forkd.sock")
 	clients := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,

@@ -93,7 +93,8 @@ func TestVariablesAreBounded(t *testing.T) {
 	}
 }
 
-// A build whose sandbox is paused because the host's disk is full fails at once, and leaves nothing.
+// A build whose sandbox is paused because the host's disk is full fails at once, and leaves
+// nothing.
 func TestBuildOnAFullDisk(t *testing.T) {
 	r := start(t)
 	b := r.request("mine")
@@ -164,8 +165,8 @@ func TestBuildLogs(t *testing.T) {
 	r.call("GET", "/templates/mine/builds/none/logs", "", 404, nil)
 }
 
-// E2B's command line, and its SDKs before those of September 2026, ask for two CPUs and 1024 MiB where
-// nobody has said anything.
+// E2B's command line, and its SDKs before those of September 2026, ask for two CPUs and 1024 MiB
+// where nobody has said anything.
 func TestBuildOfTheUsualMachine(t *testing.T) {
 	r := start(t)
 	for body, want := range map[string]string{
@@ -235,8 +236,8 @@ func TestWrongBuilds(t *testing.T) {
 	r.checkClean("a.b")
 }
 
-// Run is enough for a new template of another one. What is removed, and what the host fetches, wants
-// admin. Nobody sees the builds of others.
+// Run is enough for a new template of another one. What is removed, and what the host fetches,
+// wants admin. Nobody sees the builds of others.
 func TestScopesOfBuilds(t *testing.T) {
 	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"},
 		{Name: "reader", Scope: auth.Read}}})

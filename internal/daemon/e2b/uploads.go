@@ -127,8 +127,8 @@ func (s *steady) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// places are for what is under way at once, of one client and of all. Who finds none waits, and some
-// of one client may: each that waits has a connection.
+// places are for what is under way at once, of one client and of all. Who finds none waits, and
+// some of one client may: each that waits has a connection.
 type places struct {
 	all          chan struct{}
 	ofOne, queue int

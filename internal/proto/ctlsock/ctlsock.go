@@ -63,8 +63,8 @@ func Listen(path string) (fd int, err error) {
 
 // Dial connects to the socket at path. It does not wait: a listener that has taken none of many
 // connections is an error. The connection is one that Go's poller waits for: receiving in a system
-// call would keep a processor of its scheduler from other goroutines until the runtime notices, which
-// takes up to 20 ms.
+// call would keep a processor of its scheduler from other goroutines until the runtime notices,
+// which takes up to 20 ms.
 func Dial(path string) (*Conn, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

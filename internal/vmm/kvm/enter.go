@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Register is one of a device, four bytes wide, that a vCPU's thread serves by itself: an exit to Go
-// code has to wait for a processor of the Go scheduler, and wakes the runtime's monitor thread,
+// Register is one of a device, four bytes wide, that a vCPU's thread serves by itself: an exit to
+// Go code has to wait for a processor of the Go scheduler, and wakes the runtime's monitor thread,
 // which then keeps interrupting the vCPU for as long as it looks around.
 type Register struct {
 	GPA   uint64
@@ -16,10 +16,10 @@ type Register struct {
 	Clear bool           // it is not loaded from, but written to: bits written are cleared in Word
 }
 
-// enter calls KVM_RUN until there is an exit that wants Go code, or an error. With block it gives the
-// processor of the Go scheduler away before, because a vCPU may stay in its guest for hours. In an
-// ordinary system call the runtime takes the processor back by itself, but only after up to 10 ms,
-// through which its monitor thread wakes up all the time.
+// enter calls KVM_RUN until there is an exit that wants Go code, or an error. With block it gives
+// the processor of the Go scheduler away before, because a vCPU may stay in its guest for hours. In
+// an ordinary system call the runtime takes the processor back by itself, but only after up to 10
+// ms, through which its monitor thread wakes up all the time.
 //
 // Between the calls of the runtime nothing may run that could grow the stack, allocate, or write a
 // pointer: the goroutine has no processor, and the collector may be at work.
@@ -42,8 +42,8 @@ func (c *VCPU) enter(block bool) unix.Errno {
 	return errno
 }
 
-// serveRegister carries out the exit if it is an access to one of the registers, and reports whether
-// it was one. See enter for what it must not do.
+// serveRegister carries out the exit if it is an access to one of the registers, and reports
+// whether it was one. See enter for what it must not do.
 //
 //go:nosplit
 //go:norace

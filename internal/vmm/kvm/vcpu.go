@@ -34,9 +34,9 @@ var ErrKicked = errors.New("vCPU kicked")
 // Close unmaps and closes the vCPU.
 func (c *VCPU) Close() error { return errors.Join(unix.Munmap(c.run), unix.Close(c.fd)) }
 
-// giveAwayEvery is how long a vCPU may keep a processor of the Go scheduler at least, other than for
-// the time outside its guest. To give it away takes 20 us where it is the only one, which a guest
-// that writes to its console byte by byte would notice.
+// giveAwayEvery is how long a vCPU may keep a processor of the Go scheduler at least, other than
+// for the time outside its guest. To give it away takes 20 us where it is the only one, which a
+// guest that writes to its console byte by byte would notice.
 const giveAwayEvery = time.Millisecond
 
 // SetRegisters names the registers whose accesses Run does not return for. It must not be called
@@ -153,8 +153,8 @@ func (c *VCPU) SetCPUID(entries []CPUIDEntry) error {
 	return c.call(ioSetCPUID2, unsafe.Pointer(unsafe.SliceData(t)), "set CPUID")
 }
 
-// table returns the bytes of a head and the entries behind it, as KVM takes arrays. It is as long as
-// they are: room for the most that there can be would make the stack of every VMM grow.
+// table returns the bytes of a head and the entries behind it, as KVM takes arrays. It is as long
+// as they are: room for the most that there can be would make the stack of every VMM grow.
 func table[H cpuidHead | msrsHead, E CPUIDEntry | MSREntry](head H, entries []E) []byte {
 	p := unsafe.Slice((*byte)(unsafe.Pointer(&head)), unsafe.Sizeof(head))
 	return append(p[:len(p):len(p)], RawSlice(entries)...)

@@ -44,7 +44,8 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 }
 
-// Of all exits only accesses to registers, of their width and direction, are served without Go code.
+// Of all exits only accesses to registers, of their width and direction, are served without Go
+// code.
 func TestServeRegister(t *testing.T) {
 	if serveNone {
 		t.Skip("with the race detector none is served")

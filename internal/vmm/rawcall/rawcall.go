@@ -46,8 +46,8 @@ func Accept(listener int) (fd int, err error) {
 	return onBuffer(unix.SYS_ACCEPT4, listener, nil, 0, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 }
 
-// Random reads from getrandom(2) of a host whose generator has been seeded. It gives less than it is
-// asked for if a signal comes.
+// Random reads from getrandom(2) of a host whose generator has been seeded. It gives less than it
+// is asked for if a signal comes.
 func Random(p []byte) (int, error) {
 	for {
 		r, _, errno := unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
