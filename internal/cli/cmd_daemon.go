@@ -93,8 +93,8 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&proxy, "upstream-proxy", "", "HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
 		"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
-	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready per hot snapshot; 0: none")
-	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost, "keep so many at most, for 5 minutes, after forks that took more than --pool; 0: never")
+	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready for each shape of machine that is forked; 0: none")
+	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost, "where forks took more than --pool, keep as many ready for 5 minutes, up to this; 0: never")
 	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
 	f.IntVar(&cfg.GuestPort, "guest-port", 0, "give sandboxes addresses (guest_addr) with this port, as forkd 0.5 did, for 'forkd forward-guests'; 0: none")

@@ -48,7 +48,7 @@ type Config struct {
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
 	Admit       sandbox.Admission
 	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
-	PoolSize    int             // VMM processes that wait for forks of a snapshot; 0: none
+	PoolSize    int             // VMM processes that wait, per machine shape; 0: none
 	PoolMost    int             // so many for a while where forks have found too few
 	Branches    int             // at once; 0: 4
 	CmdlineArgs []string        // added to the kernel command line of parents

@@ -41,7 +41,7 @@ type Config struct {
 	RunDir   string                                   // sockets and records of sandboxes; of this manager alone
 	DataDir  string                                   // private disk tops; of this manager alone
 	Branches int                                      // branches at once; 0: 4
-	PoolSize int                                      // ready shells per hot snapshot; 0: none
+	PoolSize int                                      // ready shells per machine shape; 0: none
 	PoolMost int                                      // so many for a while where forks have found too few
 	Admit    Admission                                // how many sandboxes the host takes
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
