@@ -173,9 +173,9 @@ type budget struct {
 
 func (c *counts) budget() budget {
 	if c.poolWarm {
-		return budget{switches: 24, calls: 70, cpu: 0.75}
+		return budget{switches: 30, calls: 75, cpu: 0.9}
 	}
-	return budget{switches: 60, calls: 465, cpu: 2.5}
+	return budget{switches: 70, calls: 475, cpu: 2.5}
 }
 
 // countsTable says what a child costs, and whether that is within the budgets.

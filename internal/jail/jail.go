@@ -255,7 +255,7 @@ func (s *Starter) Try(program string) error {
 
 // prepareThread moves this thread into an empty network, which it returns, and an empty root
 // directory, with procfs as its working directory. What it starts has no groups, can gain no
-// privileges and, as soon as it is another user, has no capabilities. Its timers may be late.
+// privileges and, as soon as it is another user, has no capabilities.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -281,7 +281,6 @@ func prepareThread(network int) (int, error) {
 		{"leave all groups", leaveGroups},
 		{"renounce privileges", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
 		{"pass on no capabilities", passOnNoCapabilities},
-		{"let timers be late", letTimersBeLate},
 	} {
 		if err := step.do(); err != nil {
 			return -1, fmt.Errorf("%s: %w", step.name, err)
@@ -289,15 +288,6 @@ func prepareThread(network int) (int, error) {
 	}
 	return network, nil
 }
-
-// timerSlack is by how many nanoseconds a sleep in a process may be longer than it asks for. Go's
-// runtime has a thread that looks after the others, every 20 us as long as something happens: with
-// Linux's own 50 us of slack that takes a tenth of the CPU time of a VMM that is restored. With 2
-// ms, answers of guests come later. What a guest's timers do is not a sleep of a process.
-const timerSlack = 500_000
-
-// letTimersBeLate is for this thread and what it starts.
-func letTimersBeLate() error { return unix.Prctl(unix.PR_SET_TIMERSLACK, timerSlack, 0, 0, 0) }
 
 // leaveGroups is for this thread only: unix.Setgroups is for all.
 func leaveGroups() error {
