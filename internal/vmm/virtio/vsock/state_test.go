@@ -91,6 +91,58 @@ func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 	}
 }
 
+// TestNoConnectionsNoReset forks a device whose guest has none: clients need not wait for a reset.
+func TestNoConnectionsNoReset(t *testing.T) {
+	mem := newMem(t)
+	g := start(t, newHost(t), mem)
+	g.tr.Quiesce()
+	var w codec.Writer
+	g.tr.Save(&w)
+
+	child := newHost(t)
+	k := attach(t, child, mem)
+	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
+	waiting := child.connect(t, 77)
+	k.tr.Quiesce()
+	if err := k.tr.Restore(codec.NewReader(w.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+	req, _ := k.next()
+	if req.op != opRequest {
+		t.Fatalf("operation %d", req.op)
+	}
+	if _, _, sent := k.event.Poll(); sent {
+		t.Error("the device sent an event")
+	}
+	k.send(reply(req, opResponse), nil)
+	if line, err := bufio.NewReader(waiting).ReadString('\n'); err != nil || line[:3] != "OK " {
+		t.Fatalf("%q, %v", line, err)
+	}
+	if err := g.tr.Unquiesce(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A guest that was to get an RST, and a snapshot that does not say whether there are connections.
+func TestARestoreThatMustReset(t *testing.T) {
+	parent := &Device{cfg: Config{GuestCID: guestCID}, orphans: []header{{op: opRST}}}
+	var w, first codec.Writer
+	parent.Save(&w)
+	first.U32(1)
+	first.U32(guestCID)
+	first.Bool(false)
+	first.U16(0)
+	for name, state := range map[string][]byte{"with an RST due": w.Bytes(), "of version 1": first.Bytes()} {
+		child := &Device{cfg: Config{GuestCID: guestCID}}
+		if err := child.Restore(codec.NewReader(state)); err != nil || !child.resetDue {
+			t.Errorf("a state %s: reset due %v, %v", name, child.resetDue, err)
+		}
+	}
+}
+
 // serveAgain makes the device look at its queues n times.
 func (g *guest) serveAgain(n int) {
 	g.t.Helper()
