@@ -178,6 +178,10 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 		stats, err := s.machine.Stats()
 		(*vmmproto.Stats)(&stats).Append(w)
 		return err
+	case vmmproto.KindWritten:
+		written, err := s.machine.Written(vmmproto.MaxWritten)
+		(&vmmproto.Written{Ranges: written}).Append(w)
+		return err
 	case vmmproto.KindMerge:
 		return s.merge(r, files)
 	case vmmproto.KindRebase:
@@ -295,7 +299,7 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	s.dials.allow(0)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: state, Layers: layers, Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
-		Net: peer,
+		FirstWrites: req.FirstWrites, Net: peer,
 	})
 	_ = state.Close()
 	for _, f := range layers {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/vmpool"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // startChild takes one child from nothing to confirmed. An error leaves nothing behind. restoring
@@ -33,6 +34,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if err := m.confirm(ctx, s.live, &s.record); err != nil {
 		return nil, err
 	}
+	s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	s.timing.Ready = time.Since(start)
 	s.record.Fork = fork
 	if err := writeRecord(s.live.dir, &s.record); err != nil {

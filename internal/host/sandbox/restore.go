@@ -33,7 +33,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 // frames, from join, as its network, and lets it run.
 func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult, error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
-	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true}
+	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true,
+		FirstWrites: lease.FirstWrites()}
 	if d := lease.Manifest().Disk; d != nil {
 		files.Disks = [][]*os.File{append(slices.Clone(lease.Disk()), top)}
 		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes}}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -75,6 +76,30 @@ func TestClientLeavesAPartialFork(t *testing.T) {
 		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
 	}
 	w.checkClean(t)
+}
+
+// What the first child of a snapshot writes, the VMMs of later ones are told. That nobody can say so
+// fails no fork.
+func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
+	for _, broken := range []error{nil, errors.New("no page map")} {
+		w := newWorld(t, 0)
+		mustBake(t, w)
+		w.vmms.Writes, w.vmms.WritesErr = []vm.Range{{GPA: vm.PageSize, Length: 2 * vm.PageSize}}, broken
+		for _, n := range []int{1, 3} {
+			if _, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		told := w.vmms.Writes
+		if broken != nil {
+			told = nil
+		}
+		if want := [][]vm.Range{nil, told, told, told}; !reflect.DeepEqual(w.vmms.Expected, want) || w.vmms.WritesRead != 1 {
+			t.Errorf("VMMs were told %v, want %v; asked %d times", w.vmms.Expected, want, w.vmms.WritesRead)
+		}
+		w.KillAll()
+		w.stop()
+	}
 }
 
 func TestBakeForkKill(t *testing.T) {

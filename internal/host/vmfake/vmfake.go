@@ -41,7 +41,11 @@ type VMMs struct {
 	SpawnErr   error
 	RestoreErr func(n int) error // n-th restore, from 1
 	Restores   int
-	BootExit   *vm.Exit // the guest ends like this instead of announcing itself
+	Expected   [][]vm.Range // of every restore: the first writes
+	Writes     []vm.Range   // what a VM has written
+	WritesErr  error        // instead of that
+	WritesRead int          // how often somebody asked
+	BootExit   *vm.Exit     // the guest ends like this instead of announcing itself
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
 	EvalErr    *agentclient.EvalError
@@ -219,11 +223,12 @@ func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles
 	return nil
 }
 
-func (v *VMM) Restore(_ context.Context, _ vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
+func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
 	v.keep(files.Net)
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
 	v.all.Restores++
+	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
 		if err := v.swapTop(disk[len(disk)-1]); err != nil {
 			return vmmproto.RestoreResult{}, err
@@ -354,6 +359,14 @@ func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 }
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
 	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
+}
+
+// Written implements vmpool.VMM.
+func (v *VMM) Written(context.Context) ([]vm.Range, error) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	v.all.WritesRead++
+	return v.all.Writes, v.all.WritesErr
 }
 
 // Limit notes the limits.

@@ -131,6 +131,14 @@ func (v *VMM) Stats(ctx context.Context) (result vm.Stats, err error) {
 	return result, err
 }
 
+// Written returns the pages that the machine has written over its layers; none if there are more
+// than vmmproto.MaxWritten. The machine runs on.
+func (v *VMM) Written(ctx context.Context) ([]vm.Range, error) {
+	var result vmmproto.Written
+	err := v.call(ctx, vmmproto.KindWritten, nil, nil, &result)
+	return result.Ranges, err
+}
+
 // PID returns the process id of the VMM.
 func (v *VMM) PID() int { return v.proc.PID() }
 

@@ -168,6 +168,8 @@ type saved struct {
 	layers []*os.File // the memory layers, base first; layer is the last
 	disk   vmmproto.Disk
 	disks  []*os.File // the frozen disk: base and layers
+
+	firstWrites []vm.Range // of its first child, for the later ones
 }
 
 // save pauses v for good and makes a snapshot of it.
@@ -213,6 +215,7 @@ func restore(t *testing.T, v *testVM, s *saved, hostname string) {
 	start := time.Now()
 	times, err := v.Restore(t.Context(), vmmproto.Restore{
 		Extents: s.result.Extents, Disks: []vmmproto.Disk{s.disk}, VMGenID: genID(), Resume: true,
+		FirstWrites: s.firstWrites,
 	}, vmmclient.RestoreFiles{State: s.state, Layers: s.layers, Disks: [][]*os.File{v.files}})
 	if err != nil {
 		t.Fatal(err)
@@ -230,6 +233,11 @@ func restore(t *testing.T, v *testVM, s *saved, hostname string) {
 	stats, err := v.Stats(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	if s.firstWrites == nil {
+		if s.firstWrites, err = v.Written(t.Context()); err != nil || len(s.firstWrites) == 0 {
+			t.Fatalf("written: %v, %v", s.firstWrites, err)
+		}
 	}
 	t.Logf("%s: entered %v, confirmed %v, map %v state %v run %v, %d KiB dirty", hostname, entered, time.Since(start),
 		times.Map, times.State, times.Run, stats.GuestDirtyBytes>>10)

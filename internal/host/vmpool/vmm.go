@@ -29,6 +29,7 @@ type VMM interface {
 	Merge(context.Context, vmmproto.Merge, *os.File) error
 	SetNet(context.Context, *os.File) error
 	Stats(context.Context) (vm.Stats, error)
+	Written(context.Context) ([]vm.Range, error)
 	Limit(limits vm.Limits, ram uint64) error
 	Hurry() (done func())
 	Usage() (cgroup.Usage, error)

@@ -15,3 +15,6 @@ type Extent struct {
 	Layer  uint32
 	Offset uint64
 }
+
+// Range is Length bytes of guest memory from GPA, whole pages.
+type Range struct{ GPA, Length uint64 }

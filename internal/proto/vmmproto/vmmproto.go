@@ -18,7 +18,7 @@ import (
 // Version changes whenever a message does, or the version of the state that a VMM saves: one that
 // outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
 // speaks another one.
-const Version = 14
+const Version = 15
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind
@@ -43,6 +43,7 @@ const (
 	KindStalled                  // event; no body; the VM has paused itself, because the host has no room for its disks
 	KindNet                      // no body; a frame socket in the place of the one there is, or none
 	KindRebase                   // Rebase; the memory layer of the branch, for reading
+	KindWritten                  // no body
 )
 
 // Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices,
@@ -83,6 +84,10 @@ type Restore struct {
 	VMGenID [16]byte // a value never used before
 	Resume  bool     // enter all vCPUs before answering
 	Net     bool     // a frame socket is among the donated files
+
+	// FirstWrites are pages that the guest will probably write at once. They are copied before it
+	// runs: a page that it reads before it writes it would cost two page faults and two exits.
+	FirstWrites []vm.Range
 }
 
 // RestoreResult is the time the VMM spent.
@@ -91,6 +96,13 @@ type RestoreResult struct {
 	State time.Duration // vCPU and device state set
 	Run   time.Duration // vCPUs entered (0 if not asked to resume)
 }
+
+// MaxWritten is how many pages Written names at most.
+const MaxWritten = 1024
+
+// Written is the answer to KindWritten: the pages that the VM has written over its layers, as they
+// were at some time in between if it runs; nothing, if there are more than MaxWritten.
+type Written struct{ Ranges []vm.Range }
 
 // Save writes the state of a paused VM: its vCPU and device state, and the pages it has written
 // over its layers.
@@ -206,6 +218,7 @@ func (m *Restore) Append(w *codec.Writer) {
 	w.Raw(m.VMGenID[:])
 	w.Bool(m.Resume)
 	w.Bool(m.Net)
+	appendRanges(w, m.FirstWrites)
 }
 
 // Parse decodes m.
@@ -215,6 +228,32 @@ func (m *Restore) Parse(r *codec.Reader) error {
 	m.Disks = parseDisks(r)
 	m.VMGenID = parseVMGenID(r)
 	m.Resume, m.Net = r.Bool(), r.Bool()
+	m.FirstWrites = parseRanges(r)
+	return r.Err()
+}
+
+func appendRanges(w *codec.Writer, ranges []vm.Range) {
+	w.U32(uint32(len(ranges)))
+	for _, v := range ranges {
+		w.U64(v.GPA)
+		w.U64(v.Length)
+	}
+}
+
+func parseRanges(r *codec.Reader) []vm.Range {
+	ranges := make([]vm.Range, r.Count(16))
+	for i := range ranges {
+		ranges[i] = vm.Range{GPA: r.U64(), Length: r.U64()}
+	}
+	return ranges
+}
+
+// Append encodes m.
+func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
+
+// Parse decodes m.
+func (m *Written) Parse(r *codec.Reader) error {
+	m.Ranges = parseRanges(r)
 	return r.Err()
 }
 

@@ -18,6 +18,7 @@ type body interface {
 func TestMessagesRoundTrip(t *testing.T) {
 	extents := []vm.Extent{{GPA: 0, Length: vm.PageSize, Layer: 0, Offset: 0},
 		{GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
+	ranges := []vm.Range{{GPA: vm.PageSize, Length: 3 * vm.PageSize}, {GPA: 1 << 32, Length: vm.PageSize}}
 	disks := []Disk{{SizeBytes: 1 << 30, Layers: 3}}
 	id := [16]byte{1, 2, 15: 3}
 	save := SaveResult{Extents: extents, LayerBytes: 1, DirtyBytes: 2, StateBytes: 3}
@@ -25,7 +26,9 @@ func TestMessagesRoundTrip(t *testing.T) {
 		&Create{Version: Version, Shape: vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: vm.TemplateHost}, CPUID: []byte{1}},
 		&Created{CPUID: []byte{1, 2}},
 		&Boot{Cmdline: "quiet", Initrd: true, Disks: disks, VMGenID: id, Net: true},
-		&Restore{Layers: 2, Extents: extents, Disks: disks, VMGenID: id, Resume: true, Net: true},
+		&Restore{Layers: 2, Extents: extents, Disks: disks, VMGenID: id, Resume: true, Net: true,
+			FirstWrites: ranges},
+		&Written{Ranges: ranges},
 		&RestoreResult{Map: 1, State: 2, Run: 3},
 		&Save{MaxExtents: 9},
 		&save,

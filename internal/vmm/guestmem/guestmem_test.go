@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 )
 
@@ -161,6 +162,36 @@ func TestMapAndClearReplaceContents(t *testing.T) {
 	}
 	if m.Map(0, 1, int(f.Fd()), 0) == nil || m.Map(0, 2*mib, int(f.Fd()), 0) == nil {
 		t.Fatal("bad ranges were mapped")
+	}
+}
+
+// Pages that are copied ahead count as written, have their bytes, and are no longer the file's.
+func TestOwnNow(t *testing.T) {
+	f := layerFile(t, mib, 0xaa)
+	tr, err := NewTracker("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	m := newMemory(t, 2*mib)
+	if err := m.Map(0, mib, int(f.Fd()), 0); err != nil {
+		t.Fatal(err)
+	}
+	want := []Range{{GPA: PageSize, Length: 2 * PageSize}, {GPA: mib - PageSize, Length: 2 * PageSize}}
+	for _, r := range want {
+		if err := m.OwnNow(r.GPA, r.Length); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := tr.Dirty(m); err != nil || !slices.Equal(got, want) {
+		t.Errorf("written: %v, want %v, %v", got, want, err)
+	}
+	got := make([]byte, 2*PageSize)
+	if err := m.ReadAt(got, PageSize); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{0xaa}, len(got))) {
+		t.Errorf("the bytes are not what they were (%v)", err)
+	}
+	if m.OwnNow(0, 4*mib) == nil || m.OwnNow(2*mib, PageSize) == nil || m.OwnNow(0, 1<<63) == nil || m.OwnNow(1, PageSize) == nil {
+		t.Error("pages that there are not were copied")
 	}
 }
 

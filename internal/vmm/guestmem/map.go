@@ -74,6 +74,26 @@ func (m *Memory) Own(gpa GPA, length uint64) error {
 	}
 }
 
+// OwnNow is Own where it takes next to no time: for few pages that are in memory. The Go runtime is
+// not told of the call, and none of its threads wakes.
+func (m *Memory) OwnNow(gpa GPA, length uint64) error {
+	v, err := m.view(gpa, int(length))
+	if err != nil || len(v) == 0 {
+		return err
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(v)))
+	for {
+		_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, at, uintptr(len(v)), unix.MADV_POPULATE_WRITE)
+		switch errno {
+		case 0:
+			return nil
+		case unix.EINTR, unix.EAGAIN:
+		default:
+			return fmt.Errorf("copy %d bytes of guest memory: %w", length, errno)
+		}
+	}
+}
+
 // detachBytes is how much of the guest's memory is there twice while it is taken off a file: the
 // limit of the process leaves room for no second copy of all of it.
 const detachBytes = 1 << 20

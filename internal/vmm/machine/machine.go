@@ -212,6 +212,26 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
+// Written returns the pages that the machine has written over its layers, unless there are more than
+// most. It may run meanwhile.
+func (m *Machine) Written(most int) ([]vm.Range, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	dirty, err := m.tracker.Dirty(m.mem)
+	if err != nil {
+		return nil, err
+	}
+	var out []vm.Range
+	pages := uint64(0)
+	for _, r := range dirty {
+		if pages += r.Length / guestmem.PageSize; pages > uint64(most) {
+			return nil, nil
+		}
+		out = append(out, vm.Range{GPA: uint64(r.GPA), Length: r.Length})
+	}
+	return out, nil
+}
+
 // Stats returns figures that only the VMM has.
 func (m *Machine) Stats() (vm.Stats, error) {
 	m.mu.Lock()

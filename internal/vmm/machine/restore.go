@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/cpuid"
+	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/kvm"
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
@@ -27,6 +28,8 @@ type RestoreConfig struct {
 	VMGenID [16]byte
 	Resume  bool      // let the vCPUs run
 	Net     *net.Peer // taken over; nil for none
+
+	FirstWrites []vm.Range // copied before the vCPUs run; see vmmproto.Restore
 }
 
 // maxState bounds a state file: vm.MaxVCPUs vCPUs take about 6 MiB.
@@ -55,6 +58,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	if err := m.mapMemory(cfg.Layers, cfg.Extents); err != nil {
 		return t, err
 	}
+	m.own(cfg.FirstWrites)
 	t.Map = lap()
 	if err := m.setDisks(cfg.Disks); err != nil {
 		return t, err
@@ -80,6 +84,16 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 		t.Run = lap()
 	}
 	return t, nil
+}
+
+// own copies pages ahead of the guest's writes. What cannot be copied, such as on a kernel before
+// Linux 5.14, is left to them: they copy it, or meet what is wrong.
+func (m *Machine) own(pages []vm.Range) {
+	for _, r := range pages {
+		if err := m.mem.OwnNow(guestmem.GPA(r.GPA), r.Length); err != nil {
+			return
+		}
+	}
 }
 
 // forget stops the guest and drops its memory.
