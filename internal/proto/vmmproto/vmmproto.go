@@ -8,6 +8,7 @@
 package vmmproto
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -251,9 +252,18 @@ func parseRanges(r *codec.Reader) []vm.Range {
 // Append encodes m.
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
-// Parse decodes m.
+// Parse decodes m. What a VMM answers is not trusted: its daemon passes it on to the VMMs of other
+// sandboxes, each of which copies these pages.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
+	pages := uint64(0)
+	for _, v := range m.Ranges {
+		n := v.Length / vm.PageSize
+		if (v.GPA|v.Length)%vm.PageSize != 0 || n > MaxWritten-pages {
+			return fmt.Errorf("written pages at %#x, %d bytes: want whole pages, and at most %d in all", v.GPA, v.Length, MaxWritten)
+		}
+		pages += n
+	}
 	return r.Err()
 }
 

@@ -57,6 +57,28 @@ func TestMessagesRoundTrip(t *testing.T) {
 	}
 }
 
+// A VMM that was taken over cannot have those of others copy more than a child may have written.
+func TestWrittenIsBounded(t *testing.T) {
+	most := vm.Range{GPA: vm.PageSize, Length: MaxWritten * vm.PageSize}
+	for _, c := range []struct {
+		ranges []vm.Range
+		ok     bool
+	}{
+		{[]vm.Range{most}, true},
+		{[]vm.Range{most, {GPA: 1 << 32, Length: vm.PageSize}}, false},
+		{[]vm.Range{{Length: 1 << 40}}, false},
+		{[]vm.Range{{Length: math.MaxUint64 &^ (vm.PageSize - 1)}, {Length: vm.PageSize}}, false},
+		{[]vm.Range{{GPA: 1, Length: vm.PageSize}}, false},
+		{[]vm.Range{{Length: 1}}, false},
+	} {
+		var w codec.Writer
+		(&Written{Ranges: c.ranges}).Append(&w)
+		if err := new(Written).Parse(codec.NewReader(w.Bytes())); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c.ranges, err)
+		}
+	}
+}
+
 func TestDurationsAreNeverNegative(t *testing.T) {
 	var w codec.Writer
 	(&RestoreResult{Map: -1}).Append(&w)
