@@ -340,61 +340,6 @@ func (s *server) save(r *codec.Reader, files *donated, w *codec.Writer) error {
 	return err
 }
 
-func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error {
-	var req vmmproto.Branch
-	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
-		return fmt.Errorf("parse branch: %w", err)
-	}
-	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
-		StormFaults: req.StormFaults, Keep: req.Keep, SinceRestore: req.SinceRestore, Device: -1, Copied: s.branched}
-	device := len(files.fds) - 2 - 2*int(req.Disks)
-	if device != 0 && device != 1 {
-		return fmt.Errorf("branch of %d disks came with %d descriptors", req.Disks, len(files.fds))
-	}
-	cfg.State, cfg.Layer = files.take(), files.take()
-	defer cfg.State.Close()
-	if device == 1 {
-		cfg.Device = files.takeFD()
-		defer unix.Close(cfg.Device)
-	}
-	var err error
-	if cfg.Tops, err = files.takeN(int(req.Disks)); err != nil {
-		return err
-	}
-	if cfg.Frozen, err = files.takeN(int(req.Disks)); err != nil {
-		return err
-	}
-	result, err := s.machine.Branch(cfg)
-	result.Append(w)
-	return err
-}
-
-func (s *server) merge(r *codec.Reader, files *donated) error {
-	var req vmmproto.Merge
-	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
-		return fmt.Errorf("parse merge: %w", err)
-	}
-	merged := files.take()
-	if merged == nil {
-		return errors.New("merge wants a descriptor: the merged layer")
-	}
-	return s.machine.MergeLayers(int(req.Disk), int(req.First), merged)
-}
-
-func (s *server) rebase(r *codec.Reader, files *donated, w *codec.Writer) error {
-	var req vmmproto.Rebase
-	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
-		return fmt.Errorf("parse rebase: %w", err)
-	}
-	layer := files.take()
-	if layer == nil {
-		return errors.New("rebase wants a descriptor: the memory layer")
-	}
-	result, err := s.machine.Rebase(req.Serial, layer)
-	result.Append(w)
-	return err
-}
-
 func (s *server) net(r *codec.Reader, files *donated) error {
 	if err := r.Done(); err != nil {
 		return fmt.Errorf("parse net: %w", err)
@@ -404,11 +349,4 @@ func (s *server) net(r *codec.Reader, files *donated) error {
 		return err
 	}
 	return s.machine.SetNet(peer)
-}
-
-// branched reports the end of a live branch. Without a daemon nobody waits for it.
-func (s *server) branched(b vmmproto.Branched) {
-	var w codec.Writer
-	b.Append(&w)
-	_ = s.event(vmmproto.KindBranched, w.Bytes())
 }
