@@ -3,6 +3,7 @@ package vsock
 import (
 	"bufio"
 	"io"
+	"net"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,24 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
+// fork saves the device of g, whose driver stops, and restores it to another one, which does not run
+// yet. A client of the child waits for port 77.
+func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
+	t.Helper()
+	g.tr.Quiesce()
+	var w codec.Writer
+	g.tr.Save(&w)
+	child = newHost(t)
+	k = attach(t, child, mem)
+	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
+	waiting = child.connect(t, 77)
+	k.tr.Quiesce()
+	if err := k.tr.Restore(codec.NewReader(w.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	return child, k, waiting
+}
+
 // TestRestoreResetsAndHolds forks a device with a connection: the child sends a transport reset and
 // keeps clients waiting until the driver has given the event buffer back.
 func TestRestoreResetsAndHolds(t *testing.T) {
@@ -20,18 +39,7 @@ func TestRestoreResetsAndHolds(t *testing.T) {
 	parent := newHost(t)
 	g := start(t, parent, mem)
 	req, _ := g.open(parent.connect(t, 1), 1)
-	g.tr.Quiesce()
-	var w codec.Writer
-	g.tr.Save(&w)
-
-	child := newHost(t)
-	k := attach(t, child, mem)
-	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
-	waiting := child.connect(t, 77)
-	k.tr.Quiesce()
-	if err := k.tr.Restore(codec.NewReader(w.Bytes())); err != nil {
-		t.Fatal(err)
-	}
+	child, k, waiting := fork(t, mem, g)
 	k.post(header{srcPort: 50, dstPort: 1025, op: opRequest, bufAlloc: 4096}, nil)
 	if err := k.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
@@ -95,18 +103,7 @@ func checkGrandchild(t *testing.T, child *Device, holdUntil uint16) {
 func TestNoConnectionsNoReset(t *testing.T) {
 	mem := newMem(t)
 	g := start(t, newHost(t), mem)
-	g.tr.Quiesce()
-	var w codec.Writer
-	g.tr.Save(&w)
-
-	child := newHost(t)
-	k := attach(t, child, mem)
-	k.rx, k.tx, k.event, k.rxGPA = rekick(g.rx, k), rekick(g.tx, k), rekick(g.event, k), g.rxGPA
-	waiting := child.connect(t, 77)
-	k.tr.Quiesce()
-	if err := k.tr.Restore(codec.NewReader(w.Bytes())); err != nil {
-		t.Fatal(err)
-	}
+	_, k, waiting := fork(t, mem, g)
 	if err := k.tr.Unquiesce(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,86 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// No child is told who it is while others of its fork are not restored. One that could not be
+// restored keeps nobody waiting.
+func TestAllChildrenRunBeforeOneIsConfirmed(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	const n = 20
+	w.vmms.RestoreErr = func(i int) error {
+		if i == n/2 {
+			return errors.New("no room")
+		}
+		return nil
+	}
+	w.vmms.ForkedErr = func(int) error {
+		w.vmms.Mu.Lock()
+		defer w.vmms.Mu.Unlock()
+		if w.vmms.Restores < n {
+			t.Errorf("a child is told who it is when %d of %d are restored", w.vmms.Restores, n)
+		}
+		return nil
+	}
+	r, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: n, AllowPartial: true})
+	if err != nil || len(r.Sandboxes) != n-1 {
+		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A client that leaves calls its fork off, also one that would keep a part: nobody would know of
+// it.
+func TestClientLeavesAPartialFork(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	const n = 3
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	w.vmms.ForkedErr = func(i int) error {
+		if i < n {
+			return nil
+		}
+		leave()
+		return ctx.Err()
+	}
+	r, err := w.Fork(ctx, ForkRequest{Tag: "p", N: n, AllowPartial: true})
+	if !errors.Is(err, context.Canceled) || len(r.Sandboxes) != 0 {
+		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
+	}
+	w.checkClean(t)
+}
+
+// What the first child of a snapshot writes, the VMMs of later ones are told. That nobody can say
+// so fails no fork.
+func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
+	for _, broken := range []error{nil, errors.New("no page map")} {
+		w := newWorld(t, 0)
+		mustBake(t, w)
+		w.vmms.Writes, w.vmms.WritesErr = []vm.Range{{GPA: vm.PageSize, Length: 2 * vm.PageSize}}, broken
+		for _, n := range []int{1, 3} {
+			if _, err := w.Fork(context.Background(), ForkRequest{Tag: "p", N: n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		told := w.vmms.Writes
+		if broken != nil {
+			told = nil
+		}
+		if want := [][]vm.Range{nil, told, told, told}; !reflect.DeepEqual(w.vmms.Expected, want) || w.vmms.WritesRead != 1 {
+			t.Errorf("VMMs were told %v, want %v; asked %d times", w.vmms.Expected, want, w.vmms.WritesRead)
+		}
+		w.KillAll()
+		w.stop()
+	}
+}
