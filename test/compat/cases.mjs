@@ -1,10 +1,12 @@
-// What the groups that are written in JavaScript use; npm.py copies it beside their run.mjs and reads what it prints.
+// What the groups that are written in JavaScript use; npm.py copies it beside their run.mjs and
+// reads what it prints.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
 export const LACKS = (process.env.COMPAT_LACKS ?? '').split(' ') // of the image that code is run in
 class NotApplicable extends Error {}
 
-// Ends the case that calls it, as not applicable, if the image that code is run in lacks one of these.
+// Ends the case that calls it, as not applicable, if the image that code is run in lacks one of
+// these.
 export function needs(...programs) {
   const lacking = programs.filter((p) => LACKS.includes(p))
   if (lacking.length) throw new NotApplicable(`the image has no ${lacking.join(' and no ')}; scripts/compat without --small has another`)
@@ -12,7 +14,8 @@ export function needs(...programs) {
 
 export const AGE = process.env.COMPAT_AGE // the month of the packages, if they are not the newest
 
-// Ends the case that calls it, as not applicable, if an older package has no such method. The newest has to have it.
+// Ends the case that calls it, as not applicable, if an older package has no such method. The
+// newest has to have it.
 export function offers(cls, method) {
   if (AGE && !cls.prototype[method]) throw new NotApplicable(`the package of ${AGE} has no ${cls.name}.${method}`)
 }

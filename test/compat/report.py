@@ -24,15 +24,15 @@ class NotApplicable(Exception):
 
 
 def needs(*programs: str) -> None:
-    """Ends the case that calls it, as not applicable, if the image that code is run in lacks one of these."""
+    """Ends the case that calls it, as not applicable, if the image of run_code lacks one of these."""
     lacking = [p for p in programs if p in LACKS]
     if lacking:
         raise NotApplicable(f"the image has no {' and no '.join(lacking)}; scripts/compat without --small has another")
 
 
 def offers(cls: type, method: str, parameter: str = "") -> None:
-    """Ends the case that calls it, as not applicable, if an older package has no such method, or none with the
-    parameter. The newest has to have them."""
+    """Ends the case that calls it, as not applicable, if an older package has no such method, or
+    none with the parameter. The newest has to have them."""
     found = getattr(cls, method, None)
     if AGE and (found is None or parameter and parameter not in inspect.signature(found).parameters):
         raise NotApplicable(f"the package of {AGE} has no {parameter and parameter + ' of '}{cls.__name__}.{method}")

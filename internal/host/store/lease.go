@@ -50,8 +50,8 @@ func (l *Lease) Layers() []*os.File { return l.layers }
 // no disk.
 func (l *Lease) Disk() []*os.File { return l.disk }
 
-// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs; nothing while
-// that is not known. It must not be changed.
+// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs; nothing
+// while that is not known. It must not be changed.
 func (l *Lease) FirstWrites() []vm.Range {
 	if p := l.firstWrites.Load(); p != nil {
 		return *p

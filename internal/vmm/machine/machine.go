@@ -212,8 +212,8 @@ func (m *Machine) pause() {
 	m.quiesce()
 }
 
-// Written returns the pages that the machine has written over its layers, unless there are more than
-// most. It may run meanwhile.
+// Written returns the pages that the machine has written over its layers, unless there are more
+// than most. It may run meanwhile.
 func (m *Machine) Written(most int) ([]vm.Range, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

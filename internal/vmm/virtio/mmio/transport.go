@@ -79,8 +79,8 @@ func New(mem *guestmem.Memory, dev virtio.Device, irq virtio.Interrupt) (*Transp
 // then need not decode the instruction), else with length 4. The transport keeps owning it.
 func (t *Transport) NotifyFD() int { return t.kick.FD() }
 
-// InterruptStatus returns the word behind RegInterruptStatus and RegInterruptACK. Whoever runs vCPUs
-// may serve these two by it: a driver accesses both for every interrupt.
+// InterruptStatus returns the word behind RegInterruptStatus and RegInterruptACK. Whoever runs
+// vCPUs may serve these two by it: a driver accesses both for every interrupt.
 func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 
 // Close stops the device, ends the goroutine and closes NotifyFD. It does not close the device. The

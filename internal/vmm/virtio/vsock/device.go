@@ -7,9 +7,9 @@
 // the device hands one end of a socket pair to a callback.
 //
 // Connections do not survive a fork. If there were any, a restored device sends
-// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and then leaves host clients in the listener's backlog, and the
-// guest's packets in their queue, until the driver has given the event's buffer back: it does so
-// after it has dropped its old connections, and would drop a newer one with them.
+// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET and then leaves host clients in the listener's backlog, and
+// the guest's packets in their queue, until the driver has given the event's buffer back: it does
+// so after it has dropped its old connections, and would drop a newer one with them.
 //
 // One goroutine waits, through an epoll descriptor, for all host sockets; the transport's goroutine
 // serves the queues. Both hold the run lock while they work and neither ever blocks: a host reader

@@ -6,8 +6,8 @@ import (
 	"github.com/forkd/forkd/internal/proto/codec"
 )
 
-// stateVersion changes whenever the layout of Save does. Version 1 did not say whether the guest has
-// connections.
+// stateVersion changes whenever the layout of Save does. Version 1 did not say whether the guest
+// has connections.
 const stateVersion = 2
 
 // Save implements virtio.Stater. Connections are not saved, but that there are some: they have one
