@@ -27,7 +27,7 @@ var allowed = [...]unix.SockFilter{
 	{Code: 0x15, Jt: 172, Jf: 0, K: 0xae60},
 	{Code: 0x15, Jt: 171, Jf: 0, K: 0xc208ae62},
 	{Code: 0x15, Jt: 170, Jf: 0, K: 0x8208ae63},
-	{Code: 0x15, Jt: 169, Jf: 0, K: 0x4020ae76},
+	{Code: 0x15, Jt: 169, Jf: 0, K: 0x4008ae61},
 	{Code: 0x15, Jt: 168, Jf: 0, K: 0x4040ae79},
 	{Code: 0x15, Jt: 167, Jf: 0, K: 0x8030ae7c},
 	{Code: 0x15, Jt: 166, Jf: 0, K: 0x4030ae7b},

@@ -12,6 +12,7 @@ package kvm
 // The array tails of these records follow them in memory; the headers alone have a Go form.
 struct cpuid2_head { __u32 nent; __u32 padding; };
 struct msrs_head { __u32 nmsrs; __u32 pad; };
+struct irq_level { __u32 irq; __u32 level; };
 struct irqchip_raw { __u32 chip_id; __u32 pad; __u8 state[512]; };
 struct mmio_exit { __u64 phys_addr; __u8 data[8]; __u32 len; __u8 is_write; };
 struct io_exit { __u8 direction; __u8 size; __u16 port; __u32 count; __u64 data_offset; };
@@ -46,7 +47,7 @@ type (
 	CPUIDEntry   C.struct_kvm_cpuid_entry2
 	MSREntry     C.struct_kvm_msr_entry
 	memoryRegion C.struct_kvm_userspace_memory_region
-	irqfd        C.struct_kvm_irqfd
+	irqLevel     C.struct_irq_level
 	ioeventfd    C.struct_kvm_ioeventfd
 	cpuidHead    C.struct_cpuid2_head
 	msrsHead     C.struct_msrs_head
@@ -71,7 +72,7 @@ const (
 	ioCreateIRQChip       = C.KVM_CREATE_IRQCHIP
 	ioGetIRQChip          = C.KVM_GET_IRQCHIP
 	ioSetIRQChip          = C.KVM_SET_IRQCHIP
-	ioIRQFD               = C.KVM_IRQFD
+	ioIRQLine             = C.KVM_IRQ_LINE
 	ioIOEventFD           = C.KVM_IOEVENTFD
 	ioGetClock            = C.KVM_GET_CLOCK
 	ioSetClock            = C.KVM_SET_CLOCK
@@ -105,7 +106,6 @@ const (
 const (
 	CapIRQChip            = C.KVM_CAP_IRQCHIP
 	CapUserMemory         = C.KVM_CAP_USER_MEMORY
-	CapIRQFD              = C.KVM_CAP_IRQFD
 	CapIOEventFD          = C.KVM_CAP_IOEVENTFD
 	CapIOEventFDAnyLength = C.KVM_CAP_IOEVENTFD_ANY_LENGTH
 	CapXSave              = C.KVM_CAP_XSAVE
@@ -151,7 +151,6 @@ const (
 // Flags and numbers.
 const (
 	apiVersion           = C.KVM_API_VERSION
-	irqfdDeassign        = C.KVM_IRQFD_FLAG_DEASSIGN
 	ioeventfdDatamatch   = C.KVM_IOEVENTFD_FLAG_DATAMATCH
 	ioDirectionOut       = C.KVM_EXIT_IO_OUT
 	clockRealtime        = C.KVM_CLOCK_REALTIME

@@ -7,7 +7,7 @@ import "github.com/forkd/forkd/internal/jail"
 func Calls() []jail.Call {
 	return jail.Ioctls(ioRun, ioGetAPIVersion, ioCreateVM, ioCheckExtension, ioGetVCPUMmapSize, ioGetSupportedCPUID,
 		ioGetMSRIndexList, ioCreateVCPU, ioSetUserMemoryRegion, ioSetTSSAddr, ioSetIdentityMapAddr, ioCreateIRQChip,
-		ioGetIRQChip, ioSetIRQChip, ioIRQFD, ioIOEventFD, ioGetClock, ioSetClock, ioGetRegs, ioSetRegs,
+		ioGetIRQChip, ioSetIRQChip, ioIRQLine, ioIOEventFD, ioGetClock, ioSetClock, ioGetRegs, ioSetRegs,
 		ioGetSregs, ioSetSregs, ioGetMSRs, ioSetMSRs, ioSetCPUID2, ioGetLAPIC, ioSetLAPIC, ioGetXSave, ioSetXSave,
 		ioGetXCRs, ioSetXCRs, ioGetDebugRegs, ioSetDebugRegs, ioGetVCPUEvents, ioSetVCPUEvents, ioGetMPState,
 		ioSetMPState, ioGetTSCKHz, ioKVMClockCtrl, ioSetTSCKHz, ioEnableCap)

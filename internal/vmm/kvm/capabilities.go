@@ -21,7 +21,6 @@ func required() []capability {
 		{CapSetIdentityMapAddr, "SET_IDENTITY_MAP_ADDR"},
 		{CapExtCPUID, "EXT_CPUID"},
 		{CapMPState, "MP_STATE"},
-		{CapIRQFD, "IRQFD"},
 		{CapIOEventFD, "IOEVENTFD"},
 		{CapAdjustClock, "ADJUST_CLOCK"},
 		{CapVCPUEvents, "VCPU_EVENTS"},

@@ -69,15 +69,6 @@ func (v *VM) SetIRQChip(c *IRQChip) error {
 	return nil
 }
 
-// AddIRQFD makes a write to eventfd raise an edge on gsi.
-func (v *VM) AddIRQFD(eventfd int, gsi uint32) error {
-	f := irqfd{Fd: uint32(eventfd), Gsi: gsi}
-	if _, err := ioctlPtr(v.fd, ioIRQFD, unsafe.Pointer(&f)); err != nil {
-		return fmt.Errorf("add irqfd for GSI %d: %w", gsi, err)
-	}
-	return nil
-}
-
 // AddIOEventFD makes every guest write to gpa signal eventfd without leaving the kernel. With
 // anyLength (CapIOEventFDAnyLength) KVM does not decode the instruction; otherwise only 32-bit
 // writes match.

@@ -125,12 +125,9 @@ type (
 		Memory_size     uint64
 		Userspace_addr  uint64
 	}
-	irqfd struct {
-		Fd         uint32
-		Gsi        uint32
-		Flags      uint32
-		Resamplefd uint32
-		Pad        [16]uint8
+	irqLevel struct {
+		Irq   uint32
+		Level uint32
 	}
 	ioeventfd struct {
 		Datamatch uint64
@@ -196,7 +193,7 @@ const (
 	ioCreateIRQChip       = 0xae60
 	ioGetIRQChip          = 0xc208ae62
 	ioSetIRQChip          = 0x8208ae63
-	ioIRQFD               = 0x4020ae76
+	ioIRQLine             = 0x4008ae61
 	ioIOEventFD           = 0x4040ae79
 	ioGetClock            = 0x8030ae7c
 	ioSetClock            = 0x4030ae7b
@@ -229,7 +226,6 @@ const (
 const (
 	CapIRQChip            = 0x0
 	CapUserMemory         = 0x3
-	CapIRQFD              = 0x20
 	CapIOEventFD          = 0x24
 	CapIOEventFDAnyLength = 0x7a
 	CapXSave              = 0x37
@@ -273,7 +269,6 @@ const (
 
 const (
 	apiVersion           = 0xc
-	irqfdDeassign        = 0x1
 	ioeventfdDatamatch   = 0x1
 	ioDirectionOut       = 0x1
 	clockRealtime        = 0x4

@@ -31,7 +31,6 @@ type slot struct {
 	kind      string
 	dev       virtio.Device
 	transport *mmio.Transport
-	irq       *virtio.EventFD
 }
 
 // Kinds of devices, as a saved state names them.
@@ -45,41 +44,31 @@ const (
 // section names the state of the device in slot i.
 func (s *slot) section(i int) string { return deviceInSlot{uint8(i), s.kind}.String() }
 
-// eventfds connects what a device signals and what it waits for with the guest: KVM does.
-type eventfds interface {
-	AddIRQFD(eventfd int, gsi uint32) error
+// wires connect devices with the guest. KVM has them.
+type wires interface {
+	Line(gsi uint32) virtio.Interrupt // raises edges
 	AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error
 }
 
-// newIRQ returns an eventfd that raises an edge on gsi.
-func (m *Machine) newIRQ(gsi uint32) (*virtio.EventFD, error) {
-	e, err := virtio.NewEventFD()
-	if err != nil {
-		return nil, err
-	}
-	if err := m.eventfds.AddIRQFD(e.FD(), gsi); err != nil {
-		return nil, errors.Join(err, e.Close())
-	}
-	return e, nil
-}
+// kvmWires are those of a VM.
+type kvmWires struct{ *kvm.VM }
+
+// Line implements wires.
+func (w kvmWires) Line(gsi uint32) virtio.Interrupt { return w.VM.Line(gsi) }
 
 // addDevice puts dev into slot i, quiesced as all devices of a paused machine are.
 func (m *Machine) addDevice(i int, kind string, dev virtio.Device) error {
 	place := boot.VirtioDevice(i)
-	irq, err := m.newIRQ(place.GSI)
+	t, err := mmio.New(m.mem, dev, m.wires.Line(place.GSI))
 	if err != nil {
 		return err
 	}
-	t, err := mmio.New(m.mem, dev, irq)
-	if err != nil {
-		return errors.Join(err, irq.Close())
-	}
 	t.Quiesce()
-	m.slots[i] = &slot{kind: kind, dev: dev, transport: t, irq: irq}
+	m.slots[i] = &slot{kind: kind, dev: dev, transport: t}
 	at, status := uint64(place.Addr), t.InterruptStatus()
 	m.registers = append(m.registers, kvm.Register{GPA: at + mmio.RegInterruptStatus, Word: status},
 		kvm.Register{GPA: at + mmio.RegInterruptACK, Word: status, Clear: true})
-	return m.eventfds.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
+	return m.wires.AddIOEventFD(t.NotifyFD(), uint64(place.Addr)+mmio.RegQueueNotify, m.anyLength)
 }
 
 // mmioDevices lists the devices for the guest's ACPI tables.
@@ -113,15 +102,9 @@ func (m *Machine) unquiesce() error {
 }
 
 // addFixedDevices makes what every machine has, whatever it boots.
-func (m *Machine) addFixedDevices() (err error) {
-	if m.genIntr, err = m.newIRQ(boot.VMGenIDGSI); err != nil {
-		return err
-	}
-	irq, err := m.newIRQ(boot.SerialGSI)
-	if err != nil {
-		return err
-	}
-	m.serial = newSerial(m.cfg.Console, irq)
+func (m *Machine) addFixedDevices() error {
+	m.genIntr = m.wires.Line(boot.VMGenIDGSI)
+	m.serial = newSerial(m.cfg.Console, m.wires.Line(boot.SerialGSI))
 	socket, err := vsock.New(vsock.Config{
 		GuestCID: agentproto.GuestCID, Listener: m.cfg.VsockListener, Dial: m.cfg.GuestConn,
 	})

@@ -3,8 +3,6 @@ package machine
 import (
 	"errors"
 	"io"
-
-	"github.com/forkd/forkd/internal/vmm/virtio"
 )
 
 // Close gives back the memory, the files and the threads of a machine. Only tests need it: a VMM
@@ -21,12 +19,12 @@ func (m *Machine) Close() error {
 //
 // Preconditions: the machine is paused.
 func (m *Machine) closeDevices() error {
-	errs := []error{m.serial.intr.(*virtio.EventFD).Close(), m.genIntr.Close()}
+	var errs []error
 	for _, s := range m.slots {
 		if s == nil {
 			continue
 		}
-		errs = append(errs, s.transport.Close(), s.irq.Close())
+		errs = append(errs, s.transport.Close())
 		if c, ok := s.dev.(io.Closer); ok {
 			errs = append(errs, c.Close())
 		}

@@ -55,13 +55,13 @@ type Machine struct {
 	msrs    []uint32           // indices to save
 	cpus    *vcpus
 
-	eventfds  eventfds // m.vm, but in tests without KVM
-	anyLength bool     // KVM need not decode a kick
+	wires     wires // of m.vm, but in tests without KVM
+	anyLength bool  // KVM need not decode a kick
 
 	serial    *serial
-	genIntr   *virtio.EventFD // raises the event that announces a new generation id
-	slots     []*slot         // by slot number; nil where no device is
-	registers []kvm.Register  // of the slots: those that a driver accesses for every interrupt
+	genIntr   virtio.Interrupt // raises the event that announces a new generation id
+	slots     []*slot          // by slot number; nil where no device is
+	registers []kvm.Register   // of the slots: those that a driver accesses for every interrupt
 	net       *net.Device
 	disks     []*blk.Device
 	ended     sync.Once
@@ -108,7 +108,7 @@ func New(cfg Config) (_ *Machine, err error) {
 	if m.vm, err = cfg.KVM.CreateVM(); err != nil {
 		return nil, err
 	}
-	m.eventfds = m.vm
+	m.wires = kvmWires{m.vm}
 	undo.Add(func() { _ = m.vm.Close() })
 	for i, r := range m.mem.Regions() {
 		if err := m.vm.SetMemslot(uint32(i), uint64(r.GPA), r.Size, r.HVA()); err != nil {

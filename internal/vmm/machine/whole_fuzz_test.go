@@ -18,6 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/vmm/bareguest"
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
+	"github.com/forkd/forkd/internal/vmm/virtio"
 	vnet "github.com/forkd/forkd/internal/vmm/virtio/net"
 )
 
@@ -89,12 +90,16 @@ const (
 	fuzzDisk   = 1 << 20
 )
 
-// noKVM takes the place of KVM's ioeventfds and irqfds: kicks come by the registers, and nobody
-// hears interrupts.
+// noKVM takes the place of KVM's ioeventfds and interrupt controllers: kicks come by the registers,
+// and nobody hears interrupts.
 type noKVM struct{}
 
-func (noKVM) AddIRQFD(int, uint32) error           { return nil }
+func (noKVM) Line(uint32) virtio.Interrupt         { return unheard{} }
 func (noKVM) AddIOEventFD(int, uint64, bool) error { return nil }
+
+type unheard struct{}
+
+func (unheard) Raise() error { return nil }
 
 type discard struct{}
 
@@ -110,7 +115,7 @@ func newFuzzed(t *testing.T) *fuzzed {
 	w.must(err)
 	mem, err := guestmem.New(fuzzMemory)
 	w.must(err)
-	w.Machine = &Machine{mem: mem, eventfds: noKVM{}, slots: make([]*slot, boot.MaxVirtioDevices),
+	w.Machine = &Machine{mem: mem, wires: noKVM{}, slots: make([]*slot, boot.MaxVirtioDevices),
 		cfg: Config{Shape: vm.Shape{MemoryBytes: fuzzMemory, VCPUs: 1}, Console: discard{},
 			VsockListener: os.NewFile(uintptr(fd), "listener"), GuestConn: w.guestConn}}
 	w.must(w.addFixedDevices())

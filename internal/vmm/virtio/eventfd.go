@@ -13,13 +13,12 @@ import (
 	"github.com/forkd/forkd/internal/vmm/rawcall"
 )
 
-// EventFD is a Linux eventfd counter: KVM signals it (ioeventfd), or is signalled by it (irqfd), or
-// both ends are ours.
+// EventFD is a Linux eventfd counter, which KVM signals (ioeventfd), or we do.
 type EventFD struct {
 	fd int
 
 	mu     sync.Mutex
-	file   *os.File // fd in the runtime's poller; set by the first Wait, so that irqfds never wake the poller
+	file   *os.File // fd in the runtime's poller; set by the first Wait
 	raw    syscall.RawConn
 	closed bool
 
@@ -49,9 +48,6 @@ func (e *EventFD) Signal() error {
 	}
 	return nil
 }
-
-// Raise is Signal; it makes an EventFD registered as irqfd an Interrupt.
-func (e *EventFD) Raise() error { return e.Signal() }
 
 // Wait parks the calling goroutine, not a thread, until the counter is positive, and clears it. It
 // returns os.ErrClosed after Close. One goroutine may wait at a time.

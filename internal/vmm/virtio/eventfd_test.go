@@ -40,7 +40,7 @@ func TestEventFDCountsSignalsBeforeWait(t *testing.T) {
 	}
 	defer e.Close()
 	for range 3 {
-		if err := e.Raise(); err != nil {
+		if err := e.Signal(); err != nil {
 			t.Fatal(err)
 		}
 	}

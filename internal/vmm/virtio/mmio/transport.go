@@ -3,10 +3,11 @@
 // that serves its kicks.
 //
 // It does not decode bus addresses (callers pass offsets into one window), and it neither creates
-// nor registers KVM objects: the machine puts NotifyFD behind an ioeventfd and an irqfd behind the
-// injected Interrupt. One eventfd serves all queues of a device: looking at a queue without news
-// costs one load, while a descriptor per queue would cost memory in every VM. Whatever a driver
-// writes ends in a register value, an ignored write or DEVICE_NEEDS_RESET.
+// nor registers KVM objects: the machine puts NotifyFD behind an ioeventfd, and an input of the
+// interrupt controllers behind the injected Interrupt. One eventfd serves all queues of a device:
+// looking at a queue without news costs one load, while a descriptor per queue would cost memory in
+// every VM. Whatever a driver writes ends in a register value, an ignored write or
+// DEVICE_NEEDS_RESET.
 package mmio
 
 import (
