@@ -193,8 +193,15 @@ func TestBuildOfATemplate(t *testing.T) {
 	r.checkClean("mine", "a.b")
 	r.call("GET", "/templates/aliases/mine", "", 200, nil)
 	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b"}`, 400, nil) // it was started
-	r.create(`{"templateID":"mine"}`)
+	in := r.create(`{"templateID":"mine"}`)
 	r.call("POST", "/v3/templates", `{"name":"mine"}`, 409, nil) // it is in use
+	r.call("POST", "/sandboxes/"+in.ID+"/snapshots", `{"name":"of-it"}`, 201, nil)
+	var list []struct {
+		ID string `json:"snapshotID"`
+	}
+	if r.call("GET", "/snapshots", "", 200, &list); len(list) != 1 || list[0].ID != "of-it" {
+		t.Errorf("snapshots: %+v, want the one that is no template", list)
+	}
 }
 
 // A template that is built again takes the place of the one before, which stays where the new one

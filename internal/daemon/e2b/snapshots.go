@@ -118,7 +118,8 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
-// listSnapshots answers with a page of the snapshots that were made of sandboxes.
+// listSnapshots answers with a page of the snapshots that were made of sandboxes, without those that
+// a template build has made.
 func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)
@@ -129,7 +130,7 @@ func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	}
 	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool {
 		of := q.Get("sandboxID")
-		return i.Branch == nil || i.Transient || i.Writing || i.Damage != "" || name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
+		return i.Branch == nil || i.Branch.Template || i.Transient || i.Writing || i.Damage != "" || name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
 	})
 	slices.SortStableFunc(all, func(x, y store.Info) int { return y.Created.Compare(x.Created) })
 	page, err := pageOf(w, q, all, func(i store.Info) string { return i.Tag })

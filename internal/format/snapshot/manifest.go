@@ -105,6 +105,7 @@ type Guest struct {
 type Branch struct {
 	SandboxID  string `json:"sandbox_id"`
 	Mode       string `json:"mode"`
+	Template   bool   `json:"template,omitempty"` // of a sandbox that was there to build a template
 	Fallback   string `json:"fallback,omitempty"` // why another mode than the one asked for
 	Pause      Micros `json:"pause_us"`           // the sandbox stood still
 	Stop       Micros `json:"stop_us,omitempty"`  // and again, because it wrote faster than could be copied

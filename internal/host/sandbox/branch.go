@@ -35,6 +35,7 @@ type BranchRequest struct {
 	ParentTag string // empty, or the tag that the caller takes for the snapshot the sandbox runs from
 	NoWait    bool   // live: return when the sandbox runs again, before the snapshot is complete
 	Transient bool   // the snapshot goes with the last sandbox that runs from it
+	Template  bool   // the sandbox was there to build a template, which this is: the manifest says so
 	Replace   bool   // a snapshot with the tag gives way to this one, unless sandboxes run from it
 }
 
@@ -205,7 +206,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
 	b.done, err = b.ask(ctx, files)
-	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Fallback: b.done.Fallback,
+	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template, Fallback: b.done.Fallback,
 		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes}
 	if _, settled := b.s.settle(b.v); settled != nil {
 		return errors.Join(err, settled)
