@@ -1,7 +1,8 @@
 """Sandboxes by host names, for packages that ask https://PORT-ID.DOMAIN and nothing else.
 
 begin() starts test/compat/hostnames and sets the environment that this process and its children need.
-They also have to look names up there: this process does from then on, Node.js with hostnames.mjs.
+They also have to look names up there: this process does from then on, Node.js with hostnames.mjs,
+and pytest with -p hostnames.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ def begin() -> None:
     server = subprocess.Popen(["go", "run", "./test/compat/hostnames"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     domain, there = server.stdout.readline().split()
     os.environ.update(zip(SETS, (domain, f"{there}/bundle.pem", f"{there}/ca.pem")))
-    below, lookup = "." + domain.partition(":")[0], socket.getaddrinfo
     begin.server = server  # it ends when its standard input is closed
+    look_up_here()
+
+
+def look_up_here() -> None:
+    below, lookup = "." + os.environ["E2B_DOMAIN"].partition(":")[0], socket.getaddrinfo
 
     def here(host, *args, **kwargs):
         name = host.decode() if isinstance(host, bytes) else host
         return lookup("127.0.0.1" if name and name.endswith(below) else host, *args, **kwargs)
 
     socket.getaddrinfo = here
+
+
+def pytest_configure() -> None:
+    look_up_here()

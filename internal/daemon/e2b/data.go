@@ -129,7 +129,8 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	case route.Agent && !isHealth:
 		e.Who = audit.SignedURL
 	}
-	if n, _ := annotationOf(i); n.Resumes && i.State == sandbox.Suspended && !(route.Open && isHealth) {
+	asleep := i.State == sandbox.Suspended || i.State == sandbox.Paused // on its way to the former, most likely
+	if n, _ := annotationOf(i); n.Resumes && asleep && !(route.Open && isHealth) {
 		if err := a.wake(r.Context(), i, n, route.Open); err != nil {
 			a.failData(w, r, route, err)
 			return
@@ -194,10 +195,11 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 		return errTooMany
 	}
 	defer func() { <-a.wakes }()
-	if _, err := a.Manager.Resume(ctx, i.ID); err != nil {
+	now, err := a.Manager.BringBack(ctx, i.ID)
+	if err != nil || now.State != sandbox.Running { // an operator has paused it
 		return err
 	}
-	_, err := a.Manager.SetExpiry(ctx, i.ID, sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
+	_, err = a.Manager.SetExpiry(ctx, i.ID, sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
 	return err
 }
 

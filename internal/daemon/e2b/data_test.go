@@ -10,10 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -200,6 +202,50 @@ func TestAutoResume(t *testing.T) {
 	}
 	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 || i.Lifecycle.OnTimeout != "pause" {
 		t.Errorf("%+v", i)
+	}
+}
+
+// So does one that is on its way to being paused when the request comes. Who has paused it by /v1
+// is left to wake it.
+func TestAutoResumeAmidAPause(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.VMs.Mu.Lock() // its VM cannot be saved yet
+	save := sync.OnceFunc(r.VMs.Mu.Unlock)
+	defer save()
+	paused := make(chan int)
+	go func() {
+		resp, _ := r.send("POST", "/sandboxes/"+b.ID+"/pause", apiKey, "")
+		paused <- resp.StatusCode
+	}()
+	for i := (box{}); i.State != "paused"; {
+		r.call("GET", "/sandboxes/"+b.ID, "", 200, &i)
+	}
+	trace := &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { save() }}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", r.URL+"/health", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range b.header() {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 204 {
+		t.Errorf("amid the pause: %s", resp.Status)
+	}
+	if status := <-paused; status != 204 {
+		t.Errorf("pause: %d", status)
+	}
+	operator := header{"Authorization": "Bearer " + apirig.Token}
+	if resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/pause", operator, ""); resp.StatusCode != 200 {
+		t.Fatalf("%s %s", resp.Status, out)
+	}
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 502 {
+		t.Errorf("paused by /v1: %s %s", resp.Status, out)
 	}
 }
 

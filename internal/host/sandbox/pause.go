@@ -85,3 +85,19 @@ func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	}
 	return s.Info(), nil
 }
+
+// BringBack is Resume of a suspended sandbox: one that is being suspended is waited for, and one in
+// any other state is left as it is.
+func (m *Manager) BringBack(ctx context.Context, id string) (Info, error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	if s.Info().State == Suspended {
+		if err := m.bringBack(ctx, s); err != nil {
+			return Info{}, err
+		}
+	}
+	return s.Info(), nil
+}

@@ -33,8 +33,9 @@ def live(path: str) -> bool:
     return "msw" not in text and ("sandboxTest" in text or "Sandbox.create(" in text)
 
 
-def tests(source: str, there: str, env: dict[str, str]) -> str:
-    packages, env = npm.install(PACKAGES, env)
+def tests(source: str, there: str) -> str:
+    packages, env = npm.install(PACKAGES, dict(os.environ))
+    env.update(owntests.environment())
     work = os.path.join(packages, "own")  # below the packages, where the tests find them
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(os.path.join(source, "packages", "js-sdk", "tests"), os.path.join(work, "tests"))
@@ -46,6 +47,7 @@ def tests(source: str, there: str, env: dict[str, str]) -> str:
                "--reporter", "default", "--reporter", "junit", "--outputFile.junit", out]
     if "E2B_OWN_TESTS" in os.environ:
         command += ["-t", os.environ["E2B_OWN_TESTS"]]
+    env["NODE_OPTIONS"] = "--import " + os.path.join(os.path.dirname(owntests.__file__), "hostnames.mjs")
     subprocess.run(command, cwd=work, env=env)
     return out
 

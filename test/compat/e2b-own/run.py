@@ -14,14 +14,14 @@ import owntests
 SUITES = ("sync/api_sync", "sync/sandbox_sync", "async/api_async", "async/sandbox_async")
 
 
-def tests(source: str, there: str, env: dict[str, str]) -> str:
+def tests(source: str, there: str) -> str:
     """There, no other e2b can be imported."""
     tests, out = os.path.join(source, "packages", "python-sdk", "tests"), os.path.join(there, "results.xml")
-    command = [os.path.join(sys.prefix, "bin", "pytest"), "-q", "-p", "no:cacheprovider", "-c", os.path.join(tests, "..", "pytest.ini"),
-               "--timeout", str(owntests.LIMIT), "--tb", "short", "--junitxml", out, *(os.path.join(tests, s) for s in SUITES)]
+    command = [os.path.join(sys.prefix, "bin", "pytest"), "-q", "-p", "no:cacheprovider", "-p", "hostnames",
+               "-c", os.path.join(tests, "..", "pytest.ini"), "--timeout", str(owntests.LIMIT), "--tb", "short", "--junitxml", out, *(os.path.join(tests, s) for s in SUITES)]
     if "E2B_OWN_TESTS" in os.environ:
         command += ["-k", os.environ["E2B_OWN_TESTS"]]
-    subprocess.run(command, cwd=there, env=env)
+    subprocess.run(command, cwd=there, env={**os.environ, **owntests.environment()})
     return out
 
 
