@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/guest/rawcall"
 	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // forkPort is the listening socket of agentproto.ForkPort.
@@ -39,7 +39,7 @@ func listenForks(family int, addr unix.Sockaddr) (*forkPort, error) {
 	}
 	p := &forkPort{file: os.NewFile(uintptr(fd), "fork port")}
 	p.tryAccept = func(fd uintptr) bool {
-		p.conn, p.err = rawcall.Accept(int(fd))
+		p.conn, p.err = rawcall.Accept(int(fd), 0)
 		return p.err != unix.EAGAIN
 	}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
@@ -60,7 +60,6 @@ func (p *forkPort) accept() (int, error) {
 		switch {
 		case p.err == nil:
 			return p.conn, nil
-		case p.err == unix.EINTR:
 		case passes(p.err):
 			time.Sleep(acceptPause)
 		default:
@@ -133,7 +132,7 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	for n < least {
 		k, err := read(conn, p[n:])
 		switch {
-		case err == unix.EINTR:
+		case err == unix.EINTR: // of unix.Read
 		case err == unix.EAGAIN:
 			read = unix.Read // the client dawdles: this is no fork that should be cheap
 		case err != nil:
@@ -152,9 +151,9 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 func writeAll(conn int, p []byte) {
 	for len(p) > 0 {
 		n, err := rawcall.Write(conn, p)
-		if err != nil && err != unix.EINTR {
+		if err != nil {
 			return
 		}
-		p = p[max(n, 0):]
+		p = p[n:]
 	}
 }

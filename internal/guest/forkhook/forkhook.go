@@ -20,8 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/guest/rawcall"
 	"github.com/forkd/forkd/internal/guest/reap"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // limit bounds the hooks of one fork together. A fork that is not confirmed holds up its caller.

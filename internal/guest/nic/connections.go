@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
-	"github.com/forkd/forkd/internal/guest/rawcall"
 	"github.com/forkd/forkd/internal/proto/frame"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // sentPath counts the packets that have left the guest.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
-	"github.com/forkd/forkd/internal/guest/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // clockTolerance is how far the guest's wall clock may be from the host's before a fork sets it:
@@ -92,8 +92,6 @@ func dropFetched(hwrng int) error {
 	for dropped := 0; dropped < maxFetched; {
 		n, err := rawcall.Read(hwrng, p[dropped:])
 		switch {
-		case err == unix.EINTR:
-			continue
 		case err == unix.EAGAIN, err == unix.ENODEV, err == nil && n == 0:
 			return nil
 		case err != nil:

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/kmsg"
-	"github.com/forkd/forkd/internal/guest/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // idDir holds the files that a fork rewrites. They are on tmpfs and mounted over those that

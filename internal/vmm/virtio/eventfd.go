@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // EventFD is a Linux eventfd counter, which KVM signals (ioeventfd), or we do.

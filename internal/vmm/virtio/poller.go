@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // Poller waits for many descriptors in one goroutine: an epoll descriptor that is itself in the

@@ -10,7 +10,7 @@ import (
 	"fmt"
 
 	"github.com/forkd/forkd/internal/proto/codec"
-	"github.com/forkd/forkd/internal/vmm/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )

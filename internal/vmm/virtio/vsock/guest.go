@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/vmm/rawcall"
+	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 )
 
@@ -89,7 +89,7 @@ func (d *Device) accept() error {
 		return nil // a stale event: the device has been restored since
 	}
 	for range maxAccepts {
-		fd, err := rawcall.Accept(d.lfd)
+		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
 		if err == unix.ECONNABORTED {
 			continue
 		}

@@ -2,7 +2,13 @@ package rawcall
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,37 +58,85 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-func TestAccept(t *testing.T) {
-	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+// connect returns a listening socket in non-blocking mode to which a client has connected.
+func connect(t *testing.T) (listener int) {
+	t.Helper()
+	addr := &unix.SockaddrUnix{Name: t.TempDir() + "/s"}
+	listener, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(l)
-	addr := &unix.SockaddrUnix{Name: t.TempDir() + "/s"}
-	if err := unix.Bind(l, addr); err != nil {
+	t.Cleanup(func() { _ = unix.Close(listener) })
+	if err := errors.Join(unix.Bind(listener, addr), unix.Listen(listener, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Listen(l, 1); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Accept(l); err != unix.EAGAIN {
+	if _, err := Accept(listener, 0); err != unix.EAGAIN {
 		t.Fatalf("nobody has connected: %v", err)
 	}
-	c, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(c)
-	if err := unix.Connect(c, addr); err != nil {
+	t.Cleanup(func() { _ = unix.Close(client) })
+	if err := unix.Connect(client, addr); err != nil {
 		t.Fatal(err)
 	}
-	fd, err := Accept(l)
-	if err != nil {
+	return listener
+}
+
+func TestAccept(t *testing.T) {
+	for _, mode := range []int{unix.SOCK_NONBLOCK, 0} {
+		fd, err := Accept(connect(t), mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+		if err != nil || flags&unix.O_NONBLOCK != mode {
+			t.Errorf("mode %#x, want %#x, %v", flags&unix.O_NONBLOCK, mode, err)
+		}
+	}
+}
+
+// TestReadTimeout reads what does not come.
+func TestReadTimeout(t *testing.T) {
+	a, _ := pair(t)
+	if err := errors.Join(unix.SetNonblock(a, false), SetReadTimeout(a, unix.NsecToTimeval(1e6))); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(fd)
-	if n, err := Read(fd, make([]byte, 1)); n != 0 || err != unix.EAGAIN {
-		t.Errorf("it is in blocking mode: %d, %v", n, err)
+	if n, err := Read(a, make([]byte, 1)); n != 0 || err != unix.EAGAIN {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// TestCollectionDuringRead collects garbage while a read waits for what comes after that only.
+func TestCollectionDuringRead(t *testing.T) {
+	a, b := pair(t)
+	if err := errors.Join(unix.SetNonblock(b, false), SetReadTimeout(b, unix.NsecToTimeval(1e9*3600))); err != nil {
+		t.Fatal(err)
+	}
+	thread, done := make(chan int), make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		_, err := Read(b, make([]byte, 1))
+		done <- err
+	}()
+	waits := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
+	for call := ""; call != fmt.Sprint(unix.SYS_READ); time.Sleep(time.Millisecond) {
+		p, err := os.ReadFile(waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		call, _, _ = strings.Cut(string(p), " ")
+	}
+	runtime.GC()
+	if _, err := Write(a, []byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 
@@ -111,15 +165,5 @@ func TestEpoll(t *testing.T) {
 	}
 	if err := EpollCtl(e, unix.EPOLL_CTL_DEL, b, nil); err != unix.ENOENT {
 		t.Errorf("removed again: %v", err)
-	}
-}
-
-func TestRandom(t *testing.T) {
-	p, zero := make([]byte, 64), make([]byte, 64)
-	if n, err := Random(p); n != len(p) || err != nil || bytes.Equal(p, zero) {
-		t.Errorf("%d, %v: %x", n, err, p)
-	}
-	if n, err := Random(nil); n != 0 || err != nil {
-		t.Errorf("nothing: %d, %v", n, err)
 	}
 }

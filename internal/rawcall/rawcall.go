@@ -1,0 +1,119 @@
+// Package rawcall makes system calls of which the Go runtime is not told.
+//
+// An ordinary system call wakes the runtime's monitor thread if that sleeps, and it then looks
+// around every 20 us until all threads of Go code are idle. That costs a VMM that is mostly idle
+// most of its context switches, and a guest that has just been forked copies of pages: of stacks,
+// of the kernel's and of the runtime's tables.
+//
+// The monitor is there to run other goroutines while a call waits, and a thread in one of these
+// calls keeps its processor of Go's scheduler. So they are for calls that return at once: on
+// descriptors in non-blocking mode, on files in memory, and writes for which a socket has room. A
+// read whose waiting SetReadTimeout bounds may wait too: a garbage collection that begins
+// interrupts it and has its turn first.
+//
+// A call that was interrupted is made again; callers never see EINTR. Errors are bare unix.Errno
+// values, and with one nothing was transferred: n is 0.
+package rawcall
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// again makes a call on a descriptor and a buffer until it is not interrupted.
+func again(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
+	for {
+		if n, errno := once(trap, fd, p, n, arg); errno != unix.EINTR {
+			return n, orNil(errno)
+		}
+	}
+}
+
+// once makes a call. It is not inlined, so that there is a function's beginning between two tries:
+// there, the scheduler takes a goroutine off that it has interrupted.
+//
+//go:noinline
+func once(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, unix.Errno) {
+	r, _, errno := unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(r), 0
+}
+
+func orNil(errno unix.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return errno
+}
+
+func start(p []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p)) }
+
+// Read is read(2).
+func Read(fd int, p []byte) (int, error) { return again(unix.SYS_READ, fd, start(p), len(p), 0) }
+
+// Write is write(2).
+func Write(fd int, p []byte) (int, error) { return again(unix.SYS_WRITE, fd, start(p), len(p), 0) }
+
+// Pread is pread(2).
+func Pread(fd int, p []byte, offset int64) (int, error) {
+	return again(unix.SYS_PREAD64, fd, start(p), len(p), uintptr(offset))
+}
+
+// Pwrite is pwrite(2).
+func Pwrite(fd int, p []byte, offset int64) (int, error) {
+	return again(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
+}
+
+// Close closes a socket or an eventfd. It is never made again: Linux has closed the descriptor
+// whatever it answers.
+func Close(fd int) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	return orNil(errno)
+}
+
+// IoctlInt is ioctl(2) with a pointer to a C int, which some requests do not look at.
+func IoctlInt(fd int, request uint, value int32) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(unsafe.Pointer(&value)))
+	return orNil(errno)
+}
+
+// Random reads from getrandom(2) of a host whose generator has been seeded. It gives less than it
+// is asked for if a signal comes.
+func Random(p []byte) (int, error) {
+	for {
+		n, _, errno := unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
+		switch errno {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
+		}
+	}
+}
+
+// SetClock is clock_settime(2) for the wall clock.
+func SetClock(t unix.Timespec) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_CLOCK_SETTIME, unix.CLOCK_REALTIME, uintptr(unsafe.Pointer(&t)), 0)
+	return orNil(errno)
+}
+
+// SetHostname is sethostname(2).
+func SetHostname(name []byte) error {
+	_, _, errno := unix.RawSyscall(unix.SYS_SETHOSTNAME, uintptr(start(name)), uintptr(len(name)), 0)
+	return orNil(errno)
+}
+
+// usualPath is room on the stack for a path, in bytes.
+const usualPath = 128
+
+// Exists asks in one system call whether there is something at a path, which must not contain a
+// zero byte.
+func Exists(path string) bool {
+	p := append(append(make([]byte, 0, usualPath), path...), 0)
+	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)
+	return errno == 0
+}

@@ -1,0 +1,44 @@
+package rawcall
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Accept takes a connection from a listening socket in non-blocking mode, and asks for no address.
+// The connection's own mode is SOCK_NONBLOCK, or 0: calls on it wait.
+func Accept(listener, mode int) (fd int, err error) {
+	return again(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
+}
+
+// Peek reads from a socket what stays in it. It does not wait, whatever the socket's mode.
+func Peek(fd int, p []byte) (int, error) {
+	return again(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+}
+
+// SetReadTimeout bounds the waiting of each read from a socket in blocking mode; after it a read
+// fails with EAGAIN. Each time it is interrupted it waits as long again.
+func SetReadTimeout(fd int, t unix.Timeval) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		uintptr(unsafe.Pointer(&t)), unsafe.Sizeof(t), 0)
+	return orNil(errno)
+}
+
+// HungUp reports whether the other end of a socket is closed, or it has an error.
+func HungUp(fd int) bool {
+	poll, now := unix.PollFd{Fd: int32(fd)}, unix.Timespec{}
+	_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	return errno != 0 || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
+}
+
+// EpollWait returns how many events there are now.
+func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
+	return again(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
+}
+
+// EpollCtl adds, changes or removes a descriptor.
+func EpollCtl(epoll, op, fd int, event *unix.EpollEvent) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd), uintptr(unsafe.Pointer(event)), 0, 0)
+	return orNil(errno)
+}
