@@ -27,9 +27,14 @@ func SetReadTimeout(fd int, t unix.Timeval) error {
 
 // HungUp reports whether the other end of a socket is closed, or it has an error.
 func HungUp(fd int) bool {
-	poll, now := unix.PollFd{Fd: int32(fd)}, unix.Timespec{}
-	_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-	return errno != 0 || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
+	poll := unix.PollFd{Fd: int32(fd)}
+	for {
+		now := unix.Timespec{}
+		_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+		if errno != unix.EINTR {
+			return errno != 0 || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
+		}
+	}
 }
 
 // EpollWait returns how many events there are now.

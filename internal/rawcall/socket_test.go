@@ -140,6 +140,34 @@ func TestCollectionDuringRead(t *testing.T) {
 	}
 }
 
+// TestHungUpInterrupted asks while signals come: that a call was interrupted says nothing about
+// the other end. One that believes it is found in most runs, not in all.
+func TestHungUpInterrupted(t *testing.T) {
+	_, b := pair(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // which Go ignores
+			}
+		}
+	}()
+	for range 300_000 {
+		if HungUp(b) {
+			t.Error("hung up while the other end is open")
+			break
+		}
+	}
+	close(stop)
+	<-stopped
+}
+
 func TestEpoll(t *testing.T) {
 	a, b := pair(t)
 	e, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
