@@ -46,8 +46,9 @@ const uploadRoute = "PUT /templates/{id}/files/{hash}"
 // Bounds on the sending of an archive.
 const (
 	uploadTimeout = time.Hour   // of the whole, with the wait for a place: what the SDKs give it
-	uploadStall   = time.Minute // in which uploadLeast has to come, or the rest
-	uploadLeast   = 64 << 10    // bytes
+	uploadStall   = time.Minute // in which the least has to come, or the rest
+	uploadLeast   = 64 << 10    // bytes, and of a large archive
+	uploadPart    = 120         // the 120th part: half the pace at which it is done in time
 )
 
 // upload takes an archive from who has a signed link.
@@ -86,11 +87,12 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	defer leave()
 	rc := http.NewResponseController(w)
 	defer rc.SetReadDeadline(time.Time{})
-	err = a.Builder.Upload(b, hash, r.ContentLength, &steady{body: r.Body, rc: rc, end: end, stall: uploadStall, least: uploadLeast})
+	body := newSteady(r.Body, rc, r.ContentLength, end)
+	err = a.Builder.Upload(b, hash, r.ContentLength, body)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &failure{http.StatusRequestTimeout, fmt.Sprintf("the archive comes too slowly: want %d KiB in %v, and all of it in %v",
-			uploadLeast>>10, uploadStall, uploadTimeout)}
+			body.least>>10, uploadStall, uploadTimeout)}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return badRequest("the archive is shorter than its Content-Length says")
 	}
@@ -104,10 +106,16 @@ type steady struct {
 	rc    interface{ SetReadDeadline(time.Time) error }
 	end   time.Time
 	stall time.Duration // in which least bytes have to come
-	least int
+	least int64
 
 	left time.Duration // of stall
-	got  int           // bytes that have come in it
+	got  int64         // bytes that have come in it
+}
+
+// newSteady returns the body of an archive of size bytes. How fast it has to come goes by its size,
+// because room for all of it is taken from others when it begins.
+func newSteady(body io.Reader, rc interface{ SetReadDeadline(time.Time) error }, size int64, end time.Time) *steady {
+	return &steady{body: body, rc: rc, end: end, stall: uploadStall, least: max(uploadLeast, size/uploadPart)}
 }
 
 // Read implements io.Reader.
@@ -122,7 +130,7 @@ func (s *steady) Read(p []byte) (int, error) {
 	}
 	_ = s.rc.SetReadDeadline(by) // a connection without deadlines is a test's
 	n, err := s.body.Read(p)
-	s.got += n
+	s.got += int64(n)
 	s.left = max(s.left-time.Since(start), time.Nanosecond)
 	return n, err
 }

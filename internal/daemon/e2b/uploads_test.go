@@ -57,6 +57,33 @@ func TestSteady(t *testing.T) {
 	}
 }
 
+// A client that promises much has to send more in the same time than one that promises little.
+func TestPromise(t *testing.T) {
+	for _, c := range []struct {
+		size int64
+		want error
+	}{{uploadPart * 100 << 10, os.ErrDeadlineExceeded}, {1 << 20, nil}} {
+		here, there := net.Pipe()
+		go func() {
+			defer there.Close()
+			for range 2 {
+				if _, err := there.Write(make([]byte, uploadLeast)); err != nil {
+					return
+				}
+			}
+		}()
+		body := newSteady(here, here, c.size, time.Now().Add(time.Hour))
+		if _, err := io.ReadFull(body, make([]byte, uploadLeast)); err != nil {
+			t.Fatal(err)
+		}
+		body.left = time.Nanosecond // the rest of the time for these has passed
+		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, c.want) {
+			t.Errorf("an archive of %d bytes: %v, want %v", c.size, err, c.want)
+		}
+		here.Close()
+	}
+}
+
 // One client leaves places for others, and who finds none waits.
 func TestPlaces(t *testing.T) {
 	p := newPlaces(3, 2, 2)
