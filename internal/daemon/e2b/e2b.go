@@ -42,7 +42,8 @@ const (
 	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
 	maxUploads  = 16  // archives at once that are sent for builds,
 	maxOwn      = 4   // and of one client; others wait,
-	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once
+	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once;
+	maxQueueAll = 500 // of all clients: they leave most connections of a listener to other requests
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
@@ -82,7 +83,7 @@ func New(cfg Config) http.Handler {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
 	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes),
-		uploads: newPlaces(maxUploads, maxOwn, maxQueue)}
+		uploads: newPlaces(maxUploads, maxOwn, maxQueue, maxQueueAll)}
 	a.routes()
 	return a
 }

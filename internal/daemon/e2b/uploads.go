@@ -136,13 +136,16 @@ func (s *steady) Read(p []byte) (int, error) {
 }
 
 // places are for what is under way at once, of one client and of all. Who finds none waits, and
-// some of one client may: each that waits has a connection.
+// some of one client and of all may: each that waits has a connection, also when its client has
+// left, which is seen only once the archive is read.
 type places struct {
-	all          chan struct{}
-	ofOne, queue int
+	all             chan struct{}
+	ofOne           int
+	queue, queueAll int
 
-	mu sync.Mutex
-	by map[string]*line // of clients, of which there are as many as tokens
+	mu      sync.Mutex
+	by      map[string]*line // of clients, of which there are as many as tokens
+	waiting int              // of all clients
 }
 
 // line is the places of one client.
@@ -151,8 +154,8 @@ type line struct {
 	waiting int // guarded by places.mu
 }
 
-func newPlaces(all, ofOne, queue int) *places {
-	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, by: make(map[string]*line)}
+func newPlaces(all, ofOne, queue, queueAll int) *places {
+	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, queueAll: queueAll, by: make(map[string]*line)}
 }
 
 // take returns how to leave a place for a client, or an error where too many wait or ctx has ended.
@@ -176,7 +179,7 @@ func (p *places) take(ctx context.Context, who string) (leave func(), err error)
 	}
 }
 
-// wait lets a client wait until stop is called, unless too many requests of it do already.
+// wait lets a client wait until stop is called, unless too many requests do already.
 func (p *places) wait(who string) (own *line, stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -184,13 +187,15 @@ func (p *places) wait(who string) (own *line, stop func()) {
 		own = &line{taken: make(chan struct{}, p.ofOne)}
 		p.by[who] = own
 	}
-	if own.waiting == p.queue {
+	if own.waiting == p.queue || p.waiting == p.queueAll {
 		return nil, nil
 	}
 	own.waiting++
+	p.waiting++
 	return own, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		own.waiting--
+		p.waiting--
 	}
 }

@@ -86,7 +86,7 @@ func TestPromise(t *testing.T) {
 
 // One client leaves places for others, and who finds none waits.
 func TestPlaces(t *testing.T) {
-	p := newPlaces(3, 2, 2)
+	p := newPlaces(3, 2, 2, 2)
 	stops, stop := context.WithCancel(t.Context())
 	defer stop()
 	gone, cancel := context.WithCancel(t.Context())
@@ -127,6 +127,9 @@ func TestPlaces(t *testing.T) {
 	if _, err := p.take(t.Context(), "a"); err == nil {
 		t.Error("a third waits where two may")
 	}
+	if _, err := p.take(t.Context(), "c"); err == nil {
+		t.Error("another client's waits where two of all may")
+	}
 	stop()
 	<-stopped
 	leave[0]()
@@ -135,7 +138,7 @@ func TestPlaces(t *testing.T) {
 	}
 	leave[1]()
 	leave[2]()
-	if len(p.all) != 0 {
-		t.Errorf("%d places are taken", len(p.all))
+	if len(p.all) != 0 || p.waiting != 0 {
+		t.Errorf("%d places are taken, %d wait", len(p.all), p.waiting)
 	}
 }
