@@ -75,14 +75,22 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		victims = s.familyLocked(e, map[*entry]bool{})
 	}
 	for _, v := range victims {
-		if v.leases+v.pins > 0 {
-			return nil, &InUseError{Tag: v.tag, Leases: v.leases + v.pins}
+		if err := v.usedLocked(); err != nil {
+			return nil, err
 		}
 	}
 	for _, v := range victims {
 		v.deleting = true
 	}
 	return victims, nil
+}
+
+// usedLocked returns an *InUseError if somebody uses e.
+func (e *entry) usedLocked() error {
+	if n := e.leases + e.pins; n > 0 {
+		return &InUseError{Tag: e.tag, Leases: n}
+	}
+	return nil
 }
 
 // builtUponLocked returns an *InUseError if other snapshots build on e. The states of suspended

@@ -288,14 +288,16 @@ func TestStageOver(t *testing.T) {
 	if n := len(s.List()); n != 3 || idOf() != old {
 		t.Errorf("%d snapshots while one is replaced, and %s under its tag, not %s", n, idOf(), old)
 	}
-	g.Discard()
 	lease, err := s.Acquire("a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var inUse *InUseError
-	if err := complete(t, s, d, over(), "base"); !errors.As(err, &inUse) || idOf() != old {
-		t.Errorf("replacing what is leased: %v", err)
+	if err := complete(t, s, d, g, "base"); !errors.As(err, &inUse) || idOf() != old {
+		t.Errorf("replacing what was leased meanwhile: %v", err)
+	}
+	if _, err := s.StageOver("a"); !errors.As(err, &inUse) {
+		t.Errorf("beginning to replace what is leased: %v", err)
 	}
 	lease.Release()
 	g = over()

@@ -36,7 +36,7 @@ func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false)
 
 // StageOver is Stage for a snapshot that takes the place of one with its tag, if there is one:
 // PublishHot deletes that as Delete does with DeleteForce, when the new one is complete and on
-// disk.
+// disk. It fails with an *InUseError if that would fail now.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
@@ -50,6 +50,10 @@ func (s *Store) stage(tag string, over bool) (*Staging, error) {
 	}
 	if e := s.byTag[tag]; e != nil && !e.phantom && !over {
 		return nil, &ExistsError{Tag: tag}
+	} else if e != nil && over {
+		if err := e.usedLocked(); err != nil {
+			return nil, fmt.Errorf("replace snapshot %q: %w", tag, err)
+		}
 	}
 	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC(), over: over}
 	g.dir = filepath.Join(s.staging(), g.id)
