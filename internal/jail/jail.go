@@ -222,6 +222,9 @@ func openBehind(files []*os.File, name string) (int, error) {
 	}
 	behind += len(files) + 3
 	dir, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, behind)
+	if err == unix.EINVAL { // behind is beyond RLIMIT_NOFILE
+		err = unix.EMFILE
+	}
 	if err != nil {
 		return -1, fmt.Errorf("open %s: %w", name, err)
 	}
