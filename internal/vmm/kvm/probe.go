@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -163,12 +164,14 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	tid := unix.Gettid()
+	var late atomic.Bool
 	stop := time.AfterFunc(probeLimit, func() {
+		late.Store(true)
 		vcpu.SetImmediateExit(true)
 		_ = Kick(tid)
 	})
 	defer stop.Stop()
-	err := vcpu.Run()
+	err := runUntil(&late, vcpu.Run)
 	le := binary.LittleEndian
 	step := probeSteps[min(le.Uint64(mem[probeResult+24:]), uint64(len(probeSteps)-1))]
 	switch {
@@ -196,4 +199,14 @@ func runProbe(vcpu *VCPU, mem []byte) error {
 		return &UnfitError{Reason: "port output arrived changed"}
 	}
 	return nil
+}
+
+// runUntil runs a guest again whenever a signal ends that before it is late: Go's scheduler sends
+// some of its own.
+func runUntil(late *atomic.Bool, run func() error) error {
+	for {
+		if err := run(); !errors.Is(err, ErrKicked) || late.Load() {
+			return err
+		}
+	}
 }

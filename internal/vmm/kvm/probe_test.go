@@ -3,6 +3,7 @@ package kvm
 import (
 	"errors"
 	"os"
+	"sync/atomic"
 	"testing"
 )
 
@@ -19,5 +20,25 @@ func TestProbe(t *testing.T) {
 		t.Logf("unfit: %s", unfit.Reason)
 	default:
 		t.Skipf("no KVM here: %v", err)
+	}
+}
+
+// A signal that is not the timer's does not end the probe.
+func TestProbeInterrupted(t *testing.T) {
+	var late atomic.Bool
+	runs := 0
+	run := func() error {
+		if runs++; runs == 3 {
+			return nil
+		}
+		return ErrKicked
+	}
+	if err := runUntil(&late, run); err != nil || runs != 3 {
+		t.Errorf("interrupted twice: %v after %d runs", err, runs)
+	}
+	late.Store(true)
+	runs = 0
+	if err := runUntil(&late, run); err != ErrKicked || runs != 1 {
+		t.Errorf("late: %v after %d runs", err, runs)
 	}
 }
