@@ -140,3 +140,32 @@ func TestAdmissionLooksAtTheHost(t *testing.T) {
 		t.Errorf("the host has %d bytes available, %v", free, err)
 	}
 }
+
+// VMs that the pool has for a while only go when the host has no memory for a fork.
+func TestShortMemoryShrinksThePool(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	w.stop()
+	w.poolMost = 3
+	w.start(t, 1)
+	defer w.stop()
+	holds := func(want int) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); w.PoolSize() != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("the pool has %d VMs, want %d", w.PoolSize(), want)
+			}
+		}
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 3}); err != nil {
+		t.Fatal(err)
+	}
+	holds(3)
+	w.admitted.mu.Lock()
+	w.admitted.rules.MemoryReserve = 1 << 62
+	w.admitted.mu.Unlock()
+	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
+	wantRefused(t, CodeHostMemory, err)
+	holds(1)
+	w.KillAll()
+}

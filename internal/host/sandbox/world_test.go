@@ -52,6 +52,8 @@ type world struct {
 	net    *netclient.Client
 	events *event.Ring // of the latest manager
 	admit  Admission
+
+	poolMost int
 }
 
 func newWorld(t *testing.T, poolSize int) *world {
@@ -91,7 +93,7 @@ func (w *world) start(t *testing.T, poolSize int) {
 		NewTop:   disklayer.Format,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
-		PoolSize: poolSize, Admit: w.admit,
+		PoolSize: poolSize, PoolMost: w.poolMost, Admit: w.admit,
 		Observer: w.count, Events: w.events, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

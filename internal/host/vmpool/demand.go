@@ -50,6 +50,14 @@ func (p *Pool) targetLocked(shape vm.Shape) int {
 	return max(p.cfg.Size, min(d.most, p.cfg.Most))
 }
 
+// Forget has the pool end the shells that it was to keep for a while only.
+func (p *Pool) Forget() {
+	p.mu.Lock()
+	clear(p.demand)
+	p.mu.Unlock()
+	p.kick()
+}
+
 // surplus takes the shells out of the pool that it was to keep for a while only.
 func (p *Pool) surplus() (victims []*Shell) {
 	p.mu.Lock()

@@ -93,6 +93,17 @@ func TestPoolShrinks(t *testing.T) {
 	p.Close()
 }
 
+// A pool that is told to forget demand gives up at once what it has for it.
+func TestPoolForgets(t *testing.T) {
+	shape := vm.Shape{VCPUs: 1}
+	p, _ := newPool(t, vmpool.Config{Size: 2, Most: 6}, shape)
+	defer p.Close()
+	take(t, p, shape, 5)
+	eventually(t, p, 5)
+	p.Forget()
+	eventually(t, p, 2)
+}
+
 // A pool of no size stays empty.
 func TestNoPool(t *testing.T) {
 	shape := vm.Shape{VCPUs: 1}
