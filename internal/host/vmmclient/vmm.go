@@ -42,9 +42,11 @@ type Config struct {
 // raises GOMAXPROCS when it has vCPUs. Where the host gives transparent huge pages to everybody,
 // that heap would take two of them, 4 MiB. The VMM cannot refuse them for itself: its runtime has
 // touched the heap by then. What the runtime has beside the heap is too small for one. Nor need it
-// hold files of the cgroup open to follow its limit of CPU, or room for profiles in every thread.
+// follow the limit of CPU of its cgroup, for which it would hold files open, or have room for
+// profiles in every thread. Nobody reads its profile of memory, but without being told here the
+// runtime takes one sample in every program, for which it makes room for a whole profile.
 var vmmEnv = []string{"GOMAXPROCS=1", "GOGC=400",
-	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,profstackdepth=1"}
+	"GODEBUG=madvdontneed=1,disablethp=1,containermaxprocs=0,updatemaxprocs=0,profstackdepth=1,memprofilerate=0"}
 
 // Conn is a stream that the guest opened to the host.
 type Conn struct {
