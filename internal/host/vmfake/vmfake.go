@@ -144,32 +144,6 @@ func (f *VMMs) CheckLimits(prefix string, l vm.Limits) error {
 // consoleFile is in the directory of each VM.
 const consoleFile = "console"
 
-func newConsole(path string) (*console.Ring, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if err := console.Format(f); err != nil {
-		return nil, err
-	}
-	return console.Open(f)
-}
-
-// OpenConsole implements vmpool.VMMs.
-func (f *VMMs) OpenConsole(dir string) (*os.File, error) {
-	return os.Open(filepath.Join(dir, consoleFile))
-}
-
-// Print lets the guest write to its console, unless its VM has ended.
-func (v *VMM) Print(text string) {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
-	if v.console != nil {
-		v.console.WriteString(text)
-	}
-}
-
 // Count returns how many VMs live.
 func (f *VMMs) Count() int {
 	f.Mu.Lock()
@@ -242,41 +216,6 @@ func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.R
 
 // SetNet replaces the frame socket.
 func (v *VMM) SetNet(_ context.Context, frames *os.File) error { v.keep(frames); return nil }
-
-// keep takes a copy of a frame socket, in place of the one before.
-func (v *VMM) keep(frames *os.File) {
-	v.all.Mu.Lock()
-	defer v.all.Mu.Unlock()
-	if v.frames != nil {
-		v.frames.Close()
-	}
-	v.frames = nil
-	if frames != nil {
-		v.frames, _ = duplicate(frames) // without one nothing comes through, and the test says so
-	}
-}
-
-// swapTop lets the VM write to another top, of which it takes a copy, and to no other.
-//
-// Preconditions: v.all.Mu is held.
-func (v *VMM) swapTop(top *os.File) error {
-	if v.all.KeepTops {
-		v.kept = append(v.kept, v.top)
-	} else {
-		v.top.Close() // an error, where there is none
-	}
-	var err error
-	v.top, err = duplicate(top)
-	return err
-}
-
-func duplicate(f *os.File) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), f.Name()), nil
-}
 
 // Say sends a frame from the guest.
 func (v *VMM) Say(message []byte) error {
@@ -405,65 +344,4 @@ func (v *VMM) Kill() error {
 	}
 	v.End(vm.Exit{Reason: vm.ExitInternal, Detail: "killed"})
 	return os.RemoveAll(v.dir)
-}
-
-// Guest is the agent of every fake VM.
-type Guest struct{ All *VMMs }
-
-// Sync hangs if it was told to.
-func (g Guest) Sync(ctx context.Context) error {
-	if g.All.SyncHangs {
-		<-ctx.Done()
-		return errors.New("broken pipe")
-	}
-	return nil
-}
-
-func (g Guest) Forked(ctx context.Context, f agentproto.Forked) error {
-	g.All.Mu.Lock()
-	g.All.Forked = append(g.All.Forked, f)
-	n, hook := len(g.All.Forked), g.All.ForkedErr
-	g.All.Mu.Unlock()
-	if hook != nil {
-		return hook(n)
-	}
-	return nil
-}
-func (g Guest) Exec(ctx context.Context, _ agentclient.ExecRequest) (agentclient.ExecResult, error) {
-	if g.All.Exec != nil {
-		return g.All.Exec(ctx), ctx.Err()
-	}
-	return agentclient.ExecResult{Outcome: agentclient.Exited}, nil
-}
-func (g Guest) Eval(context.Context, string, agentclient.EvalOptions) (agentclient.EvalResult, error) {
-	return agentclient.EvalResult{Error: g.All.EvalErr}, nil
-}
-
-// Dial reaches nobody but who is told something: what sandboxes do for those who use their guests
-// is tested without a guest.
-func (g Guest) Dial(_ context.Context, port uint32) (net.Conn, error) {
-	if g.All.Told == nil || port != agentproto.ControlPort {
-		return nil, errors.New("a fake VM has no guest")
-	}
-	ours, theirs := net.Pipe()
-	go func() {
-		defer ours.Close()
-		var req agentproto.Request
-		if json.NewDecoder(ours).Decode(&req) != nil {
-			return
-		}
-		var reply agentproto.Reply
-		if err := g.All.Told(req); err != nil {
-			reply.Error = err.Error()
-		}
-		_ = json.NewEncoder(ours).Encode(reply) // the daemon may have given up
-	}()
-	return theirs, nil
-}
-
-// sameFile reports whether both are descriptors of one file.
-func sameFile(a, b *os.File) bool {
-	first, errA := a.Stat()
-	second, errB := b.Stat()
-	return errA == nil && errB == nil && os.SameFile(first, second)
 }

@@ -1,0 +1,78 @@
+package vmfake
+
+import (
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/console"
+)
+
+func newConsole(path string) (*console.Ring, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := console.Format(f); err != nil {
+		return nil, err
+	}
+	return console.Open(f)
+}
+
+// OpenConsole implements vmpool.VMMs.
+func (f *VMMs) OpenConsole(dir string) (*os.File, error) {
+	return os.Open(filepath.Join(dir, consoleFile))
+}
+
+// Print lets the guest write to its console, unless its VM has ended.
+func (v *VMM) Print(text string) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.console != nil {
+		v.console.WriteString(text)
+	}
+}
+
+// keep takes a copy of a frame socket, in place of the one before.
+func (v *VMM) keep(frames *os.File) {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	if v.frames != nil {
+		v.frames.Close()
+	}
+	v.frames = nil
+	if frames != nil {
+		v.frames, _ = duplicate(frames) // without one nothing comes through, and the test says so
+	}
+}
+
+// swapTop lets the VM write to another top, of which it takes a copy, and to no other.
+//
+// Preconditions: v.all.Mu is held.
+func (v *VMM) swapTop(top *os.File) error {
+	if v.all.KeepTops {
+		v.kept = append(v.kept, v.top)
+	} else {
+		v.top.Close() // an error, where there is none
+	}
+	var err error
+	v.top, err = duplicate(top)
+	return err
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// sameFile reports whether both are descriptors of one file.
+func sameFile(a, b *os.File) bool {
+	first, errA := a.Stat()
+	second, errB := b.Stat()
+	return errA == nil && errB == nil && os.SameFile(first, second)
+}
