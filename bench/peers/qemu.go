@@ -74,7 +74,8 @@ func (q *qemu) bake(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	// It runs while it is migrated, for a copy of a paused VM would be paused too. Its RAM is at rest.
+	// It runs while it is migrated, for a copy of a paused VM would be paused too. Its RAM is at
+	// rest.
 	if err := vm.command(ctx, "migrate", map[string]any{"uri": "exec:cat > " + q.state()}); err != nil {
 		return err
 	}

@@ -1,11 +1,13 @@
 #!/bin/bash
-# Builds forkd's minimal guest kernel from the Debian kernel source package and prints the directory with the result:
+# Builds forkd's minimal guest kernel from the Debian kernel source package and prints the directory
+# with the result:
 #
 #   <cache>/kernel/forkd-<package version>-<config digest>/{vmlinux,bzImage,System.map,config}
 #
-# Prints only, if it was built before. The same package, config and compiler give the same bytes: build time, user,
-# host and paths are fixed. Needs apt's package lists to offer linux-source-6.12 (bookworm-security, bookworm-backports
-# or trixie) and about 2 GiB of disk while building. FORKD_CACHE overrides ~/.cache/forkd, JOBS the number of jobs.
+# Prints only, if it was built before. The same package, config and compiler give the same bytes:
+# build time, user, host and paths are fixed. Needs apt's package lists to offer linux-source-6.12
+# (bookworm-security, bookworm-backports or trixie) and about 2 GiB of disk while building.
+# FORKD_CACHE overrides ~/.cache/forkd, JOBS the number of jobs.
 set -euo pipefail
 
 source_package=linux-source-6.12

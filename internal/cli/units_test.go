@@ -86,7 +86,8 @@ func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 			}
 		})
 		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service")
-		// systemd forbids openat2 with it (seccomp_restrict_suid_sgid), by which forkd opens snapshots.
+		// systemd forbids openat2 with it (seccomp_restrict_suid_sgid), by which forkd opens
+		// snapshots.
 		if strings.Contains(text, "\nRestrictSUIDSGID=yes\n") {
 			t.Errorf("%s has RestrictSUIDSGID: no snapshot can be opened", name)
 		}

@@ -60,8 +60,9 @@ type Config struct {
 	Version     string
 	Log         *slog.Logger
 
-	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell. Without
-	// KVM the daemon serves all the same, for what there is to look at. nil: it is not asked.
+	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell.
+	// Without KVM the daemon serves all the same, for what there is to look at. nil: it is not
+	// asked.
 	Probe func() error
 }
 

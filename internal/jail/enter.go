@@ -151,9 +151,10 @@ func swapRoot() error {
 	case nil:
 		return unix.Unmount(".", unix.MNT_DETACH) // the old root, which now lies over the new one
 	case unix.EINVAL, unix.EPERM:
-		// The host runs from its initramfs, which nothing can replace; or this is a container, where
-		// the seccomp profile of containerd and Docker forbids the call, whatever capabilities it has,
-		// and not the next ones. The root is covered: who has no capability does not get below it.
+		// The host runs from its initramfs, which nothing can replace; or this is a container,
+		// where the seccomp profile of containerd and Docker forbids the call, whatever
+		// capabilities it has, and not the next ones. The root is covered: who has no capability
+		// does not get below it.
 		if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
 			return err
 		}

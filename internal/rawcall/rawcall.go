@@ -67,8 +67,8 @@ func Pwrite(fd int, p []byte, offset int64) (int, error) {
 	return again(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
 }
 
-// Close closes what has nothing to do then, such as a socket. It is never made again: Linux has closed the descriptor
-// whatever it answers.
+// Close closes what has nothing to do then, such as a socket. It is never made again: Linux has
+// closed the descriptor whatever it answers.
 func Close(fd int) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return orNil(errno)

@@ -57,9 +57,9 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles)
 }
 
-// growStack gives this goroutine at once the stack that it grows to anyway, 16 KiB. On the way there
-// it would be copied once more, and have one of 8 KiB, of which the runtime makes four when it is
-// asked for the first one: nothing else here uses them.
+// growStack gives this goroutine at once the stack that it grows to anyway, 16 KiB. On the way
+// there it would be copied once more, and have one of 8 KiB, of which the runtime makes four when
+// it is asked for the first one: nothing else here uses them.
 //
 //go:noinline
 func growStack() byte {
@@ -68,7 +68,8 @@ func growStack() byte {
 }
 
 // Serve is what Main does in the jail. limitFiles bounds the files that the process writes, once it
-// is known how long they may be. Only Main calls it, and the benchmark that tells what the jail costs.
+// is known how long they may be. Only Main calls it, and the benchmark that tells what the jail
+// costs.
 func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error) int {
 	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles}
 	s.dials.forward = s.event
@@ -91,7 +92,8 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error) int {
 	}
 }
 
-// hungUp reports whether a connection ended as those of daemons do that are started again or killed.
+// hungUp reports whether a connection ended as those of daemons do that are started again or
+// killed.
 func hungUp(err error) bool {
 	return err == io.EOF || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
@@ -252,10 +254,10 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	return nil
 }
 
-// maxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page faults
-// of a live branch, requests of the daemon. What each of them does is short, and a vCPU in its guest
-// is not one of them (see kvm.VCPU.Run), so that one would do. Where vCPUs leave their guests at
-// the same time a second one keeps one exit from waiting for another; it costs 90 KiB of
+// maxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page
+// faults of a live branch, requests of the daemon. What each of them does is short, and a vCPU in
+// its guest is not one of them (see kvm.VCPU.Run), so that one would do. Where vCPUs leave their
+// guests at the same time a second one keeps one exit from waiting for another; it costs 90 KiB of
 // allocator caches, and makes the Go scheduler wake threads up to look for work.
 const maxProcs = 2
 

@@ -24,11 +24,11 @@ var (
 
 const (
 	soakTag = "soak"
-	// soakRest is how long a guest's writers rest after every write, in microseconds: what is tested
-	// here is the daemon, which has to get the CPU of an emulated host.
+	// soakRest is how long a guest's writers rest after every write, in microseconds: what is
+	// tested here is the daemon, which has to get the CPU of an emulated host.
 	soakRest = 50_000
-	// soakPatience is how much longer than its clients a run may take, for the last fault's undoing,
-	// the verification and the removal of everything.
+	// soakPatience is how much longer than its clients a run may take, for the last fault's
+	// undoing, the verification and the removal of everything.
 	soakPatience = 12 * time.Minute
 )
 

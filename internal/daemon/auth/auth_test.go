@@ -158,7 +158,8 @@ func TestNamedTokens(t *testing.T) {
 		t.Error("an unknown token is taken")
 	}
 
-	// A token that is taken out of the file is of no use from the next request on, the last one too.
+	// A token that is taken out of the file is of no use from the next request on, the last one
+	// too.
 	less, err := Remove(file, "e2b")
 	if err != nil || !strings.HasPrefix(string(less), "# who\n") {
 		t.Fatalf("%q, %v", less, err)

@@ -103,8 +103,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	case below && !strings.HasPrefix(strings.ToLower(r.Host), apiLabel):
 	case isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent):
-		// SDKs of 2025 name the sandbox and the agent's port in headers here too. At any other port,
-		// such a path and such a key are those of a server in the sandbox.
+		// SDKs of 2025 name the sandbox and the agent's port in headers here too. At any other
+		// port, such a path and such a key are those of a server in the sandbox.
 		a.audited(a.control).ServeHTTP(w, r)
 		return
 	case r.Header.Get(idHeader) != "" || r.URL.Path == "/files":

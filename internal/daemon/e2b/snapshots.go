@@ -118,8 +118,8 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusCreated, snapshotInfo{made.Tag, []string{made.Tag}})
 }
 
-// listSnapshots answers with a page of the snapshots that were made of sandboxes, without those that
-// a template build has made.
+// listSnapshots answers with a page of the snapshots that were made of sandboxes, without those
+// that a template build has made.
 func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)

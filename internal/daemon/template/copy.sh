@@ -1,5 +1,5 @@
-# Moves the file, link or content of the directory $1 to $2, as COPY of a Dockerfile does. It belongs
-# to $3 then, and has the mode $4, if that is not empty.
+# Moves the file, link or content of the directory $1 to $2, as COPY of a Dockerfile does. It
+# belongs to $3 then, and has the mode $4, if that is not empty.
 set -e
 source=$1 target=$2 owner=$3 mode=$4
 case $owner in

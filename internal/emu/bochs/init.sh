@@ -14,8 +14,8 @@ mount -t tmpfs tmpfs /tmp
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 exec >/dev/console 2>&1
 
-# The watcher takes a console that stays silent for an emulator that hangs.
-# What the job has written gets to the disk, where it can be read even if the host does not end in order.
+# The watcher takes a console that stays silent for an emulator that hangs. What the job has written
+# gets to the disk, where it can be read even if the host does not end in order.
 (while :; do
 	echo "forkd: alive at $(cut -d' ' -f1 /proc/uptime)"
 	sync
@@ -41,7 +41,8 @@ ip link set lo up
 hostname forkd-intel
 ulimit -n 1048576
 
-# What the job starts may make cgroups of its own below the root, as on a host where systemd has given it a place.
+# What the job starts may make cgroups of its own below the root, as on a host where systemd has
+# given it a place.
 mkdir /sys/fs/cgroup/job
 echo 0 >/sys/fs/cgroup/job/cgroup.procs
 for controller in $(cat /sys/fs/cgroup/cgroup.controllers); do

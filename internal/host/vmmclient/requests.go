@@ -177,8 +177,8 @@ func (v *VMM) Kill() error {
 	}
 }
 
-// OpenConsole opens the console of the guest whose VMM has the directory dir, for package console to
-// read.
+// OpenConsole opens the console of the guest whose VMM has the directory dir, for package console
+// to read.
 func OpenConsole(dir string) (*os.File, error) {
 	f, err := os.Open(filepath.Join(dir, consoleFile))
 	if err != nil {

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Regenerates the Go code of the .proto files beside this script. Needs protoc (Debian: protobuf-compiler libprotobuf-dev).
+# Regenerates the Go code of the .proto files beside this script. Needs protoc (Debian:
+# protobuf-compiler libprotobuf-dev).
 set -eu
 cd "$(dirname "$0")"
 bin=$(mktemp -d)

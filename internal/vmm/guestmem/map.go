@@ -98,8 +98,8 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 // limit of the process leaves room for no second copy of all of it.
 const detachBytes = 1 << 20
 
-// Detach takes the pages at gpa, all of them private, off the file that they were copied from, which
-// the mapping keeps alive. After an error a part of them may be off it; all have their bytes.
+// Detach takes the pages at gpa, all of them private, off the file that they were copied from,
+// which the mapping keeps alive. After an error a part of them may be off it; all have their bytes.
 //
 // Preconditions: the vCPUs are stopped and the devices quiesced.
 func (m *Memory) Detach(gpa GPA, length uint64) error {

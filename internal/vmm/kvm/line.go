@@ -21,8 +21,8 @@ type Line struct {
 // Line returns the input number gsi.
 func (v *VM) Line(gsi uint32) *Line { return &Line{vm: v.fd, gsi: gsi} }
 
-// Raise raises an edge. It does not wait, and is no call of which the Go runtime is told (see package
-// rawcall).
+// Raise raises an edge. It does not wait, and is no call of which the Go runtime is told (see
+// package rawcall).
 func (l *Line) Raise() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

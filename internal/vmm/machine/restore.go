@@ -113,8 +113,8 @@ func (m *Machine) forget() error {
 	return nil
 }
 
-// readState returns the contents of a state file as a mapping: on the heap, which is never collected,
-// their room would stay taken. What is restored from them holds none of it.
+// readState returns the contents of a state file as a mapping: on the heap, which is never
+// collected, their room would stay taken. What is restored from them holds none of it.
 func readState(f *os.File) ([]byte, error) {
 	if f == nil {
 		return nil, errors.New("restore: no state file was donated")

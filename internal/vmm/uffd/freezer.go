@@ -109,8 +109,8 @@ func (f *Freezer) serveFault(page uintptr, gpa guestmem.GPA) error {
 	if opened {
 		return nil
 	}
-	// Somebody else had the page, maybe before this writer began to wait: the wake-up that came with
-	// opening it may have been too early for it.
+	// Somebody else had the page, maybe before this writer began to wait: the wake-up that came
+	// with opening it may have been too early for it.
 	return f.uffd.wake(page, guestmem.PageSize)
 }
 

@@ -43,7 +43,8 @@ def raises(exception: type, call) -> Exception:
 
 def nothing_imported_again() -> None:
     needs("pandas", "scipy")
-    # The first code that this sandbox runs. From the hook on, the interpreter tells of every file it opens.
+    # The first code that this sandbox runs. From the hook on, the interpreter tells of every file
+    # it opens.
     got = run("""
 import sys
 before, opened, watching = set(sys.modules), [], True

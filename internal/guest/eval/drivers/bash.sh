@@ -1,9 +1,11 @@
-# The driver of bash. It keeps to drivers/wire.py but for this: a request is text for bash that sets __forkd_id,
-# __forkd_code, __forkd_op, __forkd_seed, __forkd_lasting and __forkd_env, and ends with a NUL byte; and nothing reads the
-# control socket, so that the driver is told of forks and of lasting variables with the next call.
+# The driver of bash. It keeps to drivers/wire.py but for this: a request is text for bash that sets
+# __forkd_id, __forkd_code, __forkd_op, __forkd_seed, __forkd_lasting and __forkd_env, and ends with
+# a NUL byte; and nothing reads the control socket, so that the driver is told of forks and of
+# lasting variables with the next call.
 #
-# Code is sourced at the top level, so that what it declares stays, and without the driver's descriptors. SIGINT makes it
-# return. Like any script it may change what it finds here: it harms its own context only.
+# Code is sourced at the top level, so that what it declares stays, and without the driver's
+# descriptors. SIGINT makes it return. Like any script it may change what it finds here: it harms
+# its own context only.
 exec 4<&- 5<&-
 trap '' INT
 

@@ -1,8 +1,8 @@
-# What a matplotlib figure shows, as data: the charts of E2B's protocol. It reads what was drawn, so it knows a chart by
-# its shapes; what it cannot tell is of type "unknown" and has no elements.
+# What a matplotlib figure shows, as data: the charts of E2B's protocol. It reads what was drawn, so
+# it knows a chart by its shapes; what it cannot tell is of type "unknown" and has no elements.
 #
-# E2B's own extractor, the package e2b-charts, wants newer versions of matplotlib and numpy than Debian has. A test
-# compares the two where that package is installed.
+# E2B's own extractor, the package e2b-charts, wants newer versions of matplotlib and numpy than
+# Debian has. A test compares the two where that package is installed.
 import re
 
 _UNIT = re.compile(r"\s\((.*?)\)|\[(.*?)\]")  # "speed (m/s)", "speed [m/s]"

@@ -1,11 +1,13 @@
-# The driver of a Jupyter kernel: ipykernel runs in this process as it does anywhere else, with its event loop in the
-# main thread, and a thread beside it is its one client. The two speak Jupyter's wire protocol
-# (https://jupyter-client.readthedocs.io/en/stable/messaging.html) over unix sockets. So a context is one process, which
-# a fork copies, the agent interrupts and kills, like that of any other driver.
+# The driver of a Jupyter kernel: ipykernel runs in this process as it does anywhere else, with its
+# event loop in the main thread, and a thread beside it is its one client. The two speak Jupyter's
+# wire protocol (https://jupyter-client.readthedocs.io/en/stable/messaging.html) over unix sockets.
+# So a context is one process, which a fork copies, the agent interrupts and kills, like that of any
+# other driver.
 #
-# Only what is printed takes another way: it stays on descriptors 1 and 2, in one order with the output of child
-# processes, instead of becoming "stream" messages. The kernel's files have names only until the client is connected.
-# After a fork the client and the kernel take a new session id and a new key, before the next call.
+# Only what is printed takes another way: it stays on descriptors 1 and 2, in one order with the
+# output of child processes, instead of becoming "stream" messages. The kernel's files have names
+# only until the client is connected. After a fork the client and the kernel take a new session id
+# and a new key, before the next call.
 import asyncio
 import os
 import re

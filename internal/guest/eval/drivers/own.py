@@ -1,5 +1,5 @@
-# The driver of forkd's own interpreter, which needs nothing but Python: it stands in for Jupyter's kernel where the image
-# has none. Code runs here, in the main thread of this process.
+# The driver of forkd's own interpreter, which needs nothing but Python: it stands in for Jupyter's
+# kernel where the image has none. Code runs here, in the main thread of this process.
 import ast
 import asyncio
 import builtins
@@ -12,7 +12,7 @@ import textwrap
 import traceback
 import types
 
-# ---- results ------------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 _METHODS = (
     ("_repr_html_", "html", False),
@@ -87,7 +87,7 @@ def _show_figures():
     pyplot.close("all")
 
 
-# ---- running code -------------------------------------------------------------------------------------------------
+# ---- running code --------------------------------------------------------------------------------
 
 _main = types.ModuleType("__main__")
 _main.__dict__.update(__builtins__=builtins, display=display)

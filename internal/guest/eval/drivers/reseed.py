@@ -1,15 +1,17 @@
-# Gives an interpreter that was copied with its machine random numbers of its own. The text stands before that of
-# the drivers, in one module with them.
+# Gives an interpreter that was copied with its machine random numbers of its own. The text stands
+# before that of the drivers, in one module with them.
 #
-# Generators that read the kernel's need nothing: it was reseeded before. What is named here keeps a state in the memory
-# of the process, by which siblings would draw the same keys. Objects that code made, such as random.Random() and
-# numpy.random.default_rng(), are left as they are, since it may have seeded them on purpose.
+# Generators that read the kernel's need nothing: it was reseeded before. What is named here keeps a
+# state in the memory of the process, by which siblings would draw the same keys. Objects that code
+# made, such as random.Random() and numpy.random.default_rng(), are left as they are, since it may
+# have seeded them on purpose.
 import os
 import re
 import sys
 
-# Shared libraries with a generator of their own, and what reseeds it. A process may have several copies of one: the
-# system's, and those that wheels bring along under names such as libcrypto-a1b2c3.so.3.
+# Shared libraries with a generator of their own, and what reseeds it. A process may have several
+# copies of one: the system's, and those that wheels bring along under names such as
+# libcrypto-a1b2c3.so.3.
 _GENERATORS = {
     b"libcrypto": ("RAND_add", lambda add: add(os.urandom(32), 32, _ctypes().c_double(32))),
     b"libsqlite3": ("sqlite3_randomness", lambda reset: reset(0, None)),  # its next use reads the kernel's
@@ -52,7 +54,8 @@ def _reseed_uuid(uuid):
             setattr(uuid, name, None)
 
 
-# Modules with a generator of their own, and what reseeds it. A version that lacks the hook raises AttributeError.
+# Modules with a generator of their own, and what reseeds it. A version that lacks the hook raises
+# AttributeError.
 _MODULES = {
     "random": lambda module: module.seed(os.urandom(32)),
     "numpy.random": lambda module: module.seed(),

@@ -1,18 +1,20 @@
-# What both Python drivers have in common: how they speak to the agent, and what they do in a fork. The agent starts a
-# driver as "python3 -c <bootstrap>" with two stream sockets:
+# What both Python drivers have in common: how they speak to the agent, and what they do in a fork.
+# The agent starts a driver as "python3 -c <bootstrap>" with two stream sockets:
 #
 #   fd 3  code: the agent sends {"id", "code", "env", "repr"}, one JSON object a line; the driver answers with lines
 #         "M<id> <json>" to be passed to the client as they are, and one line "D<id>" when the code has ended
 #   fd 4  control: {"op": "forked"|"env"|"prepare", "env": {...}}, each answered with {"error": "..."} or {}, "prepare"
 #         with {"idle": true} if no user code can run before the next line on fd 3: the agent puts off a fork until then
 #
-# What code and its child processes print goes to descriptors 1 and 2, in one order, and not over these sockets.
+# What code and its child processes print goes to descriptors 1 and 2, in one order, and not over
+# these sockets.
 #
-# User code runs in the main thread, where signals arrive. Control runs in a thread of its own, so that a fork is
-# handled while user code runs: it needs only the interpreter lock, which running byte code gives up every few
-# milliseconds and most long C calls give up at once. What fork hooks touch must therefore be safe to touch between
-# two byte codes of user code. SIGINT interrupts user code and is ignored otherwise. A process that user code forks says
-# nothing on these sockets, and ends where it would return to the driver.
+# User code runs in the main thread, where signals arrive. Control runs in a thread of its own, so
+# that a fork is handled while user code runs: it needs only the interpreter lock, which running
+# byte code gives up every few milliseconds and most long C calls give up at once. What fork hooks
+# touch must therefore be safe to touch between two byte codes of user code. SIGINT interrupts user
+# code and is ignored otherwise. A process that user code forks says nothing on these sockets, and
+# ends where it would return to the driver.
 import gc
 import json
 import os
@@ -77,7 +79,7 @@ def _cut(message):
     return out
 
 
-# ---- the call that runs --------------------------------------------------------------------------------------------
+# ---- the call that runs --------------------------------------------------------------------------
 
 _current = {"id": 0, "repr": False}
 _running = False  # user code runs; SIGINT is for it
@@ -131,7 +133,7 @@ def _end_copy(failure):
     os._exit(status & 0xFF)
 
 
-# ---- control ------------------------------------------------------------------------------------------------------
+# ---- control -------------------------------------------------------------------------------------
 
 _fork_callbacks = []
 _after_fork = []  # the driver's own
@@ -170,8 +172,9 @@ def _control(request):
         for callback in _after_fork + _fork_callbacks:
             callback()
     elif op == "prepare":
-        # A collection in a child would write to the header of every object, and so copy every page. Frozen objects
-        # are left out of it. The reseed is a rehearsal: what it allocates and compiles, it does once, in the parent.
+        # A collection in a child would write to the header of every object, and so copy every page.
+        # Frozen objects are left out of it. The reseed is a rehearsal: what it allocates and
+        # compiles, it does once, in the parent.
         gc.unfreeze()
         gc.collect()
         _reseed()

@@ -1,9 +1,11 @@
-# Clones this process, as a fork of its machine would, and prints what each copy draws: one line of JSON for each.
+# Clones this process, as a fork of its machine would, and prints what each copy draws: one line of
+# JSON for each.
 #
 #   siblings.py DRIVER reseed|keep
 #
-# It must be the first process of a PID namespace and able to make further ones: its copies then have its process id too.
-# The raw system call runs none of the handlers by which libraries notice fork(2).
+# It must be the first process of a PID namespace and able to make further ones: its copies then
+# have its process id too. The raw system call runs none of the handlers by which libraries notice
+# fork(2).
 import ctypes
 import importlib
 import json

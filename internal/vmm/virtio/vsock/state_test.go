@@ -14,8 +14,8 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/virtiotest"
 )
 
-// fork saves the device of g, whose driver stops, and restores it to another one, which does not run
-// yet. A client of the child waits for port 77.
+// fork saves the device of g, whose driver stops, and restores it to another one, which does not
+// run yet. A client of the child waits for port 77.
 func fork(t *testing.T, mem *guestmem.Memory, g *guest) (child *host, k *guest, waiting net.Conn) {
 	t.Helper()
 	g.tr.Quiesce()
