@@ -14,8 +14,8 @@ import (
 )
 
 // startChild takes one child from nothing to confirmed. An error leaves nothing behind. restoring
-// are the children of its fork that do not run yet, itself included: what is to be done when it
-// runs is done when all of them do, for it takes CPU time that the others wait for.
+// are the children of its fork that do not run yet, itself included. Its agent is told who it is
+// only when all of them run: until then that would take CPU time from their restores.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {
 	var undo cleanup.Stack
