@@ -71,14 +71,14 @@ func Apply(template string, supported []Entry, vcpu, vcpus int) ([]Entry, error)
 			return nil, fmt.Errorf("cpuid: the host's entries lack leaf %#x", leaf)
 		}
 	}
-	e := slices.Clone(supported)
+	var e []Entry
 	switch template {
 	case vm.TemplateHost:
-		e = maskHost(e)
+		e = maskHost(supported)
 	case vm.TemplatePortable:
-		e = maskPortable(e)
+		e = maskPortable(supported)
 	case vm.TemplateV2:
-		e = maskV2(e)
+		e = maskV2(supported)
 	default:
 		return nil, vm.CheckTemplate(template)
 	}

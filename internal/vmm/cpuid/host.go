@@ -39,7 +39,7 @@ const (
 
 // maskHost reduces entries to the host template.
 func maskHost(entries []Entry) []Entry {
-	var out []Entry
+	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
 		if hostLeaf(&c) {
 			out = append(out, c)

@@ -108,7 +108,7 @@ const (
 
 // maskPortable reduces entries to the portable template. Leaves it does not know are removed.
 func maskPortable(entries []Entry) []Entry {
-	var out []Entry
+	out := make([]Entry, 0, len(entries))
 	for _, c := range entries {
 		switch c.Function {
 		case leafVendor:

@@ -46,7 +46,7 @@ func SavedMSRs(supported []uint32) []uint32 {
 // Without it a snapshot would carry registers of features that its template hides, and a host
 // without them would refuse it.
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
-	var list []uint32
+	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
 		if needs := msrFeatures(m); needs == nil || slices.ContainsFunc(needs, func(f feature) bool { return f.in(entries) }) {
 			list = append(list, m)
@@ -111,15 +111,13 @@ func timeMSRs() []uint32 {
 // mtrrs returns the memory type range registers. KVM has always had them, with 8 variable ranges,
 // but lists them only in newer versions.
 func mtrrs() []uint32 {
-	const varRanges = 8
-	list := []uint32{
+	return []uint32{
 		0x250, 0x258, 0x259, // 64 KiB and 16 KiB ranges
 		0x268, 0x269, 0x26a, 0x26b, 0x26c, 0x26d, 0x26e, 0x26f, // 4 KiB ranges
+		0x200, 0x201, 0x202, 0x203, 0x204, 0x205, 0x206, 0x207, // base and mask of each variable range
+		0x208, 0x209, 0x20a, 0x20b, 0x20c, 0x20d, 0x20e, 0x20f,
+		msrMTRRLast, // IA32_MTRR_DEF_TYPE, which enables the others
 	}
-	for i := range uint32(varRanges) {
-		list = append(list, msrMTRRFirst+2*i, msrMTRRFirst+1+2*i)
-	}
-	return append(list, msrMTRRLast) // IA32_MTRR_DEF_TYPE, which enables the others
 }
 
 // feature is one bit of CPUID.

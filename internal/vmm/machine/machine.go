@@ -52,7 +52,7 @@ type Machine struct {
 	mem     *guestmem.Memory
 	tracker *guestmem.Tracker
 	cpuid   [][]kvm.CPUIDEntry // per vCPU, as set
-	msrs    []uint32           // indices to save
+	msrs    []uint32           // those that a save reads; nil until one has asked for them
 	cpus    *vcpus
 
 	wires     wires // of m.vm, but in tests without KVM
@@ -90,7 +90,8 @@ func Supported(k *kvm.System) ([]kvm.CPUIDEntry, error) {
 // New makes a machine of the given shape: memory slots first, because one set after the interrupt
 // controllers exist waits for an SRCU grace period.
 func New(cfg Config) (_ *Machine, err error) {
-	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices)}
+	m := &Machine{cfg: cfg, tracker: cfg.Tracker, slots: make([]*slot, boot.MaxVirtioDevices),
+		registers: make([]kvm.Register, 0, 2*boot.MaxVirtioDevices)}
 	var undo cleanup.Stack
 	defer undo.Run()
 	if n := cfg.Shape.VCPUs; n < 1 || n > vm.MaxVCPUs {
@@ -137,9 +138,6 @@ func New(cfg Config) (_ *Machine, err error) {
 }
 
 func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
-	if m.msrs, err = m.msrIndices(); err != nil {
-		return err
-	}
 	n := int(m.cfg.Shape.VCPUs)
 	var cpus []*kvm.VCPU
 	for i := range n {
@@ -156,7 +154,6 @@ func (m *Machine) addVCPUs(undo *cleanup.Stack) (err error) {
 		if err := c.SetCPUID(m.cpuid[i]); err != nil {
 			return err
 		}
-		m.msrs = cpuid.ShownMSRs(m.msrs, entries)
 		cpus = append(cpus, c)
 	}
 	m.cpus = newVCPUs(cpus, m.handleExit, m.stopped)

@@ -8,13 +8,22 @@ import (
 	"github.com/forkd/forkd/internal/vmm/kvm"
 )
 
-// msrIndices lists the MSRs that a save reads.
-func (m *Machine) msrIndices() ([]uint32, error) {
+// savedMSRs lists the MSRs that a save reads: those that KVM has and some vCPU can have used. A
+// fork that is never saved does not ask.
+func (m *Machine) savedMSRs() ([]uint32, error) {
+	if m.msrs != nil {
+		return m.msrs, nil
+	}
 	supported, err := m.cfg.KVM.MSRIndices()
 	if err != nil {
 		return nil, err
 	}
-	return cpuid.SavedMSRs(supported), nil
+	list := cpuid.SavedMSRs(supported)
+	for _, entries := range m.cpuid {
+		list = cpuid.ShownMSRs(list, toTemplate(entries))
+	}
+	m.msrs = list
+	return list, nil
 }
 
 // readMSRs reads those of the MSRs that this host has.
@@ -67,8 +76,12 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 //
 // Preconditions: the machine is paused.
 func (m *Machine) verifyMSRs() error {
+	msrs, err := m.savedMSRs()
+	if err != nil {
+		return err
+	}
 	for i, c := range m.cpus.all {
-		entries, err := readMSRs(c.kvm, m.msrs)
+		entries, err := readMSRs(c.kvm, msrs)
 		if err != nil {
 			return err
 		}

@@ -226,7 +226,7 @@ func (m *Machine) restoreCPU(i int, c *kvm.VCPU, s *vcpuState, tscKHz uint32) er
 		if err := c.SetCPUID(s.cpuid); err != nil {
 			return err
 		}
-		m.cpuid[i] = s.cpuid
+		m.cpuid[i], m.msrs = s.cpuid, nil
 	}
 	if err := cpuid.CheckSavedMSRs(msrNumbers(s.msrs), toTemplate(s.cpuid)); err != nil {
 		return vm.WithCode(vm.ErrBadState, fmt.Errorf("vCPU %d: %w", i, err))

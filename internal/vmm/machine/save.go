@@ -53,8 +53,12 @@ func (m *Machine) saveState() ([]byte, error) {
 		return nil, err
 	}
 	w.section("vm", whole.Save)
+	msrs, err := m.savedMSRs()
+	if err != nil {
+		return nil, err
+	}
 	for i, c := range m.cpus.all {
-		s, err := saveVCPU(c.kvm, m.cpuid[i], m.msrs)
+		s, err := saveVCPU(c.kvm, m.cpuid[i], msrs)
 		if err != nil {
 			return nil, err
 		}
