@@ -2,15 +2,7 @@
 // reads what it prints.
 export const want = (ok, what) => { if (!ok) throw new Error(`not as it should be: ${JSON.stringify(what)}`) }
 
-export const LACKS = (process.env.COMPAT_LACKS ?? '').split(' ') // of the image that code is run in
 class NotApplicable extends Error {}
-
-// Ends the case that calls it, as not applicable, if the image that code is run in lacks one of
-// these.
-export function needs(...programs) {
-  const lacking = programs.filter((p) => LACKS.includes(p))
-  if (lacking.length) throw new NotApplicable(`the image has no ${lacking.join(' and no ')}; scripts/compat without --small has another`)
-}
 
 export const AGE = process.env.COMPAT_AGE // the month of the packages, if they are not the newest
 

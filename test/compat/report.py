@@ -16,18 +16,10 @@ import traceback
 
 TAG = os.environ["COMPAT_TAG"]
 AGE = os.environ.get("COMPAT_AGE", "")  # the month of the packages, if they are not the newest
-LACKS = os.environ.get("COMPAT_LACKS", "").split()  # of the image that code is run in
 
 
 class NotApplicable(Exception):
     """The case asks for something that does not exist here; the text says why."""
-
-
-def needs(*programs: str) -> None:
-    """Ends the case that calls it, as not applicable, if the image of run_code lacks one of these."""
-    lacking = [p for p in programs if p in LACKS]
-    if lacking:
-        raise NotApplicable(f"the image has no {' and no '.join(lacking)}; scripts/compat without --small has another")
 
 
 def offers(cls: type, method: str, parameter: str = "") -> None:

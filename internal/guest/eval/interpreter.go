@@ -25,7 +25,7 @@ const (
 	// startTimeout is how long an interpreter may take until its driver is ready. A kernel of
 	// Jupyter's imports a thousand modules, for which a busy computer that emulates the CPU takes
 	// minutes.
-	startTimeout = 5 * time.Minute
+	startTimeout = 15 * time.Minute
 	// forkTimeout bounds the wait for the control thread. It is late only while user code holds the
 	// interpreter lock in one long C call, and where a hundred guests share an emulated CPU. A fork
 	// fails then: its random numbers cannot be made its own.

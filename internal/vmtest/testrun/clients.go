@@ -11,8 +11,12 @@ import (
 	"time"
 )
 
-// clientsLimit is how long E2B's SDKs may take: six minutes on a computer with nothing else to do.
-const clientsLimit = 30 * time.Minute
+// clientsLimit is how long E2B's SDKs may take: a quarter of an hour on a computer with nothing else
+// to do, most of it for the parent that they fork.
+const clientsLimit = time.Hour
+
+// clientGroups are the groups of test/compat that are run: the newest packages of E2B.
+var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart"}
 
 // exitLost is the status of scripts/compat when its emulated host hung.
 const exitLost = 125
@@ -35,7 +39,7 @@ func clientsJob() job {
 func clients(ctx context.Context, h host, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "scripts/compat", "--small")
+	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
 	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=") // of no other daemon
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
@@ -46,7 +50,7 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = stopLimit
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("scripts/compat --small: %w", err)
+		return fmt.Errorf("scripts/compat: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
 // The cases of the group code-interpreter-js: run.py starts this and reads a line of JSON for each.
 import { Sandbox } from '@e2b/code-interpreter'
-import { LACKS, fails, needs, offers, recorded, test, want } from './cases.mjs'
+import { fails, offers, recorded, test, want } from './cases.mjs'
 
 const TAG = process.env.COMPAT_INTERPRETER_TAG
 const SLOW = { timeoutMs: 300_000, requestTimeoutMs: 300_000 } // the emulated host takes its time
@@ -29,12 +29,10 @@ await test('runCode, callbacks', async () => {
   want(errors.length === 1 && errors[0].name === 'NameError', errors)
 })
 await test('runCode, data frames', async () => {
-  needs('pandas')
   const [frame] = (await run("import pandas as pd; pd.DataFrame({'a': [1, 2], 'b': ['x', None]})")).results
   want(frame.data.a.join() === '1,2' && frame.data.b[0] === 'x' && frame.html.includes('<table'), frame)
 })
 await test('runCode, charts', async () => {
-  needs('matplotlib')
   const got = await run("import matplotlib.pyplot as plt\nplt.bar(['A', 'B'], [3, 5])\nplt.title('T')\nplt.show()")
   const [shown] = got.results
   want(shown.png && shown.chart.type === 'bar' && shown.chart.title === 'T' && shown.chart.elements[1].value === 5, got)
@@ -45,7 +43,6 @@ await test('runCode, environment', async () => {
   want((await run("os.environ['GIVEN']")).text === 'at create', "the sandbox's")
 })
 await test('runCode, JavaScript', async () => {
-  needs('node')
   const js = (code, opts) => run(code, { language: 'js', ...opts })
   want((await js("console.log('Hello World!')")).logs.stdout.join('') === 'Hello World!\n', 'console')
   want((await js("\n    import { readFileSync } from 'fs'\n    console.log(typeof readFileSync)")).logs.stdout.join('') === 'function\n', 'import')
@@ -56,7 +53,6 @@ await test('runCode, JavaScript', async () => {
   want((await js("process.env.ONCE ?? process.env.GIVEN")).text === 'at create', 'environment')
 })
 await test('runCode, TypeScript', async () => {
-  needs('node')
   const got = await run('const message: string = "Hello World!"; console.log(message)', { language: 'ts' })
   want(got.logs.stdout.join('') === 'Hello World!\n' && !got.error, got)
   want((await run('enum E { A = 3 }\nE.A as number', { language: 'typescript' })).text === '3', 'enum')
@@ -76,7 +72,7 @@ await test('runCode, a client that leaves', async () => {
 })
 await test('createCodeContext listCodeContexts restartCodeContext removeCodeContext', async () => {
   const languages = (await s.listCodeContexts()).map((c) => c.language)
-  want(languages.includes('python') && languages.includes('javascript') === !LACKS.includes('node'), languages)
+  want(languages.includes('python') && languages.includes('javascript'), languages)
   const c = await s.createCodeContext({ cwd: '/tmp', ...SLOW })
   want((await run('import os; y = 1; os.getcwd()', { context: c })).text === '/tmp', 'cwd')
   want((await run('y')).error?.name === 'NameError', 'contexts share names')
@@ -86,7 +82,6 @@ await test('createCodeContext listCodeContexts restartCodeContext removeCodeCont
   want(!(await s.listCodeContexts()).some((k) => k.id === c.id), 'still listed')
 })
 await test('createCodeContext, JavaScript', async () => {
-  needs('node')
   const js = await s.createCodeContext({ language: 'javascript', ...SLOW })
   want(js.language === 'javascript' && (await run('6 * 7', { context: js })).text === '42', js)
 })
@@ -99,7 +94,6 @@ await test('fork keeps what was computed', async () => {
   await copy.kill()
 })
 await test("fork keeps JavaScript's memory, but for random numbers", async () => {
-  needs('node')
   offers(Sandbox, 'fork')
   const [copy] = await s.fork()
   want((await copy.runCode('kept.n', { language: 'js', ...SLOW })).text === '41', "its memory")

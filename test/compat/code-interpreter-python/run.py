@@ -11,11 +11,11 @@ os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.enviro
 import hostnames  # noqa: E402
 from e2b import SandboxException, TimeoutException  # noqa: E402
 from e2b_code_interpreter import AsyncSandbox, Execution, ExecutionError, Logs, Result, Sandbox  # noqa: E402
-from report import AGE, LACKS, Report, needs, offers, recorded, want  # noqa: E402
+from report import AGE, Report, offers, recorded, want  # noqa: E402
 
 TAG = os.environ["COMPAT_INTERPRETER_TAG"]
 SLOW = 300  # seconds that the emulated host may take
-DEFAULT = {"python"} if "node" in LACKS else {"python", "javascript"}  # languages of the contexts that are there at once
+DEFAULT = {"python", "javascript"}  # languages of the contexts that are there at once
 used: dict[str, set[str]] = {}
 public = {}
 for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
@@ -42,7 +42,6 @@ def raises(exception: type, call) -> Exception:
 
 
 def nothing_imported_again() -> None:
-    needs("pandas", "scipy")
     # The first code that this sandbox runs. From the hook on, the interpreter tells of every file
     # it opens.
     got = run("""
@@ -72,7 +71,6 @@ def evaluated() -> None:
 
 
 def of_jupyter() -> None:
-    needs("ipykernel")
     got = run("!echo $GIVEN").logs.stdout
     want("".join(got).split() == ["at", "create"], got)  # a terminal's lines end with \r\n
     want("per loop" in "".join(run("%timeit -n1 -r1 1").logs.stdout), "%timeit")
@@ -124,7 +122,6 @@ Rich()""")
 
 
 def tables_and_charts() -> None:
-    needs("pandas", "matplotlib")
     frame = run("import pandas as pd; pd.DataFrame({'a': [1, 2], 't': pd.to_datetime(['2020-01-02', None])})").results[0]
     want(frame.data == {"a": [1, 2], "t": ["2020-01-02T00:00:00", None]} and "<table" in frame.html, frame.data)
     for code, kind in {"plt.plot([1, 2], [3, 4])": "line", "plt.scatter([1], [2])": "scatter", "plt.bar(['A', 'B'], [3, 5])": "bar",
@@ -176,7 +173,6 @@ def copied() -> None:
 
 
 def node() -> None:
-    needs("node")
     environment("js", "console.log(process.env.ONCE ?? 'gone')")
     want(run("const a: number = 41; a + 1", language="ts").text == "42", "TypeScript")
     want(run("await Promise.resolve({a: [1]})", language="javascript").text == "{ a: [ 1 ] }", "JavaScript")
