@@ -106,12 +106,12 @@ func newDaemonCmd() *cobra.Command {
 
 // probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of
 // an earlier daemon may be busy.
-func probeKVM() error {
+func probeKVM() (sure bool, reason error) {
 	err := kvm.Probe()
 	if unfit := (*kvm.UnfitError)(nil); errors.As(err, &unfit) && unfit.Slow {
-		return nil
+		return false, nil
 	}
-	return err
+	return true, err
 }
 
 // daemonEnv names the options that the controller of forkd 0.5 took from variables too. Who sets

@@ -60,10 +60,10 @@ type Config struct {
 	Version     string
 	Log         *slog.Logger
 
-	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell.
-	// Without KVM the daemon serves all the same, for what there is to look at. nil: it is not
-	// asked.
-	Probe func() error
+	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell, and
+	// whether that is sure. Without KVM the daemon serves all the same, for what there is to look
+	// at. nil: it is not asked.
+	Probe func() (sure bool, reason error)
 }
 
 // Defaults fills in the directories and the socket for the calling user: system directories for

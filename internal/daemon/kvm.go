@@ -5,20 +5,27 @@ import (
 	"time"
 )
 
-// kvmAgain is how long the reason why no VM can run is taken to be true. It takes tens of
-// milliseconds to find out, and a module that somebody loads should not want a new daemon.
-const kvmAgain = 5 * time.Second
+// How long an answer holds that is not for good.
+const (
+	// The reason why no VM can run. It takes tens of milliseconds to find out, and a module that
+	// somebody loads should not want a new daemon.
+	kvmAgain = 5 * time.Second
 
-// kvmState knows whether VMs can run on this host: once they can, for good, and else since when it
-// was found that they cannot. A nil *kvmState has not been asked, and takes it that they can. Its
+	// No answer in time, which is taken for fit. Requests wait for the next one, for seconds where
+	// the host is still that busy.
+	kvmUnsure = time.Minute
+)
+
+// kvmState knows whether VMs can run on this host: once they surely can, for good, and else until
+// when it need not ask again. A nil *kvmState has not been asked, and takes it that they can. Its
 // methods may be called concurrently.
 type kvmState struct {
-	probe func() error
+	probe func() (sure bool, reason error)
 
 	mu     sync.Mutex
 	fit    bool
 	reason error
-	asked  time.Time
+	until  time.Time
 }
 
 // why returns why no VM can run, nil if they can.
@@ -28,9 +35,14 @@ func (k *kvmState) why() error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.fit && (k.asked.IsZero() || time.Since(k.asked) > kvmAgain) {
-		k.reason = k.probe()
-		k.fit, k.asked = k.reason == nil, time.Now()
+	if k.fit || time.Now().Before(k.until) {
+		return k.reason
 	}
-	return k.reason
+	sure, reason := k.probe()
+	holds := kvmAgain
+	if reason == nil {
+		holds = kvmUnsure
+	}
+	k.reason, k.fit, k.until = reason, reason == nil && sure, time.Now().Add(holds)
+	return reason
 }

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// That VMs cannot run is asked again, at times; that they can is not.
+// That VMs cannot run, or that it was too slow to tell, is asked again, at times; that they can is
+// not.
 func TestKVMState(t *testing.T) {
 	var none *kvmState
 	if err := none.why(); err != nil {
 		t.Errorf("nobody was asked: %v", err)
 	}
-	asked, answer := 0, errors.New("unfit")
-	k := &kvmState{probe: func() error { asked++; return answer }}
+	asked, answer, sure := 0, errors.New("unfit"), true
+	k := &kvmState{probe: func() (bool, error) { asked++; return sure, answer }}
 	why := func(want error, times int) {
 		t.Helper()
 		if err := k.why(); err != want || asked != times {
@@ -21,12 +22,18 @@ func TestKVMState(t *testing.T) {
 		}
 	}
 	why(answer, 1)
-	k.asked = time.Now().Add(time.Hour) // however slow this host is
+	k.until = time.Now().Add(time.Hour) // however slow this host is
 	why(answer, 1)
-	k.asked = time.Now().Add(-2 * kvmAgain)
+	k.until = time.Time{}
 	why(answer, 2)
-	k.asked, answer = time.Now().Add(-2*kvmAgain), nil
+	k.until, answer, sure = time.Time{}, nil, false
 	why(nil, 3)
-	k.asked = time.Now().Add(-2 * kvmAgain)
+	k.until = time.Now().Add(time.Hour)
 	why(nil, 3)
+	k.until, answer, sure = time.Time{}, errors.New("unfit after all"), true
+	why(answer, 4)
+	k.until, answer = time.Time{}, nil
+	why(nil, 5)
+	k.until = time.Time{}
+	why(nil, 5)
 }
