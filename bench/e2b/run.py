@@ -106,25 +106,28 @@ def one(client: type, work: str) -> tuple[float, object]:
     return time.perf_counter() - began, box
 
 
-def in_turn(client: type, work: str) -> list[float]:
-    times = []
+def in_turn(work: str) -> list[list[float]]:
+    """The times of the SDK and of the wire. They take turns: what else the host does meanwhile
+    then falls on both alike."""
+    times: list[list[float]] = [[], []]
     for _ in range(RUNS):
-        took, box = one(client, work)
-        times.append(took)
-        box.kill()
+        for client, taken in zip((SDK, Wire), times):
+            took, box = one(client, work)
+            taken.append(took)
+            box.kill()
     return times
 
 
-def warm(client: type, work: str) -> list[float]:
-    box = client()
-    getattr(box, work)()
-    times = []
+def warm(work: str) -> list[list[float]]:
+    boxes, times = [one(client, work)[1] for client in (SDK, Wire)], [[], []]
     for _ in range(RUNS):
-        box.settle()
-        began = time.perf_counter()
-        getattr(box, work)()
-        times.append(time.perf_counter() - began)
-    box.kill()
+        for box, taken in zip(boxes, times):
+            box.settle()
+            began = time.perf_counter()
+            getattr(box, work)()
+            taken.append(time.perf_counter() - began)
+    for box in boxes:
+        box.kill()
     return times
 
 
@@ -186,8 +189,8 @@ print("|" + " ---: |" * 6)
 one(SDK, "code")[1].kill()  # the first one finds cold caches
 rows, memory = [], []
 for work, name in (("command", "first command"), ("code", 'run_code("1+1")')):
-    rows.append(row(f"create → {name}", in_turn(SDK, work), in_turn(Wire, work)))
-    rows.append(row(f"{name}, again in the same sandbox", warm(SDK, work), warm(Wire, work)))
+    rows.append(row(f"create → {name}", *in_turn(work)))
+    rows.append(row(f"{name}, again in the same sandbox", *warm(work)))
     sdk, sdk_all, refused, stats = asyncio.run(sdk_at_once(work))
     wire, wire_all, wire_refused = wire_at_once(work)
     memory += stats
