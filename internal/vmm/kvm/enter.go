@@ -16,21 +16,25 @@ type Register struct {
 	Clear bool           // it is not loaded from, but written to: bits written are cleared in Word
 }
 
-// enter calls KVM_RUN until there is an exit that wants Go code, or an error. With block it gives
-// the processor of the Go scheduler away before, because a vCPU may stay in its guest for hours. In
-// an ordinary system call the runtime takes the processor back by itself, but only after up to 10
-// ms, through which its monitor thread wakes up all the time.
+// enter calls KVM_RUN until there is an exit that wants Go code, or an error; first it waits at the
+// gate, if there is one. With block it gives the processor of the Go scheduler away before, because
+// a vCPU may stay in its guest for hours. In an ordinary system call the runtime takes the processor
+// back by itself, but only after up to 10 ms, through which its monitor thread wakes up all the
+// time.
 //
 // Between the calls of the runtime nothing may run that could grow the stack, allocate, or write a
 // pointer: the goroutine has no processor, and the collector may be at work.
 //
 //go:nosplit
 //go:norace
-func (c *VCPU) enter(block bool) unix.Errno {
+func (c *VCPU) enter(block bool, gate *Gate) unix.Errno {
 	if block {
 		enterSyscallBlock()
 	} else {
 		enterSyscall()
+	}
+	if gate != nil {
+		gate.pass()
 	}
 	var errno unix.Errno
 	for {

@@ -54,7 +54,20 @@ func (c *VCPU) Run() error {
 	if block {
 		c.gaveAway = now
 	}
-	errno := c.enter(block)
+	return c.entered(c.enter(block, nil))
+}
+
+// RunAt is Run of a vCPU that waits at a gate before it enters.
+func (c *VCPU) RunAt(g *Gate) error {
+	if serveNone {
+		g.passInGo()
+		g = nil
+	}
+	return c.entered(c.enter(true, g))
+}
+
+// entered returns the error of a Run.
+func (c *VCPU) entered(errno unix.Errno) error {
 	if errno == 0 {
 		return nil
 	}

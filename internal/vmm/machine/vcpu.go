@@ -22,13 +22,14 @@ type vcpus struct {
 	exit func(c *kvm.VCPU) error // handles one exit; an error ends the machine
 	fail func(error)             // called once per vCPU thread that ends with an error
 
+	gate kvm.Gate // shut while the machine is paused
+
 	mu      sync.Mutex
 	cond    sync.Cond
 	all     []*vcpu
 	paused  bool
 	closed  bool
-	parked  int // threads that wait in park
-	entered int // threads that have left park since the last resume
+	parked  int // threads that wait at the gate
 	threads sync.WaitGroup
 	lower   sync.Once // priority, some time after the first resume
 }
@@ -103,41 +104,45 @@ func (v *vcpus) loop(u *vcpu) error {
 			return err
 		}
 	}
-	if !v.park() {
-		return nil
-	}
-	for {
-		switch err := u.kvm.Run(); {
+	for parked := v.park(); ; {
+		var err error
+		if parked {
+			err = u.kvm.RunAt(&v.gate)
+		} else {
+			err = u.kvm.Run()
+		}
+		parked = false
+		switch {
 		case err == nil:
 			u.exits.Add(1)
 			if err := v.exit(u.kvm); err != nil {
 				return err
 			}
-		case errors.Is(err, kvm.ErrKicked):
-			if !v.park() {
-				return nil
-			}
-		default:
+		case !errors.Is(err, kvm.ErrKicked):
 			return fmt.Errorf("%w (exit reason %d)", err, u.kvm.ExitReason())
+		case v.closing():
+			return nil
+		default:
+			parked = v.park()
 		}
 	}
 }
 
-// park waits while the machine is paused and reports whether the vCPU shall run on.
+// park reports whether the vCPU must wait at the gate, because the machine is paused.
 func (v *vcpus) park() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.paused && !v.closed {
+	if v.paused {
 		v.parked++
 		v.cond.Broadcast()
-		for v.paused && !v.closed {
-			v.cond.Wait()
-		}
-		v.parked--
-		v.entered++
-		v.cond.Broadcast()
 	}
-	return !v.closed
+	return v.paused
+}
+
+func (v *vcpus) closing() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.closed
 }
 
 // pause returns when no vCPU is in the guest and every exit has been handled to its end.
@@ -148,6 +153,7 @@ func (v *vcpus) pause() {
 		return
 	}
 	v.paused = true
+	v.gate.Shut()
 	v.kickLocked()
 	v.waitParkedLocked()
 }
@@ -172,6 +178,7 @@ func (v *vcpus) waitParkedLocked() {
 			}
 		}
 		if waiting == len(v.all) {
+			v.gate.WaitArrived(v.parked)
 			return
 		}
 		v.cond.Wait()
@@ -186,16 +193,13 @@ func (v *vcpus) resume() {
 		return
 	}
 	v.paused = false
-	v.entered = 0
-	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
-	want := v.parked
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(false)
 	}
-	v.cond.Broadcast()
-	for v.entered < want && !v.closed {
-		v.cond.Wait()
-	}
+	v.gate.Open()
+	v.gate.WaitPassed(v.parked)
+	v.parked = 0
+	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
 }
 
 // markPaused tells the guest that time has passed without it.
@@ -236,7 +240,7 @@ func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.cond.Broadcast()
+	v.gate.Open() // to threads that will not enter their guests: they have been kicked
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error
