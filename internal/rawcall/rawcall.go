@@ -8,8 +8,9 @@
 // The monitor is there to run other goroutines while a call waits, and a thread in one of these
 // calls keeps its processor of Go's scheduler. So they are for calls that return at once: on
 // descriptors in non-blocking mode, on files in memory, and writes for which a socket has room. A
-// read whose waiting SetReadTimeout bounds may wait too: a garbage collection that begins
-// interrupts it and has its turn first.
+// restore also reads and maps files with them, for all else in a VMM waits for its end. A read whose
+// waiting SetReadTimeout bounds may wait too: a garbage collection that begins interrupts it and has
+// its turn first.
 //
 // A call that was interrupted is made again; callers never see EINTR. Errors are bare unix.Errno
 // values, and with one nothing was transferred: n is 0.
@@ -65,6 +66,13 @@ func Pread(fd int, p []byte, offset int64) (int, error) {
 // Pwrite is pwrite(2).
 func Pwrite(fd int, p []byte, offset int64) (int, error) {
 	return again(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
+}
+
+// Size returns how long a file is, in bytes.
+func Size(fd int) (int64, error) {
+	var st unix.Stat_t
+	_, _, errno := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(&st)), 0)
+	return st.Size, orNil(errno)
 }
 
 // Close closes what has nothing to do then, such as a socket. It is never made again: Linux has

@@ -62,15 +62,19 @@ func TestGuestDialsAreBounded(t *testing.T) {
 	}
 }
 
-// The dials end when a restore begins, whatever becomes of it: this one has no state.
+// The dials end when a restore begins, whatever becomes of it: the state of this one is empty.
 func TestRestoreEndsDials(t *testing.T) {
 	s := &server{machine: &machine.Machine{}, limitFiles: func(uint64) error { return nil }}
 	s.dials.forward = s.event
 	s.dials.allow(maxDials)
 	var req, out codec.Writer
 	(&vmmproto.Restore{}).Append(&req)
-	if err := s.restore(codec.NewReader(req.Bytes()), donate(nil), &out); err == nil {
-		t.Fatal("a restore without a state")
+	empty, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.restore(codec.NewReader(req.Bytes()), donate([]int{empty}), &out); err == nil {
+		t.Fatal("a restore of an empty state")
 	}
 	if err := s.dials.take(9, -1); !errors.Is(err, errNoDials) {
 		t.Errorf("a dial after a restore: %v", err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/machine"
 	"github.com/forkd/forkd/internal/vmm/virtio/net"
 )
@@ -32,15 +33,30 @@ func (d *donated) takeFD() int {
 	return fd
 }
 
-func (d *donated) takeN(n int) ([]*os.File, error) {
+// takeFDs is takeFD for n descriptors.
+func (d *donated) takeFDs(n int) ([]int, error) {
 	if n < 0 || n > len(d.fds) {
 		return nil, fmt.Errorf("request names %d files, %d descriptors came with it", n, len(d.fds))
 	}
-	files := make([]*os.File, n)
-	for i := range files {
-		files[i] = d.take()
+	fds := d.fds[:n:n]
+	d.fds = d.fds[n:]
+	return fds, nil
+}
+
+func (d *donated) takeN(n int) ([]*os.File, error) {
+	fds, err := d.takeFDs(n)
+	files := make([]*os.File, len(fds))
+	for i, fd := range fds {
+		files[i] = os.NewFile(uintptr(fd), "donated")
 	}
-	return files, nil
+	return files, err
+}
+
+// closeAll closes what takeFDs returned.
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = rawcall.Close(fd)
+	}
 }
 
 // disks takes the layers of all disks.

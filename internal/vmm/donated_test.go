@@ -17,13 +17,20 @@ func TestFrameSocketIsAmongTheDescriptors(t *testing.T) {
 	var boot, restore, out codec.Writer
 	(&vmmproto.Boot{Net: true}).Append(&boot)
 	(&vmmproto.Restore{Net: true}).Append(&restore)
+	state, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, err := range map[string]error{
 		"boot":    s.boot(codec.NewReader(boot.Bytes()), donate(nil)),
-		"restore": s.restore(codec.NewReader(restore.Bytes()), donate(nil), &out),
+		"restore": s.restore(codec.NewReader(restore.Bytes()), donate([]int{state}), &out),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "frame socket") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if err := unix.Close(state); err != unix.EBADF {
+		t.Errorf("closing the state that was not restored again: %v", err)
 	}
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {

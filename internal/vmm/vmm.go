@@ -296,11 +296,11 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
 		return fmt.Errorf("parse restore: %w", err)
 	}
-	state := files.take()
-	layers, err := files.takeN(int(req.Layers))
+	memory, err := files.takeFDs(1 + int(req.Layers))
 	if err != nil {
 		return err
 	}
+	defer closeAll(memory) // the mappings keep the files
 	disks, err := s.disks(files, req.Disks)
 	if err != nil {
 		return err
@@ -311,13 +311,9 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	}
 	s.dials.allow(0)
 	times, err := s.machine.Restore(machine.RestoreConfig{
-		State: state, Layers: layers, Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
+		State: memory[0], Layers: memory[1:], Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
 		FirstWrites: req.FirstWrites, Net: peer,
 	})
-	_ = state.Close()
-	for _, f := range layers {
-		_ = f.Close() // the mappings keep the files
-	}
 	s.started = s.started || err == nil
 	times.Append(w)
 	return err

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // MaxMessage bounds one message in bytes: a Restore with the most extents a snapshot may have.
@@ -116,10 +117,7 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	packet := append([]byte{byte(kind)}, body...)
 	var err error
 	lost := c.raw.Write(func(fd uintptr) bool {
-		err = retry(func() error {
-			_, err := unix.SendmsgN(int(fd), packet, oob, nil, unix.MSG_NOSIGNAL)
-			return err
-		})
+		err = rawcall.SendPacket(int(fd), packet, oob)
 		return err != unix.EAGAIN
 	})
 	if err = cmp.Or(lost, err); err != nil {
@@ -147,11 +145,7 @@ func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 // receive takes one packet of at least a byte.
 func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	// The length first: so the buffer grows only for a process that really gets large messages.
-	var n int
-	err = retry(func() (err error) {
-		n, _, err = unix.Recvfrom(fd, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
-		return err
-	})
+	n, err := rawcall.PacketLength(fd)
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -166,11 +160,7 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 	if c.oob == nil {
 		c.oob = make([]byte, unix.CmsgSpace(MaxFDs*4))
 	}
-	var oobn, flags int
-	err = retry(func() (err error) {
-		n, oobn, flags, _, err = unix.Recvmsg(fd, c.buf[:cap(c.buf)], c.oob, unix.MSG_CMSG_CLOEXEC)
-		return err
-	})
+	n, oobn, flags, err := rawcall.ReceivePacket(fd, c.buf[:cap(c.buf)], c.oob)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -186,15 +176,6 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 		return nil, nil, err
 	}
 	return c.buf[:n], fds, nil
-}
-
-// retry makes a system call until no signal interrupts it.
-func retry(call func() error) error {
-	for {
-		if err := call(); err != unix.EINTR {
-			return err
-		}
-	}
 }
 
 func parseFDs(oob []byte) ([]int, error) {

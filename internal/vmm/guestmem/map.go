@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // Map puts length bytes of fd from offset behind the guest memory at gpa, copy-on-write: the guest
@@ -25,12 +26,15 @@ func (m *Memory) Map(gpa GPA, length uint64, fd int, offset uint64) error {
 }
 
 // MapLayers is Map for a whole memory map, whose extents have been checked; files are the
-// descriptors of its layers.
+// descriptors of its layers. Go's runtime is not told of the calls.
 func (m *Memory) MapLayers(extents []vm.Extent, files []int) error {
-	flags := unix.MAP_PRIVATE | unix.MAP_FIXED | unix.MAP_NORESERVE
 	for _, e := range extents {
-		if _, err := m.remap(GPA(e.GPA), e.Length, files[e.Layer], e.Offset, flags); err != nil {
+		v, err := m.pages(GPA(e.GPA), e.Length, e.Offset)
+		if err != nil {
 			return err
+		}
+		if err := rawcall.MapOver(v, files[e.Layer], e.Offset); err != nil {
+			return fmt.Errorf("map guest memory %#x+%#x: %w", e.GPA, e.Length, err)
 		}
 	}
 	if len(extents) == 0 {
@@ -81,15 +85,13 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 	if err != nil || len(v) == 0 {
 		return err
 	}
-	at := uintptr(unsafe.Pointer(unsafe.SliceData(v)))
 	for {
-		_, _, errno := unix.RawSyscall(unix.SYS_MADVISE, at, uintptr(len(v)), unix.MADV_POPULATE_WRITE)
-		switch errno {
-		case 0:
+		switch err := rawcall.Advise(v, unix.MADV_POPULATE_WRITE); err {
+		case nil:
 			return nil
 		case unix.EINTR, unix.EAGAIN:
 		default:
-			return fmt.Errorf("copy %d bytes of guest memory: %w", length, errno)
+			return fmt.Errorf("copy %d bytes of guest memory: %w", length, err)
 		}
 	}
 }
@@ -121,10 +123,7 @@ func (m *Memory) Detach(gpa GPA, length uint64) error {
 
 // remap returns the range that it has mapped.
 func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int) ([]byte, error) {
-	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
-		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
-	}
-	v, err := m.view(gpa, int(length))
+	v, err := m.pages(gpa, length, offset)
 	if err != nil {
 		return nil, err
 	}
@@ -135,10 +134,18 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 	return v, nil
 }
 
+// pages returns a range that can be mapped from offset.
+func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
+	if (uint64(gpa)|length|offset)%PageSize != 0 || length == 0 || length > m.Size() {
+		return nil, fmt.Errorf("map guest memory %#x+%#x from offset %#x: not whole pages of it", uint64(gpa), length, offset)
+	}
+	return m.view(gpa, int(length))
+}
+
 // smallPages keeps huge pages out of a range. Copy-on-write and dirty tracking work page by page: a
 // huge page would turn one written byte into 2 MiB.
 func smallPages(v []byte) error {
-	if err := unix.Madvise(v, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
+	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)
 	}
 	return nil

@@ -92,7 +92,7 @@ func (s *System) FeatureMSR(index uint32) (value uint64, ok bool, err error) {
 	var t msrTable
 	t.head.Nmsrs = 1
 	t.entries[0].Index = index
-	n, err := ioctlPtr(s.fd, ioGetMSRs, unsafe.Pointer(&t))
+	n, err := ioctlNow(s.fd, ioGetMSRs, unsafe.Pointer(&t))
 	if err != nil {
 		return 0, false, fmt.Errorf("get feature MSR %#x: %w", index, err)
 	}
@@ -119,6 +119,21 @@ func (s *System) CreateVM() (*VM, error) {
 func ioctl(fd int, req, arg uintptr) (uintptr, error) {
 	for {
 		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
+		switch errno {
+		case 0:
+			return r, nil
+		case unix.EINTR:
+		default:
+			return r, errno
+		}
+	}
+}
+
+// ioctlNow is ioctlPtr without telling the Go runtime: of calls that read or set state, for which
+// KVM waits for nothing but its own short locks, and perhaps for a page of the guest.
+func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
+	for {
+		r, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
 		switch errno {
 		case 0:
 			return r, nil

@@ -151,7 +151,7 @@ func (c *VCPU) BusLocked() bool { return c.head.Flags&runBusLock != 0 }
 func (c *VCPU) Suberror() uint32 { return *(*uint32)(unsafe.Pointer(&c.head.Exit)) }
 
 func (c *VCPU) call(req uintptr, arg unsafe.Pointer, what string) error {
-	if _, err := ioctlPtr(c.fd, req, arg); err != nil {
+	if _, err := ioctlNow(c.fd, req, arg); err != nil {
 		return fmt.Errorf("%s of vCPU %d: %w", what, c.id, err)
 	}
 	return nil
@@ -186,7 +186,7 @@ type msrTable struct {
 func (c *VCPU) MSRs(entries []MSREntry) (n int, err error) {
 	var t msrTable
 	t.head.Nmsrs = uint32(copy(t.entries[:], entries))
-	got, err := ioctlPtr(c.fd, ioGetMSRs, unsafe.Pointer(&t))
+	got, err := ioctlNow(c.fd, ioGetMSRs, unsafe.Pointer(&t))
 	if err != nil {
 		return 0, fmt.Errorf("get MSRs of vCPU %d: %w", c.id, err)
 	}
@@ -200,7 +200,7 @@ func (c *VCPU) SetMSRs(entries []MSREntry) (n int, err error) {
 		return 0, fmt.Errorf("set MSRs of vCPU %d: %d, at most %d", c.id, len(entries), maxMSRs)
 	}
 	t := table(msrsHead{Nmsrs: uint32(len(entries))}, entries)
-	set, err := ioctlPtr(c.fd, ioSetMSRs, unsafe.Pointer(unsafe.SliceData(t)))
+	set, err := ioctlNow(c.fd, ioSetMSRs, unsafe.Pointer(unsafe.SliceData(t)))
 	if err != nil {
 		return 0, fmt.Errorf("set MSRs of vCPU %d: %w", c.id, err)
 	}
@@ -285,7 +285,7 @@ func (c *VCPU) SetLAPIC(v *LAPIC) error { return c.call(ioSetLAPIC, unsafe.Point
 
 // TSCKHz returns the frequency of the guest's TSC in kHz.
 func (c *VCPU) TSCKHz() (uint32, error) {
-	v, err := ioctl(c.fd, ioGetTSCKHz, 0)
+	v, err := ioctlNow(c.fd, ioGetTSCKHz, nil)
 	if err != nil {
 		return 0, fmt.Errorf("get TSC frequency of vCPU %d: %w", c.id, err)
 	}
@@ -305,7 +305,7 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 // detectors do not take the pause for a lockup. A guest that has not set up kvm-clock cannot be
 // told, which is no error.
 func (c *VCPU) MarkPaused() error {
-	_, err := ioctl(c.fd, ioKVMClockCtrl, 0)
+	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
 	if err != nil && err != unix.EINVAL {
 		return fmt.Errorf("mark vCPU %d paused: %w", c.id, err)
 	}

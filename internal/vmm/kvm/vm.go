@@ -55,7 +55,7 @@ func (v *VM) CreateIRQChip() error {
 // IRQChipIOAPIC).
 func (v *VM) IRQChip(id uint32) (*IRQChip, error) {
 	c := &IRQChip{Id: id}
-	if _, err := ioctlPtr(v.fd, ioGetIRQChip, unsafe.Pointer(c)); err != nil {
+	if _, err := ioctlNow(v.fd, ioGetIRQChip, unsafe.Pointer(c)); err != nil {
 		return nil, fmt.Errorf("get irqchip %d: %w", id, err)
 	}
 	return c, nil
@@ -63,7 +63,7 @@ func (v *VM) IRQChip(id uint32) (*IRQChip, error) {
 
 // SetIRQChip restores the interrupt controller c.Id.
 func (v *VM) SetIRQChip(c *IRQChip) error {
-	if _, err := ioctlPtr(v.fd, ioSetIRQChip, unsafe.Pointer(c)); err != nil {
+	if _, err := ioctlNow(v.fd, ioSetIRQChip, unsafe.Pointer(c)); err != nil {
 		return fmt.Errorf("set irqchip %d: %w", c.Id, err)
 	}
 	return nil
@@ -86,7 +86,7 @@ func (v *VM) AddIOEventFD(eventfd int, gpa uint64, anyLength bool) error {
 // Clock returns the VM's kvm-clock in nanoseconds.
 func (v *VM) Clock() (uint64, error) {
 	var c ClockData
-	if _, err := ioctlPtr(v.fd, ioGetClock, unsafe.Pointer(&c)); err != nil {
+	if _, err := ioctlNow(v.fd, ioGetClock, unsafe.Pointer(&c)); err != nil {
 		return 0, fmt.Errorf("get clock: %w", err)
 	}
 	return c.Clock, nil
@@ -95,7 +95,7 @@ func (v *VM) Clock() (uint64, error) {
 // SetClock sets the VM's kvm-clock in nanoseconds; it runs on from there.
 func (v *VM) SetClock(nanos uint64) error {
 	c := ClockData{Clock: nanos}
-	if _, err := ioctlPtr(v.fd, ioSetClock, unsafe.Pointer(&c)); err != nil {
+	if _, err := ioctlNow(v.fd, ioSetClock, unsafe.Pointer(&c)); err != nil {
 		return fmt.Errorf("set clock: %w", err)
 	}
 	return nil

@@ -371,17 +371,18 @@ func (v *testVM) restore(t *testing.T, s *snapshot) {
 func (v *testVM) restoreWith(t *testing.T, s *snapshot, peer *vnet.Peer) {
 	t.Helper()
 	v.files = append(slices.Clone(s.files), v.host.newTop(t))
-	cfg := machine.RestoreConfig{State: open(t, s.state, os.O_RDONLY), Extents: s.extents, Disks: disks(t, v.files),
+	var memory []*os.File
+	for _, name := range append([]string{s.state}, s.layers...) {
+		f := open(t, name, os.O_RDONLY)
+		defer f.Close()
+		memory = append(memory, f)
+	}
+	cfg := machine.RestoreConfig{State: int(memory[0].Fd()), Extents: s.extents, Disks: disks(t, v.files),
 		VMGenID: generation(), Resume: true, Net: peer}
-	defer cfg.State.Close()
-	for _, name := range s.layers {
-		cfg.Layers = append(cfg.Layers, open(t, name, os.O_RDONLY))
+	for _, f := range memory[1:] {
+		cfg.Layers = append(cfg.Layers, int(f.Fd()))
 	}
-	_, err := v.Restore(cfg)
-	for _, f := range cfg.Layers {
-		_ = f.Close()
-	}
-	if err != nil {
+	if _, err := v.Restore(cfg); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
+	"io"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
+	"github.com/forkd/forkd/internal/rawcall"
 	"github.com/forkd/forkd/internal/vmm/boot"
 	"github.com/forkd/forkd/internal/vmm/cpuid"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
@@ -21,8 +20,8 @@ import (
 
 // RestoreConfig is a snapshot and what differs in this copy of it.
 type RestoreConfig struct {
-	State   *os.File
-	Layers  []*os.File // memory layers, base first
+	State   int   // a file
+	Layers  []int // files with layers of the memory, base first
 	Extents []vm.Extent
 	Disks   []Disk
 	VMGenID [16]byte
@@ -67,7 +66,7 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 	if err != nil {
 		return t, err
 	}
-	defer func() { _ = unix.Munmap(state) }()
+	defer func() { _ = rawcall.Unmap(state) }()
 	m.net.SetPeer(peer)
 	peer = nil
 	if err := m.restoreState(state); err != nil {
@@ -115,44 +114,48 @@ func (m *Machine) forget() error {
 
 // readState returns the contents of a state file as a mapping: on the heap, which is never
 // collected, their room would stay taken. What is restored from them holds none of it.
-func readState(f *os.File) ([]byte, error) {
-	if f == nil {
-		return nil, errors.New("restore: no state file was donated")
-	}
-	st, err := f.Stat()
+func readState(file int) ([]byte, error) {
+	size, err := rawcall.Size(file)
 	if err != nil {
 		return nil, fmt.Errorf("read machine state: %w", err)
 	}
-	if st.Size() > maxState {
-		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", st.Size(), maxState))
+	if size > maxState {
+		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", size, maxState))
 	}
-	if st.Size() == 0 {
+	if size == 0 {
 		return nil, vm.WithCode(vm.ErrBadState, errors.New("machine state is empty"))
 	}
-	p, err := unix.Mmap(-1, 0, int(st.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	p, err := rawcall.Map(int(size))
 	if err != nil {
 		return nil, fmt.Errorf("make room for the machine state: %w", err)
 	}
-	if _, err := f.ReadAt(p, 0); err != nil {
-		return nil, errors.Join(fmt.Errorf("read machine state: %w", err), unix.Munmap(p))
+	for at := 0; at < len(p); {
+		n, err := rawcall.Pread(file, p[at:], int64(at))
+		if err == nil && n == 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("read machine state: %w", err), rawcall.Unmap(p))
+		}
+		at += n
 	}
 	return p, nil
 }
 
 // mapMemory puts the layers behind the guest's memory.
-func (m *Machine) mapMemory(layers []*os.File, extents []vm.Extent) error {
-	sizes, files := make([]uint64, len(layers)), make([]int, len(layers))
-	for i, f := range layers {
-		st, err := f.Stat()
+func (m *Machine) mapMemory(layers []int, extents []vm.Extent) error {
+	sizes := make([]uint64, len(layers))
+	for i, file := range layers {
+		size, err := rawcall.Size(file)
 		if err != nil {
 			return fmt.Errorf("memory layer %d: %w", i, err)
 		}
-		sizes[i], files[i] = uint64(st.Size()), int(f.Fd())
+		sizes[i] = uint64(size)
 	}
 	if err := memlayer.CheckExtents(extents, sizes); err != nil {
 		return fmt.Errorf("memory map: %w", err)
 	}
-	if err := m.mem.MapLayers(extents, files); err != nil {
+	if err := m.mem.MapLayers(extents, layers); err != nil {
 		return err
 	}
 	m.lower = newLower(extents, len(layers))

@@ -139,7 +139,7 @@ func TestRestoreSetsTheTSCRate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = m.Restore(RestoreConfig{State: f})
+	_, err = m.Restore(RestoreConfig{State: int(f.Fd())})
 	if scaling == 0 {
 		var inc *cpuid.IncompatibleError
 		if !errors.As(err, &inc) || !strings.Contains(err.Error(), "no tsc scaling") {
@@ -164,7 +164,7 @@ func TestRestoreAlignsTSCs(t *testing.T) {
 	f := tamper(t, m, func(_ *vmState, cpus []*vcpuState) {
 		findMSR(cpus[1].msrs, cpuid.MSRTSC).Data += apart
 	})
-	if _, err := m.Restore(RestoreConfig{State: f}); err != nil {
+	if _, err := m.Restore(RestoreConfig{State: int(f.Fd())}); err != nil {
 		t.Fatal(err)
 	}
 	var tsc [2]uint64
@@ -198,7 +198,7 @@ func TestRestoreComparesArchCapabilities(t *testing.T) {
 			cpus[0].msrs = append(cpus[0].msrs, kvm.MSREntry{Index: cpuid.MSRArchCapabilities, Data: future})
 		}
 	})
-	_, err := m.Restore(RestoreConfig{State: f})
+	_, err := m.Restore(RestoreConfig{State: int(f.Fd())})
 	var inc *cpuid.IncompatibleError
 	if !errors.As(err, &inc) {
 		t.Errorf("a guest that was shown more than the host has: %v", err)
@@ -331,7 +331,7 @@ func TestRestoreRefusesWhatNoSaveWrites(t *testing.T) {
 		},
 	} {
 		m := mustBare(t, sys)
-		_, err := m.Restore(RestoreConfig{State: tamper(t, m, edit)})
+		_, err := m.Restore(RestoreConfig{State: int(tamper(t, m, edit).Fd())})
 		if !errors.Is(err, vm.ErrBadState) || !strings.Contains(err.Error(), want) {
 			t.Errorf("want %q in %v", want, err)
 		}

@@ -1,0 +1,40 @@
+package rawcall
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// PacketLength returns how long the next packet of a SOCK_SEQPACKET socket in non-blocking mode is,
+// 0 at the end of the connection.
+func PacketLength(fd int) (int, error) {
+	var msg unix.Msghdr
+	return onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_PEEK|unix.MSG_TRUNC)
+}
+
+// ReceivePacket fills p with the next packet, and oob with what it carries. It returns how much that
+// is, and MSG_TRUNC or MSG_CTRUNC among flags where there was no room.
+func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
+	iov, msg := message(p, oob)
+	msg.Iov = &iov
+	n, err = onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_CMSG_CLOEXEC)
+	return n, int(msg.Controllen), int(msg.Flags), err
+}
+
+// SendPacket sends p, which carries what oob says.
+func SendPacket(fd int, p, oob []byte) error {
+	iov, msg := message(p, oob)
+	msg.Iov = &iov
+	_, err := onMessage(unix.SYS_SENDMSG, fd, &msg, unix.MSG_NOSIGNAL)
+	return err
+}
+
+func message(p, oob []byte) (unix.Iovec, unix.Msghdr) {
+	return unix.Iovec{Base: unsafe.SliceData(p), Len: uint64(len(p))},
+		unix.Msghdr{Iovlen: 1, Control: unsafe.SliceData(oob), Controllen: uint64(len(oob))}
+}
+
+func onMessage(trap uintptr, fd int, msg *unix.Msghdr, flags int) (int, error) {
+	return again(trap, fd, unsafe.Pointer(msg), flags, 0)
+}
