@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"path"
 	"strings"
-	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -195,11 +194,7 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 		return errTooMany
 	}
 	defer func() { <-a.wakes }()
-	now, err := a.Manager.BringBack(ctx, i.ID)
-	if err != nil || now.State != sandbox.Running { // an operator has paused it
-		return err
-	}
-	_, err = a.Manager.SetExpiry(ctx, i.ID, sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
+	_, err := a.Manager.BringBack(ctx, i.ID, n.Timeout)
 	return err
 }
 

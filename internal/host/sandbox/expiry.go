@@ -22,6 +22,11 @@ func (m *Manager) SetExpiry(ctx context.Context, id string, e Expiry) (Info, err
 		return Info{}, err
 	}
 	defer unlock()
+	return m.setExpiry(s, e)
+}
+
+// setExpiry is SetExpiry of a sandbox whose ops the caller holds.
+func (m *Manager) setExpiry(s *Sandbox, e Expiry) (Info, error) {
 	if err := s.updateAll(func(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }); err != nil {
 		return Info{}, err
 	}
@@ -30,7 +35,7 @@ func (m *Manager) SetExpiry(ctx context.Context, id string, e Expiry) (Info, err
 	expired := s.expired
 	s.mu.Unlock()
 	if expired {
-		return Info{}, &NotFoundError{ID: id}
+		return Info{}, &NotFoundError{ID: s.id}
 	}
 	return s.Info(), nil
 }

@@ -102,6 +102,32 @@ func TestExpirySuspends(t *testing.T) {
 	w.checkClean(t)
 }
 
+// Who brings a sandbox back says how long it lasts then. Who comes later finds it running, and
+// leaves it the time that somebody may have given it meanwhile.
+func TestBringBackSetsTheTimeOnce(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{TTL: far, ExpirySuspends: true})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for _, lasts := range []time.Duration{3 * far, soon} {
+		i, err := w.BringBack(t.Context(), id, lasts)
+		if err != nil || i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < 2*far {
+			t.Errorf("brought back for %v: %+v, %v", lasts, i, err)
+		}
+	}
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := w.BringBack(t.Context(), id, soon); err != nil || i.State != Paused || time.Until(i.Expires) < 2*far {
+		t.Errorf("paused by an operator: %+v, %v", i, err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
 func TestAnnotationIsBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Annotation: make([]byte, MaxAnnotation+1)})

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
@@ -86,18 +87,22 @@ func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	return s.Info(), nil
 }
 
-// BringBack is Resume of a suspended sandbox: one that is being suspended is waited for, and one in
-// any other state is left as it is.
-func (m *Manager) BringBack(ctx context.Context, id string) (Info, error) {
+// BringBack is Resume of a suspended sandbox, whose time has passed when it has run for lasts. One
+// that is being suspended, or brought back, is waited for, and one in any other state is left as it
+// is, with the time that it has. It is one step, so that a pause or another time that is asked for
+// meanwhile counts.
+func (m *Manager) BringBack(ctx context.Context, id string, lasts time.Duration) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	if s.Info().State == Suspended {
-		if err := m.bringBack(ctx, s); err != nil {
-			return Info{}, err
-		}
+	i := s.Info()
+	if i.State != Suspended {
+		return i, nil
 	}
-	return s.Info(), nil
+	if err := m.bringBack(ctx, s); err != nil {
+		return Info{}, err
+	}
+	return m.setExpiry(s, Expiry{At: time.Now().Add(lasts), Suspends: i.ExpirySuspends})
 }
