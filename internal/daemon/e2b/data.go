@@ -128,8 +128,7 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	case route.Agent && !isHealth:
 		e.Who = audit.SignedURL
 	}
-	asleep := i.State == sandbox.Suspended || i.State == sandbox.Paused // on its way to the former, most likely
-	if n, _ := annotationOf(i); n.Resumes && asleep && !(route.Open && isHealth) {
+	if n, _ := annotationOf(i); n.Resumes && isAsleep(i) && !(route.Open && isHealth) {
 		if err := a.wake(r.Context(), i, n, route.Open); err != nil {
 			a.failData(w, r, route, err)
 			return
@@ -178,6 +177,12 @@ func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error
 		return nil
 	}
 	return &failure{http.StatusForbidden, "E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return"}
+}
+
+// isAsleep reports whether a sandbox is suspended, or in a state that it has on the way there and
+// back. Those are also of sandboxes that an operator has paused, or is rolling back.
+func isAsleep(i sandbox.Info) bool {
+	return i.State == sandbox.Suspended || i.State == sandbox.Paused || i.State == sandbox.Restoring
 }
 
 // wake brings a paused sandbox back for a request, and gives it the time that it was created with.

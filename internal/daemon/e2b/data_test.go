@@ -205,6 +205,41 @@ func TestAutoResume(t *testing.T) {
 	}
 }
 
+// A request that comes while another one brings the sandbox back waits for that.
+func TestAutoResumeOfTwo(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	r.VMs.Mu.Lock() // no VM can be started yet
+	restore := sync.OnceFunc(r.VMs.Mu.Unlock)
+	defer restore()
+	answers := make(chan int)
+	ask := func() {
+		resp, _ := r.send("GET", "/health", b.header(), "")
+		answers <- resp.StatusCode
+	}
+	go ask()
+	state := func() string {
+		s, err := r.Sandbox(t.Context(), b.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.State
+	}
+	for state() != "restoring" {
+	}
+	go ask()
+	for range 20 { // it has most likely come when as many have that were sent later
+		state()
+	}
+	restore()
+	for range 2 {
+		if status := <-answers; status != 204 {
+			t.Errorf("status %d", status)
+		}
+	}
+}
+
 // So does one that is on its way to being paused when the request comes. Who has paused it by /v1
 // is left to wake it.
 func TestAutoResumeAmidAPause(t *testing.T) {
