@@ -193,13 +193,12 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 			return err
 		}
 	}
-	select {
-	case a.wakes <- struct{}{}:
-	default:
-		return errTooMany
+	leave, err := a.wakes.enter(i.ID)
+	if err != nil {
+		return err
 	}
-	defer func() { <-a.wakes }()
-	_, err := a.Manager.BringBack(ctx, i.ID, n.Timeout)
+	defer leave()
+	_, err = a.Manager.BringBack(ctx, i.ID, n.Timeout)
 	return err
 }
 

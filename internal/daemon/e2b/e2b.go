@@ -39,7 +39,8 @@ const (
 	maxBody     = 1 << 20 // bytes of a JSON body
 	bodyTimeout = time.Minute
 	maxWorks    = 256 // requests at once that change or measure something
-	maxWakes    = 64  // sandboxes at once that are brought back for a request to them
+	maxWakes    = 64  // sandboxes at once that are brought back for requests to them,
+	maxWaiting  = 32  // and requests that wait for one of them
 	maxUploads  = 16  // archives at once that are sent for builds,
 	maxOwn      = 4   // and of one client; others wait,
 	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once;
@@ -66,7 +67,7 @@ type api struct {
 	Config
 	mux     *http.ServeMux
 	works   chan struct{}
-	wakes   chan struct{}
+	wakes   *wakes
 	uploads *places
 }
 
@@ -82,7 +83,7 @@ func New(cfg Config) http.Handler {
 	if cfg.Domain.IsSet() {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: make(chan struct{}, maxWakes),
+	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: newWakes(),
 		uploads: newPlaces(maxUploads, maxOwn, maxQueue, maxQueueAll)}
 	a.routes()
 	return a
