@@ -77,6 +77,10 @@ var attempts = map[string]func() error{
 	"unshare":             raw(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0, 0),
 	"mprotect":            raw(unix.SYS_MPROTECT, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
 	"memfd_create":        raw(unix.SYS_MEMFD_CREATE, 0, 0, 0),
+	"shmget":              raw(unix.SYS_SHMGET, 0, 4096, 0o1600), // VMMs share a namespace of IPC
+	"semget":              raw(unix.SYS_SEMGET, 0, 1, 0o1600),
+	"msgget":              raw(unix.SYS_MSGGET, 0, 0o1600, 0),
+	"mq_open":             raw(unix.SYS_MQ_OPEN, 0, unix.O_RDWR, 0),
 	"io_uring_setup":      raw(unix.SYS_IO_URING_SETUP, 1, 0, 0),
 	"clone fork":          raw(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0),
 	"mmap code":           raw(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
