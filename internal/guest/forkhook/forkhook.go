@@ -67,16 +67,7 @@ func (h *Hooks) Run() error {
 }
 
 // Any reports whether there may be something to do.
-func (h *Hooks) Any() bool { return exists(h.dir) || exists(h.sshDir) }
-
-// exists waits for a file system only where Linux does not have the path in memory: the guest's
-// root may have mounted one there that never answers.
-func exists(path string) bool {
-	if exists, sure := rawcall.Exists(path); sure {
-		return exists
-	}
-	return unix.Access(path, unix.F_OK) == nil
-}
+func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || rawcall.Exists(h.sshDir) }
 
 // programs returns the executable files of dir by name.
 func (h *Hooks) programs() ([]string, error) {

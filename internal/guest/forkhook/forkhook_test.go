@@ -1,18 +1,12 @@
 package forkhook
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/guest/reap"
 	"github.com/forkd/forkd/internal/guest/userenv"
@@ -135,42 +129,5 @@ func TestSSHHostKeysAreReplaced(t *testing.T) {
 		if err != nil || strings.Fields(string(stored))[1] != strings.Fields(last)[1] {
 			t.Errorf("public key %q of %q, %v", stored, last, err)
 		}
-	}
-}
-
-// A file system that never answers holds up who asks for what is in it, and no other goroutine.
-func TestAFileSystemThatNeverAnswers(t *testing.T) {
-	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Skipf("no FUSE here: %v", err)
-	}
-	h := hooks(t, nil)
-	dir := filepath.Dir(h.dir)
-	if err := unix.Mount("never", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fuse)); err != nil {
-		_ = unix.Close(fuse)
-		t.Skipf("no FUSE here: %v", err)
-	}
-	thread, done := make(chan int), make(chan bool)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		thread <- unix.Gettid()
-		done <- h.Any()
-	}()
-	call := fmt.Sprintf("/proc/self/task/%d/syscall", <-thread)
-	asks := []string{fmt.Sprint(unix.SYS_ACCESS), fmt.Sprint(unix.SYS_FACCESSAT), fmt.Sprint(unix.SYS_FACCESSAT2)}
-	for now := ""; !slices.Contains(asks, now); time.Sleep(time.Millisecond) {
-		p, err := os.ReadFile(call)
-		if err != nil {
-			t.Fatal(err)
-		}
-		now, _, _ = strings.Cut(string(p), " ")
-	}
-	runtime.GC() // waits for every goroutine that does not say that it waits
-	if err := errors.Join(unix.Close(fuse), unix.Unmount(dir, unix.MNT_DETACH)); err != nil {
-		t.Error(err)
-	}
-	if <-done {
-		t.Error("there is something in a file system that is gone")
 	}
 }
