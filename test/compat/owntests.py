@@ -39,6 +39,7 @@ if "COMPAT_EMULATED" in os.environ:
     ELSEWHERE += [
         (r"public_traffic|traffic access token|works without token|wakes_on_http|with http server",
          "gives Python 3 to 5 s in which to serve: an emulated host takes longer", "502"),
+        (r"wakes_on_http", "pauses after 3 s: an emulated host takes longer to start its command", "SandboxNotRunningException"),
         (r"completed long running process", "gives a shell and its `sleep 2` 2 s: an emulated host takes longer", "false to be true"),
         (r"too short timeout iterating", "gives a command 2 s to start: an emulated host takes longer", "deadline_exceeded"),
         (r"connect_to_pty|pty connect", "gives a shell 0.3 s for its answer: an emulated host takes longer", "'bar'"),
