@@ -259,9 +259,9 @@ func (s *Starter) Try(program string) error {
 	return nil
 }
 
-// prepareThread moves this thread into an empty network, which it returns, an empty IPC namespace and
-// an empty root directory, with procfs as its working directory. What it starts has no groups, can gain no
-// privileges and, as soon as it is another user, has no capabilities.
+// prepareThread moves this thread into an empty network, which it returns, an empty IPC namespace
+// and an empty root directory, with procfs as its working directory. What it starts has no groups,
+// can gain no privileges and, as soon as it is another user, has no capabilities.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

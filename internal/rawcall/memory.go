@@ -17,8 +17,8 @@ func Map(size int) ([]byte, error) {
 	return unsafe.Slice((*byte)(at), size), nil
 }
 
-// MapOver puts a file behind p, copy-on-write and without a reservation of memory. What was there is
-// dropped. p lies outside Go's heap, and it and the offset are whole pages.
+// MapOver puts a file behind p, copy-on-write and without a reservation of memory. What was there
+// is dropped. p lies outside Go's heap, and it and the offset are whole pages.
 func MapOver(p []byte, fd int, offset uint64) error {
 	_, err := mmap(start(p), len(p), unix.MAP_PRIVATE|unix.MAP_FIXED|unix.MAP_NORESERVE, fd, offset)
 	return err

@@ -13,8 +13,8 @@ func PacketLength(fd int) (int, error) {
 	return onMessage(unix.SYS_RECVMSG, fd, &msg, unix.MSG_PEEK|unix.MSG_TRUNC)
 }
 
-// ReceivePacket fills p with the next packet, and oob with what it carries. It returns how much that
-// is, and MSG_TRUNC or MSG_CTRUNC among flags where there was no room.
+// ReceivePacket fills p with the next packet, and oob with what it carries. It returns how much
+// that is, and MSG_TRUNC or MSG_CTRUNC among flags where there was no room.
 func ReceivePacket(fd int, p, oob []byte) (n, oobn, flags int, err error) {
 	iov, msg := message(p, oob)
 	msg.Iov = &iov

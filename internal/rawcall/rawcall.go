@@ -8,9 +8,9 @@
 // The monitor is there to run other goroutines while a call waits, and a thread in one of these
 // calls keeps its processor of Go's scheduler. So they are for calls that return at once: on
 // descriptors in non-blocking mode, on files in memory, and writes for which a socket has room. A
-// restore also reads and maps files with them, for all else in a VMM waits for its end. A read whose
-// waiting SetReadTimeout bounds may wait too: a garbage collection that begins interrupts it and has
-// its turn first.
+// restore also reads and maps files with them, for all else in a VMM waits for its end. A read
+// whose waiting SetReadTimeout bounds may wait too: a garbage collection that begins interrupts it
+// and has its turn first.
 //
 // A call that was interrupted is made again; callers never see EINTR. Errors are bare unix.Errno
 // values, and with one nothing was transferred: n is 0.
@@ -119,8 +119,8 @@ func SetHostname(name []byte) error {
 const usualPath = 128
 
 // Exists asks in one system call whether there is something at a path, which must not contain a
-// zero byte. It returns at once only where the file systems on the way do: a guest's root who mounts
-// one there that never answers has the whole agent wait.
+// zero byte. It returns at once only where the file systems on the way do: a guest's root who
+// mounts one there that never answers has the whole agent wait.
 func Exists(path string) bool {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_ACCESS, uintptr(start(p)), unix.F_OK, 0)

@@ -18,9 +18,9 @@ type Register struct {
 
 // enter calls KVM_RUN until there is an exit that wants Go code, or an error; first it waits at the
 // gate, if there is one. With block it gives the processor of the Go scheduler away before, because
-// a vCPU may stay in its guest for hours. In an ordinary system call the runtime takes the processor
-// back by itself, but only after up to 10 ms, through which its monitor thread wakes up all the
-// time.
+// a vCPU may stay in its guest for hours. In an ordinary system call the runtime takes the
+// processor back by itself, but only after up to 10 ms, through which its monitor thread wakes up
+// all the time.
 //
 // Between the calls of the runtime nothing may run that could grow the stack, allocate, or write a
 // pointer: the goroutine has no processor, and the collector may be at work.

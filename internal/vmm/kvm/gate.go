@@ -32,8 +32,8 @@ func (g *Gate) Open() {
 	futex(&g.open, futexWake, futexAll)
 }
 
-// WaitPassed returns when n threads have passed. They are awake and need nothing of this process for
-// it, so that the Go runtime is not told of the waiting.
+// WaitPassed returns when n threads have passed. They are awake and need nothing of this process
+// for it, so that the Go runtime is not told of the waiting.
 func (g *Gate) WaitPassed(n int) {
 	wait := waitRaw
 	if serveNone {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Threads pass a gate when it is open and not before, as often as it is opened, and whoever opens it
-// learns that all have.
+// Threads pass a gate when it is open and not before, as often as it is opened, and whoever opens
+// it learns that all have.
 func TestGate(t *testing.T) {
 	const threads, rounds = 4, 50
 	var g Gate

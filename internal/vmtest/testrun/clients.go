@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// clientsLimit is how long E2B's SDKs may take: a quarter of an hour on a computer with nothing else
-// to do, most of it for the parent that they fork.
+// clientsLimit is how long E2B's SDKs may take: a quarter of an hour on a computer with nothing
+// else to do, most of it for the parent that they fork.
 const clientsLimit = time.Hour
 
 // clientGroups are the groups of test/compat that are run: the newest packages of E2B.
