@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -31,6 +32,19 @@ func (d *daemon) processes(t *testing.T, name string) []string {
 		}
 	}
 	return pids
+}
+
+// isParentOf reports whether the daemon has started a process, which no daemon before it has.
+func (d *daemon) isParentOf(t *testing.T, pid string) bool {
+	t.Helper()
+	status, err := os.ReadFile("/proc/" + pid + "/status")
+	if errors.Is(err, os.ErrNotExist) {
+		return false // it has ended
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", d.cmd.Process.Pid))
 }
 
 // eventually repeats f until it returns nil.
