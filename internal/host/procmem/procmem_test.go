@@ -77,11 +77,16 @@ func TestParts(t *testing.T) {
 // counted.
 func TestOfThisProcess(t *testing.T) {
 	const size, written = 256 << 20, 4 << 20
-	ram, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	const guard = 2 << 20 // on both sides: what the Go runtime maps meanwhile must not be next to it
+	room, err := unix.Mmap(-1, 0, size+2*guard, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(ram)
+	defer unix.Munmap(room)
+	ram := room[guard : guard+size]
+	if err := unix.Mprotect(ram, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		t.Fatal(err)
+	}
 	if err := unix.Madvise(ram, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
 		t.Fatal(err)
 	}
