@@ -115,40 +115,32 @@ func (s *System) CreateVM() (*VM, error) {
 	return &VM{fd: int(fd), runSize: int(size)}, nil
 }
 
-// ioctl calls a KVM ioctl with a plain argument and retries while a signal interrupts it.
+// ioctl calls a KVM ioctl with a plain argument.
 func ioctl(fd int, req, arg uintptr) (uintptr, error) {
-	for {
-		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
-		switch errno {
-		case 0:
-			return r, nil
-		case unix.EINTR:
-		default:
-			return r, errno
-		}
-	}
+	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
+		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, arg)
+	})
+}
+
+// ioctlPtr calls a KVM ioctl with a pointer.
+func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
+	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
+		return unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+	})
 }
 
 // ioctlNow is ioctlPtr without telling the Go runtime: of calls that read or set state, for which
 // KVM waits for nothing but its own short locks, and perhaps for a page of the guest.
 func ioctlNow(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
-	for {
-		r, _, errno := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
-		switch errno {
-		case 0:
-			return r, nil
-		case unix.EINTR:
-		default:
-			return r, errno
-		}
-	}
+	return uninterrupted(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+	})
 }
 
-// ioctlPtr calls a KVM ioctl with a pointer and retries while a signal interrupts it.
-func ioctlPtr(fd int, req uintptr, arg unsafe.Pointer) (uintptr, error) {
+// uninterrupted makes a call until no signal interrupts it.
+func uninterrupted(call func() (uintptr, uintptr, unix.Errno)) (uintptr, error) {
 	for {
-		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
-		switch errno {
+		switch r, _, errno := call(); errno {
 		case 0:
 			return r, nil
 		case unix.EINTR:
