@@ -86,8 +86,8 @@ def forkd(*args: str) -> str:
 
 
 def run(client: str, tests_of) -> None:
-    """Ends the process with what came of the tests. tests_of(source, directory) runs those of the checkout in a
-    new directory, and returns the path of their results in JUnit's format."""
+    """Ends the process with what came of the tests. tests_of(source, directory) runs those of the
+    checkout in a new directory, and returns the path of their results in JUnit's format."""
     r = Report(client)
     source = os.environ.get("E2B_SOURCE")
     if source is None:
