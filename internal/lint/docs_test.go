@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"fmt"
 	"go/ast"
 	"io/fs"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -93,6 +95,58 @@ func TestDocumentsNameFilesThatExist(t *testing.T) {
 	if checked < 30 {
 		t.Errorf("found %d paths in all documents: there are more than that", checked)
 	}
+}
+
+// headingLink is a link to a heading: in the text, or below it for links that only name it.
+var headingLink = regexp.MustCompile(`(?:\]\(|^\[[^\]]+\]: )([^):#]*)#([^):\s]+)`)
+
+func TestDocumentsLinkToHeadingsThatExist(t *testing.T) {
+	all, checked := documents(t), 0
+	there := map[string]bool{}
+	for _, d := range all {
+		seen := map[string]int{}
+		d.text(func(_ int, line string) {
+			if title := strings.TrimLeft(line, "#"); title != line {
+				a := anchor(title)
+				if n := seen[a]; n > 0 {
+					there[fmt.Sprintf("%s#%s-%d", d.path, a, n)] = true
+				} else {
+					there[d.path+"#"+a] = true
+				}
+				seen[a]++
+			}
+		})
+	}
+	for _, d := range all {
+		d.text(func(number int, line string) {
+			for _, m := range headingLink.FindAllStringSubmatch(line, -1) {
+				path := d.path
+				if m[1] != "" {
+					path = filepath.Join(filepath.Dir(d.path), m[1])
+				}
+				checked++
+				if target := path + "#" + m[2]; !there[target] {
+					t.Errorf("%s:%d: there is no heading %s", d.path, number, target)
+				}
+			}
+		})
+	}
+	if checked < 10 {
+		t.Errorf("found %d links to headings: there are more than that", checked)
+	}
+}
+
+// anchor returns what GitHub makes of a heading, for links to it.
+func anchor(title string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+			return unicode.ToLower(r)
+		}
+		return -1
+	}, strings.TrimSpace(title))
 }
 
 // TestReadmeHasTheTestedSession: the session that README.md begins with is the one that
