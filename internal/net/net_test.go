@@ -14,14 +14,11 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/forkd/forkd/internal/jail"
-	"github.com/forkd/forkd/internal/jail/posture"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
@@ -335,105 +332,6 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	}
 	d.must(netproto.KindHello, &netproto.Hello{Version: netproto.Version})
 	d.must(netproto.KindDetach, &netproto.ID{ID: "x"})
-}
-
-// startProcess starts this test program as forkd-net, in its jail, and returns the path of its
-// control socket.
-func startProcess(t *testing.T) (path string, p *os.Process) {
-	t.Helper()
-	path = filepath.Join(t.TempDir(), "s")
-	listener, err := ctlsock.Listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := os.NewFile(uintptr(listener), "listener")
-	defer file.Close()
-	program, err := posture.TestProgram(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	jails, err := jail.New(jail.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	attr := os.ProcAttr{Dir: "/", Files: []*os.File{nil, nil, os.Stderr, file}}
-	p, err = jails.Start(program, []string{asProcess}, attr, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = p.Kill() })
-	return path, p
-}
-
-// anonymous returns the memory of a process's own that is in RAM, in KiB (proc_pid_status(5)).
-func anonymous(t *testing.T, p *os.Process) (kib int) {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(text), "RssAnon:")
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		t.Fatal(err)
-	}
-	return kib
-}
-
-// Sandboxes that are gone give the host its memory back.
-func TestMemoryOfEndedStacksIsFreed(t *testing.T) {
-	path, p := startProcess(t)
-	d := connect(t, path)
-	const sandboxes = 200
-	var files []*os.File
-	for i := range sandboxes {
-		mine, theirs := guesttest.Pair(t)
-		files = append(files, mine)
-		d.attach(fmt.Sprint(i), theirs, netproto.Policy{Mode: netproto.ModeNone})
-		if _, err := mine.Write(guesttest.Frame(guesttest.SYN(frame.Guest, web, 1024, 80))); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := mine.Read(make([]byte, 100)); err != nil { // the reset
-			t.Fatal(err)
-		}
-	}
-	full := anonymous(t, p)
-	for _, f := range files {
-		_ = f.Close()
-	}
-	waitFor(t, fmt.Sprintf("less than half of %d KiB", full), func() bool { return anonymous(t, p) < full/2 })
-}
-
-// The process lives on when its daemon is gone, with the connections of its sandboxes, and another
-// daemon finds them.
-func TestProcessSurvivesItsDaemon(t *testing.T) {
-	w := nettest.New(t, web)
-	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { _, _ = io.Copy(c, c) })
-	path, p := startProcess(t)
-	d := connect(t, path)
-	g, frames := guesttest.New(t)
-	d.attach("sb-1", frames, netproto.Public())
-	c, err := g.DialTCP(t.Context(), netip.MustParseAddrPort(web+":80"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = d.conn.Close()
-	d = connect(t, path)
-	if ids := d.list(); !reflect.DeepEqual(ids, []string{"sb-1"}) {
-		t.Errorf("%q", ids)
-	}
-	if _, err := io.WriteString(c, "still"); err != nil {
-		t.Fatal(err)
-	}
-	echo := make([]byte, 5)
-	if _, err := io.ReadFull(c, echo); err != nil || string(echo) != "still" {
-		t.Errorf("%q, %v", echo, err)
-	}
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if state, err := p.Wait(); err != nil || state.Success() {
-		t.Errorf("SIGTERM ended it without a trace: %v, %v", state, err)
-	}
 }
 
 func TestServerThatIsAloneEnds(t *testing.T) {
