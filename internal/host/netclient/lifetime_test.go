@@ -1,0 +1,221 @@
+package netclient
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// Many sandboxes joined while forkd-net dies again and again all have their network and policy in
+// the end.
+func TestForkdNetDies(t *testing.T) {
+	cfg := newConfig(t)
+	c := open(t, cfg)
+	type joined struct {
+		l *Link
+		g *guest
+	}
+	var all []joined
+	for round := range 3 {
+		for i := range 10 {
+			l, g := join(t, c, fmt.Sprintf("sb-%d-%d", round, i), netproto.Public())
+			all = append(all, joined{l, g})
+		}
+		was := pid(t, c)
+		if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := all[0].l.Set(t.Context(), Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}); err != nil {
+			t.Errorf("set a policy while forkd-net is down: %v", err)
+		}
+		for i, j := range all {
+			want := "public "
+			if i == 0 {
+				want = "open "
+			}
+			j.g.say(t, "x", want+"x")
+		}
+		if pid(t, c) == was || c.Restarts() != uint64(round+1) {
+			t.Errorf("round %d: process %d after %d, %d restarts", round, c.PID(), was, c.Restarts())
+		}
+	}
+}
+
+// A VM that is being restored while forkd-net dies is joined to the next one by the frame socket
+// that it is being given.
+func TestForkdNetDiesDuringAFork(t *testing.T) {
+	c := open(t, newConfig(t))
+	was := pid(t, c)
+	g := &guest{}
+	l, vmm, err := c.Join("a", Default(), g.give)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for c.Restarts() == 0 || pid(t, c) == was {
+		time.Sleep(time.Millisecond)
+	}
+	if g.given != 0 {
+		t.Fatal("a VM that was not ready was given a frame socket")
+	}
+	_ = g.give(vmm)
+	vmm.Close()
+	l.Ready()
+	g.say(t, "x", "public x")
+	if g.given != 1 {
+		t.Errorf("it was given %d frame sockets", g.given)
+	}
+}
+
+// A forkd-net that dies of a request, or does not answer one, is replaced, and that request is not
+// its successor's end.
+func TestForkdNetThatMisbehaves(t *testing.T) {
+	for _, id := range []string{vmfake.NetDies, vmfake.NetHangs} {
+		t.Run(id, func(t *testing.T) {
+			cfg := newConfig(t)
+			cfg.patience = 300 * time.Millisecond
+			c := open(t, cfg)
+			_, g := join(t, c, "good", netproto.Public())
+			g.say(t, "x", "public x")
+			was := pid(t, c)
+			l, vmm, err := c.Join(id, Default(), g.give)
+			if err != nil {
+				t.Fatal(err)
+			}
+			vmm.Close()
+			l.Ready()
+			l.Close()
+			for c.Restarts() == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			g.say(t, "y", "public y")
+			if pid(t, c) == was {
+				t.Error("it was not replaced")
+			}
+		})
+	}
+}
+
+// The next daemon finds forkd-net and leaves the connections of the sandboxes it takes over alone.
+// Others go.
+func TestRestartOfTheDaemon(t *testing.T) {
+	cfg := newConfig(t)
+	first, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := pid(t, first)
+	_, kept := join(t, first, "kept", netproto.Public())
+	_, gone := join(t, first, "gone", netproto.Public())
+	kept.say(t, "x", "public x")
+	gone.say(t, "x", "public x")
+	first.Close()
+	kept.say(t, "y", "public y")
+
+	second := open(t, cfg)
+	l := second.Adopt("kept", Setting{Policy: netproto.Policy{Mode: netproto.ModeOpen}}, kept.give)
+	second.Forget()
+	if _, err := second.Totals(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	kept.say(t, "z", "open z")
+	if second.PID() != was || kept.given != 1 {
+		t.Errorf("process %d after %d; %d frame sockets", second.PID(), was, kept.given)
+	}
+	gone.ended(t, "a sandbox that is gone")
+	l.Close()
+}
+
+// A forkd-net of another build is replaced, and with it what its sandboxes had.
+func TestAnotherBuildIsReplaced(t *testing.T) {
+	cfg := newConfig(t)
+	first, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := pid(t, first)
+	_, g := join(t, first, "a", netproto.Public())
+	g.say(t, "x", "public x")
+	first.Close()
+
+	other := filepath.Join(t.TempDir(), Name)
+	from, err := os.Open(cfg.Bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	to, err := os.OpenFile(other, os.O_CREATE|os.O_WRONLY, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Bin = other
+	second := open(t, cfg)
+	l := second.Adopt("a", Default(), g.give)
+	g.say(t, "y", "public y")
+	if second.PID() == was || g.given != 2 {
+		t.Errorf("process %d after %d; %d frame sockets", second.PID(), was, g.given)
+	}
+	if err := syscall.Kill(was, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the other build: %v", err)
+	}
+	l.Close()
+}
+
+// forkd-net has a bound of memory of its own, where the host can, and goes before the daemon.
+func TestForkdNetIsBounded(t *testing.T) {
+	cfg := newConfig(t)
+	cfg.Cgroups = cgroup.Open(cgroup.Config{RunDir: t.TempDir(), StateDir: "/"})
+	t.Cleanup(cfg.Cgroups.Close)
+	c := open(t, cfg)
+	process := pid(t, c)
+	score, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", process))
+	if err != nil || strings.TrimSpace(string(score)) != strconv.Itoa(oomScore) {
+		t.Errorf("its OOM score is %s, %v", score, err)
+	}
+	leaf := cfg.Cgroups.Find(Leaf)
+	if leaf == nil {
+		t.Skipf("no limits here: %v", cfg.Cgroups.Missing())
+	}
+	if use, err := leaf.Usage(); err != nil || use.Threads == 0 {
+		t.Errorf("in its cgroup: %+v, %v", use, err)
+	}
+	if text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", process)); !strings.Contains(string(text), "GOMEMLIMIT=") {
+		t.Errorf("its environment is %q", text)
+	}
+	c.Close()
+	if cfg.Cgroups.Find(Leaf) != nil {
+		t.Error("its cgroup is left")
+	}
+}
+
+// A forkd-net that nobody needs ends with the daemon.
+func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
+	c, err := New(newConfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := pid(t, c)
+	c.Close()
+	if err := syscall.Kill(was, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("process %d: %v", was, err)
+	}
+}
