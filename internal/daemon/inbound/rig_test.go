@@ -1,0 +1,166 @@
+package inbound
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+const token = "0123456789abcdef"
+
+// rig is a proxy before a server that speaks for a guest.
+type rig struct {
+	*httptest.Server
+	ended chan error // what HTTP or TCP returned
+}
+
+// limit is how long something may take that nobody is waiting for in vain.
+const limit = time.Minute
+
+// start serves a proxy to the port of a guest's listener, by path or by host name.
+func start(t *testing.T, guest net.Listener, cfg Config, route Route) *rig {
+	t.Helper()
+	cfg.IsToken = func(s string) bool { return s == token }
+	if cfg.Idle == 0 {
+		cfg.Idle = limit
+	}
+	if cfg.Stall == 0 {
+		cfg.Stall = limit
+	}
+	p := New(cfg)
+	dial := func(ctx context.Context) (agentclient.PortConn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, guest.Addr().Network(), guest.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		return conn.(agentclient.PortConn), nil
+	}
+	route.ID, route.Port = id, 80
+	r := &rig{ended: make(chan error, 100)}
+	r.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		own := route
+		own.Path = strings.TrimPrefix(req.URL.EscapedPath(), own.Prefix)
+		carry := func() (bool, error) { return p.HTTP(w, req, own, dial) }
+		if req.URL.Path == "/tcp" {
+			carry = func() (bool, error) { return p.TCP(w, req, dial) }
+		}
+		answered, err := carry()
+		r.ended <- err
+		switch {
+		case err == nil:
+		case answered:
+			panic(http.ErrAbortHandler)
+		default:
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		}
+	}))
+	r.Config.Protocols = new(http.Protocols)
+	r.Config.Protocols.SetHTTP1(true)
+	r.Config.Protocols.SetUnencryptedHTTP2(true)
+	r.Listener = wrapping{r.Listener}
+	r.Start()
+	t.Cleanup(r.Close)
+	return r
+}
+
+// wrapping is a listener whose connections are wrapped as the daemon's are.
+type wrapping struct{ net.Listener }
+
+func (l wrapping) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return wrapped{conn}, err
+}
+
+type wrapped struct{ net.Conn }
+
+func (c wrapped) NetConn() net.Conn { return c.Conn }
+
+func (c wrapped) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
+
+// listen returns a listener that f serves, one goroutine a connection, as a guest that need not
+// keep to any protocol.
+func listen(t *testing.T, f func(*net.TCPConn)) net.Listener {
+	return listenOn(t, "tcp", "127.0.0.1:0", f)
+}
+
+// listenUnix is listen with connections like those of real guests: their ends are told apart from
+// the ends of their data.
+func listenUnix(t *testing.T, f func(*net.UnixConn)) net.Listener {
+	return listenOn(t, "unix", t.TempDir()+"/s", f)
+}
+
+func listenOn[C net.Conn](t *testing.T, network, address string, f func(C)) net.Listener {
+	t.Helper()
+	l, err := net.Listen(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer conn.Close(); f(conn.(C)) }()
+		}
+	}()
+	return l
+}
+
+// serve returns the listener of an HTTP server.
+func serve(t *testing.T, h http.HandlerFunc) net.Listener {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetHTTP1(true)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	t.Cleanup(s.Close)
+	return s.Listener
+}
+
+// says is a guest that answers every connection with a text and then waits for its end.
+func says(text string) func(*net.TCPConn) {
+	return func(conn *net.TCPConn) {
+		bufio.NewReader(conn).ReadString('\n')
+		io.WriteString(conn, text)
+		io.Copy(io.Discard, conn)
+	}
+}
+
+// raw sends a request as it is and returns the connection.
+func (r *rig) raw(t *testing.T, request string) (*net.TCPConn, *bufio.Reader) {
+	t.Helper()
+	conn, err := net.Dial("tcp", r.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(limit))
+	if _, err := io.WriteString(conn, request); err != nil {
+		t.Fatal(err)
+	}
+	return conn.(*net.TCPConn), bufio.NewReader(conn)
+}
+
+// end returns how a stream ended.
+func (r *rig) end(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(limit):
+		t.Fatal("the stream does not end")
+		return nil
+	}
+}
