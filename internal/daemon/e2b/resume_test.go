@@ -1,0 +1,122 @@
+package e2b_test
+
+import (
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/apirig"
+)
+
+// A paused sandbox that was made so comes back for a request, with a new time.
+func TestAutoResume(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 204 {
+		t.Fatalf("%s %s", resp.Status, out)
+	}
+	var i struct {
+		State     string
+		EndAt     time.Time
+		Lifecycle struct{ OnTimeout string }
+	}
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 || i.Lifecycle.OnTimeout != "pause" {
+		t.Errorf("%+v", i)
+	}
+}
+
+// A request that comes while another one brings the sandbox back waits for that.
+func TestAutoResumeOfTwo(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	r.VMs.Mu.Lock() // no VM can be started yet
+	restore := sync.OnceFunc(r.VMs.Mu.Unlock)
+	defer restore()
+	answers := make(chan int)
+	ask := func() {
+		resp, _ := r.send("GET", "/health", b.header(), "")
+		answers <- resp.StatusCode
+	}
+	go ask()
+	state := func() string {
+		s, err := r.Sandbox(t.Context(), b.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.State
+	}
+	for state() != "restoring" {
+	}
+	go ask()
+	for range 20 { // it has most likely come when as many have that were sent later
+		state()
+	}
+	restore()
+	for range 2 {
+		if status := <-answers; status != 204 {
+			t.Errorf("status %d", status)
+		}
+	}
+}
+
+// So does one that is on its way to being paused when the request comes. Who has paused it by /v1
+// is left to wake it.
+func TestAutoResumeAmidAPause(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.VMs.Mu.Lock() // its VM cannot be saved yet
+	save := sync.OnceFunc(r.VMs.Mu.Unlock)
+	defer save()
+	paused := make(chan int)
+	go func() {
+		resp, _ := r.send("POST", "/sandboxes/"+b.ID+"/pause", apiKey, "")
+		paused <- resp.StatusCode
+	}()
+	for i := (box{}); i.State != "paused"; {
+		r.call("GET", "/sandboxes/"+b.ID, "", 200, &i)
+	}
+	trace := &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { save() }}
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), "GET", r.URL+"/health", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range b.header() {
+		req.Header.Set(name, value)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 204 {
+		t.Errorf("amid the pause: %s", resp.Status)
+	}
+	if status := <-paused; status != 204 {
+		t.Errorf("pause: %d", status)
+	}
+	operator := header{"Authorization": "Bearer " + apirig.Token}
+	if resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/pause", operator, ""); resp.StatusCode != 200 {
+		t.Fatalf("%s %s", resp.Status, out)
+	}
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 502 {
+		t.Errorf("paused by /v1: %s %s", resp.Status, out)
+	}
+}
+
+// A paused sandbox stays so when somebody without a token asks how it is.
+func TestHealthWakesNothing(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","autoPause":true,"autoResume":{"enabled":true}}`)
+	r.call("POST", "/sandboxes/"+b.ID+"/pause", "", 204, nil)
+	if resp, out := r.send("GET", "/health", header{"E2b-Sandbox-Id": b.ID}, ""); resp.StatusCode != 502 {
+		t.Errorf("%s %s", resp.Status, out)
+	}
+	var i struct{ State string }
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" {
+		t.Errorf("it is %s", i.State)
+	}
+}
