@@ -190,25 +190,28 @@ func (a *api) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int) e
 	if err != nil {
 		return err
 	}
-	status, end := ifRunning, time.Now().Add(timeout)
-	if stateOf(i) == paused {
+	status := ifRunning
+	i, err = a.Manager.ResumeWith(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
+		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: i.ExpirySuspends}
+		if req.Pauses != nil {
+			e.Suspends = *req.Pauses
+		}
+		if stateOf(i) != paused {
+			return e, lengthens(i, e)
+		}
 		status = http.StatusCreated
-		if i, err = a.Manager.Resume(r.Context(), i.ID); err != nil {
-			return err
-		}
-	} else if i.Expires.IsZero() || i.Expires.After(end) {
-		return writeJSON(w, status, a.createdOf(i))
-	}
-	pauses := i.ExpirySuspends
-	if req.Pauses != nil {
-		pauses = *req.Pauses
-	}
-	if _, own := annotationOf(i); own || !i.Expires.IsZero() { // one of /v1 may be meant to have no end
-		if i, err = a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{At: end, Suspends: pauses}); err != nil {
-			return err
-		}
+		_, own := annotationOf(i)
+		return e, own || !i.Expires.IsZero() // one of /v1 may be meant to have no end
+	})
+	if err != nil {
+		return err
 	}
 	return writeJSON(w, status, a.createdOf(i))
+}
+
+// lengthens reports whether a sandbox has an end, and e a later one.
+func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
+	return !i.Expires.IsZero() && i.Expires.Before(e.At)
 }
 
 // setTimeout lets a sandbox end so long after now; paused ones have no time that passes.
@@ -226,14 +229,17 @@ func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) e
 	if err != nil {
 		return err
 	}
-	if stateOf(i) == paused {
-		return &sandbox.NotFoundError{ID: i.ID} // as E2B's API answers
+	asleep := false
+	_, err = a.Manager.ChangeExpiry(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
+		asleep = stateOf(i) == paused
+		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: i.ExpirySuspends}
+		return e, !asleep && (!onlyLonger || lengthens(i, e))
+	})
+	if err == nil && asleep {
+		err = &sandbox.NotFoundError{ID: i.ID} // as E2B's API answers
 	}
-	end := time.Now().Add(timeout)
-	if !onlyLonger || !i.Expires.IsZero() && i.Expires.Before(end) {
-		if _, err := a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{At: end, Suspends: i.ExpirySuspends}); err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
@@ -264,15 +270,10 @@ func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 				"try again, or pause it without requireHealthyGuest", i.ID, err)}
 		}
 	}
-	// Before it is suspended: its time must not pass meanwhile.
-	before := sandbox.Expiry{At: i.Expires, Suspends: i.ExpirySuspends}
-	if _, err := a.Manager.SetExpiry(r.Context(), i.ID, sandbox.Expiry{Suspends: i.ExpirySuspends}); err != nil {
-		return err
-	}
-	if _, err = a.Manager.Suspend(r.Context(), i.ID); err != nil {
-		if _, again := a.Manager.SetExpiry(r.Context(), i.ID, before); again != nil {
-			a.Log.Error("give a sandbox its time back that could not be paused", "sandbox", i.ID, "error", again)
-		}
+	_, err = a.Manager.SuspendWith(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
+		return sandbox.Expiry{Suspends: i.ExpirySuspends}, true
+	})
+	if err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

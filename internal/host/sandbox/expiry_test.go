@@ -128,6 +128,59 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A suspension and the time that goes with it are one step: who changes the time of a running
+// sandbox meanwhile finds it suspended. Where it fails the sandbox has its time again.
+func TestSuspendWithIsOneStep(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{TTL: far, ExpirySuspends: true})
+	info := func() Info {
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Info()
+	}
+	noEnd := func(i Info) (Expiry, bool) { return Expiry{Suspends: i.ExpirySuspends}, true }
+	w.vmms.BranchErr = errors.New("no space left on device")
+	if _, err := w.SuspendWith(t.Context(), id, noEnd); err == nil {
+		t.Fatal("a failed save suspended it")
+	}
+	if i := info(); i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < far/2 {
+		t.Errorf("after a suspension that failed: %+v", i)
+	}
+	w.vmms.BranchErr = nil
+	found := make(chan State, 1)
+	_, err := w.SuspendWith(t.Context(), id, func(i Info) (Expiry, bool) {
+		go func() {
+			_, err := w.ChangeExpiry(t.Context(), id, func(i Info) (Expiry, bool) {
+				found <- i.State
+				return Expiry{At: time.Now().Add(soon)}, i.State == Running
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		return noEnd(i)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state := <-found; state != Suspended {
+		t.Errorf("the time of a sandbox was changed amid its suspension, when it was %v", state)
+	}
+	if i := info(); i.State != Suspended || !i.Expires.IsZero() {
+		t.Errorf("suspended without an end: %+v", i)
+	}
+	later := func(Info) (Expiry, bool) { return Expiry{At: time.Now().Add(far)}, true }
+	if i, err := w.ResumeWith(t.Context(), id, later); err != nil || i.State != Running || time.Until(i.Expires) < far/2 {
+		t.Errorf("brought back: %+v, %v", i, err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
 func TestAnnotationIsBounded(t *testing.T) {
 	w := newWorld(t, 0)
 	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Annotation: make([]byte, MaxAnnotation+1)})

@@ -58,33 +58,46 @@ func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
 // Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM
 // has ended comes back from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
+	return m.ResumeWith(ctx, id, keepExpiry)
+}
+
+// ResumeWith is Resume, and ChangeExpiry of the sandbox as it was before, in one step.
+func (m *Manager) ResumeWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	info := s.Info()
-	switch info.State {
-	case Running:
-		return info, nil
-	case Paused:
-		err = s.explain("resume", s.live, s.unpause(ctx, s.live))
-	case Suspended:
-		err = m.bringBack(ctx, s)
-	case Exited:
-		if !s.hasSuspension() {
-			return Info{}, s.stateError("resume")
-		}
-		if err = m.fallBack(s); err == nil {
-			err = m.bringBack(ctx, s)
-		}
-	default:
-		return Info{}, s.stateError("resume")
-	}
-	if err != nil {
+	e, changes := change(s.Info())
+	if err := m.resume(ctx, s); err != nil {
 		return Info{}, err
 	}
+	if changes {
+		return m.setExpiry(s, e)
+	}
 	return s.Info(), nil
+}
+
+// resume is Resume of a sandbox whose ops the caller holds.
+func (m *Manager) resume(ctx context.Context, s *Sandbox) error {
+	switch s.Info().State {
+	case Running:
+		return nil
+	case Paused:
+		return s.explain("resume", s.live, s.unpause(ctx, s.live))
+	case Suspended:
+		return m.bringBack(ctx, s)
+	case Exited:
+		if !s.hasSuspension() {
+			return s.stateError("resume")
+		}
+		if err := m.fallBack(s); err != nil {
+			return err
+		}
+		return m.bringBack(ctx, s)
+	default:
+		return s.stateError("resume")
+	}
 }
 
 // BringBack is Resume of a suspended sandbox, whose time has passed when it has run for lasts. One

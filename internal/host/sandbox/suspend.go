@@ -18,14 +18,31 @@ import (
 // the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
 // on (or stays paused), its earlier suspended state untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
+	return m.SuspendWith(ctx, id, keepExpiry)
+}
+
+// SuspendWith is ChangeExpiry and then Suspend in one step: the time that a sandbox has had does
+// not pass while it is saved. After an error it has that time again.
+func (m *Manager) SuspendWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	v := s.live
+	v, before := s.live, s.Info()
+	e, changes := change(before)
+	if changes {
+		if _, err := m.setExpiry(s, e); err != nil {
+			return Info{}, err
+		}
+	}
 	if err := m.suspend(ctx, s, false); err != nil {
-		return Info{}, s.explain("suspend", v, err)
+		err = s.explain("suspend", v, err)
+		if changes && s.Info().State != Stopping {
+			_, again := m.setExpiry(s, Expiry{At: before.Expires, Suspends: before.ExpirySuspends})
+			err = errors.Join(err, again)
+		}
+		return Info{}, err
 	}
 	return s.Info(), nil
 }
