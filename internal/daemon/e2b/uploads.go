@@ -179,7 +179,8 @@ func (p *places) take(ctx context.Context, who string) (leave func(), err error)
 	}
 }
 
-// wait lets a client wait until stop is called, unless too many requests do already.
+// wait lets a client wait until stop is called, unless too many requests do already. One request of
+// a client always may, whatever the others do.
 func (p *places) wait(who string) (own *line, stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +188,7 @@ func (p *places) wait(who string) (own *line, stop func()) {
 		own = &line{taken: make(chan struct{}, p.ofOne)}
 		p.by[who] = own
 	}
-	if own.waiting == p.queue || p.waiting == p.queueAll {
+	if own.waiting == p.queue || own.waiting > 0 && p.waiting >= p.queueAll {
 		return nil, nil
 	}
 	own.waiting++

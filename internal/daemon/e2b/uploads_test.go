@@ -127,8 +127,13 @@ func TestPlaces(t *testing.T) {
 	if _, err := p.take(t.Context(), "a"); err == nil {
 		t.Error("a third waits where two may")
 	}
-	if _, err := p.take(t.Context(), "c"); err == nil {
-		t.Error("another client's waits where two of all may")
+	if _, stop := p.wait("c"); stop == nil {
+		t.Error("the first request of a client may not wait where those of others do")
+	} else {
+		if _, again := p.wait("c"); again != nil {
+			t.Error("a second one waits where two of all may")
+		}
+		stop()
 	}
 	stop()
 	<-stopped
