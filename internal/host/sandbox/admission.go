@@ -160,14 +160,14 @@ func (a *admission) leaver(vcpus uint32) func() {
 	return sync.OnceFunc(func() { a.leave(vcpus) })
 }
 
-// admit takes places for n VMs, and counts what it refuses. Where memory is short, VMs that wait
-// for forks have to go before sandboxes of users have to.
+// admit takes places for n VMs, and counts what it refuses. Where memory is short for one more, VMs
+// that wait for forks have to go before sandboxes of users have to.
 func (m *Manager) admit(n int, vcpus uint32) error {
 	err := m.admitted.enter(n, vcpus)
 	var refused *AdmissionError
 	if errors.As(err, &refused) {
 		m.cfg.Observer.Refused(refused.Code)
-		if refused.Code == CodeHostMemory {
+		if refused.Code == CodeHostMemory && m.admitted.check(1, vcpus) != nil {
 			m.pool.Forget()
 		}
 	}
