@@ -36,5 +36,5 @@ func message(p, oob []byte) (unix.Iovec, unix.Msghdr) {
 }
 
 func onMessage(trap uintptr, fd int, msg *unix.Msghdr, flags int) (int, error) {
-	return again(trap, fd, unsafe.Pointer(msg), flags, 0)
+	return onFD(trap, fd, unsafe.Pointer(msg), flags, 0)
 }

@@ -22,25 +22,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// again makes a call on a descriptor and a buffer until it is not interrupted.
-func again(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
+// again makes a call until no signal interrupts it. It is not inlined, for then the call is not
+// either, and two tries have a function's beginning between them: there, the scheduler takes a
+// goroutine off that it has interrupted.
+//
+//go:noinline
+func again(call func() (uintptr, uintptr, unix.Errno)) (int, error) {
 	for {
-		if n, errno := once(trap, fd, p, n, arg); errno != unix.EINTR {
-			return n, orNil(errno)
+		switch r, _, errno := call(); errno {
+		case 0:
+			return int(r), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
 		}
 	}
 }
 
-// once makes a call. It is not inlined, so that there is a function's beginning between two tries:
-// there, the scheduler takes a goroutine off that it has interrupted.
-//
-//go:noinline
-func once(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, unix.Errno) {
-	r, _, errno := unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(r), 0
+// onFD makes a call on a descriptor and a buffer, again where it is interrupted.
+func onFD(trap uintptr, fd int, p unsafe.Pointer, n int, arg uintptr) (int, error) {
+	return again(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall6(trap, uintptr(fd), uintptr(p), uintptr(n), arg, 0, 0)
+	})
 }
 
 func orNil(errno unix.Errno) error {
@@ -53,19 +56,19 @@ func orNil(errno unix.Errno) error {
 func start(p []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(p)) }
 
 // Read is read(2).
-func Read(fd int, p []byte) (int, error) { return again(unix.SYS_READ, fd, start(p), len(p), 0) }
+func Read(fd int, p []byte) (int, error) { return onFD(unix.SYS_READ, fd, start(p), len(p), 0) }
 
 // Write is write(2).
-func Write(fd int, p []byte) (int, error) { return again(unix.SYS_WRITE, fd, start(p), len(p), 0) }
+func Write(fd int, p []byte) (int, error) { return onFD(unix.SYS_WRITE, fd, start(p), len(p), 0) }
 
 // Pread is pread(2).
 func Pread(fd int, p []byte, offset int64) (int, error) {
-	return again(unix.SYS_PREAD64, fd, start(p), len(p), uintptr(offset))
+	return onFD(unix.SYS_PREAD64, fd, start(p), len(p), uintptr(offset))
 }
 
 // Pwrite is pwrite(2).
 func Pwrite(fd int, p []byte, offset int64) (int, error) {
-	return again(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
+	return onFD(unix.SYS_PWRITE64, fd, start(p), len(p), uintptr(offset))
 }
 
 // Size returns how long a file is, in bytes.
@@ -91,16 +94,9 @@ func IoctlInt(fd int, request uint, value int32) error {
 // Random reads from getrandom(2) of a host whose generator has been seeded. It gives less than it
 // is asked for if a signal comes.
 func Random(p []byte) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
-		switch errno {
-		case 0:
-			return int(n), nil
-		case unix.EINTR:
-		default:
-			return 0, errno
-		}
-	}
+	return again(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall(unix.SYS_GETRANDOM, uintptr(start(p)), uintptr(len(p)), 0)
+	})
 }
 
 // SetClock is clock_settime(2) for the wall clock.

@@ -9,12 +9,12 @@ import (
 // Accept takes a connection from a listening socket in non-blocking mode, and asks for no address.
 // The connection's own mode is SOCK_NONBLOCK, or 0: calls on it wait.
 func Accept(listener, mode int) (fd int, err error) {
-	return again(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
+	return onFD(unix.SYS_ACCEPT4, listener, nil, 0, uintptr(mode)|unix.SOCK_CLOEXEC)
 }
 
 // Peek reads from a socket what stays in it. It does not wait, whatever the socket's mode.
 func Peek(fd int, p []byte) (int, error) {
-	return again(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return onFD(unix.SYS_RECVFROM, fd, start(p), len(p), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 }
 
 // SetReadTimeout bounds the waiting of each read from a socket in blocking mode; after it a read
@@ -28,18 +28,16 @@ func SetReadTimeout(fd int, t unix.Timeval) error {
 // HungUp reports whether the other end of a socket is closed, or it has an error.
 func HungUp(fd int) bool {
 	poll := unix.PollFd{Fd: int32(fd)}
-	for {
+	_, err := again(func() (uintptr, uintptr, unix.Errno) {
 		now := unix.Timespec{}
-		_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-		if errno != unix.EINTR {
-			return errno != 0 || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
-		}
-	}
+		return unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&poll)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	})
+	return err != nil || poll.Revents&(unix.POLLHUP|unix.POLLERR) != 0
 }
 
 // EpollWait returns how many events there are now.
 func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
-	return again(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
+	return onFD(unix.SYS_EPOLL_WAIT, epoll, unsafe.Pointer(unsafe.SliceData(events)), len(events), 0)
 }
 
 // EpollCtl adds, changes or removes a descriptor.
