@@ -261,7 +261,8 @@ func (s *Starter) Try(program string) error {
 
 // prepareThread moves this thread into an empty network, which it returns, an empty IPC namespace
 // and an empty root directory, with procfs as its working directory. What it starts has no groups,
-// can gain no privileges and, as soon as it is another user, has no capabilities.
+// can gain no privileges and, as soon as it is another user, has no capabilities. Its timers are
+// late until it calls OnTime.
 func prepareThread(network int) (int, error) {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -287,6 +288,7 @@ func prepareThread(network int) (int, error) {
 		{"leave all groups", leaveGroups},
 		{"renounce privileges", func() error { return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }},
 		{"pass on no capabilities", passOnNoCapabilities},
+		{"let timers be late", func() error { return unix.Prctl(unix.PR_SET_TIMERSLACK, startSlack, 0, 0, 0) }},
 	} {
 		if err := step.do(); err != nil {
 			return -1, fmt.Errorf("%s: %w", step.name, err)

@@ -21,7 +21,7 @@ func calls() []jail.Call {
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // ctlsock's
 			unix.SYS_FTRUNCATE), // of new layers
 		[]jail.Call{
-			jail.LimitFilesCall(),
+			jail.LimitFilesCall(), jail.OnTimeCall(),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUF)),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUFFORCE)),
 		})

@@ -86,6 +86,7 @@ var attempts = map[string]func() error{
 	"mmap code":           raw(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
 	"ioctl TIOCSTI":       raw(unix.SYS_IOCTL, 2, unix.TIOCSTI, 0),
 	"prctl dumpable":      raw(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1, 0),
+	"prctl slack":         raw(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 10_000_000, 0),
 	"fcntl owner":         raw(unix.SYS_FCNTL, 2, unix.F_SETOWN, 1),
 	"rt_sigaction SIGSYS": raw(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSYS), 0, 0),
 	"rt_sigaction wide":   raw(unix.SYS_RT_SIGACTION, 1<<32|uintptr(unix.SIGSYS), 0, 0),

@@ -251,7 +251,7 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 		return err
 	}
 	runtime.GOMAXPROCS(min(int(req.Shape.VCPUs), maxProcs))
-	return nil
+	return jail.OnTime()
 }
 
 // maxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page

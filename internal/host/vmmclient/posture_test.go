@@ -1,6 +1,10 @@
 package vmmclient_test
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
@@ -22,6 +26,27 @@ func TestPostureOfAVMM(t *testing.T) {
 			`anon_inode:\[?(eventpoll|eventfd|kvm-vm|kvm-vcpu:\d+)\]?`, ".*/rootfs.ext4", ".*/(top|disk)[^/]*",
 		}}) {
 			t.Errorf("%s: %s", name, loose)
+		}
+		checkOnTime(t, name, v.PID())
+	}
+}
+
+// checkOnTime fails the test if timers of a VMM may be later than usual, those of KVM's own thread
+// excepted.
+func checkOnTime(t *testing.T, name string, pid int) {
+	t.Helper()
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		its := filepath.Join("/proc", thread.Name())
+		if called, err := os.ReadFile(filepath.Join(its, "comm")); err != nil || strings.HasPrefix(string(called), "kvm-") {
+			continue // it has ended, or is KVM's
+		}
+		slack, err := os.ReadFile(filepath.Join(its, "timerslack_ns"))
+		if text := string(slack); err == nil && text != "50000\n" {
+			t.Errorf("%s: timers of thread %s may be %s ns late", name, thread.Name(), text)
 		}
 	}
 }
