@@ -57,9 +57,9 @@ func Main() int {
 	return Serve(tracker, jail.LimitFiles)
 }
 
-// growStack gives this goroutine at once the stack that it grows to anyway, 16 KiB. On the way
-// there it would be copied once more, and have one of 8 KiB, of which the runtime makes four when
-// it is asked for the first one: nothing else here uses them.
+// growStack gives this goroutine at once the stack of 16 KiB that it grows to anyway. Step by step
+// it would also have one of 8 KiB, of which the runtime makes four when it is asked for the first,
+// and be copied once more; nothing else in a VMM uses the other three.
 //
 //go:noinline
 func growStack() byte {

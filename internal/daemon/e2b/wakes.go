@@ -2,9 +2,9 @@ package e2b
 
 import "sync"
 
-// wakes are the requests that wait for their sandboxes to be brought back. Those to one sandbox
-// have one place together: they wait for it to be suspended first, for as long as its memory takes
-// to be written, and would keep out others.
+// wakes are the requests that wait for their sandboxes to be brought back. All those to one sandbox
+// share a place: they may have to wait until its memory has been written first, and would keep out
+// requests to others for as long.
 type wakes struct {
 	mu sync.Mutex
 	of map[string]int // by sandbox

@@ -100,10 +100,10 @@ func (m *Manager) resume(ctx context.Context, s *Sandbox) error {
 	}
 }
 
-// BringBack is Resume of a suspended sandbox, whose time has passed when it has run for lasts. One
-// that is being suspended, or brought back, is waited for, and one in any other state is left as it
-// is, with the time that it has. It is one step, so that a pause or another time that is asked for
-// meanwhile counts.
+// BringBack resumes a sandbox that is suspended, and has its time pass after it has run for lasts.
+// It waits for one that is being suspended or brought back, and leaves one in any other state as it
+// is, with the time that it has. All this is one step, so that it overwrites neither a pause nor
+// another time that somebody asks for meanwhile.
 func (m *Manager) BringBack(ctx context.Context, id string, lasts time.Duration) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 // The order is: threads wait, WaitArrived, Open, WaitPassed, Shut, and again from the start.
 type Gate struct {
 	open    uint32 // 1 or 0
-	arrived uint32 // threads since it was shut
-	passed  uint32 // threads since it was opened
+	arrived uint32 // threads that have come since it was last opened
+	passed  uint32 // threads that have passed since then
 	asked   uint32 // 1 while somebody may wait for one of these two to grow
 }
 
