@@ -86,8 +86,10 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 			return nil, err
 		}
 	}
-	if err := writeSecrets(s.data, network.Secrets); err != nil {
-		return nil, err
+	if len(network.Secrets) > 0 { // a new child has none to be removed
+		if err := writeSecrets(s.data, network.Secrets); err != nil {
+			return nil, err
+		}
 	}
 	if s.timing, err = m.restore(ctx, start, s.live, s.data, &s.record); err != nil {
 		return nil, fmt.Errorf("restore child %s: %w", s.id, err)

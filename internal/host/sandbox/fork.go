@@ -173,14 +173,16 @@ func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRe
 	children, errs := make([]*Sandbox, req.N), make([]error, req.N)
 	var group, restoring sync.WaitGroup
 	restoring.Add(req.N)
-	for i := range children {
-		group.Go(func() {
-			children[i], errs[i] = m.startChild(ctx, start, req, fork, &restoring)
-			if errs[i] != nil && !req.AllowPartial {
-				cancel()
-			}
-		})
+	start1 := func(i int) {
+		children[i], errs[i] = m.startChild(ctx, start, req, fork, &restoring)
+		if errs[i] != nil && !req.AllowPartial {
+			cancel()
+		}
 	}
+	for i := range children[1:] {
+		group.Go(func() { start1(i + 1) })
+	}
+	start1(0) // in this goroutine: a child alone need not wait for a thread that wakes for another
 	group.Wait()
 	return children, errs
 }

@@ -58,8 +58,9 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 	}
 	v.link = link
 	result, err := restoreVM(ctx, v.vmm, v.lease, top, frames)
+	timing := Timing{VMM: time.Since(start), Restore: result}
 	joined(link, frames)
-	return Timing{VMM: time.Since(start), Restore: result}, err
+	return timing, err
 }
 
 // confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
