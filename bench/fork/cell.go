@@ -13,13 +13,13 @@ type cell struct {
 	n                  int
 	poolWarm, coldPage bool
 
-	runs                    int
-	vmm, ready              []time.Duration // per child, from the request
-	vmmWall, readyWall      []time.Duration // per fork: of its last child
-	mapped, restored, enter []time.Duration // per child: parts of the VMM's work
-	pooled                  int             // children whose VMM was waiting
-	cpu                     []time.Duration // per fork: this process and all VMMs
-	memory                  *memory         // of the first fork's children while they lived
+	runs                     int
+	vmm, ready               []time.Duration // per child, from the request
+	vmmWall, readyWall       []time.Duration // per fork: of its last child
+	mapped, restored, resume []time.Duration // per child: parts of the VMM's work
+	pooled                   int             // children whose VMM was waiting
+	cpu                      []time.Duration // per fork: this process and all VMMs
+	memory                   *memory         // of the first fork's children while they lived
 }
 
 func (c *cell) pool() string { return word(c.poolWarm, "warm", "cold") }
@@ -97,7 +97,7 @@ func (c *cell) add(r sandbox.ForkResult, cpu time.Duration) {
 		c.vmm, c.ready = append(c.vmm, t.VMM), append(c.ready, t.Ready)
 		c.mapped = append(c.mapped, t.Restore.Map)
 		c.restored = append(c.restored, t.Restore.State)
-		c.enter = append(c.enter, t.Restore.Run)
+		c.resume = append(c.resume, t.Restore.Run)
 		if t.Pooled {
 			c.pooled++
 		}

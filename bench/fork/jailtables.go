@@ -90,12 +90,12 @@ func spread(on, off []time.Duration) (low, high float64) {
 func jailParts(rows []*pair[cell]) *report.Table {
 	t := &report.Table{Title: "Jail on and off, parts of a fork (p50)", Columns: []report.Column{{Name: "n"}, {Name: "jail"},
 		{Name: "CPU ms per child", Digits: 3}, {Name: "map memory ms", Digits: 3}, {Name: "set state ms", Digits: 3},
-		{Name: "enter ms", Digits: 3}}}
+		{Name: "resume ms", Digits: 3}}}
 	for _, row := range rows {
 		for kind, c := range row {
 			cpu := report.Quantile(report.Millis(c.cpu...), 0.5) / float64(c.n)
 			t.Add(c.n, word(kind == jailed, "on", "off"), report.Cell(cpu),
-				quantile(c.mapped, 0.5), quantile(c.restored, 0.5), quantile(c.enter, 0.5))
+				quantile(c.mapped, 0.5), quantile(c.restored, 0.5), quantile(c.resume, 0.5))
 		}
 	}
 	t.Notef("CPU: the forking process and all VMMs, guests included, until all have confirmed")

@@ -100,9 +100,9 @@ func (b *bench) clockTwo(cells []*cell) *report.Table {
 func (b *bench) parts(cells []*cell) *report.Table {
 	t := &report.Table{Title: "Inside the VMM (p50 per child)", Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "page cache"},
-		{Name: "map memory ms", Digits: 3}, {Name: "set state ms", Digits: 3}, {Name: "enter ms", Digits: 3}}}
+		{Name: "map memory ms", Digits: 3}, {Name: "set state ms", Digits: 3}, {Name: "resume ms", Digits: 3}}}
 	for _, c := range cells {
-		t.Add(c.n, c.pool(), c.page(), quantile(c.mapped, 0.5), quantile(c.restored, 0.5), quantile(c.enter, 0.5))
+		t.Add(c.n, c.pool(), c.page(), quantile(c.mapped, 0.5), quantile(c.restored, 0.5), quantile(c.resume, 0.5))
 	}
 	return t
 }

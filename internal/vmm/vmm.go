@@ -109,6 +109,8 @@ type server struct {
 	dials      dials // of the guest to the host
 	limitFiles func(most uint64) error
 
+	answer *kvm.Notice // to the request under way, by a vCPU's thread; nil: this one is to answer it
+
 	mu   sync.Mutex
 	conn *ctlsock.Conn // nil while no daemon is connected
 }
@@ -152,8 +154,12 @@ func (s *server) serve(conn *ctlsock.Conn) error {
 		}
 		var w codec.Writer
 		files := donate(fds)
+		s.answer = nil
 		err = s.handle(kind, codec.NewReader(body), files, &w)
 		files.closeRest()
+		if s.answer.Sent() { // nothing has failed after it
+			continue
+		}
 		if err != nil {
 			var failure codec.Writer
 			vmmproto.ErrorOf(err).Append(&failure)
@@ -312,11 +318,21 @@ func (s *server) restore(r *codec.Reader, files *donated, w *codec.Writer) error
 	s.dials.allow(0)
 	times, err := s.machine.Restore(machine.RestoreConfig{
 		State: memory[0], Layers: memory[1:], Extents: req.Extents, Disks: disks, VMGenID: req.VMGenID, Resume: req.Resume,
-		FirstWrites: req.FirstWrites, Net: peer,
+		FirstWrites: req.FirstWrites, Net: peer, Entering: s.entering,
 	})
 	s.started = s.started || err == nil
 	times.Append(w)
 	return err
+}
+
+// entering has a vCPU's thread answer a restore (see kvm.Notice).
+func (s *server) entering(t vmmproto.RestoreResult) *kvm.Notice {
+	var w codec.Writer
+	t.Append(&w)
+	if fd, packet, err := s.conn.Packet(vmmproto.KindOK, w.Bytes()); err == nil {
+		s.answer = kvm.NewNotice(fd, packet)
+	}
+	return s.answer
 }
 
 // disks takes the layers of all disks. Before there is a guest it bounds what this process may

@@ -126,6 +126,13 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	return nil
 }
 
+// Packet returns what Send would send without descriptors, and through which descriptor, for a
+// thread that cannot call it. The connection must not be closed meanwhile.
+func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err error) {
+	err = c.raw.Control(func(n uintptr) { fd = int(n) })
+	return fd, append([]byte{byte(kind)}, body...), err
+}
+
 // Receive waits for one message. The descriptors become the caller's; the body is valid until the
 // next call. At the end of the connection it returns io.EOF.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {

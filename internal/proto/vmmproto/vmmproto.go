@@ -95,7 +95,7 @@ type Restore struct {
 type RestoreResult struct {
 	Map   time.Duration // memory mapped
 	State time.Duration // vCPU and device state set
-	Run   time.Duration // vCPUs entered (0 if not asked to resume)
+	Run   time.Duration // vCPUs about to be let into the guest (0 if not asked to resume)
 }
 
 // MaxWritten is how many pages Written names at most.

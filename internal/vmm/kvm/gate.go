@@ -17,6 +17,8 @@ type Gate struct {
 	arrived uint32 // threads that have come since it was last opened
 	passed  uint32 // threads that have passed since then
 	asked   uint32 // 1 while somebody may wait for one of these two to grow
+
+	notice *Notice // nil: none
 }
 
 // WaitArrived returns when n threads wait, and none of them holds a processor of the Go scheduler.
@@ -24,8 +26,13 @@ func (g *Gate) WaitArrived(n int) {
 	g.waitFor(&g.arrived, uint32(n), waitInGo)
 }
 
-// Open lets all pass who wait or come, and wakes them.
-func (g *Gate) Open() {
+// Open lets all pass who wait or come, and wakes them. The notice, if it is not nil, is sent by the
+// last of the n threads that wait.
+func (g *Gate) Open(n int, notice *Notice) {
+	if notice != nil {
+		notice.left = uint32(n)
+	}
+	g.notice = notice
 	atomic.StoreUint32(&g.arrived, 0)
 	atomic.StoreUint32(&g.passed, 0)
 	atomic.StoreUint32(&g.open, 1)
@@ -67,6 +74,7 @@ func (g *Gate) pass() {
 	for atomic.LoadUint32(&g.open) == 0 {
 		futex(&g.open, futexWait, 0)
 	}
+	g.notice.passed()
 	g.add(&g.passed)
 }
 
@@ -76,6 +84,7 @@ func (g *Gate) passInGo() {
 	for atomic.LoadUint32(&g.open) == 0 {
 		waitInGo(&g.open, 0)
 	}
+	g.notice.passed()
 	g.add(&g.passed)
 }
 

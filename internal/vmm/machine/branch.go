@@ -95,7 +95,7 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	}
 	capture, err = m.branchPaused(&cfg, &result)
 	if !wasPaused {
-		err = errors.Join(err, m.resume())
+		err = errors.Join(err, m.resume(nil))
 	}
 	result.Pause = time.Since(start)
 	if err != nil {
@@ -237,7 +237,7 @@ func (m *Machine) MergeLayers(disk, first int, merged *os.File) error {
 		err = errors.Join(fmt.Errorf("disk %d: %w", disk, err), merged.Close())
 	}
 	if !wasPaused {
-		err = errors.Join(err, m.resume())
+		err = errors.Join(err, m.resume(nil))
 	}
 	return err
 }
@@ -261,7 +261,7 @@ func (m *Machine) copyBranch(capture *uffd.Capture, cfg BranchConfig, failed err
 		}
 		_, err = capture.Copy(func() bool { return false })
 		if !wasPaused {
-			err = errors.Join(err, m.resume())
+			err = errors.Join(err, m.resume(nil))
 		}
 		done.Stop = time.Since(stop)
 		m.mu.Unlock()

@@ -173,10 +173,12 @@ func (m *Machine) stopped(err error) {
 func (m *Machine) Resume() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.resume()
+	return m.resume(nil)
 }
 
-func (m *Machine) resume() error {
+// resume lets a paused machine run. Where entering is not nil, what it returns is sent when every
+// vCPU is about to enter the guest; after it is called nothing can fail.
+func (m *Machine) resume(entering func() *kvm.Notice) error {
 	if paused, _ := m.cpus.stats(); !paused {
 		return nil
 	}
@@ -188,7 +190,11 @@ func (m *Machine) resume() error {
 		return err
 	}
 	m.cpus.setRegisters(m.registers)
-	m.cpus.resume()
+	var notice *kvm.Notice
+	if entering != nil {
+		notice = entering()
+	}
+	m.cpus.resume(notice)
 	return nil
 }
 

@@ -29,6 +29,10 @@ type RestoreConfig struct {
 	Net     *net.Peer // taken over; nil for none
 
 	FirstWrites []vm.Range // copied before the vCPUs run; see vmmproto.Restore
+
+	// Entering is called, with Resume, when nothing can fail any more. What it returns is sent when
+	// every vCPU is about to enter the guest. It may be nil, and return nil.
+	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
 // maxState bounds a state file: vm.MaxVCPUs vCPUs take about 6 MiB.
@@ -76,13 +80,17 @@ func (m *Machine) Restore(cfg RestoreConfig) (t vmmproto.RestoreResult, err erro
 		return t, err
 	}
 	t.State = lap()
-	if cfg.Resume {
-		if err := m.resume(); err != nil {
-			return t, err
-		}
-		t.Run = lap()
+	if !cfg.Resume {
+		return t, nil
 	}
-	return t, nil
+	err = m.resume(func() *kvm.Notice {
+		t.Run = lap()
+		if cfg.Entering == nil {
+			return nil
+		}
+		return cfg.Entering(t)
+	})
+	return t, err
 }
 
 // own copies pages ahead of the guest's writes. What cannot be copied, such as on a kernel before

@@ -16,14 +16,14 @@ func TestStallOfThePastPausesNobody(t *testing.T) {
 				told := false
 				m := &Machine{mem: &guestmem.Memory{}, cfg: Config{Stalled: func() { told = true }}}
 				m.cpus = newVCPUs(nil, nil, nil)
-				m.cpus.resume()
+				m.cpus.resume(nil)
 				m.mu.Lock() // as a rollback that is under way
 				m.diskFull()
 				if restored {
 					if err := m.forget(); err != nil {
 						t.Fatal(err)
 					}
-					m.cpus.resume()
+					m.cpus.resume(nil)
 				}
 				m.mu.Unlock()
 				synctest.Wait()

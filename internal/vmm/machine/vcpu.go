@@ -185,8 +185,9 @@ func (v *vcpus) waitParkedLocked() {
 	}
 }
 
-// resume lets the vCPUs run and returns when every thread is about to enter the guest.
-func (v *vcpus) resume() {
+// resume lets the vCPUs run and returns when every thread is about to enter the guest. The last one
+// sends the notice, if it is not nil.
+func (v *vcpus) resume(notice *kvm.Notice) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.paused {
@@ -196,7 +197,7 @@ func (v *vcpus) resume() {
 	for _, u := range v.all {
 		u.kvm.SetImmediateExit(false)
 	}
-	v.gate.Open()
+	v.gate.Open(v.parked, notice)
 	v.gate.WaitPassed(v.parked)
 	v.parked = 0
 	v.lower.Do(func() { time.AfterFunc(headStart, v.comeAfterHost) })
@@ -240,7 +241,7 @@ func (v *vcpus) close() error {
 	v.mu.Lock()
 	v.closed = true
 	v.kickLocked()
-	v.gate.Open() // to threads that will not enter their guests: they have been kicked
+	v.gate.Open(v.parked, nil) // to threads that will not enter their guests: they have been kicked
 	v.mu.Unlock()
 	v.threads.Wait()
 	var errs []error
