@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"runtime"
 	"time"
 
 	"github.com/forkd/forkd/bench/internal/lab"
@@ -39,6 +40,7 @@ const settle = 100 * time.Millisecond
 
 // begin is called when all is ready for a request.
 func (c *cell) begin() (err error) {
+	runtime.GC() // or what ReadCPU leaves behind might have it run in the middle of a fork
 	time.Sleep(settle)
 	if c.counter != nil {
 		if c.before, err = c.counter.ReadChildren(); err != nil {
