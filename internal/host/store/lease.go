@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,8 +21,7 @@ type hotFiles struct {
 	layers   []*os.File
 	disk     []*os.File // base image, then layers; empty without a disk
 
-	writesAsked atomic.Bool                // somebody finds out firstWrites
-	firstWrites atomic.Pointer[[]vm.Range] // nil until then
+	firstWrites firstWrites
 }
 
 // Lease is the right to use a snapshot: while it is held, the snapshot is not deleted and its files
@@ -49,26 +47,6 @@ func (l *Lease) Layers() []*os.File { return l.layers }
 // Disk returns the base image and the disk layers over it, base first; nothing if the snapshot has
 // no disk.
 func (l *Lease) Disk() []*os.File { return l.disk }
-
-// FirstWrites returns the pages that a child of the snapshot writes as soon as it runs; nothing
-// while that is not known. It must not be changed.
-func (l *Lease) FirstWrites() []vm.Range {
-	if p := l.firstWrites.Load(); p != nil {
-		return *p
-	}
-	return nil
-}
-
-// LearnFirstWrites asks for them, once for as long as the files of the snapshot stay open. Without
-// an answer they stay unknown.
-func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
-	if l.writesAsked.Swap(true) {
-		return
-	}
-	if ranges, err := ask(); err == nil {
-		l.firstWrites.Store(&ranges)
-	}
-}
 
 // Release ends the lease. Further calls do nothing.
 func (l *Lease) Release() { l.release() }
