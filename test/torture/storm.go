@@ -8,19 +8,20 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
-// stormTries is how many branches wait for a storm in one round: whether a guest meets enough
-// frozen pages before they are copied is a matter of scheduling.
-const stormTries = 3
+// stormTries is how many branches wait for a storm in one round, each for half as many write faults
+// as the one before: whether a guest meets enough frozen pages before they are copied is a matter
+// of scheduling.
+const stormTries = 6
 
 // storm: a guest that writes all its pages meets so many frozen ones that the rest is copied while
 // it stands still. It goes on, and both it and its child are whole.
 func (l *line) storm(ctx context.Context) error {
 	v := l.source
-	for range stormTries {
+	for try, bound := 0, 1+l.rig.rng.Uint64N(16); try < stormTries; try, bound = try+1, max(1, bound/2) {
 		if _, err := v.ask(ctx, "hot", "0"); err != nil {
 			return err
 		}
-		req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents, StormFaults: 1 + l.rig.rng.Uint64N(16)}
+		req := vmmproto.Branch{Mode: vm.BranchLive, MaxExtents: maxExtents, StormFaults: bound}
 		p, err := v.begin(ctx, req)
 		if err != nil {
 			return err
