@@ -12,21 +12,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// depth is a snapshot that lies on as many others, and the spawns from it.
+// depth is a snapshot that lies on as many others, and the forks from it.
 type depth struct {
 	n               int
 	tag             string
 	layers, extents int
-	cold, warm      spawns // without and with a waiting VMM
+	cold, warm      forks // without and with a waiting VMM
 }
 
-// spawns are the times of each.
-type spawns struct {
+// forks are the times of each.
+type forks struct {
 	mapped, work       []time.Duration // inside the VMM: mapping memory; all of restoring
 	entered, confirmed []time.Duration // from the request
 }
 
-// depthTable makes a chain, each snapshot branched from a child of the one before, and spawns from
+// depthTable makes a chain, each snapshot branched from a child of the one before, and forks from
 // some of its links.
 func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, error) {
 	b.Progress("chain of %d snapshots", slices.Max(b.depths.List))
@@ -39,9 +39,9 @@ func (b *bench) depthTable(ctx context.Context, memoryMiB int) (*report.Table, e
 		return nil, err
 	}
 	for _, pool := range []int{0, 1} {
-		b.Progress("%d spawns from each depth, %d VMMs waiting", b.spawns, pool)
+		b.Progress("%d forks from each depth, %d VMMs waiting", b.forks, pool)
 		err := b.host.WithManager(lab.Options{Pool: pool}, func(m *lab.Manager) error {
-			return b.spawnAll(ctx, m, list, pool)
+			return b.forkAll(ctx, m, list, pool)
 		})
 		if err != nil {
 			return nil, err
@@ -81,7 +81,7 @@ func (b *bench) chain(ctx context.Context, m *lab.Manager, memoryMiB int) ([]*de
 	}
 }
 
-// look opens a snapshot, so that no spawn has to.
+// look opens a snapshot, so that no fork has to.
 func (b *bench) look(n int, tag string) (*depth, error) {
 	lease, err := b.host.Store.Acquire(tag)
 	if err != nil {
@@ -91,10 +91,10 @@ func (b *bench) look(n int, tag string) (*depth, error) {
 	return &depth{n: n, tag: tag, layers: len(lease.Layers()), extents: len(lease.Extents())}, nil
 }
 
-// spawnAll spawns from the depths in turn, so that what disturbs the host disturbs all of them. The
+// forkAll forks from the depths in turn, so that what disturbs the host disturbs all of them. The
 // first round is not counted: it makes caches warm and the pool fill itself.
-func (b *bench) spawnAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
-	for round := range b.spawns + 1 {
+func (b *bench) forkAll(ctx context.Context, m *lab.Manager, list []*depth, pool int) error {
+	for round := range b.forks + 1 {
 		for _, d := range list {
 			if round > 0 {
 				if err := m.WaitPool(ctx, pool); err != nil {
@@ -119,7 +119,7 @@ func (b *bench) spawnAll(ctx context.Context, m *lab.Manager, list []*depth, poo
 	return nil
 }
 
-func (s *spawns) add(t sandbox.Timing) {
+func (s *forks) add(t sandbox.Timing) {
 	r := t.Restore
 	s.mapped = append(s.mapped, r.Map)
 	s.work = append(s.work, r.Map+r.State+r.Run)
@@ -127,12 +127,12 @@ func (s *spawns) add(t sandbox.Timing) {
 }
 
 func (b *bench) depthRows(list []*depth, memoryMiB int) *report.Table {
-	t := &report.Table{Title: "Spawn from a chain of snapshots", Columns: []report.Column{
-		{Name: "depth"}, {Name: "layers"}, {Name: "extents"}, {Name: "pool"}, {Name: "spawns"},
+	t := &report.Table{Title: "Fork from a chain of snapshots", Columns: []report.Column{
+		{Name: "depth"}, {Name: "layers"}, {Name: "extents"}, {Name: "pool"}, {Name: "forks"},
 		{Name: "map memory p50 ms", Digits: 2}, {Name: "restore p50 ms", Digits: 1},
 		{Name: "vCPUs entered p50 ms", Digits: 1}, {Name: "entered p99 ms", Digits: 1}, {Name: "entered ×", Digits: 2},
 		{Name: "confirmed p50 ms", Digits: 0}, {Name: "confirmed ×", Digits: 2}}}
-	add := func(pool string, of func(*depth) *spawns) {
+	add := func(pool string, of func(*depth) *forks) {
 		p50 := func(ds []time.Duration) float64 { return report.Quantile(report.Millis(ds...), 0.5) }
 		first := of(list[0])
 		for _, d := range list {
@@ -142,8 +142,8 @@ func (b *bench) depthRows(list []*depth, memoryMiB int) *report.Table {
 				p50(s.confirmed), p50(s.confirmed)/p50(first.confirmed))
 		}
 	}
-	add("cold", func(d *depth) *spawns { return &d.cold })
-	add("warm", func(d *depth) *spawns { return &d.warm })
+	add("cold", func(d *depth) *forks { return &d.cold })
+	add("warm", func(d *depth) *forks { return &d.warm })
 	t.Notef("restore: the VMM's own work, mapping memory included; entered, confirmed: from the request; ×: against the "+
 		"first depth; %d MiB of guest RAM; a chain of 32 layers is made one layer by the next branch", memoryMiB)
 	return t

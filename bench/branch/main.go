@@ -1,5 +1,5 @@
 // Command branch measures what it costs to branch and roll back a running sandbox, to branch one
-// again and again, and to spawn from a chain of snapshots. A guest keeps a given number of pages
+// again and again, and to fork from a chain of snapshots. A guest keeps a given number of pages
 // dirty without a pause while it is branched live, by diff and in full.
 //
 // It works through the daemon's own sandbox manager, store and forkd-vmm processes; the REST API is
@@ -29,7 +29,7 @@ const recipe = "python-numpy"
 type bench struct {
 	*lab.Program
 	memory, dirty, depths lab.Numbers // MiB, MiB, snapshots
-	samples, spawns, line int
+	samples, forks, line  int
 	host                  *lab.Daemon
 }
 
@@ -40,16 +40,16 @@ func main() {
 	b.depths = lab.Numbers{List: []int{0, 10, 31, 32}, Max: 200}
 	flag.Var(&b.memory, "memory", "guest RAM in MiB; 4096 wants a host with 6 GiB")
 	flag.Var(&b.dirty, "dirty", "MiB that the guest keeps dirty; empty: no branches of a busy guest")
-	flag.Var(&b.depths, "depths", "chain depths to spawn from, ascending; empty: none")
+	flag.Var(&b.depths, "depths", "chain depths to fork from, ascending; empty: none")
 	flag.IntVar(&b.samples, "samples", 3, "branches of each mode, and rollbacks")
 	flag.IntVar(&b.line, "line", 20, "branches of one sandbox that writes 1 MiB between them; 0: none")
-	flag.IntVar(&b.spawns, "spawns", 10, "spawns from each depth")
+	flag.IntVar(&b.forks, "forks", 10, "forks from each depth")
 	b.Main(b.check, b.measure)
 }
 
 func (b *bench) check() error {
-	if len(b.memory.List) == 0 || b.samples < 1 || b.spawns < 1 || b.line < 0 {
-		return errors.New("-memory wants a number, -samples and -spawns want 1 or more, -line 0 or more")
+	if len(b.memory.List) == 0 || b.samples < 1 || b.forks < 1 || b.line < 0 {
+		return errors.New("-memory wants a number, -samples and -forks want 1 or more, -line 0 or more")
 	}
 	for i := 1; i < len(b.depths.List); i++ {
 		if b.depths.List[i] <= b.depths.List[i-1] {
