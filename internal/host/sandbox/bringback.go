@@ -10,16 +10,17 @@ import (
 )
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
-// suspended as before, unless it is being deleted. The caller holds s.ops.
-func (m *Manager) bringBack(ctx context.Context, s *Sandbox) error {
-	err := m.tryBringBack(ctx, s)
+// suspended as before, unless it is being deleted. Its expiry is as expiry says from the moment at
+// which it runs, or, if that is nil, as it was. The caller holds s.ops.
+func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
+	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
 		return fmt.Errorf("resume sandbox %q: it stays suspended: %w", s.id, err)
 	}
 	return err
 }
 
-func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox) error {
+func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	start := time.Now()
 	var undo cleanup.Stack
 	defer undo.Run()
@@ -68,6 +69,9 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox) error {
 		return err
 	}
 	timing.Ready = time.Since(start)
+	if expiry != nil {
+		expiry().write(&rec)
+	}
 	if err := writeRecord(dir, &rec); err != nil {
 		return err
 	}
@@ -78,6 +82,16 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox) error {
 	undo.Release()
 	s.usage.touch()
 	m.watchers.Go(func() { m.watch(s, v) })
+	if expiry == nil {
+		return nil
+	}
+	m.setTimer(s)
+	// Where this fails, as on a full disk, only the state that the sandbox falls back to if its VM is
+	// lost has another time.
+	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
+	if err := s.updateSuspension(kept.write); err != nil {
+		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)
+	}
 	return nil
 }
 

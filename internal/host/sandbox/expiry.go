@@ -21,6 +21,8 @@ type ExpiryChange func(Info) (e Expiry, changes bool)
 
 func keepExpiry(Info) (Expiry, bool) { return Expiry{}, false }
 
+func (e Expiry) write(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
+
 // SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
 // time has passed meanwhile.
 func (m *Manager) SetExpiry(ctx context.Context, id string, e Expiry) (Info, error) {
@@ -42,7 +44,7 @@ func (m *Manager) ChangeExpiry(ctx context.Context, id string, change ExpiryChan
 
 // setExpiry is SetExpiry of a sandbox whose ops the caller holds.
 func (m *Manager) setExpiry(s *Sandbox, e Expiry) (Info, error) {
-	if err := s.updateAll(func(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }); err != nil {
+	if err := s.updateAll(e.write); err != nil {
 		return Info{}, err
 	}
 	m.setTimer(s)
@@ -53,6 +55,24 @@ func (m *Manager) setExpiry(s *Sandbox, e Expiry) (Info, error) {
 		return Info{}, &NotFoundError{ID: s.id}
 	}
 	return s.Info(), nil
+}
+
+// stopTime has the time of a sandbox not pass until startTime is called. That is written nowhere:
+// should the daemon die meanwhile, the sandbox has its time in the next one. The error is that of
+// SetExpiry. The caller holds s.ops.
+func (m *Manager) stopTime(s *Sandbox) (startTime func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.expired {
+		return nil, &NotFoundError{ID: s.id}
+	}
+	s.timeless = true
+	return func() {
+		s.mu.Lock()
+		s.timeless = false
+		s.mu.Unlock()
+		m.setTimer(s)
+	}, nil
 }
 
 // setTimer has a sandbox expire when its record says.
@@ -84,7 +104,7 @@ func (m *Manager) expire(s *Sandbox) {
 }
 
 func (s *Sandbox) dueLocked() bool {
-	return !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
+	return !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }
 
 // suspendExpired suspends a sandbox when whatever else is done with it is finished. One that has
@@ -108,7 +128,7 @@ func (m *Manager) suspendExpired(s *Sandbox) {
 		return // it is suspended already
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(context.Background(), s, false)
+		err = m.suspend(context.Background(), s, false, nil)
 	}
 	if err == nil || s.Info().State == Stopping {
 		return

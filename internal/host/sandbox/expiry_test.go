@@ -3,6 +3,8 @@ package sandbox
 import (
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -179,6 +181,84 @@ func TestSuspendWithIsOneStep(t *testing.T) {
 	w.KillAll()
 	w.stop()
 	w.checkClean(t)
+}
+
+// The time of a sandbox that is being suspended does not pass, and is still written down: a daemon
+// that dies before the sandbox is suspended leaves none behind that has no end.
+func TestTimeAmidASuspension(t *testing.T) {
+	w := newWorld(t, 0)
+	s, v := w.torn(t)
+	end := time.Now().Add(far)
+	if _, err := w.SetExpiry(t.Context(), s.id, Expiry{At: end}); err != nil {
+		t.Fatal(err)
+	}
+	var found record
+	v.branch = func() (err error) {
+		found, err = readRecord(s.live.dir)
+		s.mu.Lock()
+		s.record.Expires = time.Now() // so long has it taken
+		s.mu.Unlock()
+		w.expire(s)
+		return err
+	}
+	i, err := w.SuspendWith(t.Context(), s.id, func(Info) (Expiry, bool) { return Expiry{}, true })
+	if err != nil || i.State != Suspended || !i.Expires.IsZero() {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if !found.Expires.Equal(end) {
+		t.Errorf("the record says %v amid the suspension, want %v", found.Expires, end)
+	}
+	if r, err := readSuspension(s.data); err != nil || !r.Expires.IsZero() {
+		t.Errorf("the suspended state has %v, %v", r.Expires, err)
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
+// A sandbox that is brought back has its time when it runs, whole, and on a full disk too, where
+// its suspended state cannot be changed.
+func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
+	for name, resume := range map[string]func(*world, string) (Info, error){
+		"ResumeWith": func(w *world, id string) (Info, error) {
+			at := time.Now().Add(far)
+			return w.ResumeWith(t.Context(), id, func(Info) (Expiry, bool) { return Expiry{At: at}, true })
+		},
+		"BringBack": func(w *world, id string) (Info, error) { return w.BringBack(t.Context(), id, far) },
+	} {
+		w := newWorld(t, 0)
+		mustBake(t, w)
+		id := forkOne(t, w, ForkRequest{})
+		if _, err := w.Suspend(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		state := filepath.Join(s.data, suspendedName)
+		var confirmed time.Time
+		w.vmms.ForkedErr = func(int) error {
+			time.Sleep(time.Millisecond)
+			confirmed = time.Now()
+			return errors.Join(os.Rename(state, state+".aside"), os.Mkdir(state, 0o700))
+		}
+		i, err := resume(w, id)
+		if err != nil || i.State != Running || i.Expires.Before(confirmed.Add(far)) {
+			t.Errorf("%s: %+v, %v; want the time to pass %v after %v", name, i, err, far, confirmed)
+		}
+		if r, err := readRecord(s.live.dir); err != nil || !r.Expires.Equal(i.Expires) {
+			t.Errorf("%s: the record has %v, %v", name, r.Expires, err)
+		}
+		if err := errors.Join(os.Remove(state), os.Rename(state+".aside", state)); err != nil {
+			t.Fatal(err)
+		}
+		if i, err = w.SetExpiry(t.Context(), id, Expiry{At: time.Now().Add(soon)}); err == nil {
+			w.waitFor(t, id, gone)
+		}
+		w.stop()
+		w.checkClean(t)
+	}
 }
 
 func TestAnnotationIsBounded(t *testing.T) {

@@ -16,7 +16,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		return
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(ctx, s, true)
+		err = m.suspend(ctx, s, true, nil)
 	}
 	if err != nil && !errors.Is(err, errBusy) && s.Info().State != Stopping {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)
@@ -52,7 +52,7 @@ func (m *Manager) lockAwake(ctx context.Context, id string) (*Sandbox, func(), e
 		return nil, nil, err
 	}
 	if s.Info().State == Suspended && s.record.AutoResume {
-		if err := m.bringBack(ctx, s); err != nil {
+		if err := m.bringBack(ctx, s, nil); err != nil {
 			unlock()
 			return nil, nil, err
 		}

@@ -61,32 +61,42 @@ func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
 	return m.ResumeWith(ctx, id, keepExpiry)
 }
 
-// ResumeWith is Resume, and ChangeExpiry of the sandbox as it was before, in one step.
+// ResumeWith is Resume, and ChangeExpiry of the sandbox as it was before, in one step. The time
+// that it takes to bring the sandbox back is added to the new expiry.
 func (m *Manager) ResumeWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
+	start := time.Now()
 	e, changes := change(s.Info())
-	if err := m.resume(ctx, s); err != nil {
-		return Info{}, err
-	}
+	var expiry func() Expiry
 	if changes {
-		return m.setExpiry(s, e)
+		expiry = func() Expiry {
+			if e.At.IsZero() {
+				return e
+			}
+			return Expiry{At: e.At.Add(time.Since(start)), Suspends: e.Suspends}
+		}
+	}
+	if err := m.resume(ctx, s, expiry); err != nil {
+		return Info{}, err
 	}
 	return s.Info(), nil
 }
 
-// resume is Resume of a sandbox whose ops the caller holds.
-func (m *Manager) resume(ctx context.Context, s *Sandbox) error {
+// resume is Resume of a sandbox whose ops the caller holds. Its expiry is then as expiry says, or,
+// if that is nil, as it was.
+func (m *Manager) resume(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	switch s.Info().State {
 	case Running:
-		return nil
 	case Paused:
-		return s.explain("resume", s.live, s.unpause(ctx, s.live))
+		if err := s.unpause(ctx, s.live); err != nil {
+			return s.explain("resume", s.live, err)
+		}
 	case Suspended:
-		return m.bringBack(ctx, s)
+		return m.bringBack(ctx, s, expiry)
 	case Exited:
 		if !s.hasSuspension() {
 			return s.stateError("resume")
@@ -94,10 +104,15 @@ func (m *Manager) resume(ctx context.Context, s *Sandbox) error {
 		if err := m.fallBack(s); err != nil {
 			return err
 		}
-		return m.bringBack(ctx, s)
+		return m.bringBack(ctx, s, expiry)
 	default:
 		return s.stateError("resume")
 	}
+	if expiry == nil {
+		return nil
+	}
+	_, err := m.setExpiry(s, expiry())
+	return err
 }
 
 // BringBack resumes a sandbox that is suspended, and has its time pass after it has run for lasts.
@@ -114,8 +129,9 @@ func (m *Manager) BringBack(ctx context.Context, id string, lasts time.Duration)
 	if i.State != Suspended {
 		return i, nil
 	}
-	if err := m.bringBack(ctx, s); err != nil {
+	err = m.bringBack(ctx, s, func() Expiry { return Expiry{At: time.Now().Add(lasts), Suspends: i.ExpirySuspends} })
+	if err != nil {
 		return Info{}, err
 	}
-	return m.setExpiry(s, Expiry{At: time.Now().Add(lasts), Suspends: i.ExpirySuspends})
+	return s.Info(), nil
 }

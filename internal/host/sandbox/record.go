@@ -113,15 +113,7 @@ func (s *Sandbox) update(change func(*record)) error {
 // earlier one that it may fall back to, which must not bring back what was before. The caller holds
 // s.ops.
 func (s *Sandbox) updateAll(change func(*record)) error {
-	last, err := readSuspension(s.data)
-	switch {
-	case err == nil:
-		change(&last)
-		err = writeSuspension(s.data, &last)
-	case errors.Is(err, os.ErrNotExist):
-		err = nil
-	}
-	if err != nil {
+	if err := s.updateSuspension(change); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -134,6 +126,20 @@ func (s *Sandbox) updateAll(change func(*record)) error {
 		return nil
 	}
 	return s.update(change)
+}
+
+// updateSuspension changes the latest suspended state of a sandbox, if there is one. The caller
+// holds s.ops.
+func (s *Sandbox) updateSuspension(change func(*record)) error {
+	last, err := readSuspension(s.data)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	change(&last)
+	return writeSuspension(s.data, &last)
 }
 
 // suspendedName is the file in a sandbox's data directory that holds its latest suspended state. It

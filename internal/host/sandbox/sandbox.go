@@ -51,11 +51,12 @@ type Sandbox struct {
 	exit    vm.Exit      // of an exited sandbox
 	console console.Text // of that, too
 
-	expiry  *time.Timer
-	expired bool   // its time has passed, and it is about to be deleted
-	unpin   func() // gives up its latest suspended state; nil if there is none
-	silent  bool   // its VMM has not answered a request: see catchUp
-	full    bool   // it is paused because the host has no room for its disk
+	expiry   *time.Timer
+	expired  bool   // its time has passed, and it is about to be deleted
+	timeless bool   // its time does not pass: see stopTime
+	unpin    func() // gives up its latest suspended state; nil if there is none
+	silent   bool   // its VMM has not answered a request: see catchUp
+	full     bool   // it is paused because the host has no room for its disk
 
 	workspace string // that it belongs to, see Manager.Hold
 }

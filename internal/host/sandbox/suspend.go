@@ -21,28 +21,27 @@ func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
 	return m.SuspendWith(ctx, id, keepExpiry)
 }
 
-// SuspendWith is ChangeExpiry and then Suspend in one step: the time that a sandbox has had does
-// not pass while it is saved. After an error it has that time again.
+// SuspendWith is Suspend and ChangeExpiry in one step: the time that a sandbox has had does not
+// pass while it is saved, and is replaced when it is suspended. After an error, and where the
+// daemon dies in between, it has that time again.
 func (m *Manager) SuspendWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return Info{}, err
 	}
 	defer unlock()
-	v, before := s.live, s.Info()
-	e, changes := change(before)
-	if changes {
-		if _, err := m.setExpiry(s, e); err != nil {
+	v := s.live
+	var expiry *Expiry
+	if e, changes := change(s.Info()); changes {
+		startTime, err := m.stopTime(s)
+		if err != nil {
 			return Info{}, err
 		}
+		defer startTime()
+		expiry = &e
 	}
-	if err := m.suspend(ctx, s, false); err != nil {
-		err = s.explain("suspend", v, err)
-		if changes && s.Info().State != Stopping {
-			_, again := m.setExpiry(s, Expiry{At: before.Expires, Suspends: before.ExpirySuspends})
-			err = errors.Join(err, again)
-		}
-		return Info{}, err
+	if err := m.suspend(ctx, s, false, expiry); err != nil {
+		return Info{}, s.explain("suspend", v, err)
 	}
 	return s.Info(), nil
 }
@@ -76,9 +75,9 @@ func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.
 // errBusy says that an idle sandbox got a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
-// suspend is Suspend of a sandbox whose ops the caller holds. An automatic suspension gives way to
-// requests: errBusy.
-func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) error {
+// suspend is Suspend of a sandbox whose ops the caller holds, which has the expiry then, if that is
+// not nil. An automatic suspension gives way to requests: errBusy.
+func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
 	var undo cleanup.Stack
 	defer undo.Run()
 	if err := m.standStill(ctx, s, auto, &undo); err != nil {
@@ -111,6 +110,9 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool) error {
 	suspended := s.record
 	s.mu.Unlock()
 	suspended.suspendAs(result.Info.Tag, b.staging.ID(), auto)
+	if expiry != nil {
+		expiry.write(&suspended)
+	}
 	if err := m.commitSuspension(s, suspended, unpin); err != nil {
 		return err
 	}
