@@ -47,12 +47,12 @@ func TestCreateSetsProcs(t *testing.T) {
 	var req codec.Writer
 	(&vmmproto.Create{Version: vmmproto.Version,
 		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: vcpus, Template: vmtest.Template()}}).Append(&req)
-	s := &server{}
+	s := &server{maxProcs: MaxProcs}
 	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)}), &codec.Writer{}); err != nil {
 		t.Fatal(err)
 	}
-	if n := runtime.GOMAXPROCS(0); n != maxProcs {
-		t.Errorf("%d processors for %d vCPUs, want %d", n, vcpus, maxProcs)
+	if n := runtime.GOMAXPROCS(0); n != MaxProcs {
+		t.Errorf("%d processors for %d vCPUs, want %d", n, vcpus, MaxProcs)
 	}
 }
 

@@ -54,7 +54,7 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "forkd-vmm: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
 	}
-	return Serve(tracker, jail.LimitFiles)
+	return Serve(tracker, jail.LimitFiles, MaxProcs)
 }
 
 // growStack gives this goroutine at once the stack of 16 KiB that it grows to anyway. Step by step
@@ -68,10 +68,10 @@ func growStack() byte {
 }
 
 // Serve is what Main does in the jail. limitFiles bounds the files that the process writes, once it
-// is known how long they may be. Only Main calls it, and the benchmark that tells what the jail
-// costs.
-func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error) int {
-	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles}
+// is known how long they may be, and maxProcs the threads that may run Go code. Only Main calls it,
+// and the benchmarks that tell what the jail costs, and what such a thread is good for.
+func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, maxProcs int) int {
+	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, maxProcs: maxProcs}
 	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)
@@ -108,6 +108,7 @@ type server struct {
 
 	dials      dials // of the guest to the host
 	limitFiles func(most uint64) error
+	maxProcs   int // MaxProcs, but in a benchmark
 
 	answer *kvm.Notice // to the request under way, by a vCPU's thread; nil: this one is to answer it
 
@@ -256,16 +257,16 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 	if err != nil {
 		return err
 	}
-	runtime.GOMAXPROCS(min(int(req.Shape.VCPUs), maxProcs))
+	runtime.GOMAXPROCS(min(int(req.Shape.VCPUs), s.maxProcs))
 	return jail.OnTime()
 }
 
-// maxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page
+// MaxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page
 // faults of a live branch, requests of the daemon. What each of them does is short, and a vCPU in
 // its guest is not one of them (see kvm.VCPU.Run), so that one would do. Where vCPUs leave their
 // guests at the same time a second one keeps one exit from waiting for another; it costs 90 KiB of
 // allocator caches, and makes the Go scheduler wake threads up to look for work.
-const maxProcs = 2
+const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
 	var req vmmproto.Boot
