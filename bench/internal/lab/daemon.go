@@ -164,7 +164,12 @@ func (d *Daemon) Bake(ctx context.Context, m *Manager, tag, recipe string, memor
 		return err
 	}
 	r.Tag, r.MemoryMiB = tag, memoryMiB
-	_, err = m.baker.Bake(ctx, r)
+	return m.Bake(ctx, r)
+}
+
+// Bake bakes a parent that Recipe has described.
+func (m *Manager) Bake(ctx context.Context, r bake.Request) error {
+	_, err := m.baker.Bake(ctx, r)
 	return err
 }
 
