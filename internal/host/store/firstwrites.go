@@ -6,16 +6,21 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// learners is how many children are asked what they have written. One alone may have done what no
-// other does: the first one, whose pages the host reads from disk, is awake for so long that its
-// kernel may start another worker thread, by which it writes forty pages more than its siblings.
+// learners is how many children say what they have written. One alone may have done what no other
+// does: the first one, whose pages the host reads from disk, is awake for so long that its kernel
+// may start another worker thread, by which it writes forty pages more than its siblings.
 const learners = 3
+
+// maxAsked is how many children are asked at most, one after another where some do not answer: a
+// fork that is called off takes those with it that are being asked.
+const maxAsked = 3 * learners
 
 // firstWrites learns the pages that every child of a snapshot writes as soon as it runs.
 type firstWrites struct {
 	mu     sync.Mutex
 	asked  int        // children that have been asked
-	told   int        // of these, how many have answered
+	asking int        // of these, how many may still answer
+	told   int        // and how many have
 	common []vm.Range // what all of them have written; of use when told is learners
 }
 
@@ -31,20 +36,21 @@ func (l *Lease) FirstWrites() []vm.Range {
 	return f.common
 }
 
-// LearnFirstWrites asks a child for what it has written, if not enough have been asked. That is
-// done once for as long as the files of the snapshot stay open. Without an answer from each of
-// them, first writes stay unknown.
+// LearnFirstWrites asks a child for what it has written, if not enough have answered. That is done
+// once for as long as the files of the snapshot stay open. Without enough answers, first writes
+// stay unknown.
 func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f := &l.firstWrites
-	if !f.wanted() {
+	if !f.begin() {
 		return
 	}
 	ranges, err := ask()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asking--
 	if err != nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.told > 0 {
 		ranges = intersect(f.common, ranges)
 	}
@@ -52,12 +58,16 @@ func (l *Lease) LearnFirstWrites(ask func() ([]vm.Range, error)) {
 	f.told++
 }
 
-// wanted reports whether one more child is to be asked.
-func (f *firstWrites) wanted() bool {
+// begin reports whether one more child is to be asked, which is counted.
+func (f *firstWrites) begin() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.asking+f.told == learners || f.asked == maxAsked {
+		return false
+	}
 	f.asked++
-	return f.asked <= learners
+	f.asking++
+	return true
 }
 
 // intersect returns what lies in both of two lists of ranges in ascending order.

@@ -28,18 +28,44 @@ func TestFirstWritesAreThoseOfAllLearners(t *testing.T) {
 	}
 }
 
-func TestFirstWritesStayUnknownWithoutAnAnswer(t *testing.T) {
+// A child that does not answer, as one whose fork is called off, leaves that to others.
+func TestFirstWritesOfThoseWhoAnswer(t *testing.T) {
+	for failing, want := range map[int]struct {
+		asked int
+		found bool
+	}{0: {learners, true}, 2: {learners + 2, true}, maxAsked: {maxAsked, false}} {
+		l := &Lease{hotFiles: &hotFiles{}}
+		asked := 0
+		for range 2 * maxAsked {
+			l.LearnFirstWrites(func() ([]vm.Range, error) {
+				if asked++; asked <= failing {
+					return nil, errors.New("called off")
+				}
+				return []vm.Range{{Length: 4096}}, nil
+			})
+		}
+		if got := l.FirstWrites(); (got != nil) != want.found || asked != want.asked {
+			t.Errorf("%d that do not answer: %v after asking %d", failing, got, asked)
+		}
+	}
+}
+
+// While enough children are being asked, no others are.
+func TestFirstWritesAreAskedOfFewAtOnce(t *testing.T) {
 	l := &Lease{hotFiles: &hotFiles{}}
 	asked := 0
-	for range 2 * learners {
+	var ask func(more int)
+	ask = func(more int) {
 		l.LearnFirstWrites(func() ([]vm.Range, error) {
-			if asked++; asked == 2 {
-				return nil, errors.New("no page map")
+			asked++
+			if more > 0 {
+				ask(more - 1)
 			}
 			return []vm.Range{{Length: 4096}}, nil
 		})
 	}
-	if got := l.FirstWrites(); got != nil || asked != learners {
-		t.Errorf("%v after asking %d times", got, asked)
+	ask(2 * learners)
+	if got := l.FirstWrites(); got == nil || asked != learners {
+		t.Errorf("%v after asking %d", got, asked)
 	}
 }
