@@ -193,7 +193,7 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 			return err
 		}
 	}
-	leave, err := a.wakes.enter(i.ID)
+	leave, err := a.wakes.enter(i.ID, stranger)
 	if err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ const (
 	bodyTimeout = time.Minute
 	maxWorks    = 256 // requests at once that change or measure something
 	maxWakes    = 64  // sandboxes at once that are brought back for requests to them,
-	maxWaiting  = 32  // and requests that wait for one of them
+	maxWaiting  = 48  // and requests that wait for one of them
 	maxUploads  = 16  // archives at once that are sent for builds,
 	maxOwn      = 4   // and of one client; others wait,
 	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once;

@@ -5,13 +5,14 @@ import (
 	"testing"
 )
 
-// However many requests wait for one sandbox, there is room for those to others.
+// However many requests wait for one sandbox, there is room for those to others, and whatever
+// strangers do, for those with a token.
 func TestWakes(t *testing.T) {
 	w := newWakes()
 	var leave []func()
-	enter := func(id string, want error) {
+	enter := func(id string, stranger bool, want error) {
 		t.Helper()
-		stop, err := w.enter(id)
+		stop, err := w.enter(id, stranger)
 		if err != want {
 			t.Errorf("a request to %s: %v, want %v", id, err, want)
 		}
@@ -19,15 +20,24 @@ func TestWakes(t *testing.T) {
 			leave = append(leave, stop)
 		}
 	}
-	for range maxWaiting {
-		enter("0", nil)
+	for range strangersOf(maxWaiting) {
+		enter("0", true, nil)
 	}
-	enter("0", errTooMany)
-	for i := 1; i < maxWakes; i++ {
-		enter(fmt.Sprint(i), nil)
+	enter("0", true, errTooMany)
+	for range maxWaiting - strangersOf(maxWaiting) {
+		enter("0", false, nil)
 	}
-	enter("1", nil) // it has a place
-	enter("another", errTooMany)
+	enter("0", false, errTooMany)
+	for i := 1; i < strangersOf(maxWakes); i++ {
+		enter(fmt.Sprint(i), true, nil)
+	}
+	enter("another", true, errTooMany)
+	enter("1", true, nil) // it has a place
+	for i := strangersOf(maxWakes); i < maxWakes; i++ {
+		enter(fmt.Sprint(i), false, nil)
+	}
+	enter("1", false, nil)
+	enter("another", false, errTooMany)
 	for _, stop := range leave {
 		stop()
 	}
