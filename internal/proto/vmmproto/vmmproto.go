@@ -101,8 +101,9 @@ type RestoreResult struct {
 // MaxWritten is how many pages Written names at most.
 const MaxWritten = 1024
 
-// Written is the answer to KindWritten: the pages that the VM has written over its layers, as they
-// were at some time in between if it runs; nothing, if there are more than MaxWritten.
+// Written is the answer to KindWritten: the pages that the VM has written over its layers, in
+// ascending order, as they were at some time in between if it runs; nothing, if there are more than
+// MaxWritten.
 type Written struct{ Ranges []vm.Range }
 
 // Save writes the state of a paused VM: its vCPU and device state, and the pages it has written
@@ -256,13 +257,16 @@ func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 // sandboxes, each of which copies these pages.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
-	pages := uint64(0)
+	pages, end := uint64(0), uint64(0)
 	for _, v := range m.Ranges {
 		n := v.Length / vm.PageSize
 		if (v.GPA|v.Length)%vm.PageSize != 0 || n > MaxWritten-pages {
 			return fmt.Errorf("written pages at %#x, %d bytes: want whole pages, and at most %d in all", v.GPA, v.Length, MaxWritten)
 		}
-		pages += n
+		if v.GPA < end || v.GPA+v.Length < v.GPA {
+			return fmt.Errorf("written pages at %#x, %d bytes, after those up to %#x: want them in ascending order", v.GPA, v.Length, end)
+		}
+		pages, end = pages+n, v.GPA+v.Length
 	}
 	return r.Err()
 }

@@ -70,6 +70,10 @@ func TestWrittenIsBounded(t *testing.T) {
 		{[]vm.Range{{Length: math.MaxUint64 &^ (vm.PageSize - 1)}, {Length: vm.PageSize}}, false},
 		{[]vm.Range{{GPA: 1, Length: vm.PageSize}}, false},
 		{[]vm.Range{{Length: 1}}, false},
+		{[]vm.Range{{Length: vm.PageSize}, {GPA: vm.PageSize, Length: vm.PageSize}}, true},
+		{[]vm.Range{{Length: 2 * vm.PageSize}, {GPA: vm.PageSize, Length: vm.PageSize}}, false},
+		{[]vm.Range{{GPA: vm.PageSize, Length: vm.PageSize}, {Length: vm.PageSize}}, false},
+		{[]vm.Range{{GPA: math.MaxUint64 &^ (vm.PageSize - 1), Length: vm.PageSize}}, false},
 	} {
 		var w codec.Writer
 		(&Written{Ranges: c.ranges}).Append(&w)
