@@ -34,7 +34,9 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if err := m.confirm(ctx, s.live, &s.record); err != nil {
 		return nil, err
 	}
-	s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
+	if writesAsOthers(&s.record) {
+		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
+	}
 	s.timing.Ready = time.Since(start)
 	s.record.Fork = fork
 	if err := writeRecord(s.live.dir, &s.record); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -59,6 +60,27 @@ func TestClientLeavesAPartialFork(t *testing.T) {
 		t.Errorf("fork: %d sandboxes, %v", len(r.Sandboxes), err)
 	}
 	w.checkClean(t)
+}
+
+// Children with a large environment write pages that others do not write. They are not asked.
+func TestNobodyLearnsFromALargeEnvironment(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	w.vmms.Writes = []vm.Range{{GPA: vm.PageSize, Length: vm.PageSize}}
+	for _, c := range []struct {
+		value string
+		asked int
+	}{{strings.Repeat("x", 64<<10), 0}, {"x", 3}} {
+		req := ForkRequest{Tag: "p", N: 4, Env: map[string]string{"NAME": c.value}}
+		if _, err := w.Fork(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		if w.vmms.WritesRead != c.asked {
+			t.Errorf("with an environment of %d bytes %d children are asked, want %d", len(c.value), w.vmms.WritesRead, c.asked)
+		}
+	}
+	w.KillAll()
+	w.stop()
 }
 
 // What the first three children of a snapshot write, the VMMs of later ones are told. That nobody
