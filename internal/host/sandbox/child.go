@@ -14,7 +14,7 @@ import (
 )
 
 // startChild takes one child from nothing to confirmed. An error leaves nothing behind. restoring
-// are the children of its fork that do not run yet, itself included. Its agent is told who it is
+// are the children of its wave that do not run yet, itself included. Its agent is told who it is
 // only when all of them run: until then that would take CPU time from their restores.
 func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkRequest, fork string,
 	restoring *sync.WaitGroup) (*Sandbox, error) {

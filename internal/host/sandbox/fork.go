@@ -165,25 +165,30 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	return result, nil
 }
 
-// startChildren starts all children at once, as far as the semaphores let it. Where all are needed
-// the first failure calls the others off.
+// startChildren starts the children in waves: those of one at once, as far as the semaphores let it,
+// and the next wave when these have confirmed. Guests that run compete for the CPUs with children
+// that do not yet; and all of a hundred on one CPU would be as late as the last one. Where all are
+// needed the first failure calls the others off.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox, []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	children, errs := make([]*Sandbox, req.N), make([]error, req.N)
-	var group, restoring sync.WaitGroup
-	restoring.Add(req.N)
-	start1 := func(i int) {
-		children[i], errs[i] = m.startChild(ctx, start, req, fork, &restoring)
-		if errs[i] != nil && !req.AllowPartial {
-			cancel()
+	for first := 0; first < req.N; first += m.wave {
+		last := min(first+m.wave, req.N)
+		var group, restoring sync.WaitGroup
+		restoring.Add(last - first)
+		start1 := func(i int) {
+			children[i], errs[i] = m.startChild(ctx, start, req, fork, &restoring)
+			if errs[i] != nil && !req.AllowPartial {
+				cancel()
+			}
 		}
+		for i := first + 1; i < last; i++ {
+			group.Go(func() { start1(i) })
+		}
+		start1(first) // in this goroutine: a child alone need not wait for a thread that wakes for another
+		group.Wait()
 	}
-	for i := range children[1:] {
-		group.Go(func() { start1(i + 1) })
-	}
-	start1(0) // in this goroutine: a child alone need not wait for a thread that wakes for another
-	group.Wait()
 	return children, errs
 }
 

@@ -10,24 +10,27 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// No child is told who it is while others of its fork are not restored. One that could not be
-// restored keeps nobody waiting.
-func TestAllChildrenRunBeforeOneIsConfirmed(t *testing.T) {
+// No child is told who it is while others of its wave are not restored, and no wave begins while
+// children of the one before are not told. One that could not be restored keeps nobody waiting.
+func TestChildrenStartInWaves(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	const n = 20
+	const n, bad = 20, 3 // of these the bad-th cannot be restored, in the first wave
+	w.wave = 8
 	w.vmms.RestoreErr = func(i int) error {
-		if i == n/2 {
+		if i == bad {
 			return errors.New("no room")
 		}
 		return nil
 	}
+	told := 1 // the bad one is not
 	w.vmms.ForkedErr = func(int) error {
 		w.vmms.Mu.Lock()
 		defer w.vmms.Mu.Unlock()
-		if w.vmms.Restores < n {
-			t.Errorf("a child is told who it is when %d of %d are restored", w.vmms.Restores, n)
+		want := min(told/w.wave*w.wave+w.wave, n)
+		if told++; w.vmms.Restores != want {
+			t.Errorf("%d children are restored, and not %d, when number %d is told who it is", w.vmms.Restores, want, told)
 		}
 		return nil
 	}

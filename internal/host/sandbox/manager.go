@@ -53,12 +53,14 @@ type Config struct {
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.
 const defaultConfirm = 30 * time.Second
 
-// Children of one daemon that are restored at the same time, and that are told who they are, per
-// CPU. Restoring is CPU-bound. A child that waits for its agent mostly waits itself, but a guest
-// that takes up an identity wants a CPU: with a hundred of them on one, none would answer in time.
+// Children of one daemon that are restored at the same time, and that are told who they are, and
+// children of one fork that are started at the same time, per CPU. Restoring is CPU-bound. A child
+// that waits for its agent mostly waits itself, but a guest that wakes up and takes up an identity
+// wants a CPU: with a hundred of them on one, none would answer in time.
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
+	wavePerCPU     = 16
 )
 
 // Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
@@ -70,6 +72,7 @@ type Manager struct {
 	restores chan struct{} // semaphores
 	confirms chan struct{}
 	branches chan struct{}
+	wave     int // children of one fork that are started at the same time
 
 	mu         sync.Mutex
 	sandboxes  map[string]*Sandbox
@@ -102,6 +105,7 @@ func New(cfg Config) (*Manager, error) {
 		admitted:  newAdmission(cfg.Admit, cfg.DataDir),
 		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
 		confirms:  make(chan struct{}, confirmsPerCPU*runtime.NumCPU()),
+		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  make(chan struct{}, cfg.Branches),
 		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
