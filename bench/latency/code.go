@@ -28,16 +28,19 @@ const (
 
 // Lengths of loops, in turns and cycles.
 const (
-	// A program waits for longer than a VMM gives its vCPUs a head start before others, one second.
-	settleCycles = 1 << 32
+	// A program waits for longer than a VMM gives its vCPUs a head start before others: one second,
+	// where the clock has at most 3.7 GHz.
+	settleCycles = 7 << 29
 	// readTurns are between two reads: the device goes to sleep, as it does between those of most
 	// guests.
 	readTurns = 100000
 	// writeTurns are between two writes. Were writes all that the program does, most of the times
-	// when its vCPU loses its CPU would be taken for slow ones.
-	writeTurns = 10000
-	// leastCycles is what a write takes that is worth noting: less than one that the host sees.
-	leastCycles = 1000
+	// when its vCPU loses its CPU would be within one.
+	writeTurns = 5000
+	// leastCycles is less than the first write to a page after a branch takes: of these in a row
+	// mostInRow are noted. One slow write alone is of a vCPU that has lost its CPU, and is not.
+	leastCycles = 5000
+	mostInRow   = 512
 )
 
 // program is code of the stub and where its parts begin.
@@ -87,9 +90,12 @@ func newProgram(slot, samples int) *program {
 		[]byte{0x0f, 0xae, 0xf0, 0x0f, 0x31, 0x41, 0x89, 0xc4},   // mfence; rdtsc; mov %eax,%r12d
 		[]byte{0x89, 0x1e, 0x0f, 0xae, 0xf0, 0x0f, 0x31},         // mov %ebx,(%rsi); mfence; rdtsc
 		[]byte{0x44, 0x29, 0xe0}, imm([]byte{0x3d}, leastCycles), // sub %r12d,%eax; cmp $leastCycles,%eax
-		[]byte{0x72, 0x06, 0x89, 0x07, 0x48, 0x83, 0xc7, 0x04}, // jb 7f; mov %eax,(%rdi); add $4,%rdi
-		imm([]byte{0xb8}, writeTurns),                          // 7: mov $writeTurns,%eax
-		[]byte{0xff, 0xc8, 0x75, 0xfc, 0xeb, 0xc1})             // 8: dec %eax; jnz 8b; jmp 6b
+		[]byte{0x73, 0x05, 0x45, 0x31, 0xff, 0xeb, 0x16},               // jae 9f; xor %r15d,%r15d; jmp 7f
+		[]byte{0x41, 0xff, 0xc7, 0x45, 0x8d, 0x57, 0xfe},               // 9: inc %r15d; lea -2(%r15d),%r10d
+		imm([]byte{0x41, 0x81, 0xfa}, mostInRow-1), []byte{0x73, 0x06}, // cmp $(mostInRow-1),%r10d; jae 7f
+		[]byte{0x89, 0x07, 0x48, 0x83, 0xc7, 0x04}, // mov %eax,(%rdi); add $4,%rdi
+		imm([]byte{0xb8}, writeTurns),              // 7: mov $writeTurns,%eax
+		[]byte{0xff, 0xc8, 0x75, 0xfc, 0xeb, 0xac}) // 8: dec %eax; jnz 8b; jmp 6b
 	p.code = append(p.code, make([]byte, 0x1000-len(p.code))...)
 	p.code = append(p.code, diskStores(window)...)
 	return p

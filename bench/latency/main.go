@@ -174,9 +174,3 @@ func timeRequests(ctx context.Context, v vmpool.VMM, n int) ([]float64, error) {
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
-// longest returns the n longest of all.
-func longest(all []float64, n uint64) []float64 {
-	slices.Sort(all)
-	return all[len(all)-int(min(n, uint64(len(all)))):]
-}

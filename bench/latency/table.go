@@ -29,7 +29,7 @@ func (t *tally) tables(guest string, procs []int) (all []*report.Table) {
 	titles := map[string]string{
 		blockRead:  "A read of 4 KiB from a disk, as the guest sees it",
 		vsockTrip:  "A byte to the guest and back by vsock, as the host sees it",
-		writeFault: "A write to a page that a live branch has not captured yet, as the guest sees it",
+		writeFault: "The first write to a page since a live branch began, as the guest sees it",
 		request:    "A request with nothing to do, as the daemon sees it",
 	}
 	for _, kind := range []string{blockRead, vsockTrip, writeFault, request} {
@@ -50,8 +50,8 @@ func (t *tally) tables(guest string, procs []int) (all []*report.Table) {
 			out.Notef("busy: besides the vCPU that measures; spin: they compute and never leave the guest; leave: all that " +
 				"they do is to read a register that the VMM serves")
 			if kind == writeFault {
-				out.Notef("samples: of the writes that took long, as many of the longest as the VMM has served; where busy vCPUs " +
-					"take all CPUs of the host, some are such during which the measuring vCPU had none")
+				out.Notef("samples: of slow writes in a row up to 511; after a branch the first write to each page is slow, also when " +
+					"the page has been captured meanwhile")
 			}
 			all = append(all, out)
 		}
