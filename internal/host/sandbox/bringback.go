@@ -11,7 +11,8 @@ import (
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
 // suspended as before, unless it is being deleted. Its expiry is as expiry says from the moment at
-// which it runs, or, if that is nil, as it was. The caller holds s.ops.
+// which it runs. If that is nil it is as it was; but a sandbox whose time has passed, and which is
+// to run all the same, has no end until it is given one. The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -29,6 +30,9 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	}
 	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused where it is being deleted
 	rec := s.record
+	if expiry == nil && s.due() {
+		expiry = func() Expiry { return Expiry{Suspends: rec.ExpirySuspends} }
+	}
 	if err := m.cfg.VMMs.CheckLimits("limits.", rec.Limits); err != nil {
 		return err
 	}

@@ -103,6 +103,12 @@ func (m *Manager) expire(s *Sandbox) {
 	}
 }
 
+func (s *Sandbox) due() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dueLocked()
+}
+
 func (s *Sandbox) dueLocked() bool {
 	return !s.timeless && !s.record.Expires.IsZero() && !time.Now().Before(s.record.Expires)
 }

@@ -183,6 +183,33 @@ func TestSuspendWithIsOneStep(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A sandbox whose time has passed has no end when it is resumed, in the next daemon neither.
+func TestResumeAfterItsTimeHasPassed(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{TTL: soon, ExpirySuspends: true})
+	w.waitFor(t, id, suspendedNow)
+	i, err := w.Resume(t.Context(), id)
+	if err != nil || i.State != Running || !i.Expires.IsZero() || !i.ExpirySuspends {
+		t.Errorf("%+v, %v", i, err)
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, read := range []func() (record, error){
+		func() (record, error) { return readRecord(s.live.dir) },
+		func() (record, error) { return readSuspension(s.data) },
+	} {
+		if r, err := read(); err != nil || !r.Expires.IsZero() {
+			t.Errorf("it is written that it ends at %v, %v", r.Expires, err)
+		}
+	}
+	w.KillAll()
+	w.stop()
+	w.checkClean(t)
+}
+
 // The time of a sandbox that is being suspended does not pass, and is still written down: a daemon
 // that dies before the sandbox is suspended leaves none behind that has no end.
 func TestTimeAmidASuspension(t *testing.T) {
