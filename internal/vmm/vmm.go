@@ -262,10 +262,11 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 }
 
 // MaxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page
-// faults of a live branch, requests of the daemon. What each of them does is short, and a vCPU in
-// its guest is not one of them (see kvm.VCPU.Run), so that one would do. Where vCPUs leave their
-// guests at the same time a second one keeps one exit from waiting for another; it costs 90 KiB of
-// allocator caches, and makes the Go scheduler wake threads up to look for work.
+// faults of a live branch, requests of the daemon. What each of them does is short, and a vCPU that
+// stays in its guest is not one of them (see kvm.VCPU.Run), so that one would do for such guests.
+// One that leaves its guest again and again keeps its processor of the Go scheduler for up to a
+// millisecond, and with one processor devices wait for that (bench/results.md). A second costs 90
+// KiB of allocator caches, and makes the Go scheduler wake threads up to look for work.
 const MaxProcs = 2
 
 func (s *server) boot(r *codec.Reader, files *donated) error {
