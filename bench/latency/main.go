@@ -4,9 +4,9 @@
 // is vCPUs that compute and never leave their guest, or that leave it again and again.
 //
 // The guest is Linux with Python, or with -guest=stub user-mode code, which runs on hosts whose KVM
-// cannot run Linux and has no driver for vsock. VMMs of all builds take turns. They have no jail: what that
-// costs is bench/fork's. Tables go to standard output, progress to standard error, the figures as
-// JSON to the file -o. scripts/bench runs it.
+// cannot run Linux and has no driver for vsock. VMMs of all builds take turns. They have no jail:
+// what that costs is bench/fork's. Tables go to standard output, progress to standard error, the
+// figures as JSON to the file -o. scripts/bench runs it.
 package main
 
 import (
