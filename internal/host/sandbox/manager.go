@@ -60,7 +60,7 @@ const defaultConfirm = 30 * time.Second
 const (
 	restoresPerCPU = 2
 	confirmsPerCPU = 4
-	wavePerCPU     = 16
+	wavePerCPU     = 32
 )
 
 // Manager owns the sandboxes of one daemon. Its methods may be called concurrently.
