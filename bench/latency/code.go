@@ -28,8 +28,8 @@ const (
 
 // Lengths of loops, in turns and cycles.
 const (
-	// A program waits for longer than a VMM gives its vCPUs a head start before others: one second,
-	// where the clock has at most 3.7 GHz.
+	// A program waits until its vCPUs come after the host, as they do a second after they began to
+	// run (headStart in internal/vmm/machine): long enough where the clock has at most 3.7 GHz.
 	settleCycles = 7 << 29
 	// readTurns are between two reads: the device goes to sleep, as it does between those of most
 	// guests.
@@ -37,8 +37,9 @@ const (
 	// writeTurns are between two writes. Were writes all that the program does, most of the times
 	// when its vCPU loses its CPU would be within one.
 	writeTurns = 5000
-	// leastCycles is less than the first write to a page after a branch takes: of these in a row
-	// mostInRow are noted. One slow write alone is of a vCPU that has lost its CPU, and is not.
+	// leastCycles is less than the first write to a page after a branch takes. Of such slow writes
+	// in a row those from the second to number mostInRow are noted: one alone is of a vCPU that has
+	// lost its CPU.
 	leastCycles = 5000
 	mostInRow   = 512
 )
@@ -101,7 +102,7 @@ func newProgram(slot, samples int) *program {
 	return p
 }
 
-// settle waits.
+// settle returns code that waits for settleCycles.
 func settle() []byte {
 	c := []byte{
 		0x0f, 0x31, 0x48, 0xc1, 0xe2, 0x20, 0x48, 0x09, 0xd0, // rdtsc; shl $32,%rdx; or %rdx,%rax

@@ -1,9 +1,10 @@
-"""Measures in a guest: argv[1] is a vsock port, argv[2] "spin" or "leave", argv[3] how many other CPUs are kept busy
-so. Makes the file argv[4] when it listens there.
+"""Measures in a guest: argv[1] is a vsock port, argv[2] "spin" or "leave", argv[3] how many other
+CPUs are kept busy so. Makes the file argv[4] when it listens there.
 
-On the one connection that it takes, each byte is answered: "p" by itself; "b", with a number of 4 bytes, little-endian,
-by the times of so many reads from the disk past the page cache; "w" by the times of the slow writes, each to another
-page, until the next byte comes. Times are 8 bytes each, in nanoseconds, after their number in 4 bytes."""
+On the one connection that it takes, each byte is answered: "p" by itself; "b", with a number of 4
+bytes, little-endian, by the times of so many reads from the disk past the page cache; "w" by the
+times of the slow writes, each to another page, until the next byte comes. Times are 8 bytes each,
+in nanoseconds, after their number in 4 bytes."""
 import array
 import mmap
 import os
@@ -18,10 +19,10 @@ PAGES = 4096  # a power of two: each is written once before any is written again
 DISK = "/dev/vda"
 STATUS = "/sys/bus/virtio/devices/virtio0/status"  # a register of a device
 SLOW = 5  # times the median write: what may have met the host
-# Of slow writes in a row so many are noted, at most: after a branch the first write to each page is slow. One alone is of
-# a process that has lost its CPU.
+# After a branch the first write to each page is slow. Of slow writes in a row those from the second
+# to this one are noted: one alone is of a process that has lost its CPU.
 ROW = 512
-PACE = 20  # turns between two writes, for the same reason
+PACE = 20  # turns between two writes, or it would mostly lose its CPU within one
 now = time.perf_counter_ns
 
 

@@ -4,8 +4,8 @@
 // is vCPUs that compute and never leave their guest, or that leave it again and again.
 //
 // The guest is Linux with Python, or with -guest=stub user-mode code, which runs on hosts whose KVM
-// cannot run Linux and has no driver for vsock. VMMs of all builds take turns. They have no jail:
-// what that costs is bench/fork's. Tables go to standard output, progress to standard error, the
+// cannot run Linux and has no driver for vsock. VMMs of all builds take turns. They have no jail;
+// bench/fork measures what one costs. Tables go to standard output, progress to standard error, the
 // figures as JSON to the file -o. scripts/bench runs it.
 package main
 
@@ -40,7 +40,7 @@ type build struct {
 	vmms  vmpool.VMMs
 }
 
-// headStart is longer than a VMM lets its vCPUs run before others come first.
+// headStart is longer than a machine runs before its vCPUs come after the host.
 const headStart = 1200 * time.Millisecond
 
 // vcpus are those of the guest: one that measures, and the load.

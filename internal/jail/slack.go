@@ -21,8 +21,9 @@ const (
 // the processor of the Go scheduler away from each system call that it finds, for nobody. It has to
 // be on time when there is somebody.
 //
-// It works in the jail of a program whose filter has OnTimeCall, and does nothing in any other
-// process: a test of the race detector's could not do it, for it has threads that Go does not know.
+// It works in the jail of a program whose filter has OnTimeCall, and does nothing in a process that
+// no Starter's thread has started: a test with the race detector has threads that Go does not know,
+// and could not do it.
 func OnTime() error {
 	if os.Getenv(environment) != placed {
 		return nil

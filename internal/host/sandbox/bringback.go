@@ -10,9 +10,9 @@ import (
 )
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
-// suspended as before, unless it is being deleted. Its expiry is as expiry says from the moment at
-// which it runs. If that is nil it is as it was; but a sandbox whose time has passed, and which is
-// to run all the same, has no end until it is given one. The caller holds s.ops.
+// suspended as before, unless it is being deleted. From the moment at which it runs its expiry is
+// what expiry returns. If expiry is nil, it stays as it was, except that a sandbox whose time has
+// passed has no end until it is given one. The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {

@@ -165,10 +165,10 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 	return result, nil
 }
 
-// startChildren starts the children in waves: those of one at once, as far as the semaphores let it,
-// and the next wave when these have confirmed. Guests that run compete for the CPUs with children
-// that do not yet; and all of a hundred on one CPU would be as late as the last one. Where all are
-// needed the first failure calls the others off.
+// startChildren starts the children in waves: those of one at once, as far as the semaphores let
+// it, and the next wave when these have confirmed. In one wave, half of a hundred children on one
+// CPU would answer nearly as late as the last one. Where all are needed the first failure calls the
+// others off.
 func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox, []error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

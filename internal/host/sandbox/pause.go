@@ -86,8 +86,8 @@ func (m *Manager) ResumeWith(ctx context.Context, id string, change ExpiryChange
 	return s.Info(), nil
 }
 
-// resume is Resume of a sandbox whose ops the caller holds. Its expiry is then as expiry says, or,
-// if that is nil, as it was.
+// resume is Resume of a sandbox whose ops the caller holds. Its expiry is then as expiry says; if
+// that is nil, as it was, or as bringBack has it.
 func (m *Manager) resume(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	switch s.Info().State {
 	case Running:
