@@ -24,7 +24,7 @@ const (
 	PathPing     = "/ping"     // GET → Ping
 	PathSpace    = "/space"    // GET with a query of dir=PATH, once or more → Space
 	PathExec     = "/exec"     // POST with Upgrade → frames, the first one FrameStart
-	PathDaemon   = "/daemon"   // GET → DaemonStatus; PUT DaemonStart; DELETE stops it
+	PathDaemon   = "/daemon"   // GET → DaemonStatus; PUT DaemonStart
 	PathPowerOff = "/poweroff" // POST → 202, then the emulated host goes down
 )
 

@@ -15,8 +15,6 @@ import (
 const (
 	// daemonLogBytes is how much of the daemon's output is kept.
 	daemonLogBytes = 256 << 10
-	// daemonStopGrace is how long the daemon may take to end after SIGTERM.
-	daemonStopGrace = 10 * time.Second
 	// daemonPipeGrace bounds the wait for output after the daemon's end: sandboxes may outlive it
 	// and hold the pipe.
 	daemonPipeGrace = time.Second
@@ -29,16 +27,13 @@ const (
 	daemonMaxPause = 30 * time.Second
 )
 
-var (
-	errDaemonRuns = errors.New("the daemon runs already: stop it first")
-	errDaemonDown = errors.New("the daemon does not run")
-)
+var errDaemonRuns = errors.New("the daemon runs already")
 
 // daemon looks after the one forkd daemon of the emulated host. What the daemon starts is left
 // alone when it ends: sandboxes outlive their daemon, and the next one adopts them.
 //
 //	stopped ──start──▶ running ──killed, or ended after daemonProven──▶ pausing ──▶ running
-//	   ▲                  │ stop, or it ended by itself at once              │ stop
+//	   ▲                  │ it ended by itself at once, or was abandoned     │ abandoned
 //	   └──────────────────┴──────────────────────────────────────────────────┘
 type daemon struct {
 	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
@@ -49,7 +44,6 @@ type daemon struct {
 	cmd      *exec.Cmd              // nil if it does not run
 	started  time.Time
 	stopping bool // its end is wanted
-	done     chan struct{}
 	exit     *machineapi.ExecExit
 	again    *time.Timer   // the restart to come, nil if there is none
 	next     time.Duration // the pause of the next restart
@@ -89,18 +83,17 @@ func (d *daemon) startLocked() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start daemon: %w", err)
 	}
-	d.cmd, d.exit, d.done = cmd, nil, make(chan struct{})
+	d.cmd, d.exit = cmd, nil
 	d.started, d.stopping = time.Now(), false
-	go d.wait(cmd, d.done)
+	go d.wait(cmd)
 	return nil
 }
 
-func (d *daemon) wait(cmd *exec.Cmd, done chan struct{}) {
+func (d *daemon) wait(cmd *exec.Cmd) {
 	exit := exitOf(cmd.Wait(), cmd.ProcessState)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
-	close(done)
 	proven := time.Since(d.started) >= daemonProven
 	if d.stopping || exit.Signal == 0 && !proven {
 		return
@@ -137,29 +130,6 @@ func (d *daemon) cancelRestartLocked() {
 		d.again.Stop()
 		d.again = nil
 	}
-}
-
-// stop ends the daemon and returns when it is gone. It is not started again.
-func (d *daemon) stop() error {
-	d.mu.Lock()
-	cmd, done, pausing := d.cmd, d.done, d.again != nil
-	d.stopping = true
-	d.cancelRestartLocked()
-	d.mu.Unlock()
-	if cmd == nil {
-		if pausing {
-			return nil
-		}
-		return errDaemonDown
-	}
-	cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-done:
-	case <-time.After(daemonStopGrace):
-		cmd.Process.Kill()
-		<-done
-	}
-	return nil
 }
 
 // abandon leaves the daemon to its end, which is near: the emulated host goes down.

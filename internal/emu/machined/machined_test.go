@@ -56,7 +56,7 @@ func TestEveryPathNeedsTheToken(t *testing.T) {
 	for _, auth := range []string{"", "Bearer ", "Bearer wrong", "secret", "Basic secret"} {
 		for _, c := range [][2]string{
 			{"GET", machineapi.PathPing}, {"POST", machineapi.PathExec}, {"POST", machineapi.PathPowerOff},
-			{"GET", machineapi.PathDaemon}, {"PUT", machineapi.PathDaemon}, {"DELETE", machineapi.PathDaemon},
+			{"GET", machineapi.PathDaemon}, {"PUT", machineapi.PathDaemon},
 			{"GET", machineapi.PathSpace}, {"GET", "/nothing"},
 		} {
 			if status, _ := call(t, s, c[0], c[1], auth, nil); status != http.StatusUnauthorized {
@@ -95,9 +95,6 @@ func TestDaemonLife(t *testing.T) {
 		}
 		return status, d
 	}
-	if status, _ := request("DELETE", nil); status != http.StatusConflict {
-		t.Errorf("stop of nothing: status %d", status)
-	}
 	if status, _ := request("PUT", machineapi.DaemonStart{}); status != http.StatusBadRequest {
 		t.Errorf("start without argv: status %d", status)
 	}
@@ -119,17 +116,19 @@ func TestDaemonLife(t *testing.T) {
 			break
 		}
 	}
-	status, d = request("DELETE", nil)
-	if status != 200 || d.Running || d.Exit == nil || d.Exit.Code != 3 || d.Log != "hello you\nbye\n" {
-		t.Errorf("stop: %d %+v %+v", status, d, d.Exit)
+	if err := syscall.Kill(d.PID, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
 	}
-	if _, d = request("GET", nil); d.Running || d.Exit == nil {
-		t.Errorf("status after the end: %+v", d)
+	for d.Running {
+		_, d = request("GET", nil)
+	}
+	if d.Restarting || d.Exit == nil || d.Exit.Code != 3 || d.Log != "hello you\nbye\n" {
+		t.Errorf("after the end: %+v %+v", d, d.Exit)
 	}
 }
 
 // A daemon that is killed comes back without a client; one that ends by itself at once does not,
-// and neither does one that is stopped.
+// and neither does one that is abandoned.
 func TestDaemonComesBack(t *testing.T) {
 	await := func(d *daemon, what string, ok func(machineapi.DaemonStatus) bool) machineapi.DaemonStatus {
 		t.Helper()
@@ -155,11 +154,12 @@ func TestDaemonComesBack(t *testing.T) {
 		}
 		await(d, "restart", func(s machineapi.DaemonStatus) bool { return s.Running && s.Restarts == n && s.PID != pid })
 	}
-	if err := d.stop(); err != nil {
+	d.abandon()
+	if err := syscall.Kill(d.status().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if s := d.status(); s.Running || s.Restarting {
-		t.Errorf("after stop: %+v", s)
+	if s := await(d, "the end", func(s machineapi.DaemonStatus) bool { return !s.Running }); s.Restarting {
+		t.Error("a daemon comes back while the emulated host goes down")
 	}
 
 	d = &daemon{pause: time.Hour}
@@ -167,8 +167,9 @@ func TestDaemonComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(d, "the pause", func(s machineapi.DaemonStatus) bool { return !s.Running && s.Restarting })
-	if err := d.stop(); err != nil || d.status().Restarting {
-		t.Errorf("stop while it pauses: %v, %+v", err, d.status())
+	d.abandon()
+	if s := d.status(); s.Restarting {
+		t.Errorf("abandoned while it pauses: %+v", s)
 	}
 	if err := d.start(machineapi.DaemonStart{Argv: []string{"sh", "-c", "echo wrong flag; exit 2"}}); err != nil {
 		t.Fatal(err)
@@ -176,16 +177,6 @@ func TestDaemonComesBack(t *testing.T) {
 	s := await(d, "the end", func(s machineapi.DaemonStatus) bool { return !s.Running })
 	if s.Restarting || s.Exit == nil || s.Exit.Code != 2 || !strings.Contains(s.Log, "wrong flag") {
 		t.Errorf("a daemon that cannot start: %+v %+v", s, s.Exit)
-	}
-	if err := d.start(machineapi.DaemonStart{Argv: []string{"sleep", "1000"}}); err != nil {
-		t.Fatal(err)
-	}
-	d.abandon()
-	if err := syscall.Kill(d.status().PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if s := await(d, "the end", func(s machineapi.DaemonStatus) bool { return !s.Running }); s.Restarting {
-		t.Error("a daemon comes back while the emulated host goes down")
 	}
 }
 

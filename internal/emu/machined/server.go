@@ -43,7 +43,6 @@ func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.
 	mux.HandleFunc("POST "+machineapi.PathExec, s.exec)
 	mux.HandleFunc("GET "+machineapi.PathDaemon, func(w http.ResponseWriter, _ *http.Request) { reply(w, s.daemon.status()) })
 	mux.HandleFunc("PUT "+machineapi.PathDaemon, s.startDaemon)
-	mux.HandleFunc("DELETE "+machineapi.PathDaemon, s.stopDaemon)
 	mux.HandleFunc("POST "+machineapi.PathPowerOff, func(w http.ResponseWriter, _ *http.Request) {
 		s.daemon.abandon()
 		w.WriteHeader(http.StatusAccepted)
@@ -130,14 +129,6 @@ func (s *server) startDaemon(w http.ResponseWriter, r *http.Request) {
 			status = http.StatusConflict
 		}
 		http.Error(w, err.Error(), status)
-		return
-	}
-	reply(w, s.daemon.status())
-}
-
-func (s *server) stopDaemon(w http.ResponseWriter, _ *http.Request) {
-	if err := s.daemon.stop(); err != nil {
-		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
 	reply(w, s.daemon.status())

@@ -124,12 +124,6 @@ func (m Machine) StartDaemon(ctx context.Context, req machineapi.DaemonStart) (m
 	return m.daemon(ctx, http.MethodPut, req)
 }
 
-// StopDaemon ends the daemon in the emulated host and returns when it is gone. It is an error if
-// none runs.
-func (m Machine) StopDaemon(ctx context.Context) (machineapi.DaemonStatus, error) {
-	return m.daemon(ctx, http.MethodDelete, nil)
-}
-
 // DaemonStatus returns the state of the daemon in the emulated host, with the end of its log.
 func (m Machine) DaemonStatus(ctx context.Context) (machineapi.DaemonStatus, error) {
 	return m.daemon(ctx, http.MethodGet, nil)
