@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -95,11 +94,7 @@ func run(ctx context.Context) error {
 		}
 		a.Images[name] = img.Dir
 	}
-	p, err := json.MarshalIndent(a, "", "\t")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(cache, vmtest.AssetsFile), p, 0o644)
+	return atomicfile.WriteJSON(filepath.Join(cache, vmtest.AssetsFile), a)
 }
 
 func kernel(k *image.KernelFiles, err error) (vmtest.Kernel, error) {
