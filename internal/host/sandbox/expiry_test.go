@@ -210,6 +210,31 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A sandbox that is deleted when its time has passed is not saved by a resume in that moment.
+func TestResumeBeforeADeletion(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{TTL: far})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	s.mu.Lock()
+	s.record.Expires = now // its timer is about to fire
+	s.mu.Unlock()
+	if i, err := w.Resume(t.Context(), id); err != nil || !i.Expires.Equal(now) {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	w.expire(s)
+	w.waitFor(t, id, gone)
+	w.stop()
+	w.checkClean(t)
+}
+
 // The time of a sandbox that is being suspended does not pass, and is still written down: a daemon
 // that dies before the sandbox is suspended leaves none behind that has no end.
 func TestTimeAmidASuspension(t *testing.T) {
