@@ -27,7 +27,7 @@ const (
 	daemonMaxPause = 30 * time.Second
 )
 
-var errDaemonRuns = errors.New("the daemon runs already")
+var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` ends it, with its host")
 
 // daemon looks after the one forkd daemon of the emulated host. What the daemon starts is left
 // alone when it ends: sandboxes outlive their daemon, and the next one adopts them.
@@ -39,16 +39,16 @@ type daemon struct {
 	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
 	pause  time.Duration // before the first restart
 
-	mu       sync.Mutex
-	request  machineapi.DaemonStart // of the last start
-	cmd      *exec.Cmd              // nil if it does not run
-	started  time.Time
-	stopping bool // its end is wanted
-	exit     *machineapi.ExecExit
-	again    *time.Timer   // the restart to come, nil if there is none
-	next     time.Duration // the pause of the next restart
-	restarts int
-	log      tail
+	mu        sync.Mutex
+	request   machineapi.DaemonStart // of the last start
+	cmd       *exec.Cmd              // nil if it does not run
+	started   time.Time
+	abandoned bool // it is not started again
+	exit      *machineapi.ExecExit
+	again     *time.Timer   // the restart to come, nil if there is none
+	next      time.Duration // the pause of the next restart
+	restarts  int
+	log       tail
 }
 
 func (d *daemon) start(req machineapi.DaemonStart) error {
@@ -84,7 +84,7 @@ func (d *daemon) startLocked() error {
 		return fmt.Errorf("start daemon: %w", err)
 	}
 	d.cmd, d.exit = cmd, nil
-	d.started, d.stopping = time.Now(), false
+	d.started, d.abandoned = time.Now(), false
 	go d.wait(cmd)
 	return nil
 }
@@ -95,7 +95,7 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	if d.stopping || exit.Signal == 0 && !proven {
+	if d.abandoned || exit.Signal == 0 && !proven {
 		return
 	}
 	if proven {
@@ -136,7 +136,7 @@ func (d *daemon) cancelRestartLocked() {
 func (d *daemon) abandon() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stopping = true
+	d.abandoned = true
 	d.cancelRestartLocked()
 }
 
