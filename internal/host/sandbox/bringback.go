@@ -11,8 +11,9 @@ import (
 
 // bringBack starts a VM from the state of a suspended sandbox. After an error the sandbox is
 // suspended as before, unless it is being deleted. From the moment at which it runs its expiry is
-// what expiry returns. If expiry is nil, it stays as it was, except that a sandbox whose end has
-// passed and is a suspension has none until it is given one. The caller holds s.ops.
+// what expiry returns. If expiry is nil, it stays as it was; but a sandbox that was to be suspended
+// at a time that has passed would be suspended again at once, and has no end until it is given one.
+// The caller holds s.ops.
 func (m *Manager) bringBack(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	err := m.tryBringBack(ctx, s, expiry)
 	if err != nil && s.Info().State == Suspended {
@@ -31,7 +32,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	undo.Add(func() { _ = s.transition("resume", Suspended, nil) }) // refused where it is being deleted
 	rec := s.record
 	if expiry == nil && rec.ExpirySuspends && s.due() {
-		expiry = func() Expiry { return Expiry{Suspends: rec.ExpirySuspends} }
+		expiry = func() Expiry { return Expiry{Suspends: true} }
 	}
 	if err := m.cfg.VMMs.CheckLimits("limits.", rec.Limits); err != nil {
 		return err
