@@ -72,17 +72,20 @@ func (s *source) addTo(ctx context.Context, l *link, tag string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.b.host.Store.WaitFlushed(ctx, tag); err != nil {
+		return err
+	}
 	info, err := s.b.host.Store.Detail(tag)
 	if err != nil {
 		return err
 	}
 	mib := func(n uint64) float64 { return float64(n) / (1 << 20) }
 	l.layers = info.MemoryLayers
-	l.saved, l.shared = append(l.saved, mib(r.Figure.DirtyBytes)), append(l.shared, mib(r.Shared))
+	l.saved, l.shared = append(l.saved, mib(info.MemoryPhysical)), append(l.shared, mib(r.Shared))
 	l.dirty = append(l.dirty, mib(stats.VMM.GuestDirtyBytes))
 	l.pause, l.arm = append(l.pause, time.Duration(r.Figure.Pause)), append(l.arm, time.Duration(s.arm.Load()))
 	l.ready = append(l.ready, time.Duration(r.Figure.Ready))
-	return s.b.host.Store.WaitFlushed(ctx, tag)
+	return nil
 }
 
 // nextMiB lets the load write the next MiB, and waits until it has.

@@ -106,6 +106,7 @@ func (s *source) branch(ctx context.Context, mode vm.BranchMode) (*branched, err
 		return nil, err
 	}
 	x.persisted = x.ready + info.FlushedIn
+	x.saved = float64(info.MemoryPhysical) / (1 << 20)
 	return x, load.send('c')
 }
 
@@ -138,7 +139,7 @@ func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode,
 		return fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
 	}
 	x.pause, x.arm, x.stop, x.ready = time.Duration(f.Pause), time.Duration(s.arm.Load()), time.Duration(f.Stop), time.Duration(f.Ready)
-	x.saved, x.faults = float64(f.DirtyBytes)/(1<<20), float64(f.Faults)
+	x.faults = float64(f.Faults)
 	x.asking = max(begin.took, end.took)
 	x.lost = lostWork(calm, begin, end, x.ready)
 	return nil

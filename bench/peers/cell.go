@@ -11,8 +11,9 @@ import (
 
 // cell is one peer at one n, from a pool or without one: what its forks took.
 type cell struct {
-	n    int
-	warm bool // processes were waiting
+	n     int
+	warm  bool // processes were waiting
+	width int  // children that the driver starts at a time; 0: the peer decides
 
 	entered, answered []float64     // ms, per child, from the request
 	last              []float64     // ms, per fork: its last child answered
@@ -108,6 +109,8 @@ func (c *cell) p50Entered() float64 {
 }
 
 func (c *cell) p50Answered() float64 { return report.Quantile(c.answered, 0.5) }
+
+func (c *cell) p50Last() float64 { return report.Quantile(c.last, 0.5) }
 
 // vmmCPU is in ms per child; NaN if it is not known.
 func (c *cell) vmmCPU() float64 {

@@ -29,7 +29,7 @@ func (b *bench) container(ctx context.Context, name, bin string) (*peer, error) 
 	}
 	p.fork = processes(func(context.Context) (process, error) { return &running{of: c}, nil }, false)
 	// Where this host lacks something that it needs, it takes no part.
-	if err := p.fork(ctx, &cell{n: 1}, 1); err != nil {
+	if err := p.fork(ctx, &cell{n: 1, width: 1}, 1); err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)
 	}
 	return p, nil

@@ -145,15 +145,21 @@ func (v *firecrackerVM) run(ctx context.Context) error {
 
 // dialSoon connects to the socket of a process that is starting.
 func dialSoon(ctx context.Context, path string) (net.Conn, error) {
+	tick, err := lab.NewTicker(apiPoll)
+	if err != nil {
+		return nil, err
+	}
+	defer tick.Close()
 	for {
 		conn, err := net.Dial("unix", path)
 		if err == nil {
 			return conn, nil
 		}
-		select {
-		case <-time.After(apiPoll):
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return nil, errors.Join(err, context.Cause(ctx))
+		}
+		if _, err := tick.Read(make([]byte, 8)); err != nil {
+			return nil, err
 		}
 	}
 }

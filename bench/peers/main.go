@@ -230,13 +230,15 @@ const perTurn = 5
 func (r *row) turn(ctx context.Context, round int, counter *lab.Counter, children int) error {
 	for i := range r.cells {
 		at := (i + round) % len(r.cells)
-		c, p := r.cells[at], r.peers[at]
-		if c == nil {
-			continue
+		p, cells := r.peers[at], r.cells[at]
+		if counter != nil && len(cells) > 0 {
+			cells = []*cell{r.best(at)}
 		}
-		c.counter = counter
-		if err := p.fork(ctx, c, (children+r.n-1)/r.n); err != nil {
-			return fmt.Errorf("%s, n=%d, pool %s: %w", p.name, r.n, r.pool(), err)
+		for _, c := range cells {
+			c.counter = counter
+			if err := p.fork(ctx, c, (children+r.n-1)/r.n); err != nil {
+				return fmt.Errorf("%s, n=%d, pool %s: %w", p.name, r.n, r.pool(), err)
+			}
 		}
 	}
 	return nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"os/exec"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ type peer struct {
 	how    string // what it does for a child; a note under the tables
 	absent string // why it takes no part; empty: it does
 	pool   bool   // its processes can wait for a request
+	driven bool   // this program starts its children, in each of widths; else the peer does by itself
 	// fork forks c.n children so many times, one fork after another, and has c measure each.
 	fork func(ctx context.Context, c *cell, times int) error
 }
@@ -25,7 +25,7 @@ type peer struct {
 // newPeer returns the peer whose program is at bin, with the first line of what the program says of
 // its version. Without a path it is absent.
 func newPeer(ctx context.Context, name, bin string, pool bool) (p *peer, version string, err error) {
-	p = &peer{name: name, pool: pool}
+	p = &peer{name: name, pool: pool, driven: true}
 	if bin == "" {
 		p.absent = "it is not installed, and no path was given"
 		return p, "", nil
@@ -59,9 +59,19 @@ func processes(spawn func(ctx context.Context) (process, error), tells bool) fun
 	}
 }
 
-// restoresPerCPU is how many children the sandbox manager of forkd restores at a time on each CPU.
-// Others are driven no faster: with more at a time, every child waits for all others.
-const restoresPerCPU = 2
+// widths are how many children a peer's driver starts at a time. What is best depends on whether a
+// start computes or sleeps, so each peer is measured with all of them, and the tables have the best.
+var widths = []int{4, 16, 64}
+
+// widthsFor returns the widths that differ for n children.
+func widthsFor(n int) []int {
+	for i, w := range widths {
+		if w >= n {
+			return widths[:i+1]
+		}
+	}
+	return widths
+}
 
 // answerLimit is how long a fork may take; more means that it hangs. A hundred Linux guests on one
 // emulated CPU take half a minute.
@@ -72,7 +82,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	defer cancel()
 	all, children := make([]process, c.n), make([]child, c.n)
 	defer func() {
-		_ = inTurn(c.n, func(i int) error {
+		_ = inTurn(c.n, c.width, func(i int) error {
 			if all[i] != nil {
 				all[i].end()
 			}
@@ -88,7 +98,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 		return err
 	}
 	if c.warm {
-		if err := inTurn(c.n, make1); err != nil {
+		if err := inTurn(c.n, c.width, make1); err != nil {
 			return err
 		}
 	}
@@ -98,7 +108,7 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	request := time.Now()
 	answers := make([]error, c.n)
 	var waiting sync.WaitGroup
-	err := inTurn(c.n, func(i int) error {
+	err := inTurn(c.n, c.width, func(i int) error {
 		if !c.warm {
 			if err := make1(i); err != nil {
 				return err
@@ -126,9 +136,9 @@ func forkProcesses(ctx context.Context, c *cell, spawn func(context.Context) (pr
 	return c.end(children)
 }
 
-// inTurn calls f with 0 to n-1, so many at a time as the sandbox manager would restore.
-func inTurn(n int, f func(i int) error) error {
-	places := make(chan struct{}, restoresPerCPU*runtime.NumCPU())
+// inTurn calls f with 0 to n-1, width of them at a time.
+func inTurn(n, width int, f func(i int) error) error {
+	places := make(chan struct{}, width)
 	errs := make([]error, n)
 	var group sync.WaitGroup
 	for i := range n {

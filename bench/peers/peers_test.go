@@ -62,7 +62,7 @@ func TestForkProcesses(t *testing.T) {
 	var alive atomic.Int32
 	fork := processes(func(context.Context) (process, error) { return &program{path: path, alive: &alive}, nil }, true)
 	for _, warm := range []bool{true, false} {
-		c := &cell{n: 7, warm: warm}
+		c := &cell{n: 7, warm: warm, width: 4}
 		if err := fork(t.Context(), c, 2); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestForkProcesses(t *testing.T) {
 		}
 		return &program{path: path, alive: &alive}, nil
 	}, true)
-	err := broken(t.Context(), &cell{n: 5}, 1)
+	err := broken(t.Context(), &cell{n: 5, width: 2}, 1)
 	if err == nil || !strings.Contains(err.Error(), "no memory") || alive.Load() != 0 {
 		t.Errorf("%v, %d children left", err, alive.Load())
 	}
@@ -120,7 +120,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	if err != nil || errBox != nil {
 		t.Fatal(err, errBox)
 	}
-	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B"}, gone, {name: "box", how: "C"}, noBox}
+	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B", driven: true}, gone, {name: "box", how: "C"}, noBox}
 	m := newMatrix("stub", peers, []int{1})
 	warm, cold := m.rows[0], m.rows[1]
 	if !warm.warm || warm.cells[2] != nil || warm.cells[3] != nil || cold.cells[2] != nil || cold.cells[3] == nil {
@@ -130,10 +130,10 @@ func TestMissingPeersAreNamed(t *testing.T) {
 		c.entered, c.answered, c.last, c.timed = ms, ms, ms, len(ms)
 		c.vmm = time.Duration(len(ms)) * time.Millisecond
 	}
-	measured(warm.cells[0], 2, 2, 9)
-	measured(warm.cells[1], 5, 5, 5)
-	measured(cold.cells[3], 30)
-	cold.cells[3].entered = []float64{0} // it does not tell
+	measured(warm.cells[0][0], 2, 2, 9)
+	measured(warm.cells[1][0], 5, 5, 5)
+	measured(cold.cells[3][0], 30)
+	cold.cells[3][0].entered = []float64{0} // it does not tell
 	times := m.times()
 	row := func(pool, name string) []any {
 		for _, r := range times.Rows {
@@ -144,7 +144,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 		t.Fatalf("no row %s, %s", pool, name)
 		return nil
 	}
-	if got, want := row("warm", "theirs"), []any{3, 5.0, 2.5, 5.0, 5.0, 5.0, 2.5}; !slices.Equal(got, want) {
+	if got, want := row("warm", "theirs"), []any{1, 3, 5.0, 2.5, 5.0, 5.0, 5.0, 5.0, 5.0, 2.5}; !slices.Equal(got, want) {
 		t.Errorf("theirs: %v, want %v", got, want)
 	}
 	for _, got := range [][]any{row("warm", "gone"), row("cold", "gone"), row("cold", "no box")} {
@@ -152,7 +152,7 @@ func TestMissingPeersAreNamed(t *testing.T) {
 			t.Errorf("a peer that is not there has figures: %v", got)
 		}
 	}
-	if got := row("cold", "box"); got[1] != nil || got[3] != 30.0 || got[6] != nil {
+	if got := row("cold", "box"); got[2] != nil || got[4] != 30.0 || got[9] != nil {
 		t.Errorf("a container: %v", got)
 	}
 	if !slices.ContainsFunc(times.Notes, func(s string) bool {
@@ -168,5 +168,26 @@ func TestMissingPeersAreNamed(t *testing.T) {
 		if !strings.Contains(svg, want) {
 			t.Errorf("the chart lacks %q", want)
 		}
+	}
+}
+
+// A peer has each width that can make a difference, and is shown at its best; forkd has none.
+func TestBestWidth(t *testing.T) {
+	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}}, []int{1, 10, 100})
+	for i, want := range [][]int{{4}, {4, 16}, {4, 16, 64}} {
+		var got []int
+		for _, c := range m.rows[i].cells[1] {
+			got = append(got, c.width)
+		}
+		if !slices.Equal(got, want) || len(m.rows[i].cells[0]) != 1 || m.rows[i].best(0).width != 0 {
+			t.Errorf("n=%d: widths %v, want %v", m.rows[i].n, got, want)
+		}
+	}
+	cells := m.rows[2].cells[1]
+	for i, ms := range []float64{240, 120, 130} {
+		cells[i].last = []float64{ms}
+	}
+	if got := m.rows[2].best(1); got != cells[1] {
+		t.Errorf("the best is that of %d at a time", got.width)
 	}
 }

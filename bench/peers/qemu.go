@@ -32,7 +32,7 @@ func (b *bench) qemu(ctx context.Context, name, bin string) (*peer, error) {
 	p.fork = processes(func(ctx context.Context) (process, error) { return q.child(ctx) }, true)
 	err = q.bake(ctx)
 	if err == nil {
-		err = p.fork(ctx, &cell{n: 1}, 1)
+		err = p.fork(ctx, &cell{n: 1, width: 1}, 1)
 	}
 	if err != nil {
 		p.absent = fmt.Sprintf("it does not work here: %v", err)

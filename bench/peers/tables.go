@@ -19,7 +19,17 @@ type row struct {
 	n     int
 	warm  bool
 	peers []*peer
-	cells []*cell // of each peer; nil: it cannot do this, or takes no part
+	cells [][]*cell // of each peer, by width; empty: it cannot do this, or takes no part
+}
+
+// best returns the cell of a peer in which half of its forks were complete first; nil if it has none.
+func (r *row) best(peer int) (best *cell) {
+	for _, c := range r.cells[peer] {
+		if best == nil || c.p50Last() < best.p50Last() {
+			best = c
+		}
+	}
+	return best
 }
 
 func (r *row) pool() string {
@@ -33,10 +43,17 @@ func newMatrix(guest string, peers []*peer, ns []int) *matrix {
 	m := &matrix{guest: guest, peers: peers}
 	for _, warm := range []bool{true, false} {
 		for _, n := range ns {
-			r := &row{n: n, warm: warm, peers: peers, cells: make([]*cell, len(peers))}
+			r := &row{n: n, warm: warm, peers: peers, cells: make([][]*cell, len(peers))}
 			for i, p := range peers {
-				if p.absent == "" && (p.pool || !warm) {
-					r.cells[i] = &cell{n: n, warm: warm}
+				if p.absent != "" || !p.pool && warm {
+					continue
+				}
+				ways := []int{0}
+				if p.driven {
+					ways = widthsFor(n)
+				}
+				for _, width := range ways {
+					r.cells[i] = append(r.cells[i], &cell{n: n, warm: warm, width: width})
 				}
 			}
 			m.rows = append(m.rows, r)
@@ -48,27 +65,36 @@ func newMatrix(guest string, peers []*peer, ns []int) *matrix {
 // times is the table of both clocks.
 func (m *matrix) times() *report.Table {
 	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest, Columns: []report.Column{
-		{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "forks"},
+		{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "at a time"}, {Name: "forks"},
 		{Name: "vCPUs entered p50 ms", Digits: 2}, {Name: "entered ×", Digits: 2},
-		{Name: "answered p50 ms", Digits: 2}, {Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
+		{Name: "answered p50 ms", Digits: 2}, {Name: "p25", Digits: 2}, {Name: "p75", Digits: 2},
+		{Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
 		{Name: "answered ×", Digits: 2}}}
 	for _, r := range m.rows {
-		ours := r.cells[0]
-		for i, c := range r.cells {
+		ours := r.best(0)
+		for i := range r.cells {
+			c := r.best(i)
 			if c == nil {
 				if m.peers[i].pool || !r.warm {
-					t.Add(r.n, r.pool(), m.peers[i].name, nil, nil, nil, nil, nil, nil, nil)
+					t.Add(r.n, r.pool(), m.peers[i].name, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil)
 				}
 				continue
 			}
-			t.Add(r.n, r.pool(), m.peers[i].name, len(c.last),
+			var width any
+			if c.width > 0 {
+				width = min(c.width, r.n)
+			}
+			t.Add(r.n, r.pool(), m.peers[i].name, width, len(c.last),
 				report.Cell(c.p50Entered()), report.Cell(c.p50Entered()/ours.p50Entered()),
-				report.Cell(c.p50Answered()), report.Cell(report.Quantile(c.answered, 0.99)),
-				report.Cell(report.Quantile(c.last, 0.5)), report.Cell(c.p50Answered()/ours.p50Answered()))
+				report.Cell(c.p50Answered()), report.Cell(report.Quantile(c.answered, 0.25)),
+				report.Cell(report.Quantile(c.answered, 0.75)), report.Cell(report.Quantile(c.answered, 0.99)),
+				report.Cell(c.p50Last()), report.Cell(c.p50Answered()/ours.p50Answered()))
 		}
 	}
 	t.Notef("every time counts from the request for all n; p50 and p99 are of children, the last p50 is of forks; "+
 		"×: against %s", m.peers[0].name)
+	t.Notef("at a time: how many children the driver of a peer starts at a time. Each of %v was measured, and the row has "+
+		"the one whose forks were complete first; %s decides by itself", widths, m.peers[0].name)
 	t.Notef("pool warm: processes were waiting for the request; cold: starting them is part of it. A container is " +
 		"always started: there is nothing to fork")
 	m.notes(t)
@@ -93,7 +119,8 @@ func (m *matrix) costs() *report.Table {
 			{Name: "VMM CPU ms", Digits: 2}, {Name: "daemon CPU ms", Digits: 2}, {Name: "context switches"},
 			{Name: "system calls"}, {Name: "KVM exits"}, {Name: "host page faults"}, {Name: "private KiB"}}}
 	for _, r := range m.rows {
-		for i, c := range r.cells {
+		for i := range r.cells {
+			c := r.best(i)
 			if c == nil {
 				continue
 			}
@@ -122,7 +149,7 @@ func (m *matrix) chart(host report.Host) *report.Chart {
 	for _, r := range m.rows {
 		g := report.ChartGroup{Name: fmt.Sprintf("n = %d, pool %s", r.n, r.pool())}
 		for i, p := range m.peers {
-			switch cell := r.cells[i]; {
+			switch cell := r.best(i); {
 			case cell != nil:
 				g.Bars = append(g.Bars, report.ChartBar{Name: p.name, Value: cell.p50Answered(), Ours: i == 0})
 			case p.pool || !r.warm:

@@ -132,7 +132,7 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 		return err
 	}
 	defer f.Close()
-	tick, err := newTicker(stubPoll)
+	tick, err := NewTicker(stubPoll)
 	if err != nil {
 		return err
 	}
@@ -155,9 +155,9 @@ func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
 	}
 }
 
-// newTicker returns a timer of the kernel, of which eight bytes can be read in every period. Go's
+// NewTicker returns a timer of the kernel, of which eight bytes can be read in every period. Go's
 // own, in a program that is idle, is late by up to a millisecond: its poller waits for whole ones.
-func newTicker(period time.Duration) (*os.File, error) {
+func NewTicker(period time.Duration) (*os.File, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("make a timer: %w", err)

@@ -37,11 +37,11 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if writesAsOthers(&s.record) {
 		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	}
-	s.timing.Ready = time.Since(start)
 	s.record.Fork = fork
 	if err := writeRecord(s.live.dir, &s.record); err != nil {
 		return nil, err
 	}
+	s.timing.Ready = time.Since(start)
 	undo.Release()
 	return s, nil
 }
