@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-host test-vm test-intel test-race fuzz lint bench torture torture-intel soak compat package clean
+.PHONY: help setup build demo test test-host test-vm test-intel test-race vulncheck fuzz lint bench torture torture-intel soak compat package clean
 
 # What scripts/compat needs beside the rest.
 COMPAT_NEEDS = /usr/share/doc/python3-venv:python3-venv curl:curl
@@ -32,8 +32,11 @@ test-vm: setup build ## Run those that need VMs (in the emulated host where KVM 
 test-intel: setup build ## Run the VM tests on kvm-intel, in emulated Intel hosts of four kinds
 	@scripts/test intel
 
-test-race: setup build ## Run the tests of the VMM under the race detector (needs /dev/kvm)
+test-race: setup build ## Run the host's tests under the race detector, and the VMM's where KVM works
 	@scripts/test race
+
+vulncheck: ## Look up known vulnerabilities of what forkd calls (needs vuln.go.dev, or GOVULNDB=file://…)
+	@go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 fuzz: ## Fuzz every target for FUZZTIME (default 10s) each
 	@scripts/fuzz $(or $(FUZZTIME),10s)
