@@ -17,10 +17,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// onGuest calls f with a client of the guest that a request names.
+// onGuest calls f with a client of the guest that a request names. What the guest answers is of
+// the request's share.
 func (a *api) onGuest(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
 	return a.Manager.Use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
-		return f(ctx, agentclient.New(dial))
+		guest := agentclient.New(dial)
+		guest.Keep = shareOf(r).keep
+		return f(ctx, guest)
 	})
 }
 
@@ -180,7 +183,6 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 			return guest.ExecStream(ctx, run, o.data)
 		})
 	}
-	run.Keep = shareOf(r).keep
 	var res agentclient.ExecResult
 	err = a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		res, err = guest.Exec(ctx, run)
@@ -233,7 +235,6 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 	err = a.onGuest(r.Context(), r, "eval in", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		res, err = guest.Eval(ctx, req.Code, agentclient.EvalOptions{
 			ContextID: req.ContextID, Language: req.Language, Env: req.Env, Timeout: timeout, MaxOutput: maxOutput,
-			Keep: shareOf(r).keep,
 		})
 		return err
 	})

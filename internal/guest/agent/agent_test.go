@@ -236,7 +236,7 @@ func TestEvalThroughTheClient(t *testing.T) {
 	}
 	r, err = c.Eval(t.Context(), "'x' * 100000", agentclient.EvalOptions{MaxOutput: 1000})
 	if err != nil || !errors.Is(r.Err(), agentclient.ErrOutputTruncated) {
-		t.Fatalf("got %d outputs, truncated %v, %v", len(r.Outputs), r.Truncated, err)
+		t.Fatalf("got %+v, %v", r, err)
 	}
 	if r.Result == nil || !strings.HasPrefix(*r.Result, "'xxx") || !strings.HasSuffix(*r.Result, "(cut, 100002 bytes in all)") {
 		t.Errorf("the result is not cut but %v", r.Result)

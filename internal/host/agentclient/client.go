@@ -18,20 +18,16 @@ import (
 	"net/http"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"github.com/forkd/forkd/internal/proto/agentproto"
-	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
-	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
 // Bounds on what a guest may answer, in bytes.
 const (
 	maxControlReply  = 64 << 10
-	maxMessage       = 8 << 20 // one RPC message
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
 	maxHeaders       = 64 << 10
+	maxText          = 16 << 10 // of an error, or of how a command ended
 	defaultMaxOutput = 8 << 20
 )
 
@@ -48,8 +44,10 @@ type Client struct {
 	quiet time.Duration // agentproto.QuietTime
 	envd  *http.Client
 	code  *http.Client
-	procs processconnect.ProcessClient
-	tree  filesystemconnect.FilesystemClient
+
+	// Keep is called, if it is set, before so many more bytes of answers are kept: as text, or as
+	// what they are decoded into. An error of it ends the call. What streams, and files, is not kept.
+	Keep func(bytes int) error
 }
 
 // Hosts of the URLs that the client requests; the dial function ignores them.
@@ -63,10 +61,6 @@ func New(dial DialFunc) *Client {
 	c := &Client{dial: dial, quiet: agentproto.QuietTime}
 	c.envd = &http.Client{Transport: c.Transport(agentproto.EnvdPort)}
 	c.code = &http.Client{Transport: c.Transport(agentproto.CodeInterpreterPort)}
-	opts := []connect.ClientOption{connect.WithProtoJSON(), connect.WithReadMaxBytes(maxMessage),
-		connect.WithAcceptCompression("gzip", nil, nil)} // a message is bounded only as it is sent, not as it is unpacked
-	c.procs = processconnect.NewProcessClient(c.envd, envdURL, opts...)
-	c.tree = filesystemconnect.NewFilesystemClient(c.envd, envdURL, opts...)
 	return c
 }
 

@@ -315,7 +315,7 @@ func TestInputIsSentOnceWhateverTheGuestSays(t *testing.T) {
 func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
-			out := base64.StdEncoding.EncodeToString(make([]byte, 100_000))
+			out := base64.StdEncoding.EncodeToString(make([]byte, 40_000))
 			io.WriteString(c, streamHead+event(`{"start":{"pid":7}}`)+event(`{"data":{"stdout":"`+out+`"}}`)+event(`{"end":{"exited":true}}`))
 		}
 	})

@@ -50,8 +50,11 @@ func (e *Error) Error() string { return e.Op + ": " + e.Message }
 // remote turns an error of an RPC into an *Error if the guest sent it.
 func remote(op string, err error) error {
 	var ce *connect.Error
-	if errors.As(err, &ce) && connect.IsWireError(err) {
-		return &Error{Op: op, Code: Code(ce.Code().String()), Message: ce.Message()}
+	switch {
+	case errors.As(err, &ce) && connect.IsWireError(err):
+		return &Error{Op: op, Code: Code(ce.Code().String()), Message: cut(ce.Message(), maxText)}
+	case errors.Is(err, errTooMuch), ce != nil && ce.Code() == connect.CodeResourceExhausted:
+		return &Error{Op: op, Code: CodeInternal, Message: errTooMuch.Error()}
 	}
 	return fmt.Errorf("%s: %w", op, err)
 }
@@ -70,6 +73,7 @@ func httpError(op string, resp *http.Response) error {
 	if message == "" {
 		message = resp.Status
 	}
+	message = cut(message, maxText)
 	code := CodeInternal
 	switch resp.StatusCode {
 	case http.StatusBadRequest:

@@ -18,31 +18,22 @@ import (
 
 // EvalOptions are the optional parts of an evaluation.
 type EvalOptions struct {
-	ContextID string                // empty: the language's default context, whose state all such calls share
-	Language  string                // empty: python; not together with ContextID
-	Env       map[string]string     // for this call only
-	Timeout   time.Duration         // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
-	MaxOutput int                   // bytes kept of each of stdout and stderr, and of the rich results; 0: 8 MiB
-	Keep      func(bytes int) error // is called, if it is set, before so many more bytes are kept; an error of it ends the call
+	ContextID string            // empty: the language's default context, whose state all such calls share
+	Language  string            // empty: python; not together with ContextID
+	Env       map[string]string // for this call only
+	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+	MaxOutput int               // bytes kept of each of stdout and stderr, and of the result; 0: 8 MiB
 }
 
 // EvalResult is the end of an evaluation.
 type EvalResult struct {
-	Result    *string      // repr of the last expression; nil if the code has none or it is None
-	Outputs   []RichOutput // the result and what was displayed, as far as they have rich forms
+	Result    *string // repr of the last expression; nil if the code has none or it is None
 	Stdout    []byte
 	Stderr    []byte
 	Error     *EvalError // exception that ended the code
 	TimedOut  bool
 	Restarted bool // after TimedOut: the interpreter had to be killed, and its state is lost
 	Truncated bool // something was longer than MaxOutput and its rest was dropped
-}
-
-// RichOutput maps formats of the code interpreter protocol, such as "text", "html", "png" and
-// "json", to values; binary ones are base64.
-type RichOutput struct {
-	Main   bool // the value of the last expression, not something displayed
-	Fields map[string]json.RawMessage
 }
 
 // EvalError is an exception in evaluated code.
@@ -92,7 +83,7 @@ func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalR
 	if limit <= 0 {
 		limit = defaultMaxOutput
 	}
-	e := evaluation{limit: limit, keep: opts.Keep}
+	e := evaluation{limit: limit, keep: c.Keep}
 	e.stdout.limit, e.stderr.limit = limit, limit
 	err = e.run(callCtx, c.code, body)
 	e.result.Stdout, e.result.Stderr = e.stdout.buf.Bytes(), e.stderr.buf.Bytes()
@@ -108,7 +99,6 @@ type evaluation struct {
 	result         EvalResult
 	stdout, stderr capped
 	limit          int
-	richBytes      int
 	errorBytes     int
 	keep           func(int) error
 	longest        int // what the buffer of lines has grown to
@@ -116,7 +106,11 @@ type evaluation struct {
 
 // kept is how many bytes of the code's are kept.
 func (e *evaluation) kept() int {
-	return e.stdout.buf.Len() + e.stderr.buf.Len() + e.richBytes + e.errorBytes
+	n := e.stdout.buf.Len() + e.stderr.buf.Len() + e.errorBytes
+	if e.result.Result != nil {
+		n += len(*e.result.Result)
+	}
+	return n
 }
 
 // split is bufio.ScanLines of lines that are kept while they come.
@@ -193,37 +187,17 @@ func (e *evaluation) line(line []byte) (done bool, err error) {
 		ee := m.EvalError
 		e.result.Error, e.errorBytes = &ee, len(line)
 	case "result":
-		return false, e.rich(line, m.Main, m.Text)
+		if m.Main && e.result.Result == nil { // other forms of it, and what was displayed, are for E2B's clients
+			e.result.Truncated = e.result.Truncated || len(m.Text) > e.limit
+			text := cut(m.Text, e.limit)
+			e.result.Result = &text
+		}
 	case "timeout":
 		e.result.TimedOut, e.result.Restarted = true, m.Restarted
 	case "end_of_execution":
 		return true, nil
 	}
 	return false, nil
-}
-
-func (e *evaluation) rich(line []byte, main bool, text string) error {
-	if len(line) > e.limit-e.richBytes {
-		e.result.Truncated = true
-		if main && e.result.Result == nil {
-			text = cut(text, e.limit-e.richBytes)
-			e.result.Result = &text
-			e.richBytes = e.limit
-		}
-		return nil
-	}
-	e.richBytes += len(line)
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(line, &fields); err != nil {
-		return err
-	}
-	delete(fields, "type")
-	delete(fields, "is_main_result")
-	if main && e.result.Result == nil {
-		e.result.Result = &text
-	}
-	e.result.Outputs = append(e.result.Outputs, RichOutput{Main: main, Fields: fields})
-	return nil
 }
 
 // cut returns about limit bytes of the beginning of a text, in whole characters, and says how much

@@ -15,6 +15,7 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
+	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
 // ExecRequest is a command to run in the guest.
@@ -29,10 +30,6 @@ type ExecRequest struct {
 	Terminal  *Size         // a terminal for the command; its output is all Stdout
 	Timeout   time.Duration // 0: none; the guest kills the command's process group when it passes
 	MaxOutput int           // bytes kept of each of stdout and stderr; 0: 8 MiB. Used by Exec only
-
-	// Keep is called, if it is set, before Exec keeps so many more bytes of output. An error of it
-	// ends the call like one of the sink.
-	Keep func(bytes int) error
 
 	// Started is called, if it is set, as soon as the command runs. An error of it ends the call
 	// like one of the sink.
@@ -111,7 +108,7 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (ExecResult, error) 
 		if s == Stdout {
 			out = &stdout
 		}
-		if err := keep(req.Keep, min(len(p), out.room())); err != nil {
+		if err := keep(c.Keep, min(len(p), out.room())); err != nil {
 			return err
 		}
 		out.add(p)
@@ -200,7 +197,8 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 		req.Header().Set(agentproto.DefaultUserHeader, e.req.UserElse)
 	}
 	op := fmt.Sprintf("exec %q", e.req.Args[0])
-	stream, err := e.client.procs.Start(ctx, req)
+	stream, err := follow[process.StartRequest, process.StartResponse](ctx, e.client, processconnect.ProcessStartProcedure,
+		req)
 	if err != nil {
 		return none, remote(op, err)
 	}
@@ -252,10 +250,11 @@ func ended(end *process.ProcessEvent_EndEvent) ExecResult {
 	if end == nil {
 		return ExecResult{ExitCode: -1}
 	}
+	status := cut(end.GetStatus(), maxText)
 	if end.GetExited() {
-		return ExecResult{Outcome: Exited, ExitCode: int(end.GetExitCode()), Status: end.GetStatus()}
+		return ExecResult{Outcome: Exited, ExitCode: int(end.GetExitCode()), Status: status}
 	}
-	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(end.GetStatus()), Status: end.GetStatus()}
+	return ExecResult{Outcome: Signaled, ExitCode: -1, Signal: signalOf(status), Status: status}
 }
 
 // signalOf finds the signal that a status such as "signal: killed (core dumped)" names, in the
@@ -284,9 +283,9 @@ func notStarted(op string, err error) (ExecResult, error) {
 	if errors.As(err, &ce) && connect.IsWireError(err) {
 		switch ce.Code() {
 		case connect.CodeNotFound:
-			return ExecResult{Outcome: NotFound, ExitCode: -1, Status: ce.Message()}, nil
+			return ExecResult{Outcome: NotFound, ExitCode: -1, Status: cut(ce.Message(), maxText)}, nil
 		case connect.CodePermissionDenied:
-			return ExecResult{Outcome: NotExecutable, ExitCode: -1, Status: ce.Message()}, nil
+			return ExecResult{Outcome: NotExecutable, ExitCode: -1, Status: cut(ce.Message(), maxText)}, nil
 		}
 	}
 	return none, remote(op, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/envdproto/process"
+	"github.com/forkd/forkd/internal/proto/envdproto/process/processconnect"
 )
 
 // Size is that of a terminal, in characters. One that is 0 is the agent's to choose.
@@ -51,7 +52,8 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: data}}
 	req := connect.NewRequest(&process.SendInputRequest{Process: p.selector(), Input: in})
 	req.Header().Set(agentproto.TerminalHeader, "1")
-	_, err := p.client.procs.SendInput(ctx, req)
+	_, err := call[process.SendInputRequest, process.SendInputResponse](ctx, p.client, processconnect.ProcessSendInputProcedure,
+		small, req)
 	return p.fail("send input to", err)
 }
 
@@ -59,7 +61,8 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 func (p *Process) CloseStdin(ctx context.Context) error {
 	req := connect.NewRequest(&process.CloseStdinRequest{Process: p.selector()})
 	req.Header().Set(agentproto.TerminalHeader, "1")
-	_, err := p.client.procs.CloseStdin(ctx, req)
+	_, err := call[process.CloseStdinRequest, process.CloseStdinResponse](ctx, p.client, processconnect.ProcessCloseStdinProcedure,
+		small, req)
 	return p.fail("close the stdin of", err)
 }
 
@@ -67,13 +70,16 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 func (p *Process) Signal(ctx context.Context, s syscall.Signal) error {
 	req := connect.NewRequest(&process.SendSignalRequest{Process: p.selector(), Signal: process.Signal(s)})
 	req.Header().Set(agentproto.GroupHeader, "1")
-	_, err := p.client.procs.SendSignal(ctx, req)
+	_, err := call[process.SendSignalRequest, process.SendSignalResponse](ctx, p.client, processconnect.ProcessSendSignalProcedure,
+		small, req)
 	return p.fail("signal", err)
 }
 
 // Resize sets the size of the process's terminal.
 func (p *Process) Resize(ctx context.Context, s Size) error {
-	_, err := p.client.procs.Update(ctx, connect.NewRequest(&process.UpdateRequest{Process: p.selector(), Pty: s.message()}))
+	_, err := call[process.UpdateRequest, process.UpdateResponse](ctx, p.client, processconnect.ProcessUpdateProcedure,
+		small,
+		connect.NewRequest(&process.UpdateRequest{Process: p.selector(), Pty: s.message()}))
 	return p.fail("resize the terminal of", err)
 }
 
@@ -82,7 +88,8 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error, sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	op := fmt.Sprintf("attach to process %d", pid)
-	stream, err := c.procs.Connect(ctx, connect.NewRequest(&process.ConnectRequest{Process: c.Process(pid).selector()}))
+	stream, err := follow[process.ConnectRequest, process.ConnectResponse](ctx, c, processconnect.ProcessConnectProcedure,
+				connect.NewRequest(&process.ConnectRequest{Process: c.Process(pid).selector()}))
 	if err != nil {
 		return none, remote(op, err)
 	}
@@ -109,12 +116,14 @@ type ProcessInfo struct {
 
 // Processes returns the running processes that were started through the agent, oldest first.
 func (c *Client) Processes(ctx context.Context) ([]ProcessInfo, error) {
-	answer, err := c.procs.List(ctx, connect.NewRequest(&process.ListRequest{}))
+	answer, err := call[process.ListRequest, process.ListResponse](ctx, c, processconnect.ProcessListProcedure,
+		processes,
+		connect.NewRequest(&process.ListRequest{}))
 	if err != nil {
 		return nil, remote("list processes", err)
 	}
 	var list []ProcessInfo
-	for _, p := range answer.Msg.GetProcesses() {
+	for _, p := range answer.GetProcesses() {
 		cfg := p.GetConfig()
 		list = append(list, ProcessInfo{PID: p.GetPid(), Args: append([]string{cfg.GetCmd()}, cfg.GetArgs()...), Cwd: cfg.GetCwd()})
 	}

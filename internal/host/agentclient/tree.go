@@ -8,6 +8,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/forkd/forkd/internal/proto/envdproto/filesystem"
+	"github.com/forkd/forkd/internal/proto/envdproto/filesystem/filesystemconnect"
 )
 
 // Entry describes a file, a directory or a link of a guest, as the guest says.
@@ -45,22 +46,24 @@ func asUser[T any](user string, message *T) *connect.Request[T] {
 
 // Stat describes a path of the guest.
 func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
-	resp, err := c.tree.Stat(ctx, asUser(user, &filesystem.StatRequest{Path: path}))
+	e, err := call[filesystem.StatRequest, filesystem.StatResponse](ctx, c, filesystemconnect.FilesystemStatProcedure,
+		small, asUser(user, &filesystem.StatRequest{Path: path}))
 	if err != nil {
 		return Entry{}, remote("stat "+path, err)
 	}
-	return entryOf(resp.Msg.GetEntry()), nil
+	return entryOf(e.GetEntry()), nil
 }
 
 // List describes what is in a directory of the guest, and below it to a depth; 1 is the directory
 // alone.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
-	resp, err := c.tree.ListDir(ctx, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
+	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c, filesystemconnect.FilesystemListDirProcedure,
+				listing, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
 	if err != nil {
 		return nil, remote("list "+path, err)
 	}
-	list := make([]Entry, len(resp.Msg.GetEntries()))
-	for i, e := range resp.Msg.GetEntries() {
+	list := make([]Entry, len(answer.GetEntries()))
+	for i, e := range answer.GetEntries() {
 		list[i] = entryOf(e)
 	}
 	return list, nil
@@ -68,26 +71,30 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 
 // MakeDir makes a directory of the guest, and its parents. The error has CodeExists if it is there.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
-	resp, err := c.tree.MakeDir(ctx, asUser(user, &filesystem.MakeDirRequest{Path: path}))
+	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c, filesystemconnect.FilesystemMakeDirProcedure,
+				small, asUser(user, &filesystem.MakeDirRequest{Path: path}))
 	if err != nil {
 		return Entry{}, remote("make directory "+path, err)
 	}
-	return entryOf(resp.Msg.GetEntry()), nil
+	return entryOf(e.GetEntry()), nil
 }
 
 // Move gives a file or directory of the guest another path, making its parents.
 func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error) {
-	resp, err := c.tree.Move(ctx, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
+	e, err := call[filesystem.MoveRequest, filesystem.MoveResponse](ctx, c, filesystemconnect.FilesystemMoveProcedure,
+		small, asUser(user, &filesystem.MoveRequest{Source: from, Destination: to}))
 	if err != nil {
 		return Entry{}, remote("move "+from, err)
 	}
-	return entryOf(resp.Msg.GetEntry()), nil
+	return entryOf(e.GetEntry()), nil
 }
 
 // Remove removes a path of the guest with everything below it; one that is not there is removed
 // already.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
-	if _, err := c.tree.Remove(ctx, asUser(user, &filesystem.RemoveRequest{Path: path})); err != nil {
+	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c, filesystemconnect.FilesystemRemoveProcedure,
+				small, asUser(user, &filesystem.RemoveRequest{Path: path}))
+	if err != nil {
 		return remote("remove "+path, err)
 	}
 	return nil
@@ -106,7 +113,8 @@ func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	op := "watch " + path
-	stream, err := c.tree.WatchDir(ctx, asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
+	stream, err := follow[filesystem.WatchDirRequest, filesystem.WatchDirResponse](ctx, c, filesystemconnect.FilesystemWatchDirProcedure,
+				asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
 	if err != nil {
 		return remote(op, err)
 	}
