@@ -26,6 +26,34 @@ const (
 	MaxEntries = 4 << 20
 )
 
+// Bounds on a name: those of Linux for a path and for one part of it, and a depth that costs
+// whatever walks it little. A few compressed bytes may be a name of a megabyte.
+const (
+	maxName  = 4096 // bytes
+	maxPart  = 255  // bytes
+	maxParts = 255
+)
+
+// CheckName refuses the name of an archive's entry that no file system has.
+func CheckName(name string) error {
+	if len(name) > maxName {
+		return fmt.Errorf("the name %.50q… has %d bytes: want at most %d", name, len(name), maxName)
+	}
+	parts := 0
+	for part := range strings.SplitSeq(name, "/") {
+		if len(part) > maxPart {
+			return fmt.Errorf("a part of the name %.50q… has %d bytes: want at most %d", name, len(part), maxPart)
+		}
+		if part != "" && part != "." {
+			parts++
+		}
+	}
+	if parts > maxParts {
+		return fmt.Errorf("the name %.50q… has %d parts: want at most %d", name, parts, maxParts)
+	}
+	return nil
+}
+
 // Pack writes what is below dir to w as an archive, with permissions and times; dir itself is none
 // of its entries. If dir is a file, that is the only entry. Pipes and devices are named only. A
 // file that is written meanwhile has the length that it began with, and zeros where it became
@@ -146,6 +174,9 @@ func Unpack(r io.Reader, to Target) error {
 const maxPadding = 1 << 20
 
 func (t *Target) unpack(h *tar.Header, content io.Reader) error {
+	if err := CheckName(h.Name); err != nil {
+		return err
+	}
 	name, mode := filepath.Clean(strings.TrimLeft(h.Name, "/")), h.FileInfo().Mode().Perm()
 	if name == "." {
 		return nil
@@ -167,6 +198,9 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 			err = t.Root.Symlink(h.Linkname, name)
 		}
 	case tar.TypeLink:
+		if err = CheckName(h.Linkname); err != nil {
+			return err
+		}
 		if err = t.remove(name); err == nil {
 			err = t.Root.Link(filepath.Clean(strings.TrimLeft(h.Linkname, "/")), name)
 		}
@@ -182,7 +216,8 @@ func (t *Target) unpack(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// mkdirs makes a directory and its missing parents.
+// mkdirs makes a directory and its missing parents. It goes down from one to the next: a call by the
+// whole name walks all of them again.
 func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	info, err := t.Root.Stat(name)
 	switch {
@@ -191,18 +226,44 @@ func (t *Target) mkdirs(name string, mode fs.FileMode) error {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return err // such as a link that leads out
 	}
-	if parent := filepath.Dir(name); parent != name && parent != "." {
-		if err := t.mkdirs(parent, 0o755); err != nil {
+	at, end := t.Root, 0
+	for part := range strings.SplitSeq(name, "/") {
+		end += len(part)
+		path, bits := name[:end], fs.FileMode(0o755)
+		end++
+		if path == name {
+			bits = mode
+		}
+		next, err := t.enter(at, part, path, bits)
+		if at != t.Root {
+			at.Close()
+		}
+		if err != nil {
 			return err
 		}
+		at = next
 	}
-	if err := t.Root.Mkdir(name, mode); err != nil {
-		return err
+	return at.Close()
+}
+
+// enter opens a directory in another one, and makes it if it is missing. path is its whole name.
+func (t *Target) enter(at *os.Root, part, path string, mode fs.FileMode) (*os.Root, error) {
+	next, err := at.OpenRoot(part)
+	switch {
+	case err == nil:
+		return next, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return t.Root.OpenRoot(path) // a link may lead out of at, but not out of the tree
+	}
+	if err := at.Mkdir(part, mode); err != nil {
+		return nil, err
 	}
 	if t.Made != nil {
-		return t.Made(name)
+		if err := t.Made(path); err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	return at.OpenRoot(part)
 }
 
 // remove makes room for a new entry. Opening what is there instead could write through a link, or

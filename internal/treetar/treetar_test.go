@@ -253,3 +253,39 @@ func FuzzUnpack(f *testing.F) {
 		}
 	})
 }
+
+// No file system has such names, and whatever walks them takes its time.
+func TestNamesOfNoFileSystem(t *testing.T) {
+	for name, c := range map[string]string{
+		"a long name":       strings.Repeat("abc/", 1100) + "f",
+		"a long part":       "a/" + strings.Repeat("b", 256),
+		"a deep name":       strings.Repeat("a/", 255) + "b",
+		"a name of slashes": strings.Repeat("/", 5000) + "a",
+	} {
+		for _, typ := range []byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink} {
+			root, _, _ := open(t)
+			h := tar.Header{Typeflag: typ, Name: c, Mode: 0o755, Linkname: "x"}
+			if err := Unpack(archive(t, entry{h, ""}), Target{Root: root}); err == nil || !strings.Contains(err.Error(), "want at most") {
+				t.Errorf("%s, type %q: %v", name, typ, err)
+			}
+		}
+	}
+}
+
+// Directories are made below a link that stays within the tree, and Made is told of each once.
+func TestDirectoriesByALink(t *testing.T) {
+	root, dir, _ := open(t)
+	var made []string
+	deep := strings.Repeat("d/", 200)
+	err := Unpack(archive(t,
+		entry{tar.Header{Typeflag: tar.TypeDir, Name: "b/", Mode: 0o755}, ""},
+		entry{tar.Header{Typeflag: tar.TypeSymlink, Name: "a/l", Linkname: "../b"}, ""},
+		entry{tar.Header{Typeflag: tar.TypeReg, Name: "a/l/new/" + deep + "f", Mode: 0o644}, "text"},
+	), Target{Root: root, Made: func(name string) error { made = append(made, name); return nil }})
+	if p, err2 := os.ReadFile(dir + "/b/new/" + deep + "f"); err != nil || err2 != nil || string(p) != "text" {
+		t.Errorf("%q, %v, %v", p, err, err2)
+	}
+	if want := 4 + 200 + 1; len(made) != want || made[3] != "a/l/new" || made[4] != "a/l/new/d" {
+		t.Errorf("%d were made, want %d: %.40q…", len(made), want, made)
+	}
+}
