@@ -77,7 +77,7 @@ func writeContainer(ctx context.Context, w io.Writer, img v1.Image, local bool) 
 			return err
 		}
 	}
-	flat := mutate.Extract(img)
+	flat := mutate.Extract(boundedImage{img, ctx})
 	stop := context.AfterFunc(ctx, func() { _ = flat.Close() })
 	defer stop()
 	_, err := io.Copy(w, flat)

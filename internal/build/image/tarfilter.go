@@ -10,17 +10,20 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/forkd/forkd/internal/treetar"
 )
 
-// maxEntries bounds the entries of an archive, because each is remembered: a large distribution
-// image has 300,000.
-const maxEntries = 4 << 20
+// headerSize is what a hard link that waits for its file takes besides its names.
+const headerSize = 256
 
 // tarFilter copies an untrusted archive, entry by entry, into one that tar(1) may extract as root:
 //
 //   - names are relative, without "..", and do not pass through a symbolic link of the archive;
 //     hard links point to earlier files of the archive (links that come before their file are moved
 //     to the end);
+//   - names are no longer than a file system takes (treetar.CheckName), and together take no more
+//     than maxNames;
 //   - every name comes once, except directories;
 //   - of the extended attributes only user.* and security.capability are kept;
 //   - the content is not larger than maxBytes;
@@ -38,6 +41,7 @@ type tarFilter struct {
 	maxBytes int64
 	devices  bool // keep device nodes
 
+	names    nameBudget
 	seen     map[string]byte // type by name
 	made     map[string]bool // directories that have an entry of their own in out
 	empty    map[string]bool // regular files without content
@@ -165,9 +169,10 @@ func (f *tarFilter) entry(h *tar.Header, data io.Reader) error {
 		}
 		h.Name, h.Linkname = name, target
 		if _, ok := f.seen[target]; !ok {
-			if len(f.links) >= maxEntries {
-				return fmt.Errorf("more than %d hard links", maxEntries)
+			if err := f.names.keep(len(name) + len(target) + headerSize); err != nil {
+				return err
 			}
+			h.PAXRecords = nil // attributes are those of the file
 			f.links = append(f.links, h)
 			return nil
 		}
@@ -240,9 +245,6 @@ func (f *tarFilter) write(name string, h *tar.Header, data io.Reader) error {
 
 // claim records name and checks it against what came before.
 func (f *tarFilter) claim(name string, typ byte) error {
-	if len(f.seen) >= maxEntries {
-		return fmt.Errorf("more than %d entries", maxEntries)
-	}
 	if name == "." && typ != tar.TypeDir {
 		return errors.New("the root is not a directory")
 	}
@@ -251,7 +253,8 @@ func (f *tarFilter) claim(name string, typ byte) error {
 	} else if ok && (old != tar.TypeDir || typ != tar.TypeDir) {
 		return errors.New("the name appears twice")
 	}
-	for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+	for end := strings.LastIndexByte(name, '/'); end > 0; end = strings.LastIndexByte(name[:end], '/') {
+		dir := name[:end]
 		old, ok := f.seen[dir]
 		if ok && old == tar.TypeSymlink {
 			return fmt.Errorf("the path passes through the symbolic link %q: use the real path", dir)
@@ -263,14 +266,20 @@ func (f *tarFilter) claim(name string, typ byte) error {
 			break // its parents were checked when it came
 		}
 		// A parent may get its entry later, but it is a directory from now on.
+		if err := f.names.keep(0); err != nil { // its bytes are those of the name
+			return err
+		}
 		f.seen[dir] = tar.TypeDir
 	}
 	f.seen[name] = typ
-	return nil
+	return f.names.keep(len(name))
 }
 
 // relative returns a name of an archive without "./" or "/" before it; "." is the root itself.
 func relative(name string) (string, error) {
+	if err := treetar.CheckName(name); err != nil {
+		return "", err
+	}
 	if slices.Contains(strings.Split(name, "/"), "..") || strings.ContainsRune(name, 0) {
 		return "", errors.New("the name leaves the archive")
 	}
