@@ -32,3 +32,27 @@ func CheckExtents(extents []vm.Extent, layerSizes []uint64) error {
 	}
 	return nil
 }
+
+// CheckSaved reports whether a VMM whose guest has memoryBytes of memory can have described the layer
+// that it saved with extents: at most limit of them, valid over that one layer, and each at the
+// offset of its memory, without the device hole.
+func CheckSaved(extents []vm.Extent, memoryBytes uint64, limit int) error {
+	if len(extents) > limit {
+		return fmt.Errorf("%d extents: at most %d were asked for", len(extents), limit)
+	}
+	if err := CheckExtents(extents, []uint64{memoryBytes}); err != nil {
+		return err
+	}
+	for i, e := range extents {
+		linear := e.GPA
+		if e.GPA >= vm.HoleEnd {
+			linear -= vm.HoleEnd - vm.HoleStart
+		} else if e.GPA+e.Length > vm.HoleStart {
+			return fmt.Errorf("extent %d: reaches into the device hole", i)
+		}
+		if e.Offset != linear {
+			return fmt.Errorf("extent %d: memory at %#x has the offset %d in a layer, not %d", i, e.GPA, linear, e.Offset)
+		}
+	}
+	return nil
+}

@@ -165,7 +165,11 @@ func (m *Manifest) Encode() ([]byte, error) {
 		return nil, fmt.Errorf("encode manifest: %w", err)
 	}
 	m.Checksum = sum
-	return m.marshal()
+	p, err := m.marshal()
+	if err == nil && len(p) > MaxManifest {
+		err = fmt.Errorf("encode manifest: %d bytes: more than %d; give it a smaller environment", len(p), MaxManifest)
+	}
+	return p, err
 }
 
 func (m *Manifest) marshal() ([]byte, error) {

@@ -30,10 +30,14 @@ const MaxExtents = 32768
 // MaxMemoryMap is the largest memory.map, in bytes.
 const MaxMemoryMap = len(mapMagic) + 4 + 4 + MaxExtents*extentSize + mapCRCSize
 
-// EncodeMemoryMap returns the bytes of memory.map.
-func EncodeMemoryMap(extents []vm.Extent) ([]byte, error) {
+// EncodeMemoryMap returns the bytes of memory.map. It refuses what ParseMemoryMap would refuse for
+// the same sizes.
+func EncodeMemoryMap(extents []vm.Extent, layerSizes []uint64, ramEnd uint64) ([]byte, error) {
 	if len(extents) > MaxExtents {
 		return nil, fmt.Errorf("encode memory map: %d extents: more than %d", len(extents), MaxExtents)
+	}
+	if err := checkMemoryMap(extents, layerSizes, ramEnd); err != nil {
+		return nil, fmt.Errorf("encode memory map: %w", err)
 	}
 	var w codec.Writer
 	w.Raw([]byte(mapMagic))
@@ -75,13 +79,20 @@ func ParseMemoryMap(p []byte, layerSizes []uint64, ramEnd uint64) ([]vm.Extent, 
 	if sum != crc(p[:body]) {
 		return nil, errors.New("memory map: wrong checksum: the file is damaged")
 	}
-	if err := memlayer.CheckExtents(extents, layerSizes); err != nil {
+	if err := checkMemoryMap(extents, layerSizes, ramEnd); err != nil {
 		return nil, fmt.Errorf("memory map: %w", err)
 	}
-	if n := len(extents); n > 0 && extents[n-1].GPA+extents[n-1].Length > ramEnd {
-		return nil, fmt.Errorf("memory map: extent %d ends behind guest memory (%#x)", n-1, ramEnd)
-	}
 	return extents, nil
+}
+
+func checkMemoryMap(extents []vm.Extent, layerSizes []uint64, ramEnd uint64) error {
+	if err := memlayer.CheckExtents(extents, layerSizes); err != nil {
+		return err
+	}
+	if n := len(extents); n > 0 && extents[n-1].GPA+extents[n-1].Length > ramEnd {
+		return fmt.Errorf("extent %d ends behind guest memory (%#x)", n-1, ramEnd)
+	}
+	return nil
 }
 
 func crc(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)) }

@@ -18,7 +18,7 @@ func sampleMap() ([]vm.Extent, []uint64, uint64) {
 
 func TestMemoryMapRoundTrip(t *testing.T) {
 	extents, sizes, end := sampleMap()
-	p, err := EncodeMemoryMap(extents)
+	p, err := EncodeMemoryMap(extents, sizes, end)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +31,8 @@ func TestMemoryMapRoundTrip(t *testing.T) {
 // The bytes are those that every forkd has written: messages may change their encoding, this file
 // may not.
 func TestMemoryMapBytes(t *testing.T) {
-	extents, _, _ := sampleMap()
-	p, err := EncodeMemoryMap(extents)
+	extents, sizes, end := sampleMap()
+	p, err := EncodeMemoryMap(extents, sizes, end)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestMemoryMapBytes(t *testing.T) {
 
 func TestMemoryMapDamageIsRefused(t *testing.T) {
 	extents, sizes, end := sampleMap()
-	p, err := EncodeMemoryMap(extents)
+	p, err := EncodeMemoryMap(extents, sizes, end)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestMemoryMapDamageIsRefused(t *testing.T) {
 
 func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	extents, sizes, end := sampleMap()
-	p, err := EncodeMemoryMap(extents)
+	p, err := EncodeMemoryMap(extents, sizes, end)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,14 +84,41 @@ func TestMemoryMapIsCheckedAgainstItsFiles(t *testing.T) {
 	if _, err := ParseMemoryMap(p, sizes, 4*vm.PageSize); err == nil {
 		t.Error("RAM too small: accepted")
 	}
-	if _, err := EncodeMemoryMap(make([]vm.Extent, MaxExtents+1)); err == nil {
-		t.Error("too many extents: encoded")
+}
+
+// A map that could not be read back is not written: its snapshot would be published, and every fork
+// of it would fail.
+func TestMemoryMapIsCheckedBeforeItIsWritten(t *testing.T) {
+	const page = vm.PageSize
+	sizes, end := []uint64{8 * page}, uint64(8*page)
+	many := make([]vm.Extent, MaxExtents+1)
+	for i := range many {
+		many[i] = vm.Extent{GPA: 2 * uint64(i) * page, Length: page}
+	}
+	for name, c := range map[string]struct {
+		extents []vm.Extent
+		sizes   []uint64
+		end     uint64
+	}{
+		"too many extents":      {many, sizes, 1 << 40},
+		"outside of its layer":  {[]vm.Extent{{Length: 9 * page}}, sizes, end * 2},
+		"outside of the memory": {[]vm.Extent{{GPA: 8 * page, Length: page}}, sizes, end},
+		"a layer too few":       {[]vm.Extent{{Length: page, Layer: 1}}, sizes, end},
+		"descending":            {[]vm.Extent{{GPA: page, Length: page}, {Length: page}}, sizes, end},
+		"not a whole page":      {[]vm.Extent{{Length: 1}}, sizes, end},
+	} {
+		if _, err := EncodeMemoryMap(c.extents, c.sizes, c.end); err == nil {
+			t.Errorf("%s: encoded", name)
+		}
+	}
+	if _, err := EncodeMemoryMap([]vm.Extent{{Length: page}}, sizes, end); err != nil {
+		t.Error(err)
 	}
 }
 
 func FuzzParseMemoryMap(f *testing.F) {
 	extents, sizes, end := sampleMap()
-	p, err := EncodeMemoryMap(extents)
+	p, err := EncodeMemoryMap(extents, sizes, end)
 	if err != nil {
 		f.Fatal(err)
 	}

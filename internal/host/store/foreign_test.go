@@ -33,7 +33,7 @@ func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string, c
 		}
 		return snapshot.File{Owner: m.ID, Bytes: uint64(len(p))}
 	}
-	p, err := snapshot.EncodeMemoryMap([]vm.Extent{{Length: layerBytes}})
+	p, err := snapshot.EncodeMemoryMap([]vm.Extent{{Length: layerBytes}}, []uint64{layerBytes}, like.Machine.MemoryBytes)
 	if err != nil {
 		t.Fatal(err)
 	}

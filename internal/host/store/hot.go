@@ -53,24 +53,24 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	if err != nil {
 		return err
 	}
-	p, err := snapshot.EncodeMemoryMap(extents)
+	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
+	if err := g.linkMemory(m); err != nil {
+		return err
+	}
+	m.Memory = append(m.Memory, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
+	p, err := encodeMap(m, extents)
 	if err != nil {
 		return err
 	}
 	if err := g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) }); err != nil {
 		return err
 	}
-	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
 	if m.State, err = g.describe(snapshot.StateFile); err != nil {
 		return err
 	}
 	if m.Map, err = g.describe(snapshot.MemoryMapFile); err != nil {
 		return err
 	}
-	if err := g.linkMemory(m); err != nil {
-		return err
-	}
-	m.Memory = append(m.Memory, snapshot.File{Owner: g.id, Bytes: uint64(st.Size())})
 	if m.Disk != nil {
 		if err := g.linkDisk(m.Disk, disk); err != nil {
 			return err

@@ -151,21 +151,19 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 	if h.state, err = s.openAlone(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
 		return damaged(snapshot.StateFile, err)
 	}
-	sizes := make([]uint64, len(m.Memory))
-	for i, l := range m.Memory {
+	for _, l := range m.Memory {
 		f, err := s.openLayer(dir, m, l, unflushed)
 		if err != nil {
 			return damaged(snapshot.MemoryLayerFile, err)
 		}
 		h.layers = append(h.layers, f)
-		sizes[i] = l.Bytes
 	}
 	p, err := s.readBounded(filepath.Join(dir, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
 	if err == nil && uint64(len(p)) != m.Map.Bytes {
 		err = fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
 	}
 	if err == nil {
-		h.extents, err = snapshot.ParseMemoryMap(p, sizes, vm.RAMEnd(m.Machine.MemoryBytes))
+		h.extents, err = snapshot.ParseMemoryMap(p, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
 	}
 	if err != nil {
 		return damaged(snapshot.MemoryMapFile, err)

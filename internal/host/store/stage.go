@@ -133,7 +133,12 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent) error {
 		}
 		m.Disk.Base = g.basing.base
 	}
-	p, err := snapshot.EncodeMemoryMap(extents)
+	layer, err := g.own(snapshot.MemoryLayerFile)
+	if err != nil {
+		return err
+	}
+	m.Memory = append(m.Memory, layer)
+	p, err := encodeMap(m, extents)
 	if err != nil {
 		return err
 	}
@@ -147,11 +152,6 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent) error {
 	if m.Map, err = g.own(snapshot.MemoryMapFile); err != nil {
 		return err
 	}
-	layer, err := g.own(snapshot.MemoryLayerFile)
-	if err != nil {
-		return err
-	}
-	m.Memory = append(m.Memory, layer)
 	if m.Disk != nil {
 		if layer, err = g.own(snapshot.DiskLayerFile); err != nil {
 			return err
@@ -171,6 +171,20 @@ func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent) error {
 		return err
 	}
 	return atomicfile.SyncDir(g.store.snapshots())
+}
+
+// encodeMap returns the memory.map of a snapshot that has all its memory layers.
+func encodeMap(m *snapshot.Manifest, extents []vm.Extent) ([]byte, error) {
+	return snapshot.EncodeMemoryMap(extents, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
+}
+
+// layerSizes returns the lengths of the memory layers of a snapshot.
+func layerSizes(m *snapshot.Manifest) []uint64 {
+	sizes := make([]uint64, len(m.Memory))
+	for i, l := range m.Memory {
+		sizes[i] = l.Bytes
+	}
+	return sizes
 }
 
 // flushMemory copies the memory layer to disk, where own then flushes it.

@@ -146,7 +146,7 @@ func (m *BranchResult) Parse(r *codec.Reader) error {
 	if err := m.Save.Parse(r); err != nil {
 		return err
 	}
-	m.Serial, m.Mode, m.Fallback, m.Kept = r.U64(), vm.BranchMode(r.U8()), r.String(), r.Bool()
+	m.Serial, m.Mode, m.Fallback, m.Kept = r.U64(), vm.BranchMode(r.U8()), parseText(r), r.Bool()
 	m.Pause, m.Arm = parseDuration(r), parseDuration(r)
 	return r.Err()
 }

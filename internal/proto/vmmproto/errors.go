@@ -27,6 +27,6 @@ func (m *Error) Append(w *codec.Writer) {
 
 // Parse decodes m.
 func (m *Error) Parse(r *codec.Reader) error {
-	*m = Error{Code: vm.ErrorCode(r.U8()), Text: r.String()}
+	*m = Error{Code: vm.ErrorCode(r.U8()), Text: parseText(r)}
 	return r.Err()
 }

@@ -5,6 +5,11 @@
 //
 // The package has the messages and their encoding, not the socket. Both sides check the version in
 // Create.
+//
+// A guest may have taken its VMM over, so nothing that a VMM says is trusted. Parse bounds its texts,
+// its durations and the pages of Written. What takes more than the message to judge, package
+// vmmclient checks where it arrives: the extents of a saved layer, and whether a message was asked
+// for.
 package vmmproto
 
 import (
@@ -253,8 +258,8 @@ func parseRanges(r *codec.Reader) []vm.Range {
 // Append encodes m.
 func (m *Written) Append(w *codec.Writer) { appendRanges(w, m.Ranges) }
 
-// Parse decodes m. What a VMM answers is not trusted: its daemon passes it on to the VMMs of other
-// sandboxes, each of which copies these pages.
+// Parse decodes m. The daemon passes the pages on to the VMMs of other sandboxes, each of which
+// copies them, so there are at most MaxWritten, in ascending order.
 func (m *Written) Parse(r *codec.Reader) error {
 	m.Ranges = parseRanges(r)
 	pages, end := uint64(0), uint64(0)
@@ -339,6 +344,6 @@ func (m *Exit) Append(w *codec.Writer) {
 
 // Parse decodes m.
 func (m *Exit) Parse(r *codec.Reader) error {
-	*m = Exit{Reason: vm.ExitReason(r.U8()), Detail: r.String()}
+	*m = Exit{Reason: vm.ExitReason(r.U8()), Detail: parseText(r)}
 	return r.Err()
 }
