@@ -121,7 +121,9 @@ func (g *stubGuest) save(ctx context.Context, v vmpool.VMM, undo *cleanup.Stack)
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err := v.Save(ctx, vmmproto.Save{MaxExtents: 1024}, vmmclient.SaveFiles{State: state, Layer: layer})
+	r, err := v.Save(ctx, vmmproto.Save{MaxExtents: 1024}, vmmclient.SaveFiles{
+		MemoryBytes: g.shape.MemoryBytes, State: state, Layer: layer,
+	})
 	if err == nil {
 		g.state, err = os.ReadFile(state.Name())
 	}
@@ -235,7 +237,7 @@ func (g *stubGuest) awaitFill(ctx context.Context, v vmpool.VMM) error {
 func (g *stubGuest) branch(ctx context.Context, v vmpool.VMM, top, next *os.File) (err error) {
 	var undo cleanup.Stack
 	defer undo.Run()
-	files := vmmclient.BranchFiles{}
+	files := vmmclient.BranchFiles{MemoryBytes: g.shape.MemoryBytes}
 	if files.State, err = g.newFile(&undo, "state"); err != nil {
 		return err
 	}

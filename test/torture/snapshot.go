@@ -104,7 +104,9 @@ func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	if err := v.Pause(ctx); err != nil {
 		return nil, err
 	}
-	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: s.state, Layer: layer})
+	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{
+		MemoryBytes: v.rig.shape.MemoryBytes, State: s.state, Layer: layer,
+	})
 	if err != nil {
 		return nil, err
 	}

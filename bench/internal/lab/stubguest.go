@@ -94,7 +94,9 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 	}
 	defer layer.Close()
 	const maxExtents = 64
-	saved, err := vmm.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
+	saved, err := vmm.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{
+		MemoryBytes: machine.MemoryBytes, State: state, Layer: layer,
+	})
 	if err != nil {
 		return err
 	}

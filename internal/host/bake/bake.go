@@ -345,7 +345,9 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		return nil, nil, err
 	}
 	defer layer.Close()
-	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, vmmclient.SaveFiles{State: state, Layer: layer})
+	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, vmmclient.SaveFiles{
+		MemoryBytes: b.req.MemoryMiB << 20, State: state, Layer: layer,
+	})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -186,7 +186,7 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.staging.Discard)
-	files := vmmclient.BranchFiles{}
+	files := vmmclient.BranchFiles{MemoryBytes: b.lease.Manifest().Machine.MemoryBytes}
 	if b.state, err = b.create(snapshot.StateFile); err != nil {
 		return err
 	}

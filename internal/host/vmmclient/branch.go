@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // BranchFiles are the files of a branch; the caller keeps and closes its own descriptors.
 type BranchFiles struct {
+	MemoryBytes uint64 // of the guest: what the VMM says of the layer is checked against it
+
 	State  *os.File   // empty
 	Layer  *os.File   // empty; on tmpfs if children are to run on it
 	Tops   []*os.File // formatted, one for every disk
@@ -39,11 +42,40 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	v.expect(req.Serial) // the end may be announced before the answer is read
 	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
 	result.Serial = req.Serial // whatever the VMM says
+	if err == nil {
+		if wrong := checkBranch(&req, &result, files.MemoryBytes); wrong != nil {
+			result, err = vmmproto.BranchResult{}, v.condemn(wrong)
+		}
+	}
 	if err != nil || result.Mode != vm.BranchLive {
 		v.stopExpecting(req.Serial)
 		v.tighten(err)
 	}
 	return result, err
+}
+
+// checkBranch reports whether a VMM whose guest has so much memory can have answered a request so.
+// The daemon composes the snapshot's map of the extents, and fills gaps between them itself.
+func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uint64) error {
+	fellBack := req.Mode == vm.BranchLive && r.Mode == vm.BranchDiff
+	switch {
+	case r.Mode != req.Mode && !fellBack:
+		return fmt.Errorf("branch: it was done as %v instead of %v", r.Mode, req.Mode)
+	case r.Kept && !req.Keep:
+		return errors.New("branch: it keeps pages in mind that it was not asked to")
+	}
+	return checkSaved(&r.Save, req.MaxExtents, memoryBytes)
+}
+
+// checkSaved is checkBranch for what a VMM says of the layer that it wrote.
+func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) error {
+	if r.LayerBytes != memoryBytes || r.DirtyBytes > memoryBytes {
+		return fmt.Errorf("a memory layer of %d bytes, %d of them written: its guest has %d", r.LayerBytes, r.DirtyBytes, memoryBytes)
+	}
+	if err := memlayer.CheckSaved(r.Extents, memoryBytes, int(maxExtents)); err != nil {
+		return fmt.Errorf("memory layer: %w", err)
+	}
+	return nil
 }
 
 // Rebase puts mappings of the complete memory layer of the branch that BranchResult.Serial names,

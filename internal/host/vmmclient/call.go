@@ -65,7 +65,10 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 		if r.err != nil || result == nil {
 			return r.err
 		}
-		return result.Parse(codec.NewReader(r.body))
+		if err := parse(result, codec.NewReader(r.body)); err != nil {
+			return v.condemn(fmt.Errorf("answer of %d bytes to request %d: %w", len(r.body), kind, err))
+		}
+		return nil
 	case <-v.lost:
 		return v.gone()
 	case <-ctx.Done():
@@ -94,19 +97,22 @@ func (v *VMM) withdraw(answer chan reply) {
 	}
 }
 
+// errUnasked says that a reply has no request.
+var errUnasked = errors.New("an answer without a request")
+
 // deliver hands a reply to its request, which may not wait for it any more, and lets the next
-// request be sent. It reports whether there was a request.
-func (v *VMM) deliver(r reply) bool {
+// request be sent. It returns errUnasked if there was no request.
+func (v *VMM) deliver(r reply) error {
 	v.mu.Lock()
 	answer := v.answer
 	v.answer = nil
 	v.mu.Unlock()
 	if answer == nil {
-		return false
+		return errUnasked
 	}
 	answer <- r
 	<-v.turn
-	return true
+	return nil
 }
 
 func (v *VMM) noAnswer(ctx context.Context) error {

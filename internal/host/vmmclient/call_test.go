@@ -110,7 +110,7 @@ func TestAnAnswerBeforeTheRequestEndsItsTurnOnce(t *testing.T) {
 		v.turn <- struct{}{}
 		answer := make(chan reply, 1)
 		v.replyTo(answer)
-		if early && !v.deliver(reply{}) {
+		if early && v.deliver(reply{}) != nil {
 			t.Fatal("the early answer found no request")
 		}
 		within(t, "taking a request back", func() { v.withdraw(answer) })

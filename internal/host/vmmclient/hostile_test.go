@@ -79,13 +79,11 @@ func TestUnaskedMessagesDoNotBlockTheClient(t *testing.T) {
 	(&vmmproto.Branched{Serial: 1}).Append(&branched)
 	for range 5 {
 		for _, kind := range []vmmproto.Kind{vmmproto.KindBranched, vmmproto.KindExit, 200} {
-			if err := vmm.Send(kind, branched.Bytes()); err != nil {
-				t.Fatal(err)
-			}
+			_ = vmm.Send(kind, branched.Bytes()) // the client hangs up at the first that no VMM sends
 		}
 	}
 	for range 5 {
-		_ = vmm.Send(vmmproto.KindOK, nil) // the client hangs up: it has asked nothing
+		_ = vmm.Send(vmmproto.KindOK, nil) // nothing was asked
 	}
 	within(t, "end of a hostile VMM", func() {
 		if err := v.proc.Kill(); err != nil {

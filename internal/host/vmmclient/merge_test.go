@@ -27,7 +27,7 @@ func TestManyBranchesOfOneVM(t *testing.T) {
 		if i%10 == 0 {
 			source.sh(t, fmt.Sprintf("echo %d > /root/n%d; echo %d > /root/last; sync", i, i, i))
 		}
-		branchAway(t, source)
+		branchAway(t, source, shape.MemoryBytes)
 		if i%between == between-1 {
 			mergeTops(t, source, first)
 		}
@@ -56,7 +56,7 @@ func descriptors(t *testing.T, v *testVM) int {
 }
 
 // branchAway branches v and keeps nothing of the branch but the frozen top.
-func branchAway(t *testing.T, v *testVM) {
+func branchAway(t *testing.T, v *testVM, memory uint64) {
 	t.Helper()
 	var files [2]*os.File
 	for i := range files {
@@ -70,7 +70,7 @@ func branchAway(t *testing.T, v *testVM) {
 	}
 	top := newTop(t, v.disk.SizeBytes)
 	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: 4096},
-		vmmclient.BranchFiles{State: files[0], Layer: files[1], Tops: []*os.File{top}, Frozen: v.frozen(t)})
+		vmmclient.BranchFiles{MemoryBytes: memory, State: files[0], Layer: files[1], Tops: []*os.File{top}, Frozen: v.frozen(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

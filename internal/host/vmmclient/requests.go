@@ -31,6 +31,8 @@ type RestoreFiles struct {
 
 // SaveFiles are the empty files that a save fills.
 type SaveFiles struct {
+	MemoryBytes uint64 // of the guest: what the VMM says of the layer is checked against it
+
 	State *os.File
 	Layer *os.File
 }
@@ -105,6 +107,11 @@ func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (res
 		return result, err
 	}
 	err = v.call(ctx, vmmproto.KindSave, &req, descriptors(files.State, files.Layer), &result)
+	if err == nil {
+		if wrong := checkSaved(&result, req.MaxExtents, files.MemoryBytes); wrong != nil {
+			result, err = vmmproto.SaveResult{}, v.condemn(wrong)
+		}
+	}
 	v.tighten(err)
 	return result, err
 }

@@ -190,7 +190,9 @@ func save(t *testing.T, v *testVM, shape vm.Shape) *saved {
 	if err := v.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.result, err = v.Save(t.Context(), vmmproto.Save{MaxExtents: 64}, vmmclient.SaveFiles{State: s.state, Layer: s.layer})
+	s.result, err = v.Save(t.Context(), vmmproto.Save{MaxExtents: 64}, vmmclient.SaveFiles{
+		MemoryBytes: shape.MemoryBytes, State: s.state, Layer: s.layer,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,8 @@ func branch(t *testing.T, v *testVM, base *saved, mode vm.BranchMode) *saved {
 	}
 	top := newTop(t, v.disk.SizeBytes)
 	r, err := v.Branch(t.Context(), vmmproto.Branch{Mode: mode, MaxExtents: 4096},
-		vmmclient.BranchFiles{State: s.state, Layer: s.layer, Tops: []*os.File{top}, Frozen: v.frozen(t)})
+		vmmclient.BranchFiles{MemoryBytes: base.shape.MemoryBytes, State: s.state, Layer: s.layer, Tops: []*os.File{top},
+			Frozen: v.frozen(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/jail/violation"
-	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -79,6 +78,7 @@ type VMM struct {
 
 	mu     sync.Mutex
 	exit   vm.Exit
+	broke  error                             // how the VMM broke the protocol, see condemn; nil: it has not
 	answer chan reply                        // of the request under way, nil if there is none; has room for one
 	copies map[uint64]chan vmmproto.Branched // ends of live branches under way, by serial; each has room for one
 }
@@ -88,6 +88,7 @@ type VMM struct {
 var (
 	ErrGone     = errors.New("the VMM has ended")
 	ErrNoAnswer = errors.New("the VMM does not answer; delete the sandbox if that lasts")
+	ErrHostile  = errors.New("the VMM broke the control protocol and was killed")
 )
 
 // Spawn starts a VMM and makes its machine, empty and paused. On failure nothing is left behind.
@@ -167,83 +168,15 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 	return v
 }
 
-// receive sorts what the VMM sends until the connection ends. It never waits for whom it is for: a
-// VMM that its guest has taken over may send anything, and must still be reaped.
-func (v *VMM) receive() {
-	defer close(v.lost)
-	defer close(v.conns)
-	for {
-		kind, body, fds, err := v.ctl.Receive()
-		if err != nil {
-			return
-		}
-		switch kind {
-		case vmmproto.KindOK, vmmproto.KindError:
-			r := reply{body: append([]byte(nil), body...)}
-			if kind == vmmproto.KindError {
-				r = reply{err: reported(body)}
-			}
-			if !v.deliver(r) {
-				ctlsock.CloseAll(fds)
-				v.ctl.Shutdown()
-				return
-			}
-		case vmmproto.KindExit:
-			v.mu.Lock()
-			_ = (*vmmproto.Exit)(&v.exit).Parse(codec.NewReader(body))
-			v.mu.Unlock()
-		case vmmproto.KindBranched:
-			var b vmmproto.Branched
-			if b.Parse(codec.NewReader(body)) == nil {
-				v.announce(b)
-			}
-		case vmmproto.KindStalled:
-			select {
-			case v.stalled <- struct{}{}:
-			default: // nobody has looked at the last one yet
-			}
-		case vmmproto.KindConn:
-			fds = v.guestConn(codec.NewReader(body).U32(), fds)
-		}
-		ctlsock.CloseAll(fds)
-	}
-}
-
-// reported returns the error that a VMM answers with.
-func reported(body []byte) error {
-	var e vmmproto.Error
-	if err := e.Parse(codec.NewReader(body)); err != nil {
-		return fmt.Errorf("the VMM reports an error that cannot be read: %w", err)
-	}
-	return e.Err()
-}
-
-// guestConn hands a stream to Conns and returns the descriptors it did not take. A stream that
-// nobody is waiting for is refused: the guest must not fill the daemon.
-func (v *VMM) guestConn(port uint32, fds []int) []int {
-	if len(fds) != 1 {
-		return fds
-	}
-	f := os.NewFile(uintptr(fds[0]), "guest stream")
-	conn, err := net.FileConn(f)
-	_ = f.Close()
-	if err != nil {
-		return nil
-	}
-	select {
-	case v.conns <- Conn{Port: port, Conn: conn}:
-	default:
-		_ = conn.Close()
-	}
-	return nil
-}
-
 // reap waits for the end of the process and of its connection, then announces it.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
 	<-v.lost // the exit event may still be in the socket
 	v.mu.Lock()
-	if v.exit.Reason == 0 {
+	switch {
+	case v.broke != nil:
+		v.exit = vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm broke the control protocol and was killed: " + v.broke.Error()}
+	case v.exit.Reason == 0:
 		v.exit = v.killed()
 	}
 	v.mu.Unlock()
@@ -272,7 +205,7 @@ func (v *VMM) lastWords() string {
 	}
 	const most = 2000 // bytes
 	if text := strings.TrimSpace(said[:min(len(said), most)]); text != "" {
-		return ": " + text
+		return ": " + vmmproto.Text(text)
 	}
 	return ""
 }

@@ -1,0 +1,145 @@
+package vmmclient
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// maxUnasked is how many messages a VMM may send between two answers. It has at most eight to send:
+// four streams that its guest opened after a boot, that its disks have no room, the ends of two live
+// branches, and its exit.
+const maxUnasked = 16
+
+// receive sorts what the VMM sends until the connection ends. It never waits for a receiver: a VMM
+// that its guest has taken over may send anything, and must still be reaped. A VMM that sends what
+// no VMM of this build sends is killed.
+func (v *VMM) receive() {
+	defer close(v.lost)
+	defer close(v.conns)
+	for unasked := 0; ; {
+		kind, body, fds, err := v.ctl.Receive()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, os.ErrClosed) {
+				_ = v.condemn(err)
+			}
+			return
+		}
+		if unasked++; kind == vmmproto.KindOK || kind == vmmproto.KindError {
+			unasked = 0
+		}
+		if unasked > maxUnasked {
+			ctlsock.CloseAll(fds)
+			_ = v.condemn(fmt.Errorf("it sent more than %d messages that it was not asked for", maxUnasked))
+			return
+		}
+		if err := v.take(kind, body, fds); err != nil {
+			_ = v.condemn(err)
+			return
+		}
+	}
+}
+
+// condemn kills a VMM that broke the protocol: it has a defect, or its guest has taken it over. Exit
+// says why, and so does the error that is returned, an ErrHostile.
+func (v *VMM) condemn(why error) error {
+	v.mu.Lock()
+	if v.broke == nil {
+		v.broke = why
+	}
+	v.mu.Unlock()
+	_ = v.proc.Kill() // it fails only if the process has ended
+	v.ctl.Shutdown()
+	return fmt.Errorf("forkd-vmm %s: %w: %w", v.id, ErrHostile, why)
+}
+
+// take handles one message. An error means that no VMM of this build would have sent it.
+func (v *VMM) take(kind vmmproto.Kind, body []byte, fds []int) error {
+	if kind == vmmproto.KindConn {
+		return v.guestConn(body, fds)
+	}
+	if len(fds) > 0 {
+		ctlsock.CloseAll(fds)
+		return fmt.Errorf("it sent %d descriptors with message %d, which has none", len(fds), kind)
+	}
+	r := codec.NewReader(body)
+	var err error
+	switch kind {
+	case vmmproto.KindOK:
+		err = v.deliver(reply{body: append([]byte(nil), body...)})
+	case vmmproto.KindError:
+		var e vmmproto.Error
+		if err = parse(&e, r); err == nil {
+			err = v.deliver(reply{err: e.Err()})
+		}
+	case vmmproto.KindExit:
+		var exit vmmproto.Exit
+		if err = parse(&exit, r); err == nil {
+			v.mu.Lock()
+			v.exit = vm.Exit(exit)
+			v.mu.Unlock()
+		}
+	case vmmproto.KindBranched:
+		var b vmmproto.Branched
+		if err = parse(&b, r); err == nil {
+			v.announce(b)
+		}
+	case vmmproto.KindStalled:
+		if err = r.Done(); err == nil {
+			select {
+			case v.stalled <- struct{}{}:
+			default: // the last one has not been looked at yet
+			}
+		}
+	default:
+		err = errors.New("there is no such message from a VMM")
+	}
+	if err != nil {
+		return fmt.Errorf("message %d of %d bytes: %w", kind, len(body), err)
+	}
+	return nil
+}
+
+// parse decodes a message of a VMM, which must end where its body does.
+func parse(m parser, r *codec.Reader) error {
+	if err := m.Parse(r); err != nil {
+		return err
+	}
+	return r.Done()
+}
+
+// guestConn hands a stream that the guest opened to Conns. A stream that is not received soon is
+// refused: the guest must not fill the daemon.
+func (v *VMM) guestConn(body []byte, fds []int) error {
+	r := codec.NewReader(body)
+	port := r.U32()
+	if err := r.Done(); err != nil || len(fds) != 1 {
+		ctlsock.CloseAll(fds)
+		return fmt.Errorf("a stream of the guest in %d bytes with %d descriptors: want 4 and 1", len(body), len(fds))
+	}
+	if kind, err := unix.GetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
+		ctlsock.CloseAll(fds)
+		return errors.New("a stream of the guest that is no stream socket")
+	}
+	f := os.NewFile(uintptr(fds[0]), "guest stream")
+	conn, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return nil // the daemon is short of descriptors: the stream is refused
+	}
+	select {
+	case v.conns <- Conn{Port: port, Conn: conn}:
+	default:
+		_ = conn.Close()
+	}
+	return nil
+}
