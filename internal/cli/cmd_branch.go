@@ -83,7 +83,7 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	}
 	fmt.Fprintln(w)
 	if s.Fallback != "" {
-		fmt.Fprintf(w, "forkd: not live: %s\n", s.Fallback)
+		fmt.Fprintf(w, "forkd: not live: %s\n", printableText(s.Fallback))
 	}
 }
 

@@ -6,6 +6,7 @@
 package chain
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -26,20 +27,20 @@ const (
 
 // Memory completes the memory layer own of a new snapshot over parent, the one that its pages were
 // written over, and returns the snapshot's map, which is kept bounded, and the layers that it
-// inherits. The extents are those of own,
-// without their numbers.
-func Memory(own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File, error) {
+// inherits. The extents are those of own, without their numbers, and valid by memlayer.CheckSaved. An
+// error of ctx ends the copying.
+func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File, error) {
 	lower, layers := parent.Extents(), parent.Layers()
 	depth := uint32(len(layers))
 	for i := range extents {
 		extents[i].Layer = depth
 	}
 	if depth >= MaxDepth {
-		flat, err := flatten(own, depth, memlayer.Overlay(lower, extents), layers)
+		flat, err := flatten(ctx, own, depth, memlayer.Overlay(lower, extents), layers)
 		return flat, nil, err
 	}
 	fill := memlayer.Coalesce(lower, extents, maxExtents)
-	if err := fillGaps(own, extents, fill, lower, layers); err != nil {
+	if err := fillGaps(ctx, own, extents, fill, lower, layers); err != nil {
 		return nil, nil, err
 	}
 	return memlayer.Overlay(lower, memlayer.Fill(extents, fill)), slices.Clone(parent.Manifest().Memory), nil
@@ -52,7 +53,8 @@ func EndLine(rebases, layers int) bool { return rebases >= MaxLine || layers >= 
 
 // fillGaps copies gaps between extents of own, which are ascending, from the layers below. Where no
 // layer has anything it writes zeros: see copyExtent.
-func fillGaps(own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent, layers []*os.File) error {
+func fillGaps(ctx context.Context, own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []vm.Extent,
+	layers []*os.File) error {
 	zeros, buf := make([]byte, copyBuffer), make([]byte, copyBuffer)
 	for _, e := range extents {
 		if len(gaps) == 0 {
@@ -65,15 +67,15 @@ func fillGaps(own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []v
 		gaps = gaps[1:]
 		at, offset := gap.Start, e.Offset-e.GPA // the gap goes on where the extent ends, in the layer too
 		for _, part := range memlayer.Slice(lower, gap) {
-			if err := writeZeros(own, at+offset, part.GPA-at, zeros); err != nil {
+			if err := writeZeros(ctx, own, at+offset, part.GPA-at, zeros); err != nil {
 				return err
 			}
-			if err := copyExtent(own, layers[part.Layer], part, buf); err != nil {
+			if err := copyExtent(ctx, own, layers[part.Layer], part, buf); err != nil {
 				return err
 			}
 			at = part.GPA + part.Length
 		}
-		if err := writeZeros(own, at+offset, gap.Start+gap.Length-at, zeros); err != nil {
+		if err := writeZeros(ctx, own, at+offset, gap.Start+gap.Length-at, zeros); err != nil {
 			return err
 		}
 	}
@@ -81,8 +83,11 @@ func fillGaps(own *os.File, extents []vm.Extent, gaps []memlayer.Span, lower []v
 }
 
 // writeZeros writes length bytes of zeros, of which it is given some.
-func writeZeros(f *os.File, at, length uint64, zeros []byte) error {
+func writeZeros(ctx context.Context, f *os.File, at, length uint64, zeros []byte) error {
 	for end := at + length; at < end; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		n, err := f.WriteAt(zeros[:min(uint64(len(zeros)), end-at)], int64(at))
 		if err != nil {
 			return err

@@ -2,6 +2,8 @@ package chain
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -54,7 +56,7 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 			for _, e := range own {
 				write(files[1], e, 2)
 			}
-			if err := fillGaps(files[1], own, []memlayer.Span{{Start: 2 * page, Length: 4 * page}}, c.lower, files[:1]); err != nil {
+			if err := fillGaps(t.Context(), files[1], own, []memlayer.Span{{Start: 2 * page, Length: 4 * page}}, c.lower, files[:1]); err != nil {
 				t.Fatal(err)
 			}
 			if hole, err := files[1].Seek(0, unix.SEEK_HOLE); err != nil || hole != 8*page {
@@ -64,5 +66,39 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 				t.Errorf("the layer differs (%v)", err)
 			}
 		})
+	}
+}
+
+// Copying ends with its context: the sandbox was deleted, or the branch has taken too long.
+func TestCopyingEndsWithItsContext(t *testing.T) {
+	const page = vm.PageSize
+	dir := t.TempDir()
+	var files [2]*os.File // lower, own
+	for i, name := range []string{"lower", "own"} {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err == nil {
+			err = f.Truncate(8 * page)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	own := []vm.Extent{{Length: page, Layer: 1}, {GPA: 6 * page, Length: page, Layer: 1, Offset: 6 * page}}
+	gap := []memlayer.Span{{Start: page, Length: 5 * page}}
+	lower := []vm.Extent{{Length: 8 * page}}
+	for name, below := range map[string][]vm.Extent{"copied": lower, "zeros": nil} {
+		if err := fillGaps(ctx, files[1], own, gap, below, files[:1]); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := flatten(ctx, files[1], 1, lower, files[:]); !errors.Is(err, context.Canceled) {
+		t.Errorf("flatten: %v", err)
+	}
+	if got, err := os.ReadFile(files[1].Name()); err != nil || len(got) != 8*page || !bytes.Equal(got, make([]byte, 8*page)) {
+		t.Errorf("something was written (%v)", err)
 	}
 }

@@ -49,7 +49,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 		if err := f.Truncate(int64(old.Memory[len(old.Memory)-1].Bytes)); err != nil {
 			return err
 		}
-		extents, err = flatten(f, uint32(len(old.Memory)), extents, lease.Layers())
+		extents, err = flatten(ctx, f, uint32(len(old.Memory)), extents, lease.Layers())
 		return err
 	})
 	if err != nil {

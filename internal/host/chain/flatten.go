@@ -1,6 +1,7 @@
 package chain
 
 import (
+	"context"
 	"os"
 
 	"github.com/forkd/forkd/internal/format/memlayer"
@@ -9,12 +10,12 @@ import (
 
 // flatten copies what extents finds in other layers than number own into dst, whose number it is,
 // and returns the map over dst alone. All layers have guest memory at the same offsets.
-func flatten(dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent, error) {
+func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent, error) {
 	flat := make([]vm.Extent, len(extents))
 	buf := make([]byte, copyBuffer)
 	for i, e := range extents {
 		if e.Layer != own {
-			if err := copyExtent(dst, layers[e.Layer], e, buf); err != nil {
+			if err := copyExtent(ctx, dst, layers[e.Layer], e, buf); err != nil {
 				return nil, err
 			}
 		}
@@ -30,8 +31,11 @@ const copyBuffer = 1 << 20
 // copyExtent copies one extent of src to the same place in dst, zeros too: a layer has no holes
 // inside its extents. On tmpfs the first access to a hole through a mapping allocates a page, and
 // where there is no room for it the VM dies.
-func copyExtent(dst, src *os.File, e vm.Extent, buf []byte) error {
+func copyExtent(ctx context.Context, dst, src *os.File, e vm.Extent, buf []byte) error {
 	for at, end := int64(e.Offset), int64(e.Offset+e.Length); at < end; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		p := buf[:min(int64(len(buf)), end-at)]
 		if _, err := src.ReadAt(p, at); err != nil {
 			return err

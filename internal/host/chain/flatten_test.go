@@ -48,7 +48,7 @@ func TestFlatten(t *testing.T) {
 		extents = append(extents, e)
 		page += n
 	}
-	flat, err := flatten(files[own], own, extents, files)
+	flat, err := flatten(t.Context(), files[own], own, extents, files)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -116,8 +116,8 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	free = cleanup.Stack{}
 	complete := m.leaveUnwatched(req.Tag)
 	m.background.Go(func() {
+		defer complete() // when its places are free: who waited for it may branch next
 		defer rest.Run()
-		defer complete()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
 			m.cfg.Log.Error("branch", "sandbox", id, "snapshot", req.Tag, "error", err)
 			m.cfg.Store.ListFailed(req.Tag, err)
@@ -297,7 +297,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
 	if b.done.Mode != vm.BranchFull {
-		extents, memory, err = chain.Memory(b.layer, extents, b.below)
+		extents, memory, err = b.memory(ctx, extents)
 	}
 	if err == nil {
 		err = b.refuseWriters()
@@ -344,6 +344,15 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		b.hurry()
 	}
 	return result, err
+}
+
+// memory completes the memory layer over the layers that the snapshot inherits. Whoever asked may
+// have gone; it ends when the sandbox is deleted, and when it has taken too long.
+func (b *branch) memory(ctx context.Context, extents []vm.Extent) ([]vm.Extent, []snapshot.File, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	defer cancel()
+	defer context.AfterFunc(b.v.calls, cancel)()
+	return chain.Memory(ctx, b.layer, extents, b.below)
 }
 
 // hurry brings the published snapshot to disk as fast as that is, although the VM that wrote its
