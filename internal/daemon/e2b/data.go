@@ -193,7 +193,7 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 			return err
 		}
 	}
-	leave, err := a.wakes.enter(i.ID, stranger)
+	leave, err := a.wakes.enter(i.ID, i.Owner, stranger)
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -66,7 +67,7 @@ type Config struct {
 type api struct {
 	Config
 	mux     *http.ServeMux
-	works   chan struct{}
+	works   *gate.Gate
 	wakes   *wakes
 	uploads *places
 }
@@ -83,7 +84,7 @@ func New(cfg Config) http.Handler {
 	if cfg.Domain.IsSet() {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), works: make(chan struct{}, maxWorks), wakes: newWakes(),
+	a := &api{Config: cfg, mux: http.NewServeMux(), works: gate.New(maxWorks), wakes: newWakes(),
 		uploads: newPlaces(maxUploads, maxOwn, maxQueue, maxQueueAll)}
 	a.routes()
 	return a
@@ -191,15 +192,14 @@ func (a *api) routes() {
 	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.fail(w, r, unserved(r)) })
 }
 
-// work lets a handler through while not too many others are at work.
+// work lets a handler through while not too many others are at work, for its client or for all.
 func (a *api) work(h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		select {
-		case a.works <- struct{}{}:
-		default:
+		leave, err := a.works.Enter(sandbox.FairShare(auth.From(r.Context()).Who, maxWorks))
+		if err != nil {
 			return errTooMany
 		}
-		defer func() { <-a.works }()
+		defer leave()
 		return h(w, r)
 	}
 }

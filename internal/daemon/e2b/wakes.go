@@ -1,37 +1,64 @@
 package e2b
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
 
 // wakes are the requests that wait for their sandboxes to be brought back. All those to one sandbox
 // share a place: they may have to wait until its memory has been written first, and would keep out
 // requests to others for as long. A third of the places is not for strangers, so that they keep out
-// nobody who has a token.
+// nobody who has a token. No owner of sandboxes has all places either.
 type wakes struct {
+	places *gate.Gate // for sandboxes
+
 	mu sync.Mutex
-	of map[string]int // by sandbox
+	of map[string]*waking // by sandbox
 }
 
-func newWakes() *wakes { return &wakes{of: make(map[string]int)} }
+// waking are the requests that wait for one sandbox.
+type waking struct {
+	n     int
+	leave func() // gives back its place
+}
+
+func newWakes() *wakes { return &wakes{places: gate.New(maxWakes), of: make(map[string]*waking)} }
 
 // strangersOf returns how many of so many places strangers may have.
 func strangersOf(places int) int { return places * 2 / 3 }
 
-// enter counts a request to a sandbox and returns how to end that.
-func (w *wakes) enter(id string, stranger bool) (leave func(), err error) {
-	waiting, sandboxes := maxWaiting, maxWakes
+// strangers is the key of the share of all strangers.
+const strangers = "strangers "
+
+// enter counts a request to a sandbox of an owner and returns how to end that.
+func (w *wakes) enter(id, owner string, stranger bool) (leave func(), err error) {
+	waiting, shares := maxWaiting, []gate.Share{sandbox.FairShare(owner, maxWakes)}
 	if stranger {
-		waiting, sandboxes = strangersOf(waiting), strangersOf(sandboxes)
+		waiting = strangersOf(waiting)
+		shares = append(shares, gate.Share{Key: strangers, Most: strangersOf(maxWakes)})
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n := w.of[id]; n >= waiting || n == 0 && len(w.of) >= sandboxes {
+	at := w.of[id]
+	if at == nil {
+		place, err := w.places.Enter(shares...)
+		if err != nil {
+			return nil, errTooMany
+		}
+		at = &waking{leave: place}
+		w.of[id] = at
+	}
+	if at.n >= waiting {
 		return nil, errTooMany
 	}
-	w.of[id]++
+	at.n++
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.of[id]--; w.of[id] == 0 {
+		if at.n--; at.n == 0 {
+			at.leave()
 			delete(w.of, id)
 		}
 	}, nil

@@ -12,7 +12,7 @@ func TestWakes(t *testing.T) {
 	var leave []func()
 	enter := func(id string, stranger bool, want error) {
 		t.Helper()
-		stop, err := w.enter(id, stranger)
+		stop, err := w.enter(id, "", stranger)
 		if err != want {
 			t.Errorf("a request to %s: %v, want %v", id, err, want)
 		}
@@ -43,5 +43,24 @@ func TestWakes(t *testing.T) {
 	}
 	if len(w.of) != 0 {
 		t.Errorf("%v wait when all have left", w.of)
+	}
+}
+
+// The sandboxes of one owner leave places for those of another, also where strangers wake them.
+func TestWakesOfOneOwner(t *testing.T) {
+	for _, stranger := range []bool{false, true} {
+		w := newWakes()
+		n := 0
+		for ; n <= maxWakes; n++ {
+			if _, err := w.enter(fmt.Sprint("a", n), "token:a", stranger); err != nil {
+				break
+			}
+		}
+		if n == 0 || n >= maxWakes {
+			t.Errorf("strangers %v: one owner has %d of %d places", stranger, n, maxWakes)
+		}
+		if _, err := w.enter("b", "token:b", false); err != nil {
+			t.Errorf("strangers %v: another owner: %v", stranger, err)
+		}
 	}
 }

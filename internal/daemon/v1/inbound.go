@@ -84,10 +84,11 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 			return false, err
 		}
 	}
-	if err := g.enter(route.ID); err != nil {
+	leave, err := g.enter(a.clientOf(r, route.ID), route.ID)
+	if err != nil {
 		return false, err
 	}
-	defer g.leave(route.ID)
+	defer leave()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Stopping, cancel)()
@@ -166,7 +167,7 @@ func (a *api) byHost(next http.Handler) http.Handler {
 				err = &requestError{http.StatusForbidden, err.Error()}
 			}
 		default:
-			err = a.mayReach(r, route)
+			r, err = a.mayReach(r, route)
 		}
 		if err != nil {
 			LetGo(w)
@@ -177,20 +178,22 @@ func (a *api) byHost(next http.Handler) http.Handler {
 	})
 }
 
-// mayReach reports whether who makes a request by a host name may reach the port.
-func (a *api) mayReach(r *http.Request, route inbound.Route) error {
+// mayReach reports whether who makes a request by a host name may reach the port, and returns the
+// request with who that is.
+func (a *api) mayReach(r *http.Request, route inbound.Route) (*http.Request, error) {
 	who, err := a.Guard.Identify(r)
 	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
-		return err
+		return r, err
 	}
 	if err != nil {
-		return &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
+		return r, &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
 	}
 	audit.From(r.Context()).Who = who.Who
+	r = r.WithContext(auth.With(r.Context(), who))
 	if err := who.Need(portScope); err != nil {
-		return err
+		return r, err
 	}
-	return a.Manager.Reach(auth.With(r.Context(), who), route.ID)
+	return r, a.Manager.Reach(r.Context(), route.ID)
 }
 
 // tcpPort carries bytes to a port of a guest.

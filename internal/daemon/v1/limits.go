@@ -5,13 +5,15 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// Limits bound what clients and guests can hold of the daemon. A zero field is its default.
+// Limits bound what clients and guests can hold of the daemon. A zero field is its default. Of calls,
+// streams and followers one client has three quarters at most.
 type Limits struct {
 	Calls      int           // calls to guests at once, and likewise operations on sandboxes and snapshots; 512
 	PerSandbox int           // of the calls to guests, those to one; 128
@@ -61,67 +63,64 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// gate counts the requests of one kind that are served at once. More are turned away instead of
-// queued. A guest or a client can make some requests last: those that end sandboxes pass no gate,
-// and can always be made. Lists can be large, and wait in memory for who asked: they have a gate of
-// their own.
-type gate struct {
-	limit, each int
-
-	mu    sync.Mutex
-	total int
-	by    map[string]int // of the total, by sandbox, or by client
+// places are for the requests of one kind that are served at once. More are turned away instead of
+// queued. A guest or a client can make some requests last: those that end sandboxes take no place,
+// and can always be made. Lists can be large, and wait in memory for who asked: they have places of
+// their own. No client has all places, so none keeps the others out.
+type places struct {
+	*gate.Gate
+	total, perSandbox int
 }
 
-func newGate(limit, each int) *gate { return &gate{limit: limit, each: each, by: make(map[string]int)} }
+func newPlaces(total, perSandbox int) *places { return &places{gate.New(total), total, perSandbox} }
 
 var errTooMany = &requestError{http.StatusServiceUnavailable, "too many requests at once; try again"}
 
-// enter counts a request that concerns a sandbox, or a client, or none. The caller leaves if there
-// is no error.
-func (g *gate) enter(id string) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.total == g.limit || id != "" && g.by[id] == g.each {
-		return errTooMany
+// enter takes a place for a request of a client that concerns a sandbox, or none. A client without
+// a name is not bounded by itself.
+func (p *places) enter(client, id string) (leave func(), err error) {
+	shares := []gate.Share{sandbox.FairShare(client, p.total)}
+	if id != "" {
+		shares = append(shares, gate.Share{Key: "sandbox " + id, Most: p.perSandbox})
 	}
-	g.total++
-	g.by[id]++
-	return nil
+	if leave, err = p.Enter(shares...); err != nil {
+		return nil, errTooMany
+	}
+	return leave, nil
 }
 
-func (g *gate) leave(id string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.total--
-	if g.by[id]--; g.by[id] == 0 {
-		delete(g.by, id)
-	}
-}
-
-// through lets a handler be called through a gate.
-func through(g *gate, h handler) handler {
+// through lets a handler be called when there is a place for it.
+func through(p *places, h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		id := r.PathValue("id")
-		if err := g.enter(id); err != nil {
+		leave, err := p.enter(auth.From(r.Context()).Who, r.PathValue("id"))
+		if err != nil {
 			return err
 		}
-		defer g.leave(id)
+		defer leave()
 		return h(w, r)
 	}
 }
 
-// listing lets a handler of a list be called through the gate of lists. No client keeps the others
-// from what there is.
+// listing lets a handler of a list be called when there is a place for it.
 func (a *api) listing(h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		who := auth.From(r.Context()).Who
-		if err := a.lists.enter(who); err != nil {
-			return err
+		leave, err := a.lists.Enter(gate.Share{Key: auth.From(r.Context()).Who, Most: max(1, a.Limits.Lists/2)})
+		if err != nil {
+			return errTooMany
 		}
-		defer a.lists.leave(who)
+		defer leave()
 		return h(w, r)
 	}
+}
+
+// clientOf names the client of a request to a sandbox: who makes it or, where that is a stranger with
+// a signed URL or a token of the sandbox alone, the owner of the sandbox.
+func (a *api) clientOf(r *http.Request, id string) string {
+	who := auth.From(r.Context()).Who
+	if s, err := a.Manager.Get(id); who == "" && err == nil {
+		return s.Info().Owner
+	}
+	return who
 }
 
 // errStalled ends a transfer that stands still.

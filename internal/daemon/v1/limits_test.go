@@ -45,7 +45,7 @@ func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
 // Guests that do not answer hold the calls to them, and nothing else of the API.
 func TestStuckCallsHoldNothingElse(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
-	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Calls: 3, PerSandbox: 2}})
+	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Calls: 4, PerSandbox: 2}})
 	boxes := fork(t, r, 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})

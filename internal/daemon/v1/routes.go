@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/tracing"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -75,10 +76,10 @@ type api struct {
 	Config
 	scopes                 map[string]auth.Scope // by pattern
 	proxy                  *inbound.Proxy
-	streams, signedStreams *gate
+	streams, signedStreams *places
 	strangers              *strangers
-	guests                 *gate // of calls to guests
-	lists                  *gate
+	guests                 *places // of calls to guests
+	lists                  *gate.Gate
 	memory                 *memory
 }
 
@@ -109,15 +110,15 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 		Config:        cfg,
 		scopes:        scopes(),
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
-		streams:       newGate(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
-		signedStreams: newGate(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
+		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
+		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
 		memory:        &memory{left: cfg.Limits.Memory},
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
-	calls := func() *gate { return newGate(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
+	calls := func() *places { return newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
 	guests, control, work := calls(), calls(), calls()
 	a.guests = guests
-	a.lists = newGate(cfg.Limits.Lists, max(1, cfg.Limits.Lists/2))
+	a.lists = gate.New(cfg.Limits.Lists)
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
@@ -164,7 +165,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/sandboxes/{id}/eval/interrupt", through(work, a.interruptEval))
 	handle("POST /v1/sandboxes/{id}/eval/restart", through(work, a.restartEval))
 	handle("GET /v1/sandboxes/{id}/stats", through(work, a.stats))
-	logs := newGate(cfg.Limits.Followers, max(1, cfg.Limits.Followers/2))
+	logs := newPlaces(cfg.Limits.Followers, max(1, cfg.Limits.Followers/2))
 	handle("GET /v1/sandboxes/{id}/console", through(logs, a.console))
 	handle("GET /v1/sandboxes/{id}/logs", through(logs, a.logs))
 	handle("GET /v1/sandboxes/{id}/network", a.getNetwork)
@@ -189,7 +190,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
 	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
-	handle("GET /v1/events", through(newGate(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
+	handle("GET /v1/events", through(newPlaces(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
 	handle("GET /v1/workspaces", a.listing(a.listWorkspaces))
 	handle("POST /v1/workspaces", through(work, a.once(a.createWorkspace)))
 	handle("GET /v1/workspaces/{name}", a.getWorkspace)

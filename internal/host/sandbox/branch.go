@@ -11,6 +11,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
@@ -70,7 +71,7 @@ type branch struct {
 }
 
 // Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox
-// wait for each other; too many on the host are refused with a *BusyError. Whatever fails, the
+// wait for each other; too many on the host, or of one owner, are refused with a *BusyError. Whatever fails, the
 // sandbox runs on and can be branched again. When Branch returns, sandboxes can be forked from the
 // snapshot, unless the request says not to wait; its flush to disk goes on in the background.
 func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (BranchResult, error) {
@@ -86,18 +87,18 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
 	}
-	done, err := m.enterBranches()
-	if err != nil {
-		return BranchResult{}, err
-	}
 	var free cleanup.Stack
 	defer free.Run()
-	free.Add(done)
 	s, unlock, err := m.lockAwake(ctx, id)
 	if err != nil {
 		return BranchResult{}, err
 	}
 	free.Add(unlock)
+	done, err := m.enterBranches(ctx)
+	if err != nil {
+		return BranchResult{}, err
+	}
+	free.Add(done)
 	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start, figure: snapshot.Branch{Mode: req.Mode.String()}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()
@@ -126,14 +127,15 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	return result, nil
 }
 
-// enterBranches takes one of the places for branches, or returns a *BusyError.
-func (m *Manager) enterBranches() (leave func(), err error) {
-	select {
-	case m.branches <- struct{}{}:
-		return func() { <-m.branches }, nil
-	default:
-		return nil, &BusyError{What: "branches", Limit: cap(m.branches)}
+// enterBranches takes one of the host's places for branches, for the owner that ctx names, or returns
+// a *BusyError. The caller holds the lock of the sandbox: what only waits for that takes no place.
+func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
+	_, total := m.branches.Count()
+	leave, err = m.branches.Enter(FairShare(ownerOf(ctx).name, total))
+	if full := (*gate.FullError)(nil); errors.As(err, &full) {
+		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
 	}
+	return leave, err
 }
 
 // branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -179,15 +180,16 @@ func TestFailedBranch(t *testing.T) {
 func TestBranchWithoutWaiting(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
-	w.branches = make(chan struct{}, 1)
+	w.branches = gate.New(1)
 	id := w.source(t)
+	another := w.fork(t, "p")
 	w.vmms.Copying = make(chan struct{})
 	r, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchLive, NoWait: true})
 	if err != nil || !r.Info.Writing {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	var busy *BusyError
-	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &busy) {
+	if _, err := w.Branch(t.Context(), another, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &busy) {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	var exists *store.ExistsError

@@ -61,7 +61,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := v.limit(&rec); err != nil {
 		return err
 	}
-	release, err := takePlace(ctx, m.restores)
+	release, err := takePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		return nil, err
 	}
 	restoring.Wait()
-	release, err := takePlace(ctx, m.confirms)
+	release, err := takePlace(ctx, m.confirms, "")
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +49,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 // restoreChild brings the VM of a child up to its running vCPUs.
 func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkRequest,
 	undo *cleanup.Stack) (*Sandbox, error) {
-	release, err := takePlace(ctx, m.restores)
+	release, err := takePlace(ctx, m.restores, "")
 	if err != nil {
 		return nil, err
 	}

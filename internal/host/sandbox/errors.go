@@ -126,13 +126,17 @@ func isUnconfirmed(err error) bool {
 	return errors.As(err, &u)
 }
 
-// BusyError reports that the host does enough of something already.
+// BusyError reports that the host does enough of something already, or enough of it for one owner.
 type BusyError struct {
 	What  string
 	Limit int
+	Owner string // that has its share; empty: the host has no place
 }
 
 func (e *BusyError) Error() string {
+	if e.Owner != "" {
+		return fmt.Sprintf("%d %s of %s are under way, the most for one client at once; try again", e.Limit, e.What, e.Owner)
+	}
 	return fmt.Sprintf("%d %s are under way, the most at once; try again", e.Limit, e.What)
 }
 

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
@@ -69,9 +71,9 @@ type Manager struct {
 	pool     *vmpool.Pool
 	admitted *admission
 	owners   owners
-	restores chan struct{} // semaphores
-	confirms chan struct{}
-	branches chan struct{}
+	restores *gate.Gate
+	confirms *gate.Gate
+	branches *gate.Gate
 	wave     int // children of one fork that are started at the same time
 
 	mu         sync.Mutex
@@ -103,10 +105,10 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg:       cfg,
 		admitted:  newAdmission(cfg.Admit, cfg.DataDir),
-		restores:  make(chan struct{}, restoresPerCPU*runtime.NumCPU()),
-		confirms:  make(chan struct{}, confirmsPerCPU*runtime.NumCPU()),
+		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1), // one more than an owner may have, see takePlace
+		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),
-		branches:  make(chan struct{}, cfg.Branches),
+		branches:  gate.New(cfg.Branches),
 		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
@@ -186,15 +188,16 @@ func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(),
 
 // lock waits until no other operation works on s.
 func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
-	release, err := takePlace(ctx, s.ops)
-	if err != nil {
-		return nil, err
+	select {
+	case s.ops <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	return func() {
 		if s.Info().State == Stopping {
 			os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
 		}
-		release()
+		<-s.ops
 	}, nil
 }
 
@@ -203,14 +206,11 @@ func shape(m snapshot.Machine) vm.Shape {
 	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
 }
 
-// takePlace takes a place in a semaphore and returns how to give it back. The error is that of ctx.
-func takePlace(ctx context.Context, sem chan struct{}) (release func(), err error) {
-	select {
-	case sem <- struct{}{}:
-		return func() { <-sem }, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+// takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
+// sandbox. One place is for others: VMs that do not answer, however many a client has, hold the rest.
+func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
+	_, total := g.Count()
+	return g.Wait(ctx, shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1))
 }
 
 // DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.
@@ -235,7 +235,7 @@ func (m *Manager) PoolSize() int { return m.pool.Count() }
 func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 
 // BranchesInFlight returns how many branches are being made, and how many may be at once.
-func (m *Manager) BranchesInFlight() (n, most int) { return len(m.branches), cap(m.branches) }
+func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
 // Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
 func (m *Manager) Close(kill bool) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // owner is in whose name children are forked. It comes with the context, so that no way to a fork
@@ -13,6 +15,22 @@ type owner struct {
 	most   int // sandboxes at once; 0: no limit
 	prefix Prefix
 }
+
+// Anyone is the name of all clients where none has to prove who it is. They cannot be told apart, so
+// they share what the host has without a bound for each.
+const Anyone = "local"
+
+// shareOf returns the share of a gate's places for a client or owner of that name: most of them at
+// once. Clients without a name, or that cannot be told apart, are not bounded.
+func shareOf(name string, most int) gate.Share {
+	if name == "" || name == Anyone {
+		most = 0
+	}
+	return gate.Share{Key: name, Most: most}
+}
+
+// FairShare returns the share of a gate with total places for a client or owner of that name.
+func FairShare(name string, total int) gate.Share { return shareOf(name, gate.Fair(total)) }
 
 type ownerKey struct{}
 

@@ -112,7 +112,7 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *reco
 	r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	release, err := takePlace(ctx, m.restores)
+	release, err := takePlace(ctx, m.restores, rec.Owner)
 	if err != nil {
 		return err
 	}

@@ -55,16 +55,16 @@ func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.
 	if err != nil {
 		return store.Info{}, err
 	}
-	leave, err := m.enterBranches()
-	if err != nil {
-		return store.Info{}, err
-	}
-	defer leave()
 	s, unlock, err := m.lockSandbox(ctx, id)
 	if err != nil {
 		return store.Info{}, err
 	}
 	defer unlock()
+	leave, err := m.enterBranches(ctx)
+	if err != nil {
+		return store.Info{}, err
+	}
+	defer leave()
 	i := s.Info()
 	if i.State != Suspended {
 		return store.Info{}, &StateError{ID: id, Op: "snapshot suspended", State: i.State}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -331,17 +332,20 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
-	w.branches = make(chan struct{}, 1)
+	w.branches = gate.New(1)
 	id := w.source(t)
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	w.branches <- struct{}{} // somebody branches
+	leave, err := w.branches.Enter() // somebody branches
+	if err != nil {
+		t.Fatal(err)
+	}
 	var busy *BusyError
 	if _, err := w.SnapshotSuspended(t.Context(), id, "s"); !errors.As(err, &busy) {
 		t.Errorf("beyond the limit: %v", err)
 	}
-	<-w.branches
+	leave()
 	for range 2 {
 		if _, err := w.SnapshotSuspended(t.Context(), id, ""); err != nil {
 			t.Errorf("within the limit: %v", err)

@@ -1,0 +1,147 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// One key takes what it may, and another still gets in.
+func TestOneKeyLeavesRoomForOthers(t *testing.T) {
+	for _, total := range []int{2, 3, 4, 16, 512} {
+		g, share := New(total), func(key string) Share { return Share{key, Fair(total)} }
+		var leave []func()
+		var full *FullError
+		for {
+			l, err := g.Enter(share("a"))
+			if err != nil {
+				if !errors.As(err, &full) || full.Key != "a" || full.Limit != Fair(total) {
+					t.Errorf("%d places: %v", total, err)
+				}
+				break
+			}
+			leave = append(leave, l)
+		}
+		if len(leave) != Fair(total) || len(leave) >= total {
+			t.Errorf("%d places: one key has %d", total, len(leave))
+		}
+		for range total - len(leave) {
+			l, err := g.Enter(share("b"), Share{"box", 0})
+			if err != nil {
+				t.Fatalf("%d places: another key: %v", total, err)
+			}
+			leave = append(leave, l)
+		}
+		if _, err := g.Enter(share("c")); !errors.As(err, &full) || full.Key != "" {
+			t.Errorf("%d places, all taken: %v", total, err)
+		}
+		for _, l := range leave {
+			l()
+		}
+		if n, most := g.Count(); n != 0 || most != total || len(g.by) != 0 {
+			t.Errorf("%d of %d are taken when all have left: %v", n, most, g.by)
+		}
+	}
+	if Fair(1) != 1 {
+		t.Error("nobody may have the only place")
+	}
+}
+
+// A place counts in every share that it was taken for, and in none of them if one is full.
+func TestAPlaceCountsInEveryShare(t *testing.T) {
+	g := New(10)
+	leave, err := g.Enter(Share{"a", 5}, Share{"box", 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Enter(Share{"b", 5}, Share{"box", 1}); err == nil {
+		t.Error("a full share was passed over")
+	}
+	leave()
+	if leave, err = g.Enter(Share{"b", 1}, Share{"box", 1}); err != nil {
+		t.Error(err)
+	}
+	leave()
+}
+
+// Who waits for one place does not wait behind all for which another does, however many places there
+// are.
+func TestThoseWithTheFewestBeforeThemComeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(1)
+		held, err := g.Wait(t.Context(), Share{Key: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mu sync.Mutex
+		var order []string
+		var group sync.WaitGroup
+		enter := func(name, key string) {
+			group.Go(func() {
+				leave, err := g.Wait(t.Context(), Share{Key: key})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				order = append(order, name)
+				mu.Unlock()
+				leave()
+			})
+			synctest.Wait() // it stands in line
+		}
+		for i := range 4 {
+			enter(fmt.Sprint("a", i), "a")
+		}
+		enter("b0", "b")
+		enter("c0", "c")
+		enter("b1", "b")
+		held()
+		group.Wait()
+		if want := []string{"b0", "c0", "a0", "b1", "a1", "a2", "a3"}; !slices.Equal(order, want) {
+			t.Errorf("they came in as %v, want %v", order, want)
+		}
+		if n, _ := g.Count(); n != 0 || len(g.by) != 0 {
+			t.Errorf("%d places are taken when all have left", n)
+		}
+	})
+}
+
+// Who waits for a share of its own does not keep others from free places, and who gives up leaves
+// nothing behind.
+func TestWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(2)
+		first, err := g.Wait(t.Context(), Share{"a", 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		gone := make(chan error)
+		go func() {
+			_, err := g.Wait(ctx, Share{"a", 1})
+			gone <- err
+		}()
+		synctest.Wait()
+		second, err := g.Wait(t.Context(), Share{"b", 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-gone; !errors.Is(err, context.Canceled) {
+			t.Errorf("one that gave up: %v", err)
+		}
+		if _, err := g.Wait(ctx, Share{"c", 1}); !errors.Is(err, context.Canceled) {
+			t.Errorf("one that had given up: %v", err)
+		}
+		first()
+		second()
+		if n, _ := g.Count(); n != 0 || len(g.by) != 0 || len(g.queue) != 0 {
+			t.Errorf("%d places are taken, %v wait", n, g.queue)
+		}
+	})
+}

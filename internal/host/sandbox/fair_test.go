@@ -1,0 +1,108 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Calls that only wait for a branch of the same sandbox take no place of the host, and the branches of
+// one client leave one for those of another.
+func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	ids := []string{w.source(t)}
+	for range 4 {
+		ids = append(ids, w.fork(t, "p"))
+	}
+	w.vmms.Copying = make(chan struct{})
+	begin := func(ctx context.Context, id, tag string) error {
+		_, err := w.Branch(ctx, id, BranchRequest{Tag: tag, Mode: vm.BranchLive, NoWait: true})
+		return err
+	}
+	if err := begin(a, ids[0], "a0"); err != nil {
+		t.Fatal(err)
+	}
+	waiting, leave := context.WithCancel(a)
+	ended := make(chan error)
+	for range 4 { // as many as the host has places, for a sandbox that is being branched
+		go func() { ended <- begin(waiting, ids[0], "") }()
+	}
+	if err := begin(a, ids[1], "a1"); err != nil {
+		t.Errorf("a second branch of the client: %v", err)
+	}
+	if err := begin(a, ids[2], "a2"); err != nil {
+		t.Errorf("a third branch of the client: %v", err)
+	}
+	var busy *BusyError
+	if err := begin(a, ids[3], "a3"); !errors.As(err, &busy) || busy.Owner != "token:a" || busy.Limit != 3 {
+		t.Errorf("a fourth branch of the client: %v", err)
+	}
+	if err := begin(b, ids[4], "b"); err != nil {
+		t.Errorf("a branch of another client: %v", err)
+	}
+	if err := begin(b, ids[3], "b3"); !errors.As(err, &busy) || busy.Owner != "" {
+		t.Errorf("one more than the host makes: %v", err)
+	}
+	leave()
+	for range 4 {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("one that waited for its sandbox: %v", err)
+		}
+	}
+	close(w.vmms.Copying)
+	w.background.Wait()
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A client whose VMs do not answer holds all places for restores but one.
+func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
+	g := gate.New(3)
+	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	for range 2 {
+		if _, err := takePlace(a, g, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, c := range []struct {
+		ctx   context.Context
+		owner string
+		ok    bool
+	}{
+		{a, "", false},
+		{a, "token:b", false}, // the client counts, whosever sandbox it rolls back
+		{t.Context(), "token:a", false},
+		{b, "token:a", true},
+		{t.Context(), "token:b", true}, // a request without a token, that wakes a sandbox
+	} {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			ctx, cancel := context.WithCancel(c.ctx)
+			place := make(chan func(), 1)
+			go func() {
+				release, err := takePlace(ctx, g, c.owner)
+				if err != nil {
+					release = nil
+				}
+				place <- release
+			}()
+			if !c.ok {
+				time.AfterFunc(20*time.Millisecond, cancel) // it would have had its place at once
+			}
+			release := <-place
+			if (release != nil) != c.ok {
+				t.Errorf("got a place: %v", release != nil)
+			}
+			if release != nil {
+				release()
+			}
+			cancel()
+		})
+	}
+}
