@@ -3,9 +3,14 @@
 //
 // Requests are carried out one at a time, in order, by the goroutine of the transport, with
 // preadv and pwritev between files and guest memory. Nothing is cached here and nothing is in
-// flight when the device is quiesced (a request that found no room on the host is still in its
-// queue), so a device has no state to save beyond its shape. The package opens no files and knows
-// no snapshots.
+// flight when the device is quiesced, so a device has no state to save beyond its shape. The
+// package opens no files and knows no snapshots.
+//
+// The device works in pieces of at most maxPiece bytes, and stops between two of them for a pause.
+// A request that is not complete, or that found no room on the host, is still in its queue. This
+// device continues it with the next piece. A device that is restored from a snapshot of that moment
+// carries it out again from the start: the guest has not been told of any of it, and no later
+// request has been carried out, so the result is the same.
 package blk
 
 import (
@@ -33,23 +38,30 @@ const (
 	queueSize  = 128
 	segMax     = queueSize - 2 // a request also has a header and a status descriptor
 
-	// maxRequest bounds the data of one request in bytes: the device cannot be quiesced before it
-	// has ended. Linux drivers stay below 4 MiB.
+	// maxRequest bounds the data of one request in bytes. Linux drivers stay below 4 MiB.
 	maxRequest = 8 << 20
+
+	// maxPiece bounds the work between two looks at Transport.Wanted, in bytes of the disk. A piece
+	// of a discard may free an extent of the host's file system for each cluster in it. A multiple of
+	// cluster.
+	maxPiece = 1 << 20
 
 	// maxHold is after how many bytes the device lets others take the run lock, such as a driver
 	// that resets it.
 	maxHold = 8 << 20
 
-	// requestCost is what a request counts towards maxHold beside its data: one that moves no
-	// data takes time too.
-	requestCost = 64 << 10
+	// pieceCost is what a piece counts towards maxHold in addition to its data: a request that moves
+	// no data takes time too.
+	pieceCost = 64 << 10
 
-	// maxZero bounds one discard or write-zeroes segment in sectors (1 GiB), for the same reason.
-	maxZero = 1 << 21
+	// Announced limits of a discard or write-zeroes request: one segment of 64 MiB, in sectors.
+	announcedZero     = 64 << 20 / sectorSize
+	announcedSegments = 1
 
-	// maxSegments is the number of segments in a discard or write-zeroes request.
-	maxSegments = 16
+	// Accepted limits of such a request: 16 segments of 1 GiB each. Earlier releases announced these,
+	// and a driver that was restored from one of their snapshots never reads the limits again.
+	acceptedZero     = 1 << 30 / sectorSize
+	acceptedSegments = 16
 )
 
 // Device is one disk. It implements virtio.Device.
@@ -61,6 +73,9 @@ type Device struct {
 
 	transport virtio.Transport
 	queue     *virtq.Queue
+
+	done  uint64   // bytes that are done of the request at the head of the queue
+	views [][]byte // scratch: guest memory of one piece
 }
 
 // serialSize is the length of a disk's serial number in bytes, padded with zeros (virtio 1.2
@@ -90,11 +105,11 @@ func encodeConfig(size uint64) (c [configSize]byte) {
 	le.PutUint64(c[0:], size/sectorSize)
 	le.PutUint32(c[12:], segMax)
 	le.PutUint32(c[20:], sectorSize)
-	le.PutUint32(c[36:], maxZero)            // max_discard_sectors
-	le.PutUint32(c[40:], maxSegments)        // max_discard_seg
+	le.PutUint32(c[36:], announcedZero)      // max_discard_sectors
+	le.PutUint32(c[40:], announcedSegments)  // max_discard_seg
 	le.PutUint32(c[44:], cluster/sectorSize) // discard_sector_alignment
-	le.PutUint32(c[48:], maxZero)            // max_write_zeroes_sectors
-	le.PutUint32(c[52:], maxSegments)        // max_write_zeroes_seg
+	le.PutUint32(c[48:], announcedZero)      // max_write_zeroes_sectors
+	le.PutUint32(c[52:], announcedSegments)  // max_write_zeroes_seg
 	c[56] = 1                                // write_zeroes_may_unmap
 	return c
 }
@@ -123,7 +138,7 @@ func (d *Device) Activate(t virtio.Transport, queues []*virtq.Queue, _ uint64) e
 }
 
 // Reset implements virtio.Device.
-func (d *Device) Reset() { d.transport, d.queue = nil, nil }
+func (d *Device) Reset() { d.transport, d.queue, d.done, d.views = nil, nil, 0, nil }
 
 // Notify implements virtio.Device.
 func (d *Device) Notify() (more bool, err error) {
@@ -138,16 +153,21 @@ func (d *Device) Notify() (more bool, err error) {
 		if c == nil {
 			return d.queue.EnableNotify()
 		}
-		served += requestCost + uint64(c.ReadLen) + uint64(c.WriteLen)
+		before := d.done
 		written, err := d.serve(c)
-		if errors.Is(err, unix.ENOSPC) {
+		served += pieceCost + d.done - before
+		switch {
+		case err == errMore:
+			d.queue.Unpop()
+			continue
+		case errors.Is(err, unix.ENOSPC):
 			d.queue.Unpop()
 			d.full()
 			return false, nil
-		}
-		if err != nil {
+		case err != nil:
 			return false, err
 		}
+		d.done = 0
 		if err := d.queue.Push(c.Head, written); err != nil {
 			return false, err
 		}

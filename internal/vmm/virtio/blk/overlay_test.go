@@ -213,7 +213,7 @@ func TestSwapTopRefusesWrongFiles(t *testing.T) {
 }
 
 // forReading opens the file of a layer once more.
-func forReading(t *testing.T, l *disklayer.Layer) *os.File {
+func forReading(t testing.TB, l *disklayer.Layer) *os.File {
 	t.Helper()
 	f, err := os.Open(l.File().Name())
 	if err != nil {

@@ -37,10 +37,14 @@ var (
 	errStatus = errors.New("block request without a status byte")
 )
 
-// serve carries out the request in c and returns how many bytes the device wrote to it. What goes
-// wrong with the disk or its addresses is told to the driver in the request's status. An error
-// means that there was no room to tell it, or, if it is ENOSPC, that the request is to be served
-// again when the host has room.
+// errMore means that a request has more pieces.
+var errMore = errors.New("block request is not complete")
+
+// serve carries out the next piece of the request in c, the one after d.done. With the last piece
+// it returns how many bytes the device wrote to c, else errMore. What goes wrong with the disk or
+// its addresses is told to the driver in the request's status. Another error means that there was
+// no room to tell it, or, if it is ENOSPC, that the piece is to be served again when the host has
+// room.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
 	if status == nil {
@@ -51,20 +55,24 @@ func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 		return 0, errHeader
 	}
 	kind, sector := binary.LittleEndian.Uint32(header[0:]), binary.LittleEndian.Uint64(header[8:])
+	s := byte(statusOK)
 	switch kind {
 	case typeIn:
-		status[0], written = d.read(c, sector)
+		if s, err = result(d.read(c, sector)); s == statusOK {
+			written = c.WriteLen
+		}
 	case typeOut:
-		status[0], err = result(d.write(c, sector))
-	case typeFlush:
-		status[0] = statusOK // see Overlay
+		s, err = result(d.write(c, sector))
+	case typeFlush: // nothing is cached, see Overlay
 	case typeGetID:
 		written = uint32(c.CopyOut(d.serial[:]))
-		status[0] = statusOK
 	case typeDiscard, typeWriteZeroes:
-		status[0], err = result(d.zero(c, kind))
+		s, err = result(d.zero(c, kind))
 	default:
-		status[0] = statusUnsupported
+		s = statusUnsupported
+	}
+	if err == nil {
+		status[0] = s
 	}
 	return written + 1, err
 }
@@ -75,35 +83,68 @@ func (d *Device) onDisk(sector, n uint64) bool {
 	return n%sectorSize == 0 && sector <= sectors && n/sectorSize <= sectors-sector
 }
 
-func (d *Device) read(c *virtq.Chain, sector uint64) (status byte, written uint32) {
-	if c.WriteLen > maxRequest || !d.onDisk(sector, uint64(c.WriteLen)) {
-		return statusIOErr, 0
-	}
-	if err := d.disk.ReadV(c.Writable, sector*sectorSize); err != nil {
-		return statusIOErr, 0
-	}
-	return statusOK, c.WriteLen
-}
-
 // Errors of requests that are not what virtio 1.2 §5.2.6 allows.
 var (
 	errRange       = errors.New("block request beyond the disk, too long or without data")
 	errUnsupported = errors.New("block request with flags that are not supported")
 )
 
-func (d *Device) write(c *virtq.Chain, sector uint64) error {
-	if c.ReadLen > maxRequest || !d.onDisk(sector, uint64(c.ReadLen)) {
-		return errRange
+func (d *Device) read(c *virtq.Chain, sector uint64) error {
+	off, n, left, err := d.piece(c.WriteLen, sector)
+	if err != nil {
+		return err
 	}
-	return d.disk.WriteV(c.Readable, sector*sectorSize)
+	d.views = virtq.Slice(d.views[:0], c.Writable, int(d.done), int(n))
+	if err := d.disk.ReadV(d.views, off); err != nil {
+		return err
+	}
+	return d.progress(n, left)
 }
 
-// zero carries out discard and write-zeroes, which carry a list of segments as their data.
+func (d *Device) write(c *virtq.Chain, sector uint64) error {
+	off, n, left, err := d.piece(c.ReadLen, sector)
+	if err != nil {
+		return err
+	}
+	d.views = virtq.Slice(d.views[:0], c.Readable, int(d.done), int(n))
+	if err := d.disk.WriteV(d.views, off); err != nil {
+		return err
+	}
+	return d.progress(n, left)
+}
+
+// piece returns the next piece of a request that moves size bytes: n bytes at off of the disk. left
+// is all that is still to be done. A hostile driver may have changed the request since the last
+// piece, so everything is checked again.
+func (d *Device) piece(size uint32, sector uint64) (off, n, left uint64, err error) {
+	if size > maxRequest || !d.onDisk(sector, uint64(size)) {
+		return 0, 0, 0, errRange
+	}
+	d.done = min(d.done, uint64(size))
+	off, left = sector*sectorSize+d.done, uint64(size)-d.done
+	return off, pieceOf(off, left), left, nil
+}
+
+// pieceOf returns how many of left bytes at off are done in one piece. It ends between two
+// clusters, which are thus completed or discarded as they would be by the whole request.
+func pieceOf(off, left uint64) uint64 { return min(left, maxPiece-off%maxPiece) }
+
+// progress notes that n of left bytes have been done.
+func (d *Device) progress(n, left uint64) error {
+	d.done += n
+	if n < left {
+		return errMore
+	}
+	return nil
+}
+
+// zero carries out the next piece of a discard or write-zeroes request, which has a list of
+// segments as its data.
 func (d *Device) zero(c *virtq.Chain, kind uint32) error {
-	if c.ReadLen == 0 || c.ReadLen%segmentSize != 0 || c.ReadLen > maxSegments*segmentSize {
+	if c.ReadLen == 0 || c.ReadLen%segmentSize != 0 || c.ReadLen > acceptedSegments*segmentSize {
 		return errRange
 	}
-	for c.ReadLen > 0 {
+	for skip := d.done; c.ReadLen > 0; {
 		var s [segmentSize]byte
 		c.CopyIn(s[:])
 		le := binary.LittleEndian
@@ -111,30 +152,40 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 		if flags&^flagUnmap != 0 || kind == typeDiscard && flags != 0 {
 			return errUnsupported // virtio 1.2 §5.2.6.2
 		}
-		n := uint64(count) * sectorSize
-		if count > maxZero || !d.onDisk(sector, n) {
+		size := uint64(count) * sectorSize
+		if count > acceptedZero || !d.onDisk(sector, size) {
 			return errRange
 		}
+		if skip >= size {
+			skip -= size
+			continue
+		}
+		off, left := sector*sectorSize+skip, size-skip
+		n := pieceOf(off, left)
 		var err error
 		if kind == typeDiscard {
-			err = d.disk.Discard(sector*sectorSize, n)
+			err = d.disk.Discard(off, n)
 		} else {
-			err = d.disk.Zero(sector*sectorSize, n)
+			err = d.disk.Zero(off, n)
 		}
 		if err != nil {
 			return err
 		}
+		if err := d.progress(n, left); err != nil || c.ReadLen == 0 {
+			return err
+		}
+		return errMore
 	}
 	return nil
 }
 
 // result turns an error into a status, which tells the driver nothing about the host. It returns
-// ENOSPC as it is: the driver gets no answer yet.
-func result(err error) (status byte, full error) {
+// errMore and ENOSPC as they are: the driver gets no answer yet.
+func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:
 		return statusOK, nil
-	case errors.Is(err, unix.ENOSPC):
+	case err == errMore || errors.Is(err, unix.ENOSPC):
 		return statusIOErr, err
 	case err == errUnsupported:
 		return statusUnsupported, nil

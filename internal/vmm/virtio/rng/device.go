@@ -56,7 +56,7 @@ func (d *Device) Reset() { d.transport, d.queue = nil, nil }
 
 // Notify implements virtio.Device.
 func (d *Device) Notify() (more bool, err error) {
-	for range queueSize {
+	for i := 0; i < queueSize && !d.transport.Wanted(); i++ {
 		c, err := d.queue.Pop()
 		if err != nil {
 			return false, err

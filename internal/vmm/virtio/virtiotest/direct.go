@@ -13,8 +13,9 @@ import (
 // Direct is a transport without registers: the test calls the device. It raises no interrupts.
 type Direct struct {
 	sync.Mutex
-	Failed error // what the device reported with Fail
-	Paused bool  // what Wanted returns
+	Failed error  // what the device reported with Fail
+	Paused bool   // what Wanted returns
+	Looked func() // if set, Wanted calls it first
 }
 
 // Enter implements virtio.Transport.
@@ -31,7 +32,12 @@ func (d *Direct) Enter() bool {
 func (d *Direct) Leave() { d.Unlock() }
 
 // Wanted implements virtio.Transport.
-func (d *Direct) Wanted() bool { return d.Paused }
+func (d *Direct) Wanted() bool {
+	if d.Looked != nil {
+		d.Looked()
+	}
+	return d.Paused
+}
 
 // Interrupt implements virtio.Transport.
 func (d *Direct) Interrupt(q *virtq.Queue) error {

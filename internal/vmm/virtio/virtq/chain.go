@@ -84,6 +84,18 @@ func advance(views [][]byte, n int) [][]byte {
 	return views
 }
 
+// Slice appends to dst the part of views that begins after skip bytes and is at most limit long.
+func Slice(dst, views [][]byte, skip, limit int) [][]byte {
+	for _, v := range views {
+		k := min(skip, len(v))
+		v, skip = v[k:], skip-k
+		if v = v[:min(limit, len(v))]; len(v) > 0 {
+			dst, limit = append(dst, v), limit-len(v)
+		}
+	}
+	return dst
+}
+
 // walk fills q.chain with the chain that begins at head.
 func (q *Queue) walk(head uint16) error {
 	c := &q.chain

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/rawcall"
+	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
 
 // connKey names a connection by its two ports; the CIDs are always the same.
@@ -83,7 +84,8 @@ func (c *conn) readable() bool {
 const burst = 16
 
 // pump moves data from the host end to the guest until there is none, or no room, or others are
-// due, and then sets what the poller waits for.
+// due, or the machine is to be paused, and then sets what the poller waits for: data that is still
+// in the socket is reported again.
 func (d *Device) pump(c *conn) error {
 	for range burst {
 		if !c.readable() || c.stalled {
@@ -96,6 +98,9 @@ func (d *Device) pump(c *conn) error {
 					return err
 				}
 			}
+			break
+		}
+		if d.transport.Wanted() {
 			break
 		}
 		again, err := d.pumpOne(c)
@@ -125,7 +130,7 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	if chain.WriteLen <= headerSize {
 		return false, errShortBuffer
 	}
-	d.views = slice(d.views[:0], chain.Writable, headerSize, int(min(c.credit(), maxData)))
+	d.views = virtq.Slice(d.views[:0], chain.Writable, headerSize, int(min(c.credit(), maxData)))
 	n, err := readv(c.fd, d.views)
 	if err != nil || n == 0 {
 		d.rx.Unpop()

@@ -25,7 +25,7 @@ func (d *Device) serveGuest() (more bool, err error) {
 	if err := d.tx.DisableNotify(); err != nil {
 		return false, err
 	}
-	for range queueSize {
+	for i := 0; i < queueSize && !d.transport.Wanted(); i++ {
 		c, err := pop(d.tx)
 		if err != nil {
 			return false, err
@@ -95,7 +95,7 @@ func (d *Device) receive(chain *virtq.Chain) error {
 	case opShutdown:
 		return d.guestShutdown(c, h.flags)
 	case opRW:
-		d.views = slice(d.views[:0], chain.Readable, 0, int(h.length))
+		d.views = virtq.Slice(d.views[:0], chain.Readable, 0, int(h.length))
 		return d.toHost(c, d.views, h.length)
 	case opCreditUpdate:
 	case opCreditRequest:
@@ -192,7 +192,7 @@ func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 		}
 		c.forwarded += uint32(k)
 		if uint32(k) < n {
-			views = slice(nil, views, k, int(n))
+			views = virtq.Slice(nil, views, k, int(n))
 		} else {
 			views = nil
 		}

@@ -41,9 +41,13 @@ func (d *Device) serveHost(t virtio.Transport) {
 	}
 }
 
-// handle serves host sockets that have something to say.
+// handle serves host sockets that have something to say, until the machine is to be paused: the
+// poller reports the others again.
 func (d *Device) handle(events []unix.EpollEvent) error {
 	for i := range events {
+		if d.transport.Wanted() {
+			break
+		}
 		ev := &events[i]
 		if int(ev.Fd) == d.lfd {
 			if err := d.accept(); err != nil {

@@ -67,15 +67,3 @@ func decodeHeader(b *[headerSize]byte) header {
 		fwdCount: le.Uint32(b[40:]),
 	}
 }
-
-// slice appends to dst the part of views that begins after skip bytes and is at most limit long.
-func slice(dst, views [][]byte, skip, limit int) [][]byte {
-	for _, v := range views {
-		k := min(skip, len(v))
-		v, skip = v[k:], skip-k
-		if v = v[:min(limit, len(v))]; len(v) > 0 {
-			dst, limit = append(dst, v), limit-len(v)
-		}
-	}
-	return dst
-}

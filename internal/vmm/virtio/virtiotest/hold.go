@@ -1,0 +1,79 @@
+package virtiotest
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Hold measures the work that a device does between two looks at Transport.Wanted: how long a pause
+// may have to wait for it. The device runs in the calling goroutine, which is locked to its thread.
+type Hold struct {
+	Bytes uint64        // most bytes that one piece of work moved
+	Calls uint64        // most system calls that read or write, in one piece of work
+	Time  time.Duration // of the longest piece of work
+
+	tb    testing.TB
+	extra func() uint64
+	begun time.Time
+	at    work
+}
+
+// work is what a thread has done so far.
+type work struct{ bytes, calls, extra uint64 }
+
+// NewHold returns a Hold, which sees what its thread reads and writes by the kernel's accounting. In
+// addition it counts the change of extra, if that is set: bytes that the device moves otherwise.
+func NewHold(tb testing.TB, extra func() uint64) *Hold {
+	tb.Helper()
+	if _, err := os.Stat("/proc/thread-self/io"); err != nil {
+		tb.Skipf("the kernel does not account for input and output of threads: %v", err)
+	}
+	h := &Hold{tb: tb, extra: extra}
+	h.begin()
+	return h
+}
+
+// Look ends a piece of work and begins the next one.
+func (h *Hold) Look() {
+	took, before := time.Since(h.begun), h.at
+	h.begin()
+	extra := h.at.extra - before.extra
+	if h.at.extra < before.extra {
+		extra = before.extra - h.at.extra
+	}
+	moved := max(h.at.bytes-before.bytes, extra)
+	h.Bytes, h.Calls, h.Time = max(h.Bytes, moved), max(h.Calls, h.at.calls-before.calls), max(h.Time, took)
+}
+
+func (h *Hold) begin() {
+	h.at = work{}
+	if h.extra != nil {
+		h.at.extra = h.extra()
+	}
+	text, err := os.ReadFile("/proc/thread-self/io")
+	if err != nil {
+		h.tb.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var name string
+		var n uint64
+		if _, err := fmt.Sscan(line, &name, &n); err != nil {
+			h.tb.Fatal(err)
+		}
+		switch name {
+		case "rchar:", "wchar:":
+			h.at.bytes += n
+		case "syscr:", "syscw:":
+			h.at.calls += n
+		}
+	}
+	h.begun = time.Now()
+}
+
+// String returns a row of a table: the longest time in milliseconds, bytes and calls.
+func (h *Hold) String() string {
+	return fmt.Sprintf("%8.2f ms %9d KiB %6d calls", float64(h.Time.Microseconds())/1000, h.Bytes>>10, h.Calls)
+}
