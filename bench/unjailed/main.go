@@ -27,5 +27,6 @@ func main() {
 		os.Exit(1)
 	}
 	noLimit := func(uint64) error { return nil } // that of files is a part of the jail
-	os.Exit(vmm.Serve(tracker, noLimit, n))
+	noFilter := func() error { return nil }
+	os.Exit(vmm.Serve(tracker, noLimit, noFilter, n))
 }

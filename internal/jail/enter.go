@@ -290,6 +290,21 @@ func noNewPrivileges() error {
 	return nil
 }
 
+// Narrow takes calls away from this process, all of its threads, for good: those that denied traps,
+// which package filter has made. It is for calls that are needed only at first. Enter's filter stays
+// in force, and has to have NarrowCall.
+func Narrow(denied []unix.SockFilter) error {
+	if err := filter(denied); err != nil {
+		return fmt.Errorf("narrow the filter: %w", err)
+	}
+	return nil
+}
+
+// NarrowCall is the system call of Narrow. No filter makes another one looser.
+func NarrowCall() Call {
+	return With(unix.SYS_SECCOMP, Is(0, unix.SECCOMP_SET_MODE_FILTER), Is(1, unix.SECCOMP_FILTER_FLAG_TSYNC))
+}
+
 // filter is seccomp(2), for all threads at once.
 func filter(program []unix.SockFilter) error {
 	if len(program) == 0 {

@@ -15,14 +15,20 @@ import (
 // its disks, and those of one request.
 const maxFiles = 4096
 
-// calls are all system calls of the process. The filter in zfilter_linux_amd64.go is made of them.
+// calls are all system calls of the process, setUpCalls those that it makes no more once it has a
+// machine. The filters in zfilter_linux_amd64.go are made of them: one that lets calls through, and
+// a second one that takes setUpCalls away.
 func calls() []jail.Call {
-	return slices.Concat(jail.RuntimeCalls(), machine.Calls(),
+	return slices.Concat(jail.RuntimeCalls(), machine.Calls(), setUpCalls(),
 		jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_SHUTDOWN, // ctlsock's
 			unix.SYS_FTRUNCATE), // of new layers
 		[]jail.Call{
-			jail.LimitFilesCall(), jail.OnTimeCall(),
+			jail.LimitFilesCall(),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUF)),
 			jail.With(unix.SYS_SETSOCKOPT, jail.Is(1, unix.SOL_SOCKET), jail.Is(2, unix.SO_SNDBUFFORCE)),
 		})
+}
+
+func setUpCalls() []jail.Call {
+	return append(machine.SetUpCalls(), jail.OnTimeCall(), jail.NarrowCall())
 }

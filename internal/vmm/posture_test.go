@@ -43,6 +43,9 @@ func TestMain(m *testing.M) {
 		if err == nil && do == tooLong {
 			err = jail.LimitFiles(vm.PageSize)
 		}
+		if err == nil && strings.HasSuffix(do, withMachine) {
+			do, err = strings.TrimSuffix(do, withMachine), jail.Narrow(denied[:])
+		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(jail.ExitCode)
@@ -54,6 +57,9 @@ func TestMain(m *testing.M) {
 }
 
 func attempt(do string) error {
+	if number, ok := setUpRequests[do]; ok {
+		return raw(unix.SYS_IOCTL, 2, number, 0)()
+	}
 	if do != tooLong {
 		return attempts[do]()
 	}
@@ -96,6 +102,21 @@ var attempts = map[string]func() error{
 	"fallocate":           raw(unix.SYS_FALLOCATE, 2, 0, 0),
 	"prlimit64 other":     raw(unix.SYS_PRLIMIT64, 1, unix.RLIMIT_FSIZE, 0),
 	"prlimit64 threads":   raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NPROC, 0),
+}
+
+// withMachine ends the name of an attempt of a VMM that has a machine.
+const withMachine = " with a machine"
+
+// setUpRequests are requests of KVM that make a machine (linux/kvm.h).
+var setUpRequests = map[string]uintptr{
+	"KVM_CREATE_VM":              0xae01,
+	"KVM_CREATE_VCPU":            0xae41,
+	"KVM_SET_USER_MEMORY_REGION": 0x4020ae46,
+	"KVM_SET_TSS_ADDR":           0xae47,
+	"KVM_SET_IDENTITY_MAP_ADDR":  0x4008ae48,
+	"KVM_CREATE_IRQCHIP":         0xae60,
+	"KVM_ENABLE_CAP":             0x4068aea3,
+	"KVM_GET_SUPPORTED_CPUID":    0xc008ae05,
 }
 
 // tooLong is an attempt to write beyond the bound of all files.
@@ -287,5 +308,33 @@ func TestPostureDeniesCalls(t *testing.T) {
 				t.Errorf("it ended with %v, for %q:\n%s", state, named, text)
 			}
 		})
+	}
+}
+
+// A VMM makes its machine, and thereafter can make no other one, nor change what this one consists
+// of. Other requests stay: it runs the machine.
+func TestPostureNarrowsWithAMachine(t *testing.T) {
+	program := program(t)
+	for _, request := range slices.Sorted(maps.Keys(setUpRequests)) {
+		for _, c := range []struct {
+			do     string
+			passes bool
+		}{{request, true}, {request + withMachine, false}} {
+			t.Run(c.do, func(t *testing.T) {
+				p, _, log := start(t, program, c.do)
+				state, err := p.Wait()
+				if err != nil {
+					t.Fatal(err)
+				}
+				text, err := os.ReadFile(log.Name())
+				if err != nil {
+					t.Fatal(err)
+				}
+				named := violation.Call(string(text))
+				if state.Success() != c.passes || !c.passes && named != "ioctl" {
+					t.Errorf("it ended with %v, for %q:\n%s", state, named, text)
+				}
+			})
+		}
 	}
 }

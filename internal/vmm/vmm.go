@@ -54,7 +54,8 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "forkd-vmm: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
 	}
-	return Serve(tracker, jail.LimitFiles, MaxProcs)
+	narrow := func() error { return jail.Narrow(denied[:]) }
+	return Serve(tracker, jail.LimitFiles, narrow, MaxProcs)
 }
 
 // growStack gives this goroutine at once the stack of 16 KiB that it grows to anyway. Step by step
@@ -68,10 +69,11 @@ func growStack() byte {
 }
 
 // Serve is what Main does in the jail. limitFiles bounds the files that the process writes, once it
-// is known how long they may be, and maxProcs the threads that may run Go code. Only Main calls it,
-// and the benchmarks that tell what the jail costs, and what such a thread is good for.
-func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, maxProcs int) int {
-	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, maxProcs: maxProcs}
+// is known how long they may be. narrow takes away, once there is a machine, what only its making
+// needs. maxProcs bounds the threads that may run Go code. Only Main calls it, and the benchmarks
+// that tell what the jail costs, and what such a thread is good for.
+func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow func() error, maxProcs int) int {
+	s := &server{listener: ListenerFD, tracker: tracker, limitFiles: limitFiles, narrow: narrow, maxProcs: maxProcs}
 	s.dials.forward = s.event
 	for {
 		conn, err := ctlsock.Accept(s.listener)
@@ -108,6 +110,7 @@ type server struct {
 
 	dials      dials // of the guest to the host
 	limitFiles func(most uint64) error
+	narrow     func() error
 	maxProcs   int // MaxProcs, but in a benchmark
 
 	answer *kvm.Notice // to the request under way, by a vCPU's thread; nil: this one is to answer it
@@ -258,7 +261,11 @@ func (s *server) create(r *codec.Reader, files *donated, w *codec.Writer) error 
 		return err
 	}
 	runtime.GOMAXPROCS(min(int(req.Shape.VCPUs), s.maxProcs))
-	return jail.OnTime()
+	if err := jail.OnTime(); err != nil {
+		return err
+	}
+	// Before anything of a guest is read, and while a shell of the pool has time.
+	return s.narrow()
 }
 
 // MaxProcs is how many threads may run Go code at once: devices, the exits of vCPUs, the page

@@ -20,6 +20,7 @@ type Want struct {
 	Online      bool     // it is in the host's network namespace
 	Files       uint64   // its limit of descriptors; 0: any
 	Bytes       uint64   // its limit of the size of a file; 0: any
+	Filters     int      // seccomp filters of each thread; 0: 1
 	Descriptors []string // regular expressions: every descriptor is like one of them
 }
 
@@ -28,7 +29,7 @@ func Check(pid int, want Want) []string {
 	p := process{dir: fmt.Sprintf("/proc/%d", pid)}
 	p.namespaces(want.Online)
 	p.user()
-	p.threads()
+	p.threads(max(want.Filters, 1))
 	p.root()
 	p.limits(want)
 	p.descriptors(want.Descriptors)
@@ -89,13 +90,13 @@ func (p *process) user() {
 }
 
 // threads checks what each thread has of its own.
-func (p *process) threads() {
+func (p *process) threads(filters int) {
 	tasks, err := filepath.Glob(filepath.Join(p.dir, "task", "*"))
 	if err != nil || len(tasks) == 0 {
 		p.say("no threads: %v", err)
 	}
 	const none = "0000000000000000"
-	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": "1",
+	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2", "Seccomp_filters": fmt.Sprint(filters),
 		"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none}
 	if os.Geteuid() == 0 {
 		want["Groups"] = "" // an ordinary user cannot drop its own

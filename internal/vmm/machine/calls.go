@@ -13,11 +13,14 @@ import (
 	"github.com/forkd/forkd/internal/vmm/virtio/vsock"
 )
 
-// Calls are those of a machine beside the runtime's. The devices that have none of their own use
-// those of guestmem.
+// Calls are those of a machine as long as it lives, beside the runtime's. The devices that have none
+// of their own use those of guestmem.
 func Calls() []jail.Call {
 	return slices.Concat(kvm.Calls(), guestmem.Calls(), uffd.Calls(), blk.Calls(), vsock.Calls(), []jail.Call{
 		jail.With(unix.SYS_GETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),
 		jail.With(unix.SYS_SETPRIORITY, jail.Is(0, unix.PRIO_PROCESS)),
 	})
 }
+
+// SetUpCalls are those that only New makes.
+func SetUpCalls() []jail.Call { return kvm.SetUpCalls() }
