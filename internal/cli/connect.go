@@ -185,19 +185,13 @@ func runningMachine() (tcghost.Machine, bool, error) {
 	return m, err == nil && s.Phase == tcghost.Ready, err
 }
 
-// daemonDir holds what the daemon in an emulated host is started from. The emulated host sees it
-// under the same path.
-func daemonDir(m tcghost.Machine) string {
-	return filepath.Join(m.SharedDir(), "machine", m.Name, "daemon")
-}
-
 // machineDaemon returns the address and token of the daemon in an emulated host; see connect.
 func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (address, token string, err error) {
 	s, err := m.State()
 	if err != nil {
 		return "", "", err
 	}
-	dir := daemonDir(m)
+	dir := m.DaemonDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", "", err
 	}
@@ -235,8 +229,8 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	}
 	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token"),
 		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
-	// What the daemon builds is then in the cache of this host, where kernels and images are.
-	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.SharedDir()}})
+	// Kernels and images are there, built by this host; the daemon can read them.
+	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.CacheDir()}})
 	if err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}

@@ -51,7 +51,7 @@ type Assets struct {
 }
 
 // AssetsFile is where prepare describes them, in the cache directory.
-const AssetsFile = "vmtest.json"
+const AssetsFile = "vmtest/assets.json"
 
 // LeftOut is why VM tests skip with FORKD_TEST_HOST=1; command testrun counts them by it.
 const LeftOut = "a VM test: 'scripts/test vm' runs it"

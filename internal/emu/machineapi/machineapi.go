@@ -41,14 +41,19 @@ const ModulesDir = "/lib/forkd-modules"
 // StateDir is where the state disk is mounted.
 const StateDir = "/var/lib/forkd"
 
-// ShareTag is the 9p mount tag of the shared directory.
-const ShareTag = "share"
-
 // Config is written by the host into the emulated host's initramfs.
 type Config struct {
-	Token    string `json:"token"`     // bearer token of the init's API
-	BootID   string `json:"boot_id"`   // names this boot; see Ping
-	ShareDir string `json:"share_dir"` // where the 9p share is mounted: the same absolute path as on the host
+	Token  string  `json:"token"`   // bearer token of the init's API
+	BootID string  `json:"boot_id"` // names this boot; see Ping
+	Shares []Share `json:"shares"`
+}
+
+// Share is a directory of the host that the emulated host sees under the same absolute path. The
+// emulator refuses to write there unless it is writable.
+type Share struct {
+	Tag      string `json:"tag"` // 9p mount tag
+	Dir      string `json:"dir"`
+	Writable bool   `json:"writable,omitempty"`
 }
 
 // Ping is the answer of a live machine.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +60,7 @@ func kernelMounts() []mount {
 // boot brings the emulated host up from an empty initramfs, in this order:
 //  1. kernel file systems, before anything that looks into them;
 //  2. modules, in the order of their file names;
-//  3. state disk and shared directory, whose drivers are modules;
+//  3. state disk and shared directories, whose drivers are modules;
 //  4. cgroups, limits, network.
 func boot() (machineapi.Config, error) {
 	config, err := readConfig()
@@ -77,12 +78,17 @@ func boot() (machineapi.Config, error) {
 	if err := waitFor(stateDisk); err != nil {
 		return config, err
 	}
-	for _, m := range []mount{
-		{stateDisk, machineapi.StateDir, "ext4", unix.MS_NOATIME, "discard"},
+	mounts := []mount{{stateDisk, machineapi.StateDir, "ext4", unix.MS_NOATIME, "discard"}}
+	for _, s := range config.Shares {
 		// cache=mmap: no coherence with the host's changes is lost, and files can be mapped and
 		// executed.
-		{machineapi.ShareTag, config.ShareDir, "9p", 0, "trans=virtio,version=9p2000.L,msize=1048576,cache=mmap"},
-	} {
+		m := mount{s.Tag, s.Dir, "9p", unix.MS_RDONLY, "trans=virtio,version=9p2000.L,msize=1048576,cache=mmap"}
+		if s.Writable {
+			m.flags = 0
+		}
+		mounts = append(mounts, m)
+	}
+	for _, m := range mounts {
 		if err := m.do(); err != nil {
 			return config, err
 		}
@@ -105,8 +111,9 @@ func readConfig() (machineapi.Config, error) {
 	if err := json.Unmarshal(b, &config); err != nil {
 		return config, fmt.Errorf("read configuration: %w", err)
 	}
-	if config.Token == "" || config.BootID == "" || !filepath.IsAbs(config.ShareDir) {
-		return config, errors.New("read configuration: token, boot_id and an absolute share_dir are needed")
+	relative := func(s machineapi.Share) bool { return !filepath.IsAbs(s.Dir) }
+	if config.Token == "" || config.BootID == "" || slices.ContainsFunc(config.Shares, relative) {
+		return config, errors.New("read configuration: token, boot_id and shares with absolute directories are needed")
 	}
 	return config, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -167,15 +168,40 @@ func testHost(t *testing.T, m Machine) {
 	if got := m.testShell(t, "cat /sys/kernel/mm/transparent_hugepage/enabled"); got != "always madvise [never]" {
 		t.Errorf("huge pages: %s", got)
 	}
-	path := filepath.Join(m.dir, "shared")
+	testShares(t, m)
+}
+
+// testShares looks from inside at what the emulated host sees of the host's files. Its root mounts
+// each share again, for the host and not the mount in it has to refuse writes.
+func testShares(t *testing.T, m Machine) {
+	path := filepath.Join(m.path(dirRun), "shared")
 	if err := os.WriteFile(path, []byte("from the host"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.testShell(t, "cat "+path+"; echo from the emulated host > "+path+".2"); got != "from the host" {
+	if got := m.testShell(t, "cat "+path); got != "from the host" {
 		t.Errorf("the emulated host reads %q", got)
 	}
-	if b, err := os.ReadFile(path + ".2"); err != nil || string(b) != "from the emulated host\n" {
-		t.Errorf("host reads %q, %v", b, err)
+	for _, s := range m.shares() {
+		script := "mkdir -p /mnt; mount -t 9p -o trans=virtio,version=9p2000.L " + s.Tag +
+			" /mnt && { echo x > /mnt/written || true; rm -f /mnt/shared || true; umount /mnt; }"
+		m.testShell(t, script)
+		_, err := os.Stat(filepath.Join(s.Dir, "written"))
+		if written := !errors.Is(err, fs.ErrNotExist); written != s.Writable {
+			t.Errorf("the emulated host has written to %s: %v, want %v", s.Dir, written, s.Writable)
+		}
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the emulated host has removed a file: %v", err)
+	}
+	link := filepath.Join(m.path(dirOut), "link")
+	m.testShell(t, "ln -s /etc/passwd "+link)
+	if info, err := os.Lstat(link); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("a link that the emulated host has made is one for this host: %v, %v", info, err)
+	}
+	for _, name := range []string{m.path(fileToken), m.path(fileOptions), m.qemuDir(), m.kernelDir()} {
+		if got := m.testShell(t, "ls -d "+name+" 2>/dev/null || echo hidden"); got != "hidden" {
+			t.Errorf("the emulated host sees %s", name)
+		}
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // CopyIn makes the host's file program, and the directory dataDir where there is one, visible in
-// the emulated host: as copies in a new directory below the shared one. It returns that directory,
+// the emulated host: as copies in a new directory that it can read. It returns that directory,
 // which the caller removes, and the program's path in it; both are the same inside the emulated
 // host.
 func (m Machine) CopyIn(program, dataDir string) (dir, path string, _ error) {

@@ -267,7 +267,7 @@ func TestCopyIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 || !strings.HasPrefix(dir, m.SharedDir()) {
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 || !strings.HasPrefix(dir, m.path(dirRun)) {
 		t.Errorf("program %s: %v, %v", path, info, err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "testdata", "sub", "f")); err != nil || string(b) != "y" {

@@ -29,7 +29,7 @@ const cmdline = "console=ttyS0 quiet panic=-1 mitigations=off norandmaps transpa
 // nested SVM loses or hangs about one virtual machine in 200. Host paths are relative to the
 // emulated host's directory, in which QEMU runs.
 func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []string {
-	return []string{
+	args := []string{
 		"-name", "forkd-machine-" + m.Name,
 		"-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "EPYC,svm=on,npt=on", "-smp", "1",
@@ -41,9 +41,42 @@ func (m Machine) qemuArgs(o Options, vmlinux, initAddr, daemonAddr string) []str
 		"-device", "virtio-net-pci,netdev=n0,romfile=",
 		"-drive", "if=none,id=d0,format=raw,discard=unmap,detect-zeroes=unmap,file=" + fileDisk,
 		"-device", "virtio-blk-pci,drive=d0",
-		"-fsdev", "local,id=f0,security_model=none,multidevs=remap,path=" + escape(m.cache),
-		"-device", "virtio-9p-pci,fsdev=f0,mount_tag=" + machineapi.ShareTag,
 	}
+	for _, s := range m.shares() {
+		// With security_model=mapped-file a link that the emulated host makes is no link for this host.
+		mode := "security_model=none,readonly=on"
+		if s.Writable {
+			mode = "security_model=mapped-file"
+		}
+		args = append(args, "-fsdev", fmt.Sprintf("local,id=%s,%s,multidevs=remap,path=%s", s.Tag, mode, escape(s.Dir)),
+			"-device", fmt.Sprintf("virtio-9p-pci,fsdev=%s,mount_tag=%s", s.Tag, s.Tag))
+	}
+	return args
+}
+
+// shares are the directories of this host that the emulated host sees. What the host runs next, and
+// the options and tokens of emulated hosts, are not among them. One is writable, for results.
+func (m Machine) shares() []machineapi.Share {
+	var shares []machineapi.Share
+	for _, dir := range []string{filepath.Join(m.cache, "images"), filepath.Join(m.cache, "kernel"),
+		filepath.Join(m.cache, "vmtest"), filepath.Join(m.cache, "bench"), m.path(dirRun), m.DaemonDir()} {
+		shares = append(shares, machineapi.Share{Tag: filepath.Base(dir), Dir: dir})
+	}
+	return append(shares, machineapi.Share{Tag: dirOut, Dir: m.path(dirOut), Writable: true})
+}
+
+// makeShares makes the shared directories that are not there yet.
+func (m Machine) makeShares() error {
+	for _, s := range m.shares() {
+		perm := fs.FileMode(0o755)
+		if strings.HasPrefix(s.Dir, m.dir) {
+			perm = 0o700
+		}
+		if err := os.MkdirAll(s.Dir, perm); err != nil {
+			return fmt.Errorf("make a directory for emulated host %s: %w", m.Name, err)
+		}
+	}
+	return nil
 }
 
 // escape doubles the commas of a value in QEMU's option syntax.
@@ -53,6 +86,9 @@ func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
 // its goroutine to a thread that lives as long as the supervisor.
 func (m Machine) startQEMU(o Options, vmlinux, initAddr, daemonAddr string) (*exec.Cmd, error) {
 	if err := m.rotate(fileConsole, filePrevious); err != nil {
+		return nil, err
+	}
+	if err := m.makeShares(); err != nil {
 		return nil, err
 	}
 	log, err := os.Create(m.path(fileQEMULog))

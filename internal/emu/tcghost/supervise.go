@@ -165,7 +165,7 @@ func (s *supervisor) writeBoot(ctx context.Context) (string, error) {
 		return "", err
 	}
 	s.state.BootID = randomHex(8)
-	config := machineapi.Config{Token: s.token, BootID: s.state.BootID, ShareDir: s.m.cache}
+	config := machineapi.Config{Token: s.token, BootID: s.state.BootID, Shares: s.m.shares()}
 	return kernel.VMLinux, s.m.writeInitrd(kernel, busybox, s.init, config)
 }
 

@@ -60,7 +60,7 @@ func (o Options) validate() error {
 // Machine names one machine and the files that belong to it. It holds no resources.
 type Machine struct {
 	Name  string
-	cache string // the cache directory: shared with the emulated host
+	cache string // the cache directory
 	dir   string // this machine's files
 }
 
@@ -78,8 +78,12 @@ func Open(cacheDir, name string) (Machine, error) {
 	return Machine{Name: name, cache: cacheDir, dir: filepath.Join(cacheDir, "machine", name)}, nil
 }
 
-// SharedDir is the directory that the emulated host sees under the same path.
-func (m Machine) SharedDir() string { return m.cache }
+// CacheDir is the cache directory. The emulated host sees what it needs of it, under the same path.
+func (m Machine) CacheDir() string { return m.cache }
+
+// DaemonDir is for what the daemon in the emulated host is started from. The emulated host sees it
+// under the same path.
+func (m Machine) DaemonDir() string { return m.path(dirDaemon) }
 
 // path returns the path of one of the emulated host's files.
 func (m Machine) path(name string) string { return filepath.Join(m.dir, name) }
@@ -97,7 +101,9 @@ const (
 	fileInitrd     = "initrd.img"
 	fileDisk       = "state.img"
 	fileQEMULog    = "qemu.log"
-	dirRun         = "run" // programs copied for exec
+	dirRun         = "run"    // programs copied for exec
+	dirDaemon      = "daemon" // see DaemonDir
+	dirOut         = "out"    // results of programs; the emulated host writes here and nowhere else
 )
 
 // makeDir creates the emulated host's directory. It holds the token and a console, so it is the

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -212,10 +213,41 @@ func TestQEMUArgsEscapeCommas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := strings.Join(m.qemuArgs(DefaultOptions(), "/vmlinux", "127.0.0.1:1", "127.0.0.1:2"), " ")
+	list := m.qemuArgs(DefaultOptions(), "/vmlinux", "127.0.0.1:1", "127.0.0.1:2")
+	args := strings.Join(list, " ")
 	for _, want := range []string{"path=/cache,,dir", "hostfwd=tcp:127.0.0.1:1-:8888", "hostfwd=tcp:127.0.0.1:2-:8889"} {
 		if !strings.Contains(args, want) {
 			t.Errorf("no %q in %s", want, args)
+		}
+	}
+	for i, arg := range list {
+		own := i+1 < len(list) && strings.HasSuffix(list[i+1], "/machine/test/out") && strings.Contains(list[i+1], "=mapped-file,")
+		if arg == "-fsdev" && !own && !strings.Contains(list[i+1], ",readonly=on,") {
+			t.Errorf("the emulated host can write to a directory of this host: %s", list[i+1])
+		}
+	}
+}
+
+// What an emulated host sees holds no token but that of its own daemon, and nothing that the host
+// runs.
+func TestSharesAreNarrow(t *testing.T) {
+	m, err := Open(t.TempDir(), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(m.CacheDir(), "other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(m.shares()) == 0 {
+		t.Error("it sees nothing")
+	}
+	for _, secret := range []string{m.path(fileToken), m.path(fileOptions), m.path(fileInitrd), m.path(fileDisk),
+		other.path(fileToken), other.DaemonDir(), other.path(dirRun), m.qemuDir(), m.kernelDir()} {
+		for _, s := range m.shares() {
+			if rel, err := filepath.Rel(s.Dir, secret); err == nil && filepath.IsLocal(rel) {
+				t.Errorf("the emulated host sees %s by its share %s", secret, s.Dir)
+			}
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Command prepare makes the files that VM tests need and describes them in <cache>/vmtest.json:
+// Command prepare makes the files that VM tests need and describes them in <cache>/vmtest/assets.json:
 // guest kernels with the current agent, root file systems, the host's authorities, and copies of
 // the current forkd-vmm and bin/forkd. Everything but these is taken from the cache if it is there.
 // Run it after scripts/build.
