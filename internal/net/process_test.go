@@ -21,9 +21,9 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// startProcess starts this test program as forkd-net, in its jail, and returns the path of its
-// control socket.
-func startProcess(t *testing.T) (path string, p *os.Process) {
+// startProcess starts this test program as forkd-net, in its jail, with variables added to its
+// environment, and returns the path of its control socket.
+func startProcess(t *testing.T, env ...string) (path string, p *os.Process) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "s")
 	listener, err := ctlsock.Listen(path)
@@ -40,7 +40,7 @@ func startProcess(t *testing.T) (path string, p *os.Process) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	attr := os.ProcAttr{Dir: "/", Files: []*os.File{nil, nil, os.Stderr, file}}
+	attr := os.ProcAttr{Dir: "/", Files: []*os.File{nil, nil, os.Stderr, file}, Env: append(os.Environ(), env...)}
 	p, err = jails.Start(program, []string{asProcess}, attr, true)
 	if err != nil {
 		t.Fatal(err)

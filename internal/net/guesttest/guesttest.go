@@ -191,6 +191,13 @@ func IPv4(from, to string, protocol uint8, payload []byte) []byte {
 	return append(p, payload...)
 }
 
+// UDP returns a packet without a checksum, which UDP leaves to its sender (RFC 768).
+func UDP(from, to string, fromPort, toPort uint16, payload []byte) []byte {
+	p := make(header.UDP, header.UDPMinimumSize, header.UDPMinimumSize+len(payload))
+	p.Encode(&header.UDPFields{SrcPort: fromPort, DstPort: toPort, Length: uint16(cap(p))})
+	return IPv4(from, to, uint8(header.UDPProtocolNumber), append(p, payload...))
+}
+
 // SYN returns a TCP segment that opens a connection.
 func SYN(from, to string, fromPort, toPort uint16) []byte {
 	p := make(header.TCP, header.TCPMinimumSize)

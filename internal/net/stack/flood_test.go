@@ -190,13 +190,8 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	w := newWorld(t)
 	w.ListenUDP(t, web+":123")
 	r := newRig(t, w, "public")
-	payload := make([]byte, 8)
 	for i := range 3 * maxUDP {
-		p := append([]byte(nil), payload...)
-		binary.BigEndian.PutUint16(p, uint16(1024+i))
-		binary.BigEndian.PutUint16(p[2:], 123)
-		binary.BigEndian.PutUint16(p[4:], 8)
-		r.guest.Send(guesttest.Frame(guesttest.IPv4(frame.Guest, web, uint8(header.UDPProtocolNumber), p)))
+		r.guest.Send(guesttest.Frame(guesttest.UDP(frame.Guest, web, uint16(1024+i), 123, nil)))
 	}
 	waitFor(t, "there are not more than may be", func() bool { return r.counters.Passed.Load() >= 2*maxUDP && r.counters.Open.Load() <= maxUDP })
 }

@@ -79,3 +79,16 @@ func dialTCP(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
 	}
 	return conn.(*net.TCPConn), nil
 }
+
+// dialUDP makes a socket that exchanges packets with an address outside.
+func dialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.SetWriteBuffer(sendBuffer); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}

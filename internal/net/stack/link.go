@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// queueBytes bounds the packets that wait for room in the frame socket. What is beyond is
+	// queueBytes bounds the memory of packets that wait for room in the frame socket, their
+	// records included: a small packet has more of these than of bytes. Packets beyond it are
 	// dropped, as a switch does; TCP then slows down.
 	queueBytes = 1 << 20
 
@@ -42,7 +43,7 @@ type link struct {
 
 	mu      sync.Mutex
 	queue   []*gvisor.PacketBuffer
-	queued  int  // bytes in queue
+	queued  int  // bytes that queue holds
 	writing bool // the goroutine lives; only it writes
 	closed  bool
 	writers sync.WaitGroup
@@ -91,12 +92,12 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 			return
 		}
 	}
-	if l.queued+pkt.Size() > queueBytes {
+	if l.queued+pkt.MemSize() > queueBytes {
 		l.dropped.Add(1)
 		return
 	}
 	l.queue = append(l.queue, pkt.IncRef())
-	l.queued += pkt.Size()
+	l.queued += pkt.MemSize()
 	if !l.writing {
 		l.writing = true
 		l.writers.Go(l.write)
@@ -132,7 +133,7 @@ func (l *link) next() *gvisor.PacketBuffer {
 	pkt := l.queue[0]
 	l.queue[0] = nil
 	l.queue = l.queue[1:]
-	l.queued -= pkt.Size()
+	l.queued -= pkt.MemSize()
 	return pkt
 }
 

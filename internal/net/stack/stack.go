@@ -60,6 +60,7 @@ type Stack struct {
 	logged, passes *rate.Limiter // lines of the flow log: of refusals, and of flows that passed
 	up, down       *rate.Limiter
 	echoes         chan struct{} // one for each echo request whose answer is awaited
+	queries        chan struct{} // likewise for each DNS query over UDP
 
 	mu       sync.Mutex
 	closed   bool
@@ -68,6 +69,7 @@ type Stack struct {
 	secrets  []netproto.Secret
 	injected int // flows whose TLS ends here
 	flows    map[*flow]struct{}
+	udp      map[ports]*udpFlow // of flows, those of UDP
 }
 
 // New makes a stack on file, a frame socket that does not block, and begins to read from it. It
@@ -80,7 +82,8 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 		return nil, fmt.Errorf("frame socket of %s: %w", id, err)
 	}
 	s := &Stack{host: host, id: id, counters: c, link: link, ended: make(chan struct{}), policy: as.Policy,
-		secrets: as.Secrets, flows: map[*flow]struct{}{}, echoes: make(chan struct{}, maxEchoes)}
+		secrets: as.Secrets, flows: map[*flow]struct{}{}, udp: map[ports]*udpFlow{}, echoes: make(chan struct{}, maxEchoes),
+		queries: make(chan struct{}, maxQueries)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
 	s.makeLimiters(as.Limits)
@@ -106,11 +109,7 @@ func (s *Stack) makeIPStack() error {
 		return fmt.Errorf("%v", err)
 	}
 	s.ipstack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s.ipstack, firstWindow, maxOpening, s.takeTCP).HandlePacket)
-	s.ipstack.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s.ipstack, s.takeUDP).HandlePacket)
-	if err := s.listenDNS(); err != nil {
-		s.ipstack.Destroy()
-		return err
-	}
+	s.ipstack.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
 	return nil
 }
 

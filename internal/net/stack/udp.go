@@ -5,52 +5,109 @@ import (
 	"errors"
 	"io"
 	"net"
+	"syscall"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	gvisor "gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
-	"gvisor.dev/gvisor/pkg/waiter"
 
 	"github.com/forkd/forkd/internal/net/policy"
 )
 
-// takeUDP begins a flow with the first packet between a pair of ports. Where it does not, the stack
+// ports names a UDP flow: the guest is the remote side of it.
+type ports = gvisor.TransportEndpointID
+
+// udpFlow forwards the packets between one pair of ports. No packet waits in it: what the host's
+// socket has no room for is dropped, as a router drops it.
+type udpFlow struct {
+	*flow
+	id  ports
+	out *net.UDPConn
+	raw syscall.RawConn // of out
+}
+
+// takeUDP handles each UDP packet of the guest. For a packet that it returns false for, the stack
 // answers that the port is unreachable.
-func (s *Stack) takeUDP(r *udp.ForwarderRequest) bool {
-	id := r.ID()
+func (s *Stack) takeUDP(id ports, pkt *gvisor.PacketBuffer) bool {
+	payload, ok := udpPayload(pkt)
+	if !ok {
+		return false // the stack counts it as malformed and stays silent
+	}
+	if destination(id.LocalAddress, id.LocalPort) == gatewayDNS {
+		s.answerDNS(id, payload)
+		return true
+	}
+	s.mu.Lock()
+	f := s.udp[id]
+	s.mu.Unlock()
+	if f == nil {
+		if f = s.openUDP(id); f == nil {
+			return false
+		}
+	}
+	if s.up.AllowN(time.Now(), len(payload)) && sendNow(f.raw, payload) {
+		f.up.Add(uint64(len(payload)))
+		f.touch()
+	}
+	return true
+}
+
+// udpPayload returns the payload of a packet whose length and checksum are right.
+func udpPayload(pkt *gvisor.PacketBuffer) ([]byte, bool) {
+	h, ip := header.UDP(pkt.TransportHeader().Slice()), pkt.Network()
+	lengthOK, checksumOK := header.UDPValid(h, func() uint16 { return pkt.Data().Checksum() }, uint16(pkt.Data().Size()),
+		pkt.NetworkProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(), pkt.RXChecksumValidated)
+	if !lengthOK || !checksumOK {
+		return nil, false
+	}
+	return pkt.Data().AsRange().ToSlice()[:h.Length()-header.UDPMinimumSize], true
+}
+
+// sendBuffer bounds the packets of a flow that wait in the kernel for a slow uplink, in bytes: the
+// longest packet fits. The kernel doubles it for its own records.
+const sendBuffer = 64 << 10
+
+// openUDP begins a flow with its first packet. It returns nil if the packet is refused.
+func (s *Stack) openUDP(id ports) *udpFlow {
 	to := destination(id.LocalAddress, id.LocalPort)
 	if !s.opens.Allow() {
 		s.refused(record{protocol: "udp", address: to}, openRate)
-		return false
+		return nil
 	}
 	s.makeRoomUDP()
 	f, refusal := s.begin(policy.UDP, to)
 	if f == nil {
 		s.refused(record{protocol: "udp", address: to}, refusal)
-		return false
+		return nil
 	}
 	if s.decide(f, nil) != policy.Pass {
 		s.end(f)
-		return false
+		return nil
 	}
-	out, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+	out, err := dialUDP(to)
 	if err != nil {
 		f.fail(err)
 		s.end(f)
-		return false
+		return nil
 	}
-	c := &conn{wq: &waiter.Queue{}}
-	var failed tcpip.Error
-	if c.ep, failed = r.CreateEndpoint(c.wq); failed != nil {
-		f.fail(errors.New(failed.String()))
+	raw, err := out.SyscallConn()
+	if err != nil {
+		f.fail(err)
 		_ = out.Close()
 		s.end(f)
-		return true
+		return nil
 	}
-	s.tasks.Go(func() { s.relayUDP(f, c, out) })
-	return true
+	u := &udpFlow{flow: f, id: id, out: out, raw: raw}
+	s.mu.Lock()
+	s.udp[id] = u
+	s.mu.Unlock()
+	s.tasks.Go(func() { s.relayUDP(u) })
+	return u
 }
 
 // makeRoomUDP ends the UDP flow that was unused for longest if there are too many.
@@ -71,67 +128,38 @@ func (s *Stack) makeRoomUDP() {
 	}
 }
 
-// relayUDP forwards packets both ways until the flow is idle for too long or the outside answers
-// that there is nobody.
-func (s *Stack) relayUDP(f *flow, c *conn, out *net.UDPConn) {
-	defer s.end(f)
-	defer context.AfterFunc(f.ctx, func() {
-		c.ep.Close()
-		_ = out.Close()
-	})()
-	s.tasks.Go(func() {
-		defer f.cancel()
-		if err := s.upwardUDP(f, c, out); err != nil {
-			f.fail(err)
-		}
+// sendNow sends a packet if the socket has room for it, and reports whether it did. It does not
+// wait: the caller reads the guest's packets, and a queue in its place would grow by the flow.
+func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
+	// The callback does not ask to be called again, so this does not wait. An error can be that of
+	// an earlier packet, which the reader of the socket handles.
+	_ = raw.Write(func(fd uintptr) bool {
+		n, err := unix.Write(int(fd), payload)
+		sent = err == nil && n == len(payload)
+		return true
 	})
-	if err := s.downwardUDP(f, c, out); err != nil && f.ctx.Err() == nil {
+	return sent
+}
+
+// relayUDP forwards packets to the guest until the flow is idle for too long or the outside answers
+// that the port is unreachable.
+func (s *Stack) relayUDP(f *udpFlow) {
+	defer s.end(f.flow)
+	stop := context.AfterFunc(f.ctx, func() { _ = f.out.Close() })
+	if err := s.downwardUDP(f); err != nil && f.ctx.Err() == nil {
 		f.fail(err)
 	}
-	f.cancel()
-	c.ep.Close()
-	_ = out.Close()
+	stop()
+	_ = f.out.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.udp, f.id) // the guest's next packet begins another flow
 }
 
-func (s *Stack) upwardUDP(f *flow, c *conn, out *net.UDPConn) error {
-	entry, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
-	c.wq.EventRegister(&entry)
-	defer c.wq.EventUnregister(&entry)
+func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
-		chunk := pool.take()
-		w := tcpip.SliceWriter(*chunk)
-		result, err := c.ep.Read(&w, tcpip.ReadOptions{})
-		if err == nil {
-			if s.up.AllowN(time.Now(), result.Count) {
-				n, _ := out.Write((*chunk)[:result.Count]) // an error is that of an earlier packet, and comes to the reader
-				f.up.Add(uint64(n))
-				f.touch()
-			}
-			pool.give(chunk)
-			continue
-		}
-		pool.give(chunk)
-		if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
-			return nil
-		}
-		select {
-		case <-ready:
-		case <-f.ctx.Done():
-			return nil
-		}
-	}
-}
-
-func (s *Stack) downwardUDP(f *flow, c *conn, out *net.UDPConn) error {
-	raw, err := out.SyscallConn()
-	if err != nil {
-		return err
-	}
-	in := gonet.NewUDPConn(c.wq, c.ep)
-	pool := &s.host.chunks
-	for {
-		chunk, n, err := receive(raw, pool)
+		chunk, n, err := receive(f.raw, pool)
 		if errors.Is(err, io.EOF) {
 			continue // an empty packet, which no program misses
 		}
@@ -139,11 +167,35 @@ func (s *Stack) downwardUDP(f *flow, c *conn, out *net.UDPConn) error {
 			return err
 		}
 		if s.down.AllowN(time.Now(), n) {
-			n, _ = in.Write((*chunk)[:n]) // without room in the guest's queue the packet is lost, as packets are
+			s.sendUDP(f.id, (*chunk)[:n])
 			f.down.Add(uint64(n))
 			f.touch()
 		}
 		pool.give(chunk)
+	}
+}
+
+// sendUDP sends a packet to the guest, or drops it if the guest has no room for it.
+func (s *Stack) sendUDP(id ports, payload []byte) {
+	route, err := s.ipstack.FindRoute(nic, id.LocalAddress, id.RemoteAddress, ipv4.ProtocolNumber, false)
+	if err != nil {
+		return // the stack is closed
+	}
+	defer route.Release()
+	pkt := gvisor.NewPacketBuffer(gvisor.PacketBufferOptions{
+		ReserveHeaderBytes: header.UDPMinimumSize + int(route.MaxHeaderLength()), Payload: buffer.MakeWithData(payload)})
+	defer pkt.DecRef()
+	pkt.TransportProtocolNumber = udp.ProtocolNumber
+	h := header.UDP(pkt.TransportHeader().Push(header.UDPMinimumSize))
+	length := uint16(pkt.Size())
+	h.Encode(&header.UDPFields{SrcPort: id.LocalPort, DstPort: id.RemotePort, Length: length})
+	sum := ^h.CalculateChecksum(checksum.Combine(route.PseudoHeaderChecksum(udp.ProtocolNumber, length), pkt.Data().Checksum()))
+	if sum == 0 {
+		sum = 0xffff // 0 means that there is no checksum (RFC 768)
+	}
+	h.SetChecksum(sum)
+	if err := route.WritePacket(gvisor.NetworkHeaderParams{Protocol: udp.ProtocolNumber, TTL: ipv4.DefaultTTL}, pkt); err != nil {
+		s.counters.Dropped.Add(1)
 	}
 }
 
@@ -153,36 +205,22 @@ const maxQuery = 2048
 // maxQueries is how many DNS queries of one sandbox may wait for an answer.
 const maxQueries = 64
 
-// listenDNS answers queries over UDP.
-func (s *Stack) listenDNS() error {
-	at := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFrom4(gatewayDNS.Addr().As4()), Port: gatewayDNS.Port()}
-	in, err := gonet.DialUDP(s.ipstack, &at, nil, ipv4.ProtocolNumber)
-	if err != nil {
-		return err
+// answerDNS answers a query, in a task of its own, for the resolver may be slow. A query beyond
+// maxQueries is dropped: clients ask again.
+func (s *Stack) answerDNS(id ports, query []byte) {
+	if len(query) > maxQuery {
+		query = query[:maxQuery]
+	}
+	select {
+	case s.queries <- struct{}{}:
+	default:
+		s.counters.Dropped.Add(1)
+		return
 	}
 	s.tasks.Go(func() {
-		defer context.AfterFunc(s.ctx, func() { _ = in.Close() })()
-		waiting := make(chan struct{}, maxQueries)
-		buf := make([]byte, maxQuery)
-		for {
-			n, from, err := in.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			select {
-			case waiting <- struct{}{}:
-			default:
-				s.counters.Dropped.Add(1) // it will be asked again
-				continue
-			}
-			query := append([]byte(nil), buf[:n]...)
-			s.tasks.Go(func() {
-				defer func() { <-waiting }()
-				if answer := s.dns.Answer(s.ctx, query, false); answer != nil {
-					_, _ = in.WriteTo(answer, from)
-				}
-			})
+		defer func() { <-s.queries }()
+		if answer := s.dns.Answer(s.ctx, query, false); answer != nil {
+			s.sendUDP(id, answer)
 		}
 	})
-	return nil
 }
