@@ -13,6 +13,10 @@ type Network struct {
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 
+	// AllowECH lets TLS with encrypted_client_hello (RFC 9849) through where a rule by name
+	// decides. It hides the name of the server, and browsers send it always.
+	AllowECH bool `json:"allow_ech,omitempty"`
+
 	Limits NetworkLimits `json:"limits,omitzero"`
 
 	// Secrets are headers that are added outside of the sandbox, which never knows their values.
@@ -38,9 +42,12 @@ type NetworkLimits struct {
 // SandboxNetwork is the network of a sandbox: what it may do, with the fields of Network, and what
 // it did since it was started, rolled back or resumed.
 type SandboxNetwork struct {
-	Mode   string        `json:"mode"`
-	Allow  []string      `json:"allow,omitempty"`
-	Deny   []string      `json:"deny,omitempty"`
+	Mode  string   `json:"mode"`
+	Allow []string `json:"allow,omitempty"`
+	Deny  []string `json:"deny,omitempty"`
+
+	AllowECH bool `json:"allow_ech,omitempty"`
+
 	Limits NetworkLimits `json:"limits,omitzero"`
 	Stats  NetworkStats  `json:"stats"`
 

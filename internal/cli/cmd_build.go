@@ -35,7 +35,7 @@ func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
 	if n, _ := o.network.given(); n != nil || r.Network == nil { // without secrets it does not fail
 		return n
 	}
-	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny}
+	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny, AllowECH: r.Network.AllowECH}
 }
 
 // limitsOf returns the limits of a parent's children: those of the command line, or of the recipe.

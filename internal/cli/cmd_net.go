@@ -27,6 +27,7 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.Allow, "allow", nil,
 		"what may be connected to: a name, *.name, an address or a network, with :port if not all (repeatable); without --net it implies allow")
 	f.StringArrayVar(&n.Deny, "deny", nil, "what may not, in every mode (repeatable)")
+	f.BoolVar(&n.AllowECH, "allow-ech", false, "let TLS with an encrypted server name (ECH) through where a rule by name decides; browsers need it")
 	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's)")
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
 }
@@ -43,7 +44,7 @@ func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 
 // given returns the policy that was asked for, or nil.
 func (n *networkFlags) given() (*client.Network, error) {
-	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && n.Limits == (client.NetworkLimits{}) && len(n.secrets) == 0 {
+	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && !n.AllowECH && n.Limits == (client.NetworkLimits{}) && len(n.secrets) == 0 {
 		return nil, nil
 	}
 	n.Secrets = nil
@@ -181,6 +182,7 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 	return values(cmd, "MODE\t"+n.Mode, func(row func(...any)) {
 		row("ALLOW", list(n.Allow))
 		row("DENY", list(n.Deny))
+		row("ECH", map[bool]string{true: "passes", false: "refused where names decide"}[n.AllowECH])
 		row("LIMITS", list(limits))
 		row("SECRETS", list(secrets))
 		row("CONNECTIONS", fmt.Sprintf("%d now, %d ended", n.Stats.Open, n.Stats.Connections))

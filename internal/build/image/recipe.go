@@ -100,6 +100,8 @@ type Network struct {
 	Mode  string   `yaml:"mode"`
 	Allow []string `yaml:"allow"`
 	Deny  []string `yaml:"deny"`
+
+	AllowECH bool `yaml:"allow_ech"`
 }
 
 // UnmarshalYAML reads a mode, or the fields.

@@ -19,7 +19,7 @@ type networkConfig struct {
 	Proxy      json.RawMessage `json:"egressProxy,omitempty"`
 	MaskHost   string          `json:"maskRequestHost,omitempty"`
 	HTTPSPorts []int           `json:"httpsPorts,omitempty"`
-	DNS        []string        `json:"dnsServers,omitempty"` // are allowed too, where a name is
+	DNS        []string        `json:"dnsServers,omitempty"` // checked, and never asked: they open nothing
 }
 
 // everything is E2B's rule for all addresses.
@@ -56,9 +56,6 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 		mode = netproto.ModeNone
 	case closed:
 		mode, deny = netproto.ModeAllow, nil
-		if slices.ContainsFunc(allow, isName) {
-			allow = slices.Concat(allow, c.DNS)
-		}
 	case len(allow) > 0 && len(deny) > 0:
 		return nil, badRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
 			everything[0])
@@ -74,13 +71,6 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 
 // maxDNS is how many servers E2B takes.
 const maxDNS = 10
-
-// isName reports whether a rule is of a host name, and not of addresses.
-func isName(rule string) bool {
-	_, notOne := netip.ParseAddr(rule)
-	_, notMany := netip.ParsePrefix(rule)
-	return notOne != nil && notMany != nil
-}
 
 // configOf is a policy as E2B has it. Rules that have no equal there are told as they are.
 func configOf(p netproto.Policy) networkConfig {

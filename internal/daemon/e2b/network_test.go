@@ -21,7 +21,7 @@ func TestNetworkOptions(t *testing.T) {
 		{`{"allowOut":["1.1.1.1"]}`, nil, "public"},
 		{`{"allowOut":["1.1.1.1","*.example.com"],"denyOut":["0.0.0.0/0"]}`, nil, "allow 1.1.1.1 *.example.com"},
 		{`{"allowOut":["1.1.1.1"]}`, &yes, "allow 1.1.1.1"},
-		{`{"allowOut":["*.example.com"],"denyOut":["0.0.0.0/0"],"dnsServers":["9.9.9.9"]}`, nil, "allow *.example.com 9.9.9.9"},
+		{`{"allowOut":["*.example.com"],"denyOut":["0.0.0.0/0"],"dnsServers":["9.9.9.9","10.0.0.1"]}`, nil, "allow *.example.com"},
 		{`{"allowOut":["1.1.1.0/24"],"denyOut":["0.0.0.0/0"],"dnsServers":["9.9.9.9"]}`, nil, "allow 1.1.1.0/24"},
 		{`{"dnsServers":[]}`, nil, "public"},
 		{`{"dnsServers":["dns.test"]}`, nil, "network.dnsServers[0]:"},

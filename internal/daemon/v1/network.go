@@ -29,6 +29,7 @@ func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	if err != nil {
 		return nil, err
 	}
+	policy.AllowECH = n.AllowECH
 	secrets, err := secretsOf(prefix, n.Secrets)
 	return &netclient.Setting{Policy: policy, Limits: netproto.Limits(n.Limits), Secrets: secrets}, err
 }
@@ -53,7 +54,7 @@ func secretsOf(prefix string, list []apiv1.NetworkSecret) (secrets []netproto.Se
 func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 	n := apiv1.SandboxNetwork{
 		Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow), Deny: netproto.Texts(s.Policy.Deny),
-		Limits: apiv1.NetworkLimits(s.Limits),
+		AllowECH: s.Policy.AllowECH, Limits: apiv1.NetworkLimits(s.Limits),
 		Stats: apiv1.NetworkStats{Open: stats.Open, Connections: stats.Connections, UpBytes: stats.UpBytes,
 			DownBytes: stats.DownBytes, DNSQueries: stats.DNSQueries, Dropped: stats.Dropped},
 	}

@@ -12,6 +12,8 @@ type Network struct {
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
 
+	AllowECH bool `json:"allow_ech,omitempty"`
+
 	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"`
 	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
 	Connections      uint32 `json:"connections,omitempty"`

@@ -30,6 +30,7 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if err != nil {
 		return Setting{}, fmt.Errorf("the network policy in the snapshot: %w", err)
 	}
+	policy.AllowECH = n.AllowECH
 	return Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: n.BytesPerSecond,
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
@@ -38,6 +39,6 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 // can fork a snapshot, or reads its files, gets none.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
-		Deny: netproto.Texts(s.Policy.Deny), BytesPerSecond: s.Limits.BytesPerSecond,
+		Deny: netproto.Texts(s.Policy.Deny), AllowECH: s.Policy.AllowECH, BytesPerSecond: s.Limits.BytesPerSecond,
 		PacketsPerSecond: s.Limits.PacketsPerSecond, Connections: s.Limits.Connections}
 }

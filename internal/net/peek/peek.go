@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -31,6 +32,7 @@ const recordHandshake = 22
 type Seen struct {
 	Name    string // of the server, as package policy spells names; "" if there is none
 	Unclear bool   // it is a request that servers could read differently: Name is empty
+	ECH     bool   // Name is only the outer one: another may be encrypted (RFC 9849)
 	Sent    []byte // all that was read
 }
 
@@ -44,7 +46,7 @@ func Server(r io.Reader) (Seen, error) {
 	switch {
 	case err != nil:
 	case first[0] == recordHandshake:
-		seen.Name = tlsName(in)
+		seen.Name, seen.ECH = tlsName(in)
 	default:
 		seen.Name, seen.Unclear = httpName(in)
 		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes())
@@ -87,16 +89,21 @@ func (t *tee) failure() error {
 // errSeen ends a handshake after the ClientHello.
 var errSeen = errors.New("seen")
 
-func tlsName(in io.Reader) (name string) {
+// extensionECH is encrypted_client_hello (RFC 9849 §5).
+const extensionECH = 0xfe0d
+
+// tlsName returns the server name of a ClientHello, and whether it has an encrypted one or the
+// random bytes that browsers send in its place: the two cannot be told apart (RFC 9849 §6.2).
+func tlsName(in io.Reader) (name string, ech bool) {
 	server := tls.Server(readOnly{in}, &tls.Config{
 		MinVersion: tls.VersionTLS10, // it is not us who speaks it
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			name = hello.ServerName
+			name, ech = hello.ServerName, slices.Contains(hello.Extensions, extensionECH)
 			return nil, errSeen
 		},
 	})
 	_ = server.Handshake() // it ends with errSeen, or has seen no name
-	return canonical(name)
+	return canonical(name), ech
 }
 
 func httpName(in *bufio.Reader) (name string, unclear bool) {

@@ -38,6 +38,7 @@ type Flow struct {
 	Peeked   bool           // Server says what the connection sent first
 	Server   string         // its TLS server name or HTTP host, "" if it named none; spelled as Names
 	Unclear  bool           // servers could differ about which one it names
+	ECH      bool           // it may name another server, encrypted
 }
 
 // Verdict is what to do with a flow.
@@ -68,6 +69,8 @@ const (
 	IPv6        Reason = "ipv6"         // there is no IPv6 outside
 	PrivateName Reason = "private-name" // mode public, and a name of the host's network
 	Unclear     Reason = "unclear-name" // a name is denied, and the connection may mean it
+	ECH         Reason = "ech"          // a name decides, and the connection may encrypt another
+	QUIC        Reason = "quic"         // a name decides, and UDP 443 does not show one
 
 	Host       Reason = "host"        // an address of the host itself
 	SandboxNet Reason = "sandbox-net" // the network that every VM has for itself
@@ -131,7 +134,9 @@ var closedRanges = []closed{
 //  5. Mode public and open let the rest through. Mode allow wants a rule by name for it.
 //
 // Where a name decides about TCP at port 80 or 443, the verdict is Peek until the connection has
-// named its server.
+// named its server, and one that may have encrypted another name is refused but for AllowECH. Where
+// a name would decide about UDP at port 443, which is QUIC, the flow is refused: clients then take
+// TCP.
 func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	addr := f.To.Addr().Unmap()
 	if !addr.Is4() {
@@ -144,16 +149,21 @@ func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	case p.Mode == netproto.ModeNone:
 		return Refuse, ModeNone
 	}
-	if denied(p, f, addr) {
+	if denyRule(p, f, addr) != nil {
 		return Refuse, Denied
 	}
 	verdict, reason := allow(p, f, addr, ranged)
-	if verdict == Pass && peekable(f) && hasNameRule(p.Deny, f) {
+	if verdict == Pass && hasNameRule(p.Deny, f) {
 		switch {
+		case isQUIC(f):
+			return Refuse, QUIC
+		case !peekable(f):
 		case !f.Peeked:
 			return Peek, reason
 		case f.Unclear:
 			return Refuse, Unclear
+		case f.ECH && !p.AllowECH:
+			return Refuse, ECH
 		}
 	}
 	return verdict, reason
@@ -190,6 +200,8 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	switch {
 	case !given:
 		return Refuse, NoRule
+	case isQUIC(f):
+		return Refuse, QUIC
 	case !peekable(f):
 		return Pass, ByName
 	case !f.Peeked:
@@ -200,13 +212,15 @@ func allowName(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 		return Refuse, OtherName
 	case !slices.Contains(f.Names, f.Server):
 		return Refuse, NameAddress
+	case f.ECH && !p.AllowECH:
+		return Refuse, ECH
 	}
 	return Pass, ByName
 }
 
-// denied reports whether a rule of Deny matches the address, a name it was given for, or the name
-// that was peeked.
-func denied(p *netproto.Policy, f *Flow, addr netip.Addr) bool {
+// denyRule returns the first rule of Deny that matches the address, a name it was given for, or the
+// name that was peeked; nil if none does.
+func denyRule(p *netproto.Policy, f *Flow, addr netip.Addr) *netproto.Rule {
 	for i := range p.Deny {
 		r := &p.Deny[i]
 		if !matchDenyPort(r, f) {
@@ -214,13 +228,13 @@ func denied(p *netproto.Policy, f *Flow, addr netip.Addr) bool {
 		}
 		if r.IsName() {
 			if slices.ContainsFunc(f.Names, func(n string) bool { return Match(r, n) }) || f.Peeked && Match(r, f.Server) {
-				return true
+				return r
 			}
 		} else if r.Prefix.Contains(addr) {
-			return true
+			return r
 		}
 	}
-	return false
+	return nil
 }
 
 // Names reports whether DNS may answer for a name under the policy, and if not, why.
@@ -280,16 +294,20 @@ func hasNameRule(rules []netproto.Rule, f *Flow) bool {
 	return slices.ContainsFunc(rules, func(r netproto.Rule) bool { return r.IsName() && matchDenyPort(&r, f) })
 }
 
-// matchPort reports whether protocol and port are what an allow rule is about.
+// matchPort reports whether protocol and port are what an allow rule is about. A rule for a name
+// is about TCP unless it says udp/, and without a port about those at which a server is named.
 func matchPort(r *netproto.Rule, f *Flow) bool {
-	if r.IsName() && !r.HasPorts() {
-		return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
+	switch {
+	case r.IsName() && !r.HasPorts():
+		return peekable(f)
+	case r.IsName() && r.Protocol == netproto.AnyProtocol && f.Protocol != TCP:
+		return false
 	}
 	return matchDenyPort(r, f)
 }
 
-// matchDenyPort is matchPort for a deny rule, which without a port means all of them: who denies a
-// name does not mean to leave its SSH server open.
+// matchDenyPort is matchPort for a deny rule, which without a port means all ports and without a
+// protocol all protocols, also for a name: a denied server's SSH and QUIC are closed too.
 func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 	switch {
 	case r.Protocol == netproto.TCP && f.Protocol != TCP, r.Protocol == netproto.UDP && f.Protocol != UDP:
@@ -304,6 +322,11 @@ func matchDenyPort(r *netproto.Rule, f *Flow) bool {
 func peekable(f *Flow) bool {
 	return f.Protocol == TCP && (f.To.Port() == 80 || f.To.Port() == 443)
 }
+
+// isQUIC reports whether a flow goes to the port of HTTP/3 (RFC 9114 §3.1). Its first packet names
+// the server under a key that the packet gives away (RFC 9001 §5.2), but one name may be spread
+// over several packets in any order, so no flow is read: it is refused where a name decides.
+func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 
 // isDNS reports whether a flow would ask another resolver than ours: DNS (RFC 1035), and DNS over
 // TLS and QUIC (RFC 7858, RFC 9250).

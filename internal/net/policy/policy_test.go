@@ -54,6 +54,8 @@ func makeFlow(t testing.TB, text string) *Flow {
 		switch key {
 		case "own":
 			f.Own = true
+		case "ech":
+			f.ECH = true
 		case "names":
 			f.Names = strings.Split(value, ",")
 		case "server":
@@ -189,7 +191,13 @@ func TestDecide(t *testing.T) {
 		{listed, "example.com:22", "tcp/1.1.1.1:22 names=example.com", Pass, ByName},
 		{listed, "example.com:22", "tcp/1.1.1.1:443 names=example.com", Refuse, NoRule},
 		{listed, "example.com:443", "tcp/1.1.1.1:443 names=example.com", Peek, ByName},
-		{listed, "udp/example.com:443", "udp/1.1.1.1:443 names=example.com", Pass, ByName},
+		{listed, "example.com:443", "udp/1.1.1.1:443 names=example.com", Refuse, NoRule},
+		{listed, "*.example.com:400-500", "udp/1.1.1.1:450 names=a.example.com", Refuse, NoRule},
+		{listed, "udp/example.com:443", "udp/1.1.1.1:443 names=example.com", Refuse, QUIC},
+		{listed, "udp/example.com:123", "udp/1.1.1.1:123 names=example.com", Pass, ByName},
+		{listed, "example.com udp/1.1.1.1:443", "udp/1.1.1.1:443 names=example.com", Pass, ByRule},
+		{listed, "example.com", "tcp/1.1.1.1:443 names=example.com server=example.com ech", Refuse, ECH},
+		{listed, "1.1.1.1:443", "tcp/1.1.1.1:443 ech server=other.com", Pass, ByRule},
 		{listed, "*.example.com", "tcp/1.1.1.1:443 names=a.b.example.com server=a.b.example.com", Pass, ByName},
 		{listed, "*.example.com", "tcp/1.1.1.1:443 names=example.com server=example.com", Refuse, NoRule},
 		{listed, "*.example.com", "tcp/1.1.1.1:443 names=badexample.com server=badexample.com", Refuse, NoRule},
@@ -238,6 +246,13 @@ func TestDecide(t *testing.T) {
 		{listed, "*.example.com !bad.example.com", "tcp/1.1.1.1:443 names=a.example.com server=a.example.com", Pass, ByName},
 		{public, "!example.com", "tcp/1.1.1.1:22 names=example.com", Refuse, Denied},
 		{public, "!example.com", "udp/1.1.1.1:443 names=example.com", Refuse, Denied},
+		{public, "!example.com", "udp/1.1.1.1:443 names=front.example", Refuse, QUIC},
+		{public, "!example.com", "udp/1.1.1.1:443", Refuse, QUIC},
+		{public, "!example.com", "udp/1.1.1.1:123", Pass, ByMode},
+		{public, "!tcp/example.com", "udp/1.1.1.1:443", Pass, ByMode},
+		{public, "!example.com:22", "udp/1.1.1.1:443", Pass, ByMode},
+		{public, "!example.com", "tcp/1.1.1.1:443 server=front.example ech", Refuse, ECH},
+		{public, "", "tcp/1.1.1.1:443 server=front.example ech", Pass, ByMode},
 		{public, "!example.com", "tcp/1.1.1.1:443", Peek, ByMode},
 		{public, "!example.com", "tcp/1.1.1.1:443 server=example.com", Refuse, Denied},
 		{public, "!example.com", "tcp/1.1.1.1:443 server=other.com", Pass, ByMode},

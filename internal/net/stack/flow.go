@@ -22,7 +22,7 @@ const (
 
 // flow is one connection, or UDP packets between one pair of ports.
 type flow struct {
-	policy.Flow // Own, Peeked, Server and Unclear change under the stack's mu
+	policy.Flow // Own, Peeked, Server, Unclear and ECH change under the stack's mu
 
 	stack   *Stack
 	ctx     context.Context // ends when the flow is to be reset
@@ -80,7 +80,7 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	defer s.mu.Unlock()
 	f.Own = own
 	if seen != nil {
-		f.Peeked, f.Server, f.Unclear = true, seen.Name, seen.Unclear
+		f.Peeked, f.Server, f.Unclear, f.ECH = true, seen.Name, seen.Unclear, seen.ECH
 	}
 	verdict, reason := policy.Decide(&s.policy, &f.Flow)
 	f.verdict, f.reason = verdict.String(), string(reason)

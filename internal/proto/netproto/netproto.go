@@ -18,7 +18,7 @@ import (
 
 // Version changes whenever a message does. forkd-net refuses a daemon that speaks another one, with
 // CodeVersion.
-const Version = 2
+const Version = 3
 
 // ListenerFD is the descriptor number at which forkd-net finds its listening control socket.
 const ListenerFD = 3

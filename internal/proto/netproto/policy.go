@@ -56,6 +56,10 @@ type Policy struct {
 	Mode  Mode   `json:"mode"`
 	Allow []Rule `json:"allow,omitempty"` // with ModePublic and ModeOpen: exceptions to what these close
 	Deny  []Rule `json:"deny,omitempty"`  // wins over everything, in every mode
+
+	// AllowECH lets TLS through that encrypts the server's name (RFC 9849) where a rule by name
+	// decides: only the name outside is checked then.
+	AllowECH bool `json:"allow_ech,omitempty"`
 }
 
 // Public is the policy of who asked for none.
@@ -121,6 +125,7 @@ func Texts(rules []Rule) []string {
 
 func (p *Policy) append(w *codec.Writer) {
 	w.U8(uint8(p.Mode))
+	w.Bool(p.AllowECH)
 	for _, rules := range [][]Rule{p.Allow, p.Deny} {
 		w.U32(uint32(len(rules)))
 		for i := range rules {
@@ -131,7 +136,7 @@ func (p *Policy) append(w *codec.Writer) {
 
 // parse reads rules from their text, so that what holds for a rule is checked in one place.
 func (p *Policy) parse(r *codec.Reader) error {
-	*p = Policy{Mode: Mode(r.U8())}
+	*p = Policy{Mode: Mode(r.U8()), AllowECH: r.Bool()}
 	if p.Mode < ModeNone || p.Mode > ModeOpen {
 		return errors.Join(fmt.Errorf("unknown %v", p.Mode), r.Err())
 	}

@@ -1,0 +1,107 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// whys are the reasons of refusals in words.
+var whys = map[Reason]string{
+	ModeNone: "the mode none", NoRule: "no rule allows it", ForeignDNS: "DNS goes through the gateway",
+	NoName: "the connection names no server", OtherName: "the connection names a server that is not allowed",
+	NameAddress: "DNS did not give the address for the server's name", IPv6: "there is no IPv6",
+	PrivateName: "a name of the host's network", Unclear: "the request may be for a denied name",
+	ECH: "encrypted server name", QUIC: "QUIC does not show the server's name",
+	Host: "an address of the host", SandboxNet: "the sandbox's own network", Loopback: "loopback", LinkLocal: "link-local",
+	Metadata: "metadata service", Private: "private range", CarrierNAT: "carrier NAT range", Multicast: "multicast",
+	Broadcast: "broadcast", Reserved: "reserved range",
+}
+
+// Explain says in words why a flow was refused, and by which flags of forkd net set it would be let
+// through; fix is empty where no flag does.
+func Explain(p *netproto.Policy, f *Flow, reason Reason) (why, fix string) {
+	why = whys[reason]
+	rule := ""
+	switch reason {
+	case ModeNone:
+		return why, "open its network with --net public, or --allow and what it needs"
+	case Denied:
+		if r := denyRule(p, f, f.To.Addr().Unmap()); r != nil {
+			return fmt.Sprintf("deny rule %s", r), fmt.Sprintf("leave --deny %s out", r)
+		}
+		return "a deny rule", ""
+	case ECH:
+		return why, "allow it with " + withMode(p, "--allow-ech")
+	case NoRule:
+		rule = narrowest(f)
+	case Host, Loopback, LinkLocal, Metadata, ForeignDNS, NoName:
+		rule = address(f, true)
+	case Private, CarrierNAT, Multicast, Broadcast, Reserved:
+		rule = address(f, isDNS(f)) // DNS is opened only by a rule that names its port
+	case OtherName:
+		if slices.Contains(f.Names, f.Server) {
+			rule = f.Server
+		}
+	case QUIC:
+		if !hasNameRule(p.Deny, f) {
+			rule = "udp/" + address(f, true)
+		}
+	}
+	if rule == "" {
+		return why, ""
+	}
+	return why, "allow it with " + withMode(p, "--allow "+rule)
+}
+
+// ExplainName is Explain for a name that DNS refused.
+func ExplainName(p *netproto.Policy, name string, reason Reason) (why, fix string) {
+	switch reason {
+	case NoRule, PrivateName:
+		if _, err := netproto.ParseRule(name); err == nil { // the guest chose the name
+			return whys[reason], "allow it with " + withMode(p, "--allow "+name)
+		}
+		return whys[reason], ""
+	case Denied:
+		for i := range p.Deny {
+			if r := &p.Deny[i]; r.IsName() && Match(r, name) {
+				return fmt.Sprintf("deny rule %s", r), fmt.Sprintf("leave --deny %s out", r)
+			}
+		}
+	}
+	return Explain(p, &Flow{}, reason)
+}
+
+// withMode puts the mode before a flag: --allow alone would mean the mode allow.
+func withMode(p *netproto.Policy, flag string) string {
+	if p.Mode == netproto.ModeAllow {
+		return flag
+	}
+	return fmt.Sprintf("--net %s %s", p.Mode, flag)
+}
+
+func address(f *Flow, withPort bool) string {
+	addr := f.To.Addr().Unmap()
+	if f.Protocol == ICMP || !withPort {
+		return addr.String()
+	}
+	return netip.AddrPortFrom(addr, f.To.Port()).String()
+}
+
+// narrowest returns a rule for a flow that none is for: by the latest of its names, if a rule by
+// name can let it through.
+func narrowest(f *Flow) string {
+	if len(f.Names) == 0 || f.Protocol == ICMP || isQUIC(f) {
+		return address(f, true)
+	}
+	name := f.Names[len(f.Names)-1]
+	switch {
+	case peekable(f):
+		return name
+	case f.Protocol == UDP:
+		return fmt.Sprintf("udp/%s:%d", name, f.To.Port())
+	}
+	return fmt.Sprintf("%s:%d", name, f.To.Port())
+}
