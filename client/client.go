@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path"
 	"path/filepath"
 	"strings"
 )
@@ -88,6 +89,9 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader, 
 }
 
 func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
+	if err := checkPath(path); err != nil {
+		return nil, err
+	}
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
@@ -102,6 +106,16 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	}
 	defer resp.Body.Close()
 	return nil, apiError(resp)
+}
+
+// checkPath refuses a path that a server would take for another one: an empty id would make the
+// next part of the path the id.
+func checkPath(of string) error {
+	of, _, _ = strings.Cut(of, "?")
+	if path.Clean(of) != of {
+		return fmt.Errorf("%s: an id, tag or name in this path is empty or made of dots", of)
+	}
+	return nil
 }
 
 // signed adds what every request has to its headers.

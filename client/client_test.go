@@ -45,3 +45,30 @@ func TestErrors(t *testing.T) {
 		t.Errorf("error of something else: %v", err)
 	}
 }
+
+// An empty id is refused before a request, which would have the next part of the path for its id.
+func TestEmptyNames(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("a request for %s", r.URL) }))
+	defer srv.Close()
+	c, err := New(srv.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	for name, call := range map[string]func(id string) error{
+		"kill":      func(id string) error { return c.Kill(ctx, id) },
+		"exec":      func(id string) error { _, err := c.Exec(ctx, id, ExecRequest{Args: []string{"ls"}}); return err },
+		"socket":    func(id string) error { _, err := c.StartExec(ctx, id, ExecRequest{Args: []string{"ls"}}); return err },
+		"port":      func(id string) error { _, err := c.DialPort(ctx, id, 80); return err },
+		"file":      func(id string) error { _, err := c.ReadFile(ctx, id, "/x"); return err },
+		"snapshot":  func(tag string) error { _, err := c.Snapshot(ctx, tag); return err },
+		"rmi":       func(tag string) error { return c.DeleteSnapshot(ctx, tag, DeleteOptions{}) },
+		"workspace": func(name string) error { return c.DeleteWorkspace(ctx, name) },
+	} {
+		for _, id := range []string{"", ".", ".."} {
+			if err := call(id); err == nil || !strings.Contains(err.Error(), "empty") {
+				t.Errorf("%s of %q: %v", name, id, err)
+			}
+		}
+	}
+}

@@ -56,6 +56,9 @@ func (c *Client) Attach(ctx context.Context, id string, pid uint32) (*Process, e
 
 // follow opens a WebSocket and waits until the process runs.
 func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (*Process, error) {
+	if err := checkPath(path); err != nil {
+		return nil, err
+	}
 	ws, resp, err := websocket.Dial(ctx, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades, HTTPHeader: c.signed(http.Header{})})
 	if err != nil {
 		if resp != nil && resp.StatusCode >= http.StatusBadRequest {

@@ -116,5 +116,6 @@ func newRoot(stdio Stdio) *cobra.Command {
 		root.SetHelpCommandGroupID(g.title)
 		root.SetCompletionCommandGroupID(g.title)
 	}
+	refuseEmpty(root)
 	return root
 }

@@ -59,7 +59,7 @@ func (c *command) parse(cmd *cobra.Command, args []string) (done bool, err error
 		return true, cmd.Help()
 	}
 	c.req.Args = c.flags.Args()
-	return false, nil
+	return false, emptyFlag(c.flags)
 }
 
 // prepare makes the request of what the flags say. With json the output is wanted as a whole.

@@ -47,7 +47,13 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if body := bodyOf(err); body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
+	if bodyOf(err).Code != http.StatusRequestEntityTooLarge {
+		writeError(w, err)
+		return
+	}
+	w.Header().Set("Connection", "close")
 	writeError(w, err)
+	v1.Drain(w, r)
 }
 
 func writeError(w http.ResponseWriter, err error) {

@@ -28,7 +28,7 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	}
 	who := "token:default"
 	requests := []request{
-		{path: "/v1/snapshots?token=" + secret, want: audit.Entry{Who: who, Route: "GET /v1/snapshots", Status: 200}},
+		{path: "/v1/snapshots?token=" + secret, want: audit.Entry{Who: who, Route: "GET /v1/snapshots", Status: 400}},
 		{path: "/v1/snapshots", headers: []string{"Authorization", "Bearer " + secret + "-wrong"}, want: audit.Entry{Status: 401}},
 		{path: "/v1/snapshots", headers: []string{"Forkd-Token", secret}, want: audit.Entry{Status: 401}},
 		{path: "/v1/snapshots", headers: []string{"X-Api-Key", secret, "Cookie", "s=" + secret, "Referer", "http://x/" + secret},

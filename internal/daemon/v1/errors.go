@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -34,6 +36,9 @@ func (e *requestError) Error() string { return e.msg }
 func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
+
+// short cuts text of a client that an error repeats.
+func short(text string) string { return fmt.Sprintf("%.100s", text) }
 
 // codeOf is the one place where errors become codes of problems, and so statuses.
 func codeOf(err error) code {
@@ -180,7 +185,28 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if statusOf(err) >= http.StatusInternalServerError && r.Context().Err() == nil {
 		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
+	if statusOf(err) != http.StatusRequestEntityTooLarge {
+		writeProblem(w, err)
+		return
+	}
+	w.Header().Set("Connection", "close")
 	writeProblem(w, err)
+	Drain(w, r)
+}
+
+// Bounds on what is read of a body that was refused.
+const (
+	maxDrain  = 64 << 20 // bytes
+	drainTime = 10 * time.Second
+)
+
+// Drain sends the answer, and then reads on: a client that sends all of its body before it reads
+// would find a reset connection, and no answer. The answer must have the header Connection: close.
+func Drain(w http.ResponseWriter, r *http.Request) {
+	rc := http.NewResponseController(w)
+	_ = rc.Flush()
+	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // a connection without deadlines is a test's
+	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)     // the client has gone if this fails
 }
 
 // unknownRoute answers what no other route takes: 405 where the path has other methods, which the
@@ -196,7 +222,11 @@ func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) er
 	}
 	if len(allowed) > 0 {
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method, r.URL.Path)}
+		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method, short(r.URL.Path))}
 	}
-	return &requestError{http.StatusNotFound, fmt.Sprintf("%s %s: no such route", r.Method, r.URL.Path)}
+	hint := ""
+	if strings.HasSuffix(r.URL.Path, "/") {
+		hint = ": an id or a name is missing behind the last '/'"
+	}
+	return &requestError{http.StatusNotFound, fmt.Sprintf("%s %s: no such route%s", r.Method, short(r.URL.Path), hint)}
 }

@@ -82,8 +82,13 @@ func openEnded() times { return times{0, maxUnwatched} }
 
 // checkExec checks a request and translates it for the agent.
 func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
-	if len(req.Args) == 0 || req.Args[0] == "" || len(req.Args) > maxArgs {
-		return run, badRequest("args: %d arguments: want a command and at most %d arguments", len(req.Args), maxArgs)
+	switch {
+	case len(req.Args) == 0:
+		return run, badRequest("args: no command: want the command and its arguments")
+	case req.Args[0] == "":
+		return run, badRequest("args[0]: the command is empty")
+	case len(req.Args) > maxArgs:
+		return run, badRequest("args: %d of them: want at most %d", len(req.Args), maxArgs)
 	}
 	for i, arg := range req.Args {
 		if strings.ContainsRune(arg, 0) {

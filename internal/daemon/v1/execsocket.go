@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -91,7 +93,11 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, beg
 		last = apiv1.ExecEvent{Detached: true}
 	}
 	_ = s.send(last) // the client has gone if this fails
-	_ = ws.Close(websocket.StatusNormalClosure, "")
+	status := websocket.StatusNormalClosure
+	if errors.Is(err, errProtocol) {
+		status = websocket.StatusProtocolError
+	}
+	_ = ws.Close(status, "")
 	return nil
 }
 
@@ -118,19 +124,34 @@ type part struct {
 	last bool
 }
 
+// errProtocol is the error of a client that sends what is no WebSocket message.
+var errProtocol = badRequest("WebSocket protocol error")
+
+// next waits for a message.
+func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, error) {
+	kind, message, err := s.ws.Reader(ctx)
+	var broken *net.OpError
+	switch {
+	case err == nil, ctx.Err() != nil, websocket.CloseStatus(err) >= 0, errors.As(err, &broken),
+		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+		return kind, message, err // the client has gone, or is being left
+	}
+	return kind, message, fmt.Errorf("%w: %w", errProtocol, err)
+}
+
 // start reads the first message of an exec.
 func (s *socket) start() (*apiv1.ExecRequest, error) {
 	ctx, cancel := context.WithTimeout(s.life, bodyTimeout)
 	defer cancel()
-	kind, message, err := s.ws.Reader(ctx)
+	kind, message, err := s.next(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var first apiv1.ExecInput
 	if kind == websocket.MessageText {
-		err = strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxBody), &first, "first message")
+		err = strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxBody), &first, "first message", false)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	if first.Start == nil {
@@ -195,7 +216,7 @@ func (s *socket) keepAlive(ctx context.Context) {
 // ends the command.
 func (s *socket) read(ctx context.Context) {
 	for {
-		kind, message, err := s.ws.Reader(s.life)
+		kind, message, err := s.next(s.life)
 		if err == nil && kind == websocket.MessageBinary {
 			err = s.takeInput(ctx, message)
 		} else if err == nil {
@@ -258,7 +279,7 @@ const maxText = 64 << 10
 
 func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	var in apiv1.ExecInput
-	if err := strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxText), &in, "message"); err != nil {
+	if err := strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxText), &in, "message", false); err != nil {
 		return badRequest("%v", err)
 	}
 	switch {

@@ -1,12 +1,14 @@
 package v1_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -292,6 +294,36 @@ func ask1(t *testing.T, url, id string, messages ...string) string {
 		}
 		if kind == websocket.MessageText {
 			last = string(p)
+		}
+	}
+}
+
+// A client that breaks the protocol is told so, and is not told that the daemon failed.
+func TestBrokenWebSocket(t *testing.T) {
+	_, url, id := forked(t)
+	for name, frame := range map[string]string{
+		"unmasked":        "\x81\x02{}",
+		"negative length": "\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00",
+		"reserved bits":   "\xf1\x80\x00\x00\x00\x00",
+	} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "GET /v1/sandboxes/%s/exec HTTP/1.1\r\nHost: localhost\r\nAuthorization: %s\r\nConnection: Upgrade\r\n"+
+			"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n%s", id, bearer, frame)
+		in := bufio.NewReader(conn)
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+			t.Fatalf("%s: %+v, %v", name, resp, err)
+		}
+		rest, err := io.ReadAll(in)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if strings.Contains(string(rest), `"status":500`) || !strings.Contains(string(rest), "\x03\xea") { // 1002
+			t.Errorf("%s: %q, want an end with 1002", name, rest)
 		}
 	}
 }

@@ -2,9 +2,9 @@ package v1
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -28,25 +28,22 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	var raw bytes.Buffer
-	if err := strictJSON(io.TeeReader(shareOf(r).body(http.MaxBytesReader(w, r.Body, limit)), &raw), v, "request body"); err != nil {
+	body := shareOf(r).body(http.MaxBytesReader(w, r.Body, limit))
+	err := strictJSON(body, v, "request body", r.Method == http.MethodPatch)
+	if !errors.Is(err, io.EOF) {
 		return err
 	}
-	text, changes := bytes.TrimSpace(raw.Bytes()), r.Method == http.MethodPut || r.Method == http.MethodPatch
-	switch {
-	case len(text) == 0 && changes:
+	if r.Method == http.MethodPut || r.Method == http.MethodPatch {
 		return badRequest("request body: missing")
-	case len(text) == 0:
-		return nil
-	case r.Method == http.MethodPatch && string(text) != "null":
-		return nil // what is null is to be taken away
 	}
-	return refuseNull(json.NewDecoder(&raw), "")
+	return nil
 }
 
-// strictJSON decodes one JSON object, which errors call what.
-func strictJSON(r io.Reader, v any, what string) error {
-	dec := json.NewDecoder(r)
+// strictJSON decodes one JSON object, which errors call what. With nulls, null stands for what is
+// to be taken away. It returns io.EOF if there is no text.
+func strictJSON(r io.Reader, v any, what string, nulls bool) error {
+	var raw bytes.Buffer
+	dec := json.NewDecoder(io.TeeReader(r, &raw))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(v)
 	var (
@@ -55,11 +52,11 @@ func strictJSON(r io.Reader, v any, what string) error {
 	)
 	switch {
 	case errors.Is(err, io.EOF):
-		return nil
+		return io.EOF
 	case errors.As(err, &tooLarge), errors.Is(err, errNoMemory):
 		return err
 	case errors.As(err, &wrong):
-		return invalid.Errorf(wrong.Field, "got a %s, want %s", wrong.Value, jsonType(wrong.Type))
+		return invalid.Errorf(cmp.Or(wrong.Field, "the "+what), "got %s, want %s", article(wrong.Value), jsonType(wrong.Type))
 	case err != nil && strings.HasPrefix(err.Error(), unknownField):
 		name := strings.Trim(strings.TrimPrefix(err.Error(), unknownField), `"`)
 		return invalid.Errorf(name, "there is no such field in this request")
@@ -69,46 +66,19 @@ func strictJSON(r io.Reader, v any, what string) error {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return badRequest("%s: something follows the JSON object", what)
 	}
-	return nil
+	c := textCheck{json.NewDecoder(&raw), what, nulls}
+	return c.value("")
 }
 
-// refuseNull reads a value of which Decode has seen that it is sound, and not too deep for a
-// recursion. Decode takes null for anything, and leaves that as it was: a client that sends it
-// means something else.
-func refuseNull(dec *json.Decoder, field string) error {
-	token, err := dec.Token()
-	if err != nil {
-		return badRequest("request body: %v", err)
+// article puts the article before a word of encoding/json for a kind of value.
+func article(kind string) string {
+	switch kind {
+	case "array", "object":
+		return "an " + kind
+	case "bool":
+		return "true or false"
 	}
-	switch token {
-	case nil:
-		switch field {
-		case "":
-			return badRequest("request body: null, want an object")
-		case "tap", "memory_limit_mib": // clients of forkd 0.5 send it for what they were not given
-			return nil
-		}
-		return invalid.Errorf(field, "null: leave the field out")
-	case json.Delim('{'):
-		for dec.More() {
-			name, err := dec.Token()
-			if err == nil {
-				err = refuseNull(dec, strings.TrimPrefix(fmt.Sprintf("%s.%v", field, name), "."))
-			}
-			if err != nil {
-				return err
-			}
-		}
-		_, err = dec.Token()
-	case json.Delim('['):
-		for dec.More() {
-			if err := refuseNull(dec, field+"[]"); err != nil {
-				return err
-			}
-		}
-		_, err = dec.Token()
-	}
-	return err
+	return "a " + kind // string; number, perhaps with its digits
 }
 
 // unknownField begins the error of encoding/json for a field that a message does not have; there is

@@ -1,12 +1,16 @@
 package v1_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,5 +80,36 @@ func TestDocumentIsServed(t *testing.T) {
 	}
 	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "application/yaml" || !bytes.Equal(got, want) {
 		t.Errorf("status %d, %s, %d bytes", resp.StatusCode, resp.Header.Get("Content-Type"), len(got))
+	}
+}
+
+// A client that sends all of a large body before it reads finds the answer.
+func TestLargeBodyIsAnswered(t *testing.T) {
+	_, url, _, _ := serve(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const size = 50 << 20
+	_, err = fmt.Fprintf(conn, "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n{\"snapshot_tag\": \"", token, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	chunk := bytes.Repeat([]byte("x"), 1<<20)
+	for sent := 0; sent < size; {
+		if sent == 8<<20 {
+			time.Sleep(time.Second) // longer than a server waits before it resets what it closes
+		}
+		n, err := conn.Write(chunk[:min(len(chunk), size-sent)])
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", sent, err)
+		}
+		sent += n
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge || !resp.Close {
+		t.Fatalf("%+v, %v", resp, err)
 	}
 }

@@ -75,6 +75,7 @@ type Config struct {
 type api struct {
 	Config
 	scopes                 map[string]auth.Scope // by pattern
+	queries                map[string][]string   // parameters, by pattern
 	proxy                  *inbound.Proxy
 	streams, signedStreams *places
 	strangers              *strangers
@@ -109,6 +110,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	a := &api{
 		Config:        cfg,
 		scopes:        scopes(),
+		queries:       queries(),
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
@@ -122,7 +124,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	mux := http.NewServeMux()
 	handle := func(pattern string, h handler) {
 		patterns = append(patterns, pattern)
-		h = a.memory.shared(a.scoped(pattern, h))
+		h = a.memory.shared(a.scoped(pattern, a.queried(pattern, h)))
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
 			e.Route, e.Sandbox = pattern, r.PathValue("id")
@@ -198,7 +200,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
 	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
 	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, w, r) })
-	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(mux)))))), a.done), a}, patterns
+	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))), a.done), a}, patterns
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See

@@ -196,7 +196,7 @@ func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
 	if e.req.UserElse != "" {
 		req.Header().Set(agentproto.DefaultUserHeader, e.req.UserElse)
 	}
-	op := fmt.Sprintf("exec %q", e.req.Args[0])
+	op := fmt.Sprintf("exec %.100q", e.req.Args[0])
 	stream, err := follow[process.StartRequest, process.StartResponse](ctx, e.client, processconnect.ProcessStartProcedure,
 		req)
 	if err != nil {

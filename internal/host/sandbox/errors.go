@@ -14,7 +14,7 @@ import (
 type NotFoundError struct{ ID string }
 
 func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("sandbox %q: not found ('forkd ls' lists what there is)", e.ID)
+	return fmt.Sprintf("sandbox %.100q: not found ('forkd ls' lists what there is)", e.ID)
 }
 
 // StateError reports an operation on a sandbox that is not running.

@@ -52,7 +52,7 @@ func (e *Error) Error() string {
 	if e.Exists {
 		return fmt.Sprintf("workspace %q: exists; delete it first or choose another name", e.Name)
 	}
-	return fmt.Sprintf("workspace %q: not found", e.Name)
+	return fmt.Sprintf("workspace %.100q: not found", e.Name)
 }
 
 // Sandboxes is what a Set does with sandboxes; *sandbox.Manager has it.
