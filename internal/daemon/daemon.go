@@ -275,7 +275,7 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().Network()+"://"+l.Addr().String())
-		go func() { failed <- server.Serve(accepting(l, conns)) }()
+		go func() { failed <- server.Serve(accepting(l, conns, log)) }()
 	}
 	select {
 	case err := <-failed:

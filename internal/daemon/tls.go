@@ -120,10 +120,10 @@ type secure struct {
 
 // accepting returns what a server accepts from: at most conns connections at once, encrypted where
 // they are to be.
-func accepting(l net.Listener, conns int) net.Listener {
+func accepting(l net.Listener, conns int, log *slog.Logger) net.Listener {
 	s, ok := l.(*secure)
 	if !ok {
 		return newLimited(l, conns)
 	}
-	return tls.NewListener(newLimited(s.Listener, conns), s.config)
+	return redirecting(newLimited(s.Listener, conns), s.config, log)
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -215,5 +216,58 @@ func TestTLSFilesAreChecked(t *testing.T) {
 		if err := c.files.check(c.bind); (err == nil) != c.ok {
 			t.Errorf("%+v at %q: %v", c.files, c.bind, err)
 		}
+	}
+}
+
+// A client that speaks HTTP to the TLS address is sent to https://, and no handler sees its request.
+func TestPlainHTTPIsRedirected(t *testing.T) {
+	ours := newAuthority(t)
+	dir := t.TempDir()
+	cert, key := ours.server()
+	var logged bytes.Buffer
+	cfg := &Config{Bind: "127.0.0.1:0", Log: slog.New(slog.NewTextHandler(&logged, nil)),
+		TLS: TLS{Cert: put(t, filepath.Join(dir, "cert"), cert), Key: put(t, filepath.Join(dir, "key"), key)}}
+	listeners, err := listen(cfg, &auth.Guard{Tokens: nil, Certs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.TLS == nil {
+			t.Errorf("served in clear text: %s", r.URL)
+		}
+	})
+	go func() { done <- serve(ctx, cfg.Log, handler, listeners, 10) }()
+	address := listeners[0].Addr().String()
+	stay := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	for _, body := range []string{"", strings.Repeat("x", 300<<10)} {
+		req, err := http.NewRequest("POST", "http://"+address+"/v1/forks?a=b%20c", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer hush-1234")
+		resp, err := stay.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if want := "https://" + address + "/v1/forks?a=b%20c"; resp.StatusCode != 308 || resp.Header.Get("Location") != want {
+			t.Errorf("%d to %q, want 308 to %q", resp.StatusCode, resp.Header.Get("Location"), want)
+		}
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ours.pem)
+	secure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
+	if resp, err := secure.Post("http://"+address+"/v1/forks", "application/json", strings.NewReader("{}")); err != nil || resp.StatusCode != 200 {
+		t.Errorf("a client that follows: %+v, %v", resp, err)
+	}
+	secure.CloseIdleConnections()
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if text := logged.String(); strings.Count(text, "clear text over http") != 1 || strings.Contains(text, "hush") {
+		t.Errorf("logged %s", text)
 	}
 }

@@ -18,8 +18,8 @@ const (
 	// daemonPipeGrace bounds the wait for output after the daemon's end: sandboxes may outlive it
 	// and hold the pipe.
 	daemonPipeGrace = time.Second
-	// daemonProven is how long a daemon must have run for its end to be an accident. One that ends
-	// by itself earlier was started wrongly, and the host is told instead.
+	// daemonProven is how long a daemon must have run for its end to be an accident. A first run that
+	// ends by itself earlier was started wrongly, and the host is told instead.
 	daemonProven = 10 * time.Second
 	// daemonPause is before a daemon is started again; after an accident soon after the last one it
 	// doubles, up to daemonMaxPause.
@@ -33,7 +33,8 @@ var errDaemonRuns = errors.New("the daemon runs already: `forkd machine stop` en
 // alone when it ends: sandboxes outlive their daemon, and the next one adopts them.
 //
 //	stopped ──start──▶ running ──killed, or ended after daemonProven──▶ pausing ──▶ running
-//	   ▲                  │ it ended by itself at once, or was abandoned     │ abandoned
+//	   ▲                  │ its first run ended by itself at once,           │ abandoned
+//	   │                  │ or it was abandoned                              │
 //	   └──────────────────┴──────────────────────────────────────────────────┘
 type daemon struct {
 	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
@@ -95,7 +96,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 	defer d.mu.Unlock()
 	d.cmd, d.exit = nil, &exit
 	proven := time.Since(d.started) >= daemonProven
-	if d.abandoned || exit.Signal == 0 && !proven {
+	// One that ran before has no wrong flags: it is hindered by something that may pass, such as a lock.
+	if d.abandoned || exit.Signal == 0 && !proven && d.restarts == 0 {
 		return
 	}
 	if proven {

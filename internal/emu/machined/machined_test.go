@@ -180,6 +180,33 @@ func TestDaemonComesBack(t *testing.T) {
 	}
 }
 
+// A daemon that was killed is started until it runs, though a start in between fails at once.
+func TestDaemonComesBackAfterAFailedStart(t *testing.T) {
+	runs := filepath.Join(t.TempDir(), "runs")
+	d := &daemon{pause: time.Millisecond}
+	err := d.start(machineapi.DaemonStart{Argv: []string{"sh", "-c",
+		`echo run >> "$0"; case $(wc -l < "$0") in 1) kill -9 $$;; 2|3) echo the lock is held; exit 1;; esac; exec sleep 1000`, runs}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.abandon()
+	for {
+		s := d.status()
+		if s.Running && s.Restarts == 3 {
+			d.abandon()
+			_ = syscall.Kill(s.PID, syscall.SIGKILL)
+			return
+		}
+		if !s.Running && !s.Restarting && s.Restarts > 0 {
+			t.Fatalf("it was given up: %+v", s)
+		}
+		if t.Context().Err() != nil {
+			t.Fatalf("%+v", s)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func TestSpace(t *testing.T) {
 	s := serverFor(t, func() {})
 	dir := t.TempDir()

@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Bounds on a request in clear text to the TLS address.
+const (
+	maxPlainHead = 64 << 10 // bytes
+	maxPlainBody = 1 << 20  // bytes that are read before the connection is closed
+	plainTime    = 5 * time.Second
+	plainLogs    = time.Minute // between two lines of the log
+)
+
+// redirecting returns a listener of TLS connections. A client that speaks HTTP without TLS is sent
+// to https://, and its request goes no further.
+func redirecting(l net.Listener, config *tls.Config, log *slog.Logger) net.Listener {
+	return tls.NewListener(&sniffer{Listener: l, log: log}, config)
+}
+
+type sniffer struct {
+	net.Listener
+	log *slog.Logger
+
+	mu     sync.Mutex
+	logged time.Time
+}
+
+// Accept implements net.Listener.
+func (s *sniffer) Accept() (net.Conn, error) {
+	conn, err := s.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &sniffed{Conn: conn, s: s}, nil
+}
+
+// sniffed looks at the first byte of its connection. It is read by one goroutine at a time: that of
+// the TLS handshake at first.
+type sniffed struct {
+	net.Conn
+	s      *sniffer
+	looked bool
+}
+
+// Read implements net.Conn. It answers a request in clear text itself, and then ends the
+// connection. No TLS record begins with a capital letter, and all methods of HTTP do.
+func (c *sniffed) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.looked || n == 0 {
+		return n, err
+	}
+	c.looked = true
+	if p[0] < 'A' || p[0] > 'Z' {
+		return n, err
+	}
+	c.redirect(io.MultiReader(bytes.NewReader(bytes.Clone(p[:n])), c.Conn))
+	return 0, io.EOF
+}
+
+// NetConn returns the connection itself.
+func (c *sniffed) NetConn() net.Conn { return c.Conn }
+
+// redirect answers a request with its address behind https://.
+func (c *sniffed) redirect(from io.Reader) {
+	defer c.Conn.Close()
+	_ = c.Conn.SetDeadline(time.Now().Add(plainTime)) // a closed connection ends the next line
+	r, err := http.ReadRequest(bufio.NewReader(io.LimitReader(from, maxPlainHead)))
+	if err != nil || r.Method == "PRI" { // of HTTP/2, whose answers are none of HTTP/1.1
+		return
+	}
+	c.s.note(r, c.RemoteAddr())
+	status, location := "400 Bad Request", ""
+	if path := r.URL.RequestURI(); r.Host != "" && path[0] == '/' {
+		status, location = "308 Permanent Redirect", fmt.Sprintf("Location: https://%s%s\r\n", r.Host, path)
+	}
+	const text = "This port speaks HTTPS only: use https://\n"
+	// A cached 308 would outlive a daemon that was started without TLS.
+	_, err = fmt.Fprintf(c.Conn, "HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		status, location, len(text), text)
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody) // what is not read would reset the connection, and the answer with it
+	}
+}
+
+// credentials are the headers that clients prove something with.
+var credentials = []string{"Authorization", "X-Api-Key", "X-Access-Token", "E2b-Traffic-Access-Token", "Cookie"}
+
+// note logs that a request gave away what it proves its rights with. Any stranger can send such
+// requests, so not every one makes a line.
+func (s *sniffer) note(r *http.Request, from net.Addr) {
+	for _, name := range credentials {
+		if r.Header.Get(name) == "" {
+			continue
+		}
+		s.mu.Lock()
+		due := time.Since(s.logged) >= plainLogs
+		if due {
+			s.logged = time.Now()
+		}
+		s.mu.Unlock()
+		if due {
+			s.log.Warn("a token came in clear text over http:// to the TLS address: replace it, and have its client use https://",
+				"header", name, "remote", from.String())
+		}
+		return
+	}
+}
