@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -113,7 +114,7 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 	if err != nil {
 		return err
 	}
-	tag, err := tagOf(req.TemplateID)
+	tag, err := a.existing(r, req.TemplateID)
 	if err != nil {
 		return err
 	}
@@ -153,8 +154,34 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 // which forkd has the one that E2B takes for none.
 func tagOf(template string) (string, error) {
 	tag := strings.TrimSuffix(template, ":"+onlyTag)
+	if team, _, ok := strings.Cut(tag, "/"); ok {
+		return "", badRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag, team+"/")
+	}
 	if err := snapshot.CheckTag(tag); err != nil {
 		return "", badRequest("templateID: %v", err)
 	}
 	return tag, nil
+}
+
+// existing is tagOf for a template that should be there. E2B folds names to lower case, so a tag
+// that differs by that alone is taken where no tag is the same, if there is one such tag.
+func (a *api) existing(r *http.Request, template string) (string, error) {
+	tag, err := tagOf(template)
+	if err != nil {
+		return "", err
+	}
+	if _, err := a.Manager.Snapshots().Detail(tag); err == nil {
+		return tag, nil
+	}
+	found := ""
+	for _, i := range a.Manager.SnapshotsFor(r.Context()) {
+		switch {
+		case !strings.EqualFold(i.Tag, tag):
+		case found != "":
+			return tag, nil
+		default:
+			found = i.Tag
+		}
+	}
+	return cmp.Or(found, tag), nil
 }

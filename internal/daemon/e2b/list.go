@@ -72,7 +72,7 @@ func metadataOf(text string) (map[string]string, error) {
 func (f *filter) lets(i sandbox.Info) bool {
 	state := stateOf(i)
 	if state == "" || template.IsBuild(i) || len(f.states) > 0 && !slices.Contains(f.states, state) ||
-		f.template != "" && f.template != i.SnapshotTag || i.Created.Before(f.after) {
+		f.template != "" && !strings.EqualFold(f.template, i.SnapshotTag) || i.Created.Before(f.after) {
 		return false
 	}
 	if len(f.metadata) == 0 {

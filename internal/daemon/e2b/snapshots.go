@@ -193,7 +193,7 @@ func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
 
 // snapshotOf returns the snapshot that is meant by a template's id or name.
 func (a *api) snapshotOf(r *http.Request, name string) (store.Info, error) {
-	tag, err := tagOf(name)
+	tag, err := a.existing(r, name)
 	if err != nil {
 		return store.Info{}, &failure{http.StatusNotFound, fmt.Sprintf("template %q: not found", name)}
 	}

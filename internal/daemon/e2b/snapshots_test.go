@@ -2,6 +2,7 @@ package e2b_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -60,5 +61,33 @@ func TestIdempotencyKey(t *testing.T) {
 	slices.Sort(ids)
 	if len(slices.Compact(ids)) != 2 {
 		t.Errorf("sandboxes: %q", ids)
+	}
+}
+
+// Names of templates are as long as E2B's, and are found in any case where that is clear.
+func TestNamesOfTemplates(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"A.B"}`) // a.b
+	long := "Task__" + strings.Repeat("x", 122)
+	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+long+`"}`, 201, nil)
+	var of struct {
+		ID string `json:"templateID"`
+	}
+	if r.call("GET", "/templates/aliases/"+strings.ToLower(long), "", 200, &of); of.ID != long {
+		t.Errorf("found %q", of.ID)
+	}
+	var list []box
+	if r.call("GET", "/v2/sandboxes?template=A.b", "", 200, &list); len(list) != 1 {
+		t.Errorf("listed: %+v", list)
+	}
+	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+long+`y"}`, 400, nil)
+	r.call("POST", "/sandboxes/"+b.ID+"/snapshots", `{"name":"`+strings.ToLower(long)+`"}`, 201, nil)
+	if r.call("GET", "/templates/aliases/"+strings.ToUpper(long), "", 404, nil); of.ID != long { // two differ in case
+		t.Errorf("found %q", of.ID)
+	}
+	r.call("GET", "/templates/aliases/"+long, "", 200, nil)
+	resp, text := r.send("POST", "/v2/sandboxes", apiKey, `{"templateID":"team/a.b"}`)
+	if resp.StatusCode != 400 || !strings.Contains(text, "leave") {
+		t.Errorf("a name with a team: %s %s", resp.Status, text)
 	}
 }

@@ -165,6 +165,8 @@ func codeOfGuest(c agentclient.Code) code {
 		return codeBadRequest
 	case agentclient.CodeNotFound:
 		return codeNoFile
+	case agentclient.CodeDenied:
+		return codeDenied
 	case agentclient.CodeExists:
 		return codeConflict
 	case agentclient.CodeBusy:

@@ -14,6 +14,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -25,6 +26,27 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string, f func(co
 		guest.Keep = shareOf(r).keep
 		return f(ctx, guest)
 	})
+}
+
+// runOn is onGuest for a command. One that ran out of time because its sandbox is paused, such as
+// for a full disk of the host, was not too slow: the error says what to do.
+func (a *api) runOn(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
+	res agentclient.ExecResult, err error) {
+	err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
+		res, err = f(ctx, guest)
+		return err
+	})
+	if err != nil || res.Outcome != agentclient.TimedOut {
+		return res, err
+	}
+	s, err := a.Manager.Get(r.PathValue("id"))
+	if err != nil {
+		return res, err
+	}
+	if i := s.Info(); i.State == sandbox.Paused {
+		return res, &sandbox.StateError{ID: i.ID, Op: op, State: i.State, Full: i.DiskFull}
+	}
+	return res, nil
 }
 
 func (a *api) ping(w http.ResponseWriter, r *http.Request) error {
@@ -188,10 +210,8 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 			return guest.ExecStream(ctx, run, o.data)
 		})
 	}
-	var res agentclient.ExecResult
-	err = a.onGuest(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (err error) {
-		res, err = guest.Exec(ctx, run)
-		return err
+	res, err := a.runOn(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
+		return guest.Exec(ctx, run)
 	})
 	if err != nil {
 		return err

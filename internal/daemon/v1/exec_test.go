@@ -5,10 +5,14 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/client"
 )
@@ -75,6 +79,37 @@ func TestExecStreamErrors(t *testing.T) {
 	} {
 		if _, err := cl.ExecStream(t.Context(), c.id, c.req, nil, nil); !client.IsStatus(err, c.want) {
 			t.Errorf("%+v: %v, want status %d", c.req, err, c.want)
+		}
+	}
+}
+
+// A command that runs out of time because its sandbox was paused is no command that was too slow.
+func TestTimeoutOfAPausedSandbox(t *testing.T) {
+	cl, _, id := forked(t)
+	marker := filepath.Join(t.TempDir(), "runs") // the guest has the host's file system
+	failed := make(chan error, 2)
+	ask := client.ExecRequest{Args: []string{"sh", "-c", "echo >> " + marker + "; exec sleep 1000"}, TimeoutSecs: 3}
+	go func() { _, err := cl.Exec(t.Context(), id, ask); failed <- err }()
+	go func() {
+		p, err := cl.StartExec(t.Context(), id, ask)
+		if err == nil {
+			_, err = p.Wait(io.Discard, io.Discard)
+		}
+		failed <- err
+	}()
+	for {
+		if p, _ := os.ReadFile(marker); len(p) == 2 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := cl.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var e *client.Error
+		if err := <-failed; !errors.As(err, &e) || e.Code != "sandbox_state" || !strings.Contains(err.Error(), "paused") {
+			t.Errorf("%v", err)
 		}
 	}
 }

@@ -43,15 +43,13 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, fol
 		}
 		return rc.Flush()
 	}
-	var res agentclient.ExecResult
-	err := a.onGuest(r.Context(), r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
-		res, err = follow(ctx, guest, output{
+	res, err := a.runOn(r.Context(), r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
+		return follow(ctx, guest, output{
 			started: func(p *agentclient.Process) error {
 				return send(apiv1.ExecEvent{Started: &apiv1.ExecStarted{PID: p.PID}})
 			},
 			data: func(s agentclient.Stream, p []byte) error { return send(dataEvent(s, p)) },
 		})
-		return err
 	})
 	if err != nil && !begun {
 		return err

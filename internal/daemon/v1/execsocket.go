@@ -77,11 +77,10 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, beg
 		work.Go(func() { s.read(ctx) })
 		work.Go(func() { s.feed(ctx) })
 		work.Go(func() { s.keepAlive(ctx) })
-		err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
+		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
 			// Who takes nothing any more holds what has ended no longer than this.
 			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Limits.Stall, die) })()
-			res, err = follow(ctx, guest, output{started: s.started, data: s.output})
-			return err
+			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
 	}
 	if cause := context.Cause(ctx); err != nil && cause != nil {

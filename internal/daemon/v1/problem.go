@@ -24,6 +24,7 @@ const (
 	codeUnauthenticated  code = "unauthenticated"
 	codeForbidden        code = "forbidden"
 	codeScope            code = "scope"
+	codeDenied           code = "denied_in_sandbox"
 	codeNoRoute          code = "no_such_route"
 	codeNoSandbox        code = "sandbox_not_found"
 	codeNoSnapshot       code = "snapshot_not_found"
@@ -84,6 +85,8 @@ var problems = map[code]problem{
 		"make it from a program, by a name of the host that the daemon knows, and with a token that may", 0},
 	codeScope: {http.StatusForbidden, "The token may not do this",
 		"use a token that may, as the detail says: forkd token new", 0},
+	codeDenied: {http.StatusForbidden, "The sandbox's kernel does not permit it",
+		"choose another path: /proc and /sys take no new files, and some file systems no writes", 0},
 	codeNoRoute: {http.StatusNotFound, "There is no such route", "compare the path with GET /openapi.yaml", 0},
 	codeNoSandbox: {http.StatusNotFound, "There is no such sandbox",
 		"list sandboxes with GET /v1/sandboxes (forkd ls)", 0},

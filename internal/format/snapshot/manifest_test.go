@@ -131,22 +131,22 @@ func TestManifestRules(t *testing.T) {
 }
 
 func TestTag(t *testing.T) {
-	for _, tag := range []string{"a", "_", "A.b-c_9", strings.Repeat("x", 64)} {
+	for _, tag := range []string{"a", "_", "A.b-c_9", strings.Repeat("x", MaxTag)} {
 		if err := CheckTag(tag); err != nil {
 			t.Errorf("%q: %v", tag, err)
 		}
 	}
-	for _, tag := range []string{"", ".", "..", "-a", ".a", "a/b", "a b", "ä", "a\x00", strings.Repeat("x", 65)} {
+	for _, tag := range []string{"", ".", "..", "-a", ".a", "a/b", "a b", "ä", "a\x00", strings.Repeat("x", MaxTag+1)} {
 		if CheckTag(tag) == nil {
 			t.Errorf("%q: accepted", tag)
 		}
 	}
 	for tag, want := range map[string]string{
-		"aü":                     `"aü": character 'ü' at position 2:`,
-		"ßü":                     `character 'ß' at position 1:`,
-		"a\xff":                  "character '\uFFFD' at position 2:",
-		strings.Repeat("x", 65):  "it has 65 characters",
-		strings.Repeat("ü", 500): `"` + strings.Repeat("ü", 64) + `": character 'ü' at position 1:`,
+		"aü":                          `"aü": character 'ü' at position 2:`,
+		"ßü":                          `character 'ß' at position 1:`,
+		"a\xff":                       "character '\uFFFD' at position 2:",
+		strings.Repeat("x", MaxTag+1): "it has 129 characters",
+		strings.Repeat("ü", 500):      `"` + strings.Repeat("ü", MaxTag) + `": character 'ü' at position 1:`,
 	} {
 		if err := CheckTag(tag); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", tag, err, want)

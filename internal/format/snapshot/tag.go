@@ -2,10 +2,11 @@ package snapshot
 
 import "fmt"
 
-// MaxTag is the longest tag, in bytes.
-const MaxTag = 64
+// MaxTag is the longest tag, in bytes: that of E2B's names of templates. What is put before and
+// behind a tag to make a file name leaves it below the 255 bytes of file systems.
+const MaxTag = 128
 
-// CheckTag reports whether tag is a valid snapshot tag: 1 to 64 characters of [A-Za-z0-9._-], of
+// CheckTag reports whether tag is a valid snapshot tag: 1 to 128 characters of [A-Za-z0-9._-], of
 // which the first is not a dot or a dash. Every part of forkd that takes a tag uses this one rule;
 // a tag that passes is a safe file name.
 func CheckTag(tag string) error {

@@ -57,6 +57,9 @@ func (s *Server) handleUnpack(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// maxLeft bounds the entries that an error names.
+const maxLeft = 5
+
 func unpack(r *http.Request, path string, u *userenv.User) error {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -69,7 +72,17 @@ func unpack(r *http.Request, path string, u *userenv.User) error {
 		}
 		return root.Lchown(name, int(u.UID), int(u.GID))
 	}}
+	var left []string
+	to.Left = func(name string) {
+		if len(left) < maxLeft {
+			left = append(left, name)
+		}
+	}
 	err = treetar.Unpack(r.Body, to)
+	if err == nil && len(left) > 0 {
+		return failf(http.StatusBadRequest, "unpack in %s: %.300q: neither a file nor a directory nor a link, such as a device or a pipe: "+
+			"leave it out of the archive; everything else is unpacked", path, left)
+	}
 	if err == nil || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return err
 	}

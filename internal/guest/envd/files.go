@@ -40,6 +40,8 @@ func fail(w http.ResponseWriter, err error) {
 		status = f.status
 	case errors.Is(err, fs.ErrNotExist):
 		status = http.StatusNotFound
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.ETXTBSY):
+		status = http.StatusForbidden // such as a new file in /sys, for root too
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		status = http.StatusInsufficientStorage
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.EINVAL):

@@ -41,7 +41,7 @@ func fsError(err error) error {
 		code = connect.CodeNotFound
 	case errors.Is(err, fs.ErrExist):
 		code = connect.CodeAlreadyExists
-	case errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
 		code = connect.CodePermissionDenied
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG):
 		code = connect.CodeInvalidArgument

@@ -44,6 +44,10 @@ func replaceFile(path string, content io.Reader, meta map[string]string, u *user
 		return writeInPlace(path, content)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), uploadPrefix+"*")
+	var refused *fs.PathError
+	if errors.As(err, &refused) {
+		refused.Path = path // and not the name of the upload
+	}
 	if err != nil {
 		return err
 	}

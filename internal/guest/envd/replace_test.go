@@ -192,3 +192,14 @@ func TestAWatchSeesAnUploadAsAWriteOfTheFile(t *testing.T) {
 		t.Errorf("events: %v, want %s", got, want)
 	}
 }
+
+// A path that takes no file is the client's mistake, and the error has that path.
+func TestUploadWhereNoFileCanBe(t *testing.T) {
+	base := serve(t)
+	for _, path := range []string{"/sys/x", "/sys/kernel/x"} {
+		status, body := put(t, base, path, "x")
+		if status != http.StatusForbidden || strings.Contains(body, uploadPrefix) || !strings.Contains(body, path) {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+}

@@ -29,6 +29,7 @@ const (
 	CodeInvalid         Code = "invalid_argument"    // a field of the request is wrong; the message names it
 	CodeNotFound        Code = "not_found"           // file, process or context
 	CodeUnauthenticated Code = "unauthenticated"     // unknown user or missing token
+	CodeDenied          Code = "permission_denied"   // the guest's kernel refuses it, such as a new file in /sys
 	CodeExists          Code = "already_exists"      // directory
 	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
 	CodeBusy            Code = "aborted"             // the context runs the code of another call
@@ -80,6 +81,8 @@ func httpError(op string, resp *http.Response) error {
 		code = CodeInvalid
 	case http.StatusUnauthorized:
 		code = CodeUnauthenticated
+	case http.StatusForbidden:
+		code = CodeDenied
 	case http.StatusNotFound:
 		code = CodeNotFound
 	case http.StatusConflict:
