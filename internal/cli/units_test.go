@@ -85,7 +85,8 @@ func TestUnitsStartTheDaemonAndKeepSandboxes(t *testing.T) {
 				t.Errorf("%s ends all sandboxes with the daemon", name)
 			}
 		})
-		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service")
+		checkLines(t, name, text, "KillMode=process", "OOMPolicy=continue", "Requires=forkd-sandboxes.service",
+			"MemoryMax=75%", "OOMScoreAdjust=300") // the daemon dies of what it takes, and not a sandbox
 		// systemd forbids openat2 with it (seccomp_restrict_suid_sgid), by which forkd opens
 		// snapshots.
 		if strings.Contains(text, "\nRestrictSUIDSGID=yes\n") {

@@ -223,6 +223,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.check(); err != nil {
 		return err
 	}
+	limitHeap(os.Getenv("GOMEMLIMIT"), cfg.Log)
 	guard, err := openGuard(&cfg)
 	if err != nil {
 		return err

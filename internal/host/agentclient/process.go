@@ -89,7 +89,7 @@ func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) 
 	none := ExecResult{ExitCode: -1}
 	op := fmt.Sprintf("attach to process %d", pid)
 	stream, err := follow[process.ConnectRequest, process.ConnectResponse](ctx, c, processconnect.ProcessConnectProcedure,
-				connect.NewRequest(&process.ConnectRequest{Process: c.Process(pid).selector()}))
+		connect.NewRequest(&process.ConnectRequest{Process: c.Process(pid).selector()}))
 	if err != nil {
 		return none, remote(op, err)
 	}

@@ -58,7 +58,7 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 // alone.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
 	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c, filesystemconnect.FilesystemListDirProcedure,
-				listing, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
+		listing, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
 	if err != nil {
 		return nil, remote("list "+path, err)
 	}
@@ -72,7 +72,7 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 // MakeDir makes a directory of the guest, and its parents. The error has CodeExists if it is there.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
 	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c, filesystemconnect.FilesystemMakeDirProcedure,
-				small, asUser(user, &filesystem.MakeDirRequest{Path: path}))
+		small, asUser(user, &filesystem.MakeDirRequest{Path: path}))
 	if err != nil {
 		return Entry{}, remote("make directory "+path, err)
 	}
@@ -93,7 +93,7 @@ func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error)
 // already.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
 	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c, filesystemconnect.FilesystemRemoveProcedure,
-				small, asUser(user, &filesystem.RemoveRequest{Path: path}))
+		small, asUser(user, &filesystem.RemoveRequest{Path: path}))
 	if err != nil {
 		return remote("remove "+path, err)
 	}
@@ -114,7 +114,7 @@ func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f
 	defer cancel()
 	op := "watch " + path
 	stream, err := follow[filesystem.WatchDirRequest, filesystem.WatchDirResponse](ctx, c, filesystemconnect.FilesystemWatchDirProcedure,
-				asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
+		asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
 	if err != nil {
 		return remote(op, err)
 	}
