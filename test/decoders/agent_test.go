@@ -90,16 +90,16 @@ func callRows() (rows []row) {
 		field string // has the entries
 		call  func(context.Context, *agentclient.Client) error
 	}{
-		{"stat", 1 << 20, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Stat(ctx, "/a", ""); return err }},
-		{"list", 16 << 20, decoded, "entries", func(ctx context.Context, c *agentclient.Client) error { _, err := c.List(ctx, "/", "", 1); return err }},
-		{"mkdir", 1 << 20, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.MakeDir(ctx, "/a", ""); return err }},
-		{"move", 1 << 20, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
+		{"stat", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Stat(ctx, "/a", ""); return err }},
+		{"list", 7 << 20, decoded, "entries", func(ctx context.Context, c *agentclient.Client) error { _, err := c.List(ctx, "/", "", 1); return err }},
+		{"mkdir", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.MakeDir(ctx, "/a", ""); return err }},
+		{"move", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
 			_, err := c.Move(ctx, "/a", "/b", "")
 			return err
 		}},
-		{"remove", 1 << 20, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Remove(ctx, "/a", "") }},
-		{"signal", 1 << 20, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Process(1).Signal(ctx, 9) }},
-		{"processes", 2 << 20, decoded, "processes", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Processes(ctx); return err }},
+		{"remove", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Remove(ctx, "/a", "") }},
+		{"signal", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Process(1).Signal(ctx, 9) }},
+		{"processes", 1000 << 10, decoded, "processes", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Processes(ctx); return err }},
 	}
 	for _, c := range calls {
 		array := `{"` + c.field + `":[`
@@ -153,7 +153,7 @@ func streamRows() (rows []row) {
 			"trailers":          single(2, numbered(`{"metadata":{`, `"%d":[]`, `}}`)),
 			"a long end":        single(0, repeated(`{"event":{"end":{"status":"`, `aaa`, `"}}}`)),
 		} {
-			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 2 << 20, fixed: 16 << 20})
+			rows = append(rows, row{name: name + "/" + what, input: input, decode: decode, most: 60 << 10, fixed: 4 << 20})
 		}
 		// A message of no length costs what every message does: some hundred bytes of garbage.
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
@@ -166,11 +166,11 @@ func streamRows() (rows []row) {
 		return func(n int) []byte { return []byte(strings.Repeat(line+"\n", n/(len(line)+1))) }
 	}
 	return append(rows,
-		row{name: "eval/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"), decode: eval, most: 8 << 20},
+		row{name: "eval/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"), decode: eval, most: 2 << 20},
 		row{name: "eval/many results", input: lines(`{"type":"result","text":"x"}`), decode: eval, factor: 50},
 		row{name: "eval/many errors", input: lines(`{"type":"error"}`), decode: eval, factor: 50},
 		row{name: "eval/nested", input: deep(`{"x":[`, `1`, `]}`), decode: eval},
-		row{name: "eval/endless line", input: lines(strings.Repeat("x", 1<<20)), decode: eval, most: 8 << 20},
+		row{name: "eval/endless line", input: lines(strings.Repeat("x", 1<<20)), decode: eval, most: 2 << 20},
 		row{name: "eval/output", input: lines(`{"type":"stdout","text":"x"}`), decode: eval, factor: 50},
 	)
 }

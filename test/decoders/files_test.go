@@ -59,13 +59,13 @@ func archiveRows() []row {
 	numbers := []string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"}
 	return []row{
 		// Its length grows, and its depth with it: one name only.
-		{name: "treetar/one deep name", most: 16 << 10, decode: unpack, fixed: 8 << 20, input: func(n int) []byte {
+		{name: "treetar/one deep name", most: 4 << 10, decode: unpack, fixed: 8 << 20, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("a/", n/4) + "f" }, tar.TypeReg)
 		}},
-		{name: "treetar/deep names", most: 64 << 10, decode: unpack, factor: 500, input: func(n int) []byte {
+		{name: "treetar/deep names", most: 16 << 10, decode: unpack, factor: 500, input: func(n int) []byte {
 			return archive(n, func(i int) string { return strings.Repeat(numbers[i%10]+"/", 200) + "f" + strings.Repeat("x", i) }, tar.TypeSymlink)
 		}},
-		{name: "treetar/a long name", most: 512 << 10, decode: unpack, input: func(n int) []byte {
+		{name: "treetar/a long name", most: 128 << 10, decode: unpack, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("./", n/2) + "f" }, tar.TypeReg)
 		}},
 		{name: "treetar/a directory again and again", decode: unpack, input: func(n int) []byte {
@@ -78,7 +78,7 @@ func archiveRows() []row {
 type parser interface{ Parse(*codec.Reader) error }
 
 func messageRows() (rows []row) {
-	const most = 1 << 20 // of a message, and more than one has
+	const most = 256 << 10 // a message has at most 1 MiB
 	for name, make := range map[string]func() parser{
 		"vmmproto/Created": func() parser { return &vmmproto.Created{} }, "vmmproto/RestoreResult": func() parser { return &vmmproto.RestoreResult{} },
 		"vmmproto/SaveResult": func() parser { return &vmmproto.SaveResult{} }, "vmmproto/Stats": func() parser { return &vmmproto.Stats{} },
@@ -126,13 +126,13 @@ func formatRows() []row {
 		}
 	}
 	return []row{
-		{name: "manifest/layers", input: repeated(`{"layers":[`, `{}`, `]}`), decode: manifest, most: 2 << 20, fixed: 64 << 20},
-		{name: "manifest/variables", input: numbered(`{"env":{`, `"%d":""`, `}}`), decode: manifest, most: 2 << 20, fixed: 64 << 20},
-		{name: "manifest/nested", input: deep(`{"x":[`, `1`, `]}`), decode: manifest, most: 2 << 20},
-		{name: "memory map/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: memory, most: 1 << 20},
-		{name: "memory map/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: memory, most: 1 << 20},
-		{name: "disk layer/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: disk, most: 4 << 20},
-		{name: "disk layer/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: disk, most: 4 << 20},
+		{name: "manifest/layers", input: repeated(`{"layers":[`, `{}`, `]}`), decode: manifest, most: 1000 << 10, fixed: 64 << 20},
+		{name: "manifest/variables", input: numbered(`{"env":{`, `"%d":""`, `}}`), decode: manifest, most: 1000 << 10, fixed: 64 << 20},
+		{name: "manifest/nested", input: deep(`{"x":[`, `1`, `]}`), decode: manifest, most: 1000 << 10},
+		{name: "memory map/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: memory, most: 512 << 10},
+		{name: "memory map/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: memory, most: 512 << 10},
+		{name: "disk layer/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: disk, most: 1 << 20},
+		{name: "disk layer/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: disk, most: 1 << 20},
 	}
 }
 

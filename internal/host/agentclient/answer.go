@@ -2,6 +2,7 @@ package agentclient
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,9 @@ import (
 // bound is what the answer of an RPC may have: bytes as they are sent, JSON objects, and values of
 // any kind.
 type bound struct{ bytes, objects, values int }
+
+// maxLast bounds the last message of a stream, in bytes: an error, in words that are cut to maxText.
+const maxLast = maxText
 
 // maxListed is how many entries the guest's own agent lists at most.
 const maxListed = 20000
@@ -55,7 +59,7 @@ func call[Req, Res any](ctx context.Context, c *Client, procedure string, most b
 // follow makes an RPC that is answered by a stream of messages.
 func follow[Req, Res any](ctx context.Context, c *Client, procedure string,
 	req *connect.Request[Req]) (*connect.ServerStreamForClient[Res], error) {
-	rpc := connect.NewClient[Req, Res](c.envd, envdURL+procedure, options(small, nil)...)
+	rpc := connect.NewClient[Req, Res](streams{c.envd}, envdURL+procedure, options(small, nil)...)
 	return rpc.CallServerStream(ctx, req)
 }
 
@@ -86,6 +90,49 @@ func (a answers) Do(req *http.Request) (*http.Response, error) {
 		io.Closer
 	}{body, resp.Body}
 	return resp, nil
+}
+
+// streams is the HTTP client of RPCs that are answered by a stream. It bounds the last message, which
+// Connect decodes by itself: a part of an error takes a hundred times its bytes.
+type streams struct{ client *http.Client }
+
+func (s streams) Do(req *http.Request) (*http.Response, error) {
+	resp, err := s.client.Do(req)
+	if err == nil {
+		resp.Body = &streamBody{ReadCloser: resp.Body}
+	}
+	return resp, err
+}
+
+// streamBody is a stream of messages, each behind a byte of flags and its length in four.
+type streamBody struct {
+	io.ReadCloser
+	head [5]byte
+	have int    // bytes of head
+	left uint32 // bytes of the message that head announces
+}
+
+const flagLast = 2
+
+func (s *streamBody) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	for p := p[:n]; len(p) > 0; {
+		skip := min(uint64(s.left), uint64(len(p)))
+		s.left, p = s.left-uint32(skip), p[skip:]
+		if s.left > 0 || len(p) == 0 {
+			continue
+		}
+		copied := copy(s.head[s.have:], p)
+		s.have, p = s.have+copied, p[copied:]
+		if s.have < len(s.head) {
+			continue
+		}
+		s.have, s.left = 0, binary.BigEndian.Uint32(s.head[1:])
+		if s.head[0]&flagLast != 0 && s.left > maxLast {
+			return 0, errTooMuch
+		}
+	}
+	return n, err
 }
 
 type countedBody struct {
