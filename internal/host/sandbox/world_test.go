@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
 func TestMain(m *testing.M) {
@@ -44,6 +45,7 @@ type world struct {
 	*Manager
 	*bake.Baker
 	vmms  *vmfake.VMMs
+	hosts vmpool.VMMs // of the manager instead of vmms; nil: none
 	count *counter
 	dir   string
 	bake  bake.Request
@@ -56,7 +58,7 @@ type world struct {
 	poolMost int
 }
 
-func newWorld(t *testing.T, poolSize int) *world {
+func newWorld(t testing.TB, poolSize int) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w := &world{dir: dir, vmms: &vmfake.VMMs{}, bake: bake.Request{Tag: "p"}}
@@ -71,7 +73,7 @@ func newWorld(t *testing.T, poolSize int) *world {
 }
 
 // start makes a manager over what is in the world's directory.
-func (w *world) start(t *testing.T, poolSize int) {
+func (w *world) start(t testing.TB, poolSize int) {
 	t.Helper()
 	st, err := store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")})
 	if err != nil {
@@ -88,8 +90,12 @@ func (w *world) start(t *testing.T, poolSize int) {
 			t.Fatal(err)
 		}
 	}
+	vmms := vmpool.VMMs(w.vmms)
+	if w.hosts != nil {
+		vmms = w.hosts
+	}
 	w.Manager, err = New(Config{
-		Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
+		Store: st, VMMs: vmms, Net: w.net, Guest: func(string) Guest { return vmfake.Guest{All: w.vmms} },
 		NewTop:   disklayer.Format,
 		RunDir:   filepath.Join(w.dir, "run"),
 		DataDir:  filepath.Join(w.dir, "data"),
@@ -110,7 +116,7 @@ func (w *world) stop() {
 }
 
 // checkClean fails if anything of a sandbox is left.
-func (w *world) checkClean(t *testing.T) {
+func (w *world) checkClean(t testing.TB) {
 	t.Helper()
 	w.Snapshots().Quiesce()
 	if n := w.vmms.Count(); n != 0 {
@@ -133,7 +139,7 @@ func (w *world) checkClean(t *testing.T) {
 }
 
 // unnamed counts the snapshots that were deleted and are still needed.
-func (w *world) unnamed(t *testing.T) (n int) {
+func (w *world) unnamed(t testing.TB) (n int) {
 	t.Helper()
 	w.Snapshots().Quiesce()
 	entries, err := os.ReadDir(filepath.Join(w.dir, "state", "snapshots"))
