@@ -118,7 +118,7 @@ func use(ctx context.Context, w *world, id string, op byte) {
 
 // A VMM that was taken over answers the manager with whatever it likes.
 func TestVMMsThatWereTakenOver(t *testing.T) {
-	const seed, rounds = 22, 150
+	const seed, rounds = 22, 60
 	t.Logf("seed %d", seed)
 	w, h := withTakenOver(t)
 	defer w.stop()
