@@ -197,7 +197,7 @@ func (w *work) bake(ctx context.Context) (tag string, unpin func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	req.Tag, req.Transient = "build-"+w.bd.ID, true
+	req.Client, req.Tag, req.Transient = w.bd.Who, "build-"+w.bd.ID, true
 	if w.bd.CPUs != 0 {
 		req.VCPUs = w.bd.CPUs
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -104,7 +105,8 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 		limits = &vm.Limits{}
 	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
-		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
+		Client: auth.From(r.Context()).Who,
+		Tag:    req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
 		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/disklayer"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
@@ -73,11 +74,11 @@ type Config struct {
 // bounds.
 type Baker struct {
 	cfg   Config
-	place chan struct{} // held by the bake that is under way
+	place *gate.Gate // has one, held by the bake that is under way
 }
 
 // New returns a Baker.
-func New(cfg Config) *Baker { return &Baker{cfg: cfg, place: make(chan struct{}, 1)} }
+func New(cfg Config) *Baker { return &Baker{cfg: cfg, place: gate.New(1)} }
 
 // bake is one parent on its way to a snapshot.
 type bake struct {
@@ -106,15 +107,13 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 	if err := k.cfg.VMMs.CheckLimits("limits.", req.Limits); err != nil {
 		return Result{}, err
 	}
-	select {
-	case k.place <- struct{}{}:
-		defer func() { <-k.place }()
-	case <-ctx.Done():
-		return Result{}, ctx.Err()
+	leave, err := k.place.Wait(ctx, gate.Share{Key: req.Client})
+	if err != nil {
+		return Result{}, err
 	}
+	defer leave()
 	b := &bake{cfg: &k.cfg, req: req}
 	defer b.undo.Run()
-	var err error
 	if b.staging, err = k.cfg.Store.Stage(req.Tag); err != nil {
 		return Result{}, err
 	}

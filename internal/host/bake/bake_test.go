@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
@@ -201,4 +204,40 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 		t.Errorf("bake: %v", err)
 	}
 	w.checkClean(t)
+}
+
+// The bakes that one client has asked for do not all come before the first of another.
+func TestBakesOfOneClientDoNotAllComeFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newKitchen(t)
+		leave, err := w.place.Enter(gate.Share{Key: "token:a"}) // a bake of the first is under way
+		if err != nil {
+			t.Fatal(err)
+		}
+		initrd := w.request.Initrd
+		var order []string
+		w.cfg.Initrd = func(kernel string) (*os.File, error) { // each bake asks once, in its turn
+			order = append(order, filepath.Base(kernel))
+			return os.Open(initrd)
+		}
+		var group sync.WaitGroup
+		for _, tag := range []string{"a1", "a2", "b1"} {
+			req := w.request
+			req.Tag, req.Client, req.Initrd, req.Kernel = tag, "token:"+tag[:1], "", filepath.Join(w.dir, tag)
+			if err := os.WriteFile(req.Kernel, make([]byte, 4096), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			group.Go(func() {
+				if _, err := w.Bake(t.Context(), req); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait() // it stands in line
+		}
+		leave()
+		group.Wait()
+		if want := []string{"b1", "a1", "a2"}; !slices.Equal(order, want) {
+			t.Errorf("baked in the order %v, want %v", order, want)
+		}
+	})
 }

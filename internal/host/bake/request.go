@@ -15,6 +15,7 @@ import (
 
 // Request asks for a parent to be booted, warmed up and saved.
 type Request struct {
+	Client    string // who asks: bakes of one client do not all come before those of another
 	Tag       string
 	Kernel    string // path of a bzImage or ELF kernel
 	Initrd    string // path of the initramfs with the agent; empty: the Baker makes one
