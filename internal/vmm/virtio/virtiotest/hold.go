@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Hold measures the work that a device does between two looks at Transport.Wanted: how long a pause
@@ -14,6 +16,7 @@ type Hold struct {
 	Bytes uint64        // most bytes that one piece of work moved
 	Calls uint64        // most system calls that read or write, in one piece of work
 	Time  time.Duration // of the longest piece of work
+	CPU   time.Duration // most processor time of one piece of work: on a busy host it says more than Time
 
 	tb    testing.TB
 	extra func() uint64
@@ -22,7 +25,10 @@ type Hold struct {
 }
 
 // work is what a thread has done so far.
-type work struct{ bytes, calls, extra uint64 }
+type work struct {
+	bytes, calls, extra uint64
+	cpu                 time.Duration
+}
 
 // NewHold returns a Hold, which sees what its thread reads and writes by the kernel's accounting. In
 // addition it counts the change of extra, if that is set: bytes that the device moves otherwise.
@@ -38,7 +44,7 @@ func NewHold(tb testing.TB, extra func() uint64) *Hold {
 
 // Look ends a piece of work and begins the next one.
 func (h *Hold) Look() {
-	took, before := time.Since(h.begun), h.at
+	took, cpu, before := time.Since(h.begun), h.processorTime(), h.at
 	h.begin()
 	extra := h.at.extra - before.extra
 	if h.at.extra < before.extra {
@@ -46,6 +52,7 @@ func (h *Hold) Look() {
 	}
 	moved := max(h.at.bytes-before.bytes, extra)
 	h.Bytes, h.Calls, h.Time = max(h.Bytes, moved), max(h.Calls, h.at.calls-before.calls), max(h.Time, took)
+	h.CPU = max(h.CPU, cpu-before.cpu)
 }
 
 func (h *Hold) begin() {
@@ -70,10 +77,19 @@ func (h *Hold) begin() {
 			h.at.calls += n
 		}
 	}
-	h.begun = time.Now()
+	h.at.cpu, h.begun = h.processorTime(), time.Now()
 }
 
-// String returns a row of a table: the longest time in milliseconds, bytes and calls.
+func (h *Hold) processorTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		h.tb.Fatal(err)
+	}
+	return time.Duration(ts.Nano())
+}
+
+// String returns a row of a table: the longest time in milliseconds, processor time, bytes and calls.
 func (h *Hold) String() string {
-	return fmt.Sprintf("%8.2f ms %9d KiB %6d calls", float64(h.Time.Microseconds())/1000, h.Bytes>>10, h.Calls)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return fmt.Sprintf("%8.2f ms %8.2f ms of CPU %6d KiB %4d calls", ms(h.Time), ms(h.CPU), h.Bytes>>10, h.Calls)
 }
