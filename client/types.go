@@ -27,6 +27,7 @@ type (
 	Network          = v1.Network
 	NetworkLimits    = v1.NetworkLimits
 	NetworkSecret    = v1.NetworkSecret
+	NetworkRefusal   = v1.NetworkRefusal
 	NetworkStats     = v1.NetworkStats
 	SandboxNetwork   = v1.SandboxNetwork
 	Limits           = v1.Limits

@@ -63,4 +63,17 @@ type NetworkStats struct {
 	DNSQueries  uint64            `json:"dns_queries"`
 	Dropped     uint64            `json:"dropped"`           // frames that the sandbox had no room for, or that were malformed
 	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that were not let through, by reason
+	Recent      []NetworkRefusal  `json:"recent,omitempty"`  // the last destinations of these, at most 8, the latest first
+}
+
+// NetworkRefusal is a destination that was refused.
+type NetworkRefusal struct {
+	Protocol string `json:"protocol"`          // "tcp", "udp", "icmp" or "dns"
+	Address  string `json:"address,omitempty"` // with its port; empty for "dns"
+	Name     string `json:"name,omitempty"`    // of the server, or that DNS was asked for; the sandbox chose it
+	Reason   string `json:"reason"`            // a key of Refused
+	Why      string `json:"why"`               // the reason in words, such as "private range"
+	Fix      string `json:"fix,omitempty"`     // how forkd net set lets it through, such as "allow it with --allow 1.2.3.4"; empty if it cannot
+	Count    uint64 `json:"count"`
+	LastUnix int64  `json:"last_unix"` // the last time, in seconds since 1970
 }

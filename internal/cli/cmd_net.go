@@ -189,5 +189,30 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 		row("BYTES", fmt.Sprintf("%d up, %d down", n.Stats.UpBytes, n.Stats.DownBytes))
 		row("NAMES ASKED", n.Stats.DNSQueries)
 		row("REFUSED", list(refused))
+		for _, r := range n.Stats.Recent {
+			row("LAST REFUSED", refusalText(r))
+		}
 	})
+}
+
+// refusalText is a refused destination in a line. The guest chose its name.
+func refusalText(r client.NetworkRefusal) string {
+	text := r.Address
+	switch {
+	case r.Protocol == "dns":
+		text = "the name " + r.Name
+	case r.Name != "":
+		text += " of " + r.Name
+	}
+	if r.Protocol == "udp" || r.Protocol == "icmp" {
+		text = r.Protocol + " " + text
+	}
+	text += fmt.Sprintf(" refused (%s)", r.Why)
+	if r.Count > 1 {
+		text += fmt.Sprintf(" %d times", r.Count)
+	}
+	if r.Fix != "" {
+		text += ": " + r.Fix
+	}
+	return printableText(text)
 }

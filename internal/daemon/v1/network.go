@@ -67,6 +67,10 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 		}
 		n.Stats.Refused[r.Reason] += r.Count
 	}
+	for _, r := range stats.Recent {
+		n.Stats.Recent = append(n.Stats.Recent, apiv1.NetworkRefusal{Protocol: r.Protocol, Address: r.Address, Name: r.Name,
+			Reason: r.Reason, Why: r.Why, Fix: r.Fix, Count: r.Count, LastUnix: r.Unix})
+	}
 	return n
 }
 

@@ -31,8 +31,8 @@ func TestNetworkPolicyOverTheAPI(t *testing.T) {
 	if err != nil || n.Mode != "allow" || !slices.Equal(n.Allow, []string{"pypi.org"}) || n.Limits.Connections != 7 {
 		t.Errorf("%+v, %v", n, err)
 	}
-	n, err = r.SetNetwork(t.Context(), id, client.Network{Mode: "public", Deny: []string{"1.2.3.4"}})
-	if err != nil || n.Mode != "public" || len(n.Allow) != 0 || n.Limits.Connections != 0 {
+	n, err = r.SetNetwork(t.Context(), id, client.Network{Mode: "public", Deny: []string{"1.2.3.4"}, AllowECH: true})
+	if err != nil || n.Mode != "public" || !n.AllowECH || len(n.Allow) != 0 || n.Limits.Connections != 0 {
 		t.Errorf("%+v, %v", n, err)
 	}
 	if s, err := r.Sandbox(t.Context(), id); err != nil || s.Network != "public" {

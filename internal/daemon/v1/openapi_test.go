@@ -44,7 +44,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"RolledBack": apiv1.RolledBack{}, "Compact": apiv1.CompactRequest{}, "CreateWorkspace": apiv1.WorkspaceRequest{},
 		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{}, "Pong": apiv1.Pong{},
-		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{}, "NetworkSecret": apiv1.NetworkSecret{}, "SandboxNetwork": apiv1.SandboxNetwork{},
+		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{}, "NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{}, "SandboxNetwork": apiv1.SandboxNetwork{},
 		"CreatePortURL": apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{}, "File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{}, "FileChange": apiv1.FileChange{},
 	}
 	for name, s := range doc.Components.Schemas {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -20,6 +21,8 @@ import (
 type upstream struct {
 	addr  netip.AddrPort
 	asked atomic.Int32
+
+	mu    sync.Mutex
 	zone  map[string]string
 	text  int  // bytes of TXT answers
 	mute  bool // it does not answer
@@ -56,11 +59,11 @@ func (u *upstream) serveUDP(c *net.UDPConn) {
 			return
 		}
 		u.asked.Add(1)
-		if u.mute {
+		answer, mute, forge := u.answer(buf[:n], false)
+		if mute {
 			continue
 		}
-		answer := u.answer(buf[:n], false)
-		if u.forge {
+		if forge {
 			forged := append([]byte(nil), answer...)
 			forged[0]++
 			_, _ = c.WriteToUDPAddrPort(forged, from)
@@ -81,16 +84,25 @@ func (u *upstream) serveTCP(l net.Listener) {
 		_, _ = io.ReadFull(c, length[:])
 		query := make([]byte, binary.BigEndian.Uint16(length[:]))
 		_, _ = io.ReadFull(c, query)
-		answer := u.answer(query, true)
+		answer, _, _ := u.answer(query, true)
 		_, _ = c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
 		_ = c.Close()
 	}
 }
 
-func (u *upstream) answer(query []byte, tcp bool) []byte {
+// set changes what it answers from now on.
+func (u *upstream) set(change func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	change()
+}
+
+func (u *upstream) answer(query []byte, tcp bool) (answer []byte, mute, forge bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	var m dnsmessage.Message
 	if m.Unpack(query) != nil || len(m.Questions) != 1 {
-		return nil
+		return nil, u.mute, u.forge
 	}
 	q := m.Questions[0]
 	out := dnsmessage.Message{Header: dnsmessage.Header{ID: m.ID, Response: true}, Questions: m.Questions}
@@ -125,7 +137,7 @@ func (u *upstream) answer(query []byte, tcp bool) []byte {
 	if err != nil {
 		panic(err)
 	}
-	return p
+	return p, u.mute, u.forge
 }
 
 type guest struct {
@@ -180,7 +192,7 @@ func unpack(t testing.TB, p []byte) (m dnsmessage.Message) {
 
 func TestAnswersAreForwardedAndRemembered(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34,93.184.216.35", "www.example.com=>cdn.example.net", "cdn.example.net=93.184.216.36")
-	u.forge = true
+	u.set(func() { u.forge = true })
 	g := newGuest(t, all, u)
 	if m := g.ask(t, "Example.COM", dnsmessage.TypeA); len(m.Answers) != 2 {
 		t.Errorf("%+v", m)
@@ -235,7 +247,7 @@ func TestNamesAreRefusedByPolicy(t *testing.T) {
 // The next resolver is asked when one does not answer; without any, the guest is told at once.
 func TestAnotherResolverIsAsked(t *testing.T) {
 	mute, good := newUpstream(t), newUpstream(t, "example.com=93.184.216.34")
-	mute.mute = true
+	mute.set(func() { mute.mute = true })
 	if m := newGuest(t, all, mute, good).ask(t, "example.com", dnsmessage.TypeA); len(m.Answers) != 1 {
 		t.Errorf("%+v", m)
 	}
@@ -247,7 +259,7 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 // A long answer comes by TCP, and over UDP not more than the guest has room for.
 func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
-	u.text = 700
+	u.set(func() { u.text = 700 })
 	g := newGuest(t, all, u)
 	if m := unpack(t, g.Answer(t.Context(), pack(t, "example.com", dnsmessage.TypeTXT, 0), false)); !m.Truncated || len(m.Answers) != 0 {
 		t.Errorf("without EDNS: %+v", m)
@@ -255,7 +267,7 @@ func TestLongAnswers(t *testing.T) {
 	if m := g.ask(t, "example.com", dnsmessage.TypeTXT); m.Truncated || len(m.Answers) != 1 {
 		t.Errorf("with EDNS: %+v", m)
 	}
-	u.text = 5000
+	u.set(func() { u.text = 5000 })
 	if m := g.ask(t, "example.com", dnsmessage.TypeTXT); !m.Truncated {
 		t.Errorf("%+v", m)
 	}
@@ -282,8 +294,7 @@ func TestOnlyTheQuestionGetsOut(t *testing.T) {
 func TestTunnelVolume(t *testing.T) {
 	u := newUpstream(t)
 	long := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60) + ".example.com"
-	u.zone[long] = "93.184.216.34"
-	u.zone["example.com"] = "93.184.216.34"
+	u.set(func() { u.zone[long], u.zone["example.com"] = "93.184.216.34", "93.184.216.34" })
 	g := newGuest(t, all, u)
 	for range 2 * nameBurst / len(long) {
 		g.Answer(t.Context(), pack(t, long, dnsmessage.TypeAAAA, 0), false)
@@ -292,7 +303,7 @@ func TestTunnelVolume(t *testing.T) {
 		t.Errorf("names: %v", g.refusals)
 	}
 	g = newGuest(t, all, u)
-	u.text = 900
+	u.set(func() { u.text = 900 })
 	for range 2 * otherBurst / u.text {
 		g.ask(t, "example.com", dnsmessage.TypeTXT)
 	}
@@ -343,7 +354,8 @@ func FuzzAnswer(f *testing.F) {
 func FuzzRemember(f *testing.F) {
 	u := &upstream{zone: map[string]string{"example.com": "93.184.216.34"}}
 	query := pack(f, "example.com", dnsmessage.TypeA, 0)
-	f.Add(u.answer(query, false))
+	answer, _, _ := u.answer(query, false)
+	f.Add(answer)
 	q, _ := parse(query, false)
 	f.Fuzz(func(_ *testing.T, p []byte) { new(Guest).remember(q, p) })
 }

@@ -9,15 +9,20 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/forkd/forkd/internal/net/guesttest"
 )
 
 // hello returns what a TLS client sends first.
-func hello(t testing.TB, name string) []byte {
+func hello(t testing.TB, name string) []byte { return helloOf(t, &tls.Config{ServerName: name}) }
+
+func helloOf(t testing.TB, config *tls.Config) []byte {
 	t.Helper()
+	config.InsecureSkipVerify = true
 	client, server := net.Pipe()
 	defer server.Close()
 	go func() {
-		_ = tls.Client(client, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake()
+		_ = tls.Client(client, config).Handshake()
 		_ = client.Close()
 	}()
 	p := make([]byte, MaxBytes)
@@ -85,4 +90,16 @@ func FuzzServer(f *testing.F) {
 			t.Errorf("%q, %v, %d of %d bytes, %v", got.Name, got.Unclear, len(got.Sent), len(p), err)
 		}
 	})
+}
+
+// A ClientHello that encrypts its server's name shows another, and says so by its extension.
+func TestServerWithECH(t *testing.T) {
+	sent := helloOf(t, &tls.Config{ServerName: "exfil.example", MinVersion: tls.VersionTLS13,
+		EncryptedClientHelloConfigList: guesttest.ECHConfigs(t, "front.example")})
+	if seen, err := Server(bytes.NewReader(sent)); seen.Name != "front.example" || !seen.ECH || err != nil {
+		t.Errorf("%q, %v, %v", seen.Name, seen.ECH, err)
+	}
+	if seen, _ := Server(bytes.NewReader(hello(t, "front.example"))); seen.ECH {
+		t.Error("a ClientHello without the extension")
+	}
 }

@@ -20,6 +20,26 @@ type Counters struct {
 
 	mu      sync.Mutex
 	reasons map[string]uint64
+	recent  []netproto.Refusal // the latest first
+}
+
+// note remembers a refused destination, in place of the one that was refused longest ago if there
+// are too many.
+func (c *Counters) note(r netproto.Refusal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.Count = 1
+	i := slices.IndexFunc(c.recent, func(o netproto.Refusal) bool {
+		return o.Protocol == r.Protocol && o.Address == r.Address && o.Name == r.Name && o.Reason == r.Reason
+	})
+	switch {
+	case i >= 0:
+		r.Count += c.recent[i].Count
+		c.recent = slices.Delete(c.recent, i, i+1)
+	case len(c.recent) == netproto.MaxRecent:
+		c.recent = c.recent[:netproto.MaxRecent-1]
+	}
+	c.recent = slices.Insert(c.recent, 0, r)
 }
 
 // refuse counts a refusal. Reasons are words of this program's: no guest can make new ones.
@@ -41,6 +61,7 @@ func (c *Counters) Stats() netproto.Stats {
 	for reason, n := range c.reasons {
 		m.Refused = append(m.Refused, netproto.Refusals{Reason: reason, Count: n})
 	}
+	m.Recent = slices.Clone(c.recent)
 	slices.SortFunc(m.Refused, func(a, b netproto.Refusals) int { return strings.Compare(a.Reason, b.Reason) })
 	return m
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/peek"
 	"github.com/forkd/forkd/internal/net/policy"
+	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
 // Reasons why a flow that the policy would let through is refused.
@@ -19,6 +20,13 @@ const (
 	tooMany     = "connection-limit" // of the sandbox
 	tooManyHost = "host-limit"       // sockets of this process
 )
+
+// limitReasons are the reasons that are no policy's, in words.
+var limitReasons = map[string]struct{ why, fix string }{
+	tooMany:     {"too many connections at a time", "raise --net-connections"},
+	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files"},
+	openRate:    {"too many new connections a second", ""},
+}
 
 // flow is one connection, or UDP packets between one pair of ports.
 type flow struct {
@@ -96,10 +104,12 @@ func (s *Stack) end(f *flow) {
 	delete(s.flows, f)
 	s.counters.Open.Store(int32(len(s.flows)))
 	verdict, reason, err := f.verdict, f.reason, f.err
+	why, fix := policy.Explain(&s.policy, &f.Flow, policy.Reason(reason))
 	s.mu.Unlock()
 	s.counters.Up.Add(f.up.Load())
 	s.counters.Down.Add(f.down.Load())
-	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(), down: f.down.Load()}
+	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(), down: f.down.Load(),
+		why: why, fix: fix}
 	if r.name == "" && len(f.Names) > 0 {
 		r.name = f.Names[len(f.Names)-1]
 	}
@@ -158,10 +168,27 @@ type record struct {
 	address        netip.AddrPort
 	started        time.Time
 	up, down       uint64
+	why, fix       string // of a refusal by the policy, see policy.Explain
+}
+
+// addressText is empty for an unknown address, and has no port for one of ICMP.
+func (r *record) addressText() string {
+	switch {
+	case !r.address.IsValid():
+		return ""
+	case r.address.Port() == 0:
+		return r.address.Addr().String()
+	}
+	return r.address.String()
 }
 
 // refused counts and logs a refusal.
 func (s *Stack) refused(r record, reason string) {
+	if limit, ok := limitReasons[reason]; ok {
+		r.why, r.fix = limit.why, limit.fix
+	}
+	s.counters.note(netproto.Refusal{Protocol: r.protocol, Address: r.addressText(), Name: r.name, Reason: reason, Why: r.why,
+		Fix: r.fix, Unix: time.Now().Unix()})
 	s.counters.refuse(reason)
 	if !s.logged.Allow() {
 		s.host.Log.Lost()
@@ -173,13 +200,7 @@ func (s *Stack) refused(r record, reason string) {
 func (s *Stack) log(r record, verdict, reason string, err error) {
 	now := time.Now()
 	line := flowlog.Record{Time: now, Sandbox: s.id, Verdict: verdict, Reason: reason, Name: r.name, Protocol: r.protocol,
-		UpBytes: r.up, DownBytes: r.down}
-	if r.address.IsValid() {
-		line.Address = r.address.String()
-		if r.address.Port() == 0 {
-			line.Address = r.address.Addr().String()
-		}
-	}
+		UpBytes: r.up, DownBytes: r.down, Address: r.addressText()}
 	if !r.started.IsZero() {
 		line.DurationMS = now.Sub(r.started).Milliseconds()
 	}

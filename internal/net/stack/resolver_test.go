@@ -135,13 +135,19 @@ func (r *rig) says(t testing.TB, to, text string) (string, error) {
 // servers answer nonsense, so that the client's error says whether its bytes came back.
 func (r *rig) handshake(t testing.TB, to, name string) (through bool) {
 	t.Helper()
+	return r.handshakeBy(t, to, &tls.Config{ServerName: name})
+}
+
+func (r *rig) handshakeBy(t testing.TB, to string, config *tls.Config) (through bool) {
+	t.Helper()
+	config.InsecureSkipVerify = true
 	c, err := r.dial(t, to)
 	if err != nil {
 		return false
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
-	err = tls.Client(c, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake()
+	err = tls.Client(c, config).Handshake()
 	alert, ok := errors.AsType[tls.AlertError](err)
 	return ok || strings.Contains(err.Error(), "tls:") || alert != 0
 }

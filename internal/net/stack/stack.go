@@ -229,5 +229,8 @@ func (s *Stack) nameAllowed(name string) (bool, dns.Reason) {
 }
 
 func (s *Stack) nameRefused(name string, reason dns.Reason) {
-	s.refused(record{protocol: "dns", name: name}, string(reason))
+	s.mu.Lock()
+	why, fix := policy.ExplainName(&s.policy, name, policy.Reason(reason))
+	s.mu.Unlock()
+	s.refused(record{protocol: "dns", name: name, why: why, fix: fix}, string(reason))
 }

@@ -97,6 +97,21 @@ type Refusals struct {
 	Count  uint64
 }
 
+// Refusal is a destination that was refused.
+type Refusal struct {
+	Protocol string // tcp, udp, icmp or dns
+	Address  string // with its port, if it has one; empty for dns
+	Name     string // of the server, or that DNS was asked for; empty if unknown. The guest chose it
+	Reason   string // as in Refusals
+	Why      string // the reason in words
+	Fix      string // by which flags it would be let through; empty if by none
+	Count    uint64
+	Unix     int64 // the last time
+}
+
+// MaxRecent bounds the latest destinations of Stats.
+const MaxRecent = 8
+
 // Stats are counters since Attach, or for the sum since forkd-net started.
 type Stats struct {
 	Active      bool   // there is a network stack: the guest has sent a frame
@@ -107,6 +122,7 @@ type Stats struct {
 	DNSQueries  uint64
 	Dropped     uint64     // frames that the guest had no room for, or that were malformed
 	Refused     []Refusals // reasons with a count of zero are left out
+	Recent      []Refusal  // what was refused last, at most MaxRecent, the latest first; none in a sum
 }
 
 // Code says what went wrong, for those who branch on it.
@@ -254,6 +270,14 @@ func (m *Stats) Append(w *codec.Writer) {
 		w.String(f.Reason)
 		w.U64(f.Count)
 	}
+	w.U32(uint32(len(m.Recent)))
+	for _, f := range m.Recent {
+		for _, text := range []string{f.Protocol, f.Address, f.Name, f.Reason, f.Why, f.Fix} {
+			w.String(text)
+		}
+		w.U64(f.Count)
+		w.U64(uint64(f.Unix))
+	}
 }
 
 // Parse decodes m.
@@ -262,6 +286,10 @@ func (m *Stats) Parse(r *codec.Reader) error {
 		DNSQueries: r.U64(), Dropped: r.U64()}
 	for range r.Count(12) {
 		m.Refused = append(m.Refused, Refusals{Reason: r.String(), Count: r.U64()})
+	}
+	for range r.Count(40) {
+		m.Recent = append(m.Recent, Refusal{Protocol: r.String(), Address: r.String(), Name: r.String(), Reason: r.String(),
+			Why: r.String(), Fix: r.String(), Count: r.U64(), Unix: int64(r.U64())})
 	}
 	return r.Err()
 }

@@ -21,6 +21,7 @@ func messages(t testing.TB) []body {
 	if err != nil {
 		t.Fatal(err)
 	}
+	policy.AllowECH = true
 	limits := Limits{BytesPerSecond: 1 << 40, PacketsPerSecond: 2, Connections: 3}
 	return []body{
 		&Hello{Version: Version},
@@ -34,7 +35,8 @@ func messages(t testing.TB) []body {
 		&ID{ID: "sb-1"},
 		&List{IDs: []string{"sb-1", "sb-2"}},
 		&Stats{Active: true, Open: 1, Connections: 2, UpBytes: 3, DownBytes: 4, DNSQueries: 5, Dropped: 6,
-			Refused: []Refusals{{"private", 7}, {"metadata", 8}}},
+			Refused: []Refusals{{"private", 7}, {"metadata", 8}},
+			Recent:  []Refusal{{"tcp", "10.1.2.3:80", "a.example", "private", "private range", "allow it", 2, 1764000000}}},
 		&Error{Code: CodeUnknown, Text: "no such sandbox"},
 	}
 }
