@@ -14,6 +14,7 @@ import (
 func newBranchCmd() *cobra.Command {
 	var c common
 	var req client.BranchRequest
+	var figures bool
 	cmd := &cobra.Command{
 		Use:     "branch ID [TAG]",
 		Aliases: []string{"commit"},
@@ -29,7 +30,7 @@ func newBranchCmd() *cobra.Command {
 				req.Tag = args[1]
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				return branch(ctx, cmd, &c, cl, args[0], req)
+				return branch(ctx, cmd, &c, cl, args[0], req, figures)
 			})
 		},
 	}
@@ -38,6 +39,7 @@ func newBranchCmd() *cobra.Command {
 	f.StringVar(&req.Mode, "mode", "live", "live, diff (copy what it has written while it stands still) or full (copy all)")
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
+	f.BoolVarP(&figures, "verbose", "v", false, "say how much was saved, and how long each part took")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)
 	completeWords(cmd, "mode", "live", "diff", "full")
@@ -46,7 +48,7 @@ func newBranchCmd() *cobra.Command {
 }
 
 // branch makes a branch and prints it.
-func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, ref string, req client.BranchRequest) error {
+func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, ref string, req client.BranchRequest, figures bool) error {
 	id, err := sandboxID(ctx, cl, ref)
 	if err != nil {
 		return err
@@ -55,20 +57,28 @@ func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Clien
 	if err != nil {
 		return err
 	}
-	return printBranch(cmd, c, s)
+	return printBranch(cmd, c, s, figures)
 }
 
-func printBranch(cmd *cobra.Command, c *common, s client.Snapshot) error {
+func printBranch(cmd *cobra.Command, c *common, s client.Snapshot, figures bool) error {
 	if c.json() {
 		return writeJSON(cmd.OutOrStdout(), s)
 	}
 	fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
-	describeBranch(cmd.ErrOrStderr(), s)
+	if figures {
+		describeBranch(cmd.ErrOrStderr(), s)
+	} else {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: branched; the sandbox was paused for %.1f ms\n", value(s.PauseMS))
+	}
+	if s.Fallback != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: not live: %s\n", printableText(s.Fallback))
+	}
 	return nil
 }
 
+// describeBranch prints all figures of a branch.
 func describeBranch(w io.Writer, s client.Snapshot) {
-	fmt.Fprintf(w, "forkd: %s branch, the sandbox stood still for %.1f ms", s.Mode, value(s.PauseMS))
+	fmt.Fprintf(w, "forkd: %s branch, the sandbox was paused for %.1f ms", s.Mode, value(s.PauseMS))
 	if s.StormStopMS != nil {
 		fmt.Fprintf(w, " and %.1f ms", *s.StormStopMS)
 	}
@@ -79,12 +89,9 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	}
 	fmt.Fprintf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
 	if s.SharedBytes != nil {
-		fmt.Fprintf(w, ", %.1f MiB of them shared with it now", float64(*s.SharedBytes)/(1<<20))
+		fmt.Fprintf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks", float64(*s.SharedBytes)/(1<<20))
 	}
 	fmt.Fprintln(w)
-	if s.Fallback != "" {
-		fmt.Fprintf(w, "forkd: not live: %s\n", printableText(s.Fallback))
-	}
 }
 
 // value is what p points to, or zero.
@@ -113,6 +120,7 @@ func newRollbackCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), r)
 				}
+				fmt.Fprintln(cmd.OutOrStdout(), r.ID)
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
 				return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -37,11 +38,12 @@ func found(check string, v verdict, detail string) finding {
 func newDoctorCmd() *cobra.Command {
 	var output, url string
 	var tokens tokenFlags
-	var fixing, yes, dry bool
+	var fixing, yes, dry, all bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this host can run forkd, and say what to do if not",
-		Long: "Exits with 1 if a check fails; warnings cost time, room or safety, and forkd runs without. Below a finding stands\n" +
+		Long: "Begins with what decides: whether VMs can run here or in an emulated host, and the daemon, its room, limits and\n" +
+			"network. Then comes what fails; --all prints all checks. Exits with 1 if a check fails; warnings cost time, room or safety, and forkd runs without. Below a finding stands\n" +
 			"the command that mends it. --fix gives those commands itself that change files of forkd's only, asks before those\n" +
 			"that change this host (--yes: does not ask), leaves the others to you, and looks again.",
 		Args: usageArgs(arguments(0, 0)),
@@ -56,10 +58,12 @@ func newDoctorCmd() *cobra.Command {
 			if fixing && newFixer(cmd, yes, dry).fixAll(cmd.Context(), findings) {
 				findings = merged(findings, diagnose(cmd.Context(), url, &tokens))
 			}
-			return report(cmd, findings, output == "json")
+			return report(cmd, findings, output == "json", all || fixing)
 		},
 	}
 	f := cmd.Flags()
+	f.BoolVarP(&all, "all", "a", false, "print all checks")
+	f.BoolVarP(&all, "verbose", "v", false, "the same")
 	f.BoolVar(&fixing, "fix", false, "mend what can be mended from here")
 	f.BoolVarP(&yes, "yes", "y", false, "with --fix: do not ask before this host is changed")
 	f.BoolVar(&dry, "dry-run", false, "with --fix: only say what would be done")
@@ -72,10 +76,12 @@ func newDoctorCmd() *cobra.Command {
 func diagnose(ctx context.Context, url string, tokens *tokenFlags) []finding {
 	m, machine := checkMachine()
 	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
-	findings := []finding{checkPlatform(), checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), machine,
-		checkCgroup(), checkMemfd(), checkUffd(), checkEmbedded()}
-	findings = append(append(findings, checkHost()...), checkNetwork())
-	findings = append(findings, checkJails()...)
+	findings := []finding{checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), checkCgroup(), checkMemfd(), checkUffd()}
+	findings = append(append(findings, checkHost()...), checkJails()...)
+	if inMachine {
+		findings = needless(findings)
+	}
+	findings = append([]finding{checkPlatform(), machine, checkEmbedded(), checkNetwork()}, findings...)
 	if inMachine {
 		findings = append(findings, checkMachineSpace(ctx, m)...)
 	} else {
@@ -84,6 +90,54 @@ func diagnose(ctx context.Context, url string, tokens *tokenFlags) []finding {
 	}
 	findings = append(findings, checkTokenFile(tokens), checkCache())
 	return append(findings, checkDaemon(ctx, url)...)
+}
+
+// needless returns findings about this host's kernel for a host whose VMs run in an emulated one:
+// that has a kernel of its own, so nothing is to be mended here.
+func needless(findings []finding) []finding {
+	for i, f := range findings {
+		if f.Verdict == warn || f.Verdict == fail {
+			findings[i] = found(f.Check, skip, f.Detail+" (no matter: VMs run in the emulated host)")
+		}
+	}
+	return findings
+}
+
+// vmsRun sums up the checks of KVM and of the emulated host, of which one is enough.
+func vmsRun(findings []finding) finding {
+	const check = "VMs can run"
+	for _, f := range findings {
+		switch {
+		case f.Check == "emulated host" && f.Verdict == pass:
+			return found(check, pass, "in the emulated host "+f.Detail)
+		case f.Check == "/dev/kvm" && f.Verdict == pass:
+			return found(check, pass, "on this host: "+f.Detail)
+		case f.Check == "/dev/kvm" && (f.Verdict == fail || f.Verdict == warn):
+			return f
+		}
+	}
+	return found(check, fail, "neither here nor in an emulated host").byHand("forkd machine start")
+}
+
+// foremost are the checks that decide whether forkd can be used, besides vmsRun.
+var foremost = []string{"daemon", "disk space", "limits of sandboxes", "network of sandboxes"}
+
+// first returns what to print unless all is asked for: what decides, and what fails.
+func first(findings []finding) []finding {
+	list := []finding{vmsRun(findings)}
+	for _, name := range foremost {
+		for _, f := range findings {
+			if f.Check == name {
+				list = append(list, f)
+			}
+		}
+	}
+	for _, f := range findings {
+		if f.Verdict == fail && !slices.ContainsFunc(list, func(l finding) bool { return l.Check == f.Check }) {
+			list = append(list, f)
+		}
+	}
+	return list
 }
 
 // merged returns what a second look has found, with what was done after the first.
@@ -99,12 +153,15 @@ func merged(before, after []finding) []finding {
 }
 
 // report prints findings, and is the error of the command if a check has failed.
-func report(cmd *cobra.Command, findings []finding, json bool) error {
+func report(cmd *cobra.Command, findings []finding, json, all bool) error {
 	count := map[verdict]int{}
 	for _, f := range findings {
 		count[f.Verdict]++
 	}
-	out := cmd.OutOrStdout()
+	out, more := cmd.OutOrStdout(), ""
+	if !all && !json {
+		findings, more = first(findings), "; all of them: forkd doctor --all"
+	}
 	var err error
 	switch width := tableWidth(cmd); {
 	case json:
@@ -123,7 +180,7 @@ func report(cmd *cobra.Command, findings []finding, json bool) error {
 		})
 	}
 	if !json {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped\n", count[pass], count[warn], count[fail], count[skip])
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[pass], count[warn], count[fail], count[skip], more)
 	}
 	if err == nil && count[fail] > 0 {
 		return exitCode(exitError)

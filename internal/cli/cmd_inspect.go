@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -85,10 +87,52 @@ func writeLine(out io.Writer, t *template.Template, thing any) error {
 	}
 	var line strings.Builder
 	if err := t.Execute(&line, fields); err != nil {
-		return err
+		return formatError(err, fields)
 	}
 	_, err = fmt.Fprintln(out, printableText(line.String()))
 	return err
+}
+
+// What package text/template says about a name that a thing lacks.
+var (
+	noEntry = regexp.MustCompile(`at <(\.[^>]*)>: map has no entry for key "([^"]*)"`)
+	noField = regexp.MustCompile(`at <(\.[^>]*)>: can't evaluate field (\S+) in type`)
+)
+
+// formatError says which name of a template a thing lacks, and which one was meant: docker's have
+// capital letters, and stand in groups.
+func formatError(err error, fields map[string]any) error {
+	found := noEntry.FindStringSubmatch(err.Error())
+	if found == nil {
+		found = noField.FindStringSubmatch(err.Error())
+	}
+	if found == nil {
+		return fmt.Errorf("--format: %w", err)
+	}
+	names := slices.Sorted(maps.Keys(fields))
+	hint := "there are " + strings.Join(names, ", ")
+	if near := nearest(names, found[2]); near != "" {
+		hint = "here it is {{." + near + "}}"
+	} else if near := nearest(names, strings.Split(found[1], ".")[1]); near != "" {
+		hint = "here it is {{." + near + "}}"
+	}
+	return fmt.Errorf("--format: %s: no %s in what is printed: %s", found[1], found[2], hint)
+}
+
+// nearest returns the name that a misspelled one means, if there is just one: in other letters'
+// case, or with or without underscores.
+func nearest(names []string, wrong string) string {
+	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
+	found := ""
+	for _, name := range names {
+		switch {
+		case plain(name) == plain(wrong):
+			return name
+		case strings.HasPrefix(plain(name), plain(wrong)) && found == "":
+			found = name
+		}
+	}
+	return found
 }
 
 // inspect returns the sandbox of list, or the snapshot, that a name means.

@@ -23,6 +23,7 @@ func newKillCmd() *cobra.Command {
 		Use:     "kill ID… | --all | --tag TAG | --label NAME=VALUE",
 		Aliases: []string{"rm"},
 		Short:   "End sandboxes and remove everything of them",
+		Long:    "Prints the ids of those that are gone.",
 		Args: func(_ *cobra.Command, args []string) error {
 			if ways := btoi(len(args) > 0) + btoi(all) + btoi(tag != "" || len(labels) > 0); ways != 1 {
 				return usageError{errors.New("name sandboxes, or give --all, or --tag TAG, --label NAME=VALUE or both: one of the three")}
@@ -49,6 +50,9 @@ func newKillCmd() *cobra.Command {
 				err = errors.Join(unclear, err)
 				if c.json() {
 					return errors.Join(err, writeJSON(cmd.OutOrStdout(), map[string]any{"killed": killed}))
+				}
+				for _, id := range killed {
+					fmt.Fprintln(cmd.OutOrStdout(), id)
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d killed\n", len(killed))
 				return err

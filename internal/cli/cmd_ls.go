@@ -21,7 +21,9 @@ func newLsCmd() *cobra.Command {
 		Use:     "ls [ID]",
 		Aliases: []string{"ps"},
 		Short:   "List sandboxes, or the processes that exec has started in one",
-		Args:    usageArgs(arguments(0, 1)),
+		Long: "PID is the process of the sandbox's VM on the daemon's host, AGE how long ago the sandbox was made, and READY how\n" +
+			"long its fork took until its agent answered: a duration, and no state.",
+		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				if len(labels) > 0 {

@@ -51,7 +51,7 @@ func newSnapshotCmd() *cobra.Command {
 				req.Mode = "full"
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				return branch(ctx, cmd, &c, cl, from, req)
+				return branch(ctx, cmd, &c, cl, from, req, false)
 			})
 		},
 	}

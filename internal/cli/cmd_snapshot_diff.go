@@ -25,7 +25,7 @@ func newSnapshotDiffCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printBranch(cmd, &c, s)
+				return printBranch(cmd, &c, s, false)
 			})
 		},
 	}

@@ -45,6 +45,7 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create NAME",
 		Short: "Start a sandbox under a name",
+		Long:  "Prints the name. Commands take it where they take the id of a sandbox, and it stays the same when that changes.",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
@@ -67,7 +68,9 @@ func newWorkspaceCreateCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), w)
 				}
-				return printWorkspaces(cmd, w)
+				fmt.Fprintln(cmd.OutOrStdout(), w.Name)
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s runs in %s\n", w.Name, w.LiveSandboxID)
+				return nil
 			})
 		},
 	}

@@ -119,6 +119,7 @@ var unknownFlags = map[string]string{
 	"host":          whichHost,
 	"hostname":      "host names are made of ids: 'forkd fork --hostname-prefix NAME'",
 	"image":         "'forkd build docker://IMAGE' makes a snapshot of a container image",
+	"json":          "use -o json",
 	"kernel":        "'forkd build DIR --kernel FILE' makes a snapshot with a kernel of your own",
 	"kill s":        "'forkd signal ID PID SIGNAL' sends a signal to a process in a sandbox",
 	"ls n":          "'forkd ls -q | tail -n 5' has the newest",

@@ -76,3 +76,23 @@ func TestFindingsAreWrapped(t *testing.T) {
 		t.Errorf("%v\n%s\nwant\n%s", err, out.String(), want)
 	}
 }
+
+// Where an emulated host serves, nothing of this host's kernel is to be mended, and VMs can run.
+func TestDoctorInAnEmulatedHost(t *testing.T) {
+	findings := append([]finding{found("emulated host", pass, "a runs"), found("daemon", pass, "")}, needless([]finding{
+		found("/dev/kvm", warn, "missing").byHand("x"), found("cgroup v2", warn, "no limits").byHand(bootWith("y")), found("kernel", pass, ""),
+	})...)
+	for _, f := range findings {
+		if f.Fix != nil || f.Verdict == warn {
+			t.Errorf("%+v", f)
+		}
+	}
+	short := first(findings)
+	if len(short) != 2 || short[0].Verdict != pass || short[0].Check != "VMs can run" || short[1].Check != "daemon" {
+		t.Errorf("%+v", short)
+	}
+	short = first([]finding{found("emulated host", skip, ""), found("/dev/kvm", fail, "missing"), found("token file", fail, ""), found("swap", warn, "")})
+	if len(short) != 2 || short[0].Check != "/dev/kvm" || short[1].Check != "token file" {
+		t.Errorf("%+v", short)
+	}
+}

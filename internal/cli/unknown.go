@@ -43,6 +43,8 @@ var elsewhere = map[string]string{
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
 	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
 	"compose":    noPlan,
+	"deploy":     noPlan,
+	"merge":      "branches are not merged: 'forkd cp -r' copies files between sandboxes, 'forkd rollback ID --to TAG' goes back to a branch",
 	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
 	"diff":       "'forkd exec ID -- find / -xdev -newer FILE' lists changed files; 'forkd stats ID' says how much memory a sandbox has written",
 	"export":     "'forkd cp -r ID:/ - > root.tar' copies the files out; 'forkd branch ID' saves the whole sandbox",
