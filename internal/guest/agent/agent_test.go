@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -213,6 +214,54 @@ func TestExecCancelKillsTheProcess(t *testing.T) {
 		if r.ExitCode == 1 {
 			return
 		}
+	}
+}
+
+// slowConn gives what comes from the guest to its reader when it may.
+type slowConn struct {
+	net.Conn
+	may <-chan struct{}
+}
+
+func (c slowConn) Read(p []byte) (int, error) {
+	<-c.may
+	return c.Conn.Read(p)
+}
+
+// A caller that leaves before the guest has said which process it started leaves none behind.
+func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
+	dial, may := listen(t, nil), make(chan struct{})
+	slow := agentclient.New(func(ctx context.Context, port uint32) (net.Conn, error) {
+		conn, err := dial(ctx, port)
+		return slowConn{conn, may}, err
+	})
+	file := filepath.Join(t.TempDir(), "pid")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := slow.ExecStream(ctx, agentclient.ExecRequest{Args: []string{"sh", "-c", "echo $$ > " + file + "; exec sleep 1000"}},
+			func(agentclient.Stream, []byte) error { return nil })
+		done <- err
+	}()
+	pid := 0
+	for pid == 0 {
+		p, _ := os.ReadFile(file)
+		pid, _ = strconv.Atoi(strings.TrimSpace(string(p)))
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	time.Sleep(10 * time.Millisecond) // for the client to see it before the guest's answer
+	close(may)
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	if unix.Kill(-pid, 0) == nil {
+		time.Sleep(time.Second) // its end is on its way
+	}
+	if unix.Kill(-pid, 0) == nil {
+		unix.Kill(-pid, unix.SIGKILL)
+		t.Errorf("process %d goes on", pid)
 	}
 }
 

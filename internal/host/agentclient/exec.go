@@ -136,8 +136,8 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 		callCtx, cancel = context.WithTimeout(ctx, req.Timeout)
 	}
 	defer cancel()
-	run := execCall{client: c, req: req, sink: sink}
-	result, err := run.stream(callCtx)
+	run := execCall{client: c, req: req, sink: sink, started: make(chan struct{})}
+	result, err := run.untilStarted(callCtx)
 	if err == nil {
 		return result, nil
 	}
@@ -182,6 +182,33 @@ type execCall struct {
 	sink    func(Stream, []byte) error
 	sinkErr error // or one of ExecRequest.Started
 	pid     uint32
+	started chan struct{} // closed when pid is known
+}
+
+// untilStarted is stream for a caller that may leave before the guest has said which process it
+// started: the call goes on for a moment, or nothing could kill that process.
+func (e *execCall) untilStarted(ctx context.Context) (ExecResult, error) {
+	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	if deadline, ok := ctx.Deadline(); ok { // the guest has it too
+		var end context.CancelFunc
+		call, end = context.WithDeadline(call, deadline)
+		defer end()
+	}
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-e.started:
+		case <-time.After(killTimeout):
+		case <-call.Done():
+		}
+		cancel()
+	})()
+	r, err := e.stream(call)
+	var refused *Error
+	if err != nil && e.sinkErr == nil && ctx.Err() != nil && !errors.As(err, &refused) {
+		err = fmt.Errorf("exec %.100q: %w", e.req.Args[0], ctx.Err())
+	}
+	return r, err
 }
 
 func (e *execCall) stream(ctx context.Context) (ExecResult, error) {
@@ -220,6 +247,7 @@ func (e *execCall) event(ctx context.Context, event *process.ProcessEvent) (*pro
 			return nil, nil
 		}
 		e.pid = max(ev.Start.GetPid(), 1) // no process has 0
+		close(e.started)
 		if e.req.Started != nil {
 			e.sinkErr = e.req.Started(e.client.Process(e.pid))
 		}

@@ -94,7 +94,7 @@ func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) 
 		return none, remote(op, err)
 	}
 	defer stream.Close()
-	run := execCall{client: c, req: ExecRequest{Started: started}, sink: sink}
+	run := execCall{client: c, req: ExecRequest{Started: started}, sink: sink, started: make(chan struct{})}
 	for stream.Receive() {
 		end, err := run.event(ctx, stream.Msg().GetEvent())
 		if err != nil || end != nil {
