@@ -1,0 +1,195 @@
+package generators
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// OpenSSL from 1.1.1 on keeps its generators on the heap, in structs of which this part has the
+// same layout in all versions (RAND_DRBG in 1.1.1, PROV_DRBG from 3.0 on). The generator reseeds
+// when its use finds generate_counter at reseed_interval, and the generators of threads reseed when
+// they find that their parent's reseed_counter has moved. Offsets are from max_perslen:
+//
+//	-40  max_request           65536
+//	-32  min_entropylen
+//	-24  max_entropylen
+//	-16  min_noncelen
+//	 -8  max_noncelen
+//	  0  max_perslen           0x7fffffff
+//	  8  max_adinlen           0x7fffffff
+//	 16  generate_counter      32 bits
+//	 20  reseed_interval       32 bits
+//	 24  reseed_time           seconds since 1970
+//	 32  reseed_time_interval  seconds
+//	 40  reseed_counter        32 bits
+const (
+	drbgHead     = 176 // bytes before max_perslen that have the pointers to functions of 3.0
+	drbgSize     = drbgHead + 48
+	offRequest   = drbgHead - 40
+	offEntropy   = drbgHead - 32
+	offNonce     = drbgHead - 16
+	offGenerate  = drbgHead + 16
+	offInterval  = drbgHead + 20
+	offTime      = drbgHead + 24
+	offSeconds   = drbgHead + 32
+	offReseeds   = drbgHead + 40
+	maxRequest   = 1 << 16
+	maxSeed      = 4096    // bytes; a larger minimum is no generator's
+	maxReseeding = 1 << 24 // that may be set as reseed_interval, and as seconds
+	reseedsStep  = 0x10000 // what reseed_counter is moved by: no generator reseeds so often meanwhile
+)
+
+// needle is max_perslen and max_adinlen.
+var needle = []byte{0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0}
+
+var (
+	errTime   = errors.New("too many processes for one search")
+	errMemory = fmt.Errorf("more than %d MiB of memory for one search", maxMemory>>20)
+)
+
+// reseedDRBGs has every generator of OpenSSL in the memory of a process reseed with its next use.
+// It writes two aligned words, so that a thread that uses the generator sees them before or after.
+func (p *process) reseedDRBGs() error {
+	return p.searchMemory(needle, func(addr uint64) error {
+		if addr%8 != 0 {
+			return nil
+		}
+		var text [drbgSize]byte
+		if _, err := p.mem.ReadAt(text[:], int64(addr-drbgHead)); err != nil {
+			return nil // it lies at the edge of the memory, where no struct fits
+		}
+		library, ok := p.drbg(&text)
+		if !ok {
+			return nil
+		}
+		interval := text[offInterval : offInterval+4]
+		if binary.LittleEndian.Uint32(interval) == 0 {
+			p.repeats(library + ": reseeding is turned off")
+			return nil
+		}
+		reseeds := binary.LittleEndian.Uint32(text[offReseeds:])
+		var moved [4]byte
+		binary.LittleEndian.PutUint32(moved[:], max(1, reseeds+reseedsStep))
+		_, err1 := p.mem.WriteAt(moved[:], int64(addr-drbgHead+offReseeds))
+		_, err2 := p.mem.WriteAt(interval, int64(addr-drbgHead+offGenerate))
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		p.reseeded(library)
+		return nil
+	})
+}
+
+// drbg reports whether text is a generator, and the file whose code made it. In 3.0 and later, the
+// struct has pointers to functions of it.
+func (p *process) drbg(text *[drbgSize]byte) (library string, ok bool) {
+	u64 := func(off int) uint64 { return binary.LittleEndian.Uint64(text[off:]) }
+	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(text[off:]) }
+	seconds := int64(u64(offSeconds))
+	if u64(offRequest) != maxRequest || u64(offEntropy) > maxSeed || u64(offNonce) > maxSeed ||
+		u32(offInterval) > maxReseeding || int64(u64(offTime)) < 0 || seconds < 0 || seconds > maxReseeding {
+		return "", false
+	}
+	for off := 0; off < offRequest; off += 8 {
+		if path := p.codeAt(u64(off)); path != "" {
+			return base(path), true
+		}
+	}
+	return "OpenSSL 1.1.1", true // which has none before these words
+}
+
+// chunkSize is how much memory is read at once.
+const chunkSize = 256 << 10
+
+func (s *search) buffer() []byte {
+	if s.chunk == nil {
+		s.chunk = make([]byte, chunkSize)
+	}
+	return s.chunk
+}
+
+// searchMemory calls found with the address of each occurrence of text in the writable memory of a
+// process that is of no file. Pages that were never written are passed over.
+func (p *process) searchMemory(text []byte, found func(addr uint64) error) error {
+	pagemap, err := os.Open(p.path(p.pid, "pagemap"))
+	if err != nil {
+		return err
+	}
+	defer pagemap.Close()
+	for i := range p.regions {
+		r := &p.regions[i]
+		if !r.anonymous {
+			continue
+		}
+		for at := r.start; at < r.end; {
+			from, to, err := p.present(pagemap, at, r.end)
+			if err != nil {
+				return err
+			}
+			if err := p.searchRun(text, from, to, found); err != nil {
+				return err
+			}
+			at = to
+		}
+	}
+	return nil
+}
+
+const pageSize = 4096
+
+// Bits of an entry of pagemap.
+const (
+	pagePresent = 1 << 63
+	pageSwapped = 1 << 62
+)
+
+// present returns the first run of pages from at on that have been written; none if from is end.
+func (p *process) present(pagemap *os.File, at, end uint64) (from, to uint64, err error) {
+	if p.entries == nil {
+		p.entries = make([]byte, 8*512)
+	}
+	for from = end; at < end; {
+		pages := min((end-at)/pageSize, uint64(len(p.entries)/8))
+		n, err := pagemap.ReadAt(p.entries[:8*pages], int64(at/pageSize*8))
+		if n < 8 {
+			return 0, 0, fmt.Errorf("pagemap: %w", err)
+		}
+		for e := p.entries[:n/8*8]; len(e) > 0; e, at = e[8:], at+pageSize {
+			switch there := binary.LittleEndian.Uint64(e)&(pagePresent|pageSwapped) != 0; {
+			case there && from == end:
+				from = at
+			case !there && from != end:
+				return from, at, nil
+			}
+		}
+	}
+	return from, end, nil
+}
+
+// searchRun searches the memory between two addresses.
+func (p *process) searchRun(text []byte, from, to uint64, found func(addr uint64) error) error {
+	buf := p.buffer()
+	for from < to {
+		if time.Now().After(p.deadline) {
+			return errTime
+		}
+		n := min(to-from, uint64(len(buf)))
+		if p.left -= int(n); p.left < 0 {
+			return errMemory
+		}
+		if _, err := p.mem.ReadAt(buf[:n], int64(from)); err != nil {
+			return nil // unmapped meanwhile
+		}
+		if err := eachIndex(buf[:n], text, func(i int) error { return found(from + uint64(i)) }); err != nil {
+			return err
+		}
+		if n < uint64(len(buf)) {
+			return nil
+		}
+		from += n - uint64(len(text))
+	}
+	return nil
+}

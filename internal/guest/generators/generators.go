@@ -1,0 +1,224 @@
+// Package generators finds random number generators that processes of the guest keep in their own
+// memory, and which a copy of the machine therefore has in the same state as its siblings. It
+// reseeds those that can be reseeded from outside and names the others.
+//
+// It runs no code in a process and stops none. OpenSSL's generators are told by two words of their
+// state that a reseed is due (drbg.go), and libraries that keep a page with MADV_WIPEONFORK find it
+// wiped, as after fork(2) (wipe.go). Both reseed with their next use, from the kernel's generator,
+// so the caller must have reseeded that before.
+//
+// The agent's own interpreters reseed themselves (package eval) and are none of its business.
+package generators
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// Bounds of one search. A fork that is not confirmed holds up its caller; what is not reached is
+// named.
+const (
+	maxTime   = 3 * time.Second
+	maxMemory = 1 << 30 // bytes of memory read, of all processes
+)
+
+// Finder searches the processes of one system.
+type Finder struct {
+	proc      string       // mount point of procfs
+	managed   func() []int // processes that reseed themselves; nil: none
+	skip      func() []int // processes whose names are left out of Repeats, because they renew the rest themselves
+	lastPID   []byte       // what the kernel had allocated last when no process was found; nil: some were
+	maxTime   time.Duration
+	maxMemory int
+}
+
+// New returns a finder of this system. Processes that managed returns are not looked at; those that
+// renewing returns are reseeded, but not named.
+func New(managed, renewing func() []int) *Finder {
+	return &Finder{proc: "/proc", managed: managed, skip: renewing, maxTime: maxTime, maxMemory: maxMemory}
+}
+
+// search is one search. Its buffers are allocated when a process is found.
+type search struct {
+	*Finder
+	deadline time.Time
+	left     int // bytes of memory that may still be read
+	chunk    []byte
+	report   agentproto.Unique
+	unnamed  map[int]bool
+	entries  []byte // of pagemap
+}
+
+// Renew searches all processes, reseeds what it can and returns both lists. The error is one of
+// procfs itself; a process that cannot be searched is in the report.
+func (f *Finder) Renew() (agentproto.Unique, error) {
+	if f.unchanged() {
+		return agentproto.Unique{}, nil
+	}
+	before := f.readLastPID()
+	pids, err := f.processes()
+	if err != nil {
+		return agentproto.Unique{}, err
+	}
+	if len(pids) == 0 {
+		f.lastPID = before
+		return agentproto.Unique{}, nil
+	}
+	f.lastPID = nil
+	s := &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory, unnamed: map[int]bool{}}
+	if f.skip != nil {
+		for _, pid := range f.skip() {
+			s.unnamed[pid] = true
+		}
+	}
+	for _, pid := range pids {
+		s.process(pid)
+	}
+	return s.report, nil
+}
+
+// unchanged reports whether no process has been started since a search found none. It spares a
+// child that runs nothing of the user's the walk through /proc, which would copy pages of the
+// kernel's for every process and thread of the kernel.
+func (f *Finder) unchanged() bool {
+	return f.lastPID != nil && bytes.Equal(f.lastPID, f.readLastPID())
+}
+
+// readLastPID returns the last field of /proc/loadavg, or nil.
+func (f *Finder) readLastPID() []byte {
+	fd, err := unix.Open(f.proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(fd)
+	line := make([]byte, 128)
+	n, err := unix.Read(fd, line)
+	if err != nil || n <= 0 {
+		return nil
+	}
+	return line[bytes.LastIndexByte(line[:n], ' ')+1 : n]
+}
+
+// processes returns the processes of the system but for this one, the managed ones and the
+// kernel's threads.
+func (f *Finder) processes() ([]int, error) {
+	dir, err := os.Open(f.proc)
+	if err != nil {
+		return nil, fmt.Errorf("find processes: %w", err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("find processes: %w", err)
+	}
+	omit := map[int]bool{os.Getpid(): true}
+	if f.managed != nil {
+		for _, pid := range f.managed() {
+			omit[pid] = true
+		}
+	}
+	var pids []int
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || omit[pid] {
+			continue
+		}
+		var exe [1]byte // the kernel's threads and the dead have none
+		if _, err := unix.Readlink(f.path(pid, "exe"), exe[:]); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+func (f *Finder) path(pid int, name string) string {
+	return f.proc + "/" + strconv.Itoa(pid) + "/" + name
+}
+
+// process searches one process. A process that ends meanwhile has nothing to repeat.
+func (s *search) process(pid int) {
+	exe, err := os.Readlink(s.path(pid, "exe"))
+	if err != nil {
+		return
+	}
+	program := base(exe)
+	p := &process{search: s, pid: pid, program: program}
+	if err := p.run(exe); err != nil && !gone(err) {
+		p.repeats(fmt.Sprintf("not searched: %v", err))
+	}
+}
+
+// gone reports whether err is that of a process which has ended.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+}
+
+// process is the search of one process.
+type process struct {
+	*search
+	pid     int
+	program string
+	regions []region
+	mem     *os.File
+}
+
+func (p *process) run(exe string) error {
+	if time.Now().After(p.deadline) {
+		return errTime
+	}
+	maps, err := os.ReadFile(p.path(p.pid, "maps"))
+	if err != nil {
+		return err
+	}
+	if p.regions, err = parseMaps(maps); err != nil || len(p.regions) == 0 {
+		return err
+	}
+	if p.mem, err = os.OpenFile(p.path(p.pid, "mem"), os.O_RDWR, 0); err != nil {
+		return err
+	}
+	defer p.mem.Close()
+	traits := p.classify(exe)
+	for _, library := range traits.repeats {
+		p.repeats(library)
+	}
+	if traits.ownHeap {
+		return nil
+	}
+	if err := p.wipe(); err != nil {
+		return err
+	}
+	return p.reseedDRBGs()
+}
+
+func (p *process) repeats(library string) {
+	if !p.unnamed[p.pid] {
+		p.report.Repeats = add(p.report.Repeats, p.entry(library))
+	}
+}
+
+func (p *process) reseeded(library string) {
+	p.report.Reseeded = add(p.report.Reseeded, p.entry(library))
+}
+
+func (p *process) entry(library string) agentproto.Generator {
+	return agentproto.Generator{PID: uint32(p.pid), Program: p.program, Library: library}
+}
+
+// add appends an entry that the list does not have.
+func add(list []agentproto.Generator, g agentproto.Generator) []agentproto.Generator {
+	for i := len(list) - 1; i >= 0 && list[i].PID == g.PID; i-- {
+		if list[i] == g {
+			return list
+		}
+	}
+	return append(list, g)
+}

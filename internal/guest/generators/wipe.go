@@ -1,0 +1,73 @@
+package generators
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// wipeOnFork is the name in the report of what reseeds when it finds its page wiped.
+const wipeOnFork = "MADV_WIPEONFORK (BoringSSL, AWS-LC)"
+
+// wipe does to the pages of a process that are kept for the purpose what fork(2) does in a child:
+// libraries such as BoringSSL and AWS-LC set a flag in a page of its own with MADV_WIPEONFORK, and
+// reseed when they find it cleared. Only a page is touched that holds nothing but a flag: such a
+// write cannot harm a thread that reads it.
+func (p *process) wipe() error {
+	var smaps []byte
+	for i := range p.regions {
+		r := &p.regions[i]
+		if !r.anonymous || r.end-r.start != pageSize || !p.isFlag(r) {
+			continue
+		}
+		if smaps == nil {
+			var err error
+			if smaps, err = os.ReadFile(p.path(p.pid, "smaps")); err != nil {
+				return err
+			}
+		}
+		if !hasFlag(smaps, r, "wf") {
+			continue
+		}
+		if _, err := p.mem.WriteAt([]byte{0}, int64(r.start)); err != nil {
+			return err
+		}
+		p.reseeded(wipeOnFork)
+	}
+	return nil
+}
+
+// isFlag reports whether a page holds one byte that is not zero, the first.
+func (p *process) isFlag(r *region) bool {
+	page := p.buffer()[:pageSize]
+	if n, err := p.mem.ReadAt(page, int64(r.start)); err != nil || n != pageSize {
+		return false
+	}
+	return page[0] != 0 && len(bytes.TrimLeft(page[1:], "\x00")) == 0
+}
+
+// hasFlag reports whether a mapping has one of the two-letter flags of proc(5), VmFlags.
+func hasFlag(smaps []byte, r *region, flag string) bool {
+	_, after, found := bytes.Cut(smaps, fmt.Appendf(nil, "%08x-%08x ", r.start, r.end))
+	if !found {
+		return false
+	}
+	_, after, _ = bytes.Cut(after, []byte("VmFlags:"))
+	line, _, _ := bytes.Cut(after, []byte("\n"))
+	return strings.Contains(string(line)+" ", " "+flag+" ")
+}
+
+// eachIndex calls found with the index of each occurrence of part in text, until one fails.
+func eachIndex(text, part []byte, found func(i int) error) error {
+	for at := 0; ; {
+		i := bytes.Index(text[at:], part)
+		if i < 0 {
+			return nil
+		}
+		if err := found(at + i); err != nil {
+			return err
+		}
+		at += i + 1
+	}
+}

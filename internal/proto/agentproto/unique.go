@@ -1,0 +1,102 @@
+package agentproto
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+)
+
+// Unique says which random number generators in the memory of the guest's processes a fork has
+// found. A nil *Unique says that the agent, which is an older one, has not looked.
+type Unique struct {
+	Reseeded []Generator // draw numbers of their own from now on
+	Repeats  []Generator // draw what their siblings draw, if they were used before the snapshot
+	More     uint32      // generators of both lists that found no room in them
+}
+
+// Generator is one generator of one process. The guest's programs choose its names.
+type Generator struct {
+	PID     uint32
+	Program string
+	Library string
+}
+
+// Bounds of a Unique; what the guest sends beyond them is cut.
+const (
+	MaxGenerators    = 64  // of both lists together
+	MaxGeneratorName = 256 // bytes, printable ASCII
+)
+
+// cut returns u within its bounds. Generators that repeat go first.
+func (u Unique) cut() Unique {
+	repeats := u.Repeats[:min(len(u.Repeats), MaxGenerators)]
+	reseeded := u.Reseeded[:min(len(u.Reseeded), MaxGenerators-len(repeats))]
+	u.More += uint32(len(u.Repeats) - len(repeats) + len(u.Reseeded) - len(reseeded))
+	u.Repeats, u.Reseeded = repeats, reseeded
+	return u
+}
+
+// reported is the first byte of an answer that carries a Unique. No text of an error begins with it.
+const reported = 0
+
+// AppendUnique appends the answer of an agent that carried a message out whole and looked for
+// generators: the number that found no room, then the two lists, each as a number of elements, and
+// the process id and the two names of each.
+func AppendUnique(b []byte, u Unique) []byte {
+	u = u.cut()
+	head := len(b)
+	b = append(b, make([]byte, LengthSize)...)
+	b = append(b, reported)
+	b = binary.LittleEndian.AppendUint32(b, u.More)
+	b = appendGenerators(b, u.Reseeded)
+	b = appendGenerators(b, u.Repeats)
+	binary.LittleEndian.PutUint32(b[head:], uint32(len(b)-head-LengthSize))
+	return b
+}
+
+func appendGenerators(b []byte, list []Generator) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(list)))
+	for _, g := range list {
+		b = binary.LittleEndian.AppendUint32(b, g.PID)
+		for _, name := range []string{g.Program, g.Library} {
+			name = name[:min(len(name), MaxGeneratorName)]
+			b = append(binary.LittleEndian.AppendUint32(b, uint32(len(name))), name...)
+		}
+	}
+	return b
+}
+
+// ParseAnswer takes what AppendAnswer or AppendUnique wrote behind the length. The error of the
+// agent is text; err is that of an answer which cannot be read.
+func ParseAnswer(body []byte) (u *Unique, text string, err error) {
+	if len(body) == 0 || body[0] != reported {
+		return nil, string(body), nil
+	}
+	r := codec.NewReader(body[1:])
+	got := Unique{More: r.U32()}
+	for _, list := range []*[]Generator{&got.Reseeded, &got.Repeats} {
+		for range r.Count(3 * LengthSize) {
+			*list = append(*list, Generator{r.U32(), printable(r.Blob()), printable(r.Blob())})
+		}
+	}
+	if err := r.Done(); err != nil {
+		return nil, "", fmt.Errorf("answer to a fork message: %w", err)
+	}
+	if len(got.Reseeded)+len(got.Repeats) > MaxGenerators {
+		return nil, "", errors.New("answer to a fork message: too many generators")
+	}
+	return &got, "", nil
+}
+
+// printable returns a name within its bounds, with other characters than printable ASCII replaced.
+func printable(p []byte) string {
+	name := append([]byte(nil), p[:min(len(p), MaxGeneratorName)]...)
+	for i, c := range name {
+		if c < ' ' || c > '~' {
+			name[i] = '?'
+		}
+	}
+	return string(name)
+}
