@@ -16,7 +16,12 @@ func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Sn
 
 // Rollback puts a sandbox back to a snapshot of its line; empty: the one it runs from.
 func (c *Client) Rollback(ctx context.Context, id, to string) (r RolledBack, err error) {
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/rollback"), v1.RollbackRequest{To: to}, &r)
+	return c.RollbackWith(ctx, id, RollbackRequest{To: to})
+}
+
+// RollbackWith is Rollback with all that a request may say.
+func (c *Client) RollbackWith(ctx context.Context, id string, req RollbackRequest) (r RolledBack, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/rollback"), req, &r)
 	return r, err
 }
 
@@ -28,7 +33,12 @@ func (c *Client) Pause(ctx context.Context, id string) (s Sandbox, err error) {
 
 // Resume lets a paused sandbox run on, or brings a suspended one back.
 func (c *Client) Resume(ctx context.Context, id string) (s Sandbox, err error) {
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/resume"), nil, &s)
+	return c.ResumeWith(ctx, id, ResumeRequest{})
+}
+
+// ResumeWith is Resume with all that a request may say.
+func (c *Client) ResumeWith(ctx context.Context, id string, req ResumeRequest) (s Sandbox, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/resume"), req, &s)
 	return s, err
 }
 

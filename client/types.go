@@ -10,7 +10,11 @@ type (
 	ForkRequest      = v1.ForkRequest
 	Forked           = v1.Forked
 	Stats            = v1.Stats
+	RollbackRequest  = v1.RollbackRequest
 	RolledBack       = v1.RolledBack
+	ResumeRequest    = v1.ResumeRequest
+	Unique           = v1.Unique
+	Generator        = v1.Generator
 	Snapshot         = v1.Snapshot
 	SnapshotDetail   = v1.SnapshotDetail
 	BakeRequest      = v1.BakeRequest

@@ -28,6 +28,24 @@ type Sandbox struct {
 	Limits         Limits   `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`
+
+	Unique       *Unique `json:"unique,omitempty"` // found at its latest start; nil: its agent, an older one, does not look
+	UniqueStrict bool    `json:"unique_strict,omitempty"`
+}
+
+// Unique says which random number generators in the memory of programs a sandbox has taken over
+// from its snapshot. The guest chooses the names.
+type Unique struct {
+	Reseeded []Generator `json:"reseeded"`
+	Repeats  []Generator `json:"repeats"`        // they give what they give in siblings, if they were used before
+	More     uint32      `json:"more,omitempty"` // that the lists have no room for
+}
+
+// Generator is a random number generator of one process.
+type Generator struct {
+	PID     uint32 `json:"pid"`
+	Program string `json:"program"`
+	Library string `json:"library"`
 }
 
 // ForkRequest asks for N children of a snapshot.
@@ -48,6 +66,8 @@ type ForkRequest struct {
 
 	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: those of the snapshot, or of the source
+
+	Unique string `json:"unique,omitempty"` // "strict": fail if programs repeat random numbers; "report"; empty: as the snapshot has it
 
 	Labels map[string]string `json:"labels,omitempty"` // what the caller calls the children; nothing is inherited
 
@@ -84,7 +104,13 @@ type Stats struct {
 
 // RollbackRequest asks for an earlier state of a sandbox.
 type RollbackRequest struct {
-	To string `json:"to,omitempty"` // a snapshot of its line; empty: the one it runs from
+	To     string `json:"to,omitempty"`     // a snapshot of its line; empty: the one it runs from
+	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: as before
+}
+
+// ResumeRequest asks for a sandbox to run on.
+type ResumeRequest struct {
+	Unique string `json:"unique,omitempty"` // "strict" or "report", from now on; empty: as before
 }
 
 // RolledBack is a sandbox that was put back. Times are in milliseconds from the request.

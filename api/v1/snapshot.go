@@ -75,6 +75,7 @@ type BakeRequest struct {
 	Network           *Network          `json:"network,omitempty"` // of the warm-up and of children; nil: "none" for the first, "public" for these
 
 	Limits *Limits `json:"limits,omitempty"` // of children that are given none
+	Unique string  `json:"unique,omitempty"` // "strict" or "report", of children that are given none
 
 	// Of forkd 0.5. The root disk is always writable through a private layer, readiness is
 	// announced by the agent, and a tap device that is named is refused: there is none.

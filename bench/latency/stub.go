@@ -190,7 +190,7 @@ func (g *stubGuest) readBlocks(ctx context.Context, v vmpool.VMM) ([]float64, er
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	dir := filepath.Join(g.b.host.RunDir, fmt.Sprint("stub", g.runs))
-	if err := lab.StubClient(filepath.Join(dir, vmmclient.VsockSocket)).Forked(ctx, agentproto.Forked{}); err != nil {
+	if _, err := lab.StubClient(filepath.Join(dir, vmmclient.VsockSocket)).Forked(ctx, agentproto.Forked{}); err != nil {
 		return nil, err
 	}
 	return g.results(ctx, v)

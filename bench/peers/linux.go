@@ -132,7 +132,7 @@ func (g *linuxGuest) boot(ctx context.Context, vm *firecrackerVM) error {
 		return fmt.Errorf("wait for the agent's announcement: %w", err)
 	}
 	agent := vm.agent()
-	if err := identity.Give(ctx, agent, "forkd", g.parent.Env); err != nil {
+	if _, err := identity.Give(ctx, agent, "forkd", g.parent.Env); err != nil {
 		return err
 	}
 	for _, command := range g.parent.Commands {

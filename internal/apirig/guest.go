@@ -45,7 +45,9 @@ func (g *guest) run() {
 	g.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 }
 
-func (g *guest) Forked(context.Context, agentproto.Forked) error { return nil }
+func (g *guest) Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error) {
+	return &agentproto.Unique{}, nil
+}
 
 // Dial starts the agent when it is called first.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {

@@ -104,7 +104,7 @@ func value[T any](p *T) (v T) {
 
 func newRollbackCmd() *cobra.Command {
 	var c common
-	var to string
+	var to, unique string
 	cmd := &cobra.Command{
 		Use:   "rollback ID",
 		Short: "Put a sandbox back to a snapshot of its line",
@@ -113,7 +113,7 @@ func newRollbackCmd() *cobra.Command {
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				r, err := cl.Rollback(ctx, id, to)
+				r, err := cl.RollbackWith(ctx, id, client.RollbackRequest{To: to, Unique: unique})
 				if err != nil {
 					return err
 				}
@@ -123,11 +123,14 @@ func newRollbackCmd() *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), r.ID)
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
+				printRepeats(cmd, r.Sandbox)
 				return nil
 			})
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
+	uniqueFlag(cmd.Flags(), &unique)
+	completeWords(cmd, "unique", "report", "strict")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)
 	c.register(cmd)

@@ -207,7 +207,7 @@ func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *
 		MemSizeMiB: uint64(r.MemoryMiB), VCPUs: uint32(r.VCPUs), Env: r.EnvOver(img.Env),
 		Warmup:           client.Warmup{Commands: r.Warmup.Commands, Python: r.Warmup.Python},
 		ReadyTimeoutSecs: o.ready, WarmupTimeoutSecs: r.Warmup.TimeoutSecs, Network: o.networkOf(r),
-		Limits: o.limitsOf(r),
+		Limits: o.limitsOf(r), Unique: r.Unique,
 	}, st)
 	b.BakeMS = msSince(start)
 	return err

@@ -18,10 +18,18 @@ func newPauseCmd() *cobra.Command {
 }
 
 func newResumeCmd() *cobra.Command {
-	cmd := newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
+	var cmd *cobra.Command
+	var unique string
+	cmd = newStateCmd("resume", "Let paused sandboxes run on, or bring suspended ones back", "They keep their ids.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
-			return cl.Resume(ctx, id)
+			s, err := cl.ResumeWith(ctx, id, client.ResumeRequest{Unique: unique})
+			if err == nil {
+				printRepeats(cmd, s)
+			}
+			return s, err
 		})
+	uniqueFlag(cmd.Flags(), &unique)
+	completeWords(cmd, "unique", "report", "strict")
 	cmd.Aliases = []string{"start", "unpause"}
 	return cmd
 }

@@ -53,7 +53,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/guest",
-		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "envd", "eval", "agent"},
+		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "generators", "envd", "eval", "agent"},
 		imports:  []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},

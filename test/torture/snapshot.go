@@ -144,7 +144,7 @@ func (v *running) restore(ctx context.Context, s *Snapshot) error {
 	_, _ = crand.Read(entropy)
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
-	err = v.agent.Forked(ctx, agentproto.Forked{
+	_, err = v.agent.Forked(ctx, agentproto.Forked{
 		Entropy: entropy, RealtimeNanos: time.Now().UnixNano(), Hostname: v.name,
 	})
 	if err != nil {

@@ -128,7 +128,11 @@ const stubPoll = 200 * time.Microsecond
 // Forked waits for the stub's answer on its console: one byte, for a VMM that ends says more. Only
 // the number of bytes is looked at, in one open file. Others wait for a byte on a pipe; to copy the
 // ring of a console takes as long as to restore a vCPU.
-func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) error {
+func (c stubClient) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
+	return nil, c.wait(ctx)
+}
+
+func (c stubClient) wait(ctx context.Context) error {
 	f, err := vmmclient.OpenConsole(c.dir)
 	if err != nil {
 		return err

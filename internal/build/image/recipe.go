@@ -51,6 +51,7 @@ type Recipe struct {
 	Warmup      Warmup            `yaml:"warmup"`
 	Network     *Network          `yaml:"network"`    // of the warm-up and of children; nil: none, and the daemon's default
 	Limits      Limits            `yaml:"limits"`     // of children
+	Unique      string            `yaml:"unique"`     // "strict": children that repeat random numbers are refused; "report" or empty: named
 	MemoryMiB   int               `yaml:"memory_mib"` // 0: 512
 	VCPUs       int               `yaml:"vcpus"`      // 0: 1
 	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
@@ -303,6 +304,9 @@ func (r *Recipe) validate() error {
 		if _, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny); err != nil {
 			return fmt.Errorf("network: %w", err)
 		}
+	}
+	if r.Unique != "" && r.Unique != "report" && r.Unique != "strict" {
+		return fmt.Errorf("unique: %.70q: want report or strict", r.Unique)
 	}
 	if err := r.Limits.Check(); err != nil {
 		return fmt.Errorf("limits: %w", err)

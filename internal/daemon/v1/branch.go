@@ -89,6 +89,9 @@ func (a *api) rollback(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	if err := a.Manager.SetStrict(r.Context(), r.PathValue("id"), sandbox.Strict(req.Unique)); err != nil {
+		return err
+	}
 	res, err := a.Manager.Rollback(r.Context(), r.PathValue("id"), req.To)
 	if err != nil {
 		return err
@@ -116,8 +119,20 @@ func (a *api) pause(r *http.Request, id string) (sandbox.Info, error) {
 	return a.Manager.Pause(r.Context(), id)
 }
 
-func (a *api) resume(r *http.Request, id string) (sandbox.Info, error) {
-	return a.Manager.Resume(r.Context(), id)
+func (a *api) resume(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.ResumeRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	id := r.PathValue("id")
+	if err := a.Manager.SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
+		return err
+	}
+	info, err := a.Manager.Resume(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, a.sandboxOf(info))
 }
 
 func (a *api) suspend(r *http.Request, id string) (sandbox.Info, error) {

@@ -58,6 +58,7 @@ func codeOf(err error) code {
 		busy      *sandbox.BusyError
 		refused   *sandbox.AdmissionError
 		line      *sandbox.LineError
+		unique    *sandbox.NotUniqueError
 		named     *workspace.Error
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
@@ -99,6 +100,8 @@ func codeOf(err error) code {
 		return codeBusy
 	case errors.As(err, &refused):
 		return code(refused.Code)
+	case errors.As(err, &unique):
+		return codeNotUnique
 	case errors.As(err, &line):
 		return codeLine
 	case errors.As(err, &named):

@@ -22,10 +22,10 @@ import (
 // unconfirmed is a guest that does not take up its identity.
 type unconfirmed struct{ asked chan struct{} }
 
-func (g unconfirmed) Forked(ctx context.Context, _ agentproto.Forked) error {
+func (g unconfirmed) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	g.asked <- struct{}{}
 	<-ctx.Done()
-	return ctx.Err()
+	return nil, ctx.Err()
 }
 func (unconfirmed) Dial(context.Context, uint32) (net.Conn, error) {
 	return nil, errors.New("it is deaf")

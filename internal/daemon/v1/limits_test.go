@@ -22,7 +22,7 @@ type mute struct {
 	dialed chan struct{}
 }
 
-func (mute) Forked(context.Context, agentproto.Forked) error { return nil }
+func (mute) Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error) { return nil, nil }
 func (m mute) Dial(context.Context, uint32) (net.Conn, error) {
 	ours, _ := net.Pipe()
 	m.dialed <- struct{}{}

@@ -37,6 +37,7 @@ const (
 	codeHeld             code = "sandbox_of_workspace"
 	codeGuestBusy        code = "interpreter_busy"
 	codeLine             code = "not_in_line"
+	codeNotUnique        code = "not_unique"
 	codeSnapshotExists   code = "snapshot_exists"
 	codeSnapshotInUse    code = "snapshot_in_use"
 	codeSnapshotUnusable code = "snapshot_unusable"
@@ -105,6 +106,8 @@ var problems = map[code]problem{
 	codeHeld: {http.StatusConflict, "The sandbox belongs to a workspace", "delete the workspace instead", 0},
 	codeGuestBusy: {http.StatusConflict, "The interpreter is busy",
 		"wait for the earlier call, interrupt it, or use another context", later},
+	codeNotUnique: {http.StatusConflict, "Programs in the sandbox repeat random numbers",
+		"restart the programs that the detail names in a fork hook, start them after the fork, or leave out unique: strict", 0},
 	codeLine: {http.StatusConflict, "The snapshot is not in the line of the sandbox",
 		"name one of those that the detail lists", 0},
 	codeSnapshotExists: {http.StatusConflict, "The tag is taken", "remove the snapshot first, or choose another tag", 0},

@@ -190,7 +190,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 	handle("POST /v1/sandboxes/{id}/branch", through(work, a.once(a.branch)))
 	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
 	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
-	handle("POST /v1/sandboxes/{id}/resume", through(work, a.onSandbox(a.resume)))
+	handle("POST /v1/sandboxes/{id}/resume", through(work, a.resume))
 	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
 	handle("GET /v1/events", through(newPlaces(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
 	handle("GET /v1/workspaces", a.listing(a.listWorkspaces))

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
 func checkTag(tag string) error {
@@ -30,6 +31,7 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
+		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
 	}
 	if i.RebasedOnto != "" {
 		s.DeletedBytes = a.Manager.Snapshots().UnnamedBytes(i.RebasedOnto)
@@ -45,6 +47,21 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		s.VMMMS, s.ReadyMS = &vmm, &ready
 	}
 	return s
+}
+
+// uniqueOf returns what an agent has found. Its lists are there although they are empty.
+func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
+	if found == nil {
+		return nil
+	}
+	u := &apiv1.Unique{Reseeded: []apiv1.Generator{}, Repeats: []apiv1.Generator{}, More: found.More}
+	for _, g := range found.Reseeded {
+		u.Reseeded = append(u.Reseeded, apiv1.Generator(g))
+	}
+	for _, g := range found.Repeats {
+		u.Repeats = append(u.Repeats, apiv1.Generator(g))
+	}
+	return u
 }
 
 // maxTTL bounds ttl_secs: a year.
@@ -99,6 +116,7 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
 		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
+		Strict: sandbox.Strict(req.Unique),
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration

@@ -104,11 +104,15 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if limits == nil {
 		limits = &vm.Limits{}
 	}
+	strict, err := sandbox.ParseStrict(req.Unique)
+	if err != nil {
+		return err
+	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Client: auth.From(r.Context()).Who,
 		Tag:    req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
-		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
+		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits, Strict: strict == sandbox.StrictRefuse,
 	})
 	if err != nil {
 		return err

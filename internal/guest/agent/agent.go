@@ -28,6 +28,7 @@ import (
 	"github.com/forkd/forkd/internal/guest/envd"
 	"github.com/forkd/forkd/internal/guest/eval"
 	"github.com/forkd/forkd/internal/guest/forkhook"
+	"github.com/forkd/forkd/internal/guest/generators"
 	"github.com/forkd/forkd/internal/guest/kmsg"
 	"github.com/forkd/forkd/internal/guest/nic"
 	"github.com/forkd/forkd/internal/guest/pid1"
@@ -145,6 +146,7 @@ func serveGuest(log *kmsg.Log) error {
 		return c.Reset()
 	}
 	a.forks.hooks = forkhook.New(reaper, a.rootEnviron)
+	a.forks.gens = generators.New(a.eval.Processes)
 	failed, err := a.start(vsockSockets())
 	if err != nil {
 		return err

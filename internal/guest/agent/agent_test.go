@@ -24,8 +24,9 @@ import (
 
 // recorder is an identity that notes what it was asked to become.
 type recorder struct {
-	calls []string
-	fail  string
+	shared []string
+	calls  []string
+	fail   string
 }
 
 func (r *recorder) note(call string) error {
@@ -40,6 +41,7 @@ func (r *recorder) Reseed(e []byte) error      { return r.note("reseed " + strin
 func (r *recorder) SetClock(ns int64) error    { return r.note("clock " + strconv.FormatInt(ns, 10)) }
 func (r *recorder) SetHostname(n []byte) error { return r.note("hostname " + string(n)) }
 func (r *recorder) Rehearse() error            { return r.note("rehearse") }
+func (r *recorder) Shared() []string           { return r.shared }
 
 // serve starts an agent and returns a client of it.
 func serve(t *testing.T, id identity) *agentclient.Client {

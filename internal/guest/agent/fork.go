@@ -13,6 +13,7 @@ type identity interface {
 	SetClock(ns int64) error
 	SetHostname(name []byte) error
 	Rehearse() error
+	Shared() []string
 }
 
 // interpreters is the part of a fork that concerns warm interpreters.
@@ -33,6 +34,11 @@ type hooks interface {
 	Run() error
 }
 
+// finder is the part of a fork that concerns the processes of users.
+type finder interface {
+	Renew() (agentproto.Unique, error)
+}
+
 // forks serves agentproto.ForkPort. All it touches is copied in every child, so it allocates
 // nothing for a message of the usual size, and waits for connections in the runtime's poller: the
 // one thread that sleeps there wakes, and by calls of package rawcall wakes no other. Connections
@@ -43,13 +49,18 @@ type forks struct {
 	interps  interpreters
 	network  network            // nil if the agent is not its machine's init
 	hooks    hooks              // nil if the agent is not its machine's init
+	gens     finder             // nil if the agent is not its machine's init
 	flush    func()             // writes the guest's page cache to its disk; nil if the agent is not its machine's init
+	unique   agentproto.Unique  // what gens found for the message in hand
 	buf      [usualMessage]byte // for the message in hand
 	quiet    bool               // see keepQuiet
 }
 
 // usualMessage is room for a fork message without variables, in bytes.
 const usualMessage = 512
+
+// usualAnswer is room for an answer that names no generator, in bytes.
+const usualAnswer = 32
 
 // serveConn answers one message and reports whether the guest is now to be saved. What is not a
 // message gets no answer.
@@ -59,8 +70,13 @@ func (f *forks) serveConn(conn int) (prepared bool) {
 		return false
 	}
 	prepared, err = f.handle(message)
-	var answer [agentproto.LengthSize]byte
-	writeAll(conn, agentproto.AppendAnswer(answer[:0], err))
+	var answer [usualAnswer]byte
+	if err == nil && !prepared && f.gens != nil {
+		writeAll(conn, agentproto.AppendUnique(answer[:0], f.unique))
+	} else {
+		writeAll(conn, agentproto.AppendAnswer(answer[:0], err))
+	}
+	f.unique = agentproto.Unique{}
 	return prepared
 }
 
@@ -100,8 +116,8 @@ func (f *forks) handle(message []byte) (prepared bool, err error) {
 }
 
 // forked makes this guest differ from its siblings. The order matters: the interpreters seed their
-// generators from the kernel's, so the kernel comes first. After an error the rest is left out: the
-// guest is killed then.
+// generators from the kernel's, so the kernel comes first, and hooks may start processes that are
+// to be searched. After an error the rest is left out: the guest is killed then.
 //
 // Code that was running when the snapshot was taken runs on while this happens; only what starts
 // after the answer is certain to see the new identity.
@@ -130,7 +146,24 @@ func (f *forks) forked(m *agentproto.Received) error {
 			return err
 		}
 	}
+	if f.gens != nil {
+		var err error
+		if f.unique, err = f.gens.Renew(); err != nil {
+			return err
+		}
+		f.nameShared()
+	}
 	return f.interps.Forked(m.Env)
+}
+
+// nameShared adds what else of the machine is its siblings'.
+func (f *forks) nameShared() {
+	if f.identity == nil {
+		return
+	}
+	for _, path := range f.identity.Shared() {
+		f.unique.Repeats = append(f.unique.Repeats, agentproto.Generator{PID: 1, Program: "forkd-agent", Library: path + " of the image"})
+	}
 }
 
 // prepare makes the guest cheap and safe to snapshot: garbage is collected here rather than in
@@ -156,6 +189,11 @@ func (f *forks) prepare() error {
 func (f *forks) rehearse() error {
 	if f.hooks != nil {
 		f.hooks.Any()
+	}
+	if f.gens != nil {
+		if _, err := f.gens.Renew(); err != nil {
+			return err
+		}
 	}
 	if f.network != nil {
 		if err := f.network.Rehearse(); err != nil {

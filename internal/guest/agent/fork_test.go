@@ -21,7 +21,7 @@ func TestForkedAppliesEverythingInOrder(t *testing.T) {
 	id := &recorder{}
 	c := serve(t, id)
 	f := agentproto.Forked{Entropy: []byte("e"), RealtimeNanos: 5, Hostname: "h", Env: map[string]string{"FORKD_N": "9"}}
-	if err := c.Forked(t.Context(), f); err != nil {
+	if _, err := c.Forked(t.Context(), f); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"reseed e", "clock 5", "hostname h"}; !slices.Equal(id.calls, want) {
@@ -36,7 +36,7 @@ func TestForkedAppliesEverythingInOrder(t *testing.T) {
 func TestForkedFailsWithItsFirstFailure(t *testing.T) {
 	for _, broken := range []string{"reseed e", "clock 0", "hostname h"} {
 		c := serve(t, &recorder{fail: broken})
-		err := c.Forked(t.Context(), agentproto.Forked{Entropy: []byte("e"), Hostname: "h"})
+		_, err := c.Forked(t.Context(), agentproto.Forked{Entropy: []byte("e"), Hostname: "h"})
 		if err == nil || !strings.Contains(err.Error(), broken) {
 			t.Errorf("%s: err = %v", broken, err)
 		}
@@ -109,7 +109,7 @@ func TestAConnectionEndsSettling(t *testing.T) {
 func TestForkMessagesOfAllSizes(t *testing.T) {
 	c := serve(t, nil)
 	for _, n := range []int{1, usualMessage, 100 * usualMessage, agentproto.MaxForked} {
-		err := c.Forked(t.Context(), agentproto.Forked{Env: map[string]string{"FORKD_LONG": strings.Repeat("x", n)}})
+		_, err := c.Forked(t.Context(), agentproto.Forked{Env: map[string]string{"FORKD_LONG": strings.Repeat("x", n)}})
 		if (err == nil) != (n < agentproto.MaxForked) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
@@ -139,7 +139,7 @@ func TestBrokenForkMessagesGetNoAnswer(t *testing.T) {
 		}
 		conn.Close()
 	}
-	if err := agentclient.New(dial).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
+	if _, err := agentclient.New(dial).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
 		t.Error(err)
 	}
 }

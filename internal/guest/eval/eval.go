@@ -106,6 +106,27 @@ func (s *Server) SetEnv(env map[string]string) error {
 // Prepare makes live interpreters cheap to fork: see "prepare" in drivers/wire.py.
 func (s *Server) Prepare() error { return s.control(controlRequest{Op: opPrepare}) }
 
+// Processes returns the live interpreters. Those of renewed reseed all their generators when Forked
+// has told them. Those of partly, which cannot listen while code runs, reseed with their next call,
+// and then not what their libraries keep.
+func (s *Server) Processes() (renewed, partly []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range s.order {
+		c := s.contexts[id]
+		c.mu.Lock()
+		if c.interp != nil && !c.interp.dead() {
+			if c.backend.listens {
+				renewed = append(renewed, c.interp.child.Pid)
+			} else {
+				partly = append(partly, c.interp.child.Pid)
+			}
+		}
+		c.mu.Unlock()
+	}
+	return renewed, partly
+}
+
 // control sends a request to every live interpreter that must not sleep on, then collects the
 // answers.
 func (s *Server) control(req controlRequest) error {

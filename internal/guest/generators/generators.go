@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/rawcall"
 )
 
 // Bounds of one search. A fork that is not confirmed holds up its caller; what is not reached is
@@ -33,18 +34,36 @@ const (
 
 // Finder searches the processes of one system.
 type Finder struct {
-	proc      string       // mount point of procfs
-	managed   func() []int // processes that reseed themselves; nil: none
-	skip      func() []int // processes whose names are left out of Repeats, because they renew the rest themselves
-	lastPID   []byte       // what the kernel had allocated last when no process was found; nil: some were
+	proc      string // mount point of procfs
+	managed   Managed
 	maxTime   time.Duration
 	maxMemory int
+
+	// The last process id that the kernel had allocated when a search found no process, as text,
+	// and that of now. loadavg is /proc/loadavg, which has it; it stays open, so that a fork opens
+	// nothing.
+	loadavg  int
+	quiet    [pidDigits]byte
+	now      [pidDigits]byte
+	wasQuiet bool
 }
 
-// New returns a finder of this system. Processes that managed returns are not looked at; those that
-// renewing returns are reseeded, but not named.
-func New(managed, renewing func() []int) *Finder {
-	return &Finder{proc: "/proc", managed: managed, skip: renewing, maxTime: maxTime, maxMemory: maxMemory}
+// pidDigits is room for a process id as text.
+const pidDigits = 16
+
+// Managed returns the interpreters of the agent's own. Those of renewed reseed all that they have,
+// and are not looked at. Those of partly renew what of theirs would be named as repeating, and are
+// reseeded here but not named.
+type Managed func() (renewed, partly []int)
+
+// New returns a finder of this system.
+func New(managed Managed) *Finder {
+	f := &Finder{proc: "/proc", managed: managed, maxTime: maxTime, maxMemory: maxMemory}
+	var err error
+	if f.loadavg, err = unix.Open(f.proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		f.loadavg = -1 // every search walks through all processes then
+	}
+	return f
 }
 
 // search is one search. Its buffers are allocated when a process is found.
@@ -61,24 +80,22 @@ type search struct {
 // Renew searches all processes, reseeds what it can and returns both lists. The error is one of
 // procfs itself; a process that cannot be searched is in the report.
 func (f *Finder) Renew() (agentproto.Unique, error) {
-	if f.unchanged() {
+	known := f.readLastPID()
+	if known && f.wasQuiet && f.now == f.quiet {
 		return agentproto.Unique{}, nil
 	}
-	before := f.readLastPID()
-	pids, err := f.processes()
+	renewed, partly := f.managed()
+	pids, err := f.processes(renewed)
 	if err != nil {
 		return agentproto.Unique{}, err
 	}
-	if len(pids) == 0 {
-		f.lastPID = before
+	if f.wasQuiet = known && len(pids) == 0; len(pids) == 0 {
+		f.quiet = f.now
 		return agentproto.Unique{}, nil
 	}
-	f.lastPID = nil
 	s := &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory, unnamed: map[int]bool{}}
-	if f.skip != nil {
-		for _, pid := range f.skip() {
-			s.unnamed[pid] = true
-		}
+	for _, pid := range partly {
+		s.unnamed[pid] = true
 	}
 	for _, pid := range pids {
 		s.process(pid)
@@ -86,31 +103,28 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	return s.report, nil
 }
 
-// unchanged reports whether no process has been started since a search found none. It spares a
-// child that runs nothing of the user's the walk through /proc, which would copy pages of the
-// kernel's for every process and thread of the kernel.
-func (f *Finder) unchanged() bool {
-	return f.lastPID != nil && bytes.Equal(f.lastPID, f.readLastPID())
-}
-
-// readLastPID returns the last field of /proc/loadavg, or nil.
-func (f *Finder) readLastPID() []byte {
-	fd, err := unix.Open(f.proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// readLastPID reads the last process id that the kernel has allocated, and reports whether that
+// could be read. If it is the one of a search that found no process, there is none now. That spares
+// a child that runs nothing of the user's the walk through /proc, which would copy pages of the
+// kernel's for each of its threads.
+func (f *Finder) readLastPID() bool {
+	if f.loadavg < 0 {
+		return false
+	}
+	var line [128]byte
+	n, err := rawcall.Pread(f.loadavg, line[:], 0)
 	if err != nil {
-		return nil
+		return false
 	}
-	defer unix.Close(fd)
-	line := make([]byte, 128)
-	n, err := unix.Read(fd, line)
-	if err != nil || n <= 0 {
-		return nil
-	}
-	return line[bytes.LastIndexByte(line[:n], ' ')+1 : n]
+	field := bytes.TrimSpace(line[:n])
+	field = field[bytes.LastIndexByte(field, ' ')+1:]
+	f.now = [pidDigits]byte{}
+	return copy(f.now[:], field) > 0
 }
 
-// processes returns the processes of the system but for this one, the managed ones and the
-// kernel's threads.
-func (f *Finder) processes() ([]int, error) {
+// processes returns the processes of the system but for this one, those of renewed, and the kernel's
+// threads.
+func (f *Finder) processes(renewed []int) ([]int, error) {
 	dir, err := os.Open(f.proc)
 	if err != nil {
 		return nil, fmt.Errorf("find processes: %w", err)
@@ -121,10 +135,8 @@ func (f *Finder) processes() ([]int, error) {
 		return nil, fmt.Errorf("find processes: %w", err)
 	}
 	omit := map[int]bool{os.Getpid(): true}
-	if f.managed != nil {
-		for _, pid := range f.managed() {
-			omit[pid] = true
-		}
+	for _, pid := range renewed {
+		omit[pid] = true
 	}
 	var pids []int
 	for _, name := range names {

@@ -21,10 +21,12 @@ import (
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
+func noneManaged() (renewed, partly []int) { return nil, nil }
+
 // renew searches one process of this system.
 func renew(t *testing.T, pid int) agentproto.Unique {
 	t.Helper()
-	f := New(nil, nil)
+	f := New(noneManaged)
 	s := &search{Finder: f, deadline: time.Now().Add(time.Minute), left: f.maxMemory}
 	s.process(pid)
 	return s.report
@@ -241,7 +243,7 @@ func onEachLine(imports, draw string) []string {
 // their next use.
 func due(t *testing.T, pid int) (all, reseed int) {
 	t.Helper()
-	f := New(nil, nil)
+	f := New(noneManaged)
 	p := &process{search: &search{Finder: f, deadline: time.Now().Add(time.Minute), left: f.maxMemory}, pid: pid}
 	maps, err := os.ReadFile(p.path(pid, "maps"))
 	if err != nil {
@@ -349,7 +351,7 @@ def hello():
 // flags counts the pages of a process that hold a flag and are wiped on fork(2).
 func flags(t *testing.T, pid int) int {
 	t.Helper()
-	f := New(nil, nil)
+	f := New(noneManaged)
 	p := &process{search: &search{Finder: f}, pid: pid}
 	maps, err1 := os.ReadFile(p.path(pid, "maps"))
 	smaps, err2 := os.ReadFile(p.path(pid, "smaps"))

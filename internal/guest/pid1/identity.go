@@ -52,6 +52,10 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	return &Identity{fd, hwrng, mountIDFiles(fd, []byte(name), log)}, nil
 }
 
+// Shared returns the files that could not be made the guest's own: programs find in them what
+// siblings have.
+func (id *Identity) Shared() []string { return id.files.shared }
+
 // Rehearse does what SetHostname does, short of changing anything, so that what is needed for it is
 // in memory.
 func (id *Identity) Rehearse() error { return id.files.rehearse() }

@@ -84,7 +84,10 @@ func newBootID(random int) (id [37]byte, err error) {
 
 // idFiles are descriptors of the files in idDir, negative for those that could not be mounted, and
 // of /dev/urandom.
-type idFiles struct{ random, machineID, bootID, hosts int }
+type idFiles struct {
+	random, machineID, bootID, hosts int
+	shared                           []string // what could not be mounted: the image's, as in every sibling
+}
 
 // write gives the guest the ids that go with a host name.
 func (f idFiles) write(name []byte) error { return f.put(name, false) }
@@ -150,11 +153,13 @@ func writeAt(fd int, p []byte, rehearsal bool) error {
 }
 
 // mountIDFiles makes the files and mounts them. One that cannot be, such as on a read-only disk
-// that lacks the file, is left out with a warning: programs find then what the image has.
+// that lacks the file, is left out with a warning: programs find then what the image has, and every
+// fork reports it.
 func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
-	files := idFiles{random, -1, -1, -1}
+	files := idFiles{random: random, machineID: -1, bootID: -1, hosts: -1}
 	if err := os.MkdirAll(idDir, dirMode); err != nil {
 		log.Warnf("identity: %v", err)
+		files.shared = []string{machineIDPath, bootIDPath, hostsPath}
 		return files
 	}
 	hosts, err := os.ReadFile(hostsPath)
@@ -180,6 +185,7 @@ func mountIDFiles(random int, name []byte, log *kmsg.Log) idFiles {
 		}
 		if err != nil {
 			log.Warnf("identity: %v", err)
+			files.shared = append(files.shared, f.targets[0])
 		}
 	}
 	if err := files.write(name); err != nil {

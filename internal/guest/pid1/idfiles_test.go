@@ -27,7 +27,8 @@ func TestAForkRewritesIDsAndKeepsWhatUsersAddedToHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(random) })
-	f := idFiles{random, open("machine-id", ""), open("boot_id", ""), open("hosts", string(line[:])+hostsDefault+"10.0.0.1 db\n")}
+	f := idFiles{random: random, machineID: open("machine-id", ""), bootID: open("boot_id", ""),
+		hosts: open("hosts", string(line[:])+hostsDefault+"10.0.0.1 db\n")}
 	read := func(name string) string {
 		b, err := os.ReadFile(path(name))
 		if err != nil {
@@ -74,7 +75,7 @@ func TestAForkRewritesIDsAndKeepsWhatUsersAddedToHosts(t *testing.T) {
 	if err := f.write([]byte("sb-3")); err != nil || read("hosts") != own {
 		t.Errorf("hosts %q, %v", read("hosts"), err)
 	}
-	if err := (idFiles{-1, -1, -1, -1}).write([]byte("sb-4")); err != nil {
+	if err := (idFiles{random: -1, machineID: -1, bootID: -1, hosts: -1}).write([]byte("sb-4")); err != nil {
 		t.Error(err)
 	}
 }

@@ -159,7 +159,7 @@ func (c *Client) SetDefaults(ctx context.Context, d Defaults) error {
 // Sync makes the guest ready for a snapshot: its page cache is on its disk, its interpreters have
 // collected their garbage, and it has been idle for some seconds.
 func (c *Client) Sync(ctx context.Context) error {
-	if err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
+	if _, err := c.forkMessage(ctx, "agent sync", agentproto.AppendPrepare(nil)); err != nil {
 		return err
 	}
 	select {
@@ -170,19 +170,20 @@ func (c *Client) Sync(ctx context.Context) error {
 	}
 }
 
-// Forked tells the guest that it is a new copy and waits until it has taken up its identity. After
-// an error the guest must be killed: it may share random numbers with its siblings.
-func (c *Client) Forked(ctx context.Context, f agentproto.Forked) error {
+// Forked tells the guest that it is a new copy and waits until it has taken up its identity. It
+// returns which generators the agent has found, or nil if the agent, an older one, has not looked.
+// After an error the guest must be killed: it may share random numbers with its siblings.
+func (c *Client) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	message, err := f.Append(nil)
 	if err != nil {
-		return fmt.Errorf("agent forked: %w", err)
+		return nil, fmt.Errorf("agent forked: %w", err)
 	}
 	return c.forkMessage(ctx, "agent forked", message)
 }
 
-// forkMessage sends a message to agentproto.ForkPort and returns the error in the answer.
-func (c *Client) forkMessage(ctx context.Context, op string, message []byte) error {
-	var text []byte
+// forkMessage sends a message to agentproto.ForkPort and returns what is in the answer.
+func (c *Client) forkMessage(ctx context.Context, op string, message []byte) (*agentproto.Unique, error) {
+	var body []byte
 	err := c.exchange(ctx, agentproto.ForkPort, message, func(r io.Reader) error {
 		var head [agentproto.LengthSize]byte
 		if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -192,17 +193,21 @@ func (c *Client) forkMessage(ctx context.Context, op string, message []byte) err
 		if err != nil {
 			return err
 		}
-		text = make([]byte, n)
-		_, err = io.ReadFull(r, text)
+		body = make([]byte, n)
+		_, err = io.ReadFull(r, body)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", op, err)
+		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	if len(text) > 0 {
-		return &Error{Op: op, Code: CodeInternal, Message: string(text)}
+	unique, text, err := agentproto.ParseAnswer(body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	return nil
+	if text != "" {
+		return nil, &Error{Op: op, Code: CodeInternal, Message: text}
+	}
+	return unique, nil
 }
 
 // exchange sends a request on a connection of its own and lets read take the answer.

@@ -122,7 +122,7 @@ func TestForkAnswers(t *testing.T) {
 		"":                         "EOF",
 		"\x00\x00\x02\x00too long": "at most",
 	} {
-		err := New(forkPeer(reply)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
+		_, err := New(forkPeer(reply)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("reply %q: err = %v, want %q", reply, err, want)
 		}
@@ -135,7 +135,7 @@ func TestForkAnswers(t *testing.T) {
 	if err := c.Sync(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := New(forkPeer("\x00\x00\x00\x00")).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
+	if _, err := New(forkPeer("\x00\x00\x00\x00")).Forked(t.Context(), agentproto.Forked{Hostname: "h"}); err != nil {
 		t.Error(err)
 	}
 }
@@ -161,7 +161,7 @@ func TestControlEndsWithItsContext(t *testing.T) {
 	for name, call := range map[string]func(*Client, context.Context) error{
 		"ping":   func(c *Client, ctx context.Context) error { _, err := c.Ping(ctx); return err },
 		"sync":   (*Client).Sync,
-		"forked": func(c *Client, ctx context.Context) error { return c.Forked(ctx, agentproto.Forked{}) },
+		"forked": func(c *Client, ctx context.Context) error { _, err := c.Forked(ctx, agentproto.Forked{}); return err },
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		err := call(New(peer(func(c net.Conn) {

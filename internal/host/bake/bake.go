@@ -48,7 +48,7 @@ type Result struct {
 
 // Guest is the agent in a parent.
 type Guest interface {
-	Forked(context.Context, agentproto.Forked) error
+	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 	Sync(context.Context) error
 	Exec(context.Context, agentclient.ExecRequest) (agentclient.ExecResult, error)
 	Eval(ctx context.Context, code string, opts agentclient.EvalOptions) (agentclient.EvalResult, error)
@@ -191,7 +191,8 @@ func (b *bake) toWarm(ctx context.Context) error {
 	start = time.Now()
 	b.begin("set up the guest")
 	err = within(ctx, b.req.Ready, func(ctx context.Context) error {
-		return identity.Give(ctx, b.guest, parentHostname, b.req.Env)
+		_, err := identity.Give(ctx, b.guest, parentHostname, b.req.Env) // what is found is found again in each fork
+		return err
 	})
 	if err != nil {
 		return err
@@ -357,7 +358,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		},
 		Guest: snapshot.Guest{
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
-			Network: b.network(), Limits: b.req.Limits,
+			Network: b.network(), Limits: b.req.Limits, Strict: b.req.Strict,
 		},
 		Disk:      &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
 		Transient: b.req.Transient,

@@ -29,6 +29,7 @@ type Request struct {
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
 	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
 	Limits    vm.Limits          // of children
+	Strict    bool               // children are, see sandbox.Strict
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the snapshot goes with the last sandbox that runs from it
 }

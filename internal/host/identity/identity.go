@@ -18,13 +18,15 @@ import (
 // entropyBytes is what a guest's random number generators are seeded with: 256 bits.
 const entropyBytes = 32
 
-// Guest is the agent that takes up an identity. It returns when it has.
+// Guest is the agent that takes up an identity. It returns when it has, with what it found in the
+// memory of the guest's processes; nil if it has not looked.
 type Guest interface {
-	Forked(context.Context, agentproto.Forked) error
+	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 }
 
-// Give tells a guest who it is, and waits until its agent has confirmed.
-func Give(ctx context.Context, g Guest, hostname string, env map[string]string) error {
+// Give tells a guest who it is, and waits until its agent has confirmed. The agent's report of
+// generators is nil if it has not looked.
+func Give(ctx context.Context, g Guest, hostname string, env map[string]string) (*agentproto.Unique, error) {
 	entropy := make([]byte, entropyBytes)
 	rand.Read(entropy)
 	return g.Forked(ctx, agentproto.Forked{

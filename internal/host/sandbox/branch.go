@@ -312,7 +312,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
 	guest := parent.Guest
 	info := b.s.Info()
-	guest.Network, guest.Limits = info.Network.ForSnapshot(), info.Limits
+	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict
 	m := &snapshot.Manifest{
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
 		Memory: memory, Branch: &b.figure, Transient: b.req.Transient,

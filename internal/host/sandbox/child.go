@@ -73,6 +73,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
 		Network: &network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
+		Strict: req.Strict.or(manifest.Guest.Strict),
 	})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()

@@ -32,6 +32,7 @@ type ForkRequest struct {
 	ExpirySuspends bool               // children are suspended instead when the TTL has passed
 	Network        *netclient.Setting // nil: that of the snapshot
 	Labels         map[string]string  // of every child
+	Strict         Strict             // of every child
 	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
 }
 
@@ -78,6 +79,9 @@ func (r *ForkRequest) checkChildren() error {
 	}
 	if len(r.Annotation) > MaxAnnotation {
 		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(r.Annotation), MaxAnnotation)
+	}
+	if err := r.Strict.check(); err != nil {
+		return err
 	}
 	if r.TTL < 0 {
 		return &invalid.Error{Field: "ttl_secs", Reason: "negative"}

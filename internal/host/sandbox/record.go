@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -54,6 +55,9 @@ type record struct {
 
 	Rebased  *rebased       `json:"rebased,omitempty"`  // nil: it is over its snapshot
 	Rebasing *pendingRebase `json:"rebasing,omitempty"` // a rebase is under way
+
+	Unique *agentproto.Unique `json:"unique,omitempty"`        // what its agent found when it last took up an identity
+	Strict bool               `json:"unique_strict,omitempty"` // see StrictRefuse
 
 	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
 	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way

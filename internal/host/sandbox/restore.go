@@ -64,19 +64,19 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 }
 
 // confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
-// and waits for its agent's answers. The error is an *unconfirmedError, unless the caller has given
-// up.
+// and waits for its agent's answers, of which r keeps what repeats. The error is an
+// *unconfirmedError, or a *NotUniqueError, unless the caller has given up.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
 	wait, stop := vmpool.WhileAlive(wait, v.vmm)
 	defer stop()
-	err := identity.Give(wait, v.guest, r.Hostname, r.Env)
+	found, err := identity.Give(wait, v.guest, r.Hostname, r.Env)
 	if err == nil {
 		err = m.trust(wait, v, r.network())
 	}
 	if err == nil {
-		return nil
+		return r.admitUnique(found)
 	}
 	if brokenOff(err) { // its process may be about to end
 		select {

@@ -74,7 +74,7 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	}
 	err = m.rollBack(ctx, s, v, &rec, lease, top, &r, start)
 	if err == nil {
-		err = s.commitRollback(v, rec, lease, name)
+		err = s.commitRollback(v, rec, lease, name) // rec has what was found in the guest
 	}
 	if err != nil {
 		return r, m.endRolledBack(s, v, to, err)
@@ -151,7 +151,7 @@ func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name
 		if r.SnapshotID != target.ID {
 			r.Origin, r.SnapshotTag, r.SnapshotID, r.Branches = "", target.Tag, target.ID, nil
 		}
-		r.Rebased, r.Rebasing = nil, nil
+		r.Rebased, r.Rebasing, r.Unique = nil, nil, was.Unique
 	})
 	if err != nil {
 		return err

@@ -25,7 +25,8 @@ import (
 
 // Guest is the way to the guest of a running sandbox.
 type Guest interface {
-	Forked(context.Context, agentproto.Forked) error
+	// Forked returns nil for what was found if the agent has not looked.
+	Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error)
 	Dial(ctx context.Context, port uint32) (net.Conn, error) // to a vsock port
 }
 
@@ -95,6 +96,9 @@ type Info struct {
 	Labels      map[string]string // not to be changed
 	DiskFull    bool              // it is paused until the host has room for what it writes
 
+	Unique *agentproto.Unique // what its agent found at its latest start; nil: it has not looked
+	Strict bool               // see StrictRefuse
+
 	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
 	Annotation     json.RawMessage // see ForkRequest
 }
@@ -108,7 +112,8 @@ func (s *Sandbox) Info() Info {
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
-		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels}
+		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
+		Unique: r.Unique, Strict: r.Strict}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

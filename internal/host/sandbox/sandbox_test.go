@@ -322,9 +322,9 @@ func TestConfirmTimeout(t *testing.T) {
 // hangingGuest never answers.
 type hangingGuest struct{ vmfake.Guest }
 
-func (hangingGuest) Forked(ctx context.Context, _ agentproto.Forked) error {
+func (hangingGuest) Forked(ctx context.Context, _ agentproto.Forked) (*agentproto.Unique, error) {
 	<-ctx.Done()
-	return errors.New("broken pipe")
+	return nil, errors.New("broken pipe")
 }
 
 // nothing is a use of a guest that wants nothing of it.

@@ -22,15 +22,17 @@ func (g Guest) Sync(ctx context.Context) error {
 	return nil
 }
 
-func (g Guest) Forked(ctx context.Context, f agentproto.Forked) error {
+func (g Guest) Forked(ctx context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
 	g.All.Mu.Lock()
 	g.All.Forked = append(g.All.Forked, f)
-	n, hook := len(g.All.Forked), g.All.ForkedErr
+	n, hook, unique := len(g.All.Forked), g.All.ForkedErr, g.All.Unique
 	g.All.Mu.Unlock()
 	if hook != nil {
-		return hook(n)
+		if err := hook(n); err != nil {
+			return nil, err
+		}
 	}
-	return nil
+	return unique, nil
 }
 
 func (g Guest) Exec(ctx context.Context, _ agentclient.ExecRequest) (agentclient.ExecResult, error) {

@@ -48,6 +48,7 @@ type VMMs struct {
 	BootExit   *vm.Exit     // the guest ends like this instead of announcing itself
 	ForkedErr  func(n int) error
 	Forked     []agentproto.Forked
+	Unique     *agentproto.Unique // what guests find; nil: they do not look
 	EvalErr    *agentclient.EvalError
 	Exec       func(context.Context) agentclient.ExecResult // of every command; nil: it succeeds
 	SyncHangs  bool

@@ -227,7 +227,7 @@ func restore(t *testing.T, v *testVM, s *saved, hostname string) {
 	_, _ = rand.Read(entropy)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := v.agent.Forked(ctx, agentproto.Forked{
+	if _, err := v.agent.Forked(ctx, agentproto.Forked{
 		Entropy: entropy, RealtimeNanos: time.Now().UnixNano(), Hostname: hostname,
 	}); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,38 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// uniqueFlag registers --unique.
+func uniqueFlag(f *pflag.FlagSet, unique *string) {
+	f.StringVar(unique, "unique", "", "strict: fail where programs repeat random numbers of other copies; report: name them")
+}
+
+// maxRepeats is how many programs a line names.
+const maxRepeats = 5
+
+// printRepeats names the programs of a sandbox that repeat random numbers, in one line.
+func printRepeats(cmd *cobra.Command, s client.Sandbox) {
+	if s.Unique == nil || len(s.Unique.Repeats) == 0 && s.Unique.More == 0 {
+		return
+	}
+	var names []string
+	for _, g := range s.Unique.Repeats {
+		if name := fmt.Sprintf("%s (%s)", g.Program, g.Library); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if more := len(names) - maxRepeats; more > 0 {
+		names = append(names[:maxRepeats], fmt.Sprintf("%d more", more))
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: these programs may repeat random numbers of other copies: %s; 'forkd inspect %s' lists them\n",
+		strings.Join(names, ", "), s.ID)
+}
