@@ -202,7 +202,7 @@ func (g *linuxGuest) awaitAnswer(ctx context.Context, vm *firecrackerVM) error {
 		return &prodding{Conn: conn, closed: make(chan struct{})}, nil
 	})
 	for {
-		err := identity.Give(ctx, agent, filepath.Base(vm.dir), nil)
+		_, err := identity.Give(ctx, agent, filepath.Base(vm.dir), nil)
 		if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
 			return err
 		}
