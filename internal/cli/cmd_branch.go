@@ -129,8 +129,7 @@ func newRollbackCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
-	uniqueFlag(cmd.Flags(), &unique)
-	completeWords(cmd, "unique", "report", "strict")
+	uniqueFlag(cmd, &unique)
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)
 	c.register(cmd)

@@ -87,9 +87,7 @@ func newForkCmd() *cobra.Command {
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					count(len(f.Sandboxes), "sandbox", "sandboxes"), f.ForkWallMS, f.VMMWallMS)
-				for _, s := range f.Sandboxes[:min(len(f.Sandboxes), 1)] { // siblings have the same
-					printRepeats(cmd, s)
-				}
+				printRepeats(cmd, f.Sandboxes...)
 				if f.Failed > 0 {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d did not start (%d of them unconfirmed)\n", f.Failed, f.Unconfirmed)
 				}
@@ -107,7 +105,7 @@ func newForkCmd() *cobra.Command {
 	f.StringArrayVar(&envFiles, "env-file", nil, "file with a NAME=VALUE on each line (repeatable)")
 	labelFlag(f, &labels)
 	f.StringVar(&req.HostnamePrefix, "hostname-prefix", "", "host names are <prefix>-<part of the id> (default sb)")
-	uniqueFlag(f, &req.Unique)
+	uniqueFlag(cmd, &req.Unique)
 	f.BoolVar(&req.AllowPartial, "allow-partial", false, "keep the sandboxes that started although others failed")
 	f.Var((*secondsValue)(&req.TTLSecs), "ttl-secs", "delete the sandboxes after so many seconds; 0: never")
 	network.register(f)
@@ -120,7 +118,6 @@ func newForkCmd() *cobra.Command {
 	c.completeFlag(cmd, "from-sandbox", sandboxNames)
 	c.completeFlag(cmd, "tag", tags)
 	completeWords(cmd, "mode", "live", "diff", "full")
-	completeWords(cmd, "unique", "report", "strict")
 	network.complete(cmd)
 	c.register(cmd)
 	return cmd

@@ -28,8 +28,7 @@ func newResumeCmd() *cobra.Command {
 			}
 			return s, err
 		})
-	uniqueFlag(cmd.Flags(), &unique)
-	completeWords(cmd, "unique", "report", "strict")
+	uniqueFlag(cmd, &unique)
 	cmd.Aliases = []string{"start", "unpause"}
 	return cmd
 }

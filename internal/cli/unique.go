@@ -6,21 +6,26 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/forkd/forkd/client"
 )
 
 // uniqueFlag registers --unique.
-func uniqueFlag(f *pflag.FlagSet, unique *string) {
-	f.StringVar(unique, "unique", "", "strict: fail where programs repeat random numbers of other copies; report: name them")
+func uniqueFlag(cmd *cobra.Command, unique *string) {
+	cmd.Flags().StringVar(unique, "unique", "", "strict: fail where programs repeat random numbers of other copies; report: name them")
+	completeWords(cmd, "unique", "report", "strict")
 }
 
 // maxRepeats is how many programs a line names.
 const maxRepeats = 5
 
-// printRepeats names the programs of a sandbox that repeat random numbers, in one line.
-func printRepeats(cmd *cobra.Command, s client.Sandbox) {
+// printRepeats names the programs of sandboxes that repeat random numbers, in one line. Those of one
+// fork have the same.
+func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
+	if len(siblings) == 0 {
+		return
+	}
+	s := siblings[0]
 	if s.Unique == nil || len(s.Unique.Repeats) == 0 && s.Unique.More == 0 {
 		return
 	}

@@ -41,6 +41,7 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"Interpreter": apiv1.InterpreterRequest{}, "Interrupted": apiv1.Interrupted{}, "Restarted": apiv1.Restarted{}, "Limits": apiv1.Limits{},
 		"SandboxLimits": apiv1.SandboxLimits{}, "Usage": apiv1.Usage{}, "Admission": apiv1.Admission{}, "Eval": apiv1.EvalRequest{},
 		"EvalResult": apiv1.EvalResult{}, "Stats": apiv1.Stats{}, "Branch": apiv1.BranchRequest{}, "Rollback": apiv1.RollbackRequest{},
+		"Resume": apiv1.ResumeRequest{}, "Unique": apiv1.Unique{}, "Generator": apiv1.Generator{},
 		"RolledBack": apiv1.RolledBack{}, "Compact": apiv1.CompactRequest{}, "CreateWorkspace": apiv1.WorkspaceRequest{},
 		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{}, "Pong": apiv1.Pong{},

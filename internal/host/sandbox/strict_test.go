@@ -1,0 +1,106 @@
+package sandbox
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+var (
+	repeating = &agentproto.Unique{Repeats: []agentproto.Generator{{PID: 7, Program: "server", Library: "libgnutls"}}}
+	renewed   = &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 7, Program: "server", Library: "libcrypto.so.3"}}}
+)
+
+// finds has all guests find this from now on.
+func (w *world) finds(found *agentproto.Unique) {
+	w.vmms.Mu.Lock()
+	defer w.vmms.Mu.Unlock()
+	w.vmms.Unique = found
+}
+
+func TestAStrictForkFailsUnlessAllIsKnownToBeUnique(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.source(t)
+	for name, c := range map[string]struct {
+		found  *agentproto.Unique
+		strict Strict
+		fails  string
+	}{
+		"nothing is found":          {&agentproto.Unique{}, StrictRefuse, ""},
+		"all is reseeded":           {renewed, StrictRefuse, ""},
+		"something repeats":         {repeating, StrictRefuse, "libgnutls (process 7 of program server)"},
+		"something may be left out": {&agentproto.Unique{More: 1}, StrictRefuse, "no room"},
+		"nothing is known":          {nil, StrictRefuse, "does not look"},
+		"it is only reported":       {repeating, StrictReport, ""},
+		"nothing is said":           {repeating, StrictAsBefore, ""},
+	} {
+		w.finds(c.found)
+		r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: c.strict})
+		var refused *NotUniqueError
+		switch {
+		case c.fails != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), c.fails)):
+			t.Errorf("%s: %v, want %q", name, err, c.fails)
+		case c.fails == "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case c.fails == "" && r.Sandboxes[0].Unique != c.found:
+			t.Errorf("%s: Info has %+v, want %+v", name, r.Sandboxes[0].Unique, c.found)
+		}
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: "sometimes"}); err == nil || !strings.Contains(err.Error(), "unique") {
+		t.Errorf("an unknown word: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.source(t)
+	w.finds(renewed)
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: StrictRefuse})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Sandboxes[0].ID
+	w.branch(t, id, "b", vm.BranchDiff)
+	w.finds(repeating)
+	var refused *NotUniqueError
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1}); !errors.As(err, &refused) {
+		t.Errorf("a fork of a strict sandbox's branch: %v", err)
+	}
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1, Strict: StrictReport}); err != nil {
+		t.Errorf("a fork of it that is to be reported only: %v", err)
+	}
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Resume(t.Context(), id); !errors.As(err, &refused) {
+		t.Errorf("the resume: %v", err)
+	}
+	if err := w.SetStrict(t.Context(), id, StrictReport); err != nil {
+		t.Fatal(err)
+	}
+	info, err := w.Resume(t.Context(), id)
+	if err != nil || info.Unique != repeating || info.Strict {
+		t.Errorf("the resume without strict: %+v, %v", info, err)
+	}
+	w.finds(&agentproto.Unique{})
+	back, err := w.Rollback(t.Context(), id, "")
+	if err != nil || back.Info.Unique == nil || len(back.Info.Unique.Repeats) > 0 {
+		t.Errorf("a rollback to before those programs: %+v, %v", back.Info.Unique, err)
+	}
+	if err := w.SetStrict(t.Context(), id, StrictRefuse); err != nil {
+		t.Fatal(err)
+	}
+	w.finds(repeating)
+	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &refused) {
+		t.Errorf("a strict rollback: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
