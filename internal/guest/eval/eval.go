@@ -7,7 +7,7 @@
 // A context is a process: one that dies or hangs harms no other, and is started again by the next
 // call. The package does not limit the memory of the code, nor its time unless the call asks for
 // that; it interrupts code whose client goes away. Processes that user code forks from an
-// interpreter are not told of a fork of the machine; they share random numbers with their siblings.
+// interpreter are not told of a fork of the machine; package generators reseeds what it can of theirs.
 package eval
 
 import (
