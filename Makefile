@@ -61,7 +61,8 @@ compat: setup build ## Run published clients against a daemon with real VMs; out
 	@scripts/compat $(GROUPS)
 
 package: setup build ## Make a Debian package and a container image in out/package, and try them
-	@scripts/setup lintian:lintian man:man-db newuidmap:uidmap crun:crun curl:curl /usr/share/doc/python3-venv:python3-venv
+	@scripts/setup lintian:lintian man:man-db newuidmap:uidmap crun:crun curl:curl ssh-keygen:openssh-client \
+		/usr/share/doc/python3-venv:python3-venv
 	@scripts/package
 
 clean: ## Remove what was built here (not the cache)
