@@ -120,7 +120,6 @@ func newRollbackCmd() *cobra.Command {
 				if c.json() {
 					return writeJSON(cmd.OutOrStdout(), r)
 				}
-				fmt.Fprintln(cmd.OutOrStdout(), r.ID)
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
 				printRepeats(cmd, r.Sandbox)
