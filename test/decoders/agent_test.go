@@ -190,7 +190,7 @@ func otherRows() []row {
 		{name: "interrupt/unknown fields", input: numbered(`{`, `"x%d":{}`, `}`), decode: interrupt},
 		{name: "files/a long error", input: repeated(`{"message":"`, `aaa`, `"}`), decode: download},
 		{name: "forked/a long answer", decode: func(t *testing.T, p []byte) {
-			_ = raw(append(binary.LittleEndian.AppendUint32(nil, uint32(len(p))), p...)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
+			_, _ = raw(append(binary.LittleEndian.AppendUint32(nil, uint32(len(p))), p...)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
 		}, input: func(n int) []byte { return bytes.Repeat([]byte("a"), n) }},
 	}
 }

@@ -18,7 +18,7 @@ import (
 // liar is a guest whose agent gives one answer to whatever it is asked.
 type liar struct{ answer string }
 
-func (liar) Forked(context.Context, agentproto.Forked) error { return nil }
+func (liar) Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error) { return nil, nil }
 
 func (g liar) Dial(context.Context, uint32) (net.Conn, error) {
 	ours, theirs := net.Pipe()
