@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -34,5 +35,33 @@ func TestEveryRecipeIsBuiltInAndHasAReadme(t *testing.T) {
 	}
 	if checked != len(builtIn) || checked == 0 {
 		t.Errorf("%d recipe directories, %d built in", checked, len(builtIn))
+	}
+}
+
+// What an agent's shell tries first is in every recipe that has Python, `python` too.
+func TestPythonRecipesHaveWhatAShellTriesFirst(t *testing.T) {
+	names, err := fs.Glob(FS, "*/recipe.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checked := 0
+	for _, name := range names {
+		recipe, err := fs.ReadFile(FS, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(string(recipe), "\n")
+		if !slices.Contains(lines, "  - python3") {
+			continue
+		}
+		for _, want := range []string{"python-is-python3", "git", "curl", "procps", "openssh-client", "less", "ca-certificates"} {
+			if !slices.Contains(lines, "  - "+want) {
+				t.Errorf("%s: the package %s is missing", name, want)
+			}
+		}
+		checked++
+	}
+	if checked < 4 {
+		t.Errorf("%d recipes with Python were looked at", checked)
 	}
 }
