@@ -20,8 +20,10 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/emu/tcghost"
 	"github.com/forkd/forkd/internal/vmtest"
+	"github.com/forkd/forkd/recipes"
 )
 
 // tag is the snapshot that all tests fork from.
@@ -92,7 +94,7 @@ func load(t *testing.T) *fixture {
 	shared.baked.Do(func() {
 		f.bakeErr = errors.New("see the first test")
 		d := f.start(t)
-		f.bakeErr = d.bake(t, f.bakeRequest(tag))
+		f.bakeErr = d.bake(t, f.bakeRequest(t, tag))
 		d.stop(t)
 	})
 	if f.bakeErr != nil {
@@ -112,13 +114,19 @@ func (d *daemon) bake(t *testing.T, req client.BakeRequest) error {
 	return err
 }
 
-func (f *fixture) bakeRequest(tag string) client.BakeRequest {
+// bakeRequest is for a parent that is warmed up as the recipe python-numpy says.
+func (f *fixture) bakeRequest(t *testing.T, tag string) client.BakeRequest {
+	t.Helper()
+	recipe, err := image.LoadRecipeFS(recipes.FS, "python-numpy")
+	if err != nil {
+		t.Fatal(err)
+	}
 	return client.BakeRequest{
 		Tag: tag, Kernel: f.assets.Cloud.VMLinux, Initrd: f.assets.Cloud.Initrd,
 		Rootfs:     filepath.Join(f.assets.Images["python-numpy"], "rootfs.ext4"),
-		MemSizeMiB: 192, Env: map[string]string{"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+		MemSizeMiB: 192, Env: recipe.Env,
 		// What children import here they need not read from the disk, each for itself.
-		Warmup: client.Warmup{Python: "import hashlib, random, socket, threading\nimport numpy as np\nfloat(np.eye(4).sum())"},
+		Warmup: client.Warmup{Python: "import hashlib, random, socket, threading\n" + recipe.Warmup.Python},
 	}
 }
 

@@ -45,7 +45,7 @@ func TestBadParents(t *testing.T) {
 	if err := os.WriteFile(garbage, make([]byte, 4<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	good := f.bakeRequest("bad")
+	good := f.bakeRequest(t, "bad")
 	with := func(change func(*client.BakeRequest)) client.BakeRequest {
 		req := good
 		change(&req)

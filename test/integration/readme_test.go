@@ -2,11 +2,18 @@ package integration_test
 
 import (
 	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/forkd/forkd/client"
 )
 
 // TestReadmeSession types the session that README.md begins with into a shell, and compares what
@@ -14,7 +21,40 @@ import (
 // command would build is made from the parent of these tests: there is no package manager where
 // they run.
 func TestReadmeSession(t *testing.T) {
-	session, err := os.ReadFile("testdata/session.txt")
+	d := load(t).start(t, withPool(0))
+	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
+	d.session(t, "testdata/session.txt", "forkd build python-numpy ")
+	d.cli(t, 0, "kill", "--all")
+	d.cli(t, 0, "rmi", "crossroads")
+	d.cli(t, 0, "rmi", "python-numpy")
+}
+
+// TestQuickStartOf05 types the commands of forkd 0.5's quick start that exist here, and sends its
+// request for five sandboxes, with a sandbox's id where 0.5 took the name of a child.
+func TestQuickStartOf05(t *testing.T) {
+	d := load(t).start(t, withPool(0))
+	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "pyagent")
+	d.session(t, "testdata/quickstart.txt", "")
+	d.cli(t, 0, "kill", "--all")
+
+	var sandboxes []client.Sandbox
+	body := d.request(t, http.MethodPost, "/v1/sandboxes", http.StatusCreated,
+		`{"snapshot_tag":"pyagent","n":5,"per_child_netns":true,"memory_limit_mib":256}`)
+	if err := json.Unmarshal(body, &sandboxes); err != nil || len(sandboxes) != 5 {
+		t.Errorf("the request for 5 sandboxes was answered with %s: %v", body, err)
+	}
+	if m := d.request(t, http.MethodGet, "/metrics", http.StatusOK, ""); !bytes.Contains(m, []byte("\nforkd_sandboxes_active 5\n")) {
+		t.Errorf("/metrics has no line forkd_sandboxes_active 5:\n%s", m)
+	}
+	d.cli(t, 0, "kill", "--all")
+	d.cli(t, 0, "rmi", "pyagent")
+}
+
+// session types the lines of a file that begin with "$ " into a shell, except those that begin with
+// without, and compares what the commands print with the other lines.
+func (d *daemon) session(t *testing.T, file, without string) {
+	t.Helper()
+	session, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +62,7 @@ func TestReadmeSession(t *testing.T) {
 	for line := range strings.Lines(string(session)) {
 		command, typed := strings.CutPrefix(line, "$ ")
 		switch {
-		case typed && strings.HasPrefix(command, "forkd build python-numpy "):
+		case typed && without != "" && strings.HasPrefix(command, without):
 		case typed:
 			commands.WriteString(command)
 		default:
@@ -32,9 +72,6 @@ func TestReadmeSession(t *testing.T) {
 	if strings.Count(commands.String(), "\n") < 5 || want.Len() == 0 {
 		t.Fatalf("the session has the commands %q and prints %q", &commands, &want)
 	}
-
-	d := load(t).start(t, withPool(0))
-	d.cli(t, 0, "snapshot-compact", "--from", tag, "--to", "python-numpy")
 	shell := exec.CommandContext(d.ctx(t, bakeLimit), "sh", "-ec", commands.String())
 	shell.Env = append(os.Environ(), "PATH="+filepath.Dir(d.f.program)+":"+os.Getenv("PATH"),
 		"FORKD_URL=unix://"+filepath.Join(d.run, "forkd.sock"))
@@ -44,10 +81,31 @@ func TestReadmeSession(t *testing.T) {
 		t.Errorf("the session ended with %v", err)
 	}
 	if out.String() != want.String() {
-		t.Errorf("the session printed\n%s, and README.md says\n%s", &out, &want)
+		t.Errorf("the session printed\n%s, and %s says\n%s", &out, file, &want)
 	}
 	t.Logf("messages:\n%s", &messages)
-	d.cli(t, 0, "kill", "--all")
-	d.cli(t, 0, "rmi", "crossroads")
-	d.cli(t, 0, "rmi", "python-numpy")
+}
+
+// request sends what a program without a client library of forkd's would.
+func (d *daemon) request(t *testing.T, method, path string, status int, body string) []byte {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.run, "forkd.sock"))
+	}}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(d.ctx(t, bakeLimit), method, "http://forkd"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != status {
+		t.Fatalf("%s %s: %s %v\n%s", method, path, resp.Status, err, answer)
+	}
+	return answer
 }

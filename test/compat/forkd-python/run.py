@@ -19,8 +19,10 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-# The package reads it once, when it is imported. Without it, it would connect to 10.42.0.2:8888.
+# The package reads them once, when it is imported. Without them, it would connect to
+# 10.42.0.2:8888, and Sandbox() would fork the snapshot pyagent.
 os.environ["FORKD_TARGET"] = f"127.0.0.1:{free_port()}"
+os.environ["FORKD_TAG"] = TAG
 
 import forkd  # noqa: E402
 from forkd import Controller, ControllerError, Sandbox  # noqa: E402
@@ -214,6 +216,42 @@ def by_address() -> None:
             c.kill_sandbox(child["id"])
 
 
+# The lines with which forkd 0.5 was announced and with which its README begins, as they stand there.
+
+
+def quick_start_of_sandbox() -> None:
+    with Sandbox() as sb:
+        want(sb.commands.run("uname -a").stdout.startswith("Linux "), "uname -a")
+        want(sb.eval("numpy.zeros(5).tolist()") == "[0.0, 0.0, 0.0, 0.0, 0.0]", "numpy.zeros(5).tolist()")
+        want(sb.eval("numpy.zeros(100).sum()") == "0.0", "numpy.zeros(100).sum()")
+        want(sb.eval("np is numpy") == "True", "np is numpy")
+
+
+def quick_start_of_controller() -> None:
+    children = c.spawn_sandboxes(TAG, n=1, per_child_netns=True)
+    sb_id = children[0]["id"]
+    branch = c.branch_sandbox(sb_id, tag="compat-checkpoint-1")
+    grandchildren = c.spawn_sandboxes(branch["tag"], n=5)  # speculative fan-out
+    try:
+        for child in grandchildren:
+            got = c.eval_code(child["id"], "numpy.zeros(5).tolist()")
+            want(got["exit_code"] == 0 and got["result"] == "[0.0, 0.0, 0.0, 0.0, 0.0]", got)
+    finally:
+        for child in children + grandchildren:
+            c.kill_sandbox(child["id"])
+        c.delete_snapshot(branch["tag"])
+
+
+def lines_of_code_interpreters() -> None:
+    with Sandbox(tag=TAG) as sb:
+        want(sb.eval("numpy.linalg.eigvals([[1,2],[3,4]]).tolist()").startswith("[-0.3722"), "eigvals")
+        got = sb.commands.run("python3 -c 'import pandas; print(pandas.__version__)'", timeout=300)
+        if "No module named 'pandas'" in got.stderr:
+            raise NotApplicable(f"{TAG} is of a recipe without pandas and scikit-learn")
+        want(got.exit_code == 0 and got.stdout[0].isdigit(), got)
+        want(sb.eval("sklearn.datasets.load_iris().data.shape") == "(150, 4)", "load_iris")
+
+
 def unknown_tag() -> None:
     try:
         Sandbox("compat-none")
@@ -229,6 +267,9 @@ r.case("Sandbox.ping", lambda: in_sandbox(pings))
 r.case("Sandbox.create, Sandbox.kill, spawn=False", created)
 r.case("Sandbox(target=guest_addr, spawn=False) of children", by_address)
 r.case("Sandbox of an unknown tag", unknown_tag)
+r.case("the quick start of 0.5: Sandbox", quick_start_of_sandbox)
+r.case("the quick start of 0.5: Controller", quick_start_of_controller)
+r.case("the lines of 0.5 for code interpreters: SciPy stack", lines_of_code_interpreters)
 r.covered("method of Sandbox", sandbox_methods, used)
 want({"Sandbox", "CommandResult", "Controller", "ControllerError", "BranchMode"} == set(forkd.__all__), forkd.__all__)
 r.finish()
