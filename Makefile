@@ -18,7 +18,7 @@ build: ## Build bin/forkd with everything it carries
 demo: setup build ## Set up, bake a parent, fork 100 children, print a report
 	@scripts/demo
 
-test: setup build ## Run every test: on the host, in VMs, and E2B's SDKs from PyPI and npm
+test: setup build ## Run every test: on the host, in VMs, and published clients from PyPI and npm
 	@scripts/setup $(COMPAT_NEEDS)
 	@scripts/test
 

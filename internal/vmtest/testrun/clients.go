@@ -11,20 +11,24 @@ import (
 	"time"
 )
 
-// clientsLimit is how long E2B's SDKs may take: a quarter of an hour on a computer with nothing
-// else to do, most of it for the parent that they fork.
+// clientsLimit is how long the published clients may take: they need a quarter of an hour on an
+// idle computer, most of it for the parent that they fork.
 const clientsLimit = time.Hour
 
-// clientGroups are the groups of test/compat that are run: the newest packages of E2B.
-var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart"}
+// clientGroups are the groups of test/compat that are run: the newest packages of E2B, the clients
+// of forkd 0.5, and schemathesis for schemathesisDuration.
+var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
+	"forkd-python", "forkd-mcp", "forkd-typescript", "schemathesis"}
+
+const schemathesisDuration = "2m"
 
 // exitLost is the status of scripts/compat when its emulated host hung.
 const exitLost = 125
 
-// clientsJob runs E2B's SDKs, as they are published, against a daemon with real VMs. A host of its
-// own is made for that, in the place of the one that does the job.
+// clientsJob runs clients, as they are published, against a daemon with real VMs. A host of its own
+// is made for that, in the place of the one that does the job.
 func clientsJob() job {
-	return job{name: "E2B's SDKs", title: "E2B's SDKs, from PyPI and npm, against VMs", do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs", do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
 		h.stop()
 		err := clients(ctx, h, out)
 		var exit *exec.ExitError
@@ -40,7 +44,8 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, clientsLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
-	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=") // of no other daemon
+	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // of no other daemon
+		"DURATION="+schemathesisDuration)
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
 	}
