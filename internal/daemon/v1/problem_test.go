@@ -61,6 +61,7 @@ func TestProblems(t *testing.T) {
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
 		{&sandbox.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
 		{&sandbox.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
+		{&sandbox.RollbackError{Err: &sandbox.NotUniqueError{}}, codeNotUnique, "", ""},
 		{errors.New("x"), codeInternal, "", ""},
 	} {
 		w := httptest.NewRecorder()
