@@ -46,7 +46,7 @@ const (
 var needle = []byte{0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0}
 
 var (
-	errTime   = errors.New("too many processes for one search")
+	errTime   = fmt.Errorf("more than %v for one search", maxTime)
 	errMemory = fmt.Errorf("more than %d MiB of memory for one search", maxMemory>>20)
 )
 
