@@ -47,7 +47,7 @@ func TestCreateSetsProcs(t *testing.T) {
 	var req codec.Writer
 	(&vmmproto.Create{Version: vmmproto.Version,
 		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: vcpus, Template: vmtest.Template()}}).Append(&req)
-	s := &server{maxProcs: MaxProcs}
+	s := &server{maxProcs: MaxProcs, narrow: func() error { return nil }}
 	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)}), &codec.Writer{}); err != nil {
 		t.Fatal(err)
 	}

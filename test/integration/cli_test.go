@@ -122,7 +122,7 @@ func TestSnapshotVerbs(t *testing.T) {
 		t.Errorf("snapshot-diff: %+v", s)
 	}
 	if out, stderr := d.cli(t, 0, "snapshot-diff", "--from", "d1", "--tag", "d2", "--exec", "echo two >/root/two"); out != "d2\n" ||
-		!strings.Contains(stderr, "diff branch") {
+		!strings.Contains(stderr, "branched; the sandbox was paused") {
 		t.Errorf("snapshot-diff: %q %q", out, stderr)
 	}
 	d.refused(t, []string{"exit code 3", "oops"}, "snapshot-diff", "--from", tag, "--tag", "bad", "--exec", "echo oops >&2; exit 3")
