@@ -22,6 +22,13 @@ func TestFiles(t *testing.T) {
 	if !Exists(path) || !Exists(long) {
 		t.Error("a file does not exist")
 	}
+	var info unix.Stat_t
+	if err := Stat(long, &info); err != nil || info.Size != 10 {
+		t.Errorf("stat: %d bytes, %v", info.Size, err)
+	}
+	if err := Stat(path+"-gone", &info); err != unix.ENOENT {
+		t.Errorf("stat of a missing file: %v", err)
+	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

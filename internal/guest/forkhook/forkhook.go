@@ -1,6 +1,6 @@
 // Package forkhook does what an image wants done in every fork before the fork confirms: it runs
 // the programs of /etc/forkd/fork.d, and gives a guest that has SSH host keys one of its own. A
-// guest with neither pays for two system calls.
+// guest with neither pays for two system calls, one that has an SSH client and no host keys too.
 //
 // It restarts no service: a program that read the old keys, or that has to know of the fork, is a
 // hook's business.
@@ -37,6 +37,7 @@ type Hooks struct {
 	dir     string          // programs, run in the order of their names
 	sshDir  string
 	limit   time.Duration
+	keyless keyless
 }
 
 // New returns the hooks of this system.
@@ -67,7 +68,7 @@ func (h *Hooks) Run() error {
 }
 
 // Any reports whether there may be something to do.
-func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || rawcall.Exists(h.sshDir) }
+func (h *Hooks) Any() bool { return rawcall.Exists(h.dir) || h.keyless.changed(h.sshDir) }
 
 // programs returns the executable files of dir by name.
 func (h *Hooks) programs() ([]string, error) {

@@ -131,3 +131,30 @@ func TestSSHHostKeysAreReplaced(t *testing.T) {
 		}
 	}
 }
+
+// A directory without host keys is searched once, and again when a file has come.
+func TestADirectoryWithoutKeysIsSearchedOnce(t *testing.T) {
+	h := hooks(t, nil)
+	if h.Any() {
+		t.Error("there is something to do without a directory")
+	}
+	if err := os.Mkdir(h.sshDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Run(); err != nil || !h.Any() {
+		t.Errorf("a directory that is as new as the search is not to be trusted (%v)", err)
+	}
+	time.Sleep(settled + 100*time.Millisecond)
+	if err := h.Run(); err != nil || h.Any() {
+		t.Errorf("it is searched again (%v)", err)
+	}
+	if n := testing.AllocsPerRun(10, func() { h.Any() }); n != 0 {
+		t.Errorf("a fork allocates %v times", n)
+	}
+	if err := os.WriteFile(filepath.Join(h.sshDir, "ssh_host_rsa_key"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !h.Any() {
+		t.Error("a new key is not noticed")
+	}
+}
