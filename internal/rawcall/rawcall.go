@@ -124,7 +124,7 @@ func Exists(path string) bool {
 }
 
 // Stat is stat(2) of a path, with the conditions of Exists.
-func Stat(path string, into *unix.Stat_t) error {
+func Stat[Path string | []byte](path Path, into *unix.Stat_t) error {
 	p := append(append(make([]byte, 0, usualPath), path...), 0)
 	_, _, errno := unix.RawSyscall(unix.SYS_STAT, uintptr(start(p)), uintptr(unsafe.Pointer(into)), 0)
 	return orNil(errno)

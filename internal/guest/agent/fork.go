@@ -36,6 +36,7 @@ type hooks interface {
 
 // finder is the part of a fork that concerns the processes of users.
 type finder interface {
+	Rehearse() error
 	Renew() (agentproto.Unique, error)
 }
 
@@ -191,7 +192,7 @@ func (f *forks) rehearse() error {
 		f.hooks.Any()
 	}
 	if f.gens != nil {
-		if _, err := f.gens.Renew(); err != nil {
+		if err := f.gens.Rehearse(); err != nil {
 			return err
 		}
 	}

@@ -39,17 +39,16 @@ type Finder struct {
 	maxTime   time.Duration
 	maxMemory int
 
-	// The last process id that the kernel had allocated when a search found no process, as text,
-	// and that of now. loadavg is /proc/loadavg, which has it; it stays open, so that a fork opens
+	// quiet is the last process id that the kernel had allocated when Rehearse found no process; 0 if
+	// it found one. loadavg is /proc/loadavg, which has that id; it stays open, so that a fork opens
 	// nothing.
-	loadavg  int
-	quiet    [pidDigits]byte
-	now      [pidDigits]byte
-	wasQuiet bool
+	loadavg int
+	quiet   int
+	own     string // directory of this process's threads
 }
 
-// pidDigits is room for a process id as text.
-const pidDigits = 16
+// maxNew is how many new process ids are looked at one by one. Beyond it all processes are.
+const maxNew = 64
 
 // Managed returns the interpreters of the agent's own. Those of renewed reseed all that they have,
 // and are not looked at. Those of partly renew what of theirs would be named as repeating, and are
@@ -58,9 +57,15 @@ type Managed func() (renewed, partly []int)
 
 // New returns a finder of this system.
 func New(managed Managed) *Finder {
-	f := &Finder{proc: "/proc", managed: managed, maxTime: maxTime, maxMemory: maxMemory}
+	return in("/proc", managed)
+}
+
+// in returns a finder of the system whose procfs is at proc.
+func in(proc string, managed Managed) *Finder {
+	f := &Finder{proc: proc, managed: managed, maxTime: maxTime, maxMemory: maxMemory,
+		own: proc + "/" + strconv.Itoa(os.Getpid()) + "/task/"}
 	var err error
-	if f.loadavg, err = unix.Open(f.proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+	if f.loadavg, err = unix.Open(proc+"/loadavg", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		f.loadavg = -1 // every search walks through all processes then
 	}
 	return f
@@ -77,21 +82,31 @@ type search struct {
 	entries  []byte // of pagemap
 }
 
+// Rehearse is called just before a snapshot. If the guest runs no process that would be searched, it
+// remembers so for Renew, and the children of the snapshot are spared the walk through /proc, which
+// would copy 900 KiB of memory in each.
+func (f *Finder) Rehearse() error {
+	last := f.lastPID()
+	renewed, _ := f.managed()
+	pids, err := f.processes(renewed)
+	f.quiet = 0
+	if err == nil && len(pids) == 0 {
+		f.quiet = last
+	}
+	f.news(last-1, last) // so that children find its code and the kernel's memory of these names
+	return err
+}
+
 // Renew searches all processes, reseeds what it can and returns both lists. The error is one of
 // procfs itself; a process that cannot be searched is in the report.
 func (f *Finder) Renew() (agentproto.Unique, error) {
-	known := f.readLastPID()
-	if known && f.wasQuiet && f.now == f.quiet {
+	if f.quiet > 0 && !f.news(f.quiet, f.lastPID()) {
 		return agentproto.Unique{}, nil
 	}
 	renewed, partly := f.managed()
 	pids, err := f.processes(renewed)
-	if err != nil {
+	if err != nil || len(pids) == 0 {
 		return agentproto.Unique{}, err
-	}
-	if f.wasQuiet = known && len(pids) == 0; len(pids) == 0 {
-		f.quiet = f.now
-		return agentproto.Unique{}, nil
 	}
 	s := &search{Finder: f, deadline: time.Now().Add(f.maxTime), left: f.maxMemory, unnamed: map[int]bool{}}
 	for _, pid := range partly {
@@ -103,23 +118,42 @@ func (f *Finder) Renew() (agentproto.Unique, error) {
 	return s.report, nil
 }
 
-// readLastPID reads the last process id that the kernel has allocated, and reports whether that
-// could be read. If it is the one of a search that found no process, there is none now. That spares
-// a child that runs nothing of the user's the walk through /proc, which would copy pages of the
-// kernel's for each of its threads.
-func (f *Finder) readLastPID() bool {
-	if f.loadavg < 0 {
-		return false
-	}
+// lastPID returns the last process id that the kernel has allocated; 0 if that cannot be read.
+func (f *Finder) lastPID() (pid int) {
 	var line [128]byte
 	n, err := rawcall.Pread(f.loadavg, line[:], 0)
 	if err != nil {
-		return false
+		return 0
 	}
 	field := bytes.TrimSpace(line[:n])
-	field = field[bytes.LastIndexByte(field, ' ')+1:]
-	f.now = [pidDigits]byte{}
-	return copy(f.now[:], field) > 0
+	for _, c := range field[bytes.LastIndexByte(field, ' ')+1:] {
+		if c < '0' || c > '9' {
+			return 0
+		}
+		pid = 10*pid + int(c-'0')
+	}
+	return pid
+}
+
+// news reports whether a process id after one and up to another may be that of a new process. The
+// kernel's threads and those of this process are none. It allocates nothing.
+func (f *Finder) news(after, last int) bool {
+	if last < after || last-after > maxNew { // ids have begun again, or cannot be read
+		return true
+	}
+	for pid := after + 1; pid <= last; pid++ {
+		var path [128]byte
+		var info unix.Stat_t
+		exe := append(strconv.AppendInt(append(append(path[:0], f.proc...), '/'), int64(pid), 10), "/exe"...)
+		if err := rawcall.Stat(exe, &info); err == unix.ENOENT || err == unix.ESRCH {
+			continue
+		}
+		thread := strconv.AppendInt(append(path[:0], f.own...), int64(pid), 10)
+		if rawcall.Stat(thread, &info) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // processes returns the processes of the system but for this one, those of renewed, and the kernel's

@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/cachedir"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
@@ -465,28 +463,35 @@ func TestARustProgramIsKnownByThePathsOfItsCrates(t *testing.T) {
 // A system without processes of users is walked through once.
 func TestNothingIsLookedForTwice(t *testing.T) {
 	dir := t.TempDir()
-	write := func(last string) {
-		if err := os.WriteFile(filepath.Join(dir, "loadavg"), []byte("0.00 0.01 0.05 1/92 "+last+"\n"), 0o600); err != nil {
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("40")
+	last := func(pid string) { write("loadavg", "0.00 0.01 0.05 1/92 "+pid+"\n") }
+	last("40")
 	walks := 0
-	f := New(func() (renewed, partly []int) { walks++; return nil, nil })
-	f.proc = dir
-	var err error
-	if f.loadavg, err = unix.Open(filepath.Join(dir, "loadavg"), unix.O_RDONLY, 0); err != nil {
-		t.Fatal(err)
+	f := in(dir, func() (renewed, partly []int) { walks++; return nil, nil })
+	if err := f.Rehearse(); err != nil || walks != 1 {
+		t.Fatalf("%d walks, %v", walks, err)
 	}
+	own := strconv.Itoa(os.Getpid())
+	write("42/exe", "") // a thread of this process
+	write(own+"/task/42/comm", "")
+	write("43/exe", "") // a process
 	for _, step := range []struct {
 		last string
-		want int
-	}{{"40", 1}, {"40", 1}, {"41", 2}, {"41", 2}} {
-		write(step.last)
+		want int // walks
+	}{{"40", 0}, {"41", 0}, {"42", 0}, {"43", 1}, {"39", 1}, {"200", 1}, {"", 1}, {"x", 1}} {
+		last(step.last)
+		walks = 0
 		if _, err := f.Renew(); err != nil || walks != step.want {
-			t.Errorf("after process %s: %d walks, want %d; %v", step.last, walks, step.want, err)
+			t.Errorf("after process %q: %d walks, want %d; %v", step.last, walks, step.want, err)
 		}
 	}
+	last("42")
 	if n := testing.AllocsPerRun(100, func() { _, _ = f.Renew() }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
