@@ -103,7 +103,7 @@ func needless(findings []finding) []finding {
 	return findings
 }
 
-// vmsRun sums up the checks of KVM and of the emulated host, of which one is enough.
+// vmsRun sums up the checks of KVM and of the emulated host: either is enough.
 func vmsRun(findings []finding) finding {
 	const check = "VMs can run"
 	for _, f := range findings {

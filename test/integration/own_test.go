@@ -28,7 +28,7 @@ func drawOnEachLine(in io.Reader, out io.Writer) {
 	}
 }
 
-// ownServers are started by a shell and are nobody's but the user's. Each has a FIFO for lines, on
+// ownServers are started by a shell: the agent does not manage them. Each has a FIFO for lines, on
 // which another descriptor keeps it open, and one for answers.
 const ownServers = `cd /root
 cat >own.py <<'END'

@@ -2,10 +2,10 @@
 // memory, and which a copy of the machine therefore has in the same state as its siblings. It
 // reseeds those that can be reseeded from outside and names the others.
 //
-// It runs no code in a process and stops none. OpenSSL's generators are told by two words of their
-// state that a reseed is due (drbg.go), and libraries that keep a page with MADV_WIPEONFORK find it
-// wiped, as after fork(2) (wipe.go). Both reseed with their next use, from the kernel's generator,
-// so the caller must have reseeded that before.
+// It runs no code in a process and stops none. For OpenSSL it changes two words of a generator's
+// state, which mark a reseed as due (drbg.go). For libraries that keep a page with MADV_WIPEONFORK
+// it wipes that page, as fork(2) would (wipe.go). Both reseed at their next use from the kernel's
+// generator, so the caller must reseed the kernel first.
 //
 // The agent's own interpreters reseed themselves (package eval) and are none of its business.
 package generators

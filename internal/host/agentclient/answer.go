@@ -23,7 +23,7 @@ const maxLast = maxText
 // maxListed is how many entries the guest's own agent lists at most.
 const maxListed = 20000
 
-// Bounds on answers. Client.Keep is told of the larger two: a small one costs no more than its
+// Bounds on answers. Only the larger two count against Client.Keep: a small one costs no more than its
 // request.
 var (
 	small     = bound{64 << 10, 16, 256} // one entry, one event, or nothing
@@ -31,7 +31,7 @@ var (
 	listing   = bound{8 << 20, maxListed + 1, 20 * maxListed}
 )
 
-// What decoding adds to the bytes of an answer, in bytes that Client.Keep is told of. An object of
+// What decoding adds to the bytes of an answer, in bytes that count against Client.Keep. An object of
 // three bytes becomes a message, a value of this package, one of the API, and JSON.
 const (
 	objectSize = 256

@@ -22,8 +22,8 @@ import (
 )
 
 // takenOver are VMMs that their guests have taken over. The daemon's side of each is the real client
-// over a real socket, and its process is one that sleeps; what it answers is an answer that a VMM
-// gives, changed by what the test drew.
+// over a real socket, and its process only sleeps. Its answers are those of a VMM, changed at
+// random.
 type takenOver struct {
 	bin string // of the processes
 
