@@ -86,14 +86,15 @@ type search struct {
 // remembers so for Renew, and the children of the snapshot are spared the walk through /proc, which
 // would copy 900 KiB of memory in each.
 func (f *Finder) Rehearse() error {
-	last := f.lastPID()
+	before := f.lastPID()
 	renewed, _ := f.managed()
 	pids, err := f.processes(renewed)
 	f.quiet = 0
-	if err == nil && len(pids) == 0 {
+	f.news(before-1, before) // so that children find its code in memory
+	// The search itself may make the runtime start a thread, which is no news for children.
+	if last := f.lastPID(); before > 0 && !f.news(before, last) && err == nil && len(pids) == 0 {
 		f.quiet = last
 	}
-	f.news(last-1, last) // so that children find its code and the kernel's memory of these names
 	return err
 }
 
