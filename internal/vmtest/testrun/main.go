@@ -55,6 +55,7 @@ func hostTests(ctx context.Context) error {
 		return err
 	}
 	fmt.Printf("host tests: %v in %.0f s\n", r.total, time.Since(start).Seconds())
+	r.total.printFailures(os.Stdout)
 	if outcome != passed {
 		return errors.New("host tests failed")
 	}
@@ -90,6 +91,7 @@ func vmTests(ctx context.Context, names []string) error {
 		return ctx.Err()
 	}
 	fmt.Printf("VM tests: %v in %.0f s\n", total, time.Since(start).Seconds())
+	total.printFailures(os.Stdout)
 	if len(failed) > 0 {
 		return fmt.Errorf("VM tests failed: %v", failed)
 	}

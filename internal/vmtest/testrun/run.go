@@ -27,12 +27,14 @@ const (
 // counts are tests, subtests too.
 type counts struct {
 	passed, failed, skipped int
-	top                     int // that are no subtests, however they ended
-	vm                      int // of skipped: because they boot VMs and this is not the run for them
-	lacking                 int // of skipped: because this checkout lacks something that one need not have
+	top                     int      // that are no subtests, however they ended
+	vm                      int      // of skipped: because they boot VMs and this is not the run for them
+	lacking                 int      // of skipped: because this checkout lacks something that one need not have
+	failures                []string // a package, a test and the last it said, in the order in which they failed
 }
 
 func (c *counts) add(d counts) {
+	c.failures = append(c.failures, d.failures...)
 	c.passed, c.failed, c.skipped = c.passed+d.passed, c.failed+d.failed, c.skipped+d.skipped
 	c.top, c.vm, c.lacking = c.top+d.top, c.vm+d.vm, c.lacking+d.lacking
 }
@@ -43,6 +45,14 @@ func (c counts) String() string {
 		s += fmt.Sprintf(" (%d of them VM tests)", c.vm)
 	}
 	return s
+}
+
+// printFailures repeats which tests failed and the end of what they said. They did so hundreds of
+// lines further up, and some keep only the end of a log.
+func (c counts) printFailures(out io.Writer) {
+	for _, failure := range c.failures {
+		fmt.Fprintf(out, "---- failed: %s", failure)
+	}
 }
 
 // run is one go test.
@@ -123,6 +133,9 @@ func (r *run) read(from io.Reader) error {
 // maxLines is how many lines of a test are kept for its failure.
 const maxLines = 80
 
+// lastLines is how many lines of a failed test are repeated at the end of everything.
+const lastLines = 12
+
 func (r *run) handle(e event) {
 	key := e.Package + " " + e.Test
 	switch e.Action {
@@ -173,7 +186,10 @@ func (r *run) testEnd(e event) {
 		}
 	case "fail":
 		c.failed++
-		fmt.Fprintf(r.out, "---- %s %s failed:\n%s", e.Package, e.Test, strings.Join(r.output[e.Package+" "+e.Test], ""))
+		said := r.output[e.Package+" "+e.Test]
+		fmt.Fprintf(r.out, "---- %s %s failed:\n%s", e.Package, e.Test, strings.Join(said, ""))
+		said = said[max(0, len(said)-lastLines):]
+		c.failures = append(c.failures, fmt.Sprintf("%s %s\n%s", e.Package, e.Test, strings.Join(said, "")))
 	}
 	if r.each {
 		fmt.Fprintf(r.out, "  %-4s  %7.1f s  %s\n", e.Action, e.Elapsed, e.Test)

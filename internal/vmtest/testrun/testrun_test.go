@@ -8,6 +8,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -96,7 +97,13 @@ func TestRun(t *testing.T) {
 			r := &run{out: &out, each: true, args: []string{"-timeout", "2s", "."}}
 			t.Chdir(dir)
 			got, err := r.do(context.Background())
-			if err != nil || got != c.outcome || r.total != c.total {
+			var last bytes.Buffer
+			r.total.printFailures(&last)
+			if strings.Contains(last.String(), "---- failed: m TestIt\n") != (c.total.failed > 0) {
+				t.Errorf("%d tests failed, and the end says %q", c.total.failed, &last)
+			}
+			r.total.failures = nil
+			if err != nil || got != c.outcome || !reflect.DeepEqual(r.total, c.total) {
 				t.Errorf("outcome %v, %+v, %v: want %v, %+v", got, r.total, err, c.outcome, c.total)
 			}
 			if !strings.Contains(out.String(), c.prints) {
