@@ -46,6 +46,16 @@ for name in python go; do
     head -n 1 $name.out
 done`
 
+// endServers kills both and waits until they are gone: a branch may come before a kill takes effect,
+// and the fork would find them.
+const endServers = `for p in /proc/[0-9]*; do
+    case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
+    "python3 own.py "*|"./draw "*)
+        kill -9 ${p#/proc/}
+        while [ -d $p ]; do sleep 0.1; done;;
+    esac
+done`
+
 // drawn asks both servers once.
 func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	t.Helper()
@@ -163,7 +173,7 @@ func (d *daemon) strictRefuses(t *testing.T, source, suspended client.Sandbox) {
 	if err != nil || s.State != "running" {
 		t.Errorf("the resume after that: %+v, %v", s, err)
 	}
-	d.sh(t, source.ID, `for p in /proc/[0-9]*; do case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in "python3 own.py "*|"./draw "*) kill -9 ${p#/proc/};; esac; done`)
+	d.sh(t, source.ID, endServers)
 	d.branchOf(t, source.ID, "quiet", "live")
 	f, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: "quiet", N: 1, Unique: "strict"})
 	if err != nil {
