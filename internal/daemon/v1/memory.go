@@ -5,15 +5,23 @@ import (
 	"io"
 	"net/http"
 	"sync"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
-// memory bounds what all requests that are under way hold of clients' bodies and guests' answers.
-// Each of these has a limit of its own; together, as many as there may be at once, they would still
-// be far more than a host has.
+// memory bounds how many bytes of clients' bodies and guests' answers all requests under way hold.
+// Each body and answer has a limit of its own; together, as many as there may be at once, they would
+// still be far more than a host has. No client may hold all of it, so none keeps the others out.
 type memory struct {
+	total int
+
 	mu   sync.Mutex
-	left int // bytes
+	held int
+	by   map[string]int // held, by client
 }
+
+func newMemory(total int) *memory { return &memory{total: total, by: make(map[string]int)} }
 
 // smallShare is what every request may hold besides, so that small ones are served whatever large
 // ones do. The gates bound how many there are.
@@ -27,19 +35,23 @@ const (
 )
 
 var errNoMemory = &requestError{http.StatusServiceUnavailable,
-	"requests under way hold all the memory that there is for bodies and answers: try again, or take output as a stream"}
+	"requests under way hold all the memory that there is for bodies and answers, or this client holds its part: " +
+		"try again, or take output as a stream"}
 
 // share is what one request holds. A nil share is not counted.
 type share struct {
-	of    *memory
-	taken int
+	of     *memory
+	client string
+	most   int // bytes that all requests of the client may hold; 0: as many as there are
+	taken  int
 }
 
 type shareKey struct{}
 
 // sharing gives a request its share, until done is called.
 func (m *memory) sharing(r *http.Request) (with *http.Request, done func()) {
-	s := &share{of: m}
+	part := sandbox.FairShare(auth.From(r.Context()).Who, m.total)
+	s := &share{of: m, client: part.Key, most: part.Most}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
 }
 
@@ -71,19 +83,27 @@ func (s *share) take(n int) error {
 	before := s.counted()
 	s.taken += n
 	grown := s.counted() - before
-	if grown > s.of.left {
+	if s.of.held+grown > s.of.total || s.most > 0 && s.of.by[s.client]+grown > s.most {
 		s.taken -= n
 		return errNoMemory
 	}
-	s.of.left -= grown
+	s.holdLocked(grown)
 	return nil
 }
 
 func (s *share) release() {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
-	s.of.left += s.counted()
+	s.holdLocked(-s.counted())
 	s.taken = 0
+}
+
+// holdLocked counts n more bytes, or fewer. The caller holds the memory's mu.
+func (s *share) holdLocked(n int) {
+	s.of.held += n
+	if s.of.by[s.client] += n; s.of.by[s.client] == 0 {
+		delete(s.of.by, s.client)
+	}
 }
 
 // keep is take for what a guest answers.

@@ -114,7 +114,7 @@ func routed(cfg Config) (_ *Server, patterns []string) {
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
-		memory:        &memory{left: cfg.Limits.Memory},
+		memory:        newMemory(cfg.Limits.Memory),
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
 	calls := func() *places { return newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
