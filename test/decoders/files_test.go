@@ -21,7 +21,7 @@ import (
 )
 
 func allRows() (rows []row) {
-	for _, of := range [][]row{callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(), peekRows()} {
+	for _, of := range [][]row{callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(), peekRows(), dnsRows()} {
 		rows = append(rows, of...)
 	}
 	return rows

@@ -150,11 +150,13 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	if err != nil || h.Response || h.OpCode != 0 {
 		return nil, false
 	}
-	questions, err := p.AllQuestions()
-	if err != nil || len(questions) != 1 || questions[0].Class != dnsmessage.ClassINET {
+	// A message of 64 KiB has room for ten thousand questions, each of which unpacks into a name of 255
+	// bytes: only the first is unpacked.
+	question, err := p.Question()
+	if err != nil || question.Class != dnsmessage.ClassINET || p.SkipQuestion() != dnsmessage.ErrSectionDone {
 		return nil, false
 	}
-	q := &query{header: h, question: questions[0], room: 512} // RFC 1035 §4.2.1
+	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1
 	q.name = strings.TrimSuffix(q.question.Name.String(), ".")
 	if strings.ContainsFunc(q.name, func(r rune) bool { return r > unicode.MaxASCII }) {
 		return nil, false // lowered, some letters would become those of another name

@@ -50,7 +50,7 @@ func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.T
 	}
 	if len(m.order) == maxMemory {
 		oldest := m.order[0]
-		m.order = slices.Delete(m.order, 0, 1)
+		m.order = m.order[1:] // which append moves once for many
 		m.forgetLocked(oldest)
 	}
 	m.addrs[addr] = append(m.addrs[addr], given{name, expires})
