@@ -60,7 +60,7 @@ func (a *api) carries(r *http.Request, route inbound.Route) bool {
 // sharedRoute returns what a request names by its headers to an address that all sandboxes share.
 // What it names may not be there: then the id is empty, or the port 0.
 func sharedRoute(r *http.Request) inbound.Route {
-	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath()}
+	route := inbound.Route{ID: r.Header.Get(idHeader), Port: agentproto.EnvdPort, Path: r.URL.EscapedPath(), Shared: true}
 	if text := r.Header.Get(portHeader); text != "" && route.ID != "" {
 		route.Port, _ = inbound.ParsePort(text)
 	}

@@ -43,6 +43,24 @@ func sign(path, operation, user, token string, end int64) string {
 }
 
 // A signed URL permits one operation on one file, to whoever has it, with or without headers.
+// A signed file has the daemon's own address, so a page among them gets no origin: its scripts would
+// have the daemon's, which a daemon without tokens obeys.
+func TestSignedPageHasNoOrigin(t *testing.T) {
+	r := start(t)
+	b := r.create(simple)
+	page := filepath.Join(t.TempDir(), "report.html")
+	if err := os.WriteFile(page, []byte("<script>fetch('/v1/sandboxes')</script>"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	navigation := header{"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+	resp, out := r.send("GET", sign(page, "read", "", b.Access, time.Now().Unix()+1000), navigation, "")
+	csp := resp.Header.Get("Content-Security-Policy")
+	if resp.StatusCode != 200 || !strings.Contains(out, "<script>") || !strings.HasPrefix(csp, "sandbox ") ||
+		strings.Contains(csp, "allow-same-origin") {
+		t.Errorf("%s, policy %q: %s", resp.Status, csp, out)
+	}
+}
+
 func TestSignedFiles(t *testing.T) {
 	r := start(t)
 	b := r.create(simple)

@@ -46,6 +46,8 @@ func (p *Proxy) request(pr *httputil.ProxyRequest, route *Route) {
 	}
 	if route.Prefix != "" {
 		out.Header.Set(prefixHeader, route.Prefix)
+	}
+	if route.isDaemons() {
 		out.Header.Del("Cookie") // they are those of the daemon's host, and of every other server there
 	}
 }
@@ -64,11 +66,12 @@ func (p *Proxy) authorization(h http.Header, signed bool) (values []string) {
 	return values
 }
 
-// contain keeps an answer from reaching beyond the port that it comes from.
+// contain keeps an answer from reaching beyond the port that it comes from. A page at an address of
+// the daemon's own, by path or shared, would otherwise have the daemon's origin.
 func contain(resp *http.Response, in *http.Request, route *Route) {
 	h := resp.Header
 	h.Del(ErrorHeader)
-	if route.Prefix == "" {
+	if !route.isDaemons() {
 		ownCookies(resp)
 		if route.Signed { // its own address is the permission
 			h.Set("Referrer-Policy", "same-origin")

@@ -31,7 +31,7 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 	switch {
 	case r.Method == http.MethodConnect:
 		return false, ErrMethod
-	case route.Prefix != "" && r.Header.Get("Service-Worker") != "":
+	case route.isDaemons() && r.Header.Get("Service-Worker") != "":
 		return false, ErrWorker
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())

@@ -16,10 +16,14 @@ type Route struct {
 	Port   uint16
 	Path   string // what the guest is asked for, escaped as the client sent it
 	Prefix string // what stood before it; empty if the request named a host of the guest's own
+	Shared bool   // headers or a signature name the sandbox, at an address that is the daemon's own
 	Signed bool   // the client need not know the daemon's token
 	Open   bool   // the client has shown no permission at all
 	Agent  bool   // the port is the agent's, on vsock, and not one of a server in the guest
 }
+
+// isDaemons reports whether the address of a request is the daemon's own, and not a host of the guest's.
+func (r *Route) isDaemons() bool { return r.Prefix != "" || r.Shared }
 
 // byPath matches a path that names a port; what follows is the guest's own. It is matched before
 // anything has cleaned the path, so that no "..", "//" or "%2f" in the guest's part makes another
