@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -332,9 +333,29 @@ func TestMemoryIsBoundedAndForgets(t *testing.T) {
 	m.put("a.example.com", addr, time.Second, now)
 	m.put("b.example.com", addr, time.Hour, now)
 	m.put("a.example.com", addr, time.Second, now)
-	for after, want := range map[time.Duration][]string{0: {"a.example.com", "b.example.com"}, minKeep: {"b.example.com"}, 2 * time.Hour: nil} {
+	for after, want := range map[time.Duration][]string{0: {"b.example.com", "a.example.com"}, minKeep: {"b.example.com"}, 2 * time.Hour: nil} {
 		if got := m.names(addr, now.Add(after)); !reflect.DeepEqual(got, want) {
 			t.Errorf("after %v: %q, want %q", after, got, want)
+		}
+	}
+}
+
+func TestNamesOfOneAddressAreBounded(t *testing.T) {
+	var m memory
+	now, addr := time.Now(), netip.MustParseAddr("9.9.9.9")
+	name := func(i int) string { return fmt.Sprintf("%d.example.com", i) }
+	for i := range maxNames {
+		m.put(name(i), addr, time.Hour, now)
+	}
+	m.put(name(0), addr, time.Hour, now) // given again, so it is the newest
+	m.put(name(maxNames), addr, time.Hour, now)
+	got := m.names(addr, now)
+	if len(got) != maxNames || len(m.order) != maxNames {
+		t.Errorf("%d names in %d pairs, want %d", len(got), len(m.order), maxNames)
+	}
+	for name, want := range map[string]bool{name(0): true, name(1): false, name(2): true, name(maxNames): true} {
+		if slices.Contains(got, name) != want {
+			t.Errorf("%s is remembered: %v, want %v", name, !want, want)
 		}
 	}
 }

@@ -12,6 +12,10 @@ const (
 	// oldest go first.
 	maxMemory = 2048
 
+	// maxNames bounds the names of one address. A decision about a connection compares each of them
+	// with each rule of the policy, and a new policy decides about all connections at once.
+	maxNames = 128
+
 	// A pair is remembered for its TTL, but at least for minKeep: programs look a name up once and
 	// connect to the address for as long as they run. And at most for maxKeep, whatever the TTL
 	// says.
@@ -22,8 +26,8 @@ const (
 // memory has the names that a sandbox was given addresses for.
 type memory struct {
 	mu    sync.Mutex
-	addrs map[netip.Addr][]given
-	order []pair // oldest first
+	addrs map[netip.Addr][]given // the name given last at the end
+	order []pair                 // oldest first
 }
 
 type given struct {
@@ -45,19 +49,25 @@ func (m *memory) put(name string, addr netip.Addr, ttl time.Duration, now time.T
 	}
 	names := m.addrs[addr]
 	if i := slices.IndexFunc(names, func(g given) bool { return g.name == name }); i >= 0 {
-		names[i].expires = expires
+		m.addrs[addr] = append(slices.Delete(names, i, i+1), given{name, expires})
 		return
 	}
-	if len(m.order) == maxMemory {
-		oldest := m.order[0]
-		m.order = m.order[1:] // which append moves once for many
-		m.forgetLocked(oldest)
+	switch {
+	case len(names) == maxNames:
+		m.forgetLocked(pair{addr, names[0].name})
+	case len(m.order) == maxMemory:
+		m.forgetLocked(m.order[0])
 	}
 	m.addrs[addr] = append(m.addrs[addr], given{name, expires})
 	m.order = append(m.order, pair{addr, name})
 }
 
 func (m *memory) forgetLocked(p pair) {
+	if i := slices.Index(m.order, p); i == 0 {
+		m.order = m.order[1:] // without a move of the other two thousand
+	} else {
+		m.order = slices.Delete(m.order, i, i+1)
+	}
 	names := slices.DeleteFunc(m.addrs[p.addr], func(g given) bool { return g.name == p.name })
 	if len(names) == 0 {
 		delete(m.addrs, p.addr)

@@ -276,7 +276,8 @@ func privateName(name string) bool {
 // Match reports whether a name rule is about name, whatever the port.
 func Match(r *netproto.Rule, name string) bool {
 	if r.Below {
-		return strings.HasSuffix(name, "."+r.Name)
+		dot := len(name) - len(r.Name) - 1
+		return dot >= 0 && name[dot] == '.' && name[dot+1:] == r.Name
 	}
 	return name == r.Name
 }
