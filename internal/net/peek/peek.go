@@ -46,7 +46,7 @@ func Server(r io.Reader) (Seen, error) {
 	switch {
 	case err != nil:
 	case first[0] == recordHandshake:
-		seen.Name, seen.ECH = tlsName(in)
+		seen.Name, seen.ECH, seen.Unclear = tlsName(in)
 	default:
 		seen.Name, seen.Unclear = httpName(in)
 		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes())
@@ -55,9 +55,10 @@ func Server(r io.Reader) (Seen, error) {
 	return seen, t.failure()
 }
 
-// isHTTP reports whether the first line is, or could be taken for, that of a request.
+// isHTTP reports whether the first line is, or could be taken for, that of a request. Servers skip
+// empty lines before it (RFC 9112 §2.2).
 func isHTTP(p []byte) bool {
-	line, _, _ := bytes.Cut(p, []byte("\n"))
+	line, _, _ := bytes.Cut(bytes.TrimLeft(p, "\r\n"), []byte("\n"))
 	return bytes.Contains(bytes.ToUpper(line), []byte("HTTP/"))
 }
 
@@ -93,17 +94,20 @@ var errSeen = errors.New("seen")
 const extensionECH = 0xfe0d
 
 // tlsName returns the server name of a ClientHello, and whether it has an encrypted one or the
-// random bytes that browsers send in its place: the two cannot be told apart (RFC 9849 §6.2).
-func tlsName(in io.Reader) (name string, ech bool) {
+// random bytes that browsers send in its place: the two cannot be told apart (RFC 9849 §6.2). A
+// ClientHello that Go's parser refuses, or that is longer than MaxBytes, is unclear: servers may
+// accept it.
+func tlsName(in io.Reader) (name string, ech, unclear bool) {
+	unclear = true
 	server := tls.Server(readOnly{in}, &tls.Config{
 		MinVersion: tls.VersionTLS10, // it is not us who speaks it
 		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-			name, ech = hello.ServerName, slices.Contains(hello.Extensions, extensionECH)
+			name, ech, unclear = hello.ServerName, slices.Contains(hello.Extensions, extensionECH), false
 			return nil, errSeen
 		},
 	})
 	_ = server.Handshake() // it ends with errSeen, or has seen no name
-	return canonical(name), ech
+	return canonical(name), ech, unclear
 }
 
 func httpName(in *bufio.Reader) (name string, unclear bool) {
@@ -116,6 +120,11 @@ func httpName(in *bufio.Reader) (name string, unclear bool) {
 	// names a server here.
 	if req.URL.Host != "" || req.Method == http.MethodConnect || req.ProtoMajor != 1 {
 		return "", true
+	}
+	for key := range req.Header {
+		if strings.EqualFold(strings.TrimSpace(key), "Host") { // Go keeps "Host :" apart from Host
+			return "", true
+		}
 	}
 	host := req.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {

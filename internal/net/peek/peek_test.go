@@ -42,7 +42,7 @@ func TestServer(t *testing.T) {
 	}{
 		"TLS":                       {hello(t, "Example.com"), "example.com", false},
 		"TLS to an address":         {hello(t, "192.0.2.9"), "", false},
-		"TLS that ends early":       {hello(t, "example.com")[:40], "", false},
+		"TLS that ends early":       {hello(t, "example.com")[:40], "", true},
 		"HTTP":                      {get("GET / HTTP/1.1", "Host: Example.com"), "example.com", false},
 		"HTTP with port and dot":    {get("GET / HTTP/1.1", "User-Agent: x", "Host: example.com.:8080"), "example.com", false},
 		"HTTP to an address":        {get("GET / HTTP/1.1", "Host: 127.0.0.1:80"), "", false},
@@ -77,6 +77,25 @@ func TestServerReportsAReaderThatFails(t *testing.T) {
 		got, err := Server(io.MultiReader(bytes.NewReader(sent), iotest.ErrReader(late)))
 		if got.Name != "" || !bytes.Equal(got.Sent, sent) || !errors.Is(err, late) {
 			t.Errorf("after %d bytes: %q, %d bytes, %v", len(sent), got.Name, len(got.Sent), err)
+		}
+	}
+}
+
+// Servers accept what Go's parsers refuse, so none of these may count as naming no server.
+func TestServerThatOthersWouldRead(t *testing.T) {
+	long := make([]string, 3000)
+	for i := range long {
+		long[i] = "some-protocol"
+	}
+	for name, sent := range map[string][]byte{
+		"an empty line before the request":    []byte("\r\nGET / HTTP/1.1\r\nHost: a.example\r\n\r\n"),
+		"empty lines, and two Hosts":          []byte("\r\n\nGET / HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\n\r\n"),
+		"a space before the colon":            []byte("GET / HTTP/1.1\r\nHost : a.example\r\n\r\n"),
+		"a ClientHello of more than MaxBytes": helloOf(t, &tls.Config{ServerName: "a.example", NextProtos: long}),
+		"a dot at the end of the server name": bytes.Replace(hello(t, "a.exampleX"), []byte("a.exampleX"), []byte("a.example."), 1),
+	} {
+		if seen, err := Server(bytes.NewReader(sent)); err != nil || seen.Name != "" && seen.Name != "a.example" || seen.Name == "" && !seen.Unclear {
+			t.Errorf("%s: %q, unclear %v, %v", name, seen.Name, seen.Unclear, err)
 		}
 	}
 }
