@@ -87,7 +87,7 @@ func (d *demo) report(w io.Writer) error {
 	line("a child confirmed", "%.1f ms p50, %.1f ms p99", f.ChildP50MS, f.ChildP99MS)
 	section("Memory per idle child, mean, sampled while all were alive")
 	line("Pss of its VMM process", "%d KiB", f.PSSKiB)
-	line("private", "%d KiB, of which the VMM itself %d KiB", f.PrivateKiB, f.vmmPrivateKiB)
+	line("private", "%d KiB, %d KiB of it the VMM's own", f.PrivateKiB, f.vmmPrivateKiB)
 	line("guest pages written since the fork", "%d KiB", f.guestDirtyKiB)
 	section("numpy expression in a child, median")
 	line("eval in the warm interpreter", "%.1f ms", f.EvalWarmMS)

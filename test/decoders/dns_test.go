@@ -11,13 +11,13 @@ import (
 	"github.com/forkd/forkd/internal/net/dns"
 )
 
-// dnsName is the question of these tests as RFC 1035 §3.1 encodes it, and aRecord an answer to it: a
-// pointer to the name, type A, class IN, an hour, and an address that numbered fills in.
+// dnsQuestion is the question of these tests as RFC 1035 §4.1.2 encodes it. aRecord begins an answer
+// to it: a pointer to the name, type A, class IN, an hour, and the length of the address that follows.
 var (
-	dnsName  = append([]byte("\x07example\x03com\x00"), 0, 1, 0, 1)
-	aRecord  = []byte{0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4}
-	anyName  = func(string) (bool, dns.Reason) { return true, "" }
-	unminded = func(string, dns.Reason) {}
+	dnsQuestion = append([]byte("\x07example\x03com\x00"), 0, 1, 0, 1)
+	aRecord     = []byte{0xc0, 12, 0, 1, 0, 1, 0, 0, 0x0e, 0x10, 0, 4}
+	anyName     = func(string) (bool, dns.Reason) { return true, "" }
+	ignored     = func(string, dns.Reason) {}
 )
 
 // dnsMessage has the header of RFC 1035 §4.1.1 with its counts, and a body.
@@ -34,17 +34,17 @@ const largestMessage = 15 << 10
 
 func dnsRows() []row {
 	query := func(t *testing.T, p []byte) {
-		dns.New(new(dns.Resolver), anyName, unminded).Answer(t.Context(), p, true)
+		dns.New(new(dns.Resolver), anyName, ignored).Answer(t.Context(), p, true)
 	}
 	questions := func(n int) []byte {
 		more := bytes.Repeat([]byte{0xc0, 12, 0, 1, 0, 1}, n/6)
-		return dnsMessage(0, [4]int{1 + n/6}, dnsName, more)
+		return dnsMessage(0, [4]int{1 + n/6}, dnsQuestion, more)
 	}
 	records := func(section int) func(int) []byte {
 		return func(n int) []byte {
 			counts := [4]int{1}
 			counts[section] = n / 11
-			return dnsMessage(0, counts, dnsName, bytes.Repeat([]byte{0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0}, n/11))
+			return dnsMessage(0, counts, dnsQuestion, bytes.Repeat([]byte{0, 0, 41, 4, 0xd0, 0, 0, 0, 0, 0, 0}, n/11))
 		}
 	}
 	addresses := func(n int) []byte {
@@ -52,23 +52,25 @@ func dnsRows() []row {
 		for i := range n / 16 {
 			body = binary.BigEndian.AppendUint32(append(body, aRecord...), uint32(i))
 		}
-		return dnsMessage(0x8000, [4]int{1, n / 16}, dnsName, body)
+		return dnsMessage(0x8000, [4]int{1, n / 16}, dnsQuestion, body)
 	}
 	other := func(n int) []byte {
-		return dnsMessage(0x8000, [4]int{1, n / 12}, dnsName, bytes.Repeat([]byte{0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0, 0, 0}, n/12))
+		empty := []byte{0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0, 0, 0} // a TXT record
+		return dnsMessage(0x8000, [4]int{1, n / len(empty)}, dnsQuestion, bytes.Repeat(empty, n/len(empty)))
 	}
+	zeros := func(n int) []byte { return make([]byte, n) }
 	return []row{
 		{name: "dns query/questions", input: questions, decode: query, most: largestMessage},
 		{name: "dns query/answers", input: records(1), decode: query, most: largestMessage},
 		{name: "dns query/additional", input: records(3), decode: query, most: largestMessage},
 		{name: "dns answer/addresses", input: addresses, decode: resolve, most: largestMessage, factor: 32},
 		{name: "dns answer/other records", input: other, decode: resolve, most: largestMessage},
-		{name: "dns answer/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: resolve, most: largestMessage},
+		{name: "dns answer/zeros", input: zeros, decode: resolve, most: largestMessage},
 	}
 }
 
-// resolve has a resolver give p as its answer, by TCP and with the id of the query, to a guest whose
-// memory of addresses is full after a few.
+// resolve has a resolver answer a guest's query with p, by TCP and with the id of the query. The
+// largest answers have more addresses than are remembered for a guest.
 func resolve(t *testing.T, p []byte) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -91,7 +93,7 @@ func resolve(t *testing.T, p []byte) {
 	}()
 	r := new(dns.Resolver)
 	r.Set([]netip.AddrPort{netip.MustParseAddrPort(l.Addr().String())})
-	dns.New(r, anyName, unminded).Answer(t.Context(), dnsMessage(0, [4]int{1}, dnsName), true)
+	dns.New(r, anyName, ignored).Answer(t.Context(), dnsMessage(0, [4]int{1}, dnsQuestion), true)
 	_ = l.Close()
 	<-done
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,11 +21,9 @@ import (
 	"github.com/forkd/forkd/internal/treetar"
 )
 
-func allRows() (rows []row) {
-	for _, of := range [][]row{callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(), peekRows(), dnsRows()} {
-		rows = append(rows, of...)
-	}
-	return rows
+func allRows() []row {
+	return slices.Concat(callRows(), streamRows(), otherRows(), archiveRows(), messageRows(), formatRows(),
+		peekRows(), dnsRows())
 }
 
 // archive is one of tar of entries that name makes.

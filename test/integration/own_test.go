@@ -46,8 +46,8 @@ for name in python go; do
     head -n 1 $name.out
 done`
 
-// endServers kills both and waits until they are gone: a branch may come before a kill takes effect,
-// and the fork would find them.
+// endServers kills both servers and waits until they are gone. A branch may come before a kill takes
+// effect, and its fork would find the servers.
 const endServers = `for p in /proc/[0-9]*; do
     case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in
     "python3 own.py "*|"./draw "*)

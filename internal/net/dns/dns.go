@@ -150,7 +150,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	if err != nil || h.Response || h.OpCode != 0 {
 		return nil, false
 	}
-	// A message of 64 KiB has room for ten thousand questions, each of which unpacks into a name of 255
+	// A message of 64 KiB has room for ten thousand questions, and each unpacks into an array of 255
 	// bytes: only the first is unpacked.
 	question, err := p.Question()
 	if err != nil || question.Class != dnsmessage.ClassINET || p.SkipQuestion() != dnsmessage.ErrSectionDone {

@@ -47,8 +47,8 @@ func (c counts) String() string {
 	return s
 }
 
-// printFailures repeats which tests failed and the end of what they said. They did so hundreds of
-// lines further up, and some keep only the end of a log.
+// printFailures repeats the names of the failed tests and the last lines of each. Their own reports
+// are hundreds of lines further up, and CI keeps only the end of a log.
 func (c counts) printFailures(out io.Writer) {
 	for _, failure := range c.failures {
 		fmt.Fprintf(out, "---- failed: %s", failure)
