@@ -22,8 +22,9 @@ with open(os.path.join("out", "compat.json"), "w") as f:
 print(f"\n{'group':34}{'passed':>8}{'failed':>8}{'not applicable':>16}")
 for group, result in merged.items():
     print(f"{group:34}{result['passed']:>8}{result['failed']:>8}{result['not_applicable']:>16}")
-for group, result in merged.items():
-    for case in result["cases"]:
-        if case["outcome"] != "passed":
-            print(f"{group}: {case['name']}: {case['outcome']}: {case.get('reason')}")
+for outcome in ("not_applicable", "failed"):  # failures last: CI keeps only the end of a log
+    for group, result in merged.items():
+        for case in result["cases"]:
+            if case["outcome"] == outcome:
+                print(f"{group}: {case['name']}: {outcome}: {case.get('reason')}")
 sys.exit(1 if any(r["failed"] for r in merged.values()) else 0)

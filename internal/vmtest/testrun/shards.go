@@ -71,6 +71,9 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 				j := jobs[i]
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
+				if err != nil && len(c.failures) == 0 { // a build, a test that hangs, a client
+					c.failures = []string{j.name + "\n" + strings.Join(out.last, "")}
+				}
 				if err != nil {
 					fmt.Fprintf(out, "FAIL  %s: %v\n", j.name, err)
 				}
@@ -92,7 +95,8 @@ type lineWriter struct {
 	prefix string
 	mu     *sync.Mutex // held while a line is written; writers of one destination share it
 	to     io.Writer
-	rest   []byte // a line that has not ended
+	rest   []byte   // a line that has not ended
+	last   []string // at most lastLines lines, the newest at the end
 }
 
 func (w *lineWriter) Write(p []byte) (int, error) {
@@ -105,6 +109,7 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 	for line := range bytes.Lines(w.rest[:end+1]) {
 		b.WriteString(w.prefix)
 		b.Write(line)
+		w.last = append(w.last[max(0, len(w.last)+1-lastLines):], string(line))
 	}
 	w.rest = append(w.rest[:0], w.rest[end+1:]...)
 	w.mu.Lock()

@@ -3,9 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -110,5 +113,23 @@ func TestRun(t *testing.T) {
 				t.Errorf("printed %q: want %q in it", out.String(), c.prints)
 			}
 		})
+	}
+}
+
+func TestEndNamesJobsWithoutTests(t *testing.T) {
+	jobs := []job{
+		{name: "clients", do: func(_ context.Context, _ host, out io.Writer) (counts, error) {
+			fmt.Fprintln(out, strings.Repeat("passed\n", lastLines)+"schemathesis: a case failed")
+			return counts{}, errors.New("scripts/compat: exit status 1")
+		}},
+		{name: "tests", do: func(context.Context, host, io.Writer) (counts, error) {
+			return counts{failed: 1, failures: []string{"pkg TestIt\n"}}, errors.New("see above")
+		}},
+		{name: "good", do: func(context.Context, host, io.Writer) (counts, error) { return counts{passed: 1}, nil }},
+	}
+	total, failed := runJobs(t.Context(), []host{thisHost{}}, jobs)
+	want := []string{"clients\n" + strings.Repeat("passed\n", lastLines-1) + "schemathesis: a case failed\n", "pkg TestIt\n"}
+	if !slices.Equal(total.failures, want) || !slices.Equal(failed, []string{"clients", "tests"}) {
+		t.Errorf("%q failed and the end says %q, want %q", failed, total.failures, want)
 	}
 }
