@@ -40,7 +40,7 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 }
 
 // strictJSON decodes one JSON object, which errors call what. With nulls, null stands for what is
-// to be taken away. It returns io.EOF if there is no text.
+// to be taken away. It returns io.EOF if there is not a single byte.
 func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
@@ -51,6 +51,8 @@ func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 		wrong    *json.UnmarshalTypeError
 	)
 	switch {
+	case errors.Is(err, io.EOF) && raw.Len() > 0:
+		return badRequest("%s: white space without a JSON object", what)
 	case errors.Is(err, io.EOF):
 		return io.EOF
 	case errors.As(err, &tooLarge), errors.Is(err, errNoMemory):

@@ -21,6 +21,7 @@ func TestReadJSON(t *testing.T) {
 		{"POST", `{}`, ""},
 		{"POST", `{"snapshot_tag": "a", "memory_limit_mib": null}`, ""},
 		{"POST", `{"snapshot_tag": "a", "limits": {"cpus": 1}, "env": {"A": "b"}}`, ""},
+		{"POST", "\t", "request body: white space"},
 		{"PUT", ``, "request body: missing"},
 		{"PATCH", ``, "request body: missing"},
 		{"PATCH", `null`, "request body: null"},

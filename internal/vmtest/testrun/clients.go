@@ -20,7 +20,12 @@ const clientsLimit = time.Hour
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
 	"forkd-python", "forkd-mcp", "forkd-typescript", "schemathesis"}
 
-const schemathesisDuration = "2m"
+// schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as far
+// as it comes in that time. `scripts/compat schemathesis` sends others each time.
+const (
+	schemathesisDuration = "2m"
+	schemathesisSeed     = "1"
+)
 
 // exitLost is the status of scripts/compat when its emulated host hung.
 const exitLost = 125
@@ -45,7 +50,7 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
 	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // of no other daemon
-		"DURATION="+schemathesisDuration)
+		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed)
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
 	}

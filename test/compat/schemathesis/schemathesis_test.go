@@ -47,6 +47,9 @@ func TestSchemathesis(t *testing.T) {
 		"--header", "Authorization: Bearer "+apirig.Token, "--exclude-checks", excluded, "--continue-on-failure", "--exclude-path-regex", left,
 		"--max-time", os.Getenv("SCHEMATHESIS_SECONDS"), "--request-timeout", "60", "--no-color",
 		"--report", "json", "--report-json-path", os.Getenv("SCHEMATHESIS_REPORT"))
+	if seed := os.Getenv("SEED"); seed != "" {
+		cmd.Args = append(cmd.Args, "--seed", seed)
+	}
 	cmd.Dir = t.TempDir() // it leaves a directory of its own where it runs
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
