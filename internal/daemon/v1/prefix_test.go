@@ -186,6 +186,27 @@ func TestPrefixOfEvents(t *testing.T) {
 	}
 }
 
+// A sandbox that was taken from a team cannot be ended, suspended, resumed or seen by the name of
+// its workspace either.
+func TestWorkspaceOfSandboxTakenAway(t *testing.T) {
+	w := startTenants(t)
+	must(t, second(w.ChangeLabels(t.Context(), w.within, map[string]*string{"team-b/owner": nil})))
+	path := "/v1/workspaces/" + w.workspace
+	for _, route := range []string{"GET " + path, "POST " + path + "/suspend", "POST " + path + "/resume", "DELETE " + path} {
+		method, path, _ := strings.Cut(route, " ")
+		if status, answer := w.ask(t, "b", method, path, ""); status != http.StatusNotFound {
+			t.Errorf("%s: %d %s", route, status, answer)
+		}
+	}
+	if list, err := w.b.Workspaces(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("workspaces: %+v, %v", list, err)
+	}
+	if _, err := w.Sandbox(t.Context(), w.within); err != nil {
+		t.Error(err)
+	}
+	must(t, w.DeleteWorkspace(t.Context(), w.workspace))
+}
+
 // A token that is limited to a prefix uses what is within it as any other, and makes nothing
 // beyond.
 func TestPrefixHolds(t *testing.T) {

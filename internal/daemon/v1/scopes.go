@@ -129,8 +129,21 @@ func (a *api) within(r *http.Request) error {
 	if tag := r.PathValue("tag"); tag != "" {
 		return a.Manager.MayUse(r.Context(), tag)
 	}
-	if name := r.PathValue("name"); name != "" && !p.HasTag(name) {
+	if name := r.PathValue("name"); name != "" && (!p.HasTag(name) || a.isTaken(r, name)) {
 		return &workspace.Error{Name: name}
 	}
 	return nil
+}
+
+// isTaken reports whether the sandbox of a workspace is there, and out of reach of the client: its
+// labels were changed since the workspace was made.
+func (a *api) isTaken(r *http.Request, name string) bool {
+	info, err := a.Workspaces.Get(name)
+	if err != nil {
+		return false // the handler says that it is not there
+	}
+	if _, err = a.Manager.Get(info.SandboxID); err != nil {
+		return false // what has ended has no labels
+	}
+	return a.Manager.Reach(r.Context(), info.SandboxID) != nil
 }
