@@ -40,11 +40,11 @@ func fail(w http.ResponseWriter, err error) {
 		status = f.status
 	case errors.Is(err, fs.ErrNotExist):
 		status = http.StatusNotFound
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.ETXTBSY):
-		status = http.StatusForbidden // such as a new file in /sys, for root too
+	case isDenied(err):
+		status = http.StatusForbidden
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		status = http.StatusInsufficientStorage
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.EINVAL):
+	case isWrongPath(err):
 		status = http.StatusBadRequest
 	}
 	writeError(w, status, err.Error())

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
@@ -41,14 +42,30 @@ func fsError(err error) error {
 		code = connect.CodeNotFound
 	case errors.Is(err, fs.ErrExist):
 		code = connect.CodeAlreadyExists
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
+	case isDenied(err):
 		code = connect.CodePermissionDenied
-	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENAMETOOLONG):
+	case isWrongPath(err):
 		code = connect.CodeInvalidArgument
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		code = connect.CodeResourceExhausted
 	}
 	return connect.NewError(code, err)
+}
+
+// isDenied reports whether the kernel refuses what is asked of a path that is right in itself, such
+// as a new file in /sys, or another name for the root of a mount, for root too.
+func isDenied(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || isOneOf(err, unix.EROFS, unix.ETXTBSY, unix.EBUSY)
+}
+
+// isWrongPath reports whether a path does not suit what is asked.
+func isWrongPath(err error) bool {
+	return isOneOf(err, unix.ENOTDIR, unix.EISDIR, unix.ENOTEMPTY, unix.ELOOP, unix.ENAMETOOLONG, unix.EINVAL)
+}
+
+func isOneOf(err error, of ...unix.Errno) bool {
+	var got unix.Errno
+	return errors.As(err, &got) && slices.Contains(of, got)
 }
 
 // Stat describes one entry.
