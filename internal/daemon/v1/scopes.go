@@ -129,21 +129,19 @@ func (a *api) within(r *http.Request) error {
 	if tag := r.PathValue("tag"); tag != "" {
 		return a.Manager.MayUse(r.Context(), tag)
 	}
-	if name := r.PathValue("name"); name != "" && (!p.HasTag(name) || a.isTaken(r, name)) {
-		return &workspace.Error{Name: name}
+	if name := r.PathValue("name"); name != "" {
+		w, err := a.Workspaces.Get(name)
+		if err == nil && !a.mayKnow(p, w) {
+			err = &workspace.Error{Name: name}
+		}
+		return err
 	}
 	return nil
 }
 
-// isTaken reports whether the sandbox of a workspace is there, and out of reach of the client: its
-// labels were changed since the workspace was made.
-func (a *api) isTaken(r *http.Request, name string) bool {
-	info, err := a.Workspaces.Get(name)
-	if err != nil {
-		return false // the handler says that it is not there
-	}
-	if _, err = a.Manager.Get(info.SandboxID); err != nil {
-		return false // what has ended has no labels
-	}
-	return a.Manager.Reach(r.Context(), info.SandboxID) != nil
+// mayKnow reports whether a workspace is within a prefix: by its name, and by the labels of its
+// sandbox as long as that is there.
+func (a *api) mayKnow(p sandbox.Prefix, w workspace.Info) bool {
+	box, err := a.Manager.Get(w.SandboxID)
+	return p.HasTag(w.Name) && (err != nil || p.HasLabels(box.Info().Labels))
 }

@@ -52,7 +52,7 @@ func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 
 func (a *api) listWorkspaces(w http.ResponseWriter, r *http.Request) error {
 	p := sandbox.PrefixOf(r.Context())
-	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !p.HasTag(i.Name) || a.isTaken(r, i.Name) })
+	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !a.mayKnow(p, i) })
 	list := make([]listed[apiv1.Workspace], len(infos))
 	for n, i := range infos {
 		list[n] = listed[apiv1.Workspace]{workspaceOf(i), i.Name}

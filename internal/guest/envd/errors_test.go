@@ -30,7 +30,8 @@ func TestRefusalsOfTheKernel(t *testing.T) {
 		{unix.EIO, connect.CodeInternal, http.StatusInternalServerError},
 	} {
 		for _, err := range []error{
-			fmt.Errorf("move: %w", &os.LinkError{Op: "rename", Old: "/", New: "/a", Err: c.errno}), &fs.PathError{Op: "open", Path: "/", Err: c.errno},
+			fmt.Errorf("move: %w", &os.LinkError{Op: "rename", Old: "/", New: "/a", Err: c.errno}),
+			&fs.PathError{Op: "open", Path: "/", Err: c.errno},
 		} {
 			w := httptest.NewRecorder()
 			fail(w, err)

@@ -69,6 +69,7 @@ func runJobs(ctx context.Context, hosts []host, jobs []job) (total counts, faile
 			defer h.stop()
 			for i := take(); i < len(jobs) && ctx.Err() == nil; i = take() {
 				j := jobs[i]
+				out.last = nil
 				fmt.Fprintf(out, "[%d/%d] %s\n", i+1, len(jobs), j.title)
 				c, err := j.do(ctx, h, out)
 				if err != nil && len(c.failures) == 0 { // a build, a test that hangs, a client

@@ -126,10 +126,17 @@ func TestEndNamesJobsWithoutTests(t *testing.T) {
 			return counts{failed: 1, failures: []string{"pkg TestIt\n"}}, errors.New("see above")
 		}},
 		{name: "good", do: func(context.Context, host, io.Writer) (counts, error) { return counts{passed: 1}, nil }},
+		{name: "short", title: "title", do: func(context.Context, host, io.Writer) (counts, error) {
+			return counts{}, errors.New("said nothing")
+		}},
 	}
 	total, failed := runJobs(t.Context(), []host{thisHost{}}, jobs)
-	want := []string{"clients\n" + strings.Repeat("passed\n", lastLines-1) + "schemathesis: a case failed\n", "pkg TestIt\n"}
-	if !slices.Equal(total.failures, want) || !slices.Equal(failed, []string{"clients", "tests"}) {
+	want := []string{
+		"clients\n" + strings.Repeat("passed\n", lastLines-1) + "schemathesis: a case failed\n",
+		"pkg TestIt\n",
+		"short\n[4/4] title\n", // and no line of another job
+	}
+	if !slices.Equal(total.failures, want) || !slices.Equal(failed, []string{"clients", "tests", "short"}) {
 		t.Errorf("%q failed and the end says %q, want %q", failed, total.failures, want)
 	}
 }
