@@ -40,6 +40,9 @@ type Entry struct {
 
 	// LeftOut is how many lines of strangers who were refused are missing before this one.
 	LeftOut int `json:"left_out,omitempty"`
+
+	// Lost is how many lines are missing before this one because they could not be written.
+	Lost int `json:"lost,omitempty"`
 }
 
 // SignedURL is who comes with nothing but a signed URL.
@@ -66,7 +69,9 @@ type Log struct {
 
 	mu      sync.Mutex
 	out     io.WriteCloser
-	leftOut int // see Entry
+	cut     bool // the file ends amid a line
+	leftOut int  // see Entry
+	lost    int  // see Entry
 }
 
 // Open opens the log at path, which is created with mode 0600.
@@ -80,17 +85,29 @@ func (l *Log) Reopen() error {
 	if l == nil {
 		return nil
 	}
-	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(l.path, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("open audit log: %w", err)
 	}
+	cut := endsAmidLine(f) // a daemon was killed while it wrote, or the disk was full
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.out != nil {
 		l.out.Close()
 	}
-	l.out = f
+	l.out, l.cut = f, cut
 	return nil
+}
+
+// endsAmidLine reports whether f is a regular file whose last byte is no end of a line.
+func endsAmidLine(f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return false
+	}
+	last := make([]byte, 1)
+	_, err = f.ReadAt(last, info.Size()-1)
+	return err == nil && last[0] != '\n'
 }
 
 // maxField bounds what a client can make an entry hold per field, in bytes.
@@ -110,26 +127,34 @@ func (l *Log) Write(e Entry) error {
 	return l.writeLocked(e)
 }
 
-// writeLocked writes a line, with what was left out before it.
+// writeLocked writes a line, with the counts of the lines that are missing before it. A line of which
+// a part only could be written stays as it is; the next one begins on a line of its own.
 func (l *Log) writeLocked(e Entry) error {
-	e.Time, e.LeftOut = e.Time.UTC(), l.leftOut
+	e.Time, e.LeftOut, e.Lost = e.Time.UTC(), l.leftOut, l.lost
 	for _, field := range []*string{&e.Method, &e.Path, &e.UserAgent, &e.Sandbox, &e.Host, &e.Who} {
 		*field = strings.ToValidUTF8((*field)[:min(len(*field), maxField)], "?")
 	}
 	var line bytes.Buffer
+	if l.cut {
+		line.WriteByte('\n')
+	}
 	enc := json.NewEncoder(&line)
 	enc.SetEscapeHTML(false) // no page has it, and a '<' would take six bytes
 	if err := enc.Encode(e); err != nil {
 		return fmt.Errorf("write audit log: %w", err)
 	}
-	if _, err := l.out.Write(line.Bytes()); err != nil {
+	if n, err := l.out.Write(line.Bytes()); err != nil {
+		l.lost++
+		if n > 0 {
+			l.cut = line.Bytes()[n-1] != '\n'
+		}
 		return fmt.Errorf("write audit log: %w", err)
 	}
-	l.leftOut = 0
+	l.cut, l.leftOut, l.lost = false, 0, 0
 	return nil
 }
 
-// Close closes the file, after a line with what was left out and in no line yet.
+// Close closes the file, after a line with the counts of missing lines that no line has yet.
 func (l *Log) Close() error {
 	if l == nil {
 		return nil
@@ -137,7 +162,7 @@ func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var err error
-	if l.leftOut > 0 {
+	if l.leftOut > 0 || l.lost > 0 {
 		err = l.writeLocked(Entry{Time: time.Now()})
 	}
 	return errors.Join(err, l.out.Close())

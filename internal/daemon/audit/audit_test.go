@@ -3,9 +3,11 @@ package audit
 import (
 	"bufio"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -125,5 +127,71 @@ func TestStrangersAreLimited(t *testing.T) {
 	}
 	if lines != n/5*2 || strangers < strangersAtOnce || strangers == n/5*3 || strangers+leftOut != n/5*3 {
 		t.Errorf("%d lines of others, %d of strangers, %d left out", lines, strangers, leftOut)
+	}
+}
+
+// fullDisk writes to a file for as long as there is room.
+type fullDisk struct {
+	io.WriteCloser
+	room int
+}
+
+func (d *fullDisk) Write(p []byte) (int, error) {
+	n, err := d.WriteCloser.Write(p[:min(len(p), d.room)])
+	d.room -= n
+	if err == nil && n < len(p) {
+		err = syscall.ENOSPC
+	}
+	return n, err
+}
+
+// A disk that was full, or a daemon that was killed amid a line, spoils no line that comes after;
+// the lines that are missing are counted in it.
+func TestLinesAfterAFullDisk(t *testing.T) {
+	for _, room := range []int{0, 1, 50} {
+		path := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(path, []byte(`{"ts":"20`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Write(Entry{Method: "GET"}); err != nil {
+			t.Fatal(err)
+		}
+		disk := &fullDisk{WriteCloser: l.out, room: room}
+		l.out = disk
+		for range 2 {
+			if err := l.Write(Entry{Method: "PUT"}); err == nil {
+				t.Fatal("a line was written on a full disk")
+			}
+		}
+		disk.room = 1 << 20
+		for range 2 {
+			if err := l.Write(Entry{Method: "DELETE"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		p, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var whole, lost []string
+		for line := range strings.Lines(string(p)) {
+			var e Entry
+			if json.Unmarshal([]byte(line), &e) == nil {
+				whole = append(whole, e.Method)
+			}
+			if e.Lost == 2 {
+				lost = append(lost, e.Method)
+			}
+		}
+		if strings.Join(whole, " ") != "GET DELETE DELETE" || strings.Join(lost, " ") != "DELETE" {
+			t.Errorf("room for %d bytes: whole lines %q, two lost before %q:\n%s", room, whole, lost, p)
+		}
 	}
 }
