@@ -4,8 +4,7 @@
 // processes; the REST API is not part of it.
 //
 // The guest is Linux with the recipe's warm interpreter, or with -guest=stub a hundred bytes of
-// user-mode code, which runs on hosts whose KVM cannot run Linux (package stub). With -unjailed it
-// compares forks of VMMs in their jail with those of VMMs without one instead. Tables go to
+// user-mode code, which runs on hosts whose KVM cannot run Linux (package stub). Tables go to
 // standard output, progress to standard error, the figures as JSON to the file -o. It needs root
 // for cold page caches. scripts/bench runs it.
 package main
@@ -32,7 +31,6 @@ type options struct {
 	extents       int
 	coldAll       bool
 	floorBin      string
-	unjailedBin   string
 	floorRuns     int
 }
 
@@ -56,7 +54,6 @@ func main() {
 	flag.BoolVar(&b.opt.coldAll, "cold-all", false, "cold page caches also for the largest n")
 	flag.StringVar(&b.opt.floorBin, "floor", "", "path of bench/floor; empty: no floor")
 	flag.IntVar(&b.opt.floorRuns, "floor-runs", 100, "runs of the floor")
-	flag.StringVar(&b.opt.unjailedBin, "unjailed", "", "path of bench/unjailed, called forkd-vmm-…: measure only what the jail costs")
 	b.Main(b.opt.check, b.measure)
 }
 
@@ -107,11 +104,6 @@ func (b *bench) measure(ctx context.Context) (*report.Report, error) {
 	b.Progress("baking %s", b.guest.name)
 	if err := b.withManager(0, func(m *lab.Manager) error { return b.guest.bake(ctx, m) }); err != nil {
 		return nil, err
-	}
-	if o.unjailedBin != "" {
-		tables, err := b.compare(ctx, o.unjailedBin)
-		r.Tables = append(r.Tables, tables...)
-		return r, err
 	}
 	cells, err := b.cells(ctx)
 	r.Tables = append(r.Tables, b.tables(cells, f)...)

@@ -218,7 +218,7 @@ var rules = []rule{
 	},
 	{
 		from: []string{"..."}, to: []string{"internal/vmm"}, direct: true,
-		except: []string{"cmd/forkd-vmm", "bench/unjailed"},
+		except: []string{"cmd/forkd-vmm"},
 		reason: "a VMM is a process of its own, in its jail; the one without is for a measurement only",
 	},
 	{

@@ -96,23 +96,6 @@ func (l Layout) Kernel() []byte {
 	return bareguest.ELF(l.image(), loadAddr)
 }
 
-// CustomCode is where the code of Custom lies, and is entered.
-const CustomCode = loadAddr + imageSize
-
-// Custom returns the ELF file of a stub for forkd-vmm that runs other user-mode code, which may
-// read and write the registers of devices and the RAM below 1 GiB. An invalid instruction in it
-// writes the low byte of RAX to the serial port, as a forked stub does, and halts.
-func Custom(code []byte) []byte {
-	m := Layout{Register: uint32(boot.VirtioBase)}.image()
-	m[userCode] = 0xe9 // jmp CustomCode
-	binary.LittleEndian.PutUint32(m[userCode+1:], imageSize-userCode-5)
-	const large, entries = 2 << 20, 512
-	for i := range uint64(entries) {
-		binary.LittleEndian.PutUint64(m[dirRAM+8*i:], i*large|dirBits|pageLarge)
-	}
-	return bareguest.ELF(append(m, code...), loadAddr)
-}
-
 // Multiboot returns a kernel for a VMM that enters it in 32-bit mode: a file with a header by the
 // Multiboot Specification 0.6.96 §3.1 that gives the addresses itself.
 func (l Layout) Multiboot() []byte {

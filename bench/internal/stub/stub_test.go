@@ -116,22 +116,3 @@ func TestLayout(t *testing.T) {
 		}
 	}
 }
-
-// Custom's code is where it is entered, behind the tables, which map all that it may touch.
-func TestCustom(t *testing.T) {
-	f, err := elf.NewFile(bytes.NewReader(Custom([]byte("code"))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := io.ReadAll(f.Progs[0].Open())
-	if err != nil || string(m[CustomCode-loadAddr:]) != "code" {
-		t.Fatalf("%d bytes: %v", len(m), err)
-	}
-	if to := userCode + 5 + binary.LittleEndian.Uint32(m[userCode+1:]); m[userCode] != 0xe9 || loadAddr+to != CustomCode {
-		t.Errorf("it is entered by %x", m[userCode:userCode+5])
-	}
-	const last = 511
-	if got := binary.LittleEndian.Uint64(m[dirRAM+8*last:]); got != last<<21|dirBits|pageLarge {
-		t.Errorf("the last 2 MiB of the first GiB are mapped by %#x", got)
-	}
-}
