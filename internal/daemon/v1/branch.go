@@ -79,84 +79,54 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, status, info)
 }
 
-func (a *api) rollback(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.RollbackRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.RolledBack, err error) {
 	if req.To != "" {
 		if err := checkTag(req.To); err != nil {
-			return err
+			return out, err
 		}
 	}
 	if err := a.Manager.SetStrict(r.Context(), r.PathValue("id"), sandbox.Strict(req.Unique)); err != nil {
-		return err
+		return out, err
 	}
 	res, err := a.Manager.Rollback(r.Context(), r.PathValue("id"), req.To)
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, apiv1.RolledBack{
+	return apiv1.RolledBack{
 		Sandbox: a.sandboxOf(res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
-	})
+	}, nil
 }
 
-// onSandbox makes a handler of an operation that needs nothing but the id.
-func (a *api) onSandbox(op func(r *http.Request, id string) (sandbox.Info, error)) func(http.ResponseWriter, *http.Request) error {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := readJSON(w, r, &struct{}{}); err != nil {
-			return err
-		}
-		info, err := op(r, r.PathValue("id"))
-		if err != nil {
-			return err
-		}
-		return writeJSON(w, http.StatusOK, a.sandboxOf(info))
-	}
+func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
+	return a.changed(a.Manager.Pause(r.Context(), r.PathValue("id")))
 }
 
-func (a *api) pause(r *http.Request, id string) (sandbox.Info, error) {
-	return a.Manager.Pause(r.Context(), id)
-}
-
-func (a *api) resume(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.ResumeRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandbox, err error) {
 	id := r.PathValue("id")
 	if err := a.Manager.SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
-		return err
+		return out, err
 	}
-	info, err := a.Manager.Resume(r.Context(), id)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, a.sandboxOf(info))
+	return a.changed(a.Manager.Resume(r.Context(), id))
 }
 
-func (a *api) suspend(r *http.Request, id string) (sandbox.Info, error) {
-	return a.Manager.Suspend(r.Context(), id)
+func (a *api) suspend(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
+	return a.changed(a.Manager.Suspend(r.Context(), r.PathValue("id")))
 }
 
-func (a *api) compactSnapshot(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.CompactRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out apiv1.Snapshot, err error) {
 	for _, tag := range []string{r.PathValue("tag"), req.To} {
 		if err := checkTag(tag); err != nil {
-			return err
+			return out, err
 		}
 	}
 	from := r.PathValue("tag")
 	res, err := chain.Compact(r.Context(), a.Manager.Snapshots(), from, req.To, nil)
 	if err != nil {
-		return err
+		return out, err
 	}
 	info := snapshotOf(res)
 	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
-	return writeJSON(w, http.StatusOK, info)
+	return info, nil
 }
 
 // forkSource forks from a running sandbox instead of a snapshot.

@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -21,7 +20,10 @@ var notDocumented = []string{"GET /healthz/{$}", "/"}
 func TestDocumentHasTheRoutes(t *testing.T) {
 	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
 	documented = append(documented, notDocumented...)
-	_, routes := routed(Config{Metrics: http.NotFoundHandler()})
+	routes := []string{"/"}
+	for _, row := range newAPI(Config{}).routes() {
+		routes = append(routes, row.pattern)
+	}
 	slices.Sort(documented)
 	slices.Sort(routes)
 	for _, r := range routes {

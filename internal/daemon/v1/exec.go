@@ -49,20 +49,20 @@ func (a *api) runOn(ctx context.Context, r *http.Request, op string, f func(cont
 	return res, nil
 }
 
-func (a *api) ping(w http.ResponseWriter, r *http.Request) error {
+func (a *api) ping(r *http.Request) (out apiv1.Pong, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), maxPingDelay)
 	defer cancel()
 	var ready agentproto.Ready
-	err := a.onGuest(ctx, r, "ping", func(ctx context.Context, guest *agentclient.Client) (err error) {
+	err = a.onGuest(ctx, r, "ping", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		ready, err = guest.Ping(ctx)
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, apiv1.Pong{
+	return apiv1.Pong{
 		Pong: true, WarmupReady: true, Kernel: ready.Kernel, Warm: append([]string{}, ready.Warm...), Errors: ready.Errors,
-	})
+	}, nil
 }
 
 // exitCodeOf is what a shell would report.
@@ -241,20 +241,16 @@ func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclie
 	return writeJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
 }
 
-func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.EvalRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResult, err error) {
 	if req.Language != "" && req.ContextID != "" {
-		return badRequest("language and context_id exclude each other: a context has its language")
+		return out, badRequest("language and context_id exclude each other: a context has its language")
 	}
 	if err := checkEnv(req.Env); err != nil {
-		return err
+		return out, err
 	}
 	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
 	if err != nil {
-		return err
+		return out, err
 	}
 	var res agentclient.EvalResult
 	err = a.onGuest(r.Context(), r, "eval in", func(ctx context.Context, guest *agentclient.Client) (err error) {
@@ -264,7 +260,7 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
 	answer := apiv1.EvalResult{TimedOut: res.TimedOut, Truncated: res.Truncated}
 	answer.Stdout, _ = textOf(res.Stdout)
@@ -286,5 +282,5 @@ func (a *api) eval(w http.ResponseWriter, r *http.Request) error {
 	case res.Truncated:
 		answer.Error = agentclient.ErrOutputTruncated.Error()
 	}
-	return writeJSON(w, http.StatusOK, answer)
+	return answer, nil
 }

@@ -221,27 +221,23 @@ const (
 )
 
 // signPort answers with a URL by which everybody who has it reaches a port of a guest for a while.
-func (a *api) signPort(w http.ResponseWriter, r *http.Request) error {
+func (a *api) signPort(r *http.Request, req *apiv1.PortURLRequest) (out apiv1.PortURL, err error) {
 	port, err := portOf(r)
 	if err != nil {
-		return err
-	}
-	var req apiv1.PortURLRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
+		return out, err
 	}
 	ttl, err := seconds("ttl_secs", req.TTLSecs, defaultLink, maxLink)
 	if err != nil {
-		return err
+		return out, err
 	}
 	id := r.PathValue("id")
 	if _, err := a.Manager.Get(id); err != nil {
-		return err
+		return out, err
 	}
 	if !a.Domain.IsSet() {
-		return &requestError{http.StatusConflict, "the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
+		return out, &requestError{http.StatusConflict, "the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
 	}
 	expires := time.Now().Add(ttl)
 	url := a.Domain.URL(id, port, a.Links.Sign(id, port, expires))
-	return writeJSON(w, http.StatusCreated, apiv1.PortURL{URL: url, ExpiresAt: expires.Unix()})
+	return apiv1.PortURL{URL: url, ExpiresAt: expires.Unix()}, nil
 }

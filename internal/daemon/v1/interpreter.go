@@ -8,37 +8,23 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
-func (a *api) interruptEval(w http.ResponseWriter, r *http.Request) error {
-	var answer apiv1.Interrupted
-	err := a.onInterpreter(w, r, "interrupt the interpreter of",
-		func(ctx context.Context, guest *agentclient.Client, id string) (err error) {
-			answer.Interrupted, err = guest.Interrupt(ctx, id)
-			return err
-		})
-	if err != nil {
+func (a *api) interruptEval(r *http.Request, req *apiv1.InterpreterRequest) (answer apiv1.Interrupted, err error) {
+	err = a.onInterpreter(r, "interrupt the interpreter of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+		answer.Interrupted, err = guest.Interrupt(ctx, req.ContextID)
 		return err
-	}
-	return writeJSON(w, http.StatusOK, answer)
+	})
+	return answer, err
 }
 
-func (a *api) restartEval(w http.ResponseWriter, r *http.Request) error {
-	err := a.onInterpreter(w, r, "restart the interpreter of",
-		func(ctx context.Context, guest *agentclient.Client, id string) error { return guest.Restart(ctx, id) })
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, apiv1.Restarted{Restarted: true})
+func (a *api) restartEval(r *http.Request, req *apiv1.InterpreterRequest) (apiv1.Restarted, error) {
+	err := a.onInterpreter(r, "restart the interpreter of", func(ctx context.Context, guest *agentclient.Client) error {
+		return guest.Restart(ctx, req.ContextID)
+	})
+	return apiv1.Restarted{Restarted: true}, err
 }
 
-func (a *api) onInterpreter(w http.ResponseWriter, r *http.Request, op string,
-	f func(ctx context.Context, guest *agentclient.Client, id string) error) error {
-	var req apiv1.InterpreterRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) onInterpreter(r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
 	ctx, cancel := context.WithTimeout(r.Context(), maxRestart)
 	defer cancel()
-	return a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
-		return f(ctx, guest, req.ContextID)
-	})
+	return a.onGuest(ctx, r, op, f)
 }

@@ -90,7 +90,7 @@ func (p *places) enter(client, id string) (leave func(), err error) {
 }
 
 // through lets a handler be called when there is a place for it.
-func through(p *places, h handler) handler {
+func (p *places) through(h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		leave, err := p.enter(auth.From(r.Context()).Who, r.PathValue("id"))
 		if err != nil {

@@ -74,34 +74,30 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 	return n
 }
 
-func (a *api) getNetwork(w http.ResponseWriter, r *http.Request) error {
+func (a *api) getNetwork(r *http.Request) (out apiv1.SandboxNetwork, err error) {
 	s, err := a.Manager.Get(r.PathValue("id"))
 	if err != nil {
-		return err
+		return out, err
 	}
 	stats, err := a.Manager.NetworkStats(r.Context(), r.PathValue("id"))
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, networkOf(s.Info().Network, stats))
+	return networkOf(s.Info().Network, stats), nil
 }
 
-func (a *api) setNetwork(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.Network
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
-	setting, err := settingOf("", &req)
+func (a *api) setNetwork(r *http.Request, req *apiv1.Network) (out apiv1.SandboxNetwork, err error) {
+	setting, err := settingOf("", req)
 	if err != nil {
-		return err
+		return out, err
 	}
 	info, err := a.Manager.SetNetwork(r.Context(), r.PathValue("id"), *setting)
 	if err != nil {
-		return err
+		return out, err
 	}
 	stats, err := a.Manager.NetworkStats(r.Context(), info.ID)
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, networkOf(info.Network, stats))
+	return networkOf(info.Network, stats), nil
 }

@@ -36,11 +36,11 @@ func parseSignal(name string) (syscall.Signal, error) {
 	return 0, badRequest("signal: %q: want a name such as SIGTERM", name)
 }
 
-func (a *api) listProcesses(w http.ResponseWriter, r *http.Request) error {
+func (a *api) listProcesses(r *http.Request) (out []apiv1.Process, err error) {
 	ctx, cancel := context.WithTimeout(r.Context(), maxControl)
 	defer cancel()
 	answer := []apiv1.Process{}
-	err := a.onGuest(ctx, r, "list the processes of", func(ctx context.Context, guest *agentclient.Client) error {
+	err = a.onGuest(ctx, r, "list the processes of", func(ctx context.Context, guest *agentclient.Client) error {
 		list, err := guest.Processes(ctx)
 		for _, p := range list {
 			answer = append(answer, apiv1.Process(p))
@@ -48,9 +48,9 @@ func (a *api) listProcesses(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, answer)
+	return answer, nil
 }
 
 // attach streams a running process, over a WebSocket if the client asks for one.
@@ -70,48 +70,33 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request) error {
 
 const attachOp = "attach to a process of"
 
-// onProcess returns the handler of a call that names a process and is answered without a body.
-func (a *api) onProcess(parse func(http.ResponseWriter, *http.Request) (processCall, error)) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		pid, err := pidOf(r)
-		if err != nil {
-			return err
-		}
-		call, err := parse(w, r)
-		if err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(r.Context(), maxControl)
-		defer cancel()
-		err = a.onGuest(ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
-			return call(ctx, guest.Process(pid))
-		})
-		if err == nil {
-			w.WriteHeader(http.StatusNoContent)
-		}
+// onProcess calls f with the process that a request names.
+func (a *api) onProcess(r *http.Request, f func(context.Context, *agentclient.Process) error) error {
+	pid, err := pidOf(r)
+	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), maxControl)
+	defer cancel()
+	return a.onGuest(ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
+		return f(ctx, guest.Process(pid))
+	})
 }
 
-// processCall does one thing to a process.
-type processCall func(context.Context, *agentclient.Process) error
-
-func (a *api) signalProcess(w http.ResponseWriter, r *http.Request) (processCall, error) {
-	var req apiv1.SignalRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return nil, err
-	}
+func (a *api) signalProcess(r *http.Request, req *apiv1.SignalRequest) error {
 	s, err := parseSignal(req.Signal)
-	return func(ctx context.Context, p *agentclient.Process) error { return p.Signal(ctx, s) }, err
+	if err != nil {
+		return err
+	}
+	return a.onProcess(r, func(ctx context.Context, p *agentclient.Process) error { return p.Signal(ctx, s) })
 }
 
-func (a *api) resizeProcess(w http.ResponseWriter, r *http.Request) (processCall, error) {
-	var req apiv1.TTYSize
-	if err := readJSON(w, r, &req); err != nil {
-		return nil, err
+func (a *api) resizeProcess(r *http.Request, req *apiv1.TTYSize) error {
+	size, err := checkSize("terminal", *req)
+	if err != nil {
+		return err
 	}
-	size, err := checkSize("terminal", req)
-	return func(ctx context.Context, p *agentclient.Process) error { return p.Resize(ctx, size) }, err
+	return a.onProcess(r, func(ctx context.Context, p *agentclient.Process) error { return p.Resize(ctx, size) })
 }
 
 // processStdin feeds the body to a process as it comes, and closes the process's input if it is

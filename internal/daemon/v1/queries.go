@@ -11,36 +11,13 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// queries returns the query parameters of each route below /v1, as the document has them. A route
-// that is missing here has none.
-func queries() map[string][]string {
-	page, file := []string{"limit", "cursor"}, []string{"path", "username"}
-	return map[string][]string{
-		"GET /v1/snapshots":                             page,
-		"DELETE /v1/snapshots/{tag}":                    {"cascade", "force"},
-		"GET /v1/sandboxes":                             append([]string{"label"}, page...),
-		"POST /v1/sandboxes/{id}/processes/{pid}/stdin": {"close"},
-		"GET /v1/sandboxes/{id}/logs":                   {"follow", "tail", "since"},
-		"GET /v1/sandboxes/{id}/files":                  file,
-		"PUT /v1/sandboxes/{id}/files":                  file,
-		"DELETE /v1/sandboxes/{id}/files":               file,
-		"GET /v1/sandboxes/{id}/files/stat":             file,
-		"GET /v1/sandboxes/{id}/files/list":             append([]string{"depth"}, file...),
-		"GET /v1/sandboxes/{id}/files/watch":            append([]string{"recursive"}, file...),
-		"GET /v1/sandboxes/{id}/archive":                file,
-		"PUT /v1/sandboxes/{id}/archive":                file,
-		"GET /v1/events":                                {"after", "sandbox", "label"},
-		"GET /v1/workspaces":                            page,
-	}
-}
-
 // queried refuses query parameters that the route does not have. A misspelled filter must not mean
 // "everything": some clients delete what they list.
-func (a *api) queried(pattern string, h handler) handler {
-	if !strings.Contains(pattern, " /v1/") {
+func queried(row route, h handler) handler {
+	if !strings.Contains(row.pattern, " /v1/") {
 		return h
 	}
-	known := a.queries[pattern]
+	known := row.query
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if r.URL.RawQuery == "" {
 			return h(w, r)

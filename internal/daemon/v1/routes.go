@@ -74,8 +74,7 @@ type Config struct {
 
 type api struct {
 	Config
-	scopes                 map[string]auth.Scope // by pattern
-	queries                map[string][]string   // parameters, by pattern
+	open                   map[string]bool // patterns of routes that need no token
 	proxy                  *inbound.Proxy
 	streams, signedStreams *places
 	strangers              *strangers
@@ -100,107 +99,48 @@ type handler func(http.ResponseWriter, *http.Request) error
 
 // New returns the API.
 func New(cfg Config) *Server {
-	s, _ := routed(cfg)
-	return s
+	a := newAPI(cfg)
+	mux := http.NewServeMux()
+	for _, row := range a.routes() {
+		a.open[row.pattern] = row.scope == open
+		mux.HandleFunc(row.pattern, a.serve(row))
+	}
+	mux.HandleFunc("/", a.serve(route{pattern: "/", handle: func(w http.ResponseWriter, r *http.Request) error {
+		return unknownRoute(mux, w, r)
+	}}))
+	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))), a.done), a}
 }
 
-// routed is New, and the patterns of the routes.
-func routed(cfg Config) (_ *Server, patterns []string) {
+func newAPI(cfg Config) *api {
 	cfg = cfg.withDefaults()
-	a := &api{
+	return &api{
 		Config:        cfg,
-		scopes:        scopes(),
-		queries:       queries(),
+		open:          make(map[string]bool),
 		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
 		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
+		guests:        newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox),
+		lists:         gate.New(cfg.Limits.Lists),
 		memory:        newMemory(cfg.Limits.Memory),
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
-	calls := func() *places { return newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox) }
-	guests, control, work := calls(), calls(), calls()
-	a.guests = guests
-	a.lists = gate.New(cfg.Limits.Lists)
-	mux := http.NewServeMux()
-	handle := func(pattern string, h handler) {
-		patterns = append(patterns, pattern)
-		h = a.memory.shared(a.scoped(pattern, a.queried(pattern, h)))
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			e := audit.From(r.Context())
-			e.Route, e.Sandbox = pattern, r.PathValue("id")
-			if err := h(w, r); err != nil {
-				a.fail(w, r, err)
-			}
-		})
+}
+
+// serve does what a row says, in the order that its checks need: a request without the scope learns
+// nothing, not even whether its query is right, and takes no place.
+func (a *api) serve(row route) http.HandlerFunc {
+	h := row.handle
+	if row.gate != nil {
+		h = row.gate(h)
 	}
-	handle("GET /healthz", a.healthz)
-	handle("GET /healthz/{$}", a.healthz)
-	handle("GET /readyz", a.readyz)
-	handle("GET /version", a.version)
-	handle("GET /openapi.yaml", documentYAML)
-	handle("GET /openapi.json", documentJSON)
-	handle("GET /docs", documentPage)
-	handle("GET /metrics", a.metrics)
-	handle("GET /v1/snapshots", a.listing(a.listSnapshots))
-	handle("POST /v1/snapshots", through(work, a.once(a.createSnapshot)))
-	handle("DELETE /v1/snapshots/{tag}", a.deleteSnapshot)
-	handle("GET /v1/snapshots/{tag}/info", a.snapshotInfo)
-	handle("POST /v1/snapshots/{tag}/compact", through(work, a.compactSnapshot))
-	handle("POST /v1/snapshots/{tag}/verify", through(work, a.verifySnapshot))
-	handle("POST /v1/forks", through(work, a.once(a.fork)))
-	handle("GET /v1/sandboxes", a.listing(a.listSandboxes))
-	handle("POST /v1/sandboxes", through(work, a.once(a.createSandboxes)))
-	handle("GET /v1/sandboxes/{id}", a.getSandbox)
-	handle("DELETE /v1/sandboxes/{id}", a.deleteSandbox)
-	handle("POST /v1/sandboxes/{id}/ping", through(guests, a.ping))
-	handle("POST /v1/sandboxes/{id}/exec", through(guests, a.exec))
-	handle("GET /v1/sandboxes/{id}/exec", through(guests, a.execSocket))
-	handle("GET /v1/sandboxes/{id}/processes/{pid}/attach", through(guests, a.attach))
-	// Not through the gate of execs: those that wait must not keep out what feeds or ends them.
-	handle("GET /v1/sandboxes/{id}/processes", through(control, a.listProcesses))
-	handle("POST /v1/sandboxes/{id}/processes/{pid}/stdin", through(control, a.processStdin))
-	handle("POST /v1/sandboxes/{id}/processes/{pid}/signal", through(control, a.onProcess(a.signalProcess)))
-	handle("POST /v1/sandboxes/{id}/processes/{pid}/resize", through(control, a.onProcess(a.resizeProcess)))
-	handle("POST /v1/sandboxes/{id}/eval", through(guests, a.eval))
-	// Not through the gate of evals: those that wait for the interpreter must not keep out what
-	// frees it.
-	handle("POST /v1/sandboxes/{id}/eval/interrupt", through(work, a.interruptEval))
-	handle("POST /v1/sandboxes/{id}/eval/restart", through(work, a.restartEval))
-	handle("GET /v1/sandboxes/{id}/stats", through(work, a.stats))
-	logs := newPlaces(cfg.Limits.Followers, max(1, cfg.Limits.Followers/2))
-	handle("GET /v1/sandboxes/{id}/console", through(logs, a.console))
-	handle("GET /v1/sandboxes/{id}/logs", through(logs, a.logs))
-	handle("GET /v1/sandboxes/{id}/network", a.getNetwork)
-	handle("PUT /v1/sandboxes/{id}/network", through(work, a.setNetwork))
-	handle("GET /v1/sandboxes/{id}/limits", a.getLimits)
-	handle("PUT /v1/sandboxes/{id}/limits", through(work, a.setLimits))
-	handle("PATCH /v1/sandboxes/{id}/labels", through(work, a.changeLabels))
-	handle("GET /v1/sandboxes/{id}/files", through(guests, a.readFile))
-	handle("PUT /v1/sandboxes/{id}/files", through(guests, a.writeFile))
-	handle("DELETE /v1/sandboxes/{id}/files", through(guests, a.removeFile))
-	handle("GET /v1/sandboxes/{id}/files/stat", through(guests, a.statFile))
-	handle("GET /v1/sandboxes/{id}/files/list", through(guests, a.listFiles))
-	handle("GET /v1/sandboxes/{id}/files/watch", through(guests, a.watchFiles))
-	handle("POST /v1/sandboxes/{id}/files/mkdir", through(guests, a.makeDir))
-	handle("POST /v1/sandboxes/{id}/files/move", through(guests, a.moveFile))
-	handle("GET /v1/sandboxes/{id}/archive", through(guests, a.readTree))
-	handle("PUT /v1/sandboxes/{id}/archive", through(guests, a.writeTree))
-	handle("GET /v1/sandboxes/{id}/tcp/{port}", a.tcpPort)
-	handle("POST /v1/sandboxes/{id}/ports/{port}/url", a.signPort)
-	handle("POST /v1/sandboxes/{id}/branch", through(work, a.once(a.branch)))
-	handle("POST /v1/sandboxes/{id}/rollback", through(work, a.rollback))
-	handle("POST /v1/sandboxes/{id}/pause", through(work, a.onSandbox(a.pause)))
-	handle("POST /v1/sandboxes/{id}/resume", through(work, a.resume))
-	handle("POST /v1/sandboxes/{id}/suspend", through(work, a.onSandbox(a.suspend)))
-	handle("GET /v1/events", through(newPlaces(cfg.Limits.Followers, cfg.Limits.Followers), a.events))
-	handle("GET /v1/workspaces", a.listing(a.listWorkspaces))
-	handle("POST /v1/workspaces", through(work, a.once(a.createWorkspace)))
-	handle("GET /v1/workspaces/{name}", a.getWorkspace)
-	handle("DELETE /v1/workspaces/{name}", a.deleteWorkspace)
-	handle("POST /v1/workspaces/{name}/suspend", through(work, a.suspendWorkspace))
-	handle("POST /v1/workspaces/{name}/resume", through(work, a.resumeWorkspace))
-	handle("/", func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, w, r) })
-	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))), a.done), a}, patterns
+	h = a.memory.shared(a.scoped(row.scope, queried(row, h)))
+	return func(w http.ResponseWriter, r *http.Request) {
+		e := audit.From(r.Context())
+		e.Route, e.Sandbox = row.pattern, r.PathValue("id")
+		if err := h(w, r); err != nil {
+			a.fail(w, r, err)
+		}
+	}
 }
 
 // knownHost refuses requests over TCP that carry another host's name, unless they need a token. See
@@ -341,7 +281,7 @@ func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *api) version(w http.ResponseWriter, r *http.Request) error {
+func (a *api) version(r *http.Request) (apiv1.Version, error) {
 	v := apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission,
@@ -354,5 +294,5 @@ func (a *api) version(w http.ResponseWriter, r *http.Request) error {
 			v.LeftAlone = append(v.LeftAlone, apiv1.LeftAlone(l))
 		}
 	}
-	return writeJSON(w, http.StatusOK, v)
+	return v, nil
 }

@@ -49,6 +49,14 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 	return s
 }
 
+// changed answers with a sandbox after an operation on it.
+func (a *api) changed(i sandbox.Info, err error) (s apiv1.Sandbox, _ error) {
+	if err != nil {
+		return s, err
+	}
+	return a.sandboxOf(i), nil
+}
+
 // uniqueOf returns what an agent has found. Its lists are there although they are empty.
 func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 	if found == nil {
@@ -67,30 +75,14 @@ func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 // maxTTL bounds ttl_secs: a year.
 const maxTTL = 365 * 24 * time.Hour
 
-// fork answers with the children and the figures of the whole fork.
-func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
-	forked, err := a.forkAs(w, r)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusCreated, forked)
-}
-
 // createSandboxes is fork for clients of forkd 0.5, which expect the array of the children.
-func (a *api) createSandboxes(w http.ResponseWriter, r *http.Request) error {
-	forked, err := a.forkAs(w, r)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusCreated, forked.Sandboxes)
+func (a *api) createSandboxes(r *http.Request, req *apiv1.ForkRequest) ([]apiv1.Sandbox, error) {
+	forked, err := a.fork(r, req)
+	return forked.Sandboxes, err
 }
 
-// forkAs reads a request for a fork and does what it says.
-func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forked, err error) {
-	req := apiv1.ForkRequest{N: 1}
-	if err := readJSON(w, r, &req); err != nil {
-		return forked, err
-	}
+// fork answers with the children and the figures of the whole fork.
+func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked, err error) {
 	ttl, err := seconds("ttl_secs", req.TTLSecs, 0, maxTTL)
 	if err != nil {
 		return forked, err
@@ -140,57 +132,45 @@ func (a *api) forkAs(w http.ResponseWriter, r *http.Request) (forked apiv1.Forke
 	return forked, nil
 }
 
-func (a *api) listSandboxes(w http.ResponseWriter, r *http.Request) error {
+func (a *api) listSandboxes(r *http.Request) ([]listed[apiv1.Sandbox], error) {
 	wanted, err := selectorOf(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
 	list := make([]listed[apiv1.Sandbox], len(infos))
 	for n, i := range infos {
 		list[n] = listed[apiv1.Sandbox]{a.sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}
 	}
-	return writeList(w, r, list)
+	return list, nil
 }
 
 // changeLabels sets and removes labels of a sandbox by a JSON merge patch (RFC 7396).
-func (a *api) changeLabels(w http.ResponseWriter, r *http.Request) error {
-	var change map[string]*string
-	if err := readJSON(w, r, &change); err != nil {
-		return err
-	}
-	info, err := a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), change)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, a.sandboxOf(info))
+func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.Sandbox, error) {
+	return a.changed(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
-func (a *api) getSandbox(w http.ResponseWriter, r *http.Request) error {
+func (a *api) getSandbox(r *http.Request) (out apiv1.Sandbox, err error) {
 	s, err := a.Manager.Get(r.PathValue("id"))
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, a.sandboxOf(s.Info()))
+	return a.sandboxOf(s.Info()), nil
 }
 
-func (a *api) deleteSandbox(w http.ResponseWriter, r *http.Request) error {
-	if err := a.Manager.Kill(r.PathValue("id")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+func (a *api) deleteSandbox(r *http.Request) error {
+	return a.Manager.Kill(r.PathValue("id"))
 }
 
-func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
+func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
 	st, err := a.Manager.Stats(r.Context(), r.PathValue("id"))
 	if err != nil {
-		return err
+		return out, err
 	}
 	m := st.Memory
-	return writeJSON(w, http.StatusOK, apiv1.Stats{
+	return apiv1.Stats{
 		PID: st.PID, PSS: m.TotalPSS(), Private: m.TotalPrivate(), GuestDirty: st.VMM.GuestDirtyBytes >> 10,
 		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
 		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
-	})
+	}, nil
 }

@@ -34,21 +34,17 @@ func usageOf(u cgroup.Usage) apiv1.Usage {
 		Threads: u.Threads, ReadBytes: u.ReadBytes, WrittenBytes: u.WrittenBytes}
 }
 
-func (a *api) getLimits(w http.ResponseWriter, r *http.Request) error {
+func (a *api) getLimits(r *http.Request) (out apiv1.SandboxLimits, err error) {
 	limits, use, err := a.Manager.Usage(r.PathValue("id"))
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, apiv1.SandboxLimits{Limits: apiv1.Limits(limits), Usage: usageOf(use)})
+	return apiv1.SandboxLimits{Limits: apiv1.Limits(limits), Usage: usageOf(use)}, nil
 }
 
-func (a *api) setLimits(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.Limits
-	if err := readJSON(w, r, &req); err != nil {
-		return err
+func (a *api) setLimits(r *http.Request, req *apiv1.Limits) (out apiv1.SandboxLimits, err error) {
+	if _, err := a.Manager.SetLimits(r.Context(), r.PathValue("id"), vm.Limits(*req)); err != nil {
+		return out, err
 	}
-	if _, err := a.Manager.SetLimits(r.Context(), r.PathValue("id"), vm.Limits(req)); err != nil {
-		return err
-	}
-	return a.getLimits(w, r)
+	return a.getLimits(r)
 }

@@ -63,7 +63,7 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	}
 }
 
-func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+func (a *api) listSnapshots(r *http.Request) ([]listed[apiv1.Snapshot], error) {
 	infos := a.Manager.SnapshotsFor(r.Context())
 	list := make([]listed[apiv1.Snapshot], len(infos))
 	for n, i := range infos {
@@ -71,42 +71,38 @@ func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 		s.BaseImage = a.Manager.Snapshots().BaseImage(i.Base)
 		list[n] = listed[apiv1.Snapshot]{s, i.Tag}
 	}
-	return writeList(w, r, list)
+	return list, nil
 }
 
-func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.BakeRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1.Baked, err error) {
 	if req.Tap != "" {
-		return invalid.Errorf("tap", "sandboxes of this daemon need no tap device; leave the field out")
+		return out, invalid.Errorf("tap", "sandboxes of this daemon need no tap device; leave the field out")
 	}
 	if req.BootWaitSecs < 0 || req.BootWaitSecs > 60 {
-		return invalid.Errorf("boot_wait_secs", "%g: want 0 to 60", req.BootWaitSecs)
+		return out, invalid.Errorf("boot_wait_secs", "%g: want 0 to 60", req.BootWaitSecs)
 	}
 	ready, err := seconds("ready_timeout_secs", req.ReadyTimeoutSecs, 0, maxBoot)
 	if err != nil {
-		return err
+		return out, err
 	}
 	limit, err := seconds("warmup_timeout_secs", req.WarmupTimeoutSecs, 0, maxBoot)
 	if err != nil {
-		return err
+		return out, err
 	}
 	network, err := settingOf("network.", req.Network)
 	if err != nil {
-		return err
+		return out, err
 	}
 	limits, err := limitsOf(req.Limits, 0)
 	if err != nil {
-		return err
+		return out, err
 	}
 	if limits == nil {
 		limits = &vm.Limits{}
 	}
 	strict, err := sandbox.ParseStrict(req.Unique)
 	if err != nil {
-		return err
+		return out, err
 	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
 		Client: auth.From(r.Context()).Who,
@@ -115,13 +111,13 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits, Strict: strict == sandbox.StrictRefuse,
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusCreated, apiv1.Baked{
+	return apiv1.Baked{
 		Snapshot: snapshotOf(res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
 		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes, GuestErrors: res.Ready.Errors,
 		WarmupOutput: res.Output,
-	})
+	}, nil
 }
 
 func boolQuery(r *http.Request, name string) (bool, error) {
@@ -136,7 +132,7 @@ func boolQuery(r *http.Request, name string) (bool, error) {
 	return v, nil
 }
 
-func (a *api) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
+func (a *api) deleteSnapshot(r *http.Request) error {
 	cascade, err := boolQuery(r, "cascade")
 	if err != nil {
 		return err
@@ -157,40 +153,36 @@ func (a *api) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := checkTag(r.PathValue("tag")); err != nil {
 		return err
 	}
-	if err := a.Manager.DeleteSnapshot(r.PathValue("tag"), mode); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+	return a.Manager.DeleteSnapshot(r.PathValue("tag"), mode)
 }
 
-func (a *api) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
+func (a *api) snapshotInfo(r *http.Request) (out apiv1.SnapshotDetail, err error) {
 	if err := checkTag(r.PathValue("tag")); err != nil {
-		return err
+		return out, err
 	}
 	d, err := a.Manager.Snapshots().Detail(r.PathValue("tag"))
 	if err != nil {
-		return err
+		return out, err
 	}
 	if p := sandbox.PrefixOf(r.Context()); !p.HasTag(d.Tag) {
 		d.Leases = 0 // sandboxes and branches of others
 		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return a.Manager.MayUse(r.Context(), tag) != nil })
 	}
-	return writeJSON(w, http.StatusOK, apiv1.SnapshotDetail{
+	return apiv1.SnapshotDetail{
 		Snapshot: snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
 		DiskPhysical: d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
 		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers, Dependents: append([]string{}, d.Dependents...),
 		Ancestors: append([]string{}, d.Ancestors...), Sealed: d.Sealed,
-	})
+	}, nil
 }
 
-func (a *api) verifySnapshot(w http.ResponseWriter, r *http.Request) error {
+func (a *api) verifySnapshot(r *http.Request) (out apiv1.Verified, err error) {
 	if err := checkTag(r.PathValue("tag")); err != nil {
-		return err
+		return out, err
 	}
 	start := time.Now()
 	if err := a.Manager.Snapshots().Verify(r.Context(), r.PathValue("tag")); err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, apiv1.Verified{OK: true, VerifyMS: millis(time.Since(start))})
+	return apiv1.Verified{OK: true, VerifyMS: millis(time.Since(start))}, nil
 }

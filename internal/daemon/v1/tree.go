@@ -28,10 +28,10 @@ func (a *api) onFiles(r *http.Request, op string, f func(context.Context, *agent
 	return a.onGuest(ctx, r, op, f)
 }
 
-func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
+func (a *api) statFile(r *http.Request) (out apiv1.File, err error) {
 	path, user, err := fileQuery(r)
 	if err != nil {
-		return err
+		return out, err
 	}
 	var e agentclient.Entry
 	err = a.onFiles(r, "look at a file of", func(ctx context.Context, guest *agentclient.Client) (err error) {
@@ -39,20 +39,20 @@ func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, fileOf(e))
+	return fileOf(e), nil
 }
 
-func (a *api) listFiles(w http.ResponseWriter, r *http.Request) error {
+func (a *api) listFiles(r *http.Request) (out []apiv1.File, err error) {
 	path, user, err := fileQuery(r)
 	if err != nil {
-		return err
+		return out, err
 	}
 	depth := uint64(1)
 	if text := r.URL.Query().Get("depth"); text != "" {
 		if depth, err = strconv.ParseUint(text, 10, 32); err != nil || depth < 1 || depth > maxDepth {
-			return invalid.Errorf("depth", "%.100q: want 1 to %d", text, maxDepth)
+			return out, invalid.Errorf("depth", "%.100q: want 1 to %d", text, maxDepth)
 		}
 	}
 	var entries []agentclient.Entry
@@ -61,51 +61,43 @@ func (a *api) listFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
 	list := make([]apiv1.File, len(entries))
 	for i, e := range entries {
 		list[i] = fileOf(e)
 	}
-	return writeJSON(w, http.StatusOK, list)
+	return list, nil
 }
 
-func (a *api) makeDir(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.MakeDirRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) makeDir(r *http.Request, req *apiv1.MakeDirRequest) (out apiv1.File, err error) {
 	if err := checkPath("path", req.Path); err != nil {
-		return err
+		return out, err
 	}
 	var e agentclient.Entry
-	err := a.onFiles(r, "make a directory in", func(ctx context.Context, guest *agentclient.Client) (err error) {
+	err = a.onFiles(r, "make a directory in", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		e, err = guest.MakeDir(ctx, req.Path, req.Username)
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusCreated, fileOf(e))
+	return fileOf(e), nil
 }
 
-func (a *api) moveFile(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.MoveRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) moveFile(r *http.Request, req *apiv1.MoveRequest) (out apiv1.File, err error) {
 	if err := errors.Join(checkPath("from", req.From), checkPath("to", req.To)); err != nil {
-		return err
+		return out, err
 	}
 	var e agentclient.Entry
-	err := a.onFiles(r, "move a file of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+	err = a.onFiles(r, "move a file of", func(ctx context.Context, guest *agentclient.Client) (err error) {
 		e, err = guest.Move(ctx, req.From, req.To, req.Username)
 		return err
 	})
 	if err != nil {
-		return err
+		return out, err
 	}
-	return writeJSON(w, http.StatusOK, fileOf(e))
+	return fileOf(e), nil
 }
 
 func checkPath(field, path string) error {
@@ -115,19 +107,14 @@ func checkPath(field, path string) error {
 	return nil
 }
 
-func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
+func (a *api) removeFile(r *http.Request) error {
 	path, user, err := fileQuery(r)
 	if err != nil {
 		return err
 	}
-	err = a.onFiles(r, "remove a file of", func(ctx context.Context, guest *agentclient.Client) error {
+	return a.onFiles(r, "remove a file of", func(ctx context.Context, guest *agentclient.Client) error {
 		return guest.Remove(ctx, path, user)
 	})
-	if err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
 }
 
 // watchFiles streams what changes below a directory, until the client leaves or is too slow for the

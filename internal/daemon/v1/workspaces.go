@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"context"
 	"net/http"
 	"slices"
 
@@ -10,8 +9,12 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-func workspaceOf(w workspace.Info) apiv1.Workspace {
-	info := apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag, Status: apiv1.WorkspaceRunning,
+// workspaceOf answers with a workspace, or with the error of what was to return one.
+func workspaceOf(w workspace.Info, err error) (info apiv1.Workspace, _ error) {
+	if err != nil {
+		return info, err
+	}
+	info = apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag, Status: apiv1.WorkspaceRunning,
 		LiveSandboxID: w.SandboxID, CreatedAt: w.Created.Unix(), LastActive: w.LastActive.Unix()}
 	switch w.State {
 	case sandbox.Suspended:
@@ -19,78 +22,55 @@ func workspaceOf(w workspace.Info) apiv1.Workspace {
 	case sandbox.Exited, sandbox.Stopping:
 		info.Status, info.LiveSandboxID = apiv1.WorkspaceStale, ""
 	}
-	return info
+	return info, nil
 }
 
-func (a *api) createWorkspace(w http.ResponseWriter, r *http.Request) error {
-	var req apiv1.WorkspaceRequest
-	if err := readJSON(w, r, &req); err != nil {
-		return err
-	}
+func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out apiv1.Workspace, err error) {
 	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(req.Name), "name: %.70q", req.Name); err != nil {
-		return err
+		return out, err
 	}
 	idle, err := seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
 	if err != nil {
-		return err
+		return out, err
 	}
 	network, err := settingOf("network.", req.Network)
 	if err != nil {
-		return err
+		return out, err
 	}
 	limits, err := limitsOf(req.Limits, req.MemoryLimitMiB)
 	if err != nil {
-		return err
+		return out, err
 	}
 	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network, Labels: req.Labels}
-	info, err := a.Workspaces.Create(r.Context(), req.Name, fork)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusCreated, workspaceOf(info))
+	return workspaceOf(a.Workspaces.Create(r.Context(), req.Name, fork))
 }
 
-func (a *api) listWorkspaces(w http.ResponseWriter, r *http.Request) error {
+func (a *api) listWorkspaces(r *http.Request) ([]listed[apiv1.Workspace], error) {
 	p := sandbox.PrefixOf(r.Context())
 	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !a.mayKnow(p, i) })
 	list := make([]listed[apiv1.Workspace], len(infos))
 	for n, i := range infos {
-		list[n] = listed[apiv1.Workspace]{workspaceOf(i), i.Name}
+		w, err := workspaceOf(i, nil)
+		if err != nil {
+			return nil, err
+		}
+		list[n] = listed[apiv1.Workspace]{w, i.Name}
 	}
-	return writeList(w, r, list)
+	return list, nil
 }
 
-func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {
-	info, err := a.Workspaces.Get(r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, workspaceOf(info))
+func (a *api) getWorkspace(r *http.Request) (apiv1.Workspace, error) {
+	return workspaceOf(a.Workspaces.Get(r.PathValue("name")))
 }
 
-func (a *api) deleteWorkspace(w http.ResponseWriter, r *http.Request) error {
-	if err := a.Workspaces.Delete(r.PathValue("name")); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
+func (a *api) deleteWorkspace(r *http.Request) error {
+	return a.Workspaces.Delete(r.PathValue("name"))
 }
 
-func (a *api) suspendWorkspace(w http.ResponseWriter, r *http.Request) error {
-	return a.onWorkspace(w, r, a.Workspaces.Suspend)
+func (a *api) suspendWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
+	return workspaceOf(a.Workspaces.Suspend(r.Context(), r.PathValue("name")))
 }
 
-func (a *api) resumeWorkspace(w http.ResponseWriter, r *http.Request) error {
-	return a.onWorkspace(w, r, a.Workspaces.Resume)
-}
-
-func (a *api) onWorkspace(w http.ResponseWriter, r *http.Request, op func(context.Context, string) (workspace.Info, error)) error {
-	if err := readJSON(w, r, &apiv1.SuspendWorkspaceRequest{}); err != nil {
-		return err
-	}
-	info, err := op(r.Context(), r.PathValue("name"))
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, workspaceOf(info))
+func (a *api) resumeWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
+	return workspaceOf(a.Workspaces.Resume(r.Context(), r.PathValue("name")))
 }

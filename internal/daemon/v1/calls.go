@@ -1,0 +1,69 @@
+package v1
+
+import "net/http"
+
+// get makes a handler of f, which reads no body. The answer is what f returns, as JSON with 200.
+func get[Res any](f func(*http.Request) (Res, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		res, err := f(r)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, http.StatusOK, res)
+	}
+}
+
+// list is get for a list, of which the query may ask for a part.
+func list[T any](f func(*http.Request) ([]listed[T], error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		all, err := f(r)
+		if err != nil {
+			return err
+		}
+		return writeList(w, r, all)
+	}
+}
+
+// end makes a handler of f, which reads no body and is answered with 204.
+func end(f func(*http.Request) error) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if err := f(r); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
+	}
+}
+
+// call makes a handler of f, which gets the request's JSON body. The answer is what f returns, as JSON
+// with the status.
+func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) handler {
+	var defaults Req
+	return callWith(defaults, status, f)
+}
+
+// callWith is call for a body whose omitted fields have these defaults.
+func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		req := defaults
+		if err := readJSON(w, r, &req); err != nil {
+			return err
+		}
+		res, err := f(r, &req)
+		if err != nil {
+			return err
+		}
+		return writeJSON(w, status, res)
+	}
+}
+
+// tell is call for an f that is answered with 204.
+func tell[Req any](f func(*http.Request, *Req) error) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		var req Req
+		if err := readJSON(w, r, &req); err != nil {
+			return err
+		}
+		return end(func(r *http.Request) error { return f(r, &req) })(w, r)
+	}
+}

@@ -1,0 +1,120 @@
+package v1
+
+import (
+	"net/http"
+	"strings"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// portRoute is how the document names the ports of guests that are reached by path, and portScope
+// the scope of all ways to them.
+const (
+	portRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
+	portScope = auth.Run
+)
+
+// open is the scope of routes that need no token.
+const open auth.Scope = 0
+
+// route is a row of the table of routes.
+type route struct {
+	pattern string     // of http.ServeMux
+	scope   auth.Scope // that a token must have: read shows what there is and nothing of what is in a sandbox; run uses
+	// sandboxes; admin reaches beyond them, to files of the host and snapshots that others fork from
+	query  []string              // parameters of the query, as the document has them
+	gate   func(handler) handler // bounds how many requests are served at once; nil: they are not bounded
+	handle handler
+}
+
+// routes returns the table. What is not in it is answered with 404.
+func (a *api) routes() []route {
+	calls := func() *places { return newPlaces(a.Limits.Calls, a.Limits.PerSandbox) }
+	guests, work := a.guests.through, calls().through
+	// Not through the gate of execs: those that wait must not keep out what feeds or ends them.
+	control := calls().through
+	logs := newPlaces(a.Limits.Followers, max(1, a.Limits.Followers/2)).through
+	followers := newPlaces(a.Limits.Followers, a.Limits.Followers).through
+	const ok, created = http.StatusOK, http.StatusCreated
+	child := apiv1.ForkRequest{N: 1}
+	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
+	and := func(names []string, more ...string) []string { return append(more, names...) }
+
+	return []route{
+		{"GET /healthz", open, nil, nil, a.healthz},
+		{"GET /healthz/{$}", open, nil, nil, a.healthz},
+		{"GET /readyz", open, nil, nil, a.readyz},
+		{"GET /version", auth.Read, nil, nil, get(a.version)},
+		{"GET /openapi.yaml", open, nil, nil, documentYAML},
+		{"GET /openapi.json", open, nil, nil, documentJSON},
+		{"GET /docs", open, nil, nil, documentPage},
+		{"GET /metrics", auth.Read, nil, nil, a.metrics},
+
+		{"GET /v1/snapshots", auth.Read, part, a.listing, list(a.listSnapshots)},
+		{"POST /v1/snapshots", auth.Admin, nil, work, a.once(call(created, a.createSnapshot))}, // reads files of the host
+		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, nil, end(a.deleteSnapshot)},
+		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, nil, get(a.snapshotInfo)},
+		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
+		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
+
+		{"POST /v1/forks", auth.Run, nil, work, a.once(callWith(child, created, a.fork))},
+		{"GET /v1/sandboxes", auth.Read, and(part, "label"), a.listing, list(a.listSandboxes)},
+		{"POST /v1/sandboxes", auth.Run, nil, work, a.once(callWith(child, created, a.createSandboxes))},
+		{"GET /v1/sandboxes/{id}", auth.Read, nil, nil, get(a.getSandbox)},
+		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, nil, end(a.deleteSandbox)},
+		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
+		{"GET /v1/sandboxes/{id}/stats", auth.Read, nil, work, get(a.stats)},
+		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, nil, get(a.getNetwork)},
+		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
+		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, nil, get(a.getLimits)},
+		{"PUT /v1/sandboxes/{id}/limits", auth.Run, nil, work, call(ok, a.setLimits)},
+		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, logs, a.console}, // what a guest wrote
+		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, logs, a.logs},
+		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, a.once(a.branch)},
+		{"POST /v1/sandboxes/{id}/rollback", auth.Run, nil, work, call(ok, a.rollback)},
+		{"POST /v1/sandboxes/{id}/pause", auth.Run, nil, work, call(ok, a.pause)},
+		{"POST /v1/sandboxes/{id}/resume", auth.Run, nil, work, call(ok, a.resume)},
+		{"POST /v1/sandboxes/{id}/suspend", auth.Run, nil, work, call(ok, a.suspend)},
+
+		{"POST /v1/sandboxes/{id}/ping", auth.Run, nil, guests, get(a.ping)}, // brings a suspended one back
+		{"POST /v1/sandboxes/{id}/exec", auth.Run, nil, guests, a.exec},
+		{"GET /v1/sandboxes/{id}/exec", auth.Run, nil, guests, a.execSocket},
+		{"GET /v1/sandboxes/{id}/processes/{pid}/attach", auth.Run, nil, guests, a.attach},
+		{"GET /v1/sandboxes/{id}/processes", auth.Run, nil, control, get(a.listProcesses)},
+		{"POST /v1/sandboxes/{id}/processes/{pid}/stdin", auth.Run, []string{"close"}, control, a.processStdin},
+		{"POST /v1/sandboxes/{id}/processes/{pid}/signal", auth.Run, nil, control, tell(a.signalProcess)},
+		{"POST /v1/sandboxes/{id}/processes/{pid}/resize", auth.Run, nil, control, tell(a.resizeProcess)},
+		{"POST /v1/sandboxes/{id}/eval", auth.Run, nil, guests, call(ok, a.eval)},
+		// Not through the gate of evals: those that wait for the interpreter must not keep out what
+		// frees it.
+		{"POST /v1/sandboxes/{id}/eval/interrupt", auth.Run, nil, work, call(ok, a.interruptEval)},
+		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
+
+		{"GET /v1/sandboxes/{id}/files", auth.Run, file, guests, a.readFile},
+		{"PUT /v1/sandboxes/{id}/files", auth.Run, file, guests, a.writeFile},
+		{"DELETE /v1/sandboxes/{id}/files", auth.Run, file, guests, end(a.removeFile)},
+		{"GET /v1/sandboxes/{id}/files/stat", auth.Run, file, guests, get(a.statFile)},
+		{"GET /v1/sandboxes/{id}/files/list", auth.Run, and(file, "depth"), guests, get(a.listFiles)},
+		{"GET /v1/sandboxes/{id}/files/watch", auth.Run, and(file, "recursive"), guests, a.watchFiles},
+		{"POST /v1/sandboxes/{id}/files/mkdir", auth.Run, nil, guests, call(created, a.makeDir)},
+		{"POST /v1/sandboxes/{id}/files/move", auth.Run, nil, guests, call(ok, a.moveFile)},
+		{"GET /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.readTree},
+		{"PUT /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.writeTree},
+
+		{"GET /v1/sandboxes/{id}/tcp/{port}", portScope, nil, nil, a.tcpPort},
+		{"POST /v1/sandboxes/{id}/ports/{port}/url", portScope, nil, nil, call(created, a.signPort)},
+
+		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, followers, a.events},
+
+		{"GET /v1/workspaces", auth.Read, part, a.listing, list(a.listWorkspaces)},
+		{"POST /v1/workspaces", auth.Run, nil, work, a.once(call(created, a.createWorkspace))},
+		{"GET /v1/workspaces/{name}", auth.Read, nil, nil, get(a.getWorkspace)},
+		{"DELETE /v1/workspaces/{name}", auth.Run, nil, nil, end(a.deleteWorkspace)},
+		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},
+		{"POST /v1/workspaces/{name}/resume", auth.Run, nil, work, call(ok, a.resumeWorkspace)},
+	}
+}
+
+// isOpen reports whether a path is that of an open route.
+func (a *api) isOpen(path string) bool { return a.open["GET "+strings.TrimSuffix(path, "/")] }
