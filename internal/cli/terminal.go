@@ -16,6 +16,7 @@ import (
 type terminal struct {
 	restore func()
 	resized chan os.Signal
+	told    chan struct{} // closed when resize is called no more; nil if it never was
 }
 
 // openTerminal lends the terminal that input and output are, as far as they are one, until close. A
@@ -33,7 +34,9 @@ func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)
 		return t, nil
 	}
 	signal.Notify(t.resized, syscall.SIGWINCH)
+	t.told = make(chan struct{})
 	go func() {
+		defer close(t.told)
 		for range t.resized {
 			if size, ok := terminalSize(output); ok {
 				resize(size)
@@ -47,6 +50,9 @@ func openTerminal(input io.Reader, output io.Writer, resize func(client.TTYSize)
 func (t *terminal) close() {
 	signal.Stop(t.resized)
 	close(t.resized)
+	if t.told != nil {
+		<-t.told // the caller may close the terminal's files now
+	}
 	t.restore()
 }
 
