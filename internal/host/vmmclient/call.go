@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
@@ -55,9 +57,12 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 	}
 	answer := make(chan reply, 1)
 	v.replyTo(answer)
-	// It cannot block: the VMM has received all earlier requests, because it has answered them.
-	if err := v.ctl.Send(kind, w.Bytes(), fds...); err != nil {
+	// There is room: a VMM that has answered all earlier requests has received them.
+	if err := v.ctl.SendNow(kind, w.Bytes(), fds...); err != nil {
 		v.withdraw(answer)
+		if errors.Is(err, unix.EAGAIN) {
+			return v.condemn(errors.New("it answered requests that it has not received"))
+		}
 		return errors.Join(ErrGone, err)
 	}
 	select {

@@ -105,8 +105,18 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// Send sends one message and copies of fds.
+// Send sends one message and copies of fds. It waits while the socket has no room, because the other
+// end has left too many messages unread.
 func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
+	return c.send(true, kind, body, fds)
+}
+
+// SendNow is Send that does not wait: without room in the socket it fails with unix.EAGAIN.
+func (c *Conn) SendNow(kind codec.Kind, body []byte, fds ...int) error {
+	return c.send(false, kind, body, fds)
+}
+
+func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 	if len(body)+1 > MaxMessage || len(fds) > MaxFDs {
 		return fmt.Errorf("control message of %d bytes and %d descriptors is too large", len(body), len(fds))
 	}
@@ -118,7 +128,7 @@ func (c *Conn) Send(kind codec.Kind, body []byte, fds ...int) error {
 	var err error
 	lost := c.raw.Write(func(fd uintptr) bool {
 		err = rawcall.SendPacket(int(fd), packet, oob)
-		return err != unix.EAGAIN
+		return err != unix.EAGAIN || !wait
 	})
 	if err = cmp.Or(lost, err); err != nil {
 		return fmt.Errorf("send control message: %w", err)

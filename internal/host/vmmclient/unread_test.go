@@ -1,0 +1,44 @@
+package vmmclient
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// A VMM that answers requests and leaves them in its socket breaks the protocol. When the socket has
+// no room, the next request fails: to wait for room would last until the VMM is killed.
+func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
+	v, vmm := scripted(t)
+	var w codec.Writer
+	(&vmmproto.Stats{}).Append(&w)
+	go func() {
+		for answered := (chan reply)(nil); ; time.Sleep(time.Microsecond) {
+			v.mu.Lock()
+			asked := v.answer
+			v.mu.Unlock()
+			if asked == nil || asked == answered {
+				continue
+			}
+			answered = asked
+			if vmm.Send(vmmproto.KindOK, w.Bytes()) != nil {
+				return
+			}
+		}
+	}()
+	within(t, "a request to a VMM that reads none", func() {
+		for {
+			if _, err := v.Stats(context.Background()); err != nil {
+				if !errors.Is(err, ErrHostile) {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+		}
+	})
+	ended(t, v)
+}
