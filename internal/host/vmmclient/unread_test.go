@@ -42,3 +42,23 @@ func TestAnswersToUnreadRequestsEndTheVMM(t *testing.T) {
 	})
 	ended(t, v)
 }
+
+// What is left of a VMM's connection when its process has ended, such as a copy of its descriptor in
+// the socket of another process, does not delay its end.
+func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
+	v, vmm := scripted(t)
+	var w codec.Writer
+	(&vmmproto.Exit{Reason: 1, Detail: "the last words"}).Append(&w)
+	if err := vmm.Send(vmmproto.KindExit, w.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	v.limits.end = 5 * time.Second
+	within(t, "the end of a VMM whose connection is held elsewhere", func() {
+		if err := v.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	if x := v.Exit(); x.Detail != "the last words" {
+		t.Errorf("it exited with %+v", x)
+	}
+}

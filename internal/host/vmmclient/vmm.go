@@ -171,7 +171,10 @@ func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlso
 // reap waits for the end of the process and of its connection, then announces it.
 func (v *VMM) reap() {
 	_ = v.proc.Wait()
-	<-v.lost // the exit event may still be in the socket
+	// What the VMM has sent is still received, such as its exit event. Its end of the connection may
+	// live on, where it has passed a descriptor of it on.
+	v.ctl.Shutdown()
+	<-v.lost
 	v.mu.Lock()
 	switch {
 	case v.broke != nil:
