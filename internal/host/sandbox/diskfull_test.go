@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -61,4 +62,23 @@ func TestFullDiskAndNoAnswer(t *testing.T) {
 	w.vmms.StatsErr = vmmclient.ErrNoAnswer
 	w.vmms.All()[0].Stall()
 	until(t, w, id, func(i Info) bool { return i.Silent })
+}
+
+// A VMM that tells of a full disk again as soon as it has been asked about it, and has room, costs the
+// daemon a request a second.
+func TestFullDiskIsToldWithoutEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 0)
+		defer w.stop()
+		id := w.source(t)
+		const seconds, most = 10, 1000
+		told := w.vmms.All()[0].TellOfFullDisk(most)
+		time.Sleep(seconds * time.Second)
+		if n := told(); n < seconds || n > seconds+2 {
+			t.Errorf("the daemon has taken %d messages in %d s", n, seconds)
+		}
+		if err := w.Kill(id); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/event"
@@ -39,8 +40,14 @@ func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	m.watchers.Go(func() { m.watch(s, v) })
 }
 
+// stallPause is how long the next message of a full disk is left alone. Each is answered by requests
+// to the VMM, and a VMM that its guest has taken over would send another for each answer.
+const stallPause = time.Second
+
 // watch notices the end of a VM of s that nobody asked for.
 func (m *Manager) watch(s *Sandbox, v *liveVM) {
+	stalled := v.vmm.Stalled()
+	var again <-chan time.Time // when stalled is looked at again, while it is nil
 	for conns := v.vmm.Conns(); ; {
 		select {
 		case <-m.quit:
@@ -52,8 +59,12 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 				conns = nil // closed by the end of the VM, which Done reports
 			}
 			continue
-		case <-v.vmm.Stalled():
+		case <-stalled:
 			m.diskFull(s, v)
+			stalled, again = nil, time.After(stallPause)
+			continue
+		case <-again:
+			stalled = v.vmm.Stalled()
 			continue
 		case <-v.vmm.Done():
 		}

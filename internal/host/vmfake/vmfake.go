@@ -165,6 +165,23 @@ func (v *VMM) Stall() {
 	v.stalled <- struct{}{}
 }
 
+// TellOfFullDisk lets the VM tell of a full disk so many times, as fast as it is heard, although the
+// disk has room. It returns how often it has been heard.
+func (v *VMM) TellOfFullDisk(most int) (heard func() int) {
+	var n atomic.Int64
+	go func() {
+		for range most {
+			select {
+			case v.stalled <- struct{}{}:
+				n.Add(1)
+			case <-v.done:
+				return
+			}
+		}
+	}()
+	return func() int { return int(n.Load()) - len(v.stalled) }
+}
+
 // End lets the VM end by itself.
 func (v *VMM) End(x vm.Exit) {
 	v.once.Do(func() {
