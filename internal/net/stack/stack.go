@@ -178,11 +178,12 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 	s.setLimitsLocked(to.Limits)
 	other := !slices.Equal(s.secrets, to.Secrets)
 	s.secrets = to.Secrets
+	left := maxComparisons
 	for f := range s.flows {
 		if other && f.To.Port() == httpsPort {
 			f.killLocked(errSecrets)
 		}
-		s.decideAgainLocked(f, "reset by a new policy")
+		s.decideAgainLocked(f, "reset by a new policy", &left)
 	}
 }
 
@@ -190,17 +191,28 @@ func (s *Stack) SetPolicy(to *netproto.SetPolicy) {
 func (s *Stack) Redecide() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	left := maxComparisons
 	for f := range s.flows {
 		if !f.Own && s.host.listed(f.To.Addr()) {
 			f.Own = true
-			s.decideAgainLocked(f, "reset by a new address of the host")
+			s.decideAgainLocked(f, "reset by a new address of the host", &left)
 		}
 	}
 }
 
-// decideAgainLocked resets a flow that may not pass any more.
-func (s *Stack) decideAgainLocked(f *flow, why string) {
-	if !f.decided {
+// maxComparisons bounds the comparisons of names with rules that one request of the daemon costs: some
+// tenths of a second. Requests for all other sandboxes wait meanwhile. A thousand connections to
+// addresses of three names each, under the most rules that there can be, take a tenth of them.
+const maxComparisons = 16 << 20
+
+// decideAgainLocked resets a flow that may not pass any more, and, where what is left of the
+// comparisons is not enough to find that out, any.
+func (s *Stack) decideAgainLocked(f *flow, why string, left *int) {
+	if !f.decided || f.ctx.Err() != nil {
+		return
+	}
+	if *left -= (1 + len(f.Names)) * (1 + len(s.policy.Allow) + len(s.policy.Deny)); *left < 0 {
+		f.killLocked(fmt.Errorf("%s: too many connections, names and rules to decide about each", why))
 		return
 	}
 	if verdict, reason := policy.Decide(&s.policy, &f.Flow); verdict != policy.Pass {

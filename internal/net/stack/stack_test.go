@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/net/policy"
 	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -359,5 +361,57 @@ func TestSetPolicyResetsWhatIsDenied(t *testing.T) {
 	}
 	if _, err := r.dial(t, web+":80"); err == nil {
 		t.Error("a new connection was let through")
+	}
+}
+
+// A new policy is compared with so many names of connections and no more: requests for all other
+// sandboxes wait meanwhile. Connections beyond that are reset.
+func TestSetPolicyIsBounded(t *testing.T) {
+	w := newWorld(t)
+	l, h := netproto.Limits{Connections: 2000}, NewHost(10000)
+	names := make([]string, 128)
+	for i := range names {
+		names[i] = fmt.Sprintf("n%d.example", i)
+	}
+	var rules []string
+	for i := range netproto.MaxRules {
+		rules = append(rules, fmt.Sprintf("r%d.example", i))
+	}
+	large := makePolicy(t, "public "+strings.Join(rules, " ")+" !"+strings.Join(rules, " !"))
+	for _, c := range []struct {
+		names  []string
+		flows  int
+		policy netproto.Policy
+		all    bool // are kept
+	}{
+		{names[:3], 1024, large, true},
+		{names, 1024, makePolicy(t, "public !"+metadata), true},
+		{names, 2000, large, false},
+	} {
+		r := addRig(t, w, h, "public", l)
+		var flows []*flow
+		for range c.flows {
+			f, refusal := r.begin(policy.TCP, netip.MustParseAddrPort(web+":22"))
+			if f == nil {
+				t.Fatal(refusal)
+			}
+			f.Names = c.names
+			if v := r.decide(f, nil); v != policy.Pass {
+				t.Fatal(v)
+			}
+			flows = append(flows, f)
+		}
+		r.SetPolicy(&netproto.SetPolicy{Policy: c.policy, Limits: l})
+		kept := 0
+		for _, f := range flows {
+			if f.ctx.Err() == nil {
+				kept++
+			}
+			r.end(f)
+		}
+		each := (1 + len(c.names)) * (1 + len(c.policy.Allow) + len(c.policy.Deny))
+		if c.all && kept != c.flows || !c.all && (kept == 0 || kept == c.flows || kept*each > maxComparisons) {
+			t.Errorf("%d flows of %d names: %d are kept, %d comparisons each", c.flows, len(c.names), kept, each)
+		}
 	}
 }
