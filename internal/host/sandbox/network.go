@@ -37,16 +37,28 @@ const giveTimeout = branchTimeout
 // again when it runs.
 const tellTimeout = 10 * time.Second
 
-// debts are what the guest of a VM that stands still has to be told when it runs.
+// debt is a kind of thing that a guest has to be told.
+type debt int
+
+const (
+	debtReset debt = iota // its connections have gone
+	debtTrust             // by whom it is to know the hosts of its secrets
+)
+
+// debts are what the guest of a VM that stands still has to be told when it runs: the latest of each
+// kind. However often somebody changes the network of a paused sandbox, no more is kept for it.
 type debts struct {
 	mu   sync.Mutex
-	owed []func()
+	owed map[debt]func()
 }
 
-func (d *debts) owe(tell func()) {
+func (d *debts) owe(kind debt, tell func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.owed = append(d.owed, tell)
+	if d.owed == nil {
+		d.owed = make(map[debt]func())
+	}
+	d.owed[kind] = tell
 }
 
 func (d *debts) pay() {
@@ -54,8 +66,10 @@ func (d *debts) pay() {
 	owed := d.owed
 	d.owed = nil
 	d.mu.Unlock()
-	for _, tell := range owed {
-		tell()
+	for _, kind := range []debt{debtReset, debtTrust} {
+		if tell := owed[kind]; tell != nil {
+			tell()
+		}
 	}
 }
 
@@ -69,7 +83,7 @@ func (m *Manager) giveTo(id string, v *liveVM) netclient.Give {
 			return err
 		}
 		if m.reset(id, v) != nil {
-			v.debts.owe(func() { _ = m.reset(id, v) })
+			v.debts.owe(debtReset, func() { _ = m.reset(id, v) })
 		}
 		return nil
 	}
@@ -143,7 +157,7 @@ func (m *Manager) tellTrust(ctx context.Context, s *Sandbox, setting netclient.S
 	case Running:
 		return s.explain("set the network of", v, tell(ctx))
 	case Paused:
-		v.debts.owe(func() {
+		v.debts.owe(debtTrust, func() {
 			if err := tell(context.Background()); err != nil {
 				m.cfg.Log.Error("a sandbox does not trust the authority of its secrets", "sandbox", s.id, "error", err)
 			}

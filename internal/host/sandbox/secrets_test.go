@@ -249,3 +249,37 @@ func TestAPausedGuestIsToldOfANewForkdNet(t *testing.T) {
 	guests.wait(t, agentproto.OpReset, 1)
 	w.KillAll()
 }
+
+// However often the network of a paused sandbox is changed, its guest is told once when it runs, of
+// the latest change, and the daemon keeps no more than that.
+func TestAPausedGuestIsToldOnce(t *testing.T) {
+	w := newOnline(t)
+	defer w.stop()
+	guests := &told{}
+	w.vmms.Told = guests.hear
+	mustBake(t, w)
+	id := w.forkOne(t, "p", nil)
+	if _, err := w.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		if _, err := w.SetNetwork(t.Context(), id, *withSecret(setting(t, "public"), "s3cr3t")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.live.debts.mu.Lock()
+	owed := len(s.live.debts.owed)
+	s.live.debts.mu.Unlock()
+	if owed != 1 {
+		t.Errorf("%d things are kept to be told, want 1", owed)
+	}
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	guests.wait(t, agentproto.OpTrust, 1)
+	w.KillAll()
+}
