@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/template"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -129,11 +130,7 @@ func (a *api) listV1(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) writeSandboxes(w http.ResponseWriter, infos []sandbox.Info) error {
-	out, shapes := make([]listed, len(infos)), a.shapes()
-	for n, i := range infos {
-		out[n] = shapes.describe(i)
-	}
-	return writeJSON(w, http.StatusOK, out)
+	return v1.WriteArray(w, infos, a.shapes().describe)
 }
 
 // pageOf returns the part of a list that a request asks for, and names what follows it in a header.

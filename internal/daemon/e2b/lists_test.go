@@ -2,9 +2,11 @@ package e2b_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -77,5 +79,39 @@ func TestPauseOfASilentGuest(t *testing.T) {
 	r.call("POST", "/sandboxes/"+b.ID+"/pause", `{"requireHealthyGuest":true}`, 204, nil)
 	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "paused" || i.PauseMode != "full" {
 		t.Errorf("%+v", i)
+	}
+}
+
+// partsWriter notes the longest write of an answer.
+type partsWriter struct {
+	*httptest.ResponseRecorder
+	longest int
+}
+
+func (w *partsWriter) Write(p []byte) (int, error) {
+	w.longest = max(w.longest, len(p))
+	return w.ResponseRecorder.Write(p)
+}
+
+// A list is written in parts, whatever its sandboxes have: 64 KiB of metadata of each, for all who may
+// ask for lists at once, would be more memory than the daemon may have.
+func TestListsAreWrittenInParts(t *testing.T) {
+	const sandboxes, metadata = 8, 60 << 10
+	r := start(t)
+	for range sandboxes {
+		r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", metadata) + `"}}`)
+	}
+	for _, path := range []string{"/sandboxes", "/v2/sandboxes"} {
+		w := &partsWriter{ResponseRecorder: httptest.NewRecorder()}
+		req := httptest.NewRequest("GET", path, nil)
+		req.Header.Set("Authorization", "Bearer "+apirig.Token)
+		r.Server.Config.Handler.ServeHTTP(w, req)
+		var list []struct{ Metadata map[string]string }
+		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != sandboxes || len(list[0].Metadata["note"]) != metadata {
+			t.Fatalf("%s: %d of them, %v", path, len(list), err)
+		}
+		if w.longest > 2*metadata {
+			t.Errorf("%s: %d bytes are held and written at once, want at most those of one sandbox and a part", path, w.longest)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -182,13 +183,8 @@ const noBuild = "00000000-0000-0000-0000-000000000000"
 
 // listTemplates answers with all snapshots but the states of paused sandboxes.
 func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
-	out := []templateInfo{}
-	for _, i := range a.Manager.SnapshotsFor(r.Context()) {
-		if !i.Transient {
-			out = append(out, templateOf(i))
-		}
-	}
-	return writeJSON(w, http.StatusOK, out)
+	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool { return i.Transient })
+	return v1.WriteArray(w, all, templateOf)
 }
 
 // snapshotOf returns the snapshot that is meant by a template's id or name.

@@ -98,7 +98,7 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 }
 
 func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return a.changed(a.Manager.Pause(r.Context(), r.PathValue("id")))
+	return described(a.sandboxOf)(a.Manager.Pause(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandbox, err error) {
@@ -106,11 +106,11 @@ func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandb
 	if err := a.Manager.SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	return a.changed(a.Manager.Resume(r.Context(), id))
+	return described(a.sandboxOf)(a.Manager.Resume(r.Context(), id))
 }
 
 func (a *api) suspend(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return a.changed(a.Manager.Suspend(r.Context(), r.PathValue("id")))
+	return described(a.sandboxOf)(a.Manager.Suspend(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out apiv1.Snapshot, err error) {

@@ -13,14 +13,24 @@ func get[Res any](f func(*http.Request) (Res, error)) handler {
 	}
 }
 
-// list is get for a list, of which the query may ask for a part.
-func list[T any](f func(*http.Request) ([]listed[T], error)) handler {
+// listed is get for a list, of which the query may ask for a part.
+func listed[M, T any](f func(*http.Request) (list[M, T], error)) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		all, err := f(r)
+		l, err := f(r)
 		if err != nil {
 			return err
 		}
-		return writeList(w, r, all)
+		return l.write(w, r)
+	}
+}
+
+// described makes of an operation's result what an answer says of it.
+func described[M, T any](describe func(M) T) func(M, error) (T, error) {
+	return func(m M, err error) (t T, _ error) {
+		if err != nil {
+			return t, err
+		}
+		return describe(m), nil
 	}
 }
 

@@ -1,7 +1,9 @@
 package v1
 
 import (
+	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"net/http"
 	"slices"
 	"strconv"
@@ -44,27 +46,29 @@ func (s selector) match(labels map[string]string) bool {
 	return true
 }
 
-// listed is a member of a list, and the key by which the list is sorted.
-type listed[T any] struct {
-	value T
-	key   string
+// list is a list that is sorted by the keys of its members. A member is described when it is written:
+// the descriptions of all at once would be most of what a list takes in memory.
+type list[M, T any] struct {
+	members  []M
+	key      func(M) string
+	describe func(M) T
 }
 
-// writeList answers with a list, or with the part of it that the query asks for by limit and
-// cursor. The rest is behind the Link of the relation next (RFC 8288), which stays right when
-// members come and go: its cursor is the key of the last one that was told.
-func writeList[T any](w http.ResponseWriter, r *http.Request, list []listed[T]) error {
+// write answers with a list, or with the part of it that the query asks for by limit and cursor.
+// The rest is behind the Link of the relation next (RFC 8288), which stays right when members come
+// and go: its cursor is the key of the last one that was told.
+func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if text := q.Get("cursor"); text != "" {
 		after, err := base64.RawURLEncoding.DecodeString(text)
 		if err != nil || len(text) > maxCursor {
 			return invalid.Errorf("cursor", "%.100q: want one that a Link of an earlier answer has", text)
 		}
-		i, found := slices.BinarySearchFunc(list, string(after), func(v listed[T], k string) int { return strings.Compare(v.key, k) })
+		i, found := slices.BinarySearchFunc(l.members, string(after), func(m M, k string) int { return strings.Compare(l.key(m), k) })
 		if found {
 			i++
 		}
-		list = list[i:]
+		l.members = l.members[i:]
 	}
 	if q.Has("limit") {
 		text := q.Get("limit")
@@ -72,15 +76,52 @@ func writeList[T any](w http.ResponseWriter, r *http.Request, list []listed[T]) 
 		if err != nil || limit < 1 || limit > maxPage {
 			return invalid.Errorf("limit", "%.100q: want 1 to %d", text, maxPage)
 		}
-		if len(list) > limit {
-			list = list[:limit]
-			q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(list[limit-1].key)))
+		if len(l.members) > limit {
+			l.members = l.members[:limit]
+			q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(l.key(l.members[limit-1]))))
 			w.Header().Set("Link", "<"+r.URL.Path+"?"+q.Encode()+`>; rel="next"`)
 		}
 	}
-	values := make([]T, len(list))
-	for i := range list {
-		values[i] = list[i].value
+	return WriteArray(w, l.members, l.describe)
+}
+
+// arrayPart is how many bytes of an array are written at once, unless a member has more.
+const arrayPart = 32 << 10
+
+// WriteArray answers with a JSON array of the descriptions of members. Of these it holds no more than
+// one part at a time: labels, metadata and what guests say of themselves can be 100 KiB of each
+// sandbox, and many clients may ask for lists at once.
+func WriteArray[M, T any](w http.ResponseWriter, members []M, describe func(M) T) error {
+	var part bytes.Buffer
+	enc := json.NewEncoder(&part)
+	enc.SetEscapeHTML(false) // see writeJSON
+	begun := false
+	send := func() error {
+		if !begun {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusOK)
+			begun = true
+		}
+		_, err := w.Write(part.Bytes())
+		part.Reset()
+		return err
 	}
-	return writeJSON(w, http.StatusOK, values)
+	part.WriteByte('[')
+	for n, m := range members {
+		if n > 0 {
+			part.WriteByte(',')
+		}
+		if err := enc.Encode(describe(m)); err != nil && begun {
+			panic(http.ErrAbortHandler) // the client must not take a part for the whole
+		} else if err != nil {
+			return err
+		}
+		part.Truncate(part.Len() - 1) // Encode ends a line
+		if part.Len() >= arrayPart && send() != nil {
+			return nil // the client has gone
+		}
+	}
+	part.WriteString("]\n")
+	_ = send() // the client has gone if this fails
+	return nil
 }

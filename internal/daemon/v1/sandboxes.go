@@ -49,14 +49,6 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 	return s
 }
 
-// changed answers with a sandbox after an operation on it.
-func (a *api) changed(i sandbox.Info, err error) (s apiv1.Sandbox, _ error) {
-	if err != nil {
-		return s, err
-	}
-	return a.sandboxOf(i), nil
-}
-
 // uniqueOf returns what an agent has found. Its lists are there although they are empty.
 func uniqueOf(found *agentproto.Unique) *apiv1.Unique {
 	if found == nil {
@@ -132,22 +124,19 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	return forked, nil
 }
 
-func (a *api) listSandboxes(r *http.Request) ([]listed[apiv1.Sandbox], error) {
+func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox], err error) {
 	wanted, err := selectorOf(r)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
-	list := make([]listed[apiv1.Sandbox], len(infos))
-	for n, i := range infos {
-		list[n] = listed[apiv1.Sandbox]{a.sandboxOf(i), fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID)}
-	}
-	return list, nil
+	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
+	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxOf}, nil
 }
 
 // changeLabels sets and removes labels of a sandbox by a JSON merge patch (RFC 7396).
 func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.Sandbox, error) {
-	return a.changed(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
+	return described(a.sandboxOf)(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
 func (a *api) getSandbox(r *http.Request) (out apiv1.Sandbox, err error) {

@@ -63,15 +63,21 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	}
 }
 
-func (a *api) listSnapshots(r *http.Request) ([]listed[apiv1.Snapshot], error) {
+func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], error) {
 	infos := a.Manager.SnapshotsFor(r.Context())
-	list := make([]listed[apiv1.Snapshot], len(infos))
-	for n, i := range infos {
+	images := make(map[snapshot.Base]string) // each is in a file of its own, and few snapshots have one for themselves
+	describe := func(i store.Info) apiv1.Snapshot {
 		s := snapshotOf(i)
-		s.BaseImage = a.Manager.Snapshots().BaseImage(i.Base)
-		list[n] = listed[apiv1.Snapshot]{s, i.Tag}
+		image, known := images[i.Base]
+		if !known {
+			image = a.Manager.Snapshots().BaseImage(i.Base)
+			images[i.Base] = image
+		}
+		s.BaseImage = image
+		return s
 	}
-	return list, nil
+	key := func(i store.Info) string { return i.Tag }
+	return list[store.Info, apiv1.Snapshot]{infos, key, describe}, nil
 }
 
 func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1.Baked, err error) {

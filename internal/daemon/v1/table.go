@@ -51,7 +51,7 @@ func (a *api) routes() []route {
 		{"GET /docs", open, nil, nil, documentPage},
 		{"GET /metrics", auth.Read, nil, nil, a.metrics},
 
-		{"GET /v1/snapshots", auth.Read, part, a.listing, list(a.listSnapshots)},
+		{"GET /v1/snapshots", auth.Read, part, a.listing, listed(a.listSnapshots)},
 		{"POST /v1/snapshots", auth.Admin, nil, work, a.once(call(created, a.createSnapshot))}, // reads files of the host
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, nil, end(a.deleteSnapshot)},
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, nil, get(a.snapshotInfo)},
@@ -59,7 +59,7 @@ func (a *api) routes() []route {
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
 		{"POST /v1/forks", auth.Run, nil, work, a.once(callWith(child, created, a.fork))},
-		{"GET /v1/sandboxes", auth.Read, and(part, "label"), a.listing, list(a.listSandboxes)},
+		{"GET /v1/sandboxes", auth.Read, and(part, "label"), a.listing, listed(a.listSandboxes)},
 		{"POST /v1/sandboxes", auth.Run, nil, work, a.once(callWith(child, created, a.createSandboxes))},
 		{"GET /v1/sandboxes/{id}", auth.Read, nil, nil, get(a.getSandbox)},
 		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, nil, end(a.deleteSandbox)},
@@ -107,7 +107,7 @@ func (a *api) routes() []route {
 
 		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, followers, a.events},
 
-		{"GET /v1/workspaces", auth.Read, part, a.listing, list(a.listWorkspaces)},
+		{"GET /v1/workspaces", auth.Read, part, a.listing, listed(a.listWorkspaces)},
 		{"POST /v1/workspaces", auth.Run, nil, work, a.once(call(created, a.createWorkspace))},
 		{"GET /v1/workspaces/{name}", auth.Read, nil, nil, get(a.getWorkspace)},
 		{"DELETE /v1/workspaces/{name}", auth.Run, nil, nil, end(a.deleteWorkspace)},

@@ -9,12 +9,8 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// workspaceOf answers with a workspace, or with the error of what was to return one.
-func workspaceOf(w workspace.Info, err error) (info apiv1.Workspace, _ error) {
-	if err != nil {
-		return info, err
-	}
-	info = apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag, Status: apiv1.WorkspaceRunning,
+func workspaceOf(w workspace.Info) apiv1.Workspace {
+	info := apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag, Status: apiv1.WorkspaceRunning,
 		LiveSandboxID: w.SandboxID, CreatedAt: w.Created.Unix(), LastActive: w.LastActive.Unix()}
 	switch w.State {
 	case sandbox.Suspended:
@@ -22,7 +18,7 @@ func workspaceOf(w workspace.Info, err error) (info apiv1.Workspace, _ error) {
 	case sandbox.Exited, sandbox.Stopping:
 		info.Status, info.LiveSandboxID = apiv1.WorkspaceStale, ""
 	}
-	return info, nil
+	return info
 }
 
 func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out apiv1.Workspace, err error) {
@@ -42,25 +38,18 @@ func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out
 		return out, err
 	}
 	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network, Labels: req.Labels}
-	return workspaceOf(a.Workspaces.Create(r.Context(), req.Name, fork))
+	return described(workspaceOf)(a.Workspaces.Create(r.Context(), req.Name, fork))
 }
 
-func (a *api) listWorkspaces(r *http.Request) ([]listed[apiv1.Workspace], error) {
+func (a *api) listWorkspaces(r *http.Request) (list[workspace.Info, apiv1.Workspace], error) {
 	p := sandbox.PrefixOf(r.Context())
 	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !a.mayKnow(p, i) })
-	list := make([]listed[apiv1.Workspace], len(infos))
-	for n, i := range infos {
-		w, err := workspaceOf(i, nil)
-		if err != nil {
-			return nil, err
-		}
-		list[n] = listed[apiv1.Workspace]{w, i.Name}
-	}
-	return list, nil
+	key := func(i workspace.Info) string { return i.Name }
+	return list[workspace.Info, apiv1.Workspace]{infos, key, workspaceOf}, nil
 }
 
 func (a *api) getWorkspace(r *http.Request) (apiv1.Workspace, error) {
-	return workspaceOf(a.Workspaces.Get(r.PathValue("name")))
+	return described(workspaceOf)(a.Workspaces.Get(r.PathValue("name")))
 }
 
 func (a *api) deleteWorkspace(r *http.Request) error {
@@ -68,9 +57,9 @@ func (a *api) deleteWorkspace(r *http.Request) error {
 }
 
 func (a *api) suspendWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
-	return workspaceOf(a.Workspaces.Suspend(r.Context(), r.PathValue("name")))
+	return described(workspaceOf)(a.Workspaces.Suspend(r.Context(), r.PathValue("name")))
 }
 
 func (a *api) resumeWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
-	return workspaceOf(a.Workspaces.Resume(r.Context(), r.PathValue("name")))
+	return described(workspaceOf)(a.Workspaces.Resume(r.Context(), r.PathValue("name")))
 }

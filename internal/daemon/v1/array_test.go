@@ -1,0 +1,69 @@
+package v1
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// firstWrite is the writer of an answer that tells of its first part.
+type firstWrite struct {
+	*httptest.ResponseRecorder
+	told func()
+}
+
+func (w *firstWrite) Write(p []byte) (int, error) {
+	w.told()
+	w.told = func() {}
+	return w.ResponseRecorder.Write(p)
+}
+
+// Members of a list are described as they are written, and not all of them before the first.
+func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
+	const member = 10 << 10
+	text := strings.Repeat("x", member)
+	described, before := 0, 0
+	w := &firstWrite{httptest.NewRecorder(), func() { before = described }}
+	err := WriteArray(w, make([]int, 1000), func(int) string {
+		described++
+		return text
+	})
+	if most := arrayPart/member + 1; err != nil || before > most || described != 1000 {
+		t.Errorf("%v: %d were described before the first part was written, want at most %d; %d in all", err, before, most, described)
+	}
+	if want := "[" + strings.Repeat(`"`+text+`",`, 999) + `"` + text + `"]` + "\n"; w.Body.String() != want {
+		t.Errorf("%d bytes, want %d", w.Body.Len(), len(want))
+	}
+	empty := httptest.NewRecorder()
+	if err := WriteArray(empty, nil, func(int) string { return "" }); err != nil || empty.Body.String() != "[]\n" {
+		t.Errorf("nothing: %q, %v", empty.Body, err)
+	}
+}
+
+// unfit has no JSON.
+type unfit struct{ text string }
+
+func (u unfit) MarshalJSON() ([]byte, error) {
+	if u.text == "" {
+		return nil, errors.New("no JSON")
+	}
+	return []byte(`"` + u.text + `"`), nil
+}
+
+// A member that cannot be encoded is an error before the answer has begun, and cuts it off later: no
+// client takes a part of a list for the whole.
+func TestMembersWithoutJSON(t *testing.T) {
+	all := func(u unfit) unfit { return u }
+	if err := WriteArray(httptest.NewRecorder(), []unfit{{"x"}, {}}, all); err == nil {
+		t.Error("no error before the answer has begun")
+	}
+	defer func() {
+		if v := recover(); v != http.ErrAbortHandler {
+			t.Errorf("%v, want the connection to be cut off", v)
+		}
+	}()
+	_ = WriteArray(httptest.NewRecorder(), []unfit{{strings.Repeat("x", 2*arrayPart)}, {}}, all)
+	t.Error("the answer was ended as if it were whole")
+}
