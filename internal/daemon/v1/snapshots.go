@@ -187,7 +187,7 @@ func (a *api) verifySnapshot(r *http.Request) (out apiv1.Verified, err error) {
 		return out, err
 	}
 	start := time.Now()
-	if err := a.Manager.Snapshots().Verify(r.Context(), r.PathValue("tag")); err != nil {
+	if err := a.Manager.VerifySnapshot(r.Context(), r.PathValue("tag")); err != nil {
 		return out, err
 	}
 	return apiv1.Verified{OK: true, VerifyMS: millis(time.Since(start))}, nil

@@ -106,3 +106,36 @@ func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 		})
 	}
 }
+
+// Verifying a snapshot takes a CPU and the disk. A client that has others under way waits, and another
+// client does not.
+func TestVerificationsAreFew(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	var leave []func()
+	for range maxVerifies - 1 {
+		done, err := takePlace(a, w.verifies, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, done)
+	}
+	waiting, giveUp := context.WithCancel(a)
+	ended := make(chan error, 1)
+	go func() { ended <- w.VerifySnapshot(waiting, "p") }()
+	if err := w.VerifySnapshot(b, "p"); err != nil {
+		t.Errorf("of another client: %v", err)
+	}
+	giveUp()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("one more of the client: %v, want that it waits", err)
+	}
+	for _, done := range leave {
+		done()
+	}
+	if err := w.VerifySnapshot(a, "p"); err != nil {
+		t.Errorf("when there are places: %v", err)
+	}
+}

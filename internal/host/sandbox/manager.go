@@ -74,6 +74,7 @@ type Manager struct {
 	restores *gate.Gate
 	confirms *gate.Gate
 	branches *gate.Gate
+	verifies *gate.Gate
 	wave     int // children of one fork that are started at the same time
 
 	mu         sync.Mutex
@@ -109,6 +110,7 @@ func New(cfg Config) (*Manager, error) {
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
+		verifies:  gate.New(maxVerifies),
 		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
@@ -211,6 +213,20 @@ func shape(m snapshot.Machine) vm.Shape {
 func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
 	_, total := g.Count()
 	return g.Wait(ctx, shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1))
+}
+
+// maxVerifies is how many snapshots are verified at once. Each reads gigabytes of the disk and takes a
+// CPU while it hashes them.
+const maxVerifies = 3
+
+// VerifySnapshot verifies a snapshot as store.Verify does, when its turn has come.
+func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
+	release, err := takePlace(ctx, m.verifies, "")
+	if err != nil {
+		return err
+	}
+	defer release()
+	return m.cfg.Store.Verify(ctx, tag)
 }
 
 // DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.

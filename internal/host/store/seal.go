@@ -231,8 +231,17 @@ func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.Fil
 
 // Verify reads every file of the snapshot and of its chain and compares the digests. The error is a
 // *DamagedError that names the first file that differs. Digests that are not recorded yet are
-// computed and recorded first.
+// computed and recorded first. It reads and hashes at the lowest priority, as the sealer does.
 func (s *Store) Verify(ctx context.Context, tag string) error {
+	done := make(chan error, 1)
+	go func() {
+		atLowestPriority()
+		done <- s.verify(ctx, tag)
+	}()
+	return <-done
+}
+
+func (s *Store) verify(ctx context.Context, tag string) error {
 	lease, err := s.Acquire(tag)
 	if err != nil {
 		return err
