@@ -39,6 +39,11 @@ type ForkRequest struct {
 // MaxAnnotation bounds an annotation, in bytes: it is in a record that is written often.
 const MaxAnnotation = 64 << 10
 
+// maxEnv bounds the environment of a child, in bytes of JSON: it is in the record of every child, which
+// is in the memory of the daemon, and in a directory in RAM. No program can be started with a variable
+// of 128 KiB (execve(2)).
+const maxEnv = 128 << 10
+
 // ForkResult is what a fork made and how long it took.
 type ForkResult struct {
 	Sandboxes   []Info
@@ -65,6 +70,9 @@ func (r *ForkRequest) checkChildren() error {
 	}
 	if err := snapshot.CheckEnv(r.Env); err != nil {
 		return &invalid.Error{Field: "env", Reason: err.Error()}
+	}
+	if p, err := json.Marshal(r.Env); err != nil || len(p) > maxEnv {
+		return invalid.Errorf("env", "%d bytes as JSON: want at most %d; write what is larger to a file", len(p), maxEnv)
 	}
 	if r.HostnamePrefix != "" && !hostnamePrefix.MatchString(r.HostnamePrefix) {
 		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes", r.HostnamePrefix)

@@ -3,10 +3,13 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -108,4 +111,29 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 		w.KillAll()
 		w.stop()
 	}
+}
+
+// An environment is in the record of every child. One by which a fork of a thousand would fill the run
+// directory, and the memory of the next daemon, is refused before anything is started.
+func TestEnvironmentsAreBounded(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	for _, value := range []string{strings.Repeat("x", maxEnv), strings.Repeat("\x01", maxEnv/6)} {
+		_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": value}})
+		var e *invalid.Error
+		if !errors.As(err, &e) || e.Field != "env" {
+			t.Errorf("%d bytes: %v, want an error of env", len(value), err)
+		}
+	}
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": strings.Repeat("x", maxEnv-16)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(w.vmDir(r.Sandboxes[0].ID), recordName))
+	if err != nil || info.Size() > maxEnv+4096 {
+		t.Errorf("the record has %d bytes, %v", info.Size(), err)
+	}
+	w.KillAll()
+	w.checkClean(t)
 }
