@@ -100,6 +100,41 @@ func TestLostVMIsSuspendedAgain(t *testing.T) {
 	})
 }
 
+// A suspended sandbox that cannot be taken over keeps the snapshot that it is brought back from.
+func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range [][]byte{[]byte("{"), text} {
+		w.stop()
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.start(t, 0)
+		if _, err := w.Recover(); err != nil {
+			t.Fatal(err)
+		}
+		w.Snapshots().Quiesce()
+		if left := w.LeftAlone(); len(left) != 1-len(w.List()) {
+			t.Errorf("left alone: %+v", left)
+		}
+	}
+	defer w.stop()
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Errorf("%+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // A VMM of another version is left alone: requests of this one could mean something else to it.
 func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	w := newWorld(t, 0)
