@@ -33,7 +33,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/format",
-		packages: []string{"console", "disklayer", "memlayer", "snapshot"},
+		packages: []string{"console", "disklayer", "memlayer", "snapshot", "record"},
 		imports:  []string{"internal/proto/codec", "internal/proto/vm"},
 		reason:   "a format outlives the program that wrote it",
 	},

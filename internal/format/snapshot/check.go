@@ -58,8 +58,10 @@ func (m *Manifest) check() error {
 	if err := CheckEnv(m.Guest.Env); err != nil {
 		return fmt.Errorf("guest: %w", err)
 	}
-	if err := m.Guest.Network.check(); err != nil {
-		return fmt.Errorf("guest: network: %w", err)
+	if m.Guest.Network != nil {
+		if err := m.Guest.Network.Check(); err != nil {
+			return fmt.Errorf("guest: network: %w", err)
+		}
 	}
 	if err := m.Guest.Limits.Check(); err != nil {
 		return fmt.Errorf("guest: limits: %w", err)

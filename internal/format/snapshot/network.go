@@ -25,10 +25,8 @@ const (
 	maxRuleText = 300
 )
 
-func (n *Network) check() error {
-	if n == nil {
-		return nil
-	}
+// Check reports the first bound that a policy breaks. It does not know what its texts mean.
+func (n *Network) Check() error {
 	if n.Mode == "" {
 		return errors.New("mode is empty")
 	}

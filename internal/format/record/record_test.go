@@ -1,0 +1,405 @@
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// kind is one of the four kinds of records, as values of any type.
+type kind struct {
+	parse func(path string, p []byte) (any, error)
+	again func(v any) ([]byte, error) // encodes what parse returned
+	empty func() any
+}
+
+func kinds() map[string]kind {
+	return map[string]kind{
+		"sandbox":   kindOf(ParseSandbox, EncodeSandbox),
+		"suspended": kindOf(ParseSuspended, EncodeSuspended),
+		"workspace": kindOf(ParseWorkspace, EncodeWorkspace),
+		"once":      kindOf(ParseOnce, EncodeOnce),
+	}
+}
+
+func kindOf[T any](parse func(string, []byte) (*T, error), encode func(*T) ([]byte, error)) kind {
+	return kind{
+		parse: func(path string, p []byte) (any, error) { return parse(path, p) },
+		again: func(v any) ([]byte, error) { return encode(v.(*T)) },
+		empty: func() any { return new(T) },
+	}
+}
+
+// golden returns the files in testdata, by name: those of each kind begin with its name.
+func golden(t testing.TB) map[string][]byte {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.json")
+	if err != nil || len(files) < 8 {
+		t.Fatal(files, err)
+	}
+	all := map[string][]byte{}
+	for _, f := range files {
+		p, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[filepath.Base(f)] = p
+	}
+	return all
+}
+
+// kindIn returns the kind of a golden file.
+func kindIn(t testing.TB, file string) kind {
+	t.Helper()
+	name, _, _ := strings.Cut(file, ".")
+	name, _, _ = strings.Cut(name, "-")
+	k, ok := kinds()[name]
+	if !ok {
+		t.Fatalf("%s is of no kind", file)
+	}
+	return k
+}
+
+// set gives every field of v another value than zero, and no two fields of a type the same.
+func set(t *testing.T, v reflect.Value, n *int) {
+	t.Helper()
+	*n++
+	switch {
+	case v.Type() == reflect.TypeFor[json.RawMessage]():
+		v.SetBytes(fmt.Appendf(nil, `{"n":%d}`, *n))
+	case v.Type() == reflect.TypeFor[time.Time]():
+		v.Set(reflect.ValueOf(time.Date(2026, 1, 2, 3, 4, 5, *n, time.UTC)))
+	default:
+		switch v.Kind() {
+		case reflect.String:
+			v.SetString(fmt.Sprint("text ", *n))
+		case reflect.Bool:
+			v.SetBool(true)
+		case reflect.Int, reflect.Int64:
+			v.SetInt(int64(200 + *n))
+		case reflect.Uint32, reflect.Uint64:
+			v.SetUint(uint64(200 + *n))
+		case reflect.Float64:
+			v.SetFloat(float64(*n) + 0.25)
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			set(t, v.Elem(), n)
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+			set(t, v.Index(0), n)
+			set(t, v.Index(1), n)
+		case reflect.Map:
+			key, element := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			set(t, key, n)
+			set(t, element, n)
+			v.Set(reflect.MakeMap(v.Type()))
+			v.SetMapIndex(key, element)
+		case reflect.Struct:
+			for i := range v.NumField() {
+				set(t, v.Field(i), n)
+			}
+		default:
+			t.Fatalf("a field is a %v: say here how to fill it", v.Type())
+		}
+	}
+}
+
+// Every field of every record comes back.
+func TestRoundTrip(t *testing.T) {
+	for name, k := range kinds() {
+		want, n := k.empty(), 0
+		set(t, reflect.ValueOf(want).Elem(), &n)
+		p, err := k.again(want)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got, err := k.parse("f", p)
+		if s, ok := want.(*Sandbox); ok && name == "suspended" {
+			s.PID, s.Protocol = 0, 0
+		}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v\n%+v\n%+v", name, err, got, want)
+		}
+	}
+}
+
+// What forkd has written since it has records is read, and what this version writes is what it
+// has always written.
+func TestGolden(t *testing.T) {
+	all := golden(t)
+	for name, p := range all {
+		k := kindIn(t, name)
+		got, err := k.parse(name, p)
+		if err != nil {
+			t.Errorf("%v", err)
+			continue
+		}
+		now, isOld := strings.CutSuffix(name, ".v0.json")
+		if isOld {
+			name = now + ".v1.json"
+		}
+		again, err := k.again(got)
+		if want := bytes.TrimSpace(all[name]); err != nil || !bytes.Equal(again, want) {
+			t.Errorf("%s: %v\n%s\nwant %s", name, err, again, want)
+		}
+	}
+}
+
+// The golden files have every field that there is.
+func TestGoldenFilesAreWhole(t *testing.T) {
+	all := golden(t)
+	for name, v := range map[string]any{
+		"sandbox.v0.json": &sandboxV0{}, "sandbox.v1.json": &sandboxFile{},
+		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
+		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
+	} {
+		if f := decode(all[name], v); f != nil {
+			t.Fatal(f)
+		}
+		if field := zero(reflect.ValueOf(v).Elem()); field != "" {
+			t.Errorf("%s has no %s", name, field)
+		}
+	}
+}
+
+// zero returns the name of a field that is zero.
+func zero(v reflect.Value) string {
+	switch {
+	case v.IsZero():
+		return v.Type().String()
+	case v.Kind() == reflect.Pointer:
+		return zero(v.Elem())
+	case v.Kind() == reflect.Slice:
+		return zero(v.Index(0))
+	case v.Kind() != reflect.Struct || v.Type() == reflect.TypeFor[time.Time]():
+		return ""
+	}
+	for i := range v.NumField() {
+		if z := zero(v.Field(i)); z != "" {
+			return v.Type().Field(i).Name + ": " + z
+		}
+	}
+	return ""
+}
+
+// A record that was cut anywhere is refused, and said to be torn.
+func TestTruncated(t *testing.T) {
+	for name, p := range golden(t) {
+		p = bytes.TrimSpace(p)
+		for n := range p {
+			_, err := kindIn(t, name).parse("f", p[:n])
+			if e := (*Error)(nil); !errors.As(err, &e) || !e.Torn || e.Path != "f" {
+				t.Fatalf("%s: cut to %d of %d bytes: %v", name, n, len(p), err)
+			}
+		}
+	}
+}
+
+// optional are the members without which a record is read: as if they had not been set, which closes
+// nothing that is open, and opens nothing.
+const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
+	"unique_strict unique top tops frozen branches branch_count suspends rebased rebasing pending paused restoring " +
+	"allow deny allow_ech bytes_per_second packets_per_second connections " + // of a network with a mode
+	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
+
+// mutated calls f with every version of an object, or of one within it, that change made of it.
+func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()), f func(field string)) {
+	for name, member := range object {
+		undo := change(object, name)
+		f(name)
+		undo()
+		if inner, ok := member.(map[string]any); ok {
+			mutated(inner, change, func(field string) { f(name + "." + field) })
+		}
+	}
+}
+
+// No member goes missing unnoticed, but for those that need not be there.
+func TestMissingMembers(t *testing.T) {
+	for file, p := range golden(t) {
+		var object map[string]any
+		if err := json.Unmarshal(p, &object); err != nil {
+			t.Fatal(err)
+		}
+		remove := func(object map[string]any, name string) func() {
+			member := object[name]
+			delete(object, name)
+			return func() { object[name] = member }
+		}
+		mutated(object, remove, func(field string) {
+			last := field[strings.LastIndexByte(field, '.')+1:]
+			if strings.Contains(optional, " "+last+" ") || strings.Contains(field, "env.") || strings.Contains(field, "labels.") ||
+				strings.Contains(field, "annotation.") || strings.Contains(field, "body.") {
+				return
+			}
+			cut, err := json.Marshal(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = kindIn(t, file).parse("f", cut)
+			_, isSandbox := kindIn(t, file).empty().(*Sandbox)
+			switch {
+			case field == "version" && !isSandbox: // in version 0, the others have the same fields
+			case err == nil:
+				t.Errorf("%s without %s: accepted", file, field)
+			case field != "version" && !strings.HasPrefix(err.Error(), "f: "+field+": "):
+				t.Errorf("%s without %s: %v", file, field, err)
+			}
+		})
+	}
+}
+
+// No member is read that is not known, is in other letters, or null.
+func TestUnknownMembers(t *testing.T) {
+	for file, p := range golden(t) {
+		var object map[string]any
+		if err := json.Unmarshal(p, &object); err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string, change func(object map[string]any, name string) func()) {
+			mutated(object, change, func(field string) {
+				if strings.Contains(field, "env.") || strings.Contains(field, "labels.") || strings.Contains(field, "annotation.") ||
+					strings.Contains(field, "body.") {
+					return
+				}
+				changed, err := json.Marshal(object)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := kindIn(t, file).parse("f", changed); err == nil {
+					t.Errorf("%s: %s %s: accepted", file, field, what)
+				}
+			})
+		}
+		check("in other letters", func(object map[string]any, name string) func() {
+			other, member := strings.ToUpper(name), object[name]
+			if other == name {
+				other = strings.ToLower(name)
+			}
+			delete(object, name)
+			object[other] = member
+			return func() { delete(object, other); object[name] = member }
+		})
+		check("with an unknown one beside it", func(object map[string]any, _ string) func() {
+			object["later"] = 1
+			return func() { delete(object, "later") }
+		})
+		check("of another type", func(object map[string]any, name string) func() {
+			member := object[name]
+			if name == "annotation" || name == "body" { // may be anything
+				object["later"] = 1
+			}
+			object[name] = []any{[]any{}}
+			return func() { object[name] = member; delete(object, "later") }
+		})
+	}
+}
+
+// Errors name the file, the field and the fix.
+func TestErrors(t *testing.T) {
+	text := string(golden(t)["sandbox.v1.json"])
+	for _, c := range []struct{ old, new, field, reason string }{
+		{`"version":1`, `"version":2`, "version", "2: this forkd reads version 1"},
+		{`"version":1`, `"version":0`, "version", "0: this forkd reads version 1"},
+		{`"version":1`, `"version":"1"`, "version", `"1": this forkd`},
+		{`"version":1`, `"version":null`, "version", "null: this forkd"},
+		{`"network":{`, `"networks":{`, "networks", "unknown field"},
+		{`{"mode":"allow",`, `{`, "network.mode", "missing"},
+		{`{"mode":"allow",`, `{"mode":"",`, "network", "mode is empty"},
+		{`{"mode":"allow",`, `{"mode":null,`, "network.mode", "null"},
+		{`{"mode":"allow",`, `{"mode":"none","mode":"public",`, "network.mode", "appears twice"},
+		{`"paused":true`, `"paused":null`, "paused", "null"},
+		{`"paused":true`, `"paused":1`, "paused", "1: want true or false"},
+		{`"pid":4242`, `"pid":"4242"`, "pid", `"4242": want a number`},
+		{`"created":"2026-11-02`, `"created":"yesterday`, "created", "want a time"},
+		{`"owner":"ownerid234567abcdefghijkln"`, `"owner":7`, "frozen[1].owner", "7: want a string"},
+		{`"memory_bytes":536870912`, `"memory_bytes":0`, "memory_bytes", "0: want"},
+		{`"idle_timeout_ns":90`, `"idle_timeout_ns":-90`, "idle_timeout_ns", "want 0 or more"},
+		{`"protocol":15`, `"protocol":0`, "protocol", "want the control protocol"},
+	} {
+		changed := strings.Replace(text, c.old, c.new, 1)
+		if changed == text {
+			t.Fatalf("there is no %s in %s", c.old, text)
+		}
+		_, err := ParseSandbox("/run/x/sandbox.json", []byte(changed))
+		e := (*Error)(nil)
+		if !errors.As(err, &e) || e.Path != "/run/x/sandbox.json" || e.Field != c.field || !strings.Contains(e.Reason, c.reason) ||
+			!strings.Contains(e.Reason, otherForkd) || e.Torn {
+			t.Errorf("%s: %v", c.new, err)
+		}
+	}
+}
+
+// A record that could not be read is not written.
+func TestEncodeRefuses(t *testing.T) {
+	for name, k := range kinds() {
+		if p, err := k.again(k.empty()); err == nil {
+			t.Errorf("%s: %s", name, p)
+		}
+	}
+	s, err := ParseSandbox("f", golden(t)["sandbox.v1.json"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Network = Network{}
+	for _, encode := range []func(*Sandbox) ([]byte, error){EncodeSandbox, EncodeSuspended} {
+		if p, err := encode(s); err == nil {
+			t.Errorf("without a network: %s", p)
+		}
+	}
+}
+
+// The control protocol of a VMM can be told by a record that is refused.
+func TestProtocolOf(t *testing.T) {
+	for text, want := range map[string]int{
+		`{"vmm_protocol":7}`:                          7,
+		`{"version":1,"protocol":8,"vmm_protocol":7}`: 8,
+		`{"version":9,"protocol":8,"later":[]}`:       8,
+		`{"version":1}`:                               0,
+		`{"vmm_protocol":"7"}`:                        0,
+		`{"vmm_protocol":7`:                           0,
+		`[]`:                                          0,
+	} {
+		if have := ProtocolOf([]byte(text)); have != want {
+			t.Errorf("%s: %d, want %d", text, have, want)
+		}
+	}
+}
+
+// FuzzParse: whatever a record says, it is refused or comes back as it is, and never says nothing
+// about the network.
+func FuzzParse(f *testing.F) {
+	f.Fuzz(func(t *testing.T, p []byte) {
+		ProtocolOf(p)
+		for name, k := range kinds() {
+			v, err := k.parse("f", p)
+			if e := (*Error)(nil); err != nil && !errors.As(err, &e) {
+				t.Fatalf("%s: an error of another type: %v", name, err)
+			}
+			if err != nil {
+				continue
+			}
+			if s, ok := v.(*Sandbox); ok && s.Network.Mode == "" {
+				t.Fatalf("%s without a network", name)
+			}
+			once, err := k.again(v)
+			if err != nil {
+				t.Fatalf("%s was accepted, and cannot be written: %v", name, err)
+			}
+			again, err := k.parse("f", once)
+			if err != nil {
+				t.Fatalf("%s: %v: %s", name, err, once)
+			}
+			if twice, err := k.again(again); err != nil || !bytes.Equal(twice, once) {
+				t.Fatalf("%s: %v\n%s\n%s", name, err, once, twice)
+			}
+		}
+	})
+}

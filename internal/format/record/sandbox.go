@@ -1,0 +1,210 @@
+package record
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// Sandbox is the record of one sandbox: what the next daemon must know to take it over.
+type Sandbox struct {
+	ID          string    `json:"id"`
+	SnapshotTag string    `json:"snapshot_tag"` // the snapshot that it runs from, or is brought back from
+	SnapshotID  string    `json:"snapshot_id"`
+	Origin      string    `json:"origin,omitempty"` // tag that users know instead of SnapshotTag
+	Hostname    string    `json:"hostname"`
+	Owner       string    `json:"owner,omitempty"`
+	PID         int       `json:"pid,omitempty"`      // of its VMM; 0 while it is suspended
+	Protocol    int       `json:"protocol,omitempty"` // control protocol of its VMM; 0 while it is suspended
+	Created     time.Time `json:"created"`
+	Expires     time.Time `json:"expires,omitzero"` // zero: never
+	MemoryBytes uint64    `json:"memory_bytes"`     // RAM of the guest
+	Fork        string    `json:"fork,omitempty"`   // the fork that it is a child of
+
+	Network Network `json:"network"`
+	Limits  Limits  `json:"limits,omitzero"`
+
+	Env            map[string]string `json:"env,omitempty"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	Annotation     json.RawMessage   `json:"annotation,omitempty"`      // of the API that made it
+	IdleTimeoutNS  int64             `json:"idle_timeout_ns,omitempty"` // 0: never suspended for being idle
+	ExpirySuspends bool              `json:"expiry_suspends,omitempty"`
+	AutoResume     bool              `json:"auto_resume,omitempty"`
+	Strict         bool              `json:"unique_strict,omitempty"`
+	Unique         *Unique           `json:"unique,omitempty"` // nil: its agent has not looked
+
+	Top      string      `json:"top,omitempty"` // disk top, a file in the sandbox's data directory
+	Tops     int         `json:"tops,omitempty"`
+	Frozen   []FrozenTop `json:"frozen,omitempty"`
+	Branches []string    `json:"branches,omitempty"` // IDs of snapshots
+	Count    int         `json:"branch_count,omitempty"`
+	Suspends int         `json:"suspends,omitempty"`
+
+	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory lies on its snapshot
+	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // a rebase is under way
+	Pending   *PendingTop    `json:"pending,omitempty"`  // a branch is under way
+	Paused    bool           `json:"paused,omitempty"`
+	Restoring bool           `json:"restoring,omitempty"` // a rollback is under way
+}
+
+// Network is the network policy of a sandbox, as text and as the manifests of snapshots have it.
+type Network = snapshot.Network
+
+// Limits bound what the VMM of a sandbox takes from its host. A zero field is no limit.
+type Limits struct {
+	MemoryMiB        uint64  `json:"memory_mib,omitempty"`
+	SwapMiB          uint64  `json:"swap_mib,omitempty"`
+	CPUs             float64 `json:"cpus,omitempty"`
+	CPUWeight        uint32  `json:"cpu_weight,omitempty"`
+	IOBytesPerSecond uint64  `json:"io_bytes_per_second,omitempty"`
+	IOOpsPerSecond   uint64  `json:"io_ops_per_second,omitempty"`
+}
+
+// FrozenTop is a former disk top, below the present one.
+type FrozenTop struct {
+	Name  string `json:"name"`  // file in the data directory
+	Owner string `json:"owner"` // the ID that the layer has in snapshots
+}
+
+// PendingTop is a disk top that a VMM may use by now: it does if it has counted more swaps than
+// Swaps.
+type PendingTop struct {
+	Name  string `json:"name"`
+	Owner string `json:"owner"` // of the layer that the present top becomes
+	Swaps uint64 `json:"swaps"`
+}
+
+// Rebased is the branch that the memory of a sandbox lies on: its private pages are what differs
+// from it.
+type Rebased struct {
+	ID   string `json:"id"`   // of the snapshot
+	Line int    `json:"line"` // how many there have been in a row, each over the one before
+}
+
+// PendingRebase is a branch that a VMM may have been rebased onto by now: it has if it has counted
+// more rebases than Rebases.
+type PendingRebase struct {
+	To      Rebased `json:"to"`
+	Rebases uint64  `json:"rebases"`
+}
+
+// Unique is what the agent of a sandbox found out about random number generators in its memory.
+type Unique struct {
+	Reseeded []Generator `json:"reseeded,omitempty"`
+	Repeats  []Generator `json:"repeats,omitempty"`
+	More     uint32      `json:"more,omitempty"` // generators that had no room in the lists
+}
+
+// Generator is one generator of one process in the guest.
+type Generator struct {
+	PID     uint32 `json:"pid"`
+	Program string `json:"program"`
+	Library string `json:"library"`
+}
+
+// sandboxFile is the content of the record of a sandbox with a VM.
+type sandboxFile struct {
+	Version int `json:"version"`
+	Sandbox
+}
+
+// EncodeSandbox returns the bytes of the record of a sandbox with a VM. It refuses a record that
+// ParseSandbox would refuse.
+func EncodeSandbox(s *Sandbox) ([]byte, error) {
+	if err := s.checkLive(); err != nil {
+		return nil, err
+	}
+	return encode(sandboxFile{Version, *s})
+}
+
+// ParseSandbox decodes and checks the record of a sandbox with a VM. Errors are *Error and name
+// path, which is not read.
+func ParseSandbox(path string, p []byte) (*Sandbox, error) {
+	var now sandboxFile
+	var old sandboxV0
+	if err := parse(path, p, &now, &old, func() { now.Sandbox = old.upgrade() }); err != nil {
+		return nil, err
+	}
+	if err := now.checkLive(); err != nil {
+		return nil, err.in(path)
+	}
+	return &now.Sandbox, nil
+}
+
+// ProtocolOf returns the version of the control protocol that the VMM of a sandbox speaks, by a
+// record of whatever version: the field keeps its name and place in all of them. It is 0 where the
+// record does not say that.
+func ProtocolOf(p []byte) int {
+	var head struct {
+		Protocol   int `json:"protocol"`
+		ProtocolV0 int `json:"vmm_protocol"`
+	}
+	version, err := versionOf(p)
+	if err != nil || json.Unmarshal(p, &head) != nil {
+		return 0
+	}
+	if len(version) == 0 {
+		return head.ProtocolV0
+	}
+	return head.Protocol
+}
+
+func (s *Sandbox) checkLive() *fault {
+	if s.Protocol <= 0 {
+		return wrong("protocol", "%d: want the control protocol of the sandbox's VMM; %s", s.Protocol, otherForkd)
+	}
+	return s.check()
+}
+
+// check reports the first rule that a sandbox breaks, running or suspended.
+func (s *Sandbox) check() *fault {
+	switch {
+	case s.ID == "":
+		return wrong("id", "empty: %s", otherForkd)
+	case s.SnapshotTag == "":
+		return wrong("snapshot_tag", "empty: %s", otherForkd)
+	case s.SnapshotID == "":
+		return wrong("snapshot_id", "empty: %s", otherForkd)
+	case s.MemoryBytes == 0:
+		return wrong("memory_bytes", "0: want the memory of the guest; %s", otherForkd)
+	case s.IdleTimeoutNS < 0:
+		return wrong("idle_timeout_ns", "%d: want 0 or more; %s", s.IdleTimeoutNS, otherForkd)
+	}
+	if err := s.Network.Check(); err != nil {
+		return wrong("network", "%v; %s", err, otherForkd)
+	}
+	return nil
+}
+
+// suspendedFile is the content of the record of a suspended sandbox.
+type suspendedFile struct {
+	Version int     `json:"version"`
+	Sandbox Sandbox `json:"sandbox"` // its snapshot is the suspended state
+}
+
+// EncodeSuspended returns the bytes of the record of a suspended sandbox, which has neither a VMM
+// nor a disk top. It refuses a record that ParseSuspended would refuse.
+func EncodeSuspended(s *Sandbox) ([]byte, error) {
+	asleep := *s
+	asleep.PID, asleep.Protocol = 0, 0
+	if err := asleep.check(); err != nil {
+		return nil, err
+	}
+	return encode(suspendedFile{Version, asleep})
+}
+
+// ParseSuspended decodes and checks the record of a suspended sandbox. Errors are *Error and name
+// path, which is not read.
+func ParseSuspended(path string, p []byte) (*Sandbox, error) {
+	var now suspendedFile
+	var old suspendedV0
+	if err := parse(path, p, &now, &old, func() { now.Sandbox = old.upgrade() }); err != nil {
+		return nil, err
+	}
+	if err := now.Sandbox.check(); err != nil {
+		err.field = join("sandbox", err.field)
+		return nil, err.in(path)
+	}
+	return &now.Sandbox, nil
+}
