@@ -10,9 +10,9 @@ import (
 // Setting is where a sandbox may connect to, and how much of the host's network it may take. It is
 // a value: whoever changes one makes a new one.
 type Setting struct {
-	Policy  netproto.Policy   `json:"policy"`
-	Limits  netproto.Limits   `json:"limits,omitzero"`
-	Secrets []netproto.Secret `json:"-"` // never in a record or a snapshot: package sandbox keeps them apart
+	Policy  netproto.Policy
+	Limits  netproto.Limits
+	Secrets []netproto.Secret // never in a record or a snapshot: package sandbox keeps them apart
 }
 
 // Default is the setting of a sandbox of which nobody has said otherwise.
@@ -26,17 +26,30 @@ func FromSnapshot(n *snapshot.Network) (Setting, error) {
 	if n == nil {
 		return Default(), nil
 	}
-	policy, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny)
+	s, err := FromText(n)
 	if err != nil {
 		return Setting{}, fmt.Errorf("the network policy in the snapshot: %w", err)
+	}
+	return s, nil
+}
+
+// FromText returns the setting of a policy that is kept as text. A policy without a mode is no
+// policy. Errors are *netproto.FieldError.
+func FromText(n *snapshot.Network) (Setting, error) {
+	if n.Mode == "" {
+		return Setting{}, &netproto.FieldError{Field: "mode", Reason: "empty: use none, public, allow or open"}
+	}
+	policy, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny)
+	if err != nil {
+		return Setting{}, err
 	}
 	policy.AllowECH = n.AllowECH
 	return Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: n.BytesPerSecond,
 		PacketsPerSecond: n.PacketsPerSecond, Connections: n.Connections}}, nil
 }
 
-// ForSnapshot is s as a snapshot keeps it: without secrets, which belong to one sandbox. Whoever
-// can fork a snapshot, or reads its files, gets none.
+// ForSnapshot returns s as snapshots and records keep it: without secrets, which belong to one
+// sandbox. A snapshot's files, and its forks, have none.
 func (s Setting) ForSnapshot() *snapshot.Network {
 	return &snapshot.Network{Mode: s.Policy.Mode.String(), Allow: netproto.Texts(s.Policy.Allow),
 		Deny: netproto.Texts(s.Policy.Deny), AllowECH: s.Policy.AllowECH, BytesPerSecond: s.Limits.BytesPerSecond,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
@@ -252,7 +253,7 @@ func (b *branch) create(name string) (*os.File, error) {
 // now on.
 func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 	s := b.s
-	for _, f := range append(slices.Clone(rec.Frozen), frozenTop{rec.Top, b.staging.ID()}) {
+	for _, f := range append(slices.Clone(rec.Frozen), durable.FrozenTop{Name: rec.Top, Owner: b.staging.ID()}) {
 		file, err := os.Open(filepath.Join(s.data, f.Name))
 		if err != nil {
 			return nil, fmt.Errorf("open a disk top of sandbox %q: %w", rec.ID, err)
@@ -271,7 +272,7 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 	}
 	err = s.update(func(r *record) {
 		r.Tops++
-		r.Pending = &pendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
+		r.Pending = &durable.PendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
 	})
 	if err != nil {
 		top.Close()

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/store"
@@ -242,7 +243,7 @@ func TestRestartDuringABranch(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(s.data, "next"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.update(func(r *record) { r.Pending = &pendingTop{Name: "next", Owner: "o", Swaps: 0} }); err != nil {
+		if err := s.update(func(r *record) { r.Pending = &durable.PendingTop{Name: "next", Owner: "o", Swaps: 0} }); err != nil {
 			t.Fatal(err)
 		}
 		if swapped {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -67,9 +68,9 @@ func (b *branch) mergeTops(owner string) error {
 	if err := os.Link(merged.Name(), path); err != nil {
 		return err
 	}
-	var old []frozenTop
+	var old []durable.FrozenTop
 	err = b.s.update(func(r *record) {
-		old, r.Frozen = r.Frozen, []frozenTop{{name, owner}}
+		old, r.Frozen = r.Frozen, []durable.FrozenTop{{Name: name, Owner: owner}}
 	})
 	if err != nil {
 		os.Remove(path)

@@ -104,7 +104,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 func (m *Manager) fallBack(s *Sandbox) error {
 	r, err := readSuspension(s.data)
 	if err != nil {
-		return fmt.Errorf("resume sandbox %q: read %s: %w", s.id, suspendedName, err)
+		return fmt.Errorf("resume sandbox %q: %w", s.id, err)
 	}
 	var v *liveVM
 	err = s.transition("resume", Suspended, func() { v, s.live, s.record, s.silent = s.live, nil, r, false })

@@ -11,5 +11,5 @@ func writesAsOthers(r *record) bool {
 	for name, value := range r.Env {
 		size += len(name) + len(value)
 	}
-	return size <= usualEnv && len(r.network().Secrets) == 0
+	return size <= usualEnv && len(r.Network.Secrets) == 0
 }

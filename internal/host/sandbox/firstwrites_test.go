@@ -9,7 +9,7 @@ import (
 )
 
 func TestWritesAsOthers(t *testing.T) {
-	secret := &netclient.Setting{Secrets: []netproto.Secret{{Host: "a.b", Header: "X", Value: "s3cr3t"}}}
+	secret := netclient.Setting{Secrets: []netproto.Secret{{Host: "a.b", Header: "X", Value: "s3cr3t"}}}
 	for name, c := range map[string]struct {
 		r    record
 		want bool
@@ -19,7 +19,7 @@ func TestWritesAsOthers(t *testing.T) {
 		"a large value":        {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv)}}, false},
 		"a large name":         {record{Env: map[string]string{strings.Repeat("A", usualEnv+1): ""}}, false},
 		"large in many":        {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv/2), "B": strings.Repeat("b", usualEnv/2)}}, false},
-		"a network of its own": {record{Network: &netclient.Setting{}}, true},
+		"a network of its own": {record{Network: netclient.Setting{}}, true},
 		"a secret":             {record{Network: secret}, false},
 	} {
 		if have := writesAsOthers(&c.r); have != c.want {

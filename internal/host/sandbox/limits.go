@@ -11,12 +11,7 @@ import (
 
 // limit sets the limits of a record. A VM that was started has those of a VM without any, and what
 // is as it should be is not written again.
-func (v *liveVM) limit(r *record) error {
-	if r.MemoryBytes == 0 { // of a daemon that did not write it down, and set no limits
-		return nil
-	}
-	return v.vmm.Limit(r.Limits, r.MemoryBytes)
-}
+func (v *liveVM) limit(r *record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
 // limitsFor returns the limits of children: what was asked for, or what their snapshot gives.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
@@ -39,7 +34,7 @@ func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (I
 	}
 	defer unlock()
 	before := s.record
-	if before.MemoryBytes != 0 && s.live != nil && s.Info().State.hasVM() {
+	if s.live != nil && s.Info().State.hasVM() {
 		if err := s.live.change(limits, &before); err != nil {
 			return Info{}, s.explain("limit", s.live, err)
 		}

@@ -13,14 +13,6 @@ import (
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
-// network returns where the sandbox of a record may connect to.
-func (r *record) network() netclient.Setting {
-	if r.Network == nil {
-		return netclient.Default()
-	}
-	return *r.Network
-}
-
 // networkFor returns the setting of children: what was asked for, or what their snapshot gives.
 func networkFor(asked *netclient.Setting, m *snapshot.Manifest) (netclient.Setting, error) {
 	if asked != nil {
@@ -103,7 +95,7 @@ func (m *Manager) reset(id string, v *liveVM) error {
 // join joins the VM v to the network that r says. The frame socket is donated to the VM, and then
 // given to joined; it is nil where there is no network.
 func (m *Manager) join(v *liveVM, r *record) (*netclient.Link, *os.File, error) {
-	return m.cfg.Net.Join(r.ID, r.network(), m.giveTo(r.ID, v))
+	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }
 
 // joined ends what join began. Where the VM could not be restored its link is closed with it.
@@ -130,7 +122,7 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	if err := writeSecrets(s.data, setting.Secrets); err != nil {
 		return Info{}, err
 	}
-	if err := s.updateAll(func(r *record) { r.Network = &setting }); err != nil {
+	if err := s.updateAll(func(r *record) { r.Network = setting }); err != nil {
 		return Info{}, err
 	}
 	s.mu.Lock()

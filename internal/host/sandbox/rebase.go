@@ -6,24 +6,10 @@ import (
 	"os"
 	"time"
 
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
-
-// rebased is the branch that the memory of a sandbox lies on: its private pages are what differs
-// from it. Users do not see that. For them the sandbox runs from the snapshot that it was forked
-// from or rolled back to, and the branch can be deleted.
-type rebased struct {
-	ID   string `json:"id"`   // of the snapshot
-	Line int    `json:"line"` // how many there have been in a row, each over the one before
-}
-
-// pendingRebase is a branch that a VMM may have been rebased onto by now: it has if it has counted
-// more rebases than Rebases.
-type pendingRebase struct {
-	To      rebased `json:"to"`
-	Rebases uint64  `json:"rebases"`
-}
 
 // keeps reports whether the sandbox is to be rebased onto the branch. A suspended one has no memory
 // that could be, and a full branch has none of the layers that the sandbox's other pages lie on.
@@ -86,7 +72,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 		// Before anything is replaced: what has been is no longer private, and whoever takes the
 		// sandbox over must know that.
 		err = s.update(func(r *record) {
-			r.Rebasing = &pendingRebase{To: rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
+			r.Rebasing = &durable.PendingRebase{To: durable.Rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
 		})
 	}
 	if err == nil {

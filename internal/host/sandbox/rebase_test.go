@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -124,8 +125,8 @@ func TestRestartDuringARebase(t *testing.T) {
 				}
 				// As if the second rebase were under way.
 				err = s.update(func(r *record) {
-					r.Rebasing = &pendingRebase{To: *r.Rebased, Rebases: 1}
-					r.Rebased = &rebased{ID: was.ID, Line: 1}
+					r.Rebasing = &durable.PendingRebase{To: *r.Rebased, Rebases: 1}
+					r.Rebased = &durable.Rebased{ID: was.ID, Line: 1}
 				})
 				if err != nil {
 					t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -19,49 +20,51 @@ import (
 // the VM.
 const recordName = "sandbox.json"
 
-// record is the content of sandbox.json.
+// record is what the daemon keeps of a sandbox: in sandbox.json while it has a VM, and in
+// suspended.json of its latest suspended state. See durable.Sandbox for what it is on disk.
 type record struct {
-	ID          string    `json:"id"`
-	SnapshotTag string    `json:"snapshot_tag"`
-	SnapshotID  string    `json:"snapshot_id"`
-	Origin      string    `json:"origin,omitempty"` // tag to show instead of that of its own suspended state
-	Hostname    string    `json:"hostname"`
-	Owner       string    `json:"owner,omitempty"` // see OwnedBy
-	PID         int       `json:"pid"`
-	Created     time.Time `json:"created"`
-	MemoryBytes uint64    `json:"memory_bytes,omitempty"` // of its guest's RAM
-	Expires     time.Time `json:"expires,omitzero"`
-	Fork        string    `json:"fork,omitempty"` // the fork it is a child of; see unfinishedFork
-	Protocol    int       `json:"vmm_protocol"`   // vmmproto.Version of its VMM
+	ID          string
+	SnapshotTag string
+	SnapshotID  string
+	Origin      string // tag to show instead of that of its own suspended state
+	Hostname    string
+	Owner       string // see OwnedBy
+	PID         int
+	Created     time.Time
+	MemoryBytes uint64 // of its guest's RAM
+	Expires     time.Time
+	Fork        string // the fork it is a child of; see unfinishedFork
+	Protocol    int    // vmmproto.Version of its VMM
 
-	ExpirySuspends bool            `json:"expiry_suspends,omitempty"` // and does not delete it
-	Annotation     json.RawMessage `json:"annotation,omitempty"`      // of the API that made it; nobody here reads it
+	ExpirySuspends bool            // and does not delete it
+	Annotation     json.RawMessage // of the API that made it; nobody here reads it
 
-	Env         map[string]string  `json:"env,omitempty"`     // given to it at its fork
-	Network     *netclient.Setting `json:"network,omitempty"` // nil: the default
-	Limits      vm.Limits          `json:"limits,omitzero"`
-	Labels      map[string]string  `json:"labels,omitempty"`       // never changed in place
-	IdleTimeout time.Duration      `json:"idle_timeout,omitempty"` // suspended after so long without a request; 0: never
-	AutoResume  bool               `json:"auto_resume,omitempty"`  // suspended by that: the next request brings it back
+	Env         map[string]string // given to it at its fork
+	Network     netclient.Setting
+	Limits      vm.Limits
+	Labels      map[string]string // never changed in place
+	IdleTimeout time.Duration     // suspended after so long without a request; 0: never
+	AutoResume  bool              // suspended by that: the next request brings it back
 
 	// Its disk is that of its snapshot, the frozen tops, and the top above them. Its memory is that
 	// of its snapshot, or of the branch that it was rebased onto, and the private pages above it.
-	Frozen   []frozenTop `json:"frozen,omitempty"`
-	Top      string      `json:"top,omitempty"` // file in its data directory
-	Tops     int         `json:"tops,omitempty"`
-	Branches []string    `json:"branches,omitempty"` // IDs of the snapshots branched from it since its snapshot
-	Count    int         `json:"branch_count,omitempty"`
-	Suspends int         `json:"suspends,omitempty"` // tells a VM from the suspended state that followed it
+	// Users do not see the latter: for them it runs from its snapshot, and the branch can be deleted.
+	Frozen   []durable.FrozenTop
+	Top      string // file in its data directory
+	Tops     int
+	Branches []string // IDs of the snapshots branched from it since its snapshot
+	Count    int
+	Suspends int // tells a VM from the suspended state that followed it
 
-	Rebased  *rebased       `json:"rebased,omitempty"`  // nil: it is over its snapshot
-	Rebasing *pendingRebase `json:"rebasing,omitempty"` // a rebase is under way
+	Rebased  *durable.Rebased       // nil: it is over its snapshot
+	Rebasing *durable.PendingRebase // a rebase is under way
 
-	Unique *agentproto.Unique `json:"unique,omitempty"`        // what its agent found when it last took up an identity
-	Strict bool               `json:"unique_strict,omitempty"` // see StrictRefuse
+	Unique *agentproto.Unique // what its agent found when it last took up an identity
+	Strict bool               // see StrictRefuse
 
-	Paused    bool        `json:"paused,omitempty"`    // on request; a VM that stands still without it is being suspended
-	Pending   *pendingTop `json:"pending,omitempty"`   // a branch is under way
-	Restoring bool        `json:"restoring,omitempty"` // a rollback is under way: it may not have confirmed
+	Paused    bool                // on request; a VM that stands still without it is being suspended
+	Pending   *durable.PendingTop // a branch is under way
+	Restoring bool                // a rollback is under way: it may not have confirmed
 }
 
 // tag is the snapshot that users know the sandbox to run from.
@@ -75,25 +78,31 @@ func (r *record) tag() string {
 // writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not
 // either.
 func writeRecord(dir string, r *record) error {
-	stamped := *r
+	stamped := r.durable()
 	stamped.Protocol = vmmproto.Version // a VMM that speaks another has not been taken over
-	p, err := json.Marshal(stamped)
+	p, err := durable.EncodeSandbox(stamped)
 	if err != nil {
 		return fmt.Errorf("write sandbox record: %w", err)
 	}
 	return atomicfile.Write(filepath.Join(dir, recordName), p, 0o600)
 }
 
+// readRecord returns a sandbox's record. The error of one whose VMM speaks another control protocol
+// than this daemon is a protocolError, whatever else may be wrong with it.
 func readRecord(dir string) (record, error) {
-	var r record
-	p, err := os.ReadFile(filepath.Join(dir, recordName))
-	if err == nil {
-		err = json.Unmarshal(p, &r)
-	}
+	path := filepath.Join(dir, recordName)
+	p, err := os.ReadFile(path)
 	if err != nil {
-		return r, fmt.Errorf("read sandbox record: %w", err)
+		return record{}, fmt.Errorf("read sandbox record: %w", err)
 	}
-	return r, nil
+	if version := durable.ProtocolOf(p); version != 0 && version != vmmproto.Version {
+		return record{}, protocolError(version)
+	}
+	d, err := durable.ParseSandbox(path, p)
+	if err != nil {
+		return record{}, fmt.Errorf("read sandbox record: %w", err)
+	}
+	return fromDurable(path, d)
 }
 
 // update changes a sandbox's record, on disk first. The caller holds s.ops.
@@ -151,14 +160,10 @@ func (s *Sandbox) updateSuspension(change func(*record)) error {
 // back: should its VM be lost with the host, the sandbox is suspended again, as it was then.
 const suspendedName = "suspended.json"
 
-// suspension is the content of suspended.json.
-type suspension struct {
-	Record record `json:"record"` // of the sandbox to bring back; its snapshot is the suspended state
-}
-
-// writeSuspension makes a suspended state durable.
+// writeSuspension makes a suspended state durable: the record of the sandbox to bring back, whose
+// snapshot is the suspended state.
 func writeSuspension(data string, r *record) error {
-	p, err := json.Marshal(suspension{Record: *r})
+	p, err := durable.EncodeSuspended(r.durable())
 	if err != nil {
 		return err
 	}
@@ -167,13 +172,18 @@ func writeSuspension(data string, r *record) error {
 
 // readSuspension returns the suspended state in a data directory; os.ErrNotExist if there is none.
 func readSuspension(data string) (record, error) {
-	var s suspension
-	p, err := os.ReadFile(filepath.Join(data, suspendedName))
-	if err == nil {
-		err = json.Unmarshal(p, &s)
+	path := filepath.Join(data, suspendedName)
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return record{}, err
 	}
-	if err == nil {
-		err = s.Record.withSecrets(data)
+	d, err := durable.ParseSuspended(path, p)
+	if err != nil {
+		return record{}, err
 	}
-	return s.Record, err
+	r, err := fromDurable(path, d)
+	if err == nil {
+		err = r.withSecrets(data)
+	}
+	return r, err
 }

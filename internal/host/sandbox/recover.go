@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -96,8 +95,8 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 			} else if err != nil {
 				m.cfg.Log.Error("sandbox of an earlier daemon is left alone", "sandbox", id, "reason", err)
 				l := left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}}
-				if p := (*protocolError)(nil); errors.As(err, &p) {
-					l.PID, l.ended = p.vmm.PID(), p.vmm.Done()
+				if a := (*aloneError)(nil); errors.As(err, &a) {
+					l.PID, l.ended = a.vmm.PID(), a.vmm.Done()
 				}
 				mu.Lock()
 				m.left = append(m.left, l)
@@ -173,15 +172,23 @@ func (e *lostError) Unwrap() error { return e.error }
 
 func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
 
-// protocolError is the reason for which a VMM of another build is left alone.
-type protocolError struct {
-	version int
-	vmm     vmpool.VMM
+// protocolError is the control protocol of a VMM that another build started.
+type protocolError int
+
+func (e protocolError) Error() string {
+	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d", int(e), vmmproto.Version)
 }
 
-func (e *protocolError) Error() string {
-	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d: delete it with the forkd that started it, "+
-		"or end process %d", e.version, vmmproto.Version, e.vmm.PID())
+// aloneError says why a VM that lives is left alone.
+type aloneError struct {
+	reason error
+	vmm    vmpool.VMM
+}
+
+func (e *aloneError) Unwrap() error { return e.reason }
+
+func (e *aloneError) Error() string {
+	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
 // readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that
@@ -199,13 +206,14 @@ func (m *Manager) readopt(id string) error {
 		return lost("its process has ended or does not answer: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
-	r, err := m.handedOut(id, dir, vmm)
+	r, err := m.handedOut(id, dir)
 	if l := (*lostError)(nil); errors.As(err, &l) {
 		m.kill(id, v)
 		os.RemoveAll(dir)
+		return err
 	}
 	if err != nil {
-		return err
+		return &aloneError{err, vmm}
 	}
 	r.PID = vmm.PID()
 	if err := r.withSecrets(filepath.Join(m.cfg.DataDir, id)); err != nil {
@@ -213,12 +221,10 @@ func (m *Manager) readopt(id string) error {
 	}
 	s := m.newSandbox(r)
 	s.live = v
-	v.link = m.cfg.Net.Adopt(id, r.network(), m.giveTo(id, v))
+	v.link = m.cfg.Net.Adopt(id, r.Network, m.giveTo(id, v))
 	vcpus := uint32(1) // at least
 	if v.lease, err = m.acquire(r); err != nil {
 		m.cfg.Log.Error("sandbox runs, but its snapshot cannot be used", "sandbox", id, "error", err)
-	} else if r.MemoryBytes == 0 { // of a daemon that did not write it down
-		s.record.MemoryBytes = v.lease.Manifest().Machine.MemoryBytes
 	}
 	if v.lease != nil {
 		vcpus = v.lease.Manifest().Machine.VCPUs
@@ -262,21 +268,17 @@ func (m *Manager) readopt(id string) error {
 	return nil
 }
 
-// handedOut returns the record of a VM that somebody may use; a *lostError says that nobody may.
-func (m *Manager) handedOut(id, dir string, vmm vmpool.VMM) (record, error) {
+// handedOut returns the record of a VM that a client may use. A *lostError says that no client may.
+// A record that is damaged, or that this daemon does not understand, says neither.
+func (m *Manager) handedOut(id, dir string) (record, error) {
 	r, err := readRecord(dir)
-	var syntax *json.SyntaxError
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return r, lost("it was never handed out")
-	case errors.As(err, &syntax):
-		return r, lost("%w", err)
 	case err != nil:
 		return r, err
 	case r.ID != id:
-		return r, lost("%s names sandbox %q", recordName, r.ID)
-	case r.Protocol != vmmproto.Version:
-		return r, &protocolError{r.Protocol, vmm}
+		return r, fmt.Errorf("%s names sandbox %q", recordName, r.ID)
 	case r.Restoring:
 		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}
@@ -309,7 +311,7 @@ func (m *Manager) recoverSuspended(id string) error {
 	data := filepath.Join(m.cfg.DataDir, id)
 	r, err := readSuspension(data)
 	if err != nil {
-		return fmt.Errorf("read %s: %w", suspendedName, err)
+		return fmt.Errorf("read suspended sandbox: %w", err)
 	}
 	if r.ID != id {
 		return fmt.Errorf("%s names sandbox %q", suspendedName, r.ID)

@@ -73,7 +73,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 	defer stop()
 	found, err := identity.Give(wait, v.guest, r.Hostname, r.Env)
 	if err == nil {
-		err = m.trust(wait, v, r.network())
+		err = m.trust(wait, v, r.Network)
 	}
 	if err == nil {
 		return r.admitUnique(found)

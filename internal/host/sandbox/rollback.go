@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -165,7 +166,7 @@ func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name
 		return err
 	}
 	callAll(old...)
-	for _, f := range append(was.Frozen, frozenTop{Name: was.Top}) {
+	for _, f := range append(was.Frozen, durable.FrozenTop{Name: was.Top}) {
 		if f.Name != "" {
 			os.Remove(filepath.Join(s.data, f.Name))
 		}

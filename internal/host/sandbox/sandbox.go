@@ -80,7 +80,7 @@ type Info struct {
 	State       State
 	PID         int // 0 if the VMM process is gone
 	Created     time.Time
-	MemoryBytes uint64    // of its guest's RAM; 0: not known
+	MemoryBytes uint64    // of its guest's RAM
 	Expires     time.Time // zero: never
 	Limits      vm.Limits
 	Timing      Timing
@@ -110,7 +110,7 @@ func (s *Sandbox) Info() Info {
 	r := s.record
 	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, Owner: r.Owner, State: s.state, Created: r.Created,
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
-		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.network(),
+		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
 		Unique: r.Unique, Strict: r.Strict}

@@ -79,9 +79,7 @@ func (r *record) withSecrets(data string) error {
 	if err != nil || len(secrets) == 0 {
 		return err
 	}
-	setting := r.network()
-	setting.Secrets = secrets
-	r.Network = &setting
+	r.Network.Secrets = secrets
 	return nil
 }
 

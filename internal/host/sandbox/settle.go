@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
@@ -68,7 +69,7 @@ func (s *Sandbox) settle(v *liveVM) (paused bool, err error) {
 	err = s.update(func(r *record) {
 		r.Pending = nil
 		if swapped {
-			r.Frozen = append(slices.Clone(r.Frozen), frozenTop{r.Top, pending.Owner})
+			r.Frozen = append(slices.Clone(r.Frozen), durable.FrozenTop{Name: r.Top, Owner: pending.Owner})
 			r.Top = pending.Name
 		}
 	})

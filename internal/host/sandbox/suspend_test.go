@@ -149,7 +149,7 @@ func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	other := bytes.Replace(text, fmt.Appendf(nil, `"vmm_protocol":%d`, vmmproto.Version), []byte(`"vmm_protocol":1`), 1)
+	other := bytes.Replace(text, fmt.Appendf(nil, `"protocol":%d`, vmmproto.Version), []byte(`"protocol":1`), 1)
 	if err := os.WriteFile(path, other, 0o600); err != nil || bytes.Equal(text, other) {
 		t.Fatal(err, string(text))
 	}

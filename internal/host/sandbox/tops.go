@@ -14,20 +14,6 @@ const topName = "disk.top"
 // nextTop is the name of the top that follows those that the sandbox has had.
 func (r *record) nextTop() string { return fmt.Sprintf("%s.%d", topName, r.Tops+1) }
 
-// frozenTop is a former disk top, below the present one.
-type frozenTop struct {
-	Name  string `json:"name"`  // file in the data directory
-	Owner string `json:"owner"` // the ID that the layer has in snapshots
-}
-
-// pendingTop is a top that a VMM may have put onto the disk by now: it has if it has counted more
-// swaps than Swaps.
-type pendingTop struct {
-	Name  string `json:"name"`
-	Owner string `json:"owner"` // of the layer that the present top becomes
-	Swaps uint64 `json:"swaps"`
-}
-
 // clearOrphans removes disk tops that a daemon made or replaced and did not live to write down:
 // they take space, and the name of a new one is that of the next.
 func (s *Sandbox) clearOrphans() {

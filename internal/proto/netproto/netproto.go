@@ -66,9 +66,9 @@ type Proxy struct {
 
 // Limits bound what one sandbox takes from the others. Zero values mean forkd-net's defaults.
 type Limits struct {
-	BytesPerSecond   uint64 `json:"bytes_per_second,omitempty"` // of payload, in each direction
-	PacketsPerSecond uint32 `json:"packets_per_second,omitempty"`
-	Connections      uint32 `json:"connections,omitempty"` // at a time
+	BytesPerSecond   uint64 // of payload, in each direction
+	PacketsPerSecond uint32
+	Connections      uint32 // at a time
 }
 
 // Attach makes a sandbox known. Frames that its guest sent before wait in the socket.

@@ -38,28 +38,19 @@ func ParseMode(s string) (Mode, error) {
 	return 0, fmt.Errorf("%q is no mode: use none, public, allow or open", s)
 }
 
-// MarshalText is String.
-func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
-
-// UnmarshalText is ParseMode.
-func (m *Mode) UnmarshalText(text []byte) (err error) {
-	*m, err = ParseMode(string(text))
-	return err
-}
-
 // MaxRules bounds each list of a policy.
 const MaxRules = 256
 
 // Policy says where a sandbox may connect to. It is a value: whoever changes one makes a new one,
 // lists included.
 type Policy struct {
-	Mode  Mode   `json:"mode"`
-	Allow []Rule `json:"allow,omitempty"` // with ModePublic and ModeOpen: exceptions to what these close
-	Deny  []Rule `json:"deny,omitempty"`  // wins over everything, in every mode
+	Mode  Mode
+	Allow []Rule // with ModePublic and ModeOpen: exceptions to what these close
+	Deny  []Rule // wins over everything, in every mode
 
 	// AllowECH lets TLS through that encrypts the server's name (RFC 9849) where a rule by name
 	// decides: only the name outside is checked then.
-	AllowECH bool `json:"allow_ech,omitempty"`
+	AllowECH bool
 }
 
 // Public is the policy of who asked for none.

@@ -66,15 +66,6 @@ func (r *Rule) String() string {
 	return b.String()
 }
 
-// MarshalText is String.
-func (r Rule) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-// UnmarshalText is ParseRule.
-func (r *Rule) UnmarshalText(text []byte) (err error) {
-	*r, err = ParseRule(string(text))
-	return err
-}
-
 // maxRuleText is longer than any rule in bytes: a name has at most 253.
 const maxRuleText = 300
 

@@ -1,0 +1,283 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// wholeRecord returns a record of which every field is set.
+func wholeRecord(t *testing.T) record {
+	t.Helper()
+	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"}, []string{"1.2.3.4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy.AllowECH = true
+	r := record{ID: "i", SnapshotTag: "t", SnapshotID: "s", Origin: "o", Hostname: "h", Owner: "w", PID: 1, Created: time.Unix(1, 2).UTC(),
+		MemoryBytes: 3, Expires: time.Unix(4, 5).UTC(), Fork: "f", Protocol: vmmproto.Version, ExpirySuspends: true,
+		Annotation: json.RawMessage(`{"a":1}`), Env: map[string]string{"A": "1"}, Labels: map[string]string{"a": "1"},
+		Network:     netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7, Connections: 8}},
+		Limits:      vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20, IOOpsPerSecond: 64},
+		IdleTimeout: time.Second, AutoResume: true, Frozen: []durable.FrozenTop{{Name: "n", Owner: "o"}}, Top: "t", Tops: 11,
+		Branches: []string{"b"}, Count: 12, Suspends: 13, Rebased: &durable.Rebased{ID: "r", Line: 14},
+		Rebasing: &durable.PendingRebase{To: durable.Rebased{ID: "q", Line: 15}, Rebases: 16},
+		Unique: &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 17, Program: "p", Library: "l"}},
+			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
+		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
+	}
+	secrets := &r.Network.Secrets // they are kept apart
+	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}
+	requireSet(t, reflect.ValueOf(r), "record")
+	*secrets = nil
+	return r
+}
+
+// requireSet fails the test if a field of v is zero: say above what it is, so that the test below
+// checks that it is written down.
+func requireSet(t *testing.T, v reflect.Value, name string) {
+	t.Helper()
+	switch {
+	case v.IsZero():
+		t.Errorf("%s is not set", name)
+	case v.Kind() == reflect.Pointer:
+		requireSet(t, v.Elem(), name)
+	case v.Kind() == reflect.Slice && v.Type().Elem() != reflect.TypeFor[netproto.Rule]():
+		requireSet(t, v.Index(0), name)
+	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[time.Time]():
+		for i := range v.NumField() {
+			requireSet(t, v.Field(i), name+"."+v.Type().Field(i).Name)
+		}
+	}
+}
+
+// Every field of a record is written down and comes back, and everything that lies on disk comes
+// from a field.
+func TestRecordRoundTrip(t *testing.T) {
+	want, dir := wholeRecord(t), t.TempDir()
+	requireSet(t, reflect.ValueOf(want.durable()), "durable.Sandbox")
+	if err := writeRecord(dir, &want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := readRecord(dir); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v\n%+v\n%+v", err, got, want)
+	}
+	if err := writeSuspension(dir, &want); err != nil {
+		t.Fatal(err)
+	}
+	want.PID, want.Protocol = 0, 0
+	if got, err := readSuspension(dir); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("suspended: %v\n%+v\n%+v", err, got, want)
+	}
+}
+
+// A sandbox that nothing says about where it may connect to is not written down, nor is it read.
+func TestRecordWithoutANetwork(t *testing.T) {
+	r, dir := wholeRecord(t), t.TempDir()
+	r.Network = netclient.Setting{}
+	if writeRecord(dir, &r) == nil || writeSuspension(dir, &r) == nil {
+		t.Error("written")
+	}
+	d := wholeRecord(t)
+	for _, text := range []string{"", "anything", "mode 0"} {
+		s := d.durable()
+		s.Network.Mode = text
+		if got, err := fromDurable("f", s); err == nil {
+			t.Errorf("mode %q is read as %+v", text, got.Network)
+		}
+	}
+	s := d.durable()
+	s.Network.Allow = []string{"a/b/c"}
+	if _, err := fromDurable("f", s); err == nil {
+		t.Error("a rule that is none is read")
+	}
+	s = d.durable()
+	s.Limits.CPUs = -1
+	if _, err := fromDurable("f", s); err == nil {
+		t.Error("a limit that is none is read")
+	}
+}
+
+// golden returns a record of version 0, with other texts in the place of some of its own.
+func golden(t *testing.T, file string, replace ...string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../format/record/testdata/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(replace); i += 2 {
+		if !strings.Contains(string(text), replace[i]) {
+			t.Fatalf("there is no %s in %s", replace[i], text)
+		}
+	}
+	return strings.NewReplacer(replace...).Replace(string(text))
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The network that the sandbox of the golden files was given.
+func goldenNetwork(t *testing.T) netclient.Setting {
+	t.Helper()
+	policy := wholeRecord(t).Network.Policy
+	return netclient.Setting{Policy: policy}
+}
+
+// A daemon takes over what forkd wrote before records had versions: the same sandbox, with the
+// same network.
+func TestRecordsOfVersion0(t *testing.T) {
+	w := newWorld(t, 0)
+	w.vmms.Unique = &agentproto.Unique{}
+	mustBake(t, w)
+	live := forkOne(t, w, ForkRequest{})
+	if _, err := w.Branch(t.Context(), live, BranchRequest{Tag: "b", Mode: vm.BranchLive}); err != nil {
+		t.Fatal(err)
+	}
+	asleep := forkOne(t, w, ForkRequest{})
+	if _, err := w.Suspend(t.Context(), asleep); err != nil {
+		t.Fatal(err)
+	}
+	a, err := w.Get(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := w.Get(asleep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(far).UTC()
+	put(t, filepath.Join(a.live.dir, recordName), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq", live,
+		"i4qibj6i2p5x7ct3ewagapdjmu", a.record.SnapshotID, "2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano),
+		"tt43lhlbmvk6fek7vozacqqsm4", a.record.Branches[0], `"vmm_protocol":15`, fmt.Sprintf(`"vmm_protocol":%d`, vmmproto.Version)))
+	put(t, filepath.Join(b.data, suspendedName), golden(t, "suspended-branched.v0.json",
+		"suspended-sb-ighgo6ti5fljkqrdh3uq5elsaq-2", b.record.SnapshotTag, "sb-ighgo6ti5fljkqrdh3uq5elsaq", asleep,
+		`"snapshot_id":"edsg2yndrwdtjgplycf5kuknza"`, fmt.Sprintf(`"snapshot_id":%q`, b.record.SnapshotID),
+		"2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano)))
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 2 || err != nil || len(w.LeftAlone()) != 0 {
+		t.Fatalf("recovered %d, %v; left alone: %+v", n, err, w.LeftAlone())
+	}
+	for id, state := range map[string]State{live: Running, asleep: Suspended} {
+		s, err := w.Get(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := s.Info()
+		if i.State != state || i.SnapshotTag != "p" || i.Hostname != "sb-ighgo6" || !i.Expires.Equal(end) || i.Labels["team"] != "a" ||
+			i.Unique == nil || s.record.Env["A"] != "1" || !reflect.DeepEqual(i.Network, goldenNetwork(t)) {
+			t.Errorf("%s: %+v", id, i)
+		}
+	}
+	w.branch(t, live, "c", vm.BranchLive)
+	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running || !reflect.DeepEqual(i.Network, goldenNetwork(t)) {
+		t.Errorf("resumed: %+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// refusals are records that are not read, as changes of one that is.
+func refusals(t *testing.T, text string) map[string]string {
+	t.Helper()
+	bad := map[string]string{"torn": text[:len(text)/2], "empty": ""}
+	for name, c := range map[string][2]string{
+		"another version":   {`"version":1`, `"version":2`},
+		"an unknown field":  {`"hostname"`, `"later":true,"hostname"`},
+		"no network":        {`"network":{"mode":"none"},`, ``},
+		"an empty network":  {`"network":{"mode":"none"}`, `"network":{}`},
+		"another network":   {`"network":{"mode":"none"}`, `"network":{"mode":"all"}`},
+		"a renamed network": {`"network":{"mode":"none"}`, `"net":{"mode":"none"}`},
+	} {
+		if bad[name] = strings.Replace(text, c[0], c[1], 1); bad[name] == text {
+			t.Fatalf("there is no %s in %s", c[0], text)
+		}
+	}
+	return bad
+}
+
+// A sandbox whose record is refused is left alone, running or suspended. It loses nothing: when the
+// record is as it should be, it is there again.
+func TestRefusedRecordsLoseNothing(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	isolated := netclient.Isolated()
+	live, asleep := forkOne(t, w, ForkRequest{Network: &isolated}), forkOne(t, w, ForkRequest{Network: &isolated})
+	if _, err := w.Suspend(t.Context(), asleep); err != nil {
+		t.Fatal(err)
+	}
+	good := map[string]string{}
+	for _, id := range []string{live, asleep} {
+		path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+		if id == live {
+			path = filepath.Join(w.vmDir(id), recordName)
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		good[path] = string(text)
+	}
+	for path, text := range good {
+		for name, bad := range refusals(t, text) {
+			w.stop()
+			put(t, path, bad)
+			w.start(t, 0)
+			n, err := w.Recover()
+			left := w.LeftAlone()
+			if n != 1 || err != nil || len(left) != 1 || !strings.Contains(left[0].Reason, path) || w.vmms.Count() != 1 {
+				t.Errorf("%s, %s: recovered %d, %v; left alone: %+v; %d VMs", filepath.Base(path), name, n, err, left, w.vmms.Count())
+				continue
+			}
+			if pid := left[0].PID; (left[0].ID == live) != (pid == os.Getpid()) {
+				t.Errorf("%s, %s: left alone: %+v", filepath.Base(path), name, left)
+			}
+			if now, err := os.ReadFile(path); err != nil || string(now) != bad {
+				t.Errorf("%s, %s: the record is now %s, %v", filepath.Base(path), name, now, err)
+			}
+			put(t, path, text)
+		}
+	}
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if n, err := w.Recover(); n != 2 || err != nil || len(w.LeftAlone()) != 0 {
+		t.Errorf("recovered %d, %v; left alone: %+v", n, err, w.LeftAlone())
+	}
+	w.branch(t, live, "b", vm.BranchLive)
+	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running || i.Network.Policy.Mode != netproto.ModeNone {
+		t.Errorf("resumed: %+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// A VMM of another protocol is named as such, whatever its record has besides.
+func TestProtocolIsToldFirst(t *testing.T) {
+	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
+		dir := t.TempDir()
+		put(t, filepath.Join(dir, recordName), text)
+		_, err := readRecord(dir)
+		if other := protocolError(0); !errors.As(err, &other) || other != 1 {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
