@@ -7,7 +7,6 @@ package workspace
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -27,12 +27,12 @@ import (
 // Workspace is a name for one sandbox that is suspended and brought back, also across reboots of
 // the host.
 type Workspace struct {
-	ID         string    `json:"id"`
-	Name       string    `json:"name"`
-	SourceTag  string    `json:"source_snapshot_tag"`
-	SandboxID  string    `json:"sandbox_id"`
-	Created    time.Time `json:"created"`
-	LastActive time.Time `json:"last_active"` // created, suspended or brought back
+	ID         string
+	Name       string
+	SourceTag  string
+	SandboxID  string
+	Created    time.Time
+	LastActive time.Time // created, suspended or brought back
 }
 
 // Info is a workspace and how its sandbox is.
@@ -46,9 +46,14 @@ type Info struct {
 type Error struct {
 	Name   string
 	Exists bool
+	Unread bool // it exists, and its record cannot be read
 }
 
 func (e *Error) Error() string {
+	if e.Unread {
+		return fmt.Sprintf("workspace %q: exists, but its record cannot be read: the daemon's log names the file and the reason; "+
+			"choose another name", e.Name)
+	}
 	if e.Exists {
 		return fmt.Sprintf("workspace %q: exists; delete it first or choose another name", e.Name)
 	}
@@ -74,12 +79,14 @@ type Set struct {
 
 	mu     sync.Mutex
 	byName map[string]*Workspace // without a sandbox while they are being created
+	unread map[string]bool       // names of others, whose records cannot be read and must not be replaced
 }
 
 // Open returns the workspaces that an earlier daemon has left in dir, which need not exist. Their
 // sandboxes have been recovered before.
 func Open(dir string, sandboxes Sandboxes, log *slog.Logger) (*Set, error) {
-	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace)}
+	s := &Set{sandboxes: sandboxes, dir: dir, log: log, byName: make(map[string]*Workspace),
+		unread: make(map[string]bool)}
 	return s, s.load()
 }
 
@@ -99,13 +106,10 @@ func (s *Set) load() error {
 		if !ok {
 			continue
 		}
-		w := &Workspace{}
-		p, err := os.ReadFile(filepath.Join(s.dir, f.Name()))
-		if err == nil {
-			err = json.Unmarshal(p, w)
-		}
-		if err != nil || w.Name != name {
+		w, err := read(filepath.Join(s.dir, f.Name()), name)
+		if err != nil {
 			s.log.Error("workspace cannot be read", "name", name, "error", err)
+			s.unread[name] = true
 			continue
 		}
 		s.byName[name] = w
@@ -116,12 +120,30 @@ func (s *Set) load() error {
 	return nil
 }
 
+// read returns the workspace of that name from its record.
+func read(path, name string) (*Workspace, error) {
+	p, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	r, err := record.ParseWorkspace(path, p)
+	if err != nil {
+		return nil, err
+	}
+	if r.Name != name {
+		return nil, &record.Error{Path: path, Field: "name", Reason: fmt.Sprintf("%q: want the name of the file", r.Name)}
+	}
+	w := Workspace(*r)
+	return &w, nil
+}
+
 // saveLocked makes a workspace durable.
 func (s *Set) saveLocked(w *Workspace) error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
-	p, err := json.Marshal(w)
+	r := record.Workspace(*w)
+	p, err := record.EncodeWorkspace(&r)
 	if err != nil {
 		return err
 	}
@@ -136,9 +158,9 @@ func (s *Set) Create(ctx context.Context, name string, req sandbox.ForkRequest) 
 	now := time.Now().UTC()
 	w := &Workspace{ID: "ws-" + snapshot.NewID(), Name: name, SourceTag: req.Tag, Created: now, LastActive: now}
 	s.mu.Lock()
-	if s.byName[name] != nil {
+	if s.byName[name] != nil || s.unread[name] {
 		s.mu.Unlock()
-		return Info{}, &Error{Name: name, Exists: true}
+		return Info{}, &Error{Name: name, Exists: true, Unread: s.unread[name]}
 	}
 	s.byName[name] = w // reserved
 	s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -193,5 +194,62 @@ func TestDeletedTwiceAndMadeAgain(t *testing.T) {
 	}
 	if err := w.Delete("ws"); err != nil || w.vmms.Count() != 0 {
 		t.Errorf("%v, %d VMs are left", err, w.vmms.Count())
+	}
+}
+
+// Workspaces of before records had versions are as they were. One whose record cannot be read keeps
+// its name and its record.
+func TestRecords(t *testing.T) {
+	w := newWorld(t)
+	info, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Suspend(t.Context(), "ws"); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	golden, err := os.ReadFile("../../format/record/testdata/workspace.v0.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(w.dir, "data", "workspaces", "ws.json")
+	v0 := strings.Replace(string(golden), "sb-xf7fuss3aofzm6y274yssrolum", info.SandboxID, 1)
+	for _, c := range []struct {
+		name, text string
+		read       bool
+	}{
+		{"another version", strings.Replace(v0, "{", `{"version":2,`, 1), false},
+		{"an unknown field", strings.Replace(v0, "{", `{"later":true,`, 1), false},
+		{"another name", strings.Replace(v0, `"ws"`, `"other"`, 1), false},
+		{"no sandbox", strings.Replace(v0, info.SandboxID, "", 1), false},
+		{"torn", v0[:len(v0)-1], false},
+		{"version 0", v0, true},
+	} {
+		if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.start(t)
+		if i, err := w.Get("ws"); c.read != (err == nil) || err == nil &&
+			(i.SandboxID != info.SandboxID || i.ID != "ws-cnmucn3eufmtxzm2ktgh7nkdgm" || i.State != sandbox.Suspended) {
+			t.Errorf("%s: %+v, %v", c.name, i, err)
+		}
+		var taken *Error
+		if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &taken) || taken.Unread == c.read {
+			t.Errorf("%s: created again: %v", c.name, err)
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != c.text {
+			t.Errorf("%s: the record is %s, %v", c.name, now, err)
+		}
+		if !c.read {
+			w.stop()
+		}
+	}
+	defer w.stop()
+	if i, err := w.Resume(t.Context(), "ws"); err != nil || i.State != sandbox.Running {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if err := w.Delete("ws"); err != nil {
+		t.Fatal(err)
 	}
 }
