@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
 )
 
 // Bounds on what is kept of all clients. Over them, the oldest answer goes of the client that has
@@ -38,6 +39,15 @@ var (
 	ErrOther   = errors.New("the key was used for another request")
 	ErrUnknown = errors.New("the daemon ended while the first request with this key was under way: nobody knows what became of it")
 )
+
+// unreadError is an ErrUnknown: the record of the first request is there, and cannot be read.
+type unreadError struct{ err error }
+
+func (e *unreadError) Unwrap() []error { return []error{ErrUnknown, e.err} }
+
+func (e *unreadError) Error() string {
+	return "the record of the first request with this key cannot be read, so it is not known what became of it: " + e.err.Error()
+}
 
 // Key names a request, and Request tells it from others of the same name. Both are digests; the
 // first bytes of a key are that of its client alone.
@@ -59,18 +69,11 @@ func (k Key) client() client { return client(k[:len(client{})]) }
 
 // Answer is what a request was answered with.
 type Answer struct {
-	Status int             `json:"status"`
-	Body   json.RawMessage `json:"body"`
+	Status int
+	Body   json.RawMessage
 }
 
-// page is the content of a file. One that has no answer was begun.
-type page struct {
-	At      time.Time `json:"at"`
-	Request string    `json:"request"`
-	Answer  *Answer   `json:"answer,omitempty"`
-}
-
-// kept is a page in the index.
+// kept is a record in the index.
 type kept struct {
 	key   Key
 	at    time.Time
@@ -87,8 +90,9 @@ type Book struct {
 	index []kept                // of the files, oldest first
 }
 
-// Open returns the book in dir, which is made if there is none. Pages that cannot be read are
-// dropped.
+// Open returns the book in dir, which is made if there is none. Records that a power failure has
+// cut off are dropped. Others that cannot be read are kept for as long as answers are: until then
+// their requests are refused, for they may have been carried out.
 func Open(dir string) (*Book, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open the book of answers: %w", err)
@@ -107,13 +111,18 @@ func Open(dir string) (*Book, error) {
 			continue
 		}
 		copy(key[:], digest)
-		p, err := b.read(key)
+		r, err := b.read(key)
 		info, infoErr := f.Info()
-		if err != nil || infoErr != nil {
+		bad := (*record.Error)(nil)
+		switch {
+		case infoErr != nil: // it has gone
+		case err == nil:
+			b.index = append(b.index, kept{key, r.At, info.Size()})
+		case errors.As(err, &bad) && bad.Torn:
 			os.Remove(b.path(key))
-			continue
+		default:
+			b.index = append(b.index, kept{key, info.ModTime(), info.Size()})
 		}
-		b.index = append(b.index, kept{key, p.At, info.Size()})
 	}
 	slices.SortFunc(b.index, func(x, y kept) int { return x.at.Compare(y.at) })
 	b.pruneLocked()
@@ -122,12 +131,12 @@ func Open(dir string) (*Book, error) {
 
 func (b *Book) path(key Key) string { return filepath.Join(b.dir, hex.EncodeToString(key[:])+".json") }
 
-func (b *Book) read(key Key) (p page, err error) {
+func (b *Book) read(key Key) (*record.Once, error) {
 	text, err := os.ReadFile(b.path(key))
-	if err == nil {
-		err = json.Unmarshal(text, &p)
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	return record.ParseOnce(b.path(key), text)
 }
 
 // Do carries a request out, or returns the answer that an earlier one of the same key got; again
@@ -159,24 +168,25 @@ func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answ
 func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p, err := b.read(key)
+	r, err := b.read(key)
 	switch {
-	case err == nil && b.now().Sub(p.At) < Keep:
-		if p.Request != hex.EncodeToString(request[:]) {
+	case err == nil && b.now().Sub(r.At) < Keep:
+		if r.Request != hex.EncodeToString(request[:]) {
 			return nil, nil, ErrOther
 		}
-	case err == nil, errors.Is(err, os.ErrNotExist):
-		p = page{}
+	case err == nil, errors.Is(err, os.ErrNotExist), b.oldLocked(key):
+		r = nil
 	default:
-		return nil, nil, fmt.Errorf("read an earlier answer: %w", err)
+		return nil, nil, &unreadError{err}
 	}
 	if done := b.under[key]; done != nil {
 		return nil, done, nil
 	}
 	switch {
-	case p.Answer != nil:
-		return p.Answer, nil, nil
-	case p.Request != "":
+	case r != nil && r.Answer != nil:
+		a := Answer(*r.Answer)
+		return &a, nil, nil
+	case r != nil:
 		return nil, nil, ErrUnknown
 	}
 	b.under[key] = make(chan struct{})
@@ -185,6 +195,11 @@ func (b *Book) begin(key Key, request Request) (*Answer, <-chan struct{}, error)
 		return nil, nil, err
 	}
 	return nil, nil, nil
+}
+
+// oldLocked reports whether the record of a request has been kept for long enough.
+func (b *Book) oldLocked(key Key) bool {
+	return slices.ContainsFunc(b.index, func(k kept) bool { return k.key == key && b.now().Sub(k.at) >= Keep })
 }
 
 // carryOut does what begin has written down.
@@ -206,8 +221,8 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 }
 
 func (b *Book) writeLocked(key Key, request Request, a *Answer) error {
-	p := page{At: b.now().UTC(), Request: hex.EncodeToString(request[:]), Answer: a}
-	text, err := json.Marshal(p)
+	r := record.Once{At: b.now().UTC(), Request: hex.EncodeToString(request[:]), Answer: (*record.Answer)(a)}
+	text, err := record.EncodeOnce(&r)
 	if err == nil {
 		err = atomicfile.Write(b.path(key), text, 0o600)
 	}
@@ -215,7 +230,7 @@ func (b *Book) writeLocked(key Key, request Request, a *Answer) error {
 		return fmt.Errorf("remember an answer: %w", err)
 	}
 	b.index = slices.DeleteFunc(b.index, func(k kept) bool { return k.key == key })
-	b.index = append(b.index, kept{key, p.At, int64(len(text))})
+	b.index = append(b.index, kept{key, r.At, int64(len(text))})
 	b.pruneLocked()
 	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/format/record"
 )
 
 func open(t *testing.T, dir string) *Book {
@@ -74,6 +76,63 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
 		t.Errorf("left: %v, %v", files, err)
+	}
+}
+
+// A record that another forkd has written is neither carried out again nor thrown away, until it is
+// as old as any answer may be.
+func TestRecordsOfOtherVersions(t *testing.T) {
+	dir := t.TempDir()
+	b := open(t, dir)
+	check(t, b, Key{1}, Request{1}, made("1"), "1", false)
+	text, err := os.ReadFile(b.path(Key{1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := strings.Replace(string(text), `"version":1`, `"version":2`, 1)
+	if err := os.WriteFile(b.path(Key{1}), []byte(later), 0o600); err != nil || later == string(text) {
+		t.Fatal(err, later)
+	}
+	b = open(t, dir)
+	var bad *record.Error
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("2")); !errors.Is(err, ErrUnknown) || !errors.As(err, &bad) ||
+		bad.Path != b.path(Key{1}) || bad.Field != "version" {
+		t.Errorf("a later version: %v", err)
+	}
+	if err := os.WriteFile(b.path(Key{1}), text, 0o600); err != nil { // as the later daemon would read its own
+		t.Fatal(err)
+	}
+	check(t, open(t, dir), Key{1}, Request{1}, made("3"), "1", true)
+	if err := os.WriteFile(b.path(Key{1}), []byte(later), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b = open(t, dir)
+	b.now = func() time.Time { return time.Now().Add(Keep) }
+	check(t, b, Key{1}, Request{1}, made("4"), "4", false)
+}
+
+// What forkd has answered before records had versions is answered again.
+func TestRecordsOfVersion0(t *testing.T) {
+	const golden = "../../format/record/testdata/once"
+	b := open(t, t.TempDir())
+	now, err := time.Parse(time.DateOnly, "2026-11-25")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.now = func() time.Time { return now }
+	key := KeyOf("team-a", "create-1")
+	for file, want := range map[string]error{".v0.json": nil, "-begun.v0.json": ErrUnknown} {
+		text, err := os.ReadFile(golden + file)
+		if err == nil {
+			err = os.WriteFile(b.path(key), text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, again, err := b.Do(t.Context(), key, Request{1, 2, 3}, made("1"))
+		if !errors.Is(err, want) || err == nil && (!again || !strings.Contains(string(a.Body), "sb-mfrggzdfmztwq2lknnwg23tpob")) {
+			t.Errorf("%s: %s, again %v, %v", file, a.Body, again, err)
+		}
 	}
 }
 
