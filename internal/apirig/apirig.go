@@ -1,6 +1,6 @@
 // Package apirig serves the REST API, and E2B's beside it, to tests: the real handlers over a real
 // manager and store, VMs that do nothing, and in each of them a real agent, which is an ordinary
-// process and has the host's file system as its own.
+// process and has the host's file system as its own. test/contract/rigd makes a program of it.
 //
 // All traffic of the former is compared with the document of the API; see apitest. What VMs do is
 // tested with VMs.
@@ -18,7 +18,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"testing"
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apitest"
@@ -45,11 +44,22 @@ const Token = "0123456789abcdef"
 // Domain has the host names of ports.
 const Domain = "sandboxes.test"
 
-// Rig is a running API.
+// T is what a rig needs of a testing.TB. The program that serves a rig has one of its own.
+type T interface {
+	Helper()
+	TempDir() string // removed at the end
+	Cleanup(func())  // called at the end, the latest first
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Fatal(args ...any)
+}
+
+// Rig is a running API. New leaves Client, URL and Server unset.
 type Rig struct {
 	*client.Client
 	URL      string
 	Server   *httptest.Server
+	Handler  http.Handler
 	AuditLog string
 	VMs      *vmfake.VMMs
 	Store    *store.Store
@@ -58,6 +68,8 @@ type Rig struct {
 	Tokens   map[string]string  // those of Options, by name
 
 	TokenFile string // has all of them
+
+	agents *agents
 }
 
 // Options change what is served.
@@ -79,10 +91,25 @@ type Options struct {
 	Unchecked bool // traffic is not compared with the document: another program does so
 }
 
-// Start serves the API until t ends.
-func Start(t testing.TB, o Options) *Rig {
+// Start serves the API on a loopback address until t ends.
+func Start(t T, o Options) *Rig {
 	t.Helper()
-	r := &Rig{}
+	r := New(t, o)
+	r.Server = httptest.NewServer(r.Handler)
+	t.Cleanup(r.Server.Close)
+	t.Cleanup(r.agents.stop) // before: requests that wait for agents end
+	r.URL = r.Server.URL
+	var err error
+	if r.Client, err = client.New(r.URL, Token); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// New returns a rig whose Handler is for the caller to serve. What it has is removed when t ends.
+func New(t T, o Options) *Rig {
+	t.Helper()
+	r := &Rig{agents: &agents{t: t, command: o.Agent, dial: o.Dial, running: map[*guest]bool{}}}
 	dir := t.TempDir()
 	events := event.NewRing(64)
 	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram"), Events: events})
@@ -92,7 +119,7 @@ func Start(t testing.TB, o Options) *Rig {
 	counts := metrics.New("test")
 	vmms, run := &vmfake.VMMs{GuestDirty: 8192}, filepath.Join(dir, "run")
 	m, err := sandbox.New(sandbox.Config{
-		Store: st, VMMs: vmms, Guest: o.guest(t),
+		Store: st, VMMs: vmms, Guest: r.agents.guests(o.Guest, vmms),
 		NewTop: disklayer.Format,
 		RunDir: run, DataDir: filepath.Join(dir, "data"),
 		Observer: counts, Events: events, Log: slog.New(slog.DiscardHandler), Admit: o.Admit,
@@ -162,13 +189,10 @@ func Start(t testing.TB, o Options) *Rig {
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)
 	}
-	r.Server = httptest.NewServer(e2b.New(e2b.Config{V1: api, Next: next, Manager: m, Guard: guard, Keys: keys, Builder: builder,
-		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)}))
-	t.Cleanup(func() { r.Server.Close(); builder.Close(); m.Close(true); st.Close(); log.Close() })
-	r.URL = r.Server.URL
-	if r.Client, err = client.New(r.URL, Token); err != nil {
-		t.Fatal(err)
-	}
+	r.Handler = e2b.New(e2b.Config{V1: api, Next: next, Manager: m, Guard: guard, Keys: keys, Builder: builder,
+		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
+	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}
 	return r
 }
@@ -196,13 +220,4 @@ func builds(dir, file string, m *sandbox.Manager, b *bake.Baker) template.Config
 		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
 			return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
 		}}
-}
-
-func (o *Options) guest(t testing.TB) func(string) sandbox.Guest {
-	return func(string) sandbox.Guest {
-		if o.Guest != nil {
-			return o.Guest
-		}
-		return newGuest(t, o)
-	}
 }

@@ -1,8 +1,10 @@
 package apirig
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -10,53 +12,156 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
-// guest is a real agent on this host, in place of one in a VM.
+// agents starts the agents of guests and stops them.
+type agents struct {
+	t       T
+	command func(dir string) *exec.Cmd
+	dial    func(context.Context) error // nil: nothing
+
+	mu      sync.Mutex
+	running map[*guest]bool
+	stopped bool
+}
+
+// guest is a real agent on this host, in place of one in a VM. It runs from the first connection
+// until its VM ends.
 type guest struct {
-	t     testing.TB
-	dir   string
-	agent func(dir string) *exec.Cmd
-	dial  func(context.Context) error
+	of    *agents
+	ended <-chan struct{} // of the VM
 	start sync.Once
+	err   error // of start
+	env   map[string]string
+
+	dir string
+	cmd *exec.Cmd
 }
 
-func newGuest(t testing.TB, o *Options) *guest {
-	dir, err := os.MkdirTemp("/tmp", "fka") // short: unix sockets are in it
-	if err != nil {
-		t.Fatal(err)
+// guests returns what makes the guests of VMs: always the same one, if it is not nil, or agents.
+func (a *agents) guests(one sandbox.Guest, vmms *vmfake.VMMs) func(string) sandbox.Guest {
+	return func(vsock string) sandbox.Guest {
+		if one != nil {
+			return one
+		}
+		return &guest{of: a, ended: vmms.Ended(filepath.Dir(vsock))}
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return &guest{t: t, dir: dir, agent: o.Agent, dial: o.Dial}
 }
 
-// run starts the agent, which ends with the test.
-func (g *guest) run() {
-	cmd := g.agent(g.dir)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		g.t.Error(err)
+// run starts the agent.
+func (a *agents) run(g *guest) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stopped {
+		return errors.New("the rig has ended")
+	}
+	var err error
+	if g.dir, err = os.MkdirTemp("/tmp", "fka"); err != nil { // short: unix sockets are in it
+		return err
+	}
+	g.cmd = a.command(g.dir)
+	g.cmd.Stderr = os.Stderr
+	if err := g.cmd.Start(); err != nil {
+		a.t.Errorf("agent: %v", err)
+		return errors.Join(err, os.RemoveAll(g.dir))
+	}
+	a.running[g] = true
+	go func() {
+		<-g.ended
+		a.end(g)
+	}()
+	return nil
+}
+
+// end stops an agent, once, and what it runs.
+func (a *agents) end(g *guest) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.running[g] {
 		return
 	}
-	g.t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	delete(a.running, g)
+	below := descendants(g.cmd.Process.Pid)
+	_ = g.cmd.Process.Kill() // fails only if it has ended
+	for _, pid := range below {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	_ = g.cmd.Wait() // says that it was killed
+	if err := os.RemoveAll(g.dir); err != nil {
+		a.t.Errorf("agent: %v", err)
+	}
 }
 
-func (g *guest) Forked(context.Context, agentproto.Forked) (*agentproto.Unique, error) {
+func (a *agents) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	var left []*guest
+	for g := range a.running {
+		left = append(left, g)
+	}
+	a.mu.Unlock()
+	for _, g := range left {
+		a.end(g)
+	}
+}
+
+// descendants returns the processes below a process.
+func descendants(pid int) []int {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is right
+	children := map[int][]int{}
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		own, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // the pattern matches numbers
+		var state string
+		var parent int
+		behind := text[bytes.LastIndexByte(text, ')')+1:] // of the name, which may be anything
+		if _, err := fmt.Sscan(string(behind), &state, &parent); err == nil {
+			children[parent] = append(children[parent], own)
+		}
+	}
+	var below []int
+	for next := children[pid]; len(next) > 0; {
+		below = append(below, next[0])
+		next = append(next[1:], children[next[0]]...)
+	}
+	return below
+}
+
+// Forked confirms at once: the agent of a child is a new one, which begins with the variables.
+func (g *guest) Forked(_ context.Context, f agentproto.Forked) (*agentproto.Unique, error) {
+	g.env = f.Env
 	return &agentproto.Unique{}, nil
 }
 
 // Dial starts the agent when it is called first.
 func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	g.start.Do(g.run)
-	if g.dial != nil {
-		if err := g.dial(ctx); err != nil {
+	g.start.Do(func() {
+		if g.err = g.of.run(g); g.err == nil && len(g.env) > 0 {
+			g.err = agentclient.New(g.connect).SetDefaults(context.WithoutCancel(ctx), agentclient.Defaults{Env: g.env})
+		}
+	})
+	if g.err != nil {
+		return nil, g.err
+	}
+	if g.of.dial != nil {
+		if err := g.of.dial(ctx); err != nil {
 			return nil, err
 		}
 	}
+	return g.connect(ctx, port)
+}
+
+// connect waits until the agent listens.
+func (g *guest) connect(ctx context.Context, port uint32) (net.Conn, error) {
 	for {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "unix", filepath.Join(g.dir, strconv.Itoa(int(port))))
@@ -65,6 +170,8 @@ func (g *guest) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 		}
 		select {
 		case <-time.After(5 * time.Millisecond): // it is about to listen
+		case <-g.ended:
+			return nil, errors.New("the VM has ended")
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -35,10 +35,17 @@ import (
 	"github.com/forkd/forkd/api"
 )
 
+// T is what is told of traffic that the document does not have, such as a testing.TB.
+type T interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}
+
 // Checked returns a handler that serves what next does and reports to t what of it the document
 // does not have. A request that breaks the rules of the document is reported only if it was not
 // refused: tests send wrong ones on purpose.
-func Checked(t testing.TB, next http.Handler) http.Handler {
+func Checked(t T, next http.Handler) http.Handler {
 	t.Helper()
 	router, err := load()
 	if err != nil {

@@ -159,6 +159,19 @@ func (f *VMMs) All() []*VMM {
 	return slices.Collect(maps.Values(f.Live))
 }
 
+// Ended returns a channel that is closed when the VM in a directory has ended, as one has that is
+// not there.
+func (f *VMMs) Ended(dir string) <-chan struct{} {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	if v := f.Live[dir]; v != nil {
+		return v.done
+	}
+	ended := make(chan struct{})
+	close(ended)
+	return ended
+}
+
 // Stall lets the VM pause itself because the disk is full, until it is resumed.
 func (v *VMM) Stall() {
 	v.full.Store(true)

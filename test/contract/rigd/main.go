@@ -1,0 +1,198 @@
+// Command rigd serves the REST API to the contract suite of the SDKs: the real handlers over VMs
+// that do nothing, and for every sandbox a real agent, which is a process of this host. It is for
+// tests and no part of the product.
+//
+// It prints one line of JSON when it serves (see ready), and ends, with everything that it has made
+// removed, when its stdin ends or it is told to by SIGINT or SIGTERM. POST /_rig/faults has it
+// misbehave, and GET /_rig/state says what it has seen; neither wants a token.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/guest/agent"
+)
+
+// agentArg makes this program the agent of a guest; the directory of its sockets follows.
+const agentArg = "-serve-agent"
+
+// ready is what the program prints when it serves.
+type ready struct {
+	URL      string `json:"url"`      // on loopback
+	Socket   string `json:"socket"`   // unix:///path of the same API; who runs this program needs no token there
+	Token    string `json:"token"`    // may do everything
+	Snapshot string `json:"snapshot"` // tag of a snapshot that is there
+	Tmp      string `json:"tmp"`      // a directory that all sandboxes have, for files of tests
+	PID      int    `json:"pid"`
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == agentArg {
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the program that started the agent
+			os.Exit(0)
+		}()
+		// What a sandbox starts in the background stays below its agent, and ends with it.
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			fmt.Fprintln(os.Stderr, "rigd:", err)
+			os.Exit(1)
+		}
+		os.Exit(agent.Main([]string{"-listen-dir", os.Args[2]}, os.Stderr))
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "rigd:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	bind := flag.String("bind", "127.0.0.1:0", "loopback address to serve on")
+	keepalive := flag.Duration("keepalive", 0, "how often silent streams say something; 0: as the daemon's default")
+	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop()
+	}()
+	t := &lifetime{}
+	defer func() {
+		stopped, isFatal := recover().(fatal)
+		if isFatal {
+			err = stopped
+		}
+		err = errors.Join(err, t.end())
+	}()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	if err := guestRAM(t); err != nil {
+		return err
+	}
+	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Limits: v1.Limits{Keepalive: *keepalive},
+		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
+	d := newDaemon(rig)
+	tmp := t.TempDir()
+	if err := d.listen("tcp", *bind); err != nil {
+		return err
+	}
+	if err := d.listen("unix", filepath.Join(tmp, "forkd.sock")); err != nil {
+		return err
+	}
+	d.serve()
+	t.Cleanup(d.close)
+	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(), Token: apirig.Token,
+		Snapshot: "base", Tmp: t.TempDir(), PID: os.Getpid()}
+	if err := bake(ctx, rig, r); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func bake(ctx context.Context, rig *apirig.Rig, r ready) error {
+	c, err := client.New(r.URL, r.Token)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	rig.Parent.Tag = r.Snapshot
+	_, err = c.Bake(ctx, rig.Parent)
+	return err
+}
+
+// agentHere is the command of an agent, which ends with this program whatever becomes of it.
+func agentHere(t *lifetime, self, dir string) *exec.Cmd {
+	cmd := exec.Command(self, agentArg, dir)
+	if _, err := cmd.StdinPipe(); err != nil { // closed by Wait
+		t.Errorf("agent: %v", err)
+	}
+	return cmd
+}
+
+// guestRAM maps what VMMs have mapped: statistics of a sandbox look for it, and find this process.
+func guestRAM(t *lifetime) error {
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = unix.Munmap(ram) }) // the process ends
+	return nil
+}
+
+// lifetime is the apirig.T of a program.
+type lifetime struct {
+	mu     sync.Mutex
+	undo   []func()
+	errors []error
+}
+
+// fatal is what Fatal and Fatalf panic with.
+type fatal struct{ error }
+
+func (t *lifetime) Helper() {}
+
+func (t *lifetime) TempDir() string {
+	dir, err := os.MkdirTemp("", "forkd-rig")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // what a guest made there cannot be removed by all users
+	return dir
+}
+
+func (t *lifetime) Cleanup(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.undo = append(t.undo, f)
+}
+
+func (t *lifetime) Errorf(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	fmt.Fprintln(os.Stderr, "rigd:", err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.errors = append(t.errors, err)
+}
+
+func (t *lifetime) Fatalf(format string, args ...any) { panic(fatal{fmt.Errorf(format, args...)}) }
+func (t *lifetime) Fatal(args ...any)                 { panic(fatal{errors.New(fmt.Sprint(args...))}) }
+
+// end calls what Cleanup was given and returns what failed.
+func (t *lifetime) end() error {
+	t.mu.Lock()
+	undo := t.undo
+	t.mu.Unlock()
+	for _, f := range slices.Backward(undo) {
+		f()
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return errors.Join(t.errors...)
+}
+
+// restartGap is how long a daemon is away that restarts, by default.
+const restartGap = 200 * time.Millisecond
