@@ -170,7 +170,7 @@ func codeOfGuest(c agentclient.Code) code {
 		return codeNoFile
 	case agentclient.CodeDenied:
 		return codeDenied
-	case agentclient.CodeExists:
+	case agentclient.CodeExists, agentclient.CodeTooMany:
 		return codeConflict
 	case agentclient.CodeBusy:
 		return codeGuestBusy

@@ -39,14 +39,19 @@ func (a *api) runOn(ctx context.Context, r *http.Request, op string, f func(cont
 	if err != nil || res.Outcome != agentclient.TimedOut {
 		return res, err
 	}
+	return res, a.paused(r, op)
+}
+
+// paused returns an error if the sandbox of a request is paused.
+func (a *api) paused(r *http.Request, op string) error {
 	s, err := a.Manager.Get(r.PathValue("id"))
 	if err != nil {
-		return res, err
+		return err
 	}
 	if i := s.Info(); i.State == sandbox.Paused {
-		return res, &sandbox.StateError{ID: i.ID, Op: op, State: i.State, Full: i.DiskFull}
+		return &sandbox.StateError{ID: i.ID, Op: op, State: i.State, Full: i.DiskFull}
 	}
-	return res, nil
+	return nil
 }
 
 func (a *api) ping(r *http.Request) (out apiv1.Pong, err error) {

@@ -2,10 +2,8 @@ package v1
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
@@ -25,36 +23,23 @@ type follower func(context.Context, *agentclient.Client, output) (agentclient.Ex
 // streamLines answers with the events of a command as they come, a line of JSON each. Before it has
 // started, an error has a status of its own; later it is the last line.
 func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, follow follower) error {
-	rc := http.NewResponseController(w)
-	out := json.NewEncoder(w)
-	out.SetEscapeHTML(false)
-	begun := false
-	send := func(e apiv1.ExecEvent) error {
-		if !begun {
-			w.Header().Set("Content-Type", apiv1.NDJSON)
-			begun = true
-		}
-		// A client that reads nothing must not hold the command's place for longer than this. A
-		// deadline that is left behind would end a stream of HTTP/2 that is only idle.
-		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall))
-		defer rc.SetWriteDeadline(time.Time{})
-		if err := out.Encode(e); err != nil {
-			return err
-		}
-		return rc.Flush()
-	}
-	res, err := a.runOn(r.Context(), r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := newLines(w, a.Limits.Stall)
+	stop := out.keepAlive(apiv1.ExecEvent{Keepalive: true}, a.Limits.Keepalive, cancel)
+	res, err := a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
 		return follow(ctx, guest, output{
 			started: func(p *agentclient.Process) error {
-				return send(apiv1.ExecEvent{Started: &apiv1.ExecStarted{PID: p.PID}})
+				return out.send(apiv1.ExecEvent{Started: &apiv1.ExecStarted{PID: p.PID}})
 			},
-			data: func(s agentclient.Stream, p []byte) error { return send(dataEvent(s, p)) },
+			data: func(s agentclient.Stream, p []byte) error { return out.send(dataEvent(s, p)) },
 		})
 	})
-	if err != nil && !begun {
+	stop()
+	if err != nil && !out.hasBegun() {
 		return err
 	}
-	_ = send(lastEvent(res, err)) // the client has gone if this fails
+	_ = out.send(lastEvent(res, err)) // the client has gone if this fails
 	return nil
 }
 

@@ -33,9 +33,6 @@ func (a *api) execSocket(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// keepaliveEvery is less than what proxies let a silent connection live, often a minute.
-const keepaliveEvery = 30 * time.Second
-
 var (
 	errClientLeft = errors.New("the client left")
 	errStopping   = &requestError{http.StatusServiceUnavailable, "the daemon is stopping"}
@@ -63,7 +60,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, beg
 	defer context.AfterFunc(a.Stopping, func() { cancel(errStopping) })()
 	life, die := context.WithCancel(context.Background())
 	defer die()
-	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, end: cancel, running: make(chan struct{}),
+	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, keepalive: a.Limits.Keepalive, end: cancel, running: make(chan struct{}),
 		parts: make(chan part), buffers: make(chan []byte, inputBuffers)}
 	for range inputBuffers {
 		s.buffers <- nil
@@ -103,9 +100,12 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, beg
 // socket is the connection of a client to a command.
 type socket struct {
 	ws   *websocket.Conn
-	life context.Context         // of the connection: the command's end is to be told on it
-	idle time.Duration           // how long the client may take nothing
-	end  context.CancelCauseFunc // ends the command
+	life context.Context // of the connection: the command's end is to be told on it
+	idle time.Duration   // how long the client may take nothing
+
+	keepalive time.Duration // less than what proxies let a silent connection live, often a minute
+
+	end context.CancelCauseFunc // ends the command
 
 	process *agentclient.Process // valid when running is closed
 	running chan struct{}
@@ -198,7 +198,7 @@ func (s *socket) output(from agentclient.Stream, p []byte) error {
 }
 
 func (s *socket) keepAlive(ctx context.Context) {
-	for tick := time.NewTicker(keepaliveEvery); ; {
+	for tick := time.NewTicker(s.keepalive); ; {
 		select {
 		case <-tick.C:
 			if s.send(apiv1.ExecEvent{Keepalive: true}) != nil {

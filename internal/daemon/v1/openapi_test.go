@@ -46,7 +46,10 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{}, "Pong": apiv1.Pong{},
 		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{}, "NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{}, "SandboxNetwork": apiv1.SandboxNetwork{},
-		"CreatePortURL": apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{}, "File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{}, "FileChange": apiv1.FileChange{},
+		"Code": apiv1.CodeRequest{}, "CodeEvent": apiv1.CodeEvent{}, "CodeStarted": apiv1.CodeStarted{}, "CodeResult": apiv1.CodeResult{},
+		"CodeException": apiv1.CodeException{}, "CodeEnd": apiv1.CodeEnd{}, "CodeContext": apiv1.CodeContext{},
+		"CodeContextRequest": apiv1.CodeContextRequest{},
+		"CreatePortURL":      apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{}, "File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{}, "FileChange": apiv1.FileChange{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {

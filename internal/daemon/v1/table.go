@@ -90,6 +90,10 @@ func (a *api) routes() []route {
 		// frees it.
 		{"POST /v1/sandboxes/{id}/eval/interrupt", auth.Run, nil, work, call(ok, a.interruptEval)},
 		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
+		{"POST /v1/sandboxes/{id}/code", auth.Run, nil, guests, a.runCode},
+		{"GET /v1/sandboxes/{id}/contexts", auth.Run, nil, work, get(a.listContexts)},
+		{"POST /v1/sandboxes/{id}/contexts", auth.Run, nil, guests, a.once(call(created, a.createContext))},
+		{"DELETE /v1/sandboxes/{id}/contexts/{context}", auth.Run, nil, work, end(a.deleteContext)},
 
 		{"GET /v1/sandboxes/{id}/files", auth.Run, file, guests, a.readFile},
 		{"PUT /v1/sandboxes/{id}/files", auth.Run, file, guests, a.writeFile},

@@ -33,6 +33,7 @@ const (
 	CodeExists          Code = "already_exists"      // directory
 	CodeNoSpace         Code = "resource_exhausted"  // the guest's disk is full
 	CodeBusy            Code = "aborted"             // the context runs the code of another call
+	CodeTooMany         Code = "out_of_range"        // the guest has as many contexts as it may
 	CodeUnavailable     Code = "unavailable"         // too many connections to ports of the guest
 	CodeRefused         Code = "failed_precondition" // nobody listens on the port
 	CodeTimeout         Code = "deadline_exceeded"   // of DialPort; callers of Exec see Outcome TimedOut instead
@@ -87,6 +88,8 @@ func httpError(op string, resp *http.Response) error {
 		code = CodeNotFound
 	case http.StatusConflict:
 		code = CodeBusy
+	case http.StatusTooManyRequests:
+		code = CodeTooMany
 	case http.StatusInsufficientStorage:
 		code = CodeNoSpace
 	}

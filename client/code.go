@@ -1,0 +1,155 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// The messages of code.
+type (
+	CodeRequest        = v1.CodeRequest
+	CodeException      = v1.CodeException
+	CodeContext        = v1.CodeContext
+	CodeContextRequest = v1.CodeContextRequest
+)
+
+// CodeResult is a value that code has shown, in one or more forms.
+type CodeResult struct {
+	Main bool                       // the value of the last expression, and not of display()
+	Data map[string]json.RawMessage // by media type; see Text, Bytes and JSON
+}
+
+// Text returns a form that is text, such as "text/plain" or "text/html"; empty if there is none.
+func (r CodeResult) Text(mediaType string) string {
+	var text string
+	if json.Unmarshal(r.Data[mediaType], &text) != nil {
+		return ""
+	}
+	return text
+}
+
+// Bytes returns a form that is binary, such as "image/png"; nil if there is none.
+func (r CodeResult) Bytes(mediaType string) []byte {
+	data, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(r.Text(mediaType), "\n", ""))
+	if err != nil || len(data) == 0 {
+		return nil
+	}
+	return data
+}
+
+// Execution is how code ended and what it has shown.
+type Execution struct {
+	Results        []CodeResult
+	Stdout, Stderr string
+	Exception      *CodeException // that the code did not catch; nil if there was none
+	ExecutionCount int
+	Outcome        string // "finished", "exception", "timeout" or "died"
+	StateLost      bool   // the variables of the context are lost
+}
+
+// Text returns the text of the value of the last expression; empty if it has none.
+func (e Execution) Text() string {
+	for _, r := range e.Results {
+		if r.Main {
+			return r.Text("text/plain")
+		}
+	}
+	return ""
+}
+
+// CodeHandlers are told of what code says as it comes. Those that are nil are not called; an error of
+// one ends the code, and RunCode returns it.
+type CodeHandlers struct {
+	Stdout, Stderr func(text string) error
+	Result         func(CodeResult) error
+	Exception      func(CodeException) error
+}
+
+// RunCode runs code in a warm interpreter of a sandbox. The error is nil if it is known how the code
+// ended: an exception of the code is in the Execution. The code is interrupted when ctx ends.
+func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on CodeHandlers) (e Execution, err error) {
+	p, err := json.Marshal(req)
+	if err != nil {
+		return e, err
+	}
+	resp, err := c.send(ctx, http.MethodPost, sandboxPath(id, "/code"), bytes.NewReader(p), http.Header{
+		"Content-Type": {"application/json"}, "Accept": {v1.NDJSON},
+	})
+	if err != nil {
+		return e, err
+	}
+	defer resp.Body.Close()
+	for events := json.NewDecoder(resp.Body); ; {
+		var event v1.CodeEvent
+		if err := events.Decode(&event); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return e, fmt.Errorf("run code: the stream broke off before the code's end: %w", err)
+		}
+		if done, err := e.take(event, on); done || err != nil {
+			return e, err
+		}
+	}
+}
+
+// take adds an event, and reports whether it is the last one.
+func (e *Execution) take(event v1.CodeEvent, on CodeHandlers) (done bool, err error) {
+	switch {
+	case event.Started != nil:
+		e.ExecutionCount = event.Started.ExecutionCount
+	case event.Stdout != "":
+		e.Stdout += event.Stdout
+		err = call(on.Stdout, event.Stdout)
+	case event.Stderr != "":
+		e.Stderr += event.Stderr
+		err = call(on.Stderr, event.Stderr)
+	case event.Result != nil:
+		e.Results = append(e.Results, CodeResult(*event.Result))
+		err = call(on.Result, CodeResult(*event.Result))
+	case event.Exception != nil:
+		e.Exception = event.Exception
+		err = call(on.Exception, *event.Exception)
+	case event.End != nil:
+		e.ExecutionCount, e.Outcome, e.StateLost = event.End.ExecutionCount, event.End.Outcome, event.End.StateLost
+		return true, nil
+	case event.Error != "":
+		return false, &Error{Status: event.Status, Message: event.Error, Code: event.Code}
+	}
+	return false, err
+}
+
+func call[T any](handler func(T) error, value T) error {
+	if handler == nil {
+		return nil
+	}
+	return handler(value)
+}
+
+// Contexts lists the contexts of a sandbox, oldest first: interpreters with variables of their own.
+func (c *Client) Contexts(ctx context.Context, id string) (list []CodeContext, err error) {
+	err = c.call(ctx, http.MethodGet, sandboxPath(id, "/contexts"), nil, &list)
+	return list, err
+}
+
+// CreateContext makes a context in a sandbox. Its id goes into CodeRequest.ContextID, RestartEval and
+// InterruptEval.
+func (c *Client) CreateContext(ctx context.Context, id string, req CodeContextRequest) (made CodeContext, err error) {
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/contexts"), req, &made)
+	return made, err
+}
+
+// DeleteContext deletes a context of a sandbox, and ends what runs in it.
+func (c *Client) DeleteContext(ctx context.Context, id, contextID string) error {
+	return c.call(ctx, http.MethodDelete, sandboxPath(id, "/contexts/"+url.PathEscape(contextID)), nil, nil)
+}

@@ -1,0 +1,124 @@
+package v1
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// runCode answers with what code says while it runs, a line of JSON each. Before it has started, an error
+// has a status of its own; later it is the last line. Code whose client leaves is interrupted.
+func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
+	var req apiv1.CodeRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	if req.Language != "" && req.ContextID != "" {
+		return invalid.Errorf("language", "excludes context_id: a context has its language")
+	}
+	if err := checkEnv(req.Env); err != nil {
+		return err
+	}
+	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := newLines(w, a.Limits.Stall)
+	stop := out.keepAlive(apiv1.CodeEvent{Keepalive: true}, a.Limits.Keepalive, cancel)
+	var end agentclient.CodeEnd
+	const op = "run code in"
+	err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
+		end, err = guest.RunCode(ctx, agentclient.CodeRequest{
+			Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env, Repr: req.Repr, Timeout: timeout,
+		}, codeSink(out))
+		return err
+	})
+	if err == nil && end.TimedOut {
+		err = a.paused(r, op) // it was not too slow
+	}
+	stop()
+	if err != nil && !out.hasBegun() {
+		return err
+	}
+	last := apiv1.CodeEvent{End: codeEnd(end)}
+	if err != nil {
+		last = apiv1.CodeEvent{Error: err.Error(), Status: statusOf(err), Code: string(codeOf(err))}
+	}
+	_ = out.send(last) // the client has gone if this fails
+	return nil
+}
+
+// codeSink passes what code says on to a client.
+func codeSink(out *lines) agentclient.CodeSink {
+	return agentclient.CodeSink{
+		Started: func(n int) error {
+			return out.send(apiv1.CodeEvent{Started: &apiv1.CodeStarted{ExecutionCount: n}})
+		},
+		Output: func(s agentclient.Stream, text string) error {
+			if text == "" {
+				return nil
+			}
+			if s == agentclient.Stdout {
+				return out.send(apiv1.CodeEvent{Stdout: text})
+			}
+			return out.send(apiv1.CodeEvent{Stderr: text})
+		},
+		Result: func(main bool, data map[string]json.RawMessage) error {
+			return out.send(apiv1.CodeEvent{Result: &apiv1.CodeResult{Main: main, Data: data}})
+		},
+		Exception: func(e agentclient.EvalError) error {
+			exception := apiv1.CodeException(e)
+			return out.send(apiv1.CodeEvent{Exception: &exception})
+		},
+	}
+}
+
+func codeEnd(end agentclient.CodeEnd) *apiv1.CodeEnd {
+	e := &apiv1.CodeEnd{ExecutionCount: end.ExecutionCount, Outcome: "finished", StateLost: end.Died || end.Restarted}
+	switch {
+	case end.TimedOut:
+		e.Outcome = "timeout"
+	case end.Died:
+		e.Outcome = "died"
+	case end.Raised:
+		e.Outcome = "exception"
+	}
+	return e
+}
+
+func (a *api) listContexts(r *http.Request) ([]apiv1.CodeContext, error) {
+	list := []apiv1.CodeContext{}
+	err := a.onInterpreter(r, "list contexts of", func(ctx context.Context, guest *agentclient.Client) error {
+		contexts, err := guest.Contexts(ctx)
+		for _, c := range contexts {
+			list = append(list, apiv1.CodeContext(c))
+		}
+		return err
+	})
+	return list, err
+}
+
+func (a *api) createContext(r *http.Request, req *apiv1.CodeContextRequest) (made apiv1.CodeContext, err error) {
+	if strings.ContainsRune(req.Cwd, 0) {
+		return made, invalid.Errorf("cwd", "contains a NUL byte")
+	}
+	err = a.onInterpreter(r, "create a context in", func(ctx context.Context, guest *agentclient.Client) error {
+		c, err := guest.CreateContext(ctx, req.Language, req.Cwd)
+		made = apiv1.CodeContext(c)
+		return err
+	})
+	return made, err
+}
+
+func (a *api) deleteContext(r *http.Request) error {
+	return a.onInterpreter(r, "delete a context of", func(ctx context.Context, guest *agentclient.Client) error {
+		return guest.DeleteContext(ctx, r.PathValue("context"))
+	})
+}

@@ -1,0 +1,99 @@
+package v1
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+)
+
+// lines is an answer of messages as they come, a line of JSON each. Before the first, an error still has
+// a status of its own. It may be used concurrently.
+type lines struct {
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	stall time.Duration // how long the client may take nothing
+
+	mu    sync.Mutex
+	out   *json.Encoder
+	begun bool
+	idle  *time.Timer // fires when nothing was sent for a while; nil before keepAlive
+	every time.Duration
+}
+
+func newLines(w http.ResponseWriter, stall time.Duration) *lines {
+	l := &lines{w: w, rc: http.NewResponseController(w), stall: stall, out: json.NewEncoder(w)}
+	l.out.SetEscapeHTML(false)
+	return l
+}
+
+// send writes a message.
+func (l *lines) send(message any) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sendLocked(message)
+}
+
+func (l *lines) sendLocked(message any) error {
+	if !l.begun {
+		l.w.Header().Set("Content-Type", apiv1.NDJSON)
+		l.begun = true
+	}
+	if l.idle != nil {
+		l.idle.Reset(l.every)
+	}
+	// A client that reads nothing must not hold its place for longer than this. A deadline that is left
+	// behind would end a stream of HTTP/2 that is only idle.
+	_ = l.rc.SetWriteDeadline(time.Now().Add(l.stall))
+	defer l.rc.SetWriteDeadline(time.Time{})
+	if err := l.out.Encode(message); err != nil {
+		return err
+	}
+	return l.rc.Flush()
+}
+
+// keepAlive sends a message whenever nothing was sent for so long, from the first message on, until stop
+// is called. It calls gone when the client does not take it.
+func (l *lines) keepAlive(message any, every time.Duration, gone func()) (stop func()) {
+	l.mu.Lock()
+	l.idle, l.every = time.NewTimer(every), every
+	l.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-l.idle.C:
+			}
+			l.mu.Lock()
+			var err error
+			if l.begun {
+				err = l.sendLocked(message)
+			} else {
+				l.idle.Reset(every)
+			}
+			l.mu.Unlock()
+			if err != nil {
+				gone()
+				return
+			}
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+		l.idle.Stop()
+	}
+}
+
+// hasBegun reports whether there was a message.
+func (l *lines) hasBegun() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun
+}

@@ -1,0 +1,294 @@
+package agentclient
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/forkd/forkd/internal/proto/agentproto"
+)
+
+// CodeRequest is code for an interpreter of the guest.
+type CodeRequest struct {
+	Code      string
+	ContextID string            // empty: the language's default context, whose state all such calls share
+	Language  string            // empty: python; not together with ContextID
+	Env       map[string]string // for this call only
+	Repr      bool              // the text of a string has its quotes
+	Timeout   time.Duration     // 0: none; the guest interrupts the code when it passes, and kills it if it goes on
+}
+
+// CodeSink takes what code says while it runs. Its functions are called from one goroutine; an error
+// of theirs ends the call, and so the code.
+type CodeSink struct {
+	Started   func(executionCount int) error // first, and once
+	Output    func(s Stream, text string) error
+	Result    func(main bool, data map[string]json.RawMessage) error // forms of a value, by their media types
+	Exception func(EvalError) error
+}
+
+// CodeEnd is how code has ended.
+type CodeEnd struct {
+	ExecutionCount int
+	Raised         bool // an exception ended it
+	Died           bool // its interpreter died
+	TimedOut       bool
+	Restarted      bool // after TimedOut: the interpreter had to be killed, and its state is lost
+}
+
+// diedError is the name of the exception by which an agent says that an interpreter has died.
+const diedError = "UnexpectedEndOfExecution"
+
+// maxForms is how many forms a result may have, and how many of them under names of their own.
+const maxForms = 64
+
+// mediaType returns the media type of a form of a result, by the names of E2B's protocol.
+func mediaType(form string) (string, bool) {
+	switch form {
+	case "text":
+		return "text/plain", true
+	case "html", "markdown", "latex":
+		return "text/" + form, true
+	case "svg":
+		return "image/svg+xml", true
+	case "png", "jpeg":
+		return "image/" + form, true
+	case "pdf", "json", "javascript":
+		return "application/" + form, true
+	case "data", "chart":
+		return "e2b/" + form, true
+	}
+	return "", false
+}
+
+// RunCode runs code in a warm interpreter of the guest and passes what it says to sink. The error is
+// nil whenever the guest could say how the code ended.
+func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (CodeEnd, error) {
+	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env, Repr: req.Repr}
+	if req.Timeout > 0 {
+		execute.TimeoutMS = max(1, req.Timeout.Milliseconds())
+	}
+	body, err := json.Marshal(execute)
+	if err != nil {
+		return CodeEnd{}, fmt.Errorf("run code: %w", err)
+	}
+	callCtx, cancel := context.WithCancel(ctx)
+	if req.Timeout > 0 {
+		callCtx, cancel = context.WithTimeout(ctx, req.Timeout+agentproto.EvalGrace+evalSlack)
+	}
+	defer cancel()
+	resp, err := c.codeCall(callCtx, "run code", http.MethodPost, "/execute", body)
+	if err != nil {
+		return CodeEnd{}, err
+	}
+	defer resp.Body.Close()
+	run := codeRun{sink: sink}
+	err = run.read(resp.Body, c.Keep)
+	if err != nil && run.failed == nil && req.Timeout > 0 && ctx.Err() == nil && callCtx.Err() != nil {
+		run.end.TimedOut = true // closing the connection interrupts the code in the guest
+		return run.end, nil
+	}
+	return run.end, err
+}
+
+// codeRun follows one call of /execute.
+type codeRun struct {
+	sink   CodeSink
+	end    CodeEnd
+	failed error // of the sink
+}
+
+func (c *codeRun) read(body io.Reader, keep func(int) error) error {
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, maxLine)
+	lines.Split((&evaluation{keep: keep}).split)
+	for lines.Scan() {
+		done, err := c.line(lines.Bytes())
+		if err != nil {
+			return fmt.Errorf("run code: reply: %w", err)
+		}
+		if done {
+			return nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("run code: reply: %w", err)
+	}
+	return errors.New("run code: the reply ended before the code did")
+}
+
+// line takes one message of the stream and reports whether it is the last one.
+func (c *codeRun) line(line []byte) (done bool, err error) {
+	var m struct {
+		Type      string `json:"type"`
+		Text      string `json:"text"`
+		Count     int    `json:"execution_count"`
+		Restarted bool   `json:"restarted"`
+		EvalError
+	}
+	var kind struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(line, &kind); err != nil {
+		return false, err
+	}
+	if kind.Type == "result" { // its text need not be a string, and is not decoded
+		main, data, err := formsOf(line)
+		if err == nil {
+			err = c.sink.Result(main, data)
+			c.failed = err
+		}
+		return false, err
+	}
+	if err := json.Unmarshal(line, &m); err != nil {
+		return false, err
+	}
+	switch m.Type {
+	case "number_of_executions":
+		c.end.ExecutionCount = m.Count
+		err = c.sink.Started(m.Count)
+	case "stdout":
+		err = c.sink.Output(Stdout, m.Text)
+	case "stderr":
+		err = c.sink.Output(Stderr, m.Text)
+	case "error":
+		c.end.Raised, c.end.Died = true, c.end.Died || m.Name == diedError
+		err = c.sink.Exception(m.EvalError)
+	case "timeout":
+		c.end.TimedOut, c.end.Restarted = true, m.Restarted
+	case "end_of_execution":
+		return true, nil
+	}
+	c.failed = err
+	return false, err
+}
+
+// formsOf returns the forms of a result by their media types. What is in a form is not decoded: a
+// guest could make much of few bytes.
+func formsOf(line []byte) (main bool, data map[string]json.RawMessage, err error) {
+	data = map[string]json.RawMessage{}
+	err = eachField(line, func(name string, value json.RawMessage) error {
+		switch name {
+		case "is_main_result":
+			return json.Unmarshal(value, &main)
+		case "extra":
+			return eachField(value, func(name string, value json.RawMessage) error {
+				if _, taken := data[name]; !taken {
+					data[name] = value
+				}
+				return nil
+			})
+		}
+		if media, ok := mediaType(name); ok {
+			data[media] = value
+		}
+		return nil
+	})
+	return main, data, err
+}
+
+// eachField calls f with the fields of a JSON object.
+func eachField(object []byte, f func(name string, value json.RawMessage) error) error {
+	dec := json.NewDecoder(bytes.NewReader(object))
+	if open, err := dec.Token(); err != nil || open != json.Delim('{') {
+		return errors.Join(err, errors.New("a result is no object"))
+	}
+	for n := 0; dec.More(); n++ {
+		if n == maxForms {
+			return errTooMuch
+		}
+		name, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		var value json.RawMessage
+		if err := dec.Decode(&value); err != nil {
+			return err
+		}
+		if err := f(name.(string), value); err != nil { // the decoder checks that keys are strings
+			return err
+		}
+	}
+	return nil
+}
+
+// CodeContext is an interpreter of the guest: a namespace of code.
+type CodeContext struct {
+	ID       string `json:"id"`
+	Language string `json:"language"`
+	Cwd      string `json:"cwd"`
+}
+
+// maxContexts bounds a list of contexts; an agent of ours has 64 at most.
+const maxContexts = 1024
+
+// Contexts lists the contexts of the guest, oldest first.
+func (c *Client) Contexts(ctx context.Context) ([]CodeContext, error) {
+	const op = "list contexts"
+	var list []CodeContext
+	if err := c.codeAnswer(ctx, op, http.MethodGet, "/contexts", nil, &list); err != nil {
+		return nil, err
+	}
+	if len(list) > maxContexts {
+		return nil, fmt.Errorf("%s: %w", op, errTooMuch)
+	}
+	return list, nil
+}
+
+// CreateContext makes a context of a language (empty: python) that runs in a directory (empty: the
+// user's home), and starts its interpreter.
+func (c *Client) CreateContext(ctx context.Context, language, cwd string) (made CodeContext, err error) {
+	body, err := json.Marshal(map[string]string{"language": language, "cwd": cwd})
+	if err != nil {
+		return made, fmt.Errorf("create context: %w", err)
+	}
+	err = c.codeAnswer(ctx, "create context", http.MethodPost, "/contexts", body, &made)
+	return made, err
+}
+
+// DeleteContext deletes a context, and ends what runs in it.
+func (c *Client) DeleteContext(ctx context.Context, id string) error {
+	return c.codeAnswer(ctx, "delete context", http.MethodDelete, "/contexts/"+url.PathEscape(id), nil, nil)
+}
+
+// codeAnswer makes a call of the code interpreter's protocol and decodes the answer into out, if that is
+// not nil.
+func (c *Client) codeAnswer(ctx context.Context, op, method, path string, body []byte, out any) error {
+	resp, err := c.codeCall(ctx, op, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxControlReply)).Decode(out); err != nil {
+		return fmt.Errorf("%s: reply: %w", op, err)
+	}
+	return nil
+}
+
+// codeCall makes a call of the code interpreter's protocol. The caller closes the body of the answer.
+func (c *Client) codeCall(ctx context.Context, op, method, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, codeURL+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := c.code.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		return nil, httpError(op, resp)
+	}
+	return resp, nil
+}
