@@ -2,6 +2,7 @@ package uffd
 
 import (
 	"fmt"
+	"runtime"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -132,6 +133,28 @@ func (c *Capture) letWrite(gpa guestmem.GPA, around uint64, wait func()) (captur
 	}
 	c.unprotect(gpa, n)
 	return captured, true
+}
+
+// openRun makes the frozen page at gpa writable for a device, and pages behind it, at most most in
+// all, which lie in one region. It returns how many they are. Those that are not in the layer yet are
+// written to it in one piece, which costs far less than page by page.
+func (c *Capture) openRun(gpa guestmem.GPA, most uint64) uint64 {
+	first, pages := pageOf(gpa), uint64(0)
+	for pages < most && c.claim(first+pages) {
+		pages++
+	}
+	if pages == 0 { // somebody else has claimed it
+		c.letWrite(gpa, most, runtime.Gosched)
+		return 1
+	}
+	c.capture(gpa, int(pages))
+	for at := uint64(0); at < pages; at++ {
+		page := gpa + guestmem.GPA(at*guestmem.PageSize)
+		if !c.open.get(first + at) { // the next ones are opened with it
+			c.letWrite(page, pages-at, runtime.Gosched)
+		}
+	}
+	return pages
 }
 
 // Copy captures what nobody else has captured, until all of the freeze is in the layer. stop is

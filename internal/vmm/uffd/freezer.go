@@ -161,10 +161,13 @@ func (f *Freezer) beforeWrite(gpa guestmem.GPA, n int) {
 	if c == nil {
 		return
 	}
-	for page := gpa &^ (guestmem.PageSize - 1); page < gpa+guestmem.GPA(n); page += guestmem.PageSize {
+	for page, end := gpa&^(guestmem.PageSize-1), gpa+guestmem.GPA(n); page < end; {
+		pages := uint64(1)
 		if i := pageOf(page); c.frozen(i) && !c.open.get(i) {
-			c.letWrite(page, 1, runtime.Gosched)
+			left := (uint64(end-page) + guestmem.PageSize - 1) / guestmem.PageSize
+			pages = c.openRun(page, min(left, copyPages))
 		}
+		page += guestmem.GPA(pages * guestmem.PageSize)
 	}
 }
 

@@ -259,3 +259,67 @@ func TestDevicesDoNotSeeAFailedCapture(t *testing.T) {
 	}
 	_, _ = c.Copy(func() bool { return false })
 }
+
+// A device that is about to write a range opens all of it, whatever became of its pages before: some
+// are not frozen, some are in the layer, some have been written since. The layer has their bytes as
+// they were when they were frozen.
+func TestDeviceOpensARange(t *testing.T) {
+	const size, page = 2 * mib, guestmem.PageSize
+	m, f, dir := newFrozenMemory(t, size)
+	before := make([]byte, size)
+	for i := range before {
+		before[i] = byte(i / page)
+	}
+	if err := m.WriteAt(before, 0); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := os.Create(filepath.Join(dir, "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Close()
+	frozen := []guestmem.Range{{GPA: 0, Length: 100 * page}, {GPA: 103 * page, Length: 200 * page}, {GPA: 400 * page, Length: page}}
+	c, err := f.Freeze(frozen, int(layer.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := 0
+	if _, err := c.Copy(func() bool { looks++; return looks > 1 }); err != nil { // one piece
+		t.Fatal(err)
+	}
+	for _, at := range []guestmem.GPA{5 * page, 150*page + 7, 302 * page} {
+		if err := m.WriteAt([]byte("written"), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const from, n = 3*page + 1, size - 3*page - 1
+	if _, err := m.WriteView(from, n); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(size / page) {
+		if c.frozen(i) && i >= 3 && !c.open.get(i) {
+			t.Fatalf("page %d is not open", i)
+		}
+	}
+	if err := m.WriteAt(make([]byte, n), from); err != nil {
+		t.Fatal(err)
+	}
+	if complete, err := c.Copy(func() bool { return false }); !complete || err != nil {
+		t.Fatal(complete, err)
+	}
+	if faults := c.faults.Load() + c.refaults.Load(); faults != 0 {
+		t.Errorf("the device has met %d faults", faults)
+	}
+	got := make([]byte, size)
+	if _, err := layer.ReadAt(got[:401*page], 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range frozen {
+		if end := r.GPA + guestmem.GPA(r.Length); !bytes.Equal(got[r.GPA:end], before[r.GPA:end]) {
+			t.Errorf("the layer has other bytes at %#x+%#x", uint64(r.GPA), r.Length)
+		}
+	}
+	if err := c.Release(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -3,7 +3,6 @@ package virtq
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
@@ -12,6 +11,11 @@ import (
 // chains longer than their queue; Linux stops at the segment limit a device announces, far below
 // this, and preadv takes no more.
 const MaxChain = 1024
+
+// MaxBytes bounds the bytes of one chain: the longest request of any device is one of a disk, 8 MiB
+// and its header. While a live branch is copied, taking a chain off its queue saves the pages that
+// the chain lets the device write, and a pause waits for that.
+const MaxBytes = 9 << 20
 
 // Descriptor flags (virtio 1.2 §2.7.5).
 const (
@@ -125,7 +129,7 @@ func (q *Queue) walk(head uint16) error {
 		if count++; count > limit {
 			return errLoop
 		}
-		if total += uint64(length); total > math.MaxUint32 {
+		if total += uint64(length); total > MaxBytes {
 			return errBytes
 		}
 		if err := c.add(q.mem, gpa, length, flags&descWrite != 0); err != nil {

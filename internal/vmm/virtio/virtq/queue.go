@@ -259,6 +259,6 @@ func (q *Queue) Restore(r *codec.Reader) error {
 var (
 	errLoop     = errors.New("more descriptors than allowed, or a loop")
 	errOrder    = errors.New("a readable descriptor after a writable one")
-	errBytes    = errors.New("more than 4 GiB in one chain")
+	errBytes    = errors.New("more than 9 MiB in one chain")
 	errIndirect = errors.New("bad indirect descriptor")
 )

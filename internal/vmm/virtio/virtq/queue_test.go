@@ -174,16 +174,23 @@ func TestHostileChainsAreErrors(t *testing.T) {
 	}
 }
 
+// What a chain names is bounded in bytes. The pages of the part that the device may write are saved
+// while a branch is copied, which a pause waits for.
 func TestTotalBytesAreBounded(t *testing.T) {
 	d := newDriver(t, false)
 	const n = 1 << 12 // descriptors in the table, each naming most of memory
 	for i := range uint16(MaxChain) {
-		d.desc(tableAt+0x10000, int(i), 0, memSize, descNext, i+1)
+		d.desc(tableAt+0x10000, int(i), 0, memSize, descNext|descWrite, i+1)
 	}
 	d.desc(descAt, 0, tableAt+0x10000, n*descSize, descIndirect, 0)
 	d.publish(0)
+	saved := 0
+	d.mem.SetFreezer(func(_ guestmem.GPA, n int) { saved += n })
 	if _, err := d.q.Pop(); err == nil {
 		t.Fatal("accepted")
+	}
+	if saved > MaxBytes {
+		t.Errorf("%d bytes of memory would have been saved, at most %d are in a chain", saved, MaxBytes)
 	}
 }
 
