@@ -2,6 +2,7 @@ package procmem
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"path"
@@ -30,41 +31,62 @@ func (v *mapping) mayBeGuest() bool {
 	return v.mode == "rw-p" && (v.name == "" && v.start >= mmapFloor || strings.Contains(v.name, "layer"))
 }
 
+// maxMappings is more than a VMM of ours ever has: two for each range of a rebase, which machine
+// bounds by 4096, and the extents of its snapshot. The kernel lets a process have four times as many,
+// and describing each costs the reader some microseconds: a VMM that its guest has taken over would
+// make each look at its memory last for seconds.
+const maxMappings = 16384
+
 func readMappings(r io.Reader) ([]mapping, error) {
 	var maps []mapping
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 2 {
-			continue
-		}
-		if !strings.HasSuffix(fields[0], ":") {
-			v, err := parseHead(fields)
+		line := lines.Bytes()
+		key, rest, _ := bytes.Cut(line, []byte(" "))
+		if !bytes.HasSuffix(key, []byte(":")) {
+			if len(maps) == maxMappings {
+				return nil, fmt.Errorf("it has more than %d mappings, which no VMM has by itself", maxMappings)
+			}
+			v, err := parseHead(string(line))
 			if err != nil {
 				return nil, err
 			}
 			maps = append(maps, v)
 			continue
 		}
-		kib, err := strconv.ParseUint(fields[1], 10, 64)
-		if err != nil || len(maps) == 0 {
+		var field *uint64
+		switch name := string(key); {
+		case len(maps) == 0:
+		case name == "Pss:":
+			field = &maps[len(maps)-1].pss
+		case name == "Private_Clean:" || name == "Private_Dirty:":
+			field = &maps[len(maps)-1].private
+		}
+		if field == nil {
 			continue // "VmFlags: rd wr" and the like
 		}
-		v := &maps[len(maps)-1]
-		switch fields[0] {
-		case "Pss:":
-			v.pss = kib
-		case "Private_Clean:", "Private_Dirty:":
-			v.private += kib
+		number, _, _ := bytes.Cut(bytes.TrimLeft(rest, " "), []byte(" "))
+		kib, err := strconv.ParseUint(string(number), 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("smaps line %q: %w", line, err)
 		}
+		*field += kib
 	}
 	return maps, lines.Err()
 }
 
 // parseHead reads "start-end perms offset dev inode [path]".
-func parseHead(fields []string) (v mapping, err error) {
-	if _, err = fmt.Sscanf(fields[0], "%x-%x", &v.start, &v.end); err != nil {
-		return v, fmt.Errorf("smaps line %q: %w", strings.Join(fields, " "), err)
+func parseHead(line string) (v mapping, err error) {
+	fields := strings.Fields(line)
+	if len(fields) < 5 {
+		return v, fmt.Errorf("smaps line %q: want addresses, permissions, offset, device and inode", line)
+	}
+	start, end, _ := strings.Cut(fields[0], "-")
+	if v.start, err = strconv.ParseUint(start, 16, 64); err == nil {
+		v.end, err = strconv.ParseUint(end, 16, 64)
+	}
+	if err != nil {
+		return v, fmt.Errorf("smaps line %q: %w", line, err)
 	}
 	v.mode = fields[1]
 	if len(fields) > 5 {

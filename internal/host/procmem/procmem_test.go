@@ -1,6 +1,7 @@
 package procmem
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -106,5 +107,21 @@ func TestOfThisProcess(t *testing.T) {
 	}
 	if after.PageTables == 0 || after.Private[PartHeap] == 0 {
 		t.Errorf("page tables %d KiB, heap %d KiB", after.PageTables, after.Private[PartHeap])
+	}
+}
+
+// A VMM that a guest has taken over may have as many mappings as the kernel lets it. A look at its
+// memory ends long before the last of them, and holds few.
+func TestMappingsAreBounded(t *testing.T) {
+	var heads strings.Builder
+	for i := range 4 * maxMappings {
+		fmt.Fprintf(&heads, "%x-%x rw-p 00000000 00:00 0\nPss: 0 kB\n", 0x7f0000000000+2*i<<12, 0x7f0000000000+(2*i+1)<<12)
+	}
+	read := strings.NewReader(heads.String())
+	if _, err := parse(read, 1<<20); err == nil || !strings.Contains(err.Error(), "mappings") {
+		t.Errorf("got %v", err)
+	}
+	if read.Len() < heads.Len()/2 {
+		t.Errorf("%d of %d bytes were read", heads.Len()-read.Len(), heads.Len())
 	}
 }
