@@ -77,13 +77,15 @@ func RuntimeCalls() []Call {
 		unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_GETTID, unix.SYS_GETPID,
 		unix.SYS_TGKILL, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_GETRANDOM,
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_WAIT, unix.SYS_EVENTFD2),
-		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC)),
+		// Huge pages that the host has set aside are counted by no limit of memory.
+		With(unix.SYS_MMAP, Lacks(2, unix.PROT_EXEC), Lacks(3, unix.MAP_HUGETLB)),
 		With(unix.SYS_CLONE, Is(0, newThread)),
 		With(unix.SYS_RT_SIGACTION, IsNot(0, uint32(unix.SIGSYS))...),
 		With(unix.SYS_PRCTL, Is(0, unix.PR_SET_VMA)), // it names memory
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFL)),
-		// These would be set for all who were given the same open file.
-		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME)),
+		// These would be set for all who were given the same open file. With O_APPEND, what the daemon
+		// writes at an offset of it would go to its end.
+		With(unix.SYS_FCNTL, Is(1, unix.F_SETFL), Lacks(2, unix.O_DIRECT|unix.O_ASYNC|unix.O_NOATIME|unix.O_APPEND)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_GETFD)),
 		With(unix.SYS_FCNTL, Is(1, unix.F_DUPFD_CLOEXEC)))
 }

@@ -90,10 +90,12 @@ var attempts = map[string]func() error{
 	"io_uring_setup":      raw(unix.SYS_IO_URING_SETUP, 1, 0, 0),
 	"clone fork":          raw(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0),
 	"mmap code":           raw(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC),
+	"mmap huge pages":     raw(unix.SYS_MMAP, 0, 2<<20, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_HUGETLB),
 	"ioctl TIOCSTI":       raw(unix.SYS_IOCTL, 2, unix.TIOCSTI, 0),
 	"prctl dumpable":      raw(unix.SYS_PRCTL, unix.PR_SET_DUMPABLE, 1, 0),
 	"prctl slack":         raw(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, 10_000_000, 0),
 	"fcntl owner":         raw(unix.SYS_FCNTL, 2, unix.F_SETOWN, 1),
+	"fcntl append":        raw(unix.SYS_FCNTL, 2, unix.F_SETFL, unix.O_APPEND),
 	"rt_sigaction SIGSYS": raw(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSYS), 0, 0),
 	"rt_sigaction wide":   raw(unix.SYS_RT_SIGACTION, 1<<32|uintptr(unix.SIGSYS), 0, 0),
 	"setsockopt other":    raw(unix.SYS_SETSOCKOPT, 3, unix.SOL_SOCKET, unix.SO_REUSEADDR),
@@ -134,9 +136,12 @@ func TestPostureBoundsFiles(t *testing.T) {
 	}
 }
 
-func raw(number, a, b, c uintptr) func() error {
+// raw makes a call with its first arguments. The others are those of a mapping of no file.
+func raw(number uintptr, first ...uintptr) func() error {
+	args := [6]uintptr{4: ^uintptr(0)}
+	copy(args[:], first)
 	return func() error {
-		_, _, errno := syscall.RawSyscall6(number, a, b, c, 0, ^uintptr(0), 0)
+		_, _, errno := syscall.RawSyscall6(number, args[0], args[1], args[2], args[3], args[4], args[5])
 		return errno
 	}
 }
