@@ -103,9 +103,9 @@ type Transport interface {
 	// Leave releases the lock that Enter took.
 	Leave()
 
-	// Wanted reports whether the machine is to be paused and waits for the run lock. Device code
-	// that is about to begin another request while it holds the lock stops instead: how long a
-	// pause takes must not depend on how much the guest has queued.
+	// Wanted reports whether somebody waits for the run lock to pause the machine or to reset the
+	// device. Device code that is about to begin another request while it holds the lock stops
+	// instead: how long a pause takes must not depend on how much the guest has queued.
 	Wanted() bool
 
 	// Interrupt tells the driver that the queue has used buffers, unless the driver asked not to be

@@ -163,7 +163,7 @@ func (t *Transport) writeQueue(off uint64, v uint32) {
 func (t *Transport) writeStatus(v uint32) {
 	old := t.status.Load()
 	if v == 0 {
-		t.run.Lock()
+		t.lockRun()
 		t.stop()
 		t.resetRegisters()
 		t.run.Unlock()
@@ -186,7 +186,7 @@ func (t *Transport) writeStatus(v uint32) {
 	}
 	t.status.Store(v)
 	if added&statusDriverOK != 0 {
-		t.run.Lock()
+		t.lockRun()
 		if err := t.activate(); err != nil {
 			t.Fail(err)
 		}

@@ -53,8 +53,8 @@ type Transport struct {
 	queueSel          uint32
 	queueConfigs      []queueConfig
 
-	wanted   atomic.Bool // Quiesce waits for run
-	run      sync.Mutex  // held while device code runs, and from Quiesce to Unquiesce
+	wanted   atomic.Int32 // how many wait for run to stop the device, see lockRun
+	run      sync.Mutex   // held while device code runs, and from Quiesce to Unquiesce
 	queues   []*virtq.Queue
 	running  bool // activated and not failed
 	quiesced bool
@@ -88,7 +88,7 @@ func (t *Transport) InterruptStatus() *atomic.Uint32 { return &t.interrupt }
 // transport may be quiesced; it must not be used afterwards.
 func (t *Transport) Close() error {
 	if !t.quiesced {
-		t.run.Lock()
+		t.lockRun()
 	}
 	t.stop()
 	t.closed, t.quiesced = true, false
@@ -110,10 +110,16 @@ func (t *Transport) Err() error {
 // accesses would block. Only the goroutine that pauses the machine calls Quiesce, Unquiesce, Save
 // and Restore.
 func (t *Transport) Quiesce() {
-	t.wanted.Store(true)
-	t.run.Lock()
-	t.wanted.Store(false)
+	t.lockRun()
 	t.quiesced = true
+}
+
+// lockRun takes run from a device that may be busy: it gives run up after the piece of work that it is
+// at. A vCPU that resets a device waits here as well, and so does whoever pauses that vCPU.
+func (t *Transport) lockRun() {
+	t.wanted.Add(1)
+	t.run.Lock()
+	t.wanted.Add(-1)
 }
 
 // Unquiesce lets the device run again. Every queue is served as if kicked, for a kick may have been
@@ -147,7 +153,7 @@ func (t *Transport) Exclusive(f func()) error {
 		f()
 		return nil // Unquiesce serves the queues
 	}
-	t.run.Lock()
+	t.lockRun()
 	f()
 	t.run.Unlock()
 	return t.kick.Signal()
@@ -167,7 +173,7 @@ func (t *Transport) Enter() bool {
 func (t *Transport) Leave() { t.run.Unlock() }
 
 // Wanted implements virtio.Transport.
-func (t *Transport) Wanted() bool { return t.wanted.Load() }
+func (t *Transport) Wanted() bool { return t.wanted.Load() > 0 }
 
 // Interrupt implements virtio.Transport.
 func (t *Transport) Interrupt(q *virtq.Queue) error {

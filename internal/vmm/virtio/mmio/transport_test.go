@@ -3,6 +3,7 @@ package mmio_test
 import (
 	"bytes"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -273,23 +274,29 @@ func TestCloseWhileQuiesced(t *testing.T) {
 }
 
 // endless is a device that always has something to do, and gives the lock up when it is wanted.
-type endless struct{ echo }
+type endless struct {
+	echo
+	busy atomic.Bool
+}
 
 func (e *endless) Notify() (bool, error) {
 	for !e.t.Wanted() {
+		e.busy.Store(true)
 	}
+	e.busy.Store(false)
 	return true, nil
 }
 
-// A device in the middle of its work learns that the machine is to be paused; otherwise this
-// would not end.
+// A device in the middle of its work learns that the machine is to be paused, and that a vCPU waits
+// to reset it, which would hold up a pause as well; otherwise this would not end.
 func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 	mem, err := guestmem.New(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer mem.Close()
-	tr, err := mmio.New(mem, &endless{}, &virtiotest.IRQ{})
+	dev := &endless{}
+	tr, err := mmio.New(mem, dev, &virtiotest.IRQ{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,6 +307,13 @@ func TestQuiesceInterruptsABusyDevice(t *testing.T) {
 		if err := tr.Unquiesce(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for !dev.busy.Load() {
+		runtime.Gosched()
+	}
+	store(tr, 0x70, 0) // the status
+	if status := load(tr, 0x70); status != 0 {
+		t.Errorf("status %#x after a reset", status)
 	}
 	tr.Quiesce()
 	if err := tr.Close(); err != nil {
