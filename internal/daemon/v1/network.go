@@ -22,6 +22,10 @@ func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 		return nil, &invalid.Error{Field: prefix + "mode", Reason: "missing: want none, public, allow or open"}
 	}
 	policy, err := netproto.ParsePolicy(n.Mode, n.Allow, n.Deny)
+	limits := netproto.Limits(n.Limits)
+	if err == nil {
+		err = limits.Check()
+	}
 	var field *netproto.FieldError
 	if errors.As(err, &field) {
 		return nil, &invalid.Error{Field: prefix + field.Field, Reason: field.Reason}
@@ -31,7 +35,7 @@ func settingOf(prefix string, n *apiv1.Network) (*netclient.Setting, error) {
 	}
 	policy.AllowECH = n.AllowECH
 	secrets, err := secretsOf(prefix, n.Secrets)
-	return &netclient.Setting{Policy: policy, Limits: netproto.Limits(n.Limits), Secrets: secrets}, err
+	return &netclient.Setting{Policy: policy, Limits: limits, Secrets: secrets}, err
 }
 
 func secretsOf(prefix string, list []apiv1.NetworkSecret) (secrets []netproto.Secret, err error) {

@@ -76,6 +76,10 @@ func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 			return err
 		}},
 		"set": {"allow[1]: ", func() error { _, err := r.SetNetwork(t.Context(), id, *wrong); return err }},
+		"connections": {"limits.connections: ", func() error {
+			_, err := r.SetNetwork(t.Context(), id, client.Network{Mode: "public", Limits: client.NetworkLimits{Connections: 4097}})
+			return err
+		}},
 		"no mode": {"mode: ", func() error {
 			_, err := r.SetNetwork(t.Context(), id, client.Network{Deny: []string{"a.b"}})
 			return err

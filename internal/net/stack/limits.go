@@ -7,6 +7,7 @@ import (
 	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -74,7 +75,8 @@ func (s *Stack) makeLimiters(l netproto.Limits) {
 func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, defaultBytesPerSecond)
 	l.PacketsPerSecond = cmp.Or(l.PacketsPerSecond, defaultPacketsPerSecond)
-	l.Connections = cmp.Or(l.Connections, defaultConnections)
+	// Records and snapshots of earlier versions may have more, and a host may have few files.
+	l.Connections = min(cmp.Or(l.Connections, defaultConnections), netproto.MaxConnections, uint32(gate.Fair(int(s.host.most))))
 	s.limits = l
 	s.packets.SetLimit(rate.Limit(l.PacketsPerSecond))
 	for _, limiter := range []*rate.Limiter{s.up, s.down} {

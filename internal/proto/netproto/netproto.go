@@ -71,6 +71,18 @@ type Limits struct {
 	Connections      uint32 // at a time
 }
 
+// MaxConnections bounds the connections of one sandbox, whatever its limits say: with buffers they take
+// 300 MiB of forkd-net, which has 512 MiB or more for all sandboxes.
+const MaxConnections = 4096
+
+// Check reports what is wrong with limits. Errors are *FieldError.
+func (l *Limits) Check() error {
+	if l.Connections > MaxConnections {
+		return &FieldError{"limits.connections", fmt.Sprintf("%d: want at most %d", l.Connections, MaxConnections)}
+	}
+	return nil
+}
+
 // Attach makes a sandbox known. Frames that its guest sent before wait in the socket.
 type Attach struct {
 	ID      string // at most MaxID bytes
