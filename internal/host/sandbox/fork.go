@@ -123,6 +123,10 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 		return ForkResult{}, err
 	}
 	defer lease.Release()
+	// Again, when no other snapshot can take the tag any more: it may have been waited for.
+	if err := m.MayUse(ctx, req.Tag); err != nil {
+		return ForkResult{}, err
+	}
 	if err := m.cfg.VMMs.CheckLimits("limits.", limitsFor(req.Limits, lease.Manifest())); err != nil {
 		return ForkResult{}, err
 	}
