@@ -1,0 +1,35 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// Failed branches are listed until they are made again or deleted, but only so many of them: the list
+// is in memory, and whoever may branch can have any number fail.
+func TestFailedBranchesAreBounded(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	defer s.Close()
+	publish(t, s, d, "base", "")
+	for n := range maxFailed + 50 {
+		s.ListFailed(fmt.Sprintf("failed-%d", n), errors.New("no room"))
+	}
+	if n := len(s.List()); n != maxFailed+1 {
+		t.Errorf("%d snapshots are listed, want %d failed ones and one", n, maxFailed)
+	}
+	if _, err := s.Detail("failed-0"); err == nil {
+		t.Error("the oldest is still listed")
+	}
+	last := fmt.Sprintf("failed-%d", maxFailed+49)
+	if i, err := s.Detail(last); err != nil || i.Damage == "" {
+		t.Errorf("the latest: %+v, %v", i, err)
+	}
+	if _, err := s.Delete(last, DeleteSingle); err != nil {
+		t.Error(err)
+	}
+	if i, err := s.Detail("base"); err != nil || i.Damage != "" {
+		t.Errorf("a whole one: %+v, %v", i, err)
+	}
+}
