@@ -231,12 +231,7 @@ func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
 
 // DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.
 func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
-	ids := make(map[string]string) // tag → ID, of what may go
-	for _, info := range m.cfg.Store.List() {
-		if d, err := m.cfg.Store.Detail(info.Tag); err == nil {
-			ids[info.Tag] = d.ID
-		}
-	}
+	ids := m.cfg.Store.IDs()
 	gone, err := m.cfg.Store.Delete(tag, mode)
 	for _, t := range gone {
 		m.pool.Drop(ids[t])

@@ -121,17 +121,41 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].Digest
 	}
-	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
+	parents := s.parentsLocked(m)
+	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; p = parents[p.ID] {
 		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)
-		above := s.byIDLocked(p.ID)
-		if above == nil {
-			break
-		}
-		p = above.manifest.Parent
 	}
 	slices.Reverse(d.Ancestors)
 	slices.Reverse(d.AncestorIDs)
 	return d, nil
+}
+
+// parentsLocked returns the parents of all snapshots by their ids, for m; nothing if it has none. A
+// look for each of its ancestors would pass over all snapshots as often.
+func (s *Store) parentsLocked(m *snapshot.Manifest) map[string]*snapshot.Ref {
+	if m.Parent == nil {
+		return nil
+	}
+	parents := make(map[string]*snapshot.Ref, len(s.byTag))
+	for _, e := range s.byTag {
+		if e.manifest != nil {
+			parents[e.manifest.ID] = e.manifest.Parent
+		}
+	}
+	return parents
+}
+
+// IDs returns the ids of all snapshots by their tags. Damaged ones, and those being made, have none.
+func (s *Store) IDs() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make(map[string]string, len(s.byTag))
+	for tag, e := range s.byTag {
+		if e.manifest != nil {
+			ids[tag] = e.manifest.ID
+		}
+	}
+	return ids
 }
 
 // ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the
