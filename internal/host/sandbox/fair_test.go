@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // Calls that only wait for a branch of the same sandbox take no place of the host, and the branches of
@@ -138,4 +143,60 @@ func TestVerificationsAreFew(t *testing.T) {
 	if err := w.VerifySnapshot(a, "p"); err != nil {
 		t.Errorf("when there are places: %v", err)
 	}
+}
+
+// slowVMM is a VM whose branches last until end is closed.
+type slowVMM struct {
+	*vmfake.VMM
+	begun func()
+	end   chan struct{}
+}
+
+func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	v.begun()
+	<-v.end
+	return v.VMM.Branch(ctx, req, f)
+}
+
+// Sandboxes whose time passes in one moment are suspended a few at a time, and those of one client do
+// not all come before that of another.
+func TestSuspensionsAreFew(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	var mu sync.Mutex
+	under := 0
+	entered, end := make(chan bool, 100), make(chan struct{})
+	w.vmms.Wrap = func(v *vmfake.VMM) vmpool.VMM {
+		return &slowVMM{v, func() { mu.Lock(); under++; mu.Unlock(); entered <- true }, end}
+	}
+	ended := make(chan error)
+	begin := func(who string, n int) {
+		r, err := w.Fork(OwnedBy(t.Context(), who, 0, ""), ForkRequest{Tag: "p", N: n})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range r.Sandboxes { // nobody's request: as when their time has passed
+			go func() { _, err := w.Suspend(context.Background(), i.ID); ended <- err }()
+		}
+	}
+	begin("token:a", 3*maxSuspends)
+	for range maxSuspends - 1 {
+		<-entered
+	}
+	begin("token:b", 1)
+	<-entered
+	mu.Lock()
+	if under != maxSuspends {
+		t.Errorf("%d suspensions are under way, want %d", under, maxSuspends)
+	}
+	mu.Unlock()
+	close(end)
+	for range 3*maxSuspends + 1 {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	w.KillAll()
+	w.checkClean(t)
 }

@@ -75,6 +75,7 @@ type Manager struct {
 	confirms *gate.Gate
 	branches *gate.Gate
 	verifies *gate.Gate
+	suspends *gate.Gate
 	wave     int // children of one fork that are started at the same time
 
 	mu         sync.Mutex
@@ -111,6 +112,7 @@ func New(cfg Config) (*Manager, error) {
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
 		verifies:  gate.New(maxVerifies),
+		suspends:  gate.New(maxSuspends),
 		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),

@@ -75,9 +75,20 @@ func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.
 // errBusy says that an idle sandbox got a request before it was suspended.
 var errBusy = errors.New("a request came in")
 
+// maxSuspends is how many sandboxes are suspended at once. What each has written lies in RAM a second
+// time until it is on disk, and is brought there one after another: a thousand whose time passes in
+// the same second would fill the file system in RAM that everybody's branches need, and stand still
+// all the while. One that waits for its turn runs on.
+const maxSuspends = 4
+
 // suspend is Suspend of a sandbox whose ops the caller holds, which has the expiry then, if that is
 // not nil. An automatic suspension gives way to requests: errBusy.
 func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
+	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var undo cleanup.Stack
 	defer undo.Run()
 	if err := m.standStill(ctx, s, auto, &undo); err != nil {
