@@ -46,4 +46,6 @@ type BranchRequest struct {
 	Mode      string // "live" (also if empty), "diff" or "full"
 	ParentTag string // refuse if the sandbox does not run from this snapshot
 	NoWait    bool   // return when the sandbox runs again, before the snapshot, then "writing", is complete
+
+	Labels map[string]string // of the snapshot
 }

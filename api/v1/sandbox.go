@@ -29,6 +29,9 @@ type Sandbox struct {
 
 	Labels map[string]string `json:"labels,omitempty"`
 
+	LatestTag string  `json:"latest_tag,omitempty"`         // snapshot it was last branched to or put back to, else the one it was forked from; empty: deleted
+	Calls     *uint64 `json:"calls_since_latest,omitempty"` // requests since then that may have changed files or processes; nil: not known
+
 	Unique       *Unique `json:"unique,omitempty"` // found at its latest start; nil: its agent, an older one, does not look
 	UniqueStrict bool    `json:"unique_strict,omitempty"`
 }
@@ -95,6 +98,11 @@ type Stats struct {
 	Private    uint64 `json:"private_kib"`
 	GuestDirty uint64 `json:"guest_dirty_kib"` // guest pages written since the fork
 	GuestPSS   uint64 `json:"guest_pss_kib"`   // of PSS: guest RAM
+
+	// Since the sandbox's latest_tag. An idle guest writes a little memory too.
+	MemorySince uint64 `json:"memory_since_latest_kib"`
+	DiskSince   uint64 `json:"disk_since_latest_kib"`
+
 	VMMPrivate uint64 `json:"vmm_private_kib"` // of Private: not guest RAM
 	KVMExits   uint64 `json:"kvm_exits"`
 	Paused     bool   `json:"paused"`

@@ -23,6 +23,7 @@ type Snapshot struct {
 	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the
 	// request.
 	SandboxID   string   `json:"sandbox_id,omitempty"`
+	After       string   `json:"after,omitempty"` // the snapshot that the sandbox was at before; empty: the one it ran from, or deleted
 	Mode        string   `json:"mode,omitempty"`
 	Fallback    string   `json:"fallback_reason,omitempty"`     // why another mode than the one asked for
 	PauseMS     *float64 `json:"pause_ms,omitempty"`            // the sandbox stood still
@@ -39,6 +40,8 @@ type Snapshot struct {
 	// it is tried again.
 	Persist     string   `json:"persist_status"`
 	PersistedMS *float64 `json:"persisted_ms,omitempty"`
+
+	Labels map[string]string `json:"labels,omitempty"` // given with the request for the branch
 }
 
 // SnapshotDetail is everything the daemon knows about a snapshot. Sizes are in bytes.
@@ -109,6 +112,8 @@ type BranchRequest struct {
 	Mode      string `json:"mode,omitempty"`       // "live" (also if empty), "diff" or "full"
 	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox does not run from this snapshot
 	Wait      *bool  `json:"wait,omitempty"`       // false: answer when the sandbox runs again, before the snapshot is complete
+
+	Labels map[string]string `json:"labels,omitempty"` // of the snapshot, which what is forked from it does not inherit
 
 	// The older spelling of Mode, of forkd 0.5. MeasureDiff is Diff.
 	Diff        bool `json:"diff,omitempty"`

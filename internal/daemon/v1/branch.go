@@ -61,15 +61,15 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	}
 	start := time.Now()
 	res, err := a.Manager.Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
-		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag,
+		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait, // others are complete when the sandbox runs again
 	})
 	a.Traces.Branch(r, start, r.PathValue("id"), res, err)
 	if err != nil {
 		return err
 	}
-	info := snapshotOf(res.Info)
-	setBranch(&info, &res.Figure)
+	info := a.snapshotOf(res.Info)
+	a.setBranch(&info, &res.Figure)
 	info.SharedBytes = &res.Shared
 	status := http.StatusCreated
 	if res.Info.Writing {
@@ -124,7 +124,7 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 	if err != nil {
 		return out, err
 	}
-	info := snapshotOf(res)
+	info := a.snapshotOf(res)
 	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
 	return info, nil
 }

@@ -180,3 +180,45 @@ func TestWorkspaces(t *testing.T) {
 		t.Errorf("deleted: %v", err)
 	}
 }
+
+// A branch has labels, and says what its sandbox was at before. What was written since is told by
+// the sandbox and its statistics.
+func TestLabelsAndOrderOfBranches(t *testing.T) {
+	cl, url, id := forked(t)
+	ctx := t.Context()
+	want := func(when, latest string) {
+		t.Helper()
+		s, err := cl.Sandbox(ctx, id)
+		if err != nil || s.LatestTag != latest || s.Calls == nil || *s.Calls != 0 {
+			t.Errorf("%s: %q, %v, %v; want %q without a call", when, s.LatestTag, s.Calls, err, latest)
+		}
+	}
+	want("forked", "a.b")
+	for _, tag := range []string{"b1", "b2"} {
+		s, err := cl.Branch(ctx, id, client.BranchRequest{Tag: tag, Labels: map[string]string{"turn": tag}})
+		if err != nil || s.Labels["turn"] != tag {
+			t.Errorf("%+v, %v", s, err)
+		}
+		want("branched", tag)
+	}
+	if _, err := cl.Rollback(ctx, id, "b1"); err != nil {
+		t.Fatal(err)
+	}
+	want("rolled back", "b1")
+	d, err := cl.Snapshot(ctx, "b2")
+	if err != nil || d.After != "b1" || d.Labels["turn"] != "b2" {
+		t.Errorf("after %q, labels %v, %v", d.After, d.Labels, err)
+	}
+	if _, err := cl.Rollback(ctx, id, "b2"); err != nil {
+		t.Errorf("forward again: %v", err)
+	}
+	if err := cl.DeleteSnapshot(ctx, "b1", client.DeleteOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = cl.Snapshot(ctx, "b2"); err != nil || d.After != "" {
+		t.Errorf("after %q, which was deleted, %v", d.After, err)
+	}
+	if status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"labels":{"-":"x"}}`); status != 400 || answer["field"] != "labels" {
+		t.Errorf("a wrong label: %d %v", status, answer)
+	}
+}

@@ -21,11 +21,22 @@ import (
 // onGuest calls f with a client of the guest that a request names. What the guest answers is of
 // the request's share.
 func (a *api) onGuest(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
-	return a.Manager.Use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
+	use := a.Manager.Use
+	if looks(r) {
+		use = a.Manager.LookAt
+	}
+	return use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
 		guest := agentclient.New(dial)
 		guest.Keep = shareOf(r).keep
 		return f(ctx, guest)
 	})
+}
+
+// looks reports whether a request changes neither files nor processes of a sandbox. A WebSocket may:
+// it begins with a GET.
+func looks(r *http.Request) bool {
+	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
+	return reads && r.Header.Get("Upgrade") == "" || strings.HasSuffix(r.Pattern, "/ping")
 }
 
 // runOn is onGuest for a command. One that ran out of time because its sandbox is paused, such as

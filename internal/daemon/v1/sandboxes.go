@@ -30,8 +30,11 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID,
 		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
 		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
-		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels,
+		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
 		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
+	}
+	if a.Manager.Snapshots().Has(i.At.Tag, i.At.ID) {
+		s.LatestTag = i.At.Tag
 	}
 	if i.RebasedOnto != "" {
 		s.DeletedBytes = a.Manager.Snapshots().UnnamedBytes(i.RebasedOnto)
@@ -159,6 +162,7 @@ func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
 	m := st.Memory
 	return apiv1.Stats{
 		PID: st.PID, PSS: m.TotalPSS(), Private: m.TotalPrivate(), GuestDirty: st.VMM.GuestDirtyBytes >> 10,
+		MemorySince: st.Since.Memory >> 10, DiskSince: st.Since.Disk >> 10,
 		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
 		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
 	}, nil

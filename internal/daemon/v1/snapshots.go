@@ -17,7 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-func snapshotOf(i store.Info) apiv1.Snapshot {
+func (a *api) snapshotOf(i store.Info) apiv1.Snapshot {
 	s := apiv1.Snapshot{
 		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true, Persist: "done",
 		MemSizeMiB: i.Machine.MemoryBytes >> 20, VCPUs: i.Machine.VCPUs, CPUTemplate: i.Machine.Template,
@@ -41,12 +41,12 @@ func snapshotOf(i store.Info) apiv1.Snapshot {
 		s.PersistedMS = &ms
 	}
 	s.Transient = i.Transient
-	setBranch(&s, i.Branch)
+	a.setBranch(&s, i.Branch)
 	return s
 }
 
 // setBranch adds how the snapshot was branched.
-func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
+func (a *api) setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b == nil {
 		return
 	}
@@ -56,6 +56,10 @@ func setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b.Mode == vm.BranchDiff.String() {
 		logical := s.MemSizeMiB << 20
 		s.DiffMS, s.DiffLogical = &pause, &logical
+	}
+	s.Labels = b.Labels
+	if b.After != nil && a.Manager.Snapshots().Has(b.After.Tag, b.After.ID) {
+		s.After = b.After.Tag
 	}
 	if b.Stop > 0 {
 		stop := millis(time.Duration(b.Stop))
@@ -67,7 +71,7 @@ func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], 
 	infos := a.Manager.SnapshotsFor(r.Context())
 	images := make(map[snapshot.Base]string) // each is in a file of its own, and few snapshots have one for themselves
 	describe := func(i store.Info) apiv1.Snapshot {
-		s := snapshotOf(i)
+		s := a.snapshotOf(i)
 		image, known := images[i.Base]
 		if !known {
 			image = a.Manager.Snapshots().BaseImage(i.Base)
@@ -120,7 +124,7 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		return out, err
 	}
 	return apiv1.Baked{
-		Snapshot: snapshotOf(res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
+		Snapshot: a.snapshotOf(res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
 		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes, GuestErrors: res.Ready.Errors,
 		WarmupOutput: res.Output,
 	}, nil
@@ -175,7 +179,7 @@ func (a *api) snapshotInfo(r *http.Request) (out apiv1.SnapshotDetail, err error
 		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return a.Manager.MayUse(r.Context(), tag) != nil })
 	}
 	return apiv1.SnapshotDetail{
-		Snapshot: snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
+		Snapshot: a.snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
 		DiskPhysical: d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
 		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers, Dependents: append([]string{}, d.Dependents...),
 		Ancestors: append([]string{}, d.Ancestors...), Sealed: d.Sealed,

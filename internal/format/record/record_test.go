@@ -156,7 +156,7 @@ func TestGolden(t *testing.T) {
 func TestGoldenFilesAreWhole(t *testing.T) {
 	all := golden(t)
 	for name, v := range map[string]any{
-		"sandbox.v0.json": &sandboxV0{}, "sandbox.v1.json": &sandboxFile{},
+		"sandbox.v0.json": &sandboxV0{}, "sandbox-at.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
 	} {
@@ -205,7 +205,7 @@ func TestTruncated(t *testing.T) {
 // optional are the members without which a record is read: as if they had not been set, which closes
 // nothing that is open, and opens nothing.
 const optional = " origin owner expires fork limits env labels annotation idle_timeout idle_timeout_ns expiry_suspends auto_resume " +
-	"unique_strict unique top tops frozen branches branch_count suspends rebased rebasing pending paused restoring " +
+	"unique_strict unique top tops frozen branches branch_count suspends at rebased rebasing pending paused restoring " +
 	"allow deny allow_ech bytes_per_second packets_per_second connections " + // of a network with a mode
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 

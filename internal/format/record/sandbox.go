@@ -41,6 +41,9 @@ type Sandbox struct {
 	Count    int         `json:"branch_count,omitempty"`
 	Suspends int         `json:"suspends,omitempty"`
 
+	// At is the snapshot that it was last branched to or put back to; nil: the one it was forked from.
+	At *snapshot.Ref `json:"at,omitempty"`
+
 	Rebased   *Rebased       `json:"rebased,omitempty"`  // nil: its memory lies on its snapshot
 	Rebasing  *PendingRebase `json:"rebasing,omitempty"` // a rebase is under way
 	Pending   *PendingTop    `json:"pending,omitempty"`  // a branch is under way

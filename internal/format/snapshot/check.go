@@ -36,6 +36,35 @@ func CheckID(id string) error {
 	return nil
 }
 
+// Bounds on the labels of a branch.
+const (
+	maxLabels     = 64
+	maxLabelBytes = 4 << 10 // names and values together
+)
+
+// check accepts nil, for a snapshot that is no branch.
+func (b *Branch) check() error {
+	if b == nil {
+		return nil
+	}
+	if b.After != nil {
+		if err := errors.Join(CheckID(b.After.ID), CheckTag(b.After.Tag)); err != nil {
+			return fmt.Errorf("after: %w", err)
+		}
+	}
+	total := 0
+	for name, value := range b.Labels {
+		total += len(name) + len(value)
+		if name == "" || !utf8.ValidString(name) || !utf8.ValidString(value) {
+			return fmt.Errorf("labels: %.70q: want a name, and text", name)
+		}
+	}
+	if len(b.Labels) > maxLabels || total > maxLabelBytes {
+		return fmt.Errorf("labels: %d of %d bytes: want at most %d of %d bytes", len(b.Labels), total, maxLabels, maxLabelBytes)
+	}
+	return nil
+}
+
 // check reports the first rule that the manifest breaks.
 func (m *Manifest) check() error {
 	if err := CheckID(m.ID); err != nil {
@@ -65,6 +94,9 @@ func (m *Manifest) check() error {
 	}
 	if err := m.Guest.Limits.Check(); err != nil {
 		return fmt.Errorf("guest: limits: %w", err)
+	}
+	if err := m.Branch.check(); err != nil {
+		return fmt.Errorf("branch: %w", err)
 	}
 	if err := errors.Join(m.State.checkOwn(m.ID), m.Map.checkOwn(m.ID)); err != nil {
 		return fmt.Errorf("state: %w", err)

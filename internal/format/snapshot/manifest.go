@@ -113,6 +113,9 @@ type Branch struct {
 	Ready      Micros `json:"ready_us"`           // from the request until children could start
 	DirtyBytes uint64 `json:"dirty_bytes"`        // pages that the sandbox had written
 	Faults     uint64 `json:"faults,omitempty"`   // of these, copied because it wrote them again
+
+	After  *Ref              `json:"after,omitempty"`  // the snapshot that the sandbox was at before; nil: the parent
+	Labels map[string]string `json:"labels,omitempty"` // given with the request
 }
 
 // Micros is a duration that manifests have in whole microseconds.

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ func sample(t *testing.T) *Manifest {
 		State:   File{Owner: id, Bytes: 100},
 		Map:     File{Owner: id, Bytes: 40},
 		Memory:  []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)}, {Owner: id, Bytes: 8192}},
+		Branch:  &Branch{SandboxID: "sb-x", Mode: "live", After: &Ref{ID: base, Tag: "base"}, Labels: map[string]string{"job": "7 <b>"}},
 		Disk: &Disk{SizeBytes: 1 << 30, Base: Base{Bytes: 1 << 30, Digest: digestPrefix + strings.Repeat("0b", 32)},
 			Layers: []File{{Owner: base, Bytes: 1}, {Owner: id, Bytes: 2}}},
 	}
@@ -48,7 +50,7 @@ func TestBranchFigures(t *testing.T) {
 	want := Branch{Mode: "live", Pause: Micros(1500 * time.Microsecond), Stop: Micros(7 * time.Microsecond),
 		Ready: Micros(2 * time.Second)}
 	var got Branch
-	if err := json.Unmarshal([]byte(text), &got); err != nil || got != want {
+	if err := json.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	if p, err := json.Marshal(&got); err != nil || string(p) != text {

@@ -39,6 +39,8 @@ type BranchRequest struct {
 	Transient bool   // the snapshot goes with the last sandbox that runs from it
 	Template  bool   // the sandbox was there to build a template, which this is: the manifest says so
 	Replace   bool   // a snapshot with the tag gives way to this one, unless sandboxes run from it
+
+	Labels map[string]string // of the snapshot; bounded like those of sandboxes
 }
 
 // BranchResult is a new snapshot and what it cost. Branch of Info has the figures; of a branch that
@@ -69,6 +71,10 @@ type branch struct {
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack
+	calls   uint64 // that the sandbox had had when it was frozen; see changes
+
+	topBytes uint64 // that the present top takes on disk
+	fresh    uint64 // that the new one takes while it is empty
 }
 
 // Branch makes a snapshot of a sandbox, which runs on (or stays paused). Branches of one sandbox
@@ -87,6 +93,9 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	req.Tag = tag
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
+	}
+	if err := checkLabels(req.Labels); err != nil {
+		return BranchResult{}, err
 	}
 	var free cleanup.Stack
 	defer free.Run()
@@ -208,9 +217,10 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
+	b.calls = b.s.since.calls.Load()
 	b.done, err = b.ask(ctx, files)
 	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template, Fallback: b.done.Fallback,
-		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes}
+		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}
 	if _, settled := b.s.settle(b.v); settled != nil {
 		return errors.Join(err, settled)
 	}
@@ -278,6 +288,7 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 		top.Close()
 		return nil, errors.Join(err, os.Remove(filepath.Join(s.data, name)))
 	}
+	b.topBytes, b.fresh = diskBytes(filepath.Join(s.data, rec.Top)), diskBytes(top.Name())
 	return top, nil
 }
 
@@ -325,9 +336,13 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	// Before it is published: a snapshot that exists must not be answered with an error, nor be
 	// missing in the line of its sandbox because the daemon died. An ID that no snapshot gets names
 	// nothing.
+	var at *snapshot.Ref // before
 	err = b.s.update(func(r *record) {
 		r.Count++
 		r.Branches = append(slices.Clone(r.Branches), b.staging.ID())
+		if at = r.At; b.stays() {
+			r.At = &snapshot.Ref{ID: b.staging.ID(), Tag: b.req.Tag}
+		}
 	})
 	if err != nil {
 		return result, err
@@ -335,7 +350,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if result.Info, err = b.staging.PublishHot(m, extents, disk); err != nil {
 		err = errors.Join(err, b.s.update(func(r *record) {
 			r.Count--
-			r.Branches = r.Branches[:len(r.Branches)-1]
+			r.Branches, r.At = r.Branches[:len(r.Branches)-1], at
 		}))
 		return result, err
 	}
@@ -343,6 +358,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if b.done.Kept {
 		result.Shared = b.rebase(ctx)
 	}
+	b.countChanges(result.Shared)
 	if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
 		b.hurry()
 	}

@@ -111,6 +111,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	if err != nil {
 		return err
 	}
+	s.since.forget()
 	m.kill(s.id, v)
 	clearTops(s.data)
 	v.release()

@@ -23,6 +23,7 @@ func (r *record) durable() *durable.Sandbox {
 		Env: r.Env, Labels: r.Labels, Annotation: r.Annotation, IdleTimeoutNS: int64(r.IdleTimeout),
 		ExpirySuspends: r.ExpirySuspends, AutoResume: r.AutoResume, Strict: r.Strict, Unique: durableUnique(r.Unique),
 		Top: r.Top, Tops: r.Tops, Frozen: r.Frozen, Branches: r.Branches, Count: r.Count, Suspends: r.Suspends,
+		At:      r.At,
 		Rebased: r.Rebased, Rebasing: r.Rebasing, Pending: r.Pending, Paused: r.Paused, Restoring: r.Restoring,
 	}
 }
@@ -44,6 +45,7 @@ func fromDurable(path string, d *durable.Sandbox) (record, error) {
 		Env: d.Env, Labels: d.Labels, Annotation: d.Annotation, IdleTimeout: time.Duration(d.IdleTimeoutNS),
 		ExpirySuspends: d.ExpirySuspends, AutoResume: d.AutoResume, Strict: d.Strict, Unique: fromUnique(d.Unique),
 		Top: d.Top, Tops: d.Tops, Frozen: d.Frozen, Branches: d.Branches, Count: d.Count, Suspends: d.Suspends,
+		At:      d.At,
 		Rebased: d.Rebased, Rebasing: d.Rebasing, Pending: d.Pending, Paused: d.Paused, Restoring: d.Restoring,
 	}, nil
 }

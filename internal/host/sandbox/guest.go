@@ -102,5 +102,17 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 		return err
 	}
 	defer call.stop()
+	call.s.since.calls.Add(1)
+	defer call.s.since.calls.Add(1) // it may have changed something after a branch that was made meanwhile
+	return call.explain(f(call.ctx, call.dial))
+}
+
+// LookAt is Use for what changes neither files nor processes: it does not count as a change.
+func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+	call, err := m.guestOf(ctx, id, op)
+	if err != nil {
+		return err
+	}
+	defer call.stop()
 	return call.explain(f(call.ctx, call.dial))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/atomicfile"
 	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -52,9 +53,11 @@ type record struct {
 	Frozen   []durable.FrozenTop
 	Top      string // file in its data directory
 	Tops     int
-	Branches []string // IDs of the snapshots branched from it since its snapshot
+	Branches []string // IDs of the snapshots branched from it
 	Count    int
 	Suspends int // tells a VM from the suspended state that followed it
+
+	At *snapshot.Ref // the snapshot it was last branched to or put back to; nil: the one it was forked from
 
 	Rebased  *durable.Rebased       // nil: it is over its snapshot
 	Rebasing *durable.PendingRebase // a rebase is under way
@@ -73,6 +76,19 @@ func (r *record) tag() string {
 		return r.Origin
 	}
 	return r.SnapshotTag
+}
+
+// at returns the snapshot that the sandbox was last branched to or put back to, else the one that it
+// was forked from. Its ID is empty for a sandbox that has been suspended since it was forked: then
+// the record has only the tag of that.
+func (r *record) at() snapshot.Ref {
+	switch {
+	case r.At != nil:
+		return *r.At
+	case r.Origin != "":
+		return snapshot.Ref{Tag: r.Origin}
+	}
+	return snapshot.Ref{ID: r.SnapshotID, Tag: r.SnapshotTag}
 }
 
 // writeRecord publishes a sandbox's record in one step. It need not survive a reboot: VMs do not

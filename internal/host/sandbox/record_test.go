@@ -12,6 +12,7 @@ import (
 	"time"
 
 	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -33,7 +34,7 @@ func wholeRecord(t *testing.T) record {
 		Network:     netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7, Connections: 8}},
 		Limits:      vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20, IOOpsPerSecond: 64},
 		IdleTimeout: time.Second, AutoResume: true, Frozen: []durable.FrozenTop{{Name: "n", Owner: "o"}}, Top: "t", Tops: 11,
-		Branches: []string{"b"}, Count: 12, Suspends: 13, Rebased: &durable.Rebased{ID: "r", Line: 14},
+		Branches: []string{"b"}, Count: 12, Suspends: 13, At: &snapshot.Ref{ID: "a", Tag: "at"}, Rebased: &durable.Rebased{ID: "r", Line: 14},
 		Rebasing: &durable.PendingRebase{To: durable.Rebased{ID: "q", Line: 15}, Rebases: 16},
 		Unique: &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 17, Program: "p", Library: "l"}},
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},

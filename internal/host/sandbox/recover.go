@@ -220,6 +220,7 @@ func (m *Manager) readopt(id string) error {
 		m.cfg.Log.Error("sandbox runs, but without its secrets", "sandbox", id, "error", err)
 	}
 	s := m.newSandbox(r)
+	s.since.forget()
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, m.giveTo(id, v))
 	vcpus := uint32(1) // at least
@@ -329,6 +330,7 @@ func (m *Manager) recoverSuspended(id string) error {
 	}
 	clearTops(data)
 	s := m.newSandbox(r)
+	s.since.forget()
 	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {
 		return err
 	}

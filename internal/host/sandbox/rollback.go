@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -147,10 +148,14 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 // commitRollback makes the snapshot of lease the one that the sandbox runs from.
 func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name string) error {
 	target := lease.Manifest()
+	ownState := was.Origin != "" && was.SnapshotID == target.ID // in which it was suspended last
 	err := s.update(func(r *record) {
 		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
-			r.Origin, r.SnapshotTag, r.SnapshotID, r.Branches = "", target.Tag, target.ID, nil
+			r.Origin, r.SnapshotTag, r.SnapshotID = "", target.Tag, target.ID
+		}
+		if !ownState {
+			r.At = &snapshot.Ref{ID: target.ID, Tag: target.Tag}
 		}
 		r.Rebased, r.Rebasing, r.Unique = nil, nil, was.Unique
 	})
@@ -166,6 +171,11 @@ func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name
 		return err
 	}
 	callAll(old...)
+	if ownState {
+		s.since.forget()
+	} else {
+		s.since.reset()
+	}
 	for _, f := range append(was.Frozen, durable.FrozenTop{Name: was.Top}) {
 		if f.Name != "" {
 			os.Remove(filepath.Join(s.data, f.Name))

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
@@ -41,6 +42,7 @@ type Sandbox struct {
 	data   string        // directory of its private disk tops, and of its suspended state
 	ops    chan struct{} // held by a branch, a rollback, a pause…
 	usage  *usage
+	since  changes     // its latest branch or rollback
 	events *event.Ring // whoever follows
 	freed  sync.Once
 
@@ -101,6 +103,9 @@ type Info struct {
 
 	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
 	Annotation     json.RawMessage // see ForkRequest
+
+	At    snapshot.Ref // the snapshot it was last branched to or put back to, else the one it was forked from
+	Calls *uint64      // see changes; nil: not known
 }
 
 // Info returns the sandbox's description.
@@ -113,7 +118,7 @@ func (s *Sandbox) Info() Info {
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
-		Unique: r.Unique, Strict: r.Strict}
+		Unique: r.Unique, Strict: r.Strict, At: r.at(), Calls: s.since.callsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"path/filepath"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/procmem"
@@ -15,6 +16,7 @@ type Stats struct {
 	Memory procmem.Memory
 	Usage  cgroup.Usage
 	Limits vm.Limits
+	Since  Written
 }
 
 // Stats measures a running sandbox.
@@ -32,9 +34,10 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 		return Stats{}, s.explain("measure", v, err)
 	}
 	s.mu.Lock()
-	ram := s.record.MemoryBytes
+	ram, top := s.record.MemoryBytes, s.record.Top
 	st.Limits = s.record.Limits
 	s.mu.Unlock()
+	st.Since = s.since.written(Written{Memory: st.VMM.GuestDirtyBytes, Disk: diskBytes(filepath.Join(s.data, top))})
 	if st.Usage, err = v.vmm.Usage(); err != nil {
 		return Stats{}, s.explain("measure", v, err)
 	}

@@ -133,6 +133,9 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Ex
 
 // suspendAs makes the record of a running sandbox that of a suspended one.
 func (r *record) suspendAs(tag, snapshotID string, auto bool) {
+	if at := r.at(); r.At == nil && at.ID != "" {
+		r.At = &at
+	}
 	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.tag(), tag, snapshotID, 0, auto
 	r.Rebased, r.Rebasing = nil, nil
 	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them

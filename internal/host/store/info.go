@@ -158,6 +158,14 @@ func (s *Store) IDs() map[string]string {
 	return ids
 }
 
+// Has reports whether the snapshot with an ID is there under tag.
+func (s *Store) Has(tag, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.byTag[tag]
+	return e != nil && !e.deleting && e.manifest != nil && e.manifest.ID == id
+}
+
 // ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the
 // memory in RAM if it is nowhere else.
 func (s *Store) ownBlocksLocked(e *entry) (memory, disk uint64) {

@@ -1,0 +1,131 @@
+package sandbox
+
+import (
+	"testing"
+
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// callsOf returns what Info says about id: the tag of the snapshot that it is at, and the calls
+// since, -1 if they are not known.
+func (w *world) callsOf(t *testing.T, id string) (at string, calls int) {
+	t.Helper()
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := s.Info()
+	if i.Calls == nil {
+		return i.At.Tag, -1
+	}
+	return i.At.Tag, int(*i.Calls)
+}
+
+func (w *world) wantCalls(t *testing.T, when, id, at string, calls int) {
+	t.Helper()
+	if tag, n := w.callsOf(t, id); tag != at || n != calls {
+		t.Errorf("%s: at %q with %d calls, want %q with %d", when, tag, n, at, calls)
+	}
+}
+
+// What is counted since the latest snapshot of a sandbox begins anew with a branch and a rollback,
+// and with nothing else.
+func TestCallsSinceTheLatestSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	id := w.source(t)
+	use := func() {
+		t.Helper()
+		if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.wantCalls(t, "a fresh fork", id, "p", 0)
+	if err := w.LookAt(t.Context(), id, "look", nothing); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "looked at", id, "p", 0)
+	use()
+	w.wantCalls(t, "used", id, "p", 2) // its beginning and its end
+	w.branch(t, id, "b1", vm.BranchDiff)
+	w.wantCalls(t, "branched", id, "b1", 0)
+	use()
+	if _, _, err := w.ForkSandbox(t.Context(), id, BranchRequest{Mode: vm.BranchDiff}, ForkRequest{N: 1}); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "forked from", id, "b1", 2)
+	w.branch(t, id, "b2", vm.BranchDiff)
+	b2, err := w.Snapshots().Detail("b2")
+	if err != nil || b2.Branch.After == nil || b2.Branch.After.Tag != "b1" {
+		t.Errorf("b2 comes after %+v, %v; want b1", b2.Branch.After, err)
+	}
+	use()
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "suspended", id, "b2", 2)
+	if _, err := w.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "resumed", id, "b2", 2)
+	if _, err := w.Rollback(t.Context(), id, "b1"); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "rolled back", id, "b1", 0)
+	w.stop()
+	w.start(t, 0)
+	defer w.stop()
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "after a restart of the daemon", id, "b1", -1)
+	w.branch(t, id, "b3", vm.BranchDiff)
+	w.wantCalls(t, "branched by the new daemon", id, "b3", 0)
+	w.KillAll()
+}
+
+// A rollback takes no branch of a sandbox out of its reach: going back can be taken back.
+func TestRollbackForward(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	for _, tag := range []string{"b1", "b2", "b3"} {
+		w.branch(t, id, tag, vm.BranchDiff)
+	}
+	for _, to := range []string{"b1", "b3", "p", "b2"} {
+		if _, err := w.Rollback(t.Context(), id, to); err != nil {
+			t.Errorf("to %s: %v", to, err)
+		}
+	}
+	w.branch(t, id, "b4", vm.BranchDiff)
+	b4, err := w.Snapshots().Detail("b4")
+	if err != nil || b4.Branch.After == nil || b4.Branch.After.Tag != "b2" || b4.Parent != "b2" {
+		t.Errorf("b4 comes after %+v and has the parent %q, %v; want b2 twice", b4.Branch.After, b4.Parent, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
+// Memory and disk are counted over the VMs that a sandbox has had, and from the first look where a
+// VM began with something.
+func TestWrittenSinceTheLatestSnapshot(t *testing.T) {
+	var c changes
+	want := func(when string, now, want Written) {
+		t.Helper()
+		if got := c.written(now); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	want("after a fork", Written{100, 10}, Written{})
+	want("later", Written{130, 15}, Written{30, 5})
+	c.mark(0, &Written{40, 4})
+	want("after a branch that left 40", Written{70, 5}, Written{30, 1})
+	want("when more of the rest is shared", Written{20, 5}, Written{0, 1})
+	want("and then", Written{30, 5}, Written{10, 1})
+	c.carry(Written{50, 9}, &Written{8, 2})
+	want("after a branch that goes with its children", Written{9, 2}, Written{31, 5})
+	c.carry(Written{18, 2}, nil)
+	want("in the next VM", Written{1000, 500}, Written{40, 5})
+	want("later in that", Written{1001, 501}, Written{41, 6})
+	c.reset()
+	want("after a rollback", Written{900, 1}, Written{})
+}
