@@ -40,14 +40,20 @@ func TestScriptsWithDaemon(t *testing.T) {
 		env.Setenv("USER", os.Getenv("USER"))
 		return nil
 	}
-	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil { // the VMM process is this one, and has RAM of its guests mapped
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Munmap(ram) })
+	mapGuestRAM(t)
 	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup, Cmds: map[string]func(*testscript.TestScript, bool, []string){
 		"code": wantCode,
 	}})
+}
+
+// mapGuestRAM lets guests be measured: the VMM process is this one, and has their RAM mapped.
+func mapGuestRAM(t *testing.T) {
+	t.Helper()
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(ram) })
 }
 
 // guestPort returns a port that nobody uses, and that the kernel gives to nobody by itself.

@@ -43,6 +43,7 @@ func Main(args []string, stdio Stdio) int {
 	root := newRoot(stdio)
 	root.SetArgs(ungrouped(args))
 	cmd, err := root.ExecuteC()
+	err = forgiven(cmd, err, stdio.Err)
 	var code exitCode
 	var usage usageError
 	switch {
@@ -105,6 +106,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(), newTopCmd(), newPingCmd(),
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(), newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
+		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(), newSignalCmd(),
 			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd()}},
 		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(),

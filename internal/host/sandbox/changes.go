@@ -60,16 +60,22 @@ func (c *changes) written(now Written) Written {
 	return c.earlier.plus(now.minus(*c.base))
 }
 
-// mark notes that the sandbox was at a snapshot when it had had so many calls. base is what its VM
-// has written and did not get rid of.
-func (c *changes) mark(calls uint64, base *Written) {
+// mark notes that the sandbox was at a snapshot when it had had so many calls.
+func (c *changes) mark(calls uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.unknown, c.at, c.base, c.earlier = false, calls, base, Written{}
+	c.unknown, c.at, c.base, c.earlier = false, calls, nil, Written{}
+}
+
+// begin counts from base, which the VM had written at the mark and did not get rid of.
+func (c *changes) begin(base Written) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.base = &base
 }
 
 // reset notes that the sandbox is at a snapshot now.
-func (c *changes) reset() { c.mark(c.calls.Load(), nil) }
+func (c *changes) reset() { c.mark(c.calls.Load()) }
 
 // forget notes that the sandbox may have changed in ways that were not counted.
 func (c *changes) forget() {
@@ -93,14 +99,14 @@ func (c *changes) carry(now Written, base *Written) {
 // others, or is a suspended state, does not.
 func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
 
-// countChanges lets the count begin anew after a branch that is complete, of whose memory the
-// sandbox shares so many bytes now.
+// countChanges goes on counting after a branch that is complete, of whose memory the sandbox shares
+// so many bytes now.
 func (b *branch) countChanges(shared uint64) {
 	dirty := b.done.Save.DirtyBytes
 	base := &Written{Memory: dirty - min(dirty, shared), Disk: b.fresh}
 	switch {
 	case b.stays():
-		b.s.since.mark(b.calls, base)
+		b.s.since.begin(*base)
 	case b.op == "branch":
 		b.s.since.carry(Written{Memory: dirty, Disk: b.topBytes}, base)
 	default:

@@ -117,7 +117,8 @@ func TestWrittenSinceTheLatestSnapshot(t *testing.T) {
 	}
 	want("after a fork", Written{100, 10}, Written{})
 	want("later", Written{130, 15}, Written{30, 5})
-	c.mark(0, &Written{40, 4})
+	c.mark(0)
+	c.begin(Written{40, 4})
 	want("after a branch that left 40", Written{70, 5}, Written{30, 1})
 	want("when more of the rest is shared", Written{20, 5}, Written{0, 1})
 	want("and then", Written{30, 5}, Written{10, 1})

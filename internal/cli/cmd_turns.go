@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// turnRow is a line of `forkd turns`.
+type turnRow struct {
+	Turn        int     `json:"turn"`
+	Tag         string  `json:"tag"`
+	CreatedAt   int64   `json:"created_at_unix"`
+	By          savedBy `json:"by"`
+	Agent       string  `json:"agent,omitempty"`
+	Session     string  `json:"session,omitempty"`
+	ID          string  `json:"id,omitempty"`
+	Text        string  `json:"text,omitempty"`
+	MemoryBytes uint64  `json:"memory_bytes"` // written since the snapshot before
+	DiskBytes   uint64  `json:"disk_bytes"`   // likewise
+	After       string  `json:"after,omitempty"`
+	Current     bool    `json:"current"` // the workspace is at it, or has gone on from it
+	Undone      bool    `json:"undone"`  // not in the past of the workspace as it is
+}
+
+func newTurnsCmd() *cobra.Command {
+	var c common
+	var workspace string
+	cmd := &cobra.Command{
+		Use:   "turns",
+		Short: "List the turns of an agent in a workspace",
+		Long: "The turn that the workspace is at, or has gone on from, is marked with *, turns that were undone with -.\n" +
+			"MEMORY and DISK are what the workspace had written since the turn before.",
+		Args: usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				name, err := chooseWorkspace(ctx, cl, workspace)
+				if err != nil {
+					return err
+				}
+				store := &turnStore{cl: cl, name: name}
+				s, has, err := store.look(ctx)
+				if err != nil {
+					return err
+				}
+				rows := has.rows(has.current(s))
+				if c.json() {
+					return writeJSON(cmd.OutOrStdout(), rows)
+				}
+				return printTurns(cmd, rows)
+			})
+		},
+	}
+	workspaceFlag(&c, cmd, &workspace)
+	c.register(cmd)
+	return cmd
+}
+
+// rows describes all turns, of a sandbox that is at now.
+func (t *turns) rows(now string) []turnRow {
+	past := t.line(now)
+	rows := make([]turnRow, 0, len(t.saved))
+	for _, p := range t.saved {
+		s, l := p.Snapshot, p.Snapshot.Labels
+		disk, _ := strconv.ParseUint(l[turnDiskKiB], 10, 53) // 0 where it is missing
+		rows = append(rows, turnRow{Turn: p.N, Tag: s.Tag, CreatedAt: s.CreatedAt, By: p.by(), Agent: l[turnAgent],
+			Session: l[turnSession], ID: l[turnID], Text: l[turnText], MemoryBytes: value(s.DirtyBytes), DiskBytes: disk << 10,
+			After: t.before(s.Tag), Current: s.Tag == now, Undone: !slices.Contains(past, s.Tag)})
+	}
+	return rows
+}
+
+func printTurns(cmd *cobra.Command, rows []turnRow) error {
+	return table(cmd, "TURN\tTAG\tWHEN\tBY\tMEMORY\tDISK\tWHAT", func(row func(...any)) {
+		for _, r := range rows {
+			mark := ""
+			switch {
+			case r.Current:
+				mark = "*"
+			case r.Undone:
+				mark = "-"
+			}
+			row(strconv.Itoa(r.Turn)+mark, r.Tag, time.Unix(r.CreatedAt, 0).Format(time.DateTime), r.By,
+				mib(r.MemoryBytes), mib(r.DiskBytes), r.Text)
+		}
+	})
+}

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+)
+
+// editSettings replaces a settings file by what edit makes of it, and reports whether that is
+// something else. A file that edit refuses is left as it is, and so is one that another program
+// keeps changing. edit is given nothing where there is no file.
+func editSettings(path string, edit func([]byte) ([]byte, error)) (changed bool, err error) {
+	if real, err := filepath.EvalSymlinks(path); err == nil { // the file stays where the link points
+		path = real
+	}
+	for range 3 {
+		old, mode, err := readSettings(path)
+		if err != nil {
+			return false, err
+		}
+		text, err := edit(old)
+		if err != nil {
+			return false, fmt.Errorf("%s: left as it is: %w", path, err)
+		}
+		if bytes.Equal(text, old) {
+			return false, nil
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return false, err
+		}
+		if again, _, err := readSettings(path); err != nil || !bytes.Equal(again, old) {
+			continue
+		}
+		return true, atomicfile.WriteDurable(path, text, mode)
+	}
+	return false, fmt.Errorf("%s: left as it is: another program keeps changing it", path)
+}
+
+// readSettings returns the content and the permissions of a file, or nothing and those of a new one
+// where there is none.
+func readSettings(path string) ([]byte, fs.FileMode, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0o644, nil
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	text, err := os.ReadFile(path)
+	return text, info.Mode().Perm(), err
+}

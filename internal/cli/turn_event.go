@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// The agents whose hooks are understood. docs/undo.md says which versions of their formats.
+const (
+	claudeCode = "claude-code"
+	codex      = "codex"
+	generic    = "generic"
+)
+
+// maxEvent bounds what a hook is told: the answer of a tool may be in it.
+const maxEvent = 64 << 20 // bytes
+
+// turnEvent is what a hook reports.
+type turnEvent struct {
+	by      savedBy // empty: nothing to do for this event
+	agent   string
+	session string
+	id      string // of the turn or the tool call; empty: none that is told once only
+	text    string
+}
+
+// readEvent reads what agent tells its hook: Claude Code on standard input, Codex in the last
+// argument.
+func readEvent(ctx context.Context, agent string, in io.Reader, args []string) (e turnEvent, err error) {
+	switch agent {
+	case claudeCode:
+		if len(args) > 0 {
+			return e, fmt.Errorf("--hook %s: it is told on standard input, not by arguments", agent)
+		}
+		var text []byte
+		if text, err = readAll(ctx, in); err == nil {
+			e, err = claudeEvent(text)
+		}
+	case codex:
+		if len(args) != 1 {
+			return e, fmt.Errorf("--hook %s: want one argument, the notification in JSON", agent)
+		}
+		e, err = codexEvent([]byte(args[0]))
+	case generic, "":
+		if len(args) > 0 {
+			return e, errors.New("too many arguments: what was asked is given by --prompt")
+		}
+		e.by = byHand
+	default:
+		err = fmt.Errorf("--hook %q: want %s, %s or %s", agent, claudeCode, codex, generic)
+	}
+	e.agent = agent
+	return e, err
+}
+
+// readAll reads to the end of in, or until ctx ends: an agent may leave its end of the pipe open.
+func readAll(ctx context.Context, in io.Reader) ([]byte, error) {
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := io.ReadAll(io.LimitReader(in, maxEvent+1))
+		if err == nil && len(text) > maxEvent {
+			err = fmt.Errorf("the event is longer than %d MiB", maxEvent>>20)
+		}
+		done <- result{text, err}
+	}()
+	select {
+	case r := <-done:
+		return r.text, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("read the event from standard input: %w", ctx.Err())
+	}
+}
+
+// claudeEvent understands the input of a hook of Claude Code.
+func claudeEvent(text []byte) (turnEvent, error) {
+	var in struct {
+		Session string          `json:"session_id"`
+		Event   string          `json:"hook_event_name"`
+		Prompt  string          `json:"prompt"`
+		Tool    string          `json:"tool_name"`
+		CallID  string          `json:"tool_use_id"`
+		Input   json.RawMessage `json:"tool_input"`
+	}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return turnEvent{}, fmt.Errorf("--hook %s: the event is no JSON of a hook: %w", claudeCode, err)
+	}
+	e := turnEvent{session: in.Session}
+	switch in.Event {
+	case "":
+		return e, fmt.Errorf("--hook %s: the event has no hook_event_name", claudeCode)
+	case "UserPromptSubmit":
+		e.by, e.text = byPrompt, in.Prompt
+	case "Stop":
+		e.by = byStop
+	case "PostToolUse", "PostToolUseFailure":
+		e.by, e.id = byTool, in.CallID
+		var input struct {
+			Command string `json:"command"`
+			Path    string `json:"file_path"`
+		}
+		_ = json.Unmarshal(in.Input, &input) // each tool has its own input: these are Claude Code's own
+		e.text = strings.TrimSpace(in.Tool + " " + cmp.Or(input.Command, input.Path))
+	}
+	return e, nil
+}
+
+// codexEvent understands the argument of a notify program of Codex.
+func codexEvent(text []byte) (turnEvent, error) {
+	var in struct {
+		Type   string   `json:"type"`
+		Thread string   `json:"thread-id"`
+		Turn   string   `json:"turn-id"`
+		Inputs []string `json:"input-messages"`
+	}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return turnEvent{}, fmt.Errorf("--hook %s: the argument is no JSON of a notification: %w", codex, err)
+	}
+	e := turnEvent{session: in.Thread, id: in.Turn}
+	switch in.Type {
+	case "":
+		return e, fmt.Errorf("--hook %s: the notification has no type", codex)
+	case "agent-turn-complete":
+		e.by = byStop
+		if n := len(in.Inputs); n > 0 {
+			e.text = in.Inputs[n-1]
+		}
+	}
+	return e, nil
+}

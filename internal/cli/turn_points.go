@@ -1,0 +1,213 @@
+package cli
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/forkd/forkd/client"
+)
+
+// Labels of the snapshots that are turns. They are the whole record: every machine that reaches the
+// daemon sees the same turns.
+const (
+	turnLabel    = "turn"          // its number
+	turnBy       = "turn.by"       // what it was saved for, see savedBy
+	turnText     = "turn.text"     // first words of the prompt, or the tool's command
+	turnAgent    = "turn.agent"    // the agent that reported it
+	turnSession  = "turn.session"  // of the agent
+	turnID       = "turn.id"       // of the agent; a second report with it saves nothing
+	turnPast     = "turn.past"     // numbers of the turns before it, the latest first: some may be gone
+	turnDiskKiB  = "turn.disk-kib" // of its disk, that the sandbox had written since the turn before
+	turnPrompt   = "turn.prompt"   // of the sandbox: session and text of the prompt that it works on
+	turnInfix    = "-turn-"        // between the workspace and the number, in tags
+	maxTurnLabel = 120             // bytes of text that a turn keeps
+	maxPast      = 240             // bytes of turnPast
+)
+
+// savedBy says what a turn was saved for.
+type savedBy string
+
+const (
+	byPrompt savedBy = "prompt" // changes between turns, saved before a new one
+	byStop   savedBy = "stop"   // the end of a turn
+	byTool   savedBy = "tool"   // a call of a tool in a turn
+	byHand   savedBy = "hand"   // 'forkd turn' without an agent
+	byUndo   savedBy = "undo"   // the state that an undo left
+	byRedo   savedBy = "redo"   // the state that a redo left
+)
+
+// turns are the saved turns of one sandbox.
+type turns struct {
+	id    string // of the sandbox
+	name  string // of its workspace, or its id: tags begin with it
+	all   map[string]client.Snapshot
+	saved []turn // by number
+}
+
+// turn is a state of a sandbox that was saved.
+type turn struct {
+	N        int
+	Snapshot client.Snapshot
+}
+
+func (t *turn) by() savedBy { return savedBy(t.Snapshot.Labels[turnBy]) }
+
+// turnsOf finds the turns of a sandbox among all snapshots.
+func turnsOf(list []client.Snapshot, id, name string) *turns {
+	t := &turns{id: id, name: name, all: make(map[string]client.Snapshot, len(list))}
+	for _, s := range list {
+		t.all[s.Tag] = s
+		if n, ok := t.number(s); ok {
+			t.saved = append(t.saved, turn{n, s})
+		}
+	}
+	slices.SortFunc(t.saved, func(a, b turn) int { return cmp.Compare(a.N, b.N) })
+	return t
+}
+
+// number returns the number of the turn that s is, if it is a usable turn of this sandbox.
+func (t *turns) number(s client.Snapshot) (int, bool) {
+	n, err := strconv.Atoi(s.Labels[turnLabel])
+	return n, err == nil && n >= 0 && s.SandboxID == t.id && s.Status == "ready"
+}
+
+// next returns the number of the next turn. Tags count that are not this sandbox's too: an earlier
+// workspace of the same name may have left some.
+func (t *turns) next() int {
+	n := 0
+	for tag := range t.all {
+		if rest, ok := strings.CutPrefix(tag, t.name+turnInfix); ok {
+			if k, err := strconv.Atoi(rest); err == nil && k >= n {
+				n = k + 1
+			}
+		}
+	}
+	return max(n, 1)
+}
+
+// tag returns the tag of the turn with a number.
+func (t *turns) tag(n int) string { return t.name + turnInfix + strconv.Itoa(n) }
+
+// beingSaved reports whether a turn is being saved now.
+func (t *turns) beingSaved() bool {
+	for tag, s := range t.all {
+		if s.Status == "writing" && strings.HasPrefix(tag, t.name+turnInfix) {
+			return true
+		}
+	}
+	return false
+}
+
+// find returns the turn that ref names: by its number, or its tag.
+func (t *turns) find(ref string) (turn, bool) {
+	i := slices.IndexFunc(t.saved, func(p turn) bool { return p.Snapshot.Tag == ref || strconv.Itoa(p.N) == ref })
+	if i < 0 {
+		return turn{}, false
+	}
+	return t.saved[i], true
+}
+
+// nearest returns the tag of the turn that a snapshot is, or that came last before it; empty if
+// there is none, or what lies between has been deleted.
+func (t *turns) nearest(tag string) string {
+	for range t.all { // no line is longer, and a damaged one may be a ring
+		s, ok := t.all[tag]
+		if !ok {
+			return ""
+		}
+		if _, ok := t.number(s); ok {
+			return tag
+		}
+		if s.SandboxID != t.id {
+			return ""
+		}
+		tag = s.After
+	}
+	return ""
+}
+
+// before returns the tag of the turn before another; empty if that is the first.
+func (t *turns) before(tag string) string {
+	s := t.all[tag]
+	if before := t.nearest(s.After); before != "" {
+		return before
+	}
+	for n := range strings.FieldsSeq(s.Labels[turnPast]) {
+		if p, ok := t.find(n); ok {
+			return p.Snapshot.Tag
+		}
+	}
+	return ""
+}
+
+// start returns the tag of the snapshot that the first turn of a line began with. It is empty if
+// earlier turns have been pruned, or that snapshot was removed or is none that users see.
+func (t *turns) start(first string) string {
+	s := t.all[first]
+	if s.Labels[turnPast] != "" {
+		return ""
+	}
+	start, ok := t.all[cmp.Or(s.After, s.BranchedFrom)]
+	if !ok || start.Transient || start.Status != "ready" {
+		return ""
+	}
+	return start.Tag
+}
+
+// line returns where an undo can go from the turn or snapshot tag: the tag itself, the turns before
+// it, and the snapshot with which the first of these began.
+func (t *turns) line(tag string) []string {
+	line := []string{tag}
+	if _, ok := t.number(t.all[tag]); !ok {
+		return line
+	}
+	for range t.saved {
+		before := t.before(tag)
+		if before == "" {
+			break
+		}
+		line, tag = append(line, before), before
+	}
+	if start := t.start(tag); start != "" {
+		line = append(line, start)
+	}
+	return line
+}
+
+// forward returns the turns that were undone after the turn or snapshot at, the next one first:
+// those up to the newest turn whose line leads there.
+func (t *turns) forward(at string) []string {
+	for _, p := range slices.Backward(t.saved) {
+		line := t.line(p.Snapshot.Tag)
+		if i := slices.Index(line, at); i > 0 {
+			line = line[:i]
+			slices.Reverse(line)
+			return line
+		}
+	}
+	return nil
+}
+
+// current returns the turn that a sandbox was last at, or the snapshot that it began with. If the
+// snapshot that it was last at has been deleted, that is the newest turn.
+func (t *turns) current(s client.Sandbox) string {
+	if tag := t.nearest(s.LatestTag); tag != "" {
+		return tag
+	}
+	if s.LatestTag == "" && len(t.saved) > 0 {
+		return t.saved[len(t.saved)-1].Snapshot.Tag
+	}
+	return s.LatestTag
+}
+
+// words returns the beginning of a text as one line of at most maxTurnLabel bytes.
+func words(text string) string {
+	text = strings.ToValidUTF8(text[:min(len(text), 4*maxTurnLabel)], "")
+	text = strings.Join(strings.Fields(printableText(text)), " ")
+	if len(text) > maxTurnLabel {
+		text = strings.TrimSpace(strings.ToValidUTF8(text[:maxTurnLabel-len(ellipsis)], "")) + ellipsis
+	}
+	return text
+}

@@ -1,0 +1,221 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// What a sandbox may write without a request before that counts as a change. The kernel of an idle
+// guest writes a little.
+const (
+	quietMemoryKiB = 4 << 10
+	quietDiskKiB   = 256
+)
+
+// turnPoll is how long a turn waits for another that is being saved before it looks again.
+const turnPoll = 20 * time.Millisecond
+
+// turnStore saves and finds the turns of one sandbox.
+type turnStore struct {
+	cl   *client.Client
+	name string // workspace, or id of a sandbox
+	keep int    // turns; 0: all
+}
+
+// change is what may have happened in a sandbox since its latest turn.
+type change struct {
+	used      bool // a request may have changed it, or the daemon does not know
+	wrote     bool // it has written more than an idle guest does
+	memoryKiB uint64
+	diskKiB   uint64
+}
+
+func (c change) any() bool { return c.used || c.wrote }
+
+// look returns the sandbox and its turns as they are now.
+func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
+	id, err := sandboxID(ctx, t.cl, t.name)
+	if err != nil {
+		return client.Sandbox{}, nil, err
+	}
+	// The list comes first: a turn that is saved after it is not in there, and has the tag that this
+	// one would get. One that is in there is known to the sandbox.
+	list, err := t.cl.Snapshots(ctx)
+	if err != nil {
+		return client.Sandbox{}, nil, err
+	}
+	s, err := t.cl.Sandbox(ctx, id)
+	if client.IsNotFound(err) {
+		return s, nil, fmt.Errorf("--workspace %q: there is no workspace and no sandbox of that name ('forkd workspace list' lists workspaces)", t.name)
+	}
+	if err != nil {
+		return s, nil, err
+	}
+	return s, turnsOf(list, s.ID, cmp.Or(s.Workspace, s.ID)), nil
+}
+
+// changed reports what may have changed a sandbox since its latest turn, or since it began. It does
+// not bring back a suspended one: that has written little since its last request ended.
+func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (c change, err error) {
+	c.used = s.LatestTag == "" || s.LatestTag != has.current(s) || s.Calls == nil || *s.Calls > 0
+	if s.State != "running" {
+		return c, nil
+	}
+	st, err := t.cl.Stats(ctx, s.ID)
+	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) { // the figures are missing, or it is being suspended
+		return c, nil
+	}
+	c.memoryKiB, c.diskKiB = st.MemorySince, st.DiskSince
+	c.wrote = c.memoryKiB >= quietMemoryKiB || c.diskKiB >= quietDiskKiB
+	return c, err
+}
+
+// save makes the state of the sandbox a turn, unless nothing has changed since the last one or the
+// event was reported before: then made is false. Of several hooks that report at once, one saves
+// and the others find nothing changed: tags are unique, so two cannot save under one number.
+func (t *turnStore) save(ctx context.Context, e turnEvent) (saved client.Snapshot, made bool, err error) {
+	for {
+		s, has, err := t.look(ctx)
+		if err != nil {
+			return saved, false, err
+		}
+		if has.beingSaved() {
+			if err := sleep(ctx, turnPoll); err != nil {
+				return saved, false, fmt.Errorf("another turn is being saved: %w", err)
+			}
+			continue
+		}
+		if has.reported(e) {
+			return saved, false, nil
+		}
+		c, err := t.changed(ctx, s, has)
+		if err != nil || !c.any() {
+			return saved, false, err
+		}
+		saved, err = t.cl.Branch(ctx, s.ID, client.BranchRequest{Tag: has.tag(has.next()), Labels: has.labels(s, e, c)})
+		var answer *client.Error
+		if errors.As(err, &answer) && answer.Code == "snapshot_exists" { // another hook was faster
+			if err := sleep(ctx, turnPoll); err != nil {
+				return saved, false, err
+			}
+			continue
+		}
+		return saved, err == nil, err
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// reported reports whether there is a turn for an event that is told once.
+func (t *turns) reported(e turnEvent) bool {
+	for _, p := range t.saved {
+		l := p.Snapshot.Labels
+		if e.id != "" && l[turnID] == words(e.id) && l[turnSession] == words(e.session) && p.by() == e.by {
+			return true
+		}
+	}
+	return false
+}
+
+// labels returns the labels of the next turn.
+func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]string {
+	text := e.text
+	if text == "" && e.by == byStop { // Claude Code has told the prompt when it came
+		if session, prompt, _ := strings.Cut(s.Labels[turnPrompt], " "); session == words(e.session) {
+			text = prompt
+		}
+	}
+	labels := map[string]string{turnLabel: strconv.Itoa(t.next()), turnBy: string(e.by), turnDiskKiB: strconv.FormatUint(c.diskKiB, 10)}
+	for name, value := range map[string]string{turnAgent: e.agent, turnSession: e.session, turnID: e.id, turnText: text} {
+		if value = words(value); value != "" {
+			labels[name] = value
+		}
+	}
+	if now := t.current(s); t.isTurn(now) {
+		labels[turnPast] = t.past(now)
+	}
+	return labels
+}
+
+// past returns the numbers of the turn now and of those before it, as many as a label has room for.
+func (t *turns) past(now string) string {
+	var past string
+	for _, tag := range t.line(now) {
+		n, ok := t.number(t.all[tag])
+		if !ok {
+			break
+		}
+		next := past + strconv.Itoa(n) + " "
+		if len(next) > maxPast {
+			break
+		}
+		past = next
+	}
+	return strings.TrimSpace(past)
+}
+
+func (t *turns) isTurn(tag string) bool {
+	_, ok := t.number(t.all[tag])
+	return ok
+}
+
+// notePrompt keeps the prompt that a session works on for the end of its turn.
+func (t *turnStore) notePrompt(ctx context.Context, e turnEvent) error {
+	session, text := words(e.session), words(e.text)
+	if session == "" || text == "" || strings.Contains(session, " ") {
+		return nil
+	}
+	s, _, err := t.look(ctx)
+	if err != nil {
+		return err
+	}
+	value := session + " " + text
+	if s.Labels[turnPrompt] == value {
+		return nil
+	}
+	_, err = t.cl.ChangeLabels(ctx, s.ID, map[string]*string{turnPrompt: &value})
+	return err
+}
+
+// prune removes the oldest turns beyond those that are kept, and returns their tags. It leaves the
+// one that the sandbox is at, and those that sandboxes run from.
+func (t *turnStore) prune(ctx context.Context) (removed []string, err error) {
+	if t.keep == 0 {
+		return nil, nil
+	}
+	s, has, err := t.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now := has.current(s)
+	for i := range max(0, len(has.saved)-t.keep) {
+		tag := has.saved[i].Snapshot.Tag
+		if tag == now || has.saved[i].Snapshot.Sandboxes > 0 {
+			continue
+		}
+		err := t.cl.DeleteSnapshot(ctx, tag, client.DeleteOptions{Force: true})
+		switch {
+		case err == nil:
+			removed = append(removed, tag)
+		case client.IsNotFound(err), client.IsStatus(err, http.StatusConflict): // another hook was faster, or it is used now
+		default:
+			return removed, err
+		}
+	}
+	return removed, nil
+}
