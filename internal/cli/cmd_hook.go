@@ -29,8 +29,9 @@ func newHookCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "hook claude-code | codex | generic",
 		Short: "Have an agent save its workspace after each turn",
-		Long: "Prints what to add to the settings of an agent so that it calls 'forkd turn', or adds it (--install) and takes\n" +
-			"it away again (--uninstall). The rest of the file stays as it is; one that cannot be read is left alone.",
+		Long: "Prints what to add to the settings of an agent so that it calls 'forkd turn', or adds it (--install)\n" +
+			"and takes it away again (--uninstall). The rest of the file stays as it is; one that cannot be read is\n" +
+			"left alone.",
 		Example:   "  forkd hook claude-code --workspace desk --install --project .",
 		ValidArgs: []string{claudeCode, codex, generic},
 		Args:      usageArgs(arguments(1, 1)),
@@ -38,7 +39,8 @@ func newHookCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	workspaceFlag(&o.common, cmd, &o.workspace)
-	f.StringVar(&o.project, "project", "", "the settings of the project in this directory, not the user's; Claude Code only")
+	f.StringVar(&o.project, "project", "",
+		"the settings of the project in this directory, not the user's; Claude Code only")
 	f.BoolVar(&o.install, "install", false, "add the hook to the settings file")
 	f.BoolVar(&o.uninstall, "uninstall", false, "take the hook out of the settings file")
 	f.BoolVar(&o.tools, "tools", false, "save after each tool call that changed something too; Claude Code only")

@@ -22,7 +22,8 @@ const workspaceEnv = "FORKD_WORKSPACE"
 
 // workspaceFlag registers --workspace of a command on turns.
 func workspaceFlag(c *common, cmd *cobra.Command, to *string) {
-	cmd.Flags().StringVarP(to, "workspace", "w", "", "the workspace, or the id of a sandbox; default $"+workspaceEnv+", or the only workspace")
+	cmd.Flags().StringVarP(to, "workspace", "w", "",
+		"the workspace, or the id of a sandbox; default $"+workspaceEnv+", or the only workspace")
 	c.completeFlag(cmd, "workspace", sandboxNames)
 }
 
@@ -36,8 +37,8 @@ func chooseWorkspace(ctx context.Context, cl *client.Client, named string) (stri
 		return "", err
 	}
 	if len(list) != 1 {
-		return "", usageError{fmt.Errorf("there are %d workspaces: name one by --workspace or $%s ('forkd workspace list' lists them)",
-			len(list), workspaceEnv)}
+		return "", usageError{fmt.Errorf("there are %d workspaces: name one by --workspace or $%s "+
+			"('forkd workspace list' lists them)", len(list), workspaceEnv)}
 	}
 	return list[0].Name, nil
 }
@@ -68,10 +69,12 @@ func newTurnCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	workspaceFlag(&o.common, cmd, &o.workspace)
-	f.StringVar(&o.hook, "hook", "", "the agent whose hook this is: claude-code (the event is on standard input), codex (in the last argument) or generic")
+	f.StringVar(&o.hook, "hook", "",
+		"the agent whose hook this is: claude-code (the event is on standard input), codex (in the argument) or generic")
 	f.StringVar(&o.event.text, "prompt", "", "what the agent was asked; its first words are kept")
 	f.StringVar(&o.event.session, "session", "", "the agent's session")
-	f.StringVar(&o.event.id, "turn", "", "the agent's name for the turn; a second call with it and the same --session saves nothing")
+	f.StringVar(&o.event.id, "turn", "",
+		"the agent's name for the turn; a second call with it and the same --session saves nothing")
 	f.IntVar(&o.keep, "keep", defaultKeep, "how many turns of the workspace to keep; 0: all")
 	f.Var((*secondsValue)(&o.timeout), "timeout", "give up after so many seconds; also a time such as 1m")
 	f.BoolVar(&o.strict, "strict", false, "exit with an error if the turn could not be saved, also with --hook")

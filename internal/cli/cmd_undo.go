@@ -33,8 +33,9 @@ func newUndoCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undo [N]",
 		Short: "Go back to before the last turns of an agent",
-		Long: "Puts the sandbox of a workspace back by N turns (default 1): memory, disk and processes. What was changed since\n" +
-			"the last turn counts as one, and becomes a turn first, so that nothing is lost: 'forkd redo' goes forward again.",
+		Long: "Puts the sandbox of a workspace back by N turns (default 1): memory, disk and processes. What was\n" +
+			"changed since the last turn counts as one, and becomes a turn first, so that nothing is lost: 'forkd redo'\n" +
+			"goes forward again.",
 		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, args, byUndo) },
 	}
@@ -67,7 +68,8 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 	if len(args) > 0 {
 		n, err := strconv.Atoi(args[0])
 		if err != nil || n < 1 {
-			return usageError{fmt.Errorf("N %q: want how many turns, 1 or more", args[0])}
+			return usageError{fmt.Errorf("N %q: want how many turns, 1 or more ('forkd rollback ID --to TAG' puts back any sandbox)",
+				args[0])}
 		}
 		if steps = n; o.to != "" {
 			return usageError{errors.New("N and --to exclude each other")}
@@ -89,8 +91,8 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 		fmt.Fprintln(cmd.OutOrStdout(), done.At)
 		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s again\n", done.Workspace, done.At)
 		if done.Kept != "" {
-			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: what was changed since the last turn is kept as %s ('forkd undo --to %s' goes there)\n",
-				done.Kept, done.Kept)
+			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: what was changed since the last turn is kept as %s "+
+				"('forkd undo --to %s' goes there)\n", done.Kept, done.Kept)
 		}
 		return nil
 	})
@@ -135,7 +137,8 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 	if by == byRedo {
 		undone := t.forward(now)
 		if steps > len(undone) {
-			return "", fmt.Errorf("redo: there are %s to go forward by ('forkd turns' lists all)", count(len(undone), "turn", "turns"))
+			return "", fmt.Errorf("redo: there are %s to go forward by ('forkd turns' lists all)",
+				count(len(undone), "turn", "turns"))
 		}
 		return undone[steps-1], nil
 	}
@@ -147,7 +150,8 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 		return "", fmt.Errorf("undo: there is no turn of %s to go back by ('forkd turns' lists them)", t.name)
 	}
 	if steps > len(line) {
-		return "", fmt.Errorf("undo: there are %s to go back by, not %d ('forkd turns' lists them)", count(len(line), "turn", "turns"), steps)
+		return "", fmt.Errorf("undo: there are %s to go back by, not %d ('forkd turns' lists them)",
+			count(len(line), "turn", "turns"), steps)
 	}
 	return line[steps-1], nil
 }

@@ -73,7 +73,8 @@ func addClaudeHook(text []byte, h claudeHook) ([]byte, error) {
 		return nil, err
 	}
 	if hooks == nil {
-		return insertJSON(text, root, "\"hooks\": {\n  \""+h.event+"\": [\n    "+strings.ReplaceAll(item, "\n", "\n    ")+"\n  ]\n}"), nil
+		item = strings.ReplaceAll(item, "\n", "\n    ")
+		return insertJSON(text, root, "\"hooks\": {\n  \""+h.event+"\": [\n    "+item+"\n  ]\n}"), nil
 	}
 	event, err := hooks.member(h.event)
 	if err != nil {

@@ -54,7 +54,8 @@ func (t *turnStore) look(ctx context.Context) (client.Sandbox, *turns, error) {
 	}
 	s, err := t.cl.Sandbox(ctx, id)
 	if client.IsNotFound(err) {
-		return s, nil, fmt.Errorf("--workspace %q: there is no workspace and no sandbox of that name ('forkd workspace list' lists workspaces)", t.name)
+		return s, nil, fmt.Errorf("--workspace %q: there is no workspace and no sandbox of that name "+
+			"('forkd workspace list' lists workspaces)", t.name)
 	}
 	if err != nil {
 		return s, nil, err
@@ -70,8 +71,8 @@ func (t *turnStore) changed(ctx context.Context, s client.Sandbox, has *turns) (
 		return c, nil
 	}
 	st, err := t.cl.Stats(ctx, s.ID)
-	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) { // the figures are missing, or it is being suspended
-		return c, nil
+	if err != nil && (c.used || client.IsStatus(err, http.StatusConflict)) {
+		return c, nil // without the figures; or it is being suspended
 	}
 	c.memoryKiB, c.diskKiB = st.MemorySince, st.DiskSince
 	c.wrote = c.memoryKiB >= quietMemoryKiB || c.diskKiB >= quietDiskKiB
@@ -140,7 +141,8 @@ func (t *turns) labels(s client.Sandbox, e turnEvent, c change) map[string]strin
 			text = prompt
 		}
 	}
-	labels := map[string]string{turnLabel: strconv.Itoa(t.next()), turnBy: string(e.by), turnDiskKiB: strconv.FormatUint(c.diskKiB, 10)}
+	labels := map[string]string{turnLabel: strconv.Itoa(t.next()), turnBy: string(e.by),
+		turnDiskKiB: strconv.FormatUint(c.diskKiB, 10)}
 	for name, value := range map[string]string{turnAgent: e.agent, turnSession: e.session, turnID: e.id, turnText: text} {
 		if value = words(value); value != "" {
 			labels[name] = value

@@ -98,7 +98,6 @@ var elsewhere = map[string]string{
 	"ssh":        aTerminal,
 	"status":     "'forkd info' says what the daemon has, 'forkd doctor' whether this host is fit, 'forkd ls' lists sandboxes",
 	"templates":  "'forkd images' lists snapshots",
-	"undo":       "'forkd rollback ID --to TAG' puts a sandbox back to a snapshot",
 	"upload":     "'forkd cp FILE ID:PATH' copies into a sandbox",
 }
 
