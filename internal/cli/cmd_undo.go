@@ -41,6 +41,7 @@ func newUndoCmd() *cobra.Command {
 	}
 	o.flags(cmd)
 	cmd.Flags().StringVar(&o.to, "to", "", "go to this turn instead, by its number or tag: also forward")
+	o.completeFlag(cmd, "to", turnTags)
 	return cmd
 }
 
@@ -160,6 +161,17 @@ func (t *turns) target(by savedBy, now string, c change, steps int, to string) (
 func (t *turns) known(tag string) bool {
 	_, ok := t.all[tag]
 	return ok
+}
+
+// turnTags lists the tags of all turns, for a shell.
+func turnTags(ctx context.Context, cl *client.Client) (tags []string, err error) {
+	list, err := cl.Snapshots(ctx)
+	for _, s := range list {
+		if s.Labels[turnLabel] != "" {
+			tags = append(tags, s.Tag)
+		}
+	}
+	return tags, err
 }
 
 // named returns the tag that --to means: a turn by number or tag, or the snapshot that a line of

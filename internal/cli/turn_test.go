@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
 )
 
 // desk is a workspace on which a scripted agent works.
@@ -361,6 +362,39 @@ func TestATurnWaitsForAnother(t *testing.T) {
 	close(d.VMs.Copying)
 	if a, b := <-saved, <-saved; a == b {
 		t.Errorf("saved: %v and %v; want one", a, b)
+	}
+}
+
+// A token that is limited to labels of its own saves turns, without a text that it may not note.
+func TestTurnsOfOneTeam(t *testing.T) {
+	mapGuestRAM(t)
+	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
+	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
+		t.Fatal(err)
+	}
+	cl, err := client.New(rig.URL, rig.Tokens["a"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := cl.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: "team-a.desk", SnapshotTag: "a.b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FORKD_URL", rig.URL)
+	t.Setenv("FORKD_TOKEN", rig.Tokens["a"])
+	t.Setenv(workspaceEnv, "team-a.desk")
+	d := &desk{Rig: rig, t: t, id: w.LiveSandboxID}
+	for _, event := range []string{`"UserPromptSubmit","prompt":"go"`, `"Stop"`} {
+		out, stderr, code := d.run(`{"session_id":"s","hook_event_name":`+event+`}`, "turn", "--hook", "claude-code", "--strict")
+		if out+stderr != "" || code != 0 {
+			t.Errorf("%s: %q, %q, %d", event, out, stderr, code)
+		}
+		if _, err := cl.Exec(t.Context(), d.id, client.ExecRequest{Args: []string{"true"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := d.ok("undo"); out != "team-a.desk-turn-1" {
+		t.Errorf("undo went to %q", out)
 	}
 }
 

@@ -67,7 +67,14 @@ func TestUndoTurns(t *testing.T) {
 	var ws client.Workspace
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	id := ws.LiveSandboxID
-	d.agentTurn(t, id, "hello") // nothing happens in the sandbox
+	d.hook(t, "UserPromptSubmit", map[string]string{"prompt": "hello"})
+	time.Sleep(10 * time.Second) // nothing happens in the sandbox
+	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
+		t.Fatal(err)
+	} else {
+		fmt.Printf("idle: %d KiB of memory and %d KiB of disk in 10 s\n", s.MemorySince, s.DiskSince)
+	}
+	d.hook(t, "Stop", nil)
 	if got := d.savedTurns(t); got != "" {
 		t.Errorf("a turn without a change was saved: %s", got)
 	}
@@ -81,7 +88,13 @@ func TestUndoTurns(t *testing.T) {
 	}
 
 	// The loop of remember writes a line ten times a second; that alone is no turn.
-	time.Sleep(2 * time.Second)
+	time.Sleep(5 * time.Second)
+	if s, err := d.Stats(d.ctx(t, quietLimit), id); err != nil {
+		t.Fatal(err)
+	} else {
+		fmt.Printf("without a request, with a loop that writes a file: %d KiB of memory and %d KiB of disk in 5 s or more\n",
+			s.MemorySince, s.DiskSince)
+	}
 	d.agentTurn(t, id, "are you there?")
 	if got := d.savedTurns(t); got != "desk-turn-1 write a program" {
 		t.Errorf("after a turn without a change: %s", got)

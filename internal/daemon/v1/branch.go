@@ -68,8 +68,8 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	info := a.snapshotOf(res.Info)
-	a.setBranch(&info, &res.Figure)
+	info := a.snapshotOf(r.Context(), res.Info)
+	a.setBranch(r.Context(), &info, &res.Figure)
 	info.SharedBytes = &res.Shared
 	status := http.StatusCreated
 	if res.Info.Writing {
@@ -93,12 +93,12 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 		return out, err
 	}
 	return apiv1.RolledBack{
-		Sandbox: a.sandboxOf(res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
+		Sandbox: a.sandboxOf(r.Context(), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
 	}, nil
 }
 
 func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return described(a.sandboxOf)(a.Manager.Pause(r.Context(), r.PathValue("id")))
+	return described(a.sandboxesFor(r.Context()))(a.Manager.Pause(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandbox, err error) {
@@ -106,11 +106,11 @@ func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandb
 	if err := a.Manager.SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	return described(a.sandboxOf)(a.Manager.Resume(r.Context(), id))
+	return described(a.sandboxesFor(r.Context()))(a.Manager.Resume(r.Context(), id))
 }
 
 func (a *api) suspend(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return described(a.sandboxOf)(a.Manager.Suspend(r.Context(), r.PathValue("id")))
+	return described(a.sandboxesFor(r.Context()))(a.Manager.Suspend(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out apiv1.Snapshot, err error) {
@@ -124,7 +124,7 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 	if err != nil {
 		return out, err
 	}
-	info := a.snapshotOf(res)
+	info := a.snapshotOf(r.Context(), res)
 	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
 	return info, nil
 }

@@ -49,6 +49,28 @@ func (w *tenants) as(t *testing.T, token string) *client.Client {
 	return cl
 }
 
+// A sandbox that another one's branch was made of does not name it.
+func TestBranchesOfOthersAreNotNamed(t *testing.T) {
+	w := startTenants(t)
+	ctx := t.Context()
+	if s, err := w.Sandbox(ctx, w.sandbox); err != nil || s.LatestTag != w.tags[1] {
+		t.Errorf("for the admin: %q, %v; want %s", s.LatestTag, err, w.tags[1])
+	}
+	if s, err := w.b.Sandbox(ctx, w.sandbox); err != nil || s.LatestTag != "" {
+		t.Errorf("for b: %q, %v; want nothing", s.LatestTag, err)
+	}
+	s, err := w.b.Branch(ctx, w.sandbox, client.BranchRequest{Tag: "team-b.two"})
+	if err != nil || s.After != "" {
+		t.Errorf("for b: after %q, %v; want nothing", s.After, err)
+	}
+	if s, err := w.b.Sandbox(ctx, w.sandbox); err != nil || s.LatestTag != "team-b.two" {
+		t.Errorf("for b: %q, %v; want its own", s.LatestTag, err)
+	}
+	if s, err := w.Snapshot(ctx, "team-b.two"); err != nil || s.After != w.tags[1] {
+		t.Errorf("for the admin: after %q, %v; want %s", s.After, err, w.tags[1])
+	}
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func must(t *testing.T, err error) {

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -23,7 +24,7 @@ func checkTag(tag string) error {
 	return nil
 }
 
-func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
+func (a *api) sandboxOf(ctx context.Context, i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
@@ -33,9 +34,7 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
 		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
 	}
-	if a.Manager.Snapshots().Has(i.At.Tag, i.At.ID) {
-		s.LatestTag = i.At.Tag
-	}
+	s.LatestTag = a.visible(ctx, &i.At)
 	if i.RebasedOnto != "" {
 		s.DeletedBytes = a.Manager.Snapshots().UnnamedBytes(i.RebasedOnto)
 	}
@@ -50,6 +49,19 @@ func (a *api) sandboxOf(i sandbox.Info) apiv1.Sandbox {
 		s.VMMMS, s.ReadyMS = &vmm, &ready
 	}
 	return s
+}
+
+// sandboxesFor returns sandboxOf for who makes a request.
+func (a *api) sandboxesFor(ctx context.Context) func(sandbox.Info) apiv1.Sandbox {
+	return func(i sandbox.Info) apiv1.Sandbox { return a.sandboxOf(ctx, i) }
+}
+
+// visible returns the tag of a snapshot that is still there, and that who makes a request may know of.
+func (a *api) visible(ctx context.Context, s *snapshot.Ref) string {
+	if s == nil || !a.Manager.Snapshots().Has(s.Tag, s.ID) || a.Manager.MayUse(ctx, s.Tag) != nil {
+		return ""
+	}
+	return s.Tag
 }
 
 // uniqueOf returns what an agent has found. Its lists are there although they are empty.
@@ -122,7 +134,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	made := audit.From(r.Context())
 	for i, s := range res.Sandboxes {
 		made.Sandboxes = append(made.Sandboxes, s.ID)
-		forked.Sandboxes[i] = a.sandboxOf(s)
+		forked.Sandboxes[i] = a.sandboxOf(r.Context(), s)
 	}
 	return forked, nil
 }
@@ -134,12 +146,12 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 	}
 	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
 	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
-	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxOf}, nil
+	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r.Context())}, nil
 }
 
 // changeLabels sets and removes labels of a sandbox by a JSON merge patch (RFC 7396).
 func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.Sandbox, error) {
-	return described(a.sandboxOf)(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
+	return described(a.sandboxesFor(r.Context()))(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
 func (a *api) getSandbox(r *http.Request) (out apiv1.Sandbox, err error) {
@@ -147,7 +159,7 @@ func (a *api) getSandbox(r *http.Request) (out apiv1.Sandbox, err error) {
 	if err != nil {
 		return out, err
 	}
-	return a.sandboxOf(s.Info()), nil
+	return a.sandboxOf(r.Context(), s.Info()), nil
 }
 
 func (a *api) deleteSandbox(r *http.Request) error {

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +18,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-func (a *api) snapshotOf(i store.Info) apiv1.Snapshot {
+func (a *api) snapshotOf(ctx context.Context, i store.Info) apiv1.Snapshot {
 	s := apiv1.Snapshot{
 		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true, Persist: "done",
 		MemSizeMiB: i.Machine.MemoryBytes >> 20, VCPUs: i.Machine.VCPUs, CPUTemplate: i.Machine.Template,
@@ -41,12 +42,12 @@ func (a *api) snapshotOf(i store.Info) apiv1.Snapshot {
 		s.PersistedMS = &ms
 	}
 	s.Transient = i.Transient
-	a.setBranch(&s, i.Branch)
+	a.setBranch(ctx, &s, i.Branch)
 	return s
 }
 
 // setBranch adds how the snapshot was branched.
-func (a *api) setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
+func (a *api) setBranch(ctx context.Context, s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b == nil {
 		return
 	}
@@ -58,9 +59,7 @@ func (a *api) setBranch(s *apiv1.Snapshot, b *snapshot.Branch) {
 		s.DiffMS, s.DiffLogical = &pause, &logical
 	}
 	s.Labels = b.Labels
-	if b.After != nil && a.Manager.Snapshots().Has(b.After.Tag, b.After.ID) {
-		s.After = b.After.Tag
-	}
+	s.After = a.visible(ctx, b.After)
 	if b.Stop > 0 {
 		stop := millis(time.Duration(b.Stop))
 		s.StormStopMS = &stop
@@ -71,7 +70,7 @@ func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], 
 	infos := a.Manager.SnapshotsFor(r.Context())
 	images := make(map[snapshot.Base]string) // each is in a file of its own, and few snapshots have one for themselves
 	describe := func(i store.Info) apiv1.Snapshot {
-		s := a.snapshotOf(i)
+		s := a.snapshotOf(r.Context(), i)
 		image, known := images[i.Base]
 		if !known {
 			image = a.Manager.Snapshots().BaseImage(i.Base)
@@ -124,7 +123,7 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		return out, err
 	}
 	return apiv1.Baked{
-		Snapshot: a.snapshotOf(res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
+		Snapshot: a.snapshotOf(r.Context(), res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
 		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes, GuestErrors: res.Ready.Errors,
 		WarmupOutput: res.Output,
 	}, nil
@@ -179,7 +178,7 @@ func (a *api) snapshotInfo(r *http.Request) (out apiv1.SnapshotDetail, err error
 		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return a.Manager.MayUse(r.Context(), tag) != nil })
 	}
 	return apiv1.SnapshotDetail{
-		Snapshot: a.snapshotOf(d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
+		Snapshot: a.snapshotOf(r.Context(), d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
 		DiskPhysical: d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
 		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers, Dependents: append([]string{}, d.Dependents...),
 		Ancestors: append([]string{}, d.Ancestors...), Sealed: d.Sealed,

@@ -339,7 +339,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	var at *snapshot.Ref // before
 	err = b.s.update(func(r *record) {
 		r.Count++
-		r.Branches = append(slices.Clone(r.Branches), b.staging.ID())
+		r.Branches = append(b.m.reachable(r.Branches), b.staging.ID())
 		if at = r.At; b.stays() {
 			r.At = &snapshot.Ref{ID: b.staging.ID(), Tag: b.req.Tag}
 		}

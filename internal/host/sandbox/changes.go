@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -112,6 +113,18 @@ func (b *branch) countChanges(shared uint64) {
 	default:
 		b.s.since.carry(Written{Memory: dirty, Disk: b.topBytes}, nil)
 	}
+}
+
+// manyBranches is how many branches a sandbox remembers before it looks which of them are left.
+const manyBranches = 64
+
+// reachable returns a copy of the IDs of branches, without those that have been deleted if there are
+// many: the list is in a record that is written often.
+func (m *Manager) reachable(branches []string) []string {
+	if len(branches) < manyBranches {
+		return slices.Clone(branches)
+	}
+	return m.cfg.Store.Known(branches)
 }
 
 // diskBytes returns what a file takes on disk, 0 if there is none.

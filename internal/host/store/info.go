@@ -166,6 +166,25 @@ func (s *Store) Has(tag, id string) bool {
 	return e != nil && !e.deleting && e.manifest != nil && e.manifest.ID == id
 }
 
+// Known returns those of ids that snapshots have.
+func (s *Store) Known(ids []string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make(map[string]bool, len(s.byTag))
+	for _, e := range s.byTag {
+		if e.manifest != nil && !e.deleting && !e.unnamed {
+			all[e.manifest.ID] = true
+		}
+	}
+	var known []string
+	for _, id := range ids {
+		if all[id] {
+			known = append(known, id)
+		}
+	}
+	return known
+}
+
 // ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the
 // memory in RAM if it is nowhere else.
 func (s *Store) ownBlocksLocked(e *entry) (memory, disk uint64) {
