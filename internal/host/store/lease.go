@@ -19,6 +19,7 @@ type hotFiles struct {
 	extents  []vm.Extent
 	state    *os.File
 	layers   []*os.File
+	usual    []uint64   // bytes that each layer took when it was opened, see trim
 	disk     []*os.File // base image, then layers; empty without a disk
 
 	firstWrites firstWrites
@@ -83,7 +84,10 @@ func (s *Store) lease(e *entry, count *int) (*Lease, error) {
 		release()
 		return nil, err
 	}
-	return &Lease{hotFiles: hot, release: release}, nil
+	return &Lease{hotFiles: hot, release: sync.OnceFunc(func() {
+		s.trim(e, hot)
+		release()
+	})}, nil
 }
 
 // releaser returns how to end a lease of e that has been counted in count.
@@ -117,6 +121,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		h.close()
 		return nil, err
 	}
+	h.measure()
 	e.hot = h
 	return h, nil
 }

@@ -1,0 +1,93 @@
+package store
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// Layers in RAM are sparse. VMMs have them open for reading, and a VMM that its guest has taken over
+// can give each hole a page of the host's memory by reading it through a mapping: tmpfs allocates it,
+// and keeps it when that VMM has ended. No extent lies over a hole, so VMMs of ours never do.
+
+// trimSlack is by how much a layer may grow before it is looked at, in bytes.
+const trimSlack = 1 << 20
+
+// measure notes what the layers of h take.
+func (h *hotFiles) measure() {
+	for _, f := range h.layers {
+		h.usual = append(h.usual, fileBlocks(f))
+	}
+}
+
+// trim gives the pages of holes back in layers that have grown. A layer that is not on disk yet stays
+// as it is until a later lease ends. The caller holds a lease.
+func (s *Store) trim(e *entry, h *hotFiles) {
+	for i, l := range h.manifest.Memory {
+		if fileBlocks(h.layers[i]) <= h.usual[i]+trimSlack {
+			continue
+		}
+		s.mu.Lock()
+		dir := e.dir
+		s.mu.Unlock()
+		_ = s.trimLayer(dir, h.manifest, l, h.layers[i]) // the next lease that ends tries again
+	}
+}
+
+// trimLayer gives back what hot, a layer in RAM, has where its copy on disk has holes: neither is
+// written any more.
+func (s *Store) trimLayer(dir string, m *snapshot.Manifest, l snapshot.File, hot *os.File) error {
+	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	if id, err := identify(disk); err != nil || s.origin(l.Owner) != id {
+		return errors.Join(err, errors.New("the layer in RAM is not that of the file on disk"))
+	}
+	ram, err := os.OpenFile(s.ramLayer(l.Owner), os.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer ram.Close()
+	before, err := hot.Stat()
+	if err != nil {
+		return err
+	}
+	if now, err := ram.Stat(); err != nil || !os.SameFile(before, now) || uint64(now.Size()) != l.Bytes {
+		return errors.Join(err, errors.New("the layer in RAM is another file now"))
+	}
+	const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	for at := int64(0); at < int64(l.Bytes); {
+		hole, err := disk.Seek(at, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		end, err := disk.Seek(hole, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // no data follows
+			end, err = int64(l.Bytes), nil
+		}
+		if err != nil {
+			return err
+		}
+		if end > hole {
+			if err := unix.Fallocate(int(ram.Fd()), punch, hole, end-hole); err != nil {
+				return err
+			}
+		}
+		at = end
+	}
+	return nil
+}
+
+// fileBlocks returns the bytes that an open file takes, 0 if that cannot be found out.
+func fileBlocks(f *os.File) uint64 {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0
+	}
+	return uint64(st.Blocks) * 512 // see blocks
+}

@@ -1,0 +1,124 @@
+package store
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// onTmpfs puts the RAM directory of d where reading a hole through a mapping allocates memory.
+func (d *dirs) onTmpfs(t *testing.T) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "forkd-test-")
+	if err != nil {
+		t.Skipf("no tmpfs: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		t.Skipf("/dev/shm is no tmpfs (%v)", err)
+	}
+	d.ram = filepath.Join(dir, "ram")
+}
+
+// publishSparse publishes a snapshot whose memory layer has so many bytes, and data in two pages of it.
+func publishSparse(t *testing.T, s *Store, d dirs, tag string, size int64) {
+	t.Helper()
+	g, err := s.Stage(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Discard()
+	page := bytes.Repeat([]byte{7}, vm.PageSize)
+	for _, name := range []string{snapshot.MemoryLayerFile, snapshot.StateFile, snapshot.DiskLayerFile} {
+		f, err := g.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if name == snapshot.MemoryLayerFile {
+			err = f.Truncate(size)
+			for _, at := range []int64{vm.PageSize, size / 2} {
+				if err == nil {
+					_, err = f.WriteAt(page, at)
+				}
+			}
+		} else {
+			_, err = f.WriteString(name)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	base, err := os.Open(d.base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Close()
+	if err := g.UseBase(base); err != nil {
+		t.Fatal(err)
+	}
+	m := &snapshot.Manifest{Machine: snapshot.Machine{MemoryBytes: uint64(size), VCPUs: 1, Template: "t"},
+		Disk: &snapshot.Disk{SizeBytes: 8192}}
+	extents := []vm.Extent{{GPA: vm.PageSize, Length: vm.PageSize, Offset: vm.PageSize}}
+	if _, err := g.Publish(m, extents); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A VMM can have memory allocated for the holes of a layer that it may only read. When it has ended
+// the store gives it back, and the layer is as it was.
+func TestHolesOfLayersAreGivenBack(t *testing.T) {
+	const size = 16 << 20
+	d := newDirs(t)
+	d.onTmpfs(t)
+	s := d.open(t)
+	publishSparse(t, s, d, "base", size)
+	lease, err := s.Acquire("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.Acquire("base") // of another VM
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := lease.Layers()[0]
+	mapped, err := unix.Mmap(int(layer.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := fileBlocks(layer)
+	sum := 0
+	for at := 0; at < size; at += vm.PageSize {
+		sum += int(mapped[at])
+	}
+	if grown := fileBlocks(layer); sum != 14 || before > size/2 || grown != size {
+		t.Fatalf("two pages of 7 add up to %d; the layer takes %d bytes, and %d after it was read", sum, before, grown)
+	}
+	if err := unix.Munmap(mapped); err != nil {
+		t.Fatal(err)
+	}
+	lease.Release()
+	layer = other.Layers()[0]
+	if now := fileBlocks(layer); now > before+trimSlack {
+		t.Errorf("the layer takes %d bytes, %d before", now, before)
+	}
+	want := make([]byte, size)
+	for _, at := range []int{vm.PageSize, size / 2} {
+		copy(want[at:], bytes.Repeat([]byte{7}, vm.PageSize))
+	}
+	got := make([]byte, size)
+	if _, err := layer.ReadAt(got, 0); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the layer has other bytes, %v", err)
+	}
+	other.Release()
+	if err := s.Verify(t.Context(), "base"); err != nil {
+		t.Error(err)
+	}
+}
