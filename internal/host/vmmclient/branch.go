@@ -89,7 +89,7 @@ func (v *VMM) Rebase(ctx context.Context, serial uint64, layer *os.File) (result
 
 // WaitCopied waits for the end of the live branch that BranchResult.Serial names; it is called once
 // for each. An error in Branched means that the layer is incomplete and of no use; the machine runs
-// on.
+// on. A VMM that has not copied the layer by the deadline of ctx gets no more memory for it.
 func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error) {
 	end := v.copying(serial)
 	if end == nil {
@@ -108,6 +108,9 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 			return vmmproto.Branched{}, v.gone()
 		}
 	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			v.tighten(nil) // the layer is given up: a VMM that still writes to it does so as part of its own memory
+		}
 		return vmmproto.Branched{}, ctx.Err()
 	}
 }

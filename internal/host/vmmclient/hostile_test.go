@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
 	"github.com/forkd/forkd/internal/proto/ctlsock"
@@ -32,7 +33,10 @@ func sleeper(t *testing.T) *process.Process {
 }
 
 // scripted is a client of a VMM that the test plays; its process is a sleeper.
-func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
+func scripted(t *testing.T) (*VMM, *ctlsock.Conn) { return scriptedIn(t, nil) }
+
+// scriptedIn is scripted for a VMM in a cgroup.
+func scriptedIn(t *testing.T, leaf *cgroup.Leaf) (*VMM, *ctlsock.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	listener, err := ctlsock.Listen(dir + "/" + ControlSocket)
@@ -44,7 +48,7 @@ func scripted(t *testing.T) (*VMM, *ctlsock.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := newVMM("test", dir, sleeper(t), nil, ctl)
+	v := newVMM("test", dir, sleeper(t), leaf, ctl)
 	vmm, err := ctlsock.Accept(listener)
 	if err != nil {
 		t.Fatal(err)
