@@ -101,7 +101,10 @@ func (m *Manifest) check() error {
 	if err := errors.Join(m.State.checkOwn(m.ID), m.Map.checkOwn(m.ID)); err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
-	if err := checkChain(m.Memory, m.ID, m.Parent != nil); err != nil {
+	if m.State.Bytes > vm.MaxStateBytes {
+		return fmt.Errorf("state: %d bytes, at most %d", m.State.Bytes, vm.MaxStateBytes)
+	}
+	if err := checkChain(m.Memory, m.ID, m.Parent != nil, m.Machine.MemoryBytes); err != nil {
 		return fmt.Errorf("memory_layers: %w", err)
 	}
 	if m.Disk == nil {
@@ -152,15 +155,22 @@ func (d *Disk) check(id string, branched bool) error {
 	if err := checkDigest(d.Base.Digest); err != nil {
 		return fmt.Errorf("base: %w", err)
 	}
-	if err := checkChain(d.Layers, id, branched); err != nil {
+	if err := checkChain(d.Layers, id, branched, maxDiskLayer(d.SizeBytes)); err != nil {
 		return fmt.Errorf("layers: %w", err)
 	}
 	return nil
 }
 
+// maxDiskLayer bounds a layer of a disk with so many bytes: the data, a bit for each cluster, and the
+// footer, all in whole clusters (package disklayer).
+func maxDiskLayer(size uint64) uint64 {
+	const cluster = 4096
+	return size + size/(8*cluster) + 3*cluster
+}
+
 // checkChain checks a list of layers of which the last belongs to snapshot id and the others to its
-// ancestors.
-func checkChain(layers []File, id string, branched bool) error {
+// ancestors. None is longer than most: a VMM has written it.
+func checkChain(layers []File, id string, branched bool, most uint64) error {
 	if len(layers) == 0 || len(layers) > MaxChain {
 		return fmt.Errorf("%d layers: want 1 to %d", len(layers), MaxChain)
 	}
@@ -173,6 +183,9 @@ func checkChain(layers []File, id string, branched bool) error {
 			return fmt.Errorf("layer %d: owner %q appears twice", i, l.Owner)
 		}
 		owners[l.Owner] = true
+		if l.Bytes > most {
+			return fmt.Errorf("layer %d: %d bytes, at most %d", i, l.Bytes, most)
+		}
 		if err := l.check(); err != nil {
 			return fmt.Errorf("layer %d: %w", i, err)
 		}

@@ -45,6 +45,9 @@ const MaxVCPUs = 255
 // anything is mapped for it.
 const MaxMemoryBytes = 1 << 40
 
+// MaxStateBytes bounds the file with the state of vCPUs and devices: MaxVCPUs vCPUs take about 6 MiB.
+const MaxStateBytes = 16 << 20
+
 // The device hole: guest physical addresses that are never RAM. RAM goes on above it.
 const (
 	HoleStart = 3 << 30

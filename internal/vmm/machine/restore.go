@@ -35,9 +35,6 @@ type RestoreConfig struct {
 	Entering func(vmmproto.RestoreResult) *kvm.Notice
 }
 
-// maxState bounds a state file: vm.MaxVCPUs vCPUs take about 6 MiB.
-const maxState = 16 << 20
-
 // Restore makes the machine a copy of a snapshot, with a new generation id of which the guest is
 // told. A machine that has a guest already is rolled back: its private pages are dropped and its
 // disks and the peer of its network replaced. After an error the machine is unusable.
@@ -127,8 +124,8 @@ func readState(file int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read machine state: %w", err)
 	}
-	if size > maxState {
-		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", size, maxState))
+	if size > vm.MaxStateBytes {
+		return nil, vm.WithCode(vm.ErrBadState, fmt.Errorf("machine state has %d bytes, at most %d", size, vm.MaxStateBytes))
 	}
 	if size == 0 {
 		return nil, vm.WithCode(vm.ErrBadState, errors.New("machine state is empty"))
