@@ -3,10 +3,16 @@ package vmmclient
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -60,5 +66,41 @@ func TestTheEndOfTheProcessEndsTheConnection(t *testing.T) {
 	})
 	if x := v.Exit(); x.Detail != "the last words" {
 		t.Errorf("it exited with %+v", x)
+	}
+}
+
+// A VMM that was left running and has closed its control socket is out of everybody's reach. The
+// daemon that would take it over kills it.
+func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
+	dir := t.TempDir()
+	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(dir, "sleeper")
+	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Record: filepath.Join(dir, pidFile)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	if err := unix.Close(listener); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Attach(nil, "test", dir); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("Attach = %v", err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("its process lives on")
+		_ = p.Kill()
+		<-ended
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -142,18 +143,45 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 }
 
 // Attach finds the VMM that another daemon started in dir and left running, and its leaf in
-// cgroups.
+// cgroups. A VMM of ours listens for as long as it lives. One that does not is killed: it has closed
+// its socket, and no daemon could reach it any more. After an error that IsShortage reports nothing
+// has been touched.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
 		return nil, err
 	}
 	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
-	if err != nil {
+	if IsShortage(err) {
 		proc.Release()
 		return nil, err
 	}
+	if err != nil {
+		return nil, errors.Join(err, kill(proc))
+	}
 	return newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl), nil
+}
+
+// IsShortage reports whether an error says nothing about a VMM: it came of what the daemon ran out
+// of, or (EAGAIN) of a VMM that lives and has not taken the connections of earlier daemons yet.
+func IsShortage(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN)
+}
+
+// kill ends a process that has no client, and waits for its end.
+func kill(proc *process.Process) error {
+	if err := proc.Kill(); err != nil {
+		proc.Release()
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- proc.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(defaultLimits.end):
+		return fmt.Errorf("process %d has not ended %v after SIGKILL", proc.PID(), defaultLimits.end)
+	}
 }
 
 func newVMM(id, dir string, proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn) *VMM {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/cgroup"
@@ -144,9 +143,5 @@ func DescribeExit(x vm.Exit) string {
 	return x.Reason.String() + ": " + x.Detail
 }
 
-// IsShortage reports whether an error says nothing about the VM: it came of what the daemon ran out
-// of, or (EAGAIN) of a VMM that lives and has not taken the connections of earlier daemons yet.
-func IsShortage(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) ||
-		errors.Is(err, syscall.EAGAIN)
-}
+// IsShortage is vmmclient.IsShortage.
+func IsShortage(err error) bool { return vmmclient.IsShortage(err) }
