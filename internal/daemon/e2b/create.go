@@ -72,7 +72,7 @@ type createRequest struct {
 	Network       *networkConfig  `json:"network"`
 	MCP           json.RawMessage `json:"mcp"`
 	IAM           json.RawMessage `json:"iam"`
-	VolumeMounts  []any           `json:"volumeMounts"`
+	VolumeMounts  json.RawMessage `json:"volumeMounts"`
 }
 
 // present reports whether a field was given a value.
@@ -86,7 +86,7 @@ func (req *createRequest) check() error {
 		return unsupported("mcp", "start the gateway in the recipe's warm-up")
 	case present(req.IAM):
 		return unsupported("iam", "give the sandbox a secret (docs/network.md)")
-	case len(req.VolumeMounts) > 0:
+	case present(req.VolumeMounts) && string(req.VolumeMounts) != "[]":
 		return unsupported("volumeMounts", "bake the data into a snapshot")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoPause:
 		return unsupported("autoPauseMemory: false", "a paused sandbox keeps its memory")

@@ -172,6 +172,7 @@ func (a *api) routes() {
 		{"GET /templates/{id}/builds/{build}/status", auth.Run, a.buildStatus},
 		{"GET /templates/{id}/builds/{build}/logs", auth.Run, a.buildLogs},
 	} {
+		handle := a.V1.Shared(route.handler)
 		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
 			if e.Route = route.pattern; strings.Contains(route.pattern, "sandboxes/{id}") {
@@ -182,7 +183,7 @@ func (a *api) routes() {
 				err = a.Manager.Reach(r.Context(), e.Sandbox)
 			}
 			if err == nil {
-				err = route.handler(w, r)
+				err = handle(w, r)
 			}
 			if err != nil {
 				a.fail(w, r, err)

@@ -83,7 +83,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, err := io.ReadAll(v1.Body(r, http.MaxBytesReader(w, r.Body, maxBody)))
 	if err != nil || len(body) == 0 {
 		return err
 	}

@@ -115,3 +115,17 @@ func TestListsAreWrittenInParts(t *testing.T) {
 		}
 	}
 }
+
+// Bodies of this API share the memory for bodies, and what is decoded counts: three bytes can become
+// sixty.
+func TestBodiesShareTheMemory(t *testing.T) {
+	r := startWith(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
+	many := strings.Repeat(`{},`, 50_000) + `{}`
+	for path, body := range map[string]string{
+		"/v2/sandboxes": `{"templateID":"a.b","volumeMounts":[` + many + `]}`,
+		"/v3/templates": `{"name":"x","tags":[` + strings.ReplaceAll(many, "{}", `""`) + `]}`,
+	} {
+		r.call("POST", path, body, http.StatusServiceUnavailable, nil)
+	}
+	r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", 10<<10) + `"}}`)
+}

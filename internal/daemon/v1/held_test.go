@@ -40,6 +40,21 @@ func TestLargeRequestsShareTheMemory(t *testing.T) {
 	}
 }
 
+// What a body is decoded into counts, not only its bytes: a list of empty text has three for each, and
+// sixteen in memory.
+func TestDecodedBodiesAreCounted(t *testing.T) {
+	r := start(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
+	id := fork(t, r, 1)[0].ID
+	body := `{"args":["true"` + strings.Repeat(`,""`, 50_000) + `]}`
+	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusServiceUnavailable || answer["code"] != "busy" {
+		t.Errorf("many arguments: %d %.300v", status, answer)
+	}
+	body = `{"args":["true","` + strings.Repeat("x", 100_000) + `"]}`
+	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusOK {
+		t.Errorf("a long argument of as many bytes: %d %.300v", status, answer)
+	}
+}
+
 // What code prints does not grow sixfold in JSON.
 func TestEvalStaysSmallInJSON(t *testing.T) {
 	_, url, id := forked(t)

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net/http"
@@ -33,6 +34,10 @@ const (
 	copiesOfBody   = 2
 	copiesOfAnswer = 4
 )
+
+// valueSize is what a value of a body takes when it is decoded, in bytes, roughly: an element of a list
+// may have three, and become an object of many fields. Values are counted by the commas between them.
+const valueSize = 64
 
 var errNoMemory = &requestError{http.StatusServiceUnavailable,
 	"requests under way hold all the memory that there is for bodies and answers, or this client holds its part: " +
@@ -119,7 +124,7 @@ type countedBody struct {
 
 func (c countedBody) Read(p []byte) (int, error) {
 	n, err := c.from.Read(p)
-	if short := c.share.take(copiesOfBody * n); short != nil {
+	if short := c.share.take(copiesOfBody*n + valueSize*bytes.Count(p[:n], []byte{','})); short != nil {
 		return 0, short
 	}
 	return n, err
