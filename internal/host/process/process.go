@@ -126,9 +126,13 @@ func Find(name, record string) (*Process, error) {
 		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
 	// The pidfd is open, so the pid cannot be given to another process from here on.
-	if now, err := startTime(pid); err != nil || now != start {
+	now, err := startTime(pid)
+	if err == nil && now != start {
+		err = errors.New("it is another one now")
+	}
+	if err != nil { // which may be that no more files can be opened: then the process lives
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("find %s: process %d is another one now", name, pid)
+		return nil, fmt.Errorf("find %s: process %d: %w", name, pid, err)
 	}
 	p, err := adopt(pid, fd, nil)
 	if err == nil {

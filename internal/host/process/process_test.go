@@ -173,3 +173,35 @@ func TestForbiddenCallIsNamedFromBothEnds(t *testing.T) {
 		t.Errorf("it names %q", call)
 	}
 }
+
+// A process whose start time cannot be read, because no more files can be open, is not said to be
+// another one: whoever looks for it would take it for ended.
+func TestFindWithoutFiles(t *testing.T) {
+	p, record := sleeper(t)
+	defer func() {
+		if err := errors.Join(p.Kill(), p.Wait()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	next, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(next)
+	one := limit
+	one.Cur = uint64(next) + 1 // room for the pidfd and no more
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &one); err != nil {
+		t.Fatal(err)
+	}
+	_, err = Find("sleeper", record)
+	if restored := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); restored != nil {
+		t.Fatal(restored)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("find: %v, want %v", err, unix.EMFILE)
+	}
+}
