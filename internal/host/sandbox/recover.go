@@ -113,10 +113,14 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 // what is left of it is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
-	if _, err := os.Stat(filepath.Join(dir, suspendedName)); err != nil {
+	_, err := os.Stat(filepath.Join(dir, suspendedName))
+	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
-	if err := m.recoverSuspended(id); err != nil {
+	if err == nil { // else nobody knows what is there
+		err = m.recoverSuspended(id)
+	}
+	if err != nil {
 		// Its files stay: what is wrong with its snapshot may be put right.
 		m.cfg.Log.Error("suspended sandbox cannot be taken over", "sandbox", id, "reason", err)
 		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})

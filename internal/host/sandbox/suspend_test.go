@@ -135,6 +135,40 @@ func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	w.checkClean(t)
 }
 
+// A suspended state that cannot be looked at is not taken for one that is not there: its files stay.
+func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
+	w := newWorld(t, 0)
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{})
+	if _, err := w.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	w.stop()
+	path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+	hidden := filepath.Join(w.dir, "hidden")
+	if err := errors.Join(os.Rename(path, hidden), os.Symlink(suspendedName, path)); err != nil { // a loop: ELOOP
+		t.Fatal(err)
+	}
+	w.start(t, 0)
+	if n, err := w.Recover(); n != 0 || err != nil || len(w.LeftAlone()) != 1 {
+		t.Errorf("recovered %d, %v; left alone: %+v", n, err, w.LeftAlone())
+	}
+	w.stop()
+	if err := os.Rename(hidden, path); err != nil {
+		t.Fatalf("its files: %v", err)
+	}
+	w.start(t, 0)
+	defer w.stop()
+	if _, err := w.Recover(); err != nil {
+		t.Fatal(err)
+	}
+	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running {
+		t.Errorf("%+v, %v", i, err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // A VMM of another version is left alone: requests of this one could mean something else to it.
 func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	w := newWorld(t, 0)
