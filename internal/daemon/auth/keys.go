@@ -39,7 +39,7 @@ func openKey(path, what, loss string) (key [32]byte, err error) {
 	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		rand.Read(key[:])
-		if err := atomicfile.Write(path, key[:], 0o600); err != nil {
+		if err := atomicfile.WriteDurable(path, key[:], 0o600); err != nil { // tokens are made with it from now on
 			return key, fmt.Errorf("write %s: %w", what, err)
 		}
 		return key, nil
