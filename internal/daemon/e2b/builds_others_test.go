@@ -261,3 +261,17 @@ func TestScopesOfBuilds(t *testing.T) {
 		t.Errorf("%+v", end)
 	}
 }
+
+// A client with a prefix cannot tell by the case of a name which tags others have.
+func TestCaseOfNamesHidesTheTagsOfOthers(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
+	team := header{"X-API-Key": r.Tokens["team"]}
+	for range 2 { // before others have the tag, and when they do
+		resp, out := r.send("POST", "/v2/sandboxes", team, `{"templateID":"A.B"}`)
+		if resp.StatusCode != 201 || !strings.Contains(out, `"templateID":"a.b"`) {
+			t.Errorf("%s %s", resp.Status, out)
+		}
+		b := r.create(`{"templateID":"a.b"}`)
+		r.send("POST", "/sandboxes/"+b.ID+"/snapshots", r.key, `{"name":"A.B"}`)
+	}
+}

@@ -170,7 +170,10 @@ func (a *api) existing(r *http.Request, template string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := a.Manager.Snapshots().Detail(tag); err == nil {
+	if err = a.Manager.MayUse(r.Context(), tag); err == nil { // else it is as if it were not there
+		_, err = a.Manager.Snapshots().Detail(tag)
+	}
+	if err == nil {
 		return tag, nil
 	}
 	found := ""
