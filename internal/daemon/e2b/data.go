@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"path"
 	"strings"
@@ -128,6 +129,10 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	case route.Agent && !isHealth:
 		e.Who = audit.SignedURL
 	}
+	if route.Open && isHealth && i.IdleTimeout > 0 {
+		a.healthOfIdle(w, r, route, i)
+		return
+	}
 	if n, _ := annotationOf(i); n.Resumes && isAsleep(i) && !(route.Open && isHealth) {
 		if err := a.wake(r.Context(), i, n, route.Open); err != nil {
 			a.failData(w, r, route, err)
@@ -144,6 +149,20 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 		r.Header.Set(agentproto.DefaultUserHeader, defaultUser)
 	}
 	a.V1.CarryHTTP(w, r, route, a.failData)
+}
+
+// healthOfIdle answers a stranger for a sandbox that is suspended when it is idle, by its state: a
+// request to its agent would bring it back, or keep it from being idle, for which others need a token.
+func (a *api) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound.Route, i sandbox.Info) {
+	if i.State != sandbox.Running {
+		a.failData(w, r, route, &sandbox.StateError{ID: i.ID, Op: "reach", State: i.State})
+		return
+	}
+	if route.Port == agentproto.CodeInterpreterPort { // as its services do
+		_, _ = io.WriteString(w, "OK") // the client has gone if this fails
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // isStranger reports whether a request has none of the tokens of its sandbox.

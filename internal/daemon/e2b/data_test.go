@@ -334,3 +334,44 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 		t.Errorf("the file belongs to %d", uid)
 	}
 }
+
+// A stranger who knows the id of a sandbox of /v1 cannot bring it back, nor keep it from being idle, by
+// asking for its health. With the sandbox's token the agent is asked.
+func TestStrangersWakeNoIdleSandbox(t *testing.T) {
+	r := start(t)
+	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	ask := func(envd, interpreter int) {
+		t.Helper()
+		for port, want := range map[string]int{"49983": envd, "49999": interpreter} {
+			h := header{"E2b-Sandbox-Id": id, "E2b-Sandbox-Port": port}
+			if resp, out := r.send("GET", "/health", h, ""); resp.StatusCode != want {
+				t.Errorf("health at port %s: %s %s, want %d", port, resp.Status, out, want)
+			}
+		}
+	}
+	ask(204, 200)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) { // asked all the while
+		ask := header{"E2b-Sandbox-Id": id}
+		s, err := r.Client.Sandbox(t.Context(), id)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("the sandbox is not suspended: %+v, %v", s, err)
+		}
+		if s.State == "suspended" {
+			break
+		}
+		r.send("GET", "/health", ask, "")
+	}
+	ask(502, 502)
+	if s, err := r.Client.Sandbox(t.Context(), id); err != nil || s.State != "suspended" {
+		t.Errorf("afterwards it is %s, %v", s.State, err)
+	}
+	var b box
+	r.call("POST", "/sandboxes/"+id+"/connect", `{"timeout":60}`, 201, &b)
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 204 {
+		t.Errorf("with its token: %s %s", resp.Status, out)
+	}
+}
