@@ -375,3 +375,39 @@ func TestStrangersWakeNoIdleSandbox(t *testing.T) {
 		t.Errorf("with its token: %s %s", resp.Status, out)
 	}
 }
+
+// To measure a sandbox wants the scope read only, and so neither brings one back nor keeps it awake.
+func TestMetricsKeepNoIdleSandboxAwake(t *testing.T) {
+	r := start(t)
+	f, err := r.Client.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, IdleTimeoutSecs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := f.Sandboxes[0].ID
+	measured := func() (both []string) {
+		for _, path := range []string{"/sandboxes/" + id + "/metrics", "/sandboxes/metrics?sandbox_ids=" + id} {
+			resp, out := r.send("GET", path, r.key, "")
+			if resp.StatusCode == 200 && strings.Contains(out, "memTotal") {
+				both = append(both, path)
+			}
+		}
+		return both
+	}
+	if both := measured(); len(both) != 2 {
+		t.Errorf("while it runs only %q measure it", both)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		s, err := r.Client.Sandbox(t.Context(), id)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("the sandbox is %s, %v", s.State, err)
+		}
+		if s.State == "suspended" {
+			break
+		}
+		measured()
+	}
+	measured()
+	if s, err := r.Client.Sandbox(t.Context(), id); err != nil || s.State != "suspended" {
+		t.Errorf("afterwards it is %s, %v", s.State, err)
+	}
+}

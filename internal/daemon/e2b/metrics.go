@@ -114,7 +114,7 @@ func (a *api) measure(ctx context.Context, i sandbox.Info) (m metric, err error)
 		DiskUsed  uint64  `json:"disk_used"`
 		DiskTotal uint64  `json:"disk_total"`
 	}
-	err = a.Manager.LookAt(ctx, i.ID, "measure", func(ctx context.Context, dial agentclient.DialFunc) error {
+	err = a.Manager.LookAtRunning(ctx, i.ID, "measure", func(ctx context.Context, dial agentclient.DialFunc) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envd/metrics", nil)
 		if err != nil {
 			return err

@@ -35,19 +35,28 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 			return nil, err
 		}
 		end := s.usage.begin()
-		v, calls, err := s.running(op)
+		call, err := s.guestCall(ctx, op, end)
 		if err == nil {
-			ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
-			ctx, cancel := context.WithCancelCause(ctx)
-			unwatch := context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })
-			return &guestCall{Guest: v.guest, ctx: ctx, calls: calls, s: s, op: op,
-				stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
+			return call, nil
 		}
 		end()
 		if s.Info().IdleTimeout == 0 || try == wakeTries {
 			return nil, err
 		}
 	}
+}
+
+// guestCall begins a request to the agent of a sandbox that runs. Its stop calls end.
+func (s *Sandbox) guestCall(ctx context.Context, op string, end func()) (*guestCall, error) {
+	v, calls, err := s.running(op)
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := vmpool.WhileAlive(ctx, v.vmm)
+	ctx, cancel := context.WithCancelCause(ctx)
+	unwatch := context.AfterFunc(calls, func() { cancel(context.Cause(calls)) })
+	return &guestCall{Guest: v.guest, ctx: ctx, calls: calls, s: s, op: op,
+		stop: func() { unwatch(); cancel(nil); stop(); end() }}, nil
 }
 
 // dial reaches the guest until it is taken away. What is under the same address afterwards, such as
@@ -110,6 +119,21 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 // LookAt is Use for what changes neither files nor processes: it does not count as a change.
 func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
+	if err != nil {
+		return err
+	}
+	defer call.stop()
+	return call.explain(f(call.ctx, call.dial))
+}
+
+// LookAtRunning is LookAt that neither brings a sandbox back nor counts as use of it: for clients that
+// may only read. The error of a sandbox that does not run is a *StateError.
+func (m *Manager) LookAtRunning(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+	s, err := m.Get(id)
+	if err != nil {
+		return err
+	}
+	call, err := s.guestCall(ctx, op, func() {})
 	if err != nil {
 		return err
 	}
