@@ -69,11 +69,11 @@ func (o *undoOptions) run(cmd *cobra.Command, args []string, by savedBy) error {
 	if len(args) > 0 {
 		n, err := strconv.Atoi(args[0])
 		if err != nil || n < 1 {
-			return usageError{fmt.Errorf("N %q: want how many turns, 1 or more ('forkd rollback ID --to TAG' puts back any sandbox)",
+			return usageError{fmt.Errorf("argument N %q: want how many turns, 1 or more ('forkd rollback ID --to TAG' puts back any sandbox)",
 				args[0])}
 		}
 		if steps = n; o.to != "" {
-			return usageError{errors.New("N and --to exclude each other")}
+			return usageError{errors.New("argument N and --to exclude each other")}
 		}
 	}
 	return o.common.run(cmd, func(ctx context.Context, cl *client.Client) error {

@@ -68,7 +68,9 @@ func TestPeerOfAConnection(t *testing.T) {
 	})}
 	go server.Serve(wrapping{l})
 	defer server.Close()
-	client := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", path) }}}
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}}
 	resp, err := client.Get("http://forkd")
 	if err != nil {
 		t.Fatal(err)

@@ -23,7 +23,7 @@ func TestExecLines(t *testing.T) {
 	defer resp.Body.Close()
 	var started, line string
 	var pid uint64
-	if _, err := fmt.Fscanln(resp.Body, &started); err == nil {
+	if _, err = fmt.Fscanln(resp.Body, &started); err == nil {
 		pid, err = strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(started, `{"started":{"pid":`), "}}"), 10, 32)
 	}
 	if err != nil {

@@ -87,8 +87,7 @@ type Manager struct {
 	writers    time.Duration                    // writerPatience but in tests
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
-	closed     bool
-	left       []left // written by Recover
+	left       []left                           // written by Recover
 }
 
 // New returns a Manager without sandboxes; see Recover for those of an earlier daemon.

@@ -27,7 +27,6 @@ const mib = 1 << 20
 // vm is a VM under test with its private disk top.
 type testVM struct {
 	*vmmclient.VMM
-	dir   string
 	disk  vmmproto.Disk
 	files []*os.File // base image, layers, top
 	agent *agentclient.Client

@@ -146,7 +146,7 @@ func sendNow(raw syscall.RawConn, payload []byte) (sent bool) {
 func (s *Stack) relayUDP(f *udpFlow) {
 	defer s.end(f.flow)
 	stop := context.AfterFunc(f.ctx, func() { _ = f.out.Close() })
-	if err := s.downwardUDP(f); err != nil && f.ctx.Err() == nil {
+	if err := s.downwardUDP(f); f.ctx.Err() == nil {
 		f.fail(err)
 	}
 	stop()
@@ -156,6 +156,7 @@ func (s *Stack) relayUDP(f *udpFlow) {
 	delete(s.udp, f.id) // the guest's next packet begins another flow
 }
 
+// downwardUDP forwards packets to the guest until one cannot be received. The error says why.
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
