@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
@@ -72,7 +73,8 @@ func TestExecResultCodes(t *testing.T) {
 		cmd := &cobra.Command{}
 		cmd.SetErr(&bytes.Buffer{})
 		err := execResult(cmd, execFlags{}, c.exit)
-		code, ok := err.(exitCode)
+		var code exitCode
+		ok := errors.As(err, &code)
 		if (err == nil) != (c.want == 0) || (err != nil && (!ok || int(code) != c.want)) {
 			t.Errorf("%+v: got %v, want %d", c.exit, err, c.want)
 		}

@@ -17,7 +17,7 @@ func TestKVMState(t *testing.T) {
 	k := &kvmState{probe: func() (bool, error) { asked++; return sure, answer }}
 	why := func(want error, times int) {
 		t.Helper()
-		if err := k.why(); err != want || asked != times {
+		if err := k.why(); !errors.Is(err, want) || asked != times {
 			t.Errorf("%v, asked %d times, want %v and %d", err, asked, want, times)
 		}
 	}

@@ -2,6 +2,7 @@ package rawcall
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"testing"
 
@@ -45,19 +46,19 @@ func TestMemoryOverAFile(t *testing.T) {
 	if err := Advise(m, unix.MADV_DONTNEED); err != nil || m[page] != 'a' {
 		t.Errorf("%q, %v", m[page], err)
 	}
-	if err := Advise(m, -1); err != unix.EINVAL {
+	if err := Advise(m, -1); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("advice that is none: %v", err)
 	}
-	if err := MapOver(m[:page], -1, 0); err != unix.EBADF {
+	if err := MapOver(m[:page], -1, 0); !errors.Is(err, unix.EBADF) {
 		t.Errorf("no file: %v", err)
 	}
 	if err := Unmap(m); err != nil {
 		t.Error(err)
 	}
-	if _, err := Map(0); err != unix.EINVAL {
+	if _, err := Map(0); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("no memory: %v", err)
 	}
-	if _, err := Size(-1); err != unix.EBADF {
+	if _, err := Size(-1); !errors.Is(err, unix.EBADF) {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package rawcall
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +27,7 @@ func TestFiles(t *testing.T) {
 	if err := Stat(long, &info); err != nil || info.Size != 10 {
 		t.Errorf("stat: %d bytes, %v", info.Size, err)
 	}
-	if err := Stat(path+"-gone", &info); err != unix.ENOENT {
+	if err := Stat(path+"-gone", &info); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("stat of a missing file: %v", err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -60,7 +61,7 @@ func TestIoctlInt(t *testing.T) {
 	if err := IoctlInt(pipe[0], fionbio, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Read(pipe[0], make([]byte, 1)); err != unix.EAGAIN {
+	if _, err := Read(pipe[0], make([]byte, 1)); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("read from an empty pipe that does not wait: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func pair(t *testing.T) (a, b int) {
 func TestStreams(t *testing.T) {
 	a, b := pair(t)
 	p := make([]byte, 8)
-	if n, err := Read(b, p); n != 0 || err != unix.EAGAIN {
+	if n, err := Read(b, p); n != 0 || !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("read from an empty socket: %d, %v", n, err)
 	}
 	if n, err := Write(a, []byte("abc")); n != 3 || err != nil {
@@ -50,10 +50,10 @@ func TestStreams(t *testing.T) {
 	if n, err := Read(b, p); n != 0 || err != nil || !HungUp(b) {
 		t.Errorf("after the end: %d, %v, hung up %v", n, err, HungUp(b))
 	}
-	if err := Close(a); err != unix.EBADF {
+	if err := Close(a); !errors.Is(err, unix.EBADF) {
 		t.Errorf("close again: %v", err)
 	}
-	if n, err := Write(a, nil); n != 0 || err != unix.EBADF {
+	if n, err := Write(a, nil); n != 0 || !errors.Is(err, unix.EBADF) {
 		t.Errorf("write after close: %d, %v", n, err)
 	}
 }
@@ -70,7 +70,7 @@ func connect(t *testing.T) (listener int) {
 	if err := errors.Join(unix.Bind(listener, addr), unix.Listen(listener, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Accept(listener, 0); err != unix.EAGAIN {
+	if _, err := Accept(listener, 0); !errors.Is(err, unix.EAGAIN) {
 		t.Fatalf("nobody has connected: %v", err)
 	}
 	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -104,7 +104,7 @@ func TestReadTimeout(t *testing.T) {
 	if err := errors.Join(unix.SetNonblock(a, false), SetReadTimeout(a, unix.NsecToTimeval(1e6))); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := Read(a, make([]byte, 1)); n != 0 || err != unix.EAGAIN {
+	if n, err := Read(a, make([]byte, 1)); n != 0 || !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("%d, %v", n, err)
 	}
 }
@@ -191,7 +191,7 @@ func TestEpoll(t *testing.T) {
 	if err := EpollCtl(e, unix.EPOLL_CTL_DEL, b, nil); err != nil {
 		t.Error(err)
 	}
-	if err := EpollCtl(e, unix.EPOLL_CTL_DEL, b, nil); err != unix.ENOENT {
+	if err := EpollCtl(e, unix.EPOLL_CTL_DEL, b, nil); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("removed again: %v", err)
 	}
 }

@@ -97,7 +97,7 @@ func Serve(tracker *guestmem.Tracker, limitFiles func(most uint64) error, narrow
 // hungUp reports whether a connection ended as those of daemons do that are started again or
 // killed.
 func hungUp(err error) bool {
-	return err == io.EOF || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
+	return errors.Is(err, io.EOF) || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 }
 
 type server struct {

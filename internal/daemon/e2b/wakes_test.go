@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 )
@@ -13,7 +14,7 @@ func TestWakes(t *testing.T) {
 	enter := func(id string, stranger bool, want error) {
 		t.Helper()
 		stop, err := w.enter(id, "", stranger)
-		if err != want {
+		if !errors.Is(err, want) {
 			t.Errorf("a request to %s: %v, want %v", id, err, want)
 		}
 		if err == nil {

@@ -49,15 +49,15 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 			out.last()
 		}
 		if v := recover(); v != nil {
-			if v != http.ErrAbortHandler {
+			if cut, ok := v.(error); !ok || !errors.Is(cut, http.ErrAbortHandler) {
 				panic(v)
 			}
 			answered, err = true, io.ErrUnexpectedEOF
 		}
-		if cause := context.Cause(ctx); cause != nil && (err == nil || cause != context.Cause(r.Context())) {
+		if cause := context.Cause(ctx); cause != nil && (err == nil || !errors.Is(cause, context.Cause(r.Context()))) {
 			err = cause
 		}
-		if err == errGone {
+		if errors.Is(err, errGone) {
 			err = nil
 		}
 	}()

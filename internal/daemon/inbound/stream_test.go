@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -203,7 +204,7 @@ func TestTCPWantsAnUpgrade(t *testing.T) {
 		"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 3\r\n", "Connection: Upgrade\r\nUpgrade: tcp\r\nTransfer-Encoding: chunked\r\n"} {
 		_, answers := r.raw(t, "GET /tcp HTTP/1.1\r\nHost: x\r\n"+head+"\r\n")
 		resp, err := http.ReadResponse(answers, nil)
-		if err != nil || resp.Header.Get("Upgrade") != "tcp" || r.end(t) != ErrUpgrade {
+		if err != nil || resp.Header.Get("Upgrade") != "tcp" || !errors.Is(r.end(t), ErrUpgrade) {
 			t.Errorf("%q: %+v, %v", head, resp, err)
 		}
 	}

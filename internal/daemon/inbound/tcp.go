@@ -2,6 +2,7 @@ package inbound
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -43,7 +44,7 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 	if err = p.join(client, guest); err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	if err == errGone {
+	if errors.Is(err, errGone) {
 		err = nil
 	}
 	return true, err

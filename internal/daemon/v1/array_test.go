@@ -60,7 +60,8 @@ func TestMembersWithoutJSON(t *testing.T) {
 		t.Error("no error before the answer has begun")
 	}
 	defer func() {
-		if v := recover(); v != http.ErrAbortHandler {
+		v := recover()
+		if cut, ok := v.(error); !ok || !errors.Is(cut, http.ErrAbortHandler) {
 			t.Errorf("%v, want the connection to be cut off", v)
 		}
 	}()

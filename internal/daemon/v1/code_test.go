@@ -2,6 +2,7 @@ package v1_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -82,7 +83,7 @@ func TestRunCodeStreams(t *testing.T) {
 			}
 			return nil
 		}})
-	if err != full || !reflect.DeepEqual(seen[:2], []string{"0", "1"}) {
+	if !errors.Is(err, full) || !reflect.DeepEqual(seen[:2], []string{"0", "1"}) {
 		t.Errorf("%v, %v", seen, err)
 	}
 	if e, err := cl.RunCode(t.Context(), id, client.CodeRequest{Code: "'free'"}, client.CodeHandlers{}); err != nil || e.Text() != "free" {

@@ -27,7 +27,7 @@ func TestFramesReadBack(t *testing.T) {
 			t.Errorf("got %d %q %v, want %d %q", typ, body, err, want.t, want.body)
 		}
 	}
-	if _, _, err := ReadFrame(&buf); err != io.EOF {
+	if _, _, err := ReadFrame(&buf); !errors.Is(err, io.EOF) {
 		t.Errorf("at the end: got %v, want io.EOF", err)
 	}
 }

@@ -1,6 +1,7 @@
 package tcghost
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -32,7 +33,7 @@ func deepen(pid int, addrs ...string) error {
 			return err
 		}
 		fd, err := unix.PidfdGetfd(process, number, 0)
-		if err == unix.EBADF {
+		if errors.Is(err, unix.EBADF) {
 			continue // it was closed in the meantime
 		}
 		if err != nil {

@@ -37,7 +37,7 @@ func (c *control) serveConn(conn net.Conn) {
 	lines := bufio.NewReader(conn)
 	for {
 		line, err := readRequest(lines)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return
 		}
 		var reply agentproto.Reply

@@ -40,7 +40,7 @@ func listenForks(family int, addr unix.Sockaddr) (*forkPort, error) {
 	p := &forkPort{file: os.NewFile(uintptr(fd), "fork port")}
 	p.tryAccept = func(fd uintptr) bool {
 		p.conn, p.err = rawcall.Accept(int(fd), 0)
-		return p.err != unix.EAGAIN
+		return !errors.Is(p.err, unix.EAGAIN)
 	}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		return nil, errors.Join(err, p.Close())
@@ -132,8 +132,8 @@ func readAtLeast(conn int, p []byte, least int) (n int, err error) {
 	for n < least {
 		k, err := read(conn, p[n:])
 		switch {
-		case err == unix.EINTR: // of unix.Read
-		case err == unix.EAGAIN:
+		case errors.Is(err, unix.EINTR): // of unix.Read
+		case errors.Is(err, unix.EAGAIN):
 			read = unix.Read // the client dawdles: this is no fork that should be cheap
 		case err != nil:
 			return n, err

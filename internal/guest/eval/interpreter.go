@@ -201,7 +201,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 		if err == nil {
 			return line[:len(line)-1], nil
 		}
-		if err != bufio.ErrBufferFull {
+		if !errors.Is(err, bufio.ErrBufferFull) {
 			return nil, err
 		}
 		if len(line) > limit {

@@ -1,6 +1,7 @@
 package eval
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"syscall"
@@ -44,8 +45,8 @@ func (o *output) pump(f *os.File, stream string) {
 	for ended := false; !ended; {
 		err := raw.Read(func(fd uintptr) bool {
 			n, err := o.take(fd, f, stream)
-			ended = n == 0 || err != nil && err != unix.EAGAIN
-			return err != unix.EAGAIN
+			ended = n == 0 || err != nil && !errors.Is(err, unix.EAGAIN)
+			return !errors.Is(err, unix.EAGAIN)
 		})
 		if err != nil {
 			return

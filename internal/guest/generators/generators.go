@@ -146,7 +146,7 @@ func (f *Finder) news(after, last int) bool {
 		var path [128]byte
 		var info unix.Stat_t
 		exe := append(strconv.AppendInt(append(append(path[:0], f.proc...), '/'), int64(pid), 10), "/exe"...)
-		if err := rawcall.Stat(exe, &info); err == unix.ENOENT || err == unix.ESRCH {
+		if err := rawcall.Stat(exe, &info); errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 			continue
 		}
 		thread := strconv.AppendInt(append(path[:0], f.own...), int64(pid), 10)

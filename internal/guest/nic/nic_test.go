@@ -221,7 +221,7 @@ func TestReset(t *testing.T) {
 			}
 		}
 		for what, p := range leaving {
-			if _, err := p.other.Read(make([]byte, 1)); err == nil || err == io.EOF && what != "half-closed" {
+			if _, err := p.other.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) && what != "half-closed" {
 				t.Errorf("%s: the other end: %v", what, err)
 			}
 		}

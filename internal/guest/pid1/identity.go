@@ -44,7 +44,7 @@ func OpenIdentity(log *kmsg.Log) (*Identity, error) {
 	}
 	hwrng, err := unix.Open("/dev/hwrng", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		if err != unix.ENOENT && err != unix.ENODEV {
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 			return nil, fmt.Errorf("identity: open /dev/hwrng: %w", err)
 		}
 		hwrng = -1
@@ -96,7 +96,7 @@ func dropFetched(hwrng int) error {
 	for dropped := 0; dropped < maxFetched; {
 		n, err := rawcall.Read(hwrng, p[dropped:])
 		switch {
-		case err == unix.EAGAIN, err == unix.ENODEV, err == nil && n == 0:
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENODEV), err == nil && n == 0:
 			return nil
 		case err != nil:
 			return fmt.Errorf("reseed: drop what /dev/hwrng has fetched: %w", err)

@@ -2,6 +2,7 @@ package netclient
 
 import (
 	"context"
+	"errors"
 	"os"
 	"sync"
 
@@ -169,7 +170,7 @@ func (l *Link) Set(ctx context.Context, setting Setting) error {
 }
 
 func ignoreDown(err error) error {
-	if err == ErrDown {
+	if errors.Is(err, ErrDown) {
 		return nil
 	}
 	return err

@@ -157,7 +157,7 @@ func (p *Process) Kill() error {
 		return nil // it is closed: the process has ended
 	}
 	_ = raw.Control(func(fd uintptr) { err = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) }) // likewise
-	if err == unix.ESRCH {
+	if errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	return err

@@ -12,6 +12,7 @@ package dns
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"net/netip"
 	"strings"
 	"time"
@@ -153,7 +154,7 @@ func parse(message []byte, tcp bool) (*query, bool) {
 	// A message of 64 KiB has room for ten thousand questions, and each unpacks into an array of 255
 	// bytes: only the first is unpacked.
 	question, err := p.Question()
-	if err != nil || question.Class != dnsmessage.ClassINET || p.SkipQuestion() != dnsmessage.ErrSectionDone {
+	if err != nil || question.Class != dnsmessage.ClassINET || !errors.Is(p.SkipQuestion(), dnsmessage.ErrSectionDone) {
 		return nil, false
 	}
 	q := &query{header: h, question: question, room: 512} // RFC 1035 §4.2.1

@@ -2,6 +2,7 @@ package stack
 
 import (
 	"encoding/binary"
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -88,7 +89,7 @@ func (l *link) writeLocked(pkt *gvisor.PacketBuffer) {
 			err = send(int(fd), pkt)
 			return true
 		})
-		if lost != nil || err != unix.EAGAIN {
+		if lost != nil || !errors.Is(err, unix.EAGAIN) {
 			return
 		}
 	}
@@ -112,7 +113,7 @@ func (l *link) write() {
 			return
 		}
 		// An error means that the socket is closed or the VM gone: whoever reads from it notices.
-		_ = l.raw.Write(func(fd uintptr) bool { return send(int(fd), pkt) != unix.EAGAIN })
+		_ = l.raw.Write(func(fd uintptr) bool { return !errors.Is(send(int(fd), pkt), unix.EAGAIN) })
 		pkt.DecRef()
 	}
 }

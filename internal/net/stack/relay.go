@@ -181,7 +181,7 @@ func receive(raw interface {
 		chunk = pool.take()
 		for {
 			n, err = unix.Read(int(fd), *chunk)
-			if err != unix.EINTR {
+			if !errors.Is(err, unix.EINTR) {
 				break
 			}
 		}
@@ -190,7 +190,7 @@ func receive(raw interface {
 		}
 		pool.give(chunk)
 		chunk = nil
-		return err != unix.EAGAIN
+		return !errors.Is(err, unix.EAGAIN)
 	})
 	switch {
 	case lost != nil:

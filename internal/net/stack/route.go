@@ -38,7 +38,7 @@ func routeType(addr netip.Addr) (kind byte, err error) {
 	}
 	buf := make([]byte, 4096) // an answer is one message of a few attributes
 	n, _, err := unix.Recvfrom(fd, buf, 0)
-	for err == unix.EINTR {
+	for errors.Is(err, unix.EINTR) {
 		n, _, err = unix.Recvfrom(fd, buf, 0)
 	}
 	if err != nil {

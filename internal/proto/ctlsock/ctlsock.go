@@ -128,7 +128,7 @@ func (c *Conn) send(wait bool, kind codec.Kind, body []byte, fds []int) error {
 	var err error
 	lost := c.raw.Write(func(fd uintptr) bool {
 		err = rawcall.SendPacket(int(fd), packet, oob)
-		return err != unix.EAGAIN || !wait
+		return !errors.Is(err, unix.EAGAIN) || !wait
 	})
 	if err = cmp.Or(lost, err); err != nil {
 		return fmt.Errorf("send control message: %w", err)
@@ -148,10 +148,10 @@ func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err 
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
-		return err != unix.EAGAIN
+		return !errors.Is(err, unix.EAGAIN)
 	})
 	if err = cmp.Or(lost, err); err != nil {
-		if err != io.EOF {
+		if !errors.Is(err, io.EOF) {
 			err = fmt.Errorf("receive control message: %w", err)
 		}
 		return 0, nil, nil, err

@@ -1,6 +1,7 @@
 package guestmem
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -86,10 +87,10 @@ func (m *Memory) OwnNow(gpa GPA, length uint64) error {
 		return err
 	}
 	for {
-		switch err := rawcall.Advise(v, unix.MADV_POPULATE_WRITE); err {
-		case nil:
+		switch err := rawcall.Advise(v, unix.MADV_POPULATE_WRITE); {
+		case err == nil:
 			return nil
-		case unix.EINTR, unix.EAGAIN:
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 		default:
 			return fmt.Errorf("copy %d bytes of guest memory: %w", length, err)
 		}
@@ -145,7 +146,7 @@ func (m *Memory) pages(gpa GPA, length, offset uint64) ([]byte, error) {
 // smallPages keeps huge pages out of a range. Copy-on-write and dirty tracking work page by page: a
 // huge page would turn one written byte into 2 MiB.
 func smallPages(v []byte) error {
-	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && err != unix.EINVAL {
+	if err := rawcall.Advise(v, unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("disable huge pages for guest memory: %w", err)
 	}
 	return nil

@@ -38,7 +38,7 @@ func TestProbeInterrupted(t *testing.T) {
 	}
 	late.Store(true)
 	runs = 0
-	if err := runUntil(&late, run); err != ErrKicked || runs != 1 {
+	if err := runUntil(&late, run); !errors.Is(err, ErrKicked) || runs != 1 {
 		t.Errorf("late: %v after %d runs", err, runs)
 	}
 }

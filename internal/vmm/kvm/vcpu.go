@@ -306,7 +306,7 @@ func (c *VCPU) SetTSCKHz(khz uint32) error {
 // told, which is no error.
 func (c *VCPU) MarkPaused() error {
 	_, err := ioctlNow(c.fd, ioKVMClockCtrl, nil)
-	if err != nil && err != unix.EINVAL {
+	if err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("mark vCPU %d paused: %w", c.id, err)
 	}
 	return nil

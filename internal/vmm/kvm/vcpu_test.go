@@ -18,7 +18,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	}
 	c := &VCPU{id: 1, waiting: true}
 	for i, s := range []uint32{MPStateUninitialized, MPStateUninitialized, MPStateRunnable} { // the IPI comes
-		if err := c.runError(unix.EAGAIN, state(s)); err != ErrKicked {
+		if err := c.runError(unix.EAGAIN, state(s)); !errors.Is(err, ErrKicked) {
 			t.Fatalf("EAGAIN %d of a waiting vCPU: %v, want ErrKicked", i, err)
 		}
 	}
@@ -33,7 +33,7 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 			}
 		}
 	}
-	if err := c.runError(unix.EINTR, state(MPStateRunnable)); err != ErrKicked {
+	if err := c.runError(unix.EINTR, state(MPStateRunnable)); !errors.Is(err, ErrKicked) {
 		t.Errorf("EINTR: %v, want ErrKicked", err)
 	}
 	if err := c.runError(unix.EFAULT, state(MPStateRunnable)); !errors.Is(err, unix.EFAULT) {

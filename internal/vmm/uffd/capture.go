@@ -1,6 +1,7 @@
 package uffd
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -78,7 +79,7 @@ func (c *Capture) write(gpa guestmem.GPA, pages int) error {
 	for err == nil && len(view) > 0 {
 		var n int
 		n, err = unix.Pwrite(c.layer, view, off)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			err = nil
 			continue
 		}

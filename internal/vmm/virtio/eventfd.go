@@ -43,7 +43,7 @@ func (e *EventFD) FD() int { return e.fd }
 func (e *EventFD) Signal() error {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	if _, err := rawcall.Write(e.fd, one[:]); err != nil && err != unix.EAGAIN {
+	if _, err := rawcall.Write(e.fd, one[:]); err != nil && !errors.Is(err, unix.EAGAIN) {
 		return fmt.Errorf("signal eventfd %d: %w", e.fd, err)
 	}
 	return nil
@@ -69,7 +69,7 @@ func (e *EventFD) Wait() error {
 func (e *EventFD) clear(fd uintptr) bool {
 	var count [8]byte
 	_, e.err = rawcall.Read(int(fd), count[:])
-	return e.err != unix.EAGAIN
+	return !errors.Is(e.err, unix.EAGAIN)
 }
 
 func (e *EventFD) pollable() (syscall.RawConn, error) {

@@ -157,7 +157,7 @@ func (d *Device) Notify() (more bool, err error) {
 		written, err := d.serve(c)
 		served += pieceCost + d.done - before
 		switch {
-		case err == errMore:
+		case errors.Is(err, errMore):
 			d.queue.Unpop()
 			continue
 		case errors.Is(err, unix.ENOSPC):

@@ -238,7 +238,7 @@ func transfer(views [][]byte, off uint64, rw func([][]byte, int64) (int, error))
 	for len(views) > 0 {
 		n, err := rw(views, int64(off))
 		switch {
-		case err == unix.EINTR:
+		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
 			return err
@@ -268,7 +268,7 @@ func fd(f *os.File) int { return int(f.Fd()) }
 
 func retry(call func() error) error {
 	for {
-		if err := call(); err != unix.EINTR {
+		if err := call(); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}

@@ -185,9 +185,9 @@ func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:
 		return statusOK, nil
-	case err == errMore || errors.Is(err, unix.ENOSPC):
+	case errors.Is(err, errMore) || errors.Is(err, unix.ENOSPC):
 		return statusIOErr, err
-	case err == errUnsupported:
+	case errors.Is(err, errUnsupported):
 		return statusUnsupported, nil
 	}
 	return statusIOErr, nil

@@ -1,6 +1,8 @@
 package blk
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -111,7 +113,7 @@ func (o *Overlay) Zero(off, n uint64) error {
 	err := retry(func() error {
 		return unix.Fallocate(fd(f), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(first), int64(last-first))
 	})
-	if err == unix.EOPNOTSUPP {
+	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = o.writeZeros(first, last-first)
 	} else if err == nil {
 		err = o.mark(first, last-first)

@@ -29,7 +29,7 @@ func (d *Device) receive() (more bool, err error) {
 		d.parts.Reset()
 		d.parts.Add(d.raw[:])
 		n, err := d.peer.peek(&d.parts)
-		if err == unix.EAGAIN {
+		if errors.Is(err, unix.EAGAIN) {
 			return false, nil
 		}
 		if err != nil || n == 0 {

@@ -1,6 +1,8 @@
 package net
 
 import (
+	"errors"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/frame"
@@ -27,7 +29,7 @@ func (d *Device) transmit() (more bool, err error) {
 		if c == nil {
 			break
 		}
-		if d.send(c) == unix.EAGAIN {
+		if errors.Is(d.send(c), unix.EAGAIN) {
 			d.tx.Unpop()
 			d.blocked = true
 			return false, nil
@@ -62,8 +64,8 @@ func (d *Device) send(c *virtq.Chain) error {
 		return nil
 	}
 	err := d.peer.write(&d.parts)
-	switch err {
-	case unix.EPIPE, unix.ECONNRESET, unix.ENOTCONN:
+	switch {
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, unix.ENOTCONN):
 		d.dropPeer()
 	}
 	return err

@@ -1,6 +1,7 @@
 package vsock
 
 import (
+	"errors"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -134,10 +135,10 @@ func (d *Device) pumpOne(c *conn) (again bool, err error) {
 	n, err := readv(c.fd, d.views)
 	if err != nil || n == 0 {
 		d.rx.Unpop()
-		switch err {
-		case unix.EAGAIN:
+		switch {
+		case errors.Is(err, unix.EAGAIN):
 			return false, nil
-		case nil:
+		case err == nil:
 			return false, d.endOfHost(c)
 		}
 		return false, d.drop(c)

@@ -187,7 +187,7 @@ func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 	}
 	if len(c.pending) == 0 {
 		k, err := writev(c.fd, views)
-		if err != nil && err != unix.EAGAIN {
+		if err != nil && !errors.Is(err, unix.EAGAIN) {
 			return d.drop(c)
 		}
 		c.forwarded += uint32(k)
@@ -206,7 +206,7 @@ func (d *Device) toHost(c *conn, views [][]byte, n uint32) error {
 // drain writes what toHost had kept.
 func (d *Device) drain(c *conn) error {
 	n, err := writev(c.fd, [][]byte{c.pending})
-	if err == unix.EAGAIN {
+	if errors.Is(err, unix.EAGAIN) {
 		return nil
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package vsock
 
 import (
 	"bytes"
+	"errors"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -94,7 +95,7 @@ func (d *Device) accept() error {
 	}
 	for range maxAccepts {
 		fd, err := rawcall.Accept(d.lfd, unix.SOCK_NONBLOCK)
-		if err == unix.ECONNABORTED {
+		if errors.Is(err, unix.ECONNABORTED) {
 			continue
 		}
 		if err != nil {
@@ -140,7 +141,7 @@ func (d *Device) roomForConn() bool {
 func (d *Device) handshake(c *conn) error {
 	var b [maxLine]byte
 	n, err := rawcall.Peek(c.fd, b[:maxLine-len(c.line)])
-	if err == unix.EAGAIN {
+	if errors.Is(err, unix.EAGAIN) {
 		d.arm(c)
 		return nil
 	}
@@ -217,7 +218,7 @@ func readv(fd int, views [][]byte) (n int, err error) {
 		} else {
 			n, err = unix.Readv(fd, views)
 		}
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			return max(n, 0), err
 		}
 	}
@@ -234,7 +235,7 @@ func writev(fd int, views [][]byte) (n int, err error) {
 		default:
 			n, err = unix.Writev(fd, views)
 		}
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			return max(n, 0), err
 		}
 	}
