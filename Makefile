@@ -41,7 +41,7 @@ vulncheck: ## Look up known vulnerabilities of what forkd calls (needs vuln.go.d
 fuzz: ## Fuzz every target for FUZZTIME (default 10s) each
 	@scripts/fuzz $(or $(FUZZTIME),10s)
 
-lint: ## Check formatting, vet and the import rules
+lint: ## Check formatting, vet, analysers and go.mod
 	@scripts/lint
 
 bench: setup build ## Run the benchmarks; tables here, figures in out/
