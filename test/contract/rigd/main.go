@@ -41,6 +41,7 @@ type ready struct {
 	Token    string `json:"token"`    // may do everything
 	Snapshot string `json:"snapshot"` // tag of a snapshot that is there
 	Tmp      string `json:"tmp"`      // a directory that all sandboxes have, for files of tests
+	File     string `json:"file"`     // on the host: a kernel, an initrd and a disk for snapshots to be baked of
 	PID      int    `json:"pid"`
 }
 
@@ -102,7 +103,7 @@ func run() (err error) {
 	d.serve()
 	t.Cleanup(d.close)
 	r := ready{URL: "http://" + d.addresses[0].String(), Socket: "unix://" + d.addresses[1].String(), Token: apirig.Token,
-		Snapshot: "base", Tmp: t.TempDir(), PID: os.Getpid()}
+		Snapshot: "base", Tmp: t.TempDir(), File: rig.Parent.Kernel, PID: os.Getpid()}
 	if err := bake(ctx, rig, r); err != nil {
 		return err
 	}
