@@ -291,19 +291,36 @@ type cut struct {
 	left  int
 	stall bool
 	gone  <-chan struct{}
+	done  bool // nothing more is written
 }
 
+var errCut = errors.New("the rig was told to cut the answer")
+
 func (c *cut) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+// SetWriteDeadline keeps the deadline that ends the connection.
+func (c *cut) SetWriteDeadline(t time.Time) error {
+	if c.done {
+		return nil
+	}
+	return http.NewResponseController(c.ResponseWriter).SetWriteDeadline(t)
+}
 
 func (c *cut) Write(p []byte) (int, error) {
 	if len(p) <= c.left {
 		c.left -= len(p)
 		return c.ResponseWriter.Write(p)
 	}
+	if c.done {
+		return 0, errCut
+	}
 	_, _ = c.ResponseWriter.Write(p[:c.left]) // the client has gone if this fails
 	_ = http.NewResponseController(c.ResponseWriter).Flush()
 	if c.stall {
 		<-c.gone
 	}
-	panic(http.ErrAbortHandler)
+	// No panic: handlers write from goroutines of their own. Not even the end of the answer is written.
+	_ = c.SetWriteDeadline(time.Unix(1, 0))
+	c.done = true
+	return c.left, errCut
 }
