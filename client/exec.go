@@ -66,7 +66,7 @@ func (c *capped) Write(p []byte) (int, error) {
 }
 
 // ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
-// as it comes. The command is killed if ctx ends or a write fails.
+// as it comes. The command is killed if ctx ends or a write fails. ErrDetached: DetachProcess was called.
 func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
 	p, err := json.Marshal(req)
 	if err != nil {
@@ -90,6 +90,8 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 		switch {
 		case e.End != nil:
 			return *e.End, nil
+		case e.Detached:
+			return end, ErrDetached
 		case e.Error != "":
 			return end, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
 		}

@@ -21,7 +21,7 @@ type (
 	ProcessInfo = v1.Process
 )
 
-// ErrDetached is returned by Wait after Detach.
+// ErrDetached is returned by Wait after Detach, and by ExecStream after DetachProcess.
 var ErrDetached = errors.New("detached from the process, which goes on")
 
 // ErrStdinClosed is returned by Write when the process takes no more input.
@@ -244,6 +244,11 @@ func (c *Client) SendStdin(ctx context.Context, id string, pid uint32, input io.
 // ResizeProcess sets the size of a process's terminal.
 func (c *Client) ResizeProcess(ctx context.Context, id string, pid uint32, size TTYSize) error {
 	return c.call(ctx, http.MethodPost, processPath(id, pid, "/resize"), size, nil)
+}
+
+// DetachProcess lets a process go on by itself that would end with ExecStream, and ends that.
+func (c *Client) DetachProcess(ctx context.Context, id string, pid uint32) error {
+	return c.call(ctx, http.MethodPost, processPath(id, pid, "/detach"), nil, nil)
 }
 
 func processPath(id string, pid uint32, rest string) string {

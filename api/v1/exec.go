@@ -96,7 +96,7 @@ type ExecEvent struct {
 	StdinClosed bool  `json:"stdin_closed,omitempty"`
 	Keepalive   bool  `json:"keepalive,omitempty"`
 
-	Detached bool `json:"detached,omitempty"` // the last, over a WebSocket: the process goes on
+	Detached bool `json:"detached,omitempty"` // the last: the process goes on
 
 	End    *ExecEnd `json:"end,omitempty"`
 	Error  string   `json:"error,omitempty"`

@@ -209,9 +209,12 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err := readLongJSON(w, r, &req, maxExecBody); err != nil {
 		return err
 	}
-	limit := waited()
-	if req.Detach {
+	limit, inLines := waited(), strings.Contains(r.Header.Get("Accept"), apiv1.NDJSON)
+	switch {
+	case req.Detach:
 		limit = openEnded()
+	case inLines:
+		limit.most = maxUnwatched // the client hears that it goes on
 	}
 	run, err := checkExec(&req, limit)
 	if err != nil {
@@ -220,8 +223,8 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Detach {
 		return a.execDetached(w, r, run)
 	}
-	if strings.Contains(r.Header.Get("Accept"), apiv1.NDJSON) {
-		return a.streamLines(w, r, "exec in", func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
+	if inLines {
+		return a.streamLines(w, r, "exec in", true, func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
 			run.Started = o.started
 			return guest.ExecStream(ctx, run, o.data)
 		})

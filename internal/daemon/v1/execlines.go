@@ -2,6 +2,7 @@ package v1
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -21,15 +22,21 @@ type output struct {
 type follower func(context.Context, *agentclient.Client, output) (agentclient.ExecResult, error)
 
 // streamLines answers with the events of a command as they come, a line of JSON each. Before it has
-// started, an error has a status of its own; later it is the last line.
-func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, follow follower) error {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
+// started, an error has a status of its own; later it is the last line. With holds, the command ends with
+// the answer, unless it is detached.
+func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, holds bool, follow follower) error {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
 	out := newLines(w, a.Limits.Stall)
-	stop := out.keepAlive(apiv1.ExecEvent{Keepalive: true}, a.Limits.Keepalive, cancel)
+	stop := out.keepAlive(apiv1.ExecEvent{Keepalive: true}, a.Limits.Keepalive, func() { cancel(nil) })
+	release := func() {}
+	defer func() { release() }()
 	res, err := a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
 		return follow(ctx, guest, output{
 			started: func(p *agentclient.Process) error {
+				if holds {
+					release = a.held.hold(r.PathValue("id"), p.PID, cancel)
+				}
 				return out.send(apiv1.ExecEvent{Started: &apiv1.ExecStarted{PID: p.PID}})
 			},
 			data: func(s agentclient.Stream, p []byte) error { return out.send(dataEvent(s, p)) },
@@ -39,7 +46,11 @@ func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, fol
 	if err != nil && !out.hasBegun() {
 		return err
 	}
-	_ = out.send(lastEvent(res, err)) // the client has gone if this fails
+	last := lastEvent(res, err)
+	if errors.Is(context.Cause(ctx), agentclient.ErrDetached) && err != nil {
+		last = apiv1.ExecEvent{Detached: true}
+	}
+	_ = out.send(last) // the client has gone if this fails
 	return nil
 }
 

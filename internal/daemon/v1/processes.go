@@ -63,7 +63,7 @@ func (a *api) attach(w http.ResponseWriter, r *http.Request) error {
 		return guest.Attach(ctx, pid, o.started, o.data)
 	}
 	if r.Header.Get("Upgrade") == "" {
-		return a.streamLines(w, r, attachOp, follow)
+		return a.streamLines(w, r, attachOp, false, follow)
 	}
 	return a.serveSocket(w, r, attachOp, func(*socket) (follower, error) { return follow, nil })
 }

@@ -38,7 +38,7 @@ const (
 	maxStdin     = 8 << 20  // bytes of its input
 	maxExecBody  = maxBody + maxStdin/3*4
 	maxExec      = time.Hour
-	maxUnwatched = 30 * 24 * time.Hour // of a command that is detached, or on a WebSocket
+	maxUnwatched = 30 * 24 * time.Hour // of a command that is detached, on a WebSocket or answered in lines
 	maxStart     = time.Minute         // until a detached command runs
 	defaultExec  = 30 * time.Second
 	maxBoot      = 3600 * time.Second
@@ -81,6 +81,7 @@ type api struct {
 	guests                 *places // of calls to guests
 	lists                  *gate.Gate
 	memory                 *memory
+	held                   held
 }
 
 func (c Config) withDefaults() Config {
@@ -122,6 +123,7 @@ func newAPI(cfg Config) *api {
 		guests:        newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox),
 		lists:         gate.New(cfg.Limits.Lists),
 		memory:        newMemory(cfg.Limits.Memory),
+		held:          held{detach: map[heldProcess]context.CancelCauseFunc{}},
 		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
 	}
 }

@@ -85,6 +85,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/processes/{pid}/stdin", auth.Run, []string{"close"}, control, a.processStdin},
 		{"POST /v1/sandboxes/{id}/processes/{pid}/signal", auth.Run, nil, control, tell(a.signalProcess)},
 		{"POST /v1/sandboxes/{id}/processes/{pid}/resize", auth.Run, nil, control, tell(a.resizeProcess)},
+		{"POST /v1/sandboxes/{id}/processes/{pid}/detach", auth.Run, nil, control, end(a.detachProcess)},
 		{"POST /v1/sandboxes/{id}/eval", auth.Run, nil, guests, call(ok, a.eval)},
 		// Not through the gate of evals: those that wait for the interpreter must not keep out what
 		// frees it.

@@ -1,0 +1,61 @@
+package v1
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// held knows the commands that end with their answer in lines, and lets them go on by themselves.
+type held struct {
+	mu     sync.Mutex
+	detach map[heldProcess]context.CancelCauseFunc
+}
+
+type heldProcess struct {
+	sandbox string
+	pid     uint32
+}
+
+// hold notes a command whose answer ends with cancel. The caller calls release when it has ended.
+func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) (release func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	of := heldProcess{sandbox, pid}
+	h.detach[of] = cancel
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.detach, of)
+	}
+}
+
+// letGo ends the answer that holds a command, which goes on. It reports whether there is such an answer.
+func (h *held) letGo(sandbox string, pid uint32) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	cancel := h.detach[heldProcess{sandbox, pid}]
+	if cancel == nil {
+		return false
+	}
+	cancel(agentclient.ErrDetached)
+	return true
+}
+
+func (a *api) detachProcess(r *http.Request) error {
+	pid, err := pidOf(r)
+	if err != nil {
+		return err
+	}
+	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
+		return err
+	}
+	if !a.held.letGo(r.PathValue("id"), pid) {
+		return &requestError{http.StatusConflict, fmt.Sprintf(
+			"process %d: no answer of an exec in lines holds it: it goes on by itself, is held by a WebSocket, or has ended", pid)}
+	}
+	return nil
+}
