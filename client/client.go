@@ -1,7 +1,12 @@
 // Package client is the Go client of the forkd daemon's REST API (api/openapi.yaml). The forkd
 // command line is built on it and uses nothing else.
 //
-// It keeps no state and does not retry: a fork that was cut off may have happened.
+// An answer that is not a success is an *Error, and errors.Is compares its code: errors.Is(err,
+// client.ErrSandboxNotFound). A wrong argument is an *ArgumentError before anything is sent, and a
+// daemon that is away a *ConnectionError, which says whether anything was.
+//
+// It keeps no state, and repeats no call unless WithRetries allows that: a fork that was cut off may
+// have happened.
 package client
 
 import (
@@ -14,7 +19,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"path"
 	"path/filepath"
 	"strings"
 )
@@ -25,7 +29,9 @@ type Client struct {
 	http     *http.Client
 	upgrades *http.Client // HTTP/1.1 only: HTTP/2 has no upgrades
 	base     string
+	address  string // as it was given
 	token    string
+	retries  int
 }
 
 // Bounds on what a daemon may answer, in bytes.
@@ -40,15 +46,16 @@ func New(address, token string, options ...Option) (*Client, error) {
 	const want = "want unix:///path, http://host:port or https://host:port"
 	u, err := url.Parse(address)
 	if err != nil {
-		return nil, fmt.Errorf("daemon address: %w: %s", err, want)
+		return nil, wrong("url", "%v: %s", err, want)
 	}
-	transport := &http.Transport{DisableCompression: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
+	set := settings{tls: &tls.Config{MinVersion: tls.VersionTLS12}}
 	for _, option := range options {
-		if err := option(transport.TLSClientConfig); err != nil {
+		if err := option(&set); err != nil {
 			return nil, err
 		}
 	}
-	c := &Client{http: &http.Client{Transport: transport}, token: token}
+	transport := &http.Transport{DisableCompression: true, TLSClientConfig: set.tls}
+	c := &Client{http: &http.Client{Transport: transport}, token: token, address: u.Redacted(), retries: set.retries}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		c.base = "http://forkd"
@@ -59,7 +66,7 @@ func New(address, token string, options ...Option) (*Client, error) {
 	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
 		c.base = u.Scheme + "://" + u.Host + strings.TrimSuffix(u.Path, "/")
 	default:
-		return nil, fmt.Errorf("daemon address %q: %s", u.Redacted(), want)
+		return nil, wrong("url", "daemon address %q: %s", u.Redacted(), want)
 	}
 	once := transport.Clone()
 	once.Protocols = new(http.Protocols)
@@ -80,6 +87,11 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 	if contentType != "" {
 		header.Set("Content-Type", contentType)
 	}
+	if method == http.MethodGet && body == nil {
+		return c.repeat(ctx, method, header, false, func(header http.Header) (*http.Response, error) {
+			return c.send(ctx, method, path, nil, header)
+		})
+	}
 	return c.send(ctx, method, path, body, header)
 }
 
@@ -92,6 +104,7 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	if err := checkPath(path); err != nil {
 		return nil, err
 	}
+	ctx, sent := traced(ctx)
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
@@ -99,23 +112,16 @@ func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path strin
 	req.Header = c.signed(header)
 	resp, err := by.Do(req)
 	if err != nil {
-		return nil, err
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		return nil, &ConnectionError{Address: c.address, Sent: sent.Load(), Err: err}
 	}
 	if resp.StatusCode < 300 {
 		return resp, nil
 	}
 	defer resp.Body.Close()
 	return nil, apiError(resp)
-}
-
-// checkPath refuses a path that a server would take for another one: an empty id would make the
-// next part of the path the id.
-func checkPath(of string) error {
-	of, _, _ = strings.Cut(of, "?")
-	if path.Clean(of) != of {
-		return fmt.Errorf("%s: an id, tag or name in this path is empty or made of dots", of)
-	}
-	return nil
 }
 
 // signed adds what every request has to its headers.
@@ -129,16 +135,18 @@ func (c *Client) signed(h http.Header) http.Header {
 
 // call sends in as JSON, if it is not nil, and decodes the answer into out, if it is not nil.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	contentType := ""
+	var p []byte
+	header := http.Header{}
 	if in != nil {
-		p, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if p, err = json.Marshal(in); err != nil {
 			return err
 		}
-		body, contentType = bytes.NewReader(p), "application/json"
+		header.Set("Content-Type", "application/json")
 	}
-	resp, err := c.request(ctx, method, path, contentType, body)
+	resp, err := c.repeat(ctx, method, header, canRepeat(method, path), func(header http.Header) (*http.Response, error) {
+		return c.send(ctx, method, path, bytes.NewReader(p), header)
+	})
 	if err != nil {
 		return err
 	}

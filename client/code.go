@@ -5,9 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -78,6 +75,9 @@ type CodeHandlers struct {
 // RunCode runs code in a warm interpreter of a sandbox. The error is nil if it is known how the code
 // ended: an exception of the code is in the Execution. The code is interrupted when ctx ends.
 func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on CodeHandlers) (e Execution, err error) {
+	if err := checkCode(req); err != nil {
+		return e, err
+	}
 	p, err := json.Marshal(req)
 	if err != nil {
 		return e, err
@@ -92,10 +92,7 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 	for events := json.NewDecoder(resp.Body); ; {
 		var event v1.CodeEvent
 		if err := events.Decode(&event); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return e, fmt.Errorf("run code: the stream broke off before the code's end: %w", err)
+			return e, broken(ctx, "run code", 0, err)
 		}
 		if done, err := e.take(event, on); done || err != nil {
 			return e, err

@@ -22,12 +22,29 @@ type Error struct {
 	Fix     string // what helps as a rule
 
 	RetryAfter time.Duration // when the same request may succeed; 0: it is not worth while
+
+	RequestID string // that the log and the audit log of the daemon have; empty if unknown
 }
 
 func (e *Error) Error() string { return e.Message }
 
-// IsStatus reports whether err is an *Error with the given HTTP status.
+// Is reports whether target is the ErrorCode of the error.
+func (e *Error) Is(target error) bool {
+	code, ok := target.(ErrorCode)
+	return ok && string(code) == e.Code
+}
+
+// ErrorCode is the code of an Error, for errors.Is.
+type ErrorCode string
+
+func (c ErrorCode) Error() string { return string(c) }
+
+// IsStatus reports whether err is an *Error with the given HTTP status. An *ArgumentError counts as 400,
+// with which the daemon would have answered.
 func IsStatus(err error, status int) bool {
+	if errors.As(err, new(*ArgumentError)) {
+		return status == http.StatusBadRequest
+	}
 	var e *Error
 	return errors.As(err, &e) && e.Status == status
 }
@@ -41,7 +58,7 @@ func apiError(resp *http.Response) error {
 	if json.Unmarshal(p, &body) == nil && body.Message != "" {
 		retry, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0 where there is none
 		return &Error{Status: resp.StatusCode, Message: body.Message, Code: body.Code, Field: body.Field, Fix: body.Fix,
-			RetryAfter: time.Duration(max(retry, 0)) * time.Second}
+			RetryAfter: time.Duration(max(retry, 0)) * time.Second, RequestID: resp.Header.Get("X-Request-Id")}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))
 	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status, text)}

@@ -22,6 +22,7 @@ type EventsRequest struct {
 	After     string   // ID of an event: those after it; empty: from now on
 	Sandboxes []string // ids; empty: all sandboxes and snapshots
 	Labels    []string // NAME=VALUE or NAME, all of which the sandbox has to have
+	Begun     func()   // called when the stream has begun: what happens from then on is told; nil: nothing
 }
 
 // maxEvent bounds one event, in bytes.
@@ -41,7 +42,10 @@ func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) er
 		return err
 	}
 	defer resp.Body.Close()
-	return readEvents(resp.Body, func(data []byte) error {
+	if req.Begun != nil {
+		req.Begun()
+	}
+	return readEvents(ctx, "events", resp.Body, func(data []byte) error {
 		var e Event
 		if err := json.Unmarshal(data, &e); err != nil {
 			return fmt.Errorf("events: %w", err)
@@ -50,9 +54,9 @@ func (c *Client) Events(ctx context.Context, req EventsRequest, f func(Event) er
 	})
 }
 
-// readEvents calls f with the data of each server-sent event. An end of the stream is
-// io.ErrUnexpectedEOF: it has none of its own.
-func readEvents(r io.Reader, f func(data []byte) error) error {
+// readEvents calls f with the data of each server-sent event. An end of the stream is a *StreamError:
+// it has none of its own.
+func readEvents(ctx context.Context, what string, r io.Reader, f func(data []byte) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxEvent)
 	for lines.Scan() {
@@ -64,7 +68,7 @@ func readEvents(r io.Reader, f func(data []byte) error) error {
 			return err
 		}
 	}
-	return errors.Join(lines.Err(), io.ErrUnexpectedEOF)
+	return broken(ctx, what, 0, errors.Join(lines.Err(), io.ErrUnexpectedEOF))
 }
 
 // withQuery is a path with query parameters, if there are any.

@@ -68,6 +68,9 @@ func (c *capped) Write(p []byte) (int, error) {
 // ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
 // as it comes. The command is killed if ctx ends or a write fails. ErrDetached: DetachProcess was called.
 func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
+	if err := checkExec(req, maxWaited); err != nil {
+		return end, err
+	}
 	p, err := json.Marshal(req)
 	if err != nil {
 		return end, err
@@ -79,15 +82,15 @@ func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, std
 		return end, err
 	}
 	defer resp.Body.Close()
+	var pid uint32
 	for events := json.NewDecoder(resp.Body); ; {
 		var e v1.ExecEvent
 		if err := events.Decode(&e); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return end, fmt.Errorf("exec: the stream broke off before the command's end: %w", err)
+			return end, broken(ctx, "exec", pid, err)
 		}
 		switch {
+		case e.Started != nil:
+			pid = e.Started.PID
 		case e.End != nil:
 			return *e.End, nil
 		case e.Detached:

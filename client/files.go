@@ -14,6 +14,9 @@ import (
 
 // ReadFile opens a file of a sandbox. The caller closes it.
 func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, error) {
+	if err := checkFile("path", path); err != nil {
+		return nil, err
+	}
 	resp, err := c.request(ctx, http.MethodGet, filesPath(id, path), "", nil)
 	if err != nil {
 		return nil, err
@@ -23,6 +26,9 @@ func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, 
 
 // WriteFile writes a file of a sandbox, creating its directories and replacing what is there.
 func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Reader) error {
+	if err := checkFile("path", path); err != nil {
+		return err
+	}
 	resp, err := c.request(ctx, http.MethodPut, filesPath(id, path), "application/octet-stream", content)
 	if err != nil {
 		return err
@@ -33,6 +39,9 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 // ReadTree opens a directory of a sandbox as a tar archive, which the sandbox makes: distrust it.
 // The caller closes it.
 func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, error) {
+	if err := checkFile("path", path); err != nil {
+		return nil, err
+	}
 	resp, err := c.request(ctx, http.MethodGet, pathQuery(id, "/archive", path), "", nil)
 	if err != nil {
 		return nil, err
@@ -43,6 +52,9 @@ func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, 
 // WriteTree unpacks a tar archive in a directory of a sandbox, which is made if there is none. What
 // is there already is replaced, but directories are added to.
 func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Reader) error {
+	if err := checkFile("path", path); err != nil {
+		return err
+	}
 	resp, err := c.request(ctx, http.MethodPut, pathQuery(id, "/archive", path), v1.Tar, archive)
 	if err != nil {
 		return err
@@ -52,6 +64,9 @@ func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Read
 
 // StatFile describes a file, a directory or a link of a sandbox.
 func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err error) {
+	if err := checkFile("path", path); err != nil {
+		return f, err
+	}
 	err = c.call(ctx, http.MethodGet, pathQuery(id, "/files/stat", path), nil, &f)
 	return f, err
 }
@@ -59,6 +74,12 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 // ListFiles describes what is in a directory of a sandbox, and below it to a depth from 1 to 64; 1
 // is the directory alone.
 func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (list []File, err error) {
+	if err := checkFile("path", path); err != nil {
+		return list, err
+	}
+	if depth < 1 || depth > maxDepth {
+		return list, wrong("depth", "%d: want 1 to %d", depth, maxDepth)
+	}
 	query := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
 	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), query), nil, &list)
 	return list, err
@@ -66,12 +87,21 @@ func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (lis
 
 // MakeDir makes a directory of a sandbox, and its parents.
 func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err error) {
+	if err := checkFile("path", path); err != nil {
+		return f, err
+	}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path}, &f)
 	return f, err
 }
 
 // MoveFile gives a file or a directory of a sandbox another path, and makes the parents of that.
 func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err error) {
+	if err := checkFile("from", from); err != nil {
+		return f, err
+	}
+	if err := checkFile("to", to); err != nil {
+		return f, err
+	}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"), v1.MoveRequest{From: from, To: to}, &f)
 	return f, err
 }
@@ -79,6 +109,9 @@ func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err
 // RemoveFile removes a path of a sandbox with everything below it; one that is not there is removed
 // already.
 func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
+	if err := checkFile("path", path); err != nil {
+		return err
+	}
 	return c.call(ctx, http.MethodDelete, filesPath(id, path), nil, nil)
 }
 
@@ -86,6 +119,9 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 // first with one of type "begun", then until ctx ends, f returns an error, which it returns, or the
 // watch breaks off.
 func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool, f func(FileChange) error) error {
+	if err := checkFile("path", path); err != nil {
+		return err
+	}
 	query := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
 	header := http.Header{"Accept": {v1.EventStream}}
 	resp, err := c.send(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/watch"), query), nil, header)
@@ -93,7 +129,7 @@ func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool
 		return err
 	}
 	defer resp.Body.Close()
-	return readEvents(resp.Body, func(data []byte) error {
+	return readEvents(ctx, "watch", resp.Body, func(data []byte) error {
 		var change FileChange
 		if err := json.Unmarshal(data, &change); err != nil {
 			return fmt.Errorf("watch: %w", err)

@@ -20,6 +20,9 @@ type PortConn interface {
 // DialPort connects to a TCP port of a sandbox, on which a server listens on 127.0.0.1, ::1 or all
 // addresses. The connection ends with ctx, and with the sandbox.
 func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, error) {
+	if err := checkPort(port); err != nil {
+		return nil, err
+	}
 	resp, err := c.sendBy(ctx, c.upgrades, http.MethodGet, sandboxPath(id, "/tcp/"+strconv.Itoa(port)), nil,
 		http.Header{"Connection": {"Upgrade"}, "Upgrade": {"tcp"}})
 	if err != nil {
@@ -36,6 +39,9 @@ func (c *Client) DialPort(ctx context.Context, id string, port int) (PortConn, e
 // PortURL asks for a URL by which everybody who has it reaches an HTTP server in a sandbox. It is
 // good for as long as req says, as long as the sandbox lives.
 func (c *Client) PortURL(ctx context.Context, id string, port int, req PortURLRequest) (u PortURL, err error) {
+	if err := checkPort(port); err != nil {
+		return u, err
+	}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/ports/"+strconv.Itoa(port)+"/url"), req, &u)
 	return u, err
 }

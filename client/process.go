@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -46,6 +45,9 @@ type Process struct {
 // the connection breaks. Without req.TimeoutSecs it may run for as long as it likes; Stdin and
 // Detach of req are not for it.
 func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Process, error) {
+	if err := checkExec(req, maxFollowed); err != nil {
+		return nil, err
+	}
 	return c.follow(ctx, sandboxPath(id, "/exec"), &v1.ExecInput{Start: &req})
 }
 
@@ -59,12 +61,16 @@ func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (
 	if err := checkPath(path); err != nil {
 		return nil, err
 	}
-	ws, resp, err := websocket.Dial(ctx, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades, HTTPHeader: c.signed(http.Header{})})
+	dialing, sent := traced(ctx)
+	ws, resp, err := websocket.Dial(dialing, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades, HTTPHeader: c.signed(http.Header{})})
 	if err != nil {
 		if resp != nil && resp.StatusCode >= http.StatusBadRequest {
 			return nil, apiError(resp)
 		}
-		return nil, err
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		return nil, &ConnectionError{Address: c.address, Sent: sent.Load(), Err: err}
 	}
 	ws.SetReadLimit(maxAnswer)
 	p := &Process{ws: ws, ctx: ctx, taken: make(chan int64, 1), closed: make(chan struct{}), done: make(chan struct{})}
@@ -103,7 +109,7 @@ func (p *Process) receive() (output []byte, e v1.ExecEvent, err error) {
 	case err != nil && p.ctx.Err() != nil:
 		return nil, e, p.ctx.Err()
 	case err != nil:
-		return nil, e, fmt.Errorf("exec: the stream broke off before the command's end: %w", err)
+		return nil, e, broken(p.ctx, "exec", p.PID, err)
 	case kind == websocket.MessageText:
 		err = json.Unmarshal(message, &e)
 	case len(message) > 0:
@@ -214,6 +220,9 @@ func (p *Process) send(in v1.ExecInput) error {
 // ExecDetached starts a command that goes on by itself, and returns its number. Its output is lost
 // as long as nobody is attached.
 func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (pid uint32, err error) {
+	if err := checkExec(req, maxFollowed); err != nil {
+		return 0, err
+	}
 	req.Detach = true
 	var started v1.ExecStarted
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/exec"), req, &started)

@@ -12,6 +12,9 @@ func sandboxPath(id, suffix string) string { return "/v1/sandboxes/" + url.PathE
 
 // Fork starts children. All of them start or none is left, unless AllowPartial is set.
 func (c *Client) Fork(ctx context.Context, req ForkRequest) (f Forked, err error) {
+	if err := checkFork(req); err != nil {
+		return f, err
+	}
 	err = c.call(ctx, http.MethodPost, "/v1/forks", req, &f)
 	return f, err
 }

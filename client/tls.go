@@ -7,14 +7,19 @@ import (
 	"fmt"
 )
 
-// Option changes how a Client connects to https addresses.
-type Option func(*tls.Config) error
+// Option changes how a Client connects, and what it does where that fails.
+type Option func(*settings) error
+
+type settings struct {
+	tls     *tls.Config // of https addresses
+	retries int
+}
 
 // WithCA trusts the authorities in pem, and no others.
 func WithCA(pem []byte) Option {
-	return func(c *tls.Config) error {
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
+	return func(s *settings) error {
+		s.tls.RootCAs = x509.NewCertPool()
+		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
 			return errors.New("authority of the daemon: no certificate in PEM")
 		}
 		return nil
@@ -23,12 +28,12 @@ func WithCA(pem []byte) Option {
 
 // WithCertificate shows the daemon a certificate of the client's own; both are in PEM.
 func WithCertificate(cert, key []byte) Option {
-	return func(c *tls.Config) error {
+	return func(s *settings) error {
 		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
 			return fmt.Errorf("certificate of the client: %w", err)
 		}
-		c.Certificates = []tls.Certificate{pair}
+		s.tls.Certificates = []tls.Certificate{pair}
 		return nil
 	}
 }

@@ -1,0 +1,76 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// An Attempt works in a child of a sandbox, and returns what is to be judged.
+type Attempt[T any] func(ctx context.Context, child Sandbox) (T, error)
+
+// A Judge returns how good an attempt is. An error puts it out.
+type Judge[T any] func(ctx context.Context, child Sandbox, result T) (score float64, err error)
+
+// Best is the best of several attempts.
+type Best[T any] struct {
+	Sandbox Sandbox // the child of the attempt, which lives and is the caller's
+	Index   int     // of the attempt
+	Score   float64
+	Result  T       // that the attempt returned
+	Errors  []error // by attempt: why it is out; nil if it is not
+}
+
+// BestOf forks a child of a running sandbox for every attempt, runs the attempts side by side, keeps the
+// child with the highest score, the first of equal ones, and kills the others. If all attempts are
+// out, no child is left, and the error has the reasons. Request has the other fields of the fork.
+func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T], request ForkRequest) (best Best[T], err error) {
+	if len(attempts) == 0 {
+		return best, wrong("attempts", "none: want one or more")
+	}
+	request.SourceID, request.N, request.AllowPartial = id, len(attempts), false
+	f, err := c.Fork(ctx, request)
+	if err != nil {
+		return best, err
+	}
+	results, scores, errs := make([]T, len(attempts)), make([]float64, len(attempts)), make([]error, len(attempts))
+	var work sync.WaitGroup
+	for i, attempt := range attempts {
+		work.Go(func() {
+			if results[i], errs[i] = attempt(ctx, f.Sandboxes[i]); errs[i] == nil {
+				scores[i], errs[i] = judge(ctx, f.Sandboxes[i], results[i])
+			}
+		})
+	}
+	work.Wait()
+	best.Index, best.Errors = -1, errs
+	for i, score := range scores {
+		if errs[i] == nil && (best.Index < 0 || score > best.Score) {
+			best.Index, best.Score, best.Result, best.Sandbox = i, score, results[i], f.Sandboxes[i]
+		}
+	}
+	killed := c.killBut(context.WithoutCancel(ctx), f.Sandboxes, best.Index)
+	if best.Index < 0 {
+		return best, fmt.Errorf("none of %d attempts is any good: %w", len(attempts), errors.Join(append(errs, killed)...))
+	}
+	return best, killed
+}
+
+// killBut kills sandboxes but the one with the index kept. Those that are gone already are no error.
+func (c *Client) killBut(ctx context.Context, boxes []Sandbox, kept int) error {
+	errs := make([]error, len(boxes))
+	var work sync.WaitGroup
+	for i, box := range boxes {
+		if i == kept {
+			continue
+		}
+		work.Go(func() {
+			if err := c.Kill(ctx, box.ID); !errors.Is(err, ErrSandboxNotFound) {
+				errs[i] = err
+			}
+		})
+	}
+	work.Wait()
+	return errors.Join(errs...)
+}

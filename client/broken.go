@@ -1,0 +1,178 @@
+package client
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// ConnectionError says that no daemon answered.
+type ConnectionError struct {
+	Address string // where it was looked for
+	Sent    bool   // the request may have been carried out; false: nothing was sent
+	Err     error
+}
+
+func (e *ConnectionError) Error() string {
+	what := "nothing was sent"
+	if e.Sent {
+		what = "the request may have been carried out"
+	}
+	return fmt.Sprintf("no answer of a forkd daemon at %s (%s): %v", e.Address, what, e.Err)
+}
+
+func (e *ConnectionError) Unwrap() error { return e.Err }
+
+// StreamError says that a stream ended in the middle: the daemon has gone away.
+type StreamError struct {
+	What string // the stream is of, such as "exec"
+	PID  uint32 // of a command: its process, which may still run; 0 if unknown
+	Err  error
+}
+
+func (e *StreamError) Error() string {
+	return fmt.Sprintf("%s: the stream broke off before its end: %v", e.What, e.Err)
+}
+
+func (e *StreamError) Unwrap() error { return e.Err }
+
+// broken is a *StreamError for what reading a stream ended with, or the error of ctx if that has ended.
+func broken(ctx context.Context, what string, pid uint32, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return &StreamError{What: what, PID: pid, Err: err}
+}
+
+// PartialForkError says that some children of a fork did not start. The others live, and are the
+// caller's to use or to kill.
+type PartialForkError struct {
+	Sandboxes []Sandbox
+	Failed    int
+}
+
+func (e *PartialForkError) Error() string {
+	return fmt.Sprintf("%d of %d children did not start; the others live", e.Failed, e.Failed+len(e.Sandboxes))
+}
+
+// Children returns the sandboxes of a fork, and a *PartialForkError if some did not start:
+//
+//	kids, err := client.Children(c.Fork(ctx, req))
+func Children(f Forked, err error) ([]Sandbox, error) {
+	if err == nil && f.Failed > 0 {
+		err = &PartialForkError{Sandboxes: f.Sandboxes, Failed: f.Failed}
+	}
+	return f.Sandboxes, err
+}
+
+// CommandError says that a command did not succeed.
+type CommandError struct{ ExecResult }
+
+func (e *CommandError) Error() string {
+	why := e.ExecResult.Error
+	if why == "" {
+		why = fmt.Sprintf("exit code %d", e.ExitCode)
+	}
+	if e.Stderr != "" {
+		why += ": " + e.Stderr[:min(len(e.Stderr), 200)]
+	}
+	return "the command failed: " + why
+}
+
+// Checked makes a command that did not exit with 0 a *CommandError:
+//
+//	r, err := client.Checked(c.Exec(ctx, id, req))
+func Checked(r ExecResult, err error) (ExecResult, error) {
+	if err == nil && (r.ExitCode != 0 || r.Error != "") {
+		err = &CommandError{r}
+	}
+	return r, err
+}
+
+// Shell returns the arguments that run a command line by /bin/sh.
+func Shell(line string) []string { return []string{"/bin/sh", "-c", line} }
+
+// WithRetries has calls that can be repeated without harm tried up to n times more, if the connection
+// fails or the daemon says when to try again, until their context ends: those that only read, and
+// those that make a sandbox, a snapshot, a workspace or a context, which the daemon then carries out
+// once however often they arrive. By default nothing is repeated.
+func WithRetries(n int) Option {
+	return func(s *settings) error {
+		if n < 0 {
+			return wrong("retries", "%d: want 0 or more", n)
+		}
+		s.retries = n
+		return nil
+	}
+}
+
+const onceHeader = "Idempotency-Key"
+
+// firstPause is how long a repeated call waits where the daemon does not say; it doubles.
+const firstPause = 100 * time.Millisecond
+
+// repeat makes a request until it is answered for good. The body is that of each attempt.
+func (c *Client) repeat(ctx context.Context, method string, header http.Header, once bool, send func(http.Header) (*http.Response, error)) (*http.Response, error) {
+	left := c.retries
+	switch {
+	case left > 0 && once:
+		header.Set(onceHeader, rand.Text())
+	case method != http.MethodGet:
+		left = 0
+	}
+	for pause := firstPause; ; pause *= 2 {
+		resp, err := send(header.Clone())
+		wait, again := pauseAfter(err, pause)
+		if !again || left == 0 {
+			return resp, err
+		}
+		if end, ok := ctx.Deadline(); ok && time.Until(end) < wait {
+			return nil, err
+		}
+		left--
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
+}
+
+// pauseAfter says how long to wait after an error until the same request may succeed, if it may.
+func pauseAfter(err error, pause time.Duration) (wait time.Duration, again bool) {
+	var answer *Error
+	if errors.As(err, &answer) {
+		busy := answer.Status == http.StatusTooManyRequests || answer.Status == http.StatusServiceUnavailable
+		return answer.RetryAfter, busy && answer.RetryAfter > 0
+	}
+	return pause, errors.As(err, new(*ConnectionError))
+}
+
+// traced notes whether a request got as far as to a connection.
+func traced(ctx context.Context) (with context.Context, sent *atomic.Bool) {
+	sent = &atomic.Bool{}
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { sent.Store(true) },
+	}), sent
+}
+
+// canRepeat reports whether the daemon carries out a POST to a path once by its Idempotency-Key.
+func canRepeat(method, path string) bool {
+	switch path {
+	case "/v1/forks", "/v1/snapshots", "/v1/workspaces", "/v1/sandboxes":
+		return method == http.MethodPost
+	}
+	rest, ofSandbox := strings.CutPrefix(path, "/v1/sandboxes/")
+	_, what, _ := strings.Cut(rest, "/")
+	return method == http.MethodPost && ofSandbox && (what == "branch" || what == "contexts")
+}

@@ -1,0 +1,150 @@
+package client
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// ArgumentError says that an argument of a call is wrong. Nothing was sent.
+type ArgumentError struct {
+	Field  string // the argument or field of the request, by its name in the API, such as "timeout_secs"
+	Reason string
+}
+
+func (e *ArgumentError) Error() string { return e.Field + ": " + e.Reason }
+
+func wrong(field, format string, args ...any) error {
+	return &ArgumentError{Field: field, Reason: fmt.Sprintf(format, args...)}
+}
+
+// Bounds of requests, which the daemon has too.
+const (
+	maxChildren = 1000
+	maxWaited   = time.Hour           // of commands and code whose end is waited for
+	maxFollowed = 30 * 24 * time.Hour // of other commands
+	maxDepth    = 64
+)
+
+// checkPath refuses a path that a server would take for another one: an empty id would make the
+// next part of the path the id.
+func checkPath(of string) error {
+	of, _, _ = strings.Cut(of, "?")
+	if path.Clean(of) == of {
+		return nil
+	}
+	field := "name"
+	switch {
+	case strings.HasPrefix(of, "/v1/sandboxes/"):
+		field = "id"
+	case strings.HasPrefix(of, "/v1/snapshots/"):
+		field = "tag"
+	}
+	return wrong(field, "an id, tag or name in the path %s is empty or made of dots", of)
+}
+
+func checkFork(req ForkRequest) error {
+	switch {
+	case req.SnapshotTag == "" && req.SourceID == "":
+		return wrong("snapshot_tag", "missing: want a snapshot, or source_id")
+	case req.SnapshotTag != "" && req.SourceID != "":
+		return wrong("source_id", "excludes snapshot_tag")
+	case req.N < 1 || req.N > maxChildren:
+		return wrong("n", "%d: want 1 to %d", req.N, maxChildren)
+	case req.TTLSecs < 0:
+		return wrong("ttl_secs", "%g: want 0 or more", req.TTLSecs)
+	case req.IdleTimeoutSecs < 0:
+		return wrong("idle_timeout_secs", "%g: want 0 or more", req.IdleTimeoutSecs)
+	}
+	return checkEnv(req.Env)
+}
+
+func checkExec(req ExecRequest, most time.Duration) error {
+	if len(req.Args) == 0 {
+		return wrong("args", "no command: want the command and its arguments")
+	}
+	if req.Args[0] == "" {
+		return wrong("args", "the command is empty")
+	}
+	if i := slices.IndexFunc(req.Args, hasNUL); i >= 0 {
+		return wrong("args", "[%d]: contains a NUL byte", i)
+	}
+	if hasNUL(req.Cwd) {
+		return wrong("cwd", "contains a NUL byte")
+	}
+	if err := checkSeconds("timeout_secs", req.TimeoutSecs, most); err != nil {
+		return err
+	}
+	if req.TTY != nil {
+		if err := checkSize(*req.TTY); err != nil {
+			return err
+		}
+	}
+	return checkEnv(req.Env)
+}
+
+func checkCode(req CodeRequest) error {
+	if req.Language != "" && req.ContextID != "" {
+		return wrong("language", "excludes context_id: a context has its language")
+	}
+	if err := checkSeconds("timeout_secs", req.TimeoutSecs, maxWaited); err != nil {
+		return err
+	}
+	return checkEnv(req.Env)
+}
+
+func checkSize(size v1.TTYSize) error {
+	const most = 65535
+	if size.Cols > most {
+		return wrong("cols", "%d: want at most %d", size.Cols, most)
+	}
+	if size.Rows > most {
+		return wrong("rows", "%d: want at most %d", size.Rows, most)
+	}
+	return nil
+}
+
+func checkSeconds(field string, v float64, most time.Duration) error {
+	if v < 0 || v > most.Seconds() {
+		return wrong(field, "%g: want 0 to %g", v, most.Seconds())
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) error {
+	for name, value := range env {
+		switch {
+		case name == "":
+			return wrong("env", "a name is empty")
+		case strings.ContainsAny(name, "=\x00"):
+			return wrong("env", "name %q: contains '=' or a NUL byte", name)
+		case hasNUL(value):
+			return wrong("env", "value of %q: contains a NUL byte", name)
+		}
+	}
+	return nil
+}
+
+func checkPort(port int) error {
+	if port < 1 || port > 65535 {
+		return wrong("port", "%d: want 1 to 65535", port)
+	}
+	return nil
+}
+
+// checkFile refuses paths of a sandbox that name no file.
+func checkFile(field, name string) error {
+	if name == "" {
+		return wrong(field, "empty: want a path in the sandbox")
+	}
+	if hasNUL(name) {
+		return wrong(field, "contains a NUL byte")
+	}
+	return nil
+}
+
+func hasNUL(text string) bool { return strings.ContainsRune(text, 0) }

@@ -1,0 +1,48 @@
+package client
+
+// Code generated from docs/errors.md by codes_test.go. DO NOT EDIT.
+
+// The codes of errors, for errors.Is. docs/errors.md says what helps.
+const (
+	ErrBadRequest           ErrorCode = "bad_request"            // 400: The request is wrong
+	ErrInvalidField         ErrorCode = "invalid_field"          // 400: A field of the request is wrong
+	ErrWarmupFailed         ErrorCode = "warmup_failed"          // 400: The warm-up failed
+	ErrUnauthenticated      ErrorCode = "unauthenticated"        // 401: The token is missing or wrong
+	ErrForbidden            ErrorCode = "forbidden"              // 403: The request is not allowed
+	ErrScope                ErrorCode = "scope"                  // 403: The token may not do this
+	ErrDeniedInSandbox      ErrorCode = "denied_in_sandbox"      // 403: The sandbox's kernel does not permit it
+	ErrNoSuchRoute          ErrorCode = "no_such_route"          // 404: There is no such route
+	ErrSandboxNotFound      ErrorCode = "sandbox_not_found"      // 404: There is no such sandbox
+	ErrSnapshotNotFound     ErrorCode = "snapshot_not_found"     // 404: There is no such snapshot
+	ErrWorkspaceNotFound    ErrorCode = "workspace_not_found"    // 404: There is no such workspace
+	ErrNotFoundInSandbox    ErrorCode = "not_found_in_sandbox"   // 404: The sandbox does not have it
+	ErrMethodNotAllowed     ErrorCode = "method_not_allowed"     // 405: The path has no such method
+	ErrConflict             ErrorCode = "conflict"               // 409: Something is in the way
+	ErrSandboxState         ErrorCode = "sandbox_state"          // 409: The sandbox is not in the state for this
+	ErrSandboxCutOff        ErrorCode = "sandbox_cut_off"        // 409: The sandbox was taken away meanwhile
+	ErrSandboxOfWorkspace   ErrorCode = "sandbox_of_workspace"   // 409: The sandbox belongs to a workspace
+	ErrInterpreterBusy      ErrorCode = "interpreter_busy"       // 409: The interpreter is busy
+	ErrNotInLine            ErrorCode = "not_in_line"            // 409: The snapshot is not in the line of the sandbox
+	ErrNotUnique            ErrorCode = "not_unique"             // 409: Programs in the sandbox repeat random numbers
+	ErrSnapshotExists       ErrorCode = "snapshot_exists"        // 409: The tag is taken
+	ErrSnapshotInUse        ErrorCode = "snapshot_in_use"        // 409: The snapshot is in use
+	ErrSnapshotUnusable     ErrorCode = "snapshot_unusable"      // 409: The snapshot cannot be used
+	ErrWorkspaceExists      ErrorCode = "workspace_exists"       // 409: The name is taken
+	ErrOutcomeUnknown       ErrorCode = "outcome_unknown"        // 409: Nobody knows what became of the first request
+	ErrBodyTooLarge         ErrorCode = "body_too_large"         // 413: The body is too large
+	ErrIdempotencyKeyReused ErrorCode = "idempotency_key_reused" // 422: The Idempotency-Key was used for another request
+	ErrUpgradeRequired      ErrorCode = "upgrade_required"       // 426: The request must ask for an upgrade
+	ErrTooManyRequests      ErrorCode = "too_many_requests"      // 429: More than this client may
+	ErrMaxSandboxes         ErrorCode = "max_sandboxes"          // 429: The daemon takes no more sandboxes
+	ErrMaxVCPUs             ErrorCode = "max_vcpus"              // 429: The daemon takes no more vCPUs
+	ErrOwnSandboxes         ErrorCode = "own_sandboxes"          // 429: The token has all the sandboxes that it may
+	ErrInternal             ErrorCode = "internal"               // 500: The daemon failed
+	ErrVMEnded              ErrorCode = "vm_ended"               // 500: The VM ended meanwhile
+	ErrSandboxFailed        ErrorCode = "sandbox_failed"         // 502: The sandbox failed
+	ErrBusy                 ErrorCode = "busy"                   // 503: Too much at once
+	ErrHostMemory           ErrorCode = "host_memory"            // 503: The host has too little free memory
+	ErrHostDisk             ErrorCode = "host_disk"              // 503: The host has too little free disk
+	ErrNoKVM                ErrorCode = "no_kvm"                 // 503: The host cannot run VMs
+	ErrTimeout              ErrorCode = "timeout"                // 504: It took too long
+	ErrNoSpace              ErrorCode = "no_space"               // 507: A disk is full
+)
