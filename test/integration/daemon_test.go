@@ -139,6 +139,7 @@ type daemon struct {
 	pool            string
 	args            []string // more of the command line
 	checked         bool     // the client's traffic is compared with api/openapi.yaml
+	url             string
 	log             *os.File
 	cmd             *exec.Cmd
 }
@@ -177,7 +178,8 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 		d.log.Close()
 	})
 	socket := filepath.Join(d.run, "forkd.sock")
-	if d.Client, err = client.New("unix://"+socket, ""); err != nil {
+	d.url = "unix://" + socket
+	if d.Client, err = client.New(d.url, ""); err != nil {
 		t.Fatal(err)
 	}
 	d.launch(t)

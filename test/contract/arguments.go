@@ -1,0 +1,200 @@
+package contract
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// arguments are those of a step, by their names in scenarios.
+type arguments map[string]any
+
+// wireNames are the names of arguments in the API, where they are others.
+func wireNames() map[string]string {
+	return map[string]string{
+		"snapshot": "snapshot_tag", "ttl": "ttl_secs", "idle_timeout": "idle_timeout_secs", "timeout": "timeout_secs", "cmd": "args",
+		"context": "context_id", "old": "from", "new": "to",
+	}
+}
+
+// canonical is the name of an argument in scenarios.
+func canonical(wire string) string {
+	for name, other := range wireNames() {
+		if other == wire && name != "new" { // to is the name of another argument too
+			return name
+		}
+	}
+	return wire
+}
+
+// into decodes arguments into a request of the client.
+func (a arguments) into(request any) error {
+	names, fields := wireNames(), map[string]any{}
+	for name, value := range a {
+		if other, ok := names[name]; ok {
+			name = other
+		}
+		fields[name] = value
+	}
+	p, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(p, request); err != nil {
+		return fmt.Errorf("arguments of the scenario: %w", err)
+	}
+	return nil
+}
+
+// command is the request of a command; its stdin is text or bytes, or true to keep it open.
+func (a arguments) command() (req client.ExecRequest, err error) {
+	rest := arguments{}
+	for name, value := range a {
+		switch name {
+		case "stdin":
+			if open, ok := value.(bool); ok {
+				req.OpenStdin = open
+			} else {
+				req.Stdin = data(value)
+			}
+		case "cmd":
+			if line, ok := value.(string); ok {
+				value = client.Shell(line)
+			}
+			rest[name] = value
+		case "check", "cols", "rows":
+		default:
+			rest[name] = value
+		}
+	}
+	return req, rest.into(&req)
+}
+
+func (a arguments) text(name string) string {
+	if v, ok := a[name]; ok && v != nil {
+		return fmt.Sprint(v)
+	}
+	return ""
+}
+
+func (a arguments) flag(name string) bool {
+	v, _ := a[name].(bool)
+	return v
+}
+
+func (a arguments) whole(name string, def int) int {
+	if v, ok := number(a[name]); ok {
+		return int(v)
+	}
+	return def
+}
+
+// data is an argument that is text or bytes.
+func data(v any) []byte {
+	if text, ok := v.(string); ok {
+		return []byte(text)
+	}
+	p, _ := v.([]byte)
+	return p
+}
+
+// labels are a filter.
+func (a arguments) labels() (list []string) {
+	m, _ := a["labels"].(map[string]any)
+	for name, value := range m {
+		if value == nil {
+			list = append(list, name)
+			continue
+		}
+		list = append(list, fmt.Sprintf("%s=%v", name, value))
+	}
+	return list
+}
+
+// fieldsOf is a message of the API as scenarios see it.
+func fieldsOf(v any) (map[string]any, error) {
+	p, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	var fields map[string]any
+	return fields, json.Unmarshal(p, &fields)
+}
+
+// fieldsAnd is fieldsOf for the results of a call.
+func fieldsAnd(v any, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return fieldsOf(v)
+}
+
+func object(kind string, v, handle any) (*Object, error) {
+	fields, err := fieldsOf(v)
+	return &Object{Kind: kind, Fields: fields, handle: handle}, err
+}
+
+func sandboxObjects(list []client.Sandbox) []any {
+	out := []any{}
+	for _, s := range list {
+		o, err := object("sandbox", s, s.ID)
+		if err != nil {
+			return nil // a message of the API can be encoded
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// found makes an error for what is not there the result false.
+func found(err error, missing client.ErrorCode) (any, error) {
+	if errors.Is(err, missing) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// feed hands over what a callback is told. It is made with room for all that a scenario causes.
+type feed struct {
+	events chan map[string]any
+	ended  chan error
+}
+
+func newFeed() *feed {
+	return &feed{events: make(chan map[string]any, 1000), ended: make(chan error, 1)}
+}
+
+// take is the callback.
+func (f *feed) take(v any) error {
+	fields, err := fieldsOf(v)
+	if err == nil {
+		f.events <- fields
+	}
+	return err
+}
+
+// next returns the first event that has the given fields.
+func (f *feed) next(want arguments) (any, error) {
+	timeout := time.After(20 * time.Second)
+	var seen []any
+	for {
+		select {
+		case e := <-f.events:
+			matches := true
+			for name, value := range want {
+				matches = matches && equal(value, e[name])
+			}
+			if matches {
+				return e, nil
+			}
+			seen = append(seen, e)
+		case err := <-f.ended:
+			return nil, err
+		case <-timeout:
+			return nil, fmt.Errorf("nothing like %v happened, but %v", want, seen)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package integration_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/forkd/forkd/test/contract"
+)
+
+// The Go client does what the contract of the SDKs says with real VMs: memory, disks, and what comes
+// back after a rollback.
+func TestContractWithVMs(t *testing.T) {
+	scenarios, err := contract.Scenarios()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := load(t).start(t)
+	there := contract.Daemon{URL: d.url, Snapshot: tag, Tmp: "/tmp"}
+	for i, s := range scenarios {
+		if s.Needs == "fake" {
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) {
+			if err := contract.Run(d.ctx(t, contract.Timeout), there, s, fmt.Sprintf("run%d", i)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
