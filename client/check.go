@@ -25,8 +25,8 @@ func wrong(field, format string, args ...any) error {
 // Bounds of requests, which the daemon has too.
 const (
 	maxChildren = 1000
-	maxWaited   = time.Hour           // of commands and code whose end is waited for
-	maxFollowed = 30 * 24 * time.Hour // of other commands
+	maxCode     = time.Hour           // that code may run
+	maxCommand  = 30 * 24 * time.Hour // that a command may run whose output is streamed
 	maxDepth    = 64
 )
 
@@ -63,7 +63,7 @@ func checkFork(req ForkRequest) error {
 	return checkEnv(req.Env)
 }
 
-func checkExec(req ExecRequest, most time.Duration) error {
+func checkExec(req ExecRequest) error {
 	if len(req.Args) == 0 {
 		return wrong("args", "no command: want the command and its arguments")
 	}
@@ -76,7 +76,7 @@ func checkExec(req ExecRequest, most time.Duration) error {
 	if hasNUL(req.Cwd) {
 		return wrong("cwd", "contains a NUL byte")
 	}
-	if err := checkSeconds("timeout_secs", req.TimeoutSecs, most); err != nil {
+	if err := checkSeconds("timeout_secs", req.TimeoutSecs, maxCommand); err != nil {
 		return err
 	}
 	if req.TTY != nil {
@@ -91,7 +91,7 @@ func checkCode(req CodeRequest) error {
 	if req.Language != "" && req.ContextID != "" {
 		return wrong("language", "excludes context_id: a context has its language")
 	}
-	if err := checkSeconds("timeout_secs", req.TimeoutSecs, maxWaited); err != nil {
+	if err := checkSeconds("timeout_secs", req.TimeoutSecs, maxCode); err != nil {
 		return err
 	}
 	return checkEnv(req.Env)

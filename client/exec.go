@@ -68,7 +68,7 @@ func (c *capped) Write(p []byte) (int, error) {
 // ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
 // as it comes. The command is killed if ctx ends or a write fails. ErrDetached: DetachProcess was called.
 func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
-	if err := checkExec(req, maxWaited); err != nil {
+	if err := checkExec(req); err != nil {
 		return end, err
 	}
 	p, err := json.Marshal(req)

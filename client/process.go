@@ -45,7 +45,7 @@ type Process struct {
 // the connection breaks. Without req.TimeoutSecs it may run for as long as it likes; Stdin and
 // Detach of req are not for it.
 func (c *Client) StartExec(ctx context.Context, id string, req ExecRequest) (*Process, error) {
-	if err := checkExec(req, maxFollowed); err != nil {
+	if err := checkExec(req); err != nil {
 		return nil, err
 	}
 	return c.follow(ctx, sandboxPath(id, "/exec"), &v1.ExecInput{Start: &req})
@@ -220,7 +220,7 @@ func (p *Process) send(in v1.ExecInput) error {
 // ExecDetached starts a command that goes on by itself, and returns its number. Its output is lost
 // as long as nobody is attached.
 func (c *Client) ExecDetached(ctx context.Context, id string, req ExecRequest) (pid uint32, err error) {
-	if err := checkExec(req, maxFollowed); err != nil {
+	if err := checkExec(req); err != nil {
 		return 0, err
 	}
 	req.Detach = true
