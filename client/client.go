@@ -75,6 +75,9 @@ func New(address, token string, options ...Option) (*Client, error) {
 	return c, nil
 }
 
+// Address returns where the client looks for the daemon, as New was told.
+func (c *Client) Address() string { return c.address }
+
 // Close drops idle connections.
 func (c *Client) Close() {
 	c.http.CloseIdleConnections()

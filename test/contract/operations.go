@@ -58,7 +58,7 @@ func id(of *Object) string {
 
 func clientOperations() map[string]operation {
 	return map[string]operation{
-		"client.new": {"client.New", func(r *runner, _ *Object, with arguments) (any, error) {
+		"client.new": {"client.New, client.Default", func(r *runner, _ *Object, with arguments) (any, error) {
 			c, err := client.New(with.text("url"), with.text("token"), client.WithRetries(with.whole("retries", 0)))
 			if err != nil {
 				return nil, err
