@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -159,6 +160,17 @@ func streamRows() (rows []row) {
 		rows = append(rows, row{name: name + "/small messages", input: many(`{}`), decode: decode, factor: 200},
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}
+	code := func(t *testing.T, p []byte) {
+		_, _ = guest("application/x-ndjson", http.StatusOK, p).RunCode(t.Context(), agentclient.CodeRequest{Code: "1"}, agentclient.CodeSink{
+			Started:   func(int) error { return nil },
+			Output:    func(agentclient.Stream, string) error { return nil },
+			Result:    func(bool, map[string]json.RawMessage) error { return nil },
+			Exception: func(agentclient.EvalError) error { return nil },
+		})
+	}
+	contexts := func(t *testing.T, p []byte) {
+		_, _ = guest("application/json", http.StatusOK, p).Contexts(t.Context())
+	}
 	eval := func(t *testing.T, p []byte) {
 		_, _ = guest("application/x-ndjson", http.StatusOK, p).Eval(t.Context(), "1", agentclient.EvalOptions{})
 	}
@@ -171,6 +183,13 @@ func streamRows() (rows []row) {
 		row{name: "eval/many errors", input: lines(`{"type":"error"}`), decode: eval, factor: 50},
 		row{name: "eval/nested", input: deep(`{"x":[`, `1`, `]}`), decode: eval},
 		row{name: "eval/endless line", input: lines(strings.Repeat("x", 1<<20)), decode: eval, most: 2 << 20},
+		row{name: "code/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"), decode: code, most: 2 << 20},
+		row{name: "code/extra forms", input: numbered(`{"type":"result","extra":{`, `"%d":0`, "}}\n"), decode: code, most: 2 << 20},
+		row{name: "code/many values", input: repeated(`{"type":"result","data":[`, `{}`, "]}\n"), decode: code, most: 2 << 20},
+		row{name: "code/many results", input: lines(`{"type":"result","text":"x"}`), decode: code, factor: 100},
+		row{name: "code/many errors", input: lines(`{"type":"error"}`), decode: code, factor: 100},
+		row{name: "code/nested", input: deep(`{"x":[`, `1`, `]}`), decode: code},
+		row{name: "contexts/many", input: repeated(`[`, `{}`, `]`), decode: contexts, factor: 100},
 		row{name: "eval/output", input: lines(`{"type":"stdout","text":"x"}`), decode: eval, factor: 50},
 	)
 }

@@ -140,7 +140,7 @@ func (c *codeRun) line(line []byte) (done bool, err error) {
 		return false, err
 	}
 	if kind.Type == "result" { // its text need not be a string, and is not decoded
-		main, data, err := formsOf(line)
+		main, data, err := formsOf(bytes.ToValidUTF8(line, []byte("\uFFFD")))
 		if err == nil {
 			err = c.sink.Result(main, data)
 			c.failed = err

@@ -1,0 +1,71 @@
+package agentclient
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// interpreter is a guest whose code says these lines.
+func interpreter(lines ...string) *Client {
+	return New(peer(func(c net.Conn) {
+		req, err := http.ReadRequest(bufio.NewReader(c))
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, req.Body)
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n%s", strings.Join(lines, "\n"))
+	}))
+}
+
+// heard notes what code says.
+func heard(said *[]string) CodeSink {
+	note := func(format string, args ...any) error {
+		*said = append(*said, fmt.Sprintf(format, args...))
+		return nil
+	}
+	return CodeSink{
+		Started:   func(n int) error { return note("started %d", n) },
+		Output:    func(s Stream, text string) error { return note("stream %d %s", s, text) },
+		Exception: func(e EvalError) error { return note("exception %s", e.Name) },
+		Result: func(main bool, data map[string]json.RawMessage) error {
+			forms, err := json.Marshal(data)
+			return errors.Join(err, note("result %v %s", main, forms))
+		},
+	}
+}
+
+func TestRunCodeTellsAllInOrder(t *testing.T) {
+	var said []string
+	end, err := interpreter(`{"type":"number_of_executions","execution_count":3}`, `{"type":"keepalive"}`, `{"type":"stdout","text":"a"}`,
+		`{"type":"unknown","text":"7"}`, `{"type":"result","text":"1","png":"iVA=","extra":{"application/x":[1],"text/plain":"no"},"is_main_result":true}`,
+		"{\"type\":\"result\",\"text\":\"\xff\"}", `{"type":"error","name":"E"}`, `{"type":"timeout","restarted":true}`, `{"type":"end_of_execution"}`, `{"type":"stdout"}`).
+		RunCode(t.Context(), CodeRequest{Code: "x"}, heard(&said))
+	if want := (CodeEnd{ExecutionCount: 3, Raised: true, TimedOut: true, Restarted: true}); err != nil || end != want {
+		t.Errorf("%+v, %v", end, err)
+	}
+	want := []string{"started 3", "stream 1 a", `result true {"application/x":[1],"image/png":"iVA=","text/plain":"1"}`, "result false {\"text/plain\":\"\uFFFD\"}", "exception E"}
+	if !reflect.DeepEqual(said, want) {
+		t.Errorf("%q", said)
+	}
+}
+
+// What no agent of ours sends is an error, and none of it makes the daemon large.
+func TestRunCodeOfAHostileGuest(t *testing.T) {
+	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
+	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`
+	for name, line := range map[string]string{"no JSON": "{", "many forms": many, "many extra forms": extra, "extra that is none": `{"type":"result","extra":1}`,
+		"no end": `{"type":"stdout","text":"x"}`, "text that is none": `{"type":"stdout","text":1}`} {
+		var said []string
+		if end, err := interpreter(line).RunCode(t.Context(), CodeRequest{}, heard(&said)); err == nil {
+			t.Errorf("%s: %+v %q", name, end, said)
+		}
+	}
+}
