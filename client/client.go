@@ -32,6 +32,7 @@ type Client struct {
 	address  string // as it was given
 	token    string
 	retries  int
+	user     string // of files; empty: the sandbox's default user
 }
 
 // Bounds on what a daemon may answer, in bytes.

@@ -17,7 +17,7 @@ func (c *Client) ReadFile(ctx context.Context, id, path string) (io.ReadCloser, 
 	if err := checkFile("path", path); err != nil {
 		return nil, err
 	}
-	resp, err := c.request(ctx, http.MethodGet, filesPath(id, path), "", nil)
+	resp, err := c.request(ctx, http.MethodGet, c.filesPath(id, path), "", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, content io.Read
 	if err := checkFile("path", path); err != nil {
 		return err
 	}
-	resp, err := c.request(ctx, http.MethodPut, filesPath(id, path), "application/octet-stream", content)
+	resp, err := c.request(ctx, http.MethodPut, c.filesPath(id, path), "application/octet-stream", content)
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (c *Client) ReadTree(ctx context.Context, id, path string) (io.ReadCloser, 
 	if err := checkFile("path", path); err != nil {
 		return nil, err
 	}
-	resp, err := c.request(ctx, http.MethodGet, pathQuery(id, "/archive", path), "", nil)
+	resp, err := c.request(ctx, http.MethodGet, c.pathQuery(id, "/archive", path), "", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -55,7 +55,7 @@ func (c *Client) WriteTree(ctx context.Context, id, path string, archive io.Read
 	if err := checkFile("path", path); err != nil {
 		return err
 	}
-	resp, err := c.request(ctx, http.MethodPut, pathQuery(id, "/archive", path), v1.Tar, archive)
+	resp, err := c.request(ctx, http.MethodPut, c.pathQuery(id, "/archive", path), v1.Tar, archive)
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (c *Client) StatFile(ctx context.Context, id, path string) (f File, err err
 	if err := checkFile("path", path); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodGet, pathQuery(id, "/files/stat", path), nil, &f)
+	err = c.call(ctx, http.MethodGet, c.pathQuery(id, "/files/stat", path), nil, &f)
 	return f, err
 }
 
@@ -81,7 +81,7 @@ func (c *Client) ListFiles(ctx context.Context, id, path string, depth int) (lis
 		return list, wrong("depth", "%d: want 1 to %d", depth, maxDepth)
 	}
 	query := url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}}
-	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), query), nil, &list)
+	err = c.call(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/list"), c.fileQuery(query)), nil, &list)
 	return list, err
 }
 
@@ -90,7 +90,7 @@ func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err erro
 	if err := checkFile("path", path); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path}, &f)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path, Username: c.user}, &f)
 	return f, err
 }
 
@@ -102,7 +102,7 @@ func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err
 	if err := checkFile("to", to); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"), v1.MoveRequest{From: from, To: to}, &f)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"), v1.MoveRequest{From: from, To: to, Username: c.user}, &f)
 	return f, err
 }
 
@@ -112,7 +112,7 @@ func (c *Client) RemoveFile(ctx context.Context, id, path string) error {
 	if err := checkFile("path", path); err != nil {
 		return err
 	}
-	return c.call(ctx, http.MethodDelete, filesPath(id, path), nil, nil)
+	return c.call(ctx, http.MethodDelete, c.filesPath(id, path), nil, nil)
 }
 
 // WatchFiles calls f with what changes in a directory of a sandbox, and below it if recursive:
@@ -124,7 +124,7 @@ func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool
 	}
 	query := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
 	header := http.Header{"Accept": {v1.EventStream}}
-	resp, err := c.send(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/watch"), query), nil, header)
+	resp, err := c.send(ctx, http.MethodGet, withQuery(sandboxPath(id, "/files/watch"), c.fileQuery(query)), nil, header)
 	if err != nil {
 		return err
 	}
@@ -141,10 +141,26 @@ func (c *Client) WatchFiles(ctx context.Context, id, path string, recursive bool
 	})
 }
 
-func filesPath(id, path string) string { return pathQuery(id, "/files", path) }
+func (c *Client) filesPath(id, path string) string { return c.pathQuery(id, "/files", path) }
 
-func pathQuery(id, route, path string) string {
-	return withQuery(sandboxPath(id, route), url.Values{"path": {path}})
+func (c *Client) pathQuery(id, route, path string) string {
+	return withQuery(sandboxPath(id, route), c.fileQuery(url.Values{"path": {path}}))
+}
+
+func (c *Client) fileQuery(query url.Values) url.Values {
+	if c.user != "" {
+		query.Set("username", c.user)
+	}
+	return query
+}
+
+// AsUser returns a client whose calls on files and directories are those of a user of the sandbox:
+// relative paths begin in its home, and what is made belongs to it. Commands have ExecRequest.User.
+// The client shares its connections with c.
+func (c *Client) AsUser(name string) *Client {
+	as := *c
+	as.user = name
+	return &as
 }
 
 // The messages of files.

@@ -204,54 +204,57 @@ func runCommand(r *runner, of *Object, with arguments) (any, error) {
 
 func fileOperations() map[string]operation {
 	return map[string]operation{
-		"sandbox.files.read":       {"Client.ReadFile", onFile(func(r *runner, box, path string, _ arguments) (any, error) { return r.read(box, path, true) })},
-		"sandbox.files.read_bytes": {"Client.ReadFile", onFile(func(r *runner, box, path string, _ arguments) (any, error) { return r.read(box, path, false) })},
+		"sandbox.files.read":       {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any, error) { return r.read(with, box, path, true) })},
+		"sandbox.files.read_bytes": {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any, error) { return r.read(with, box, path, false) })},
 		"sandbox.files.write": {"Client.WriteFile", onFile(func(r *runner, box, path string, with arguments) (any, error) {
-			return nil, r.client.WriteFile(r.ctx, box, path, bytes.NewReader(data(with["data"])))
+			return nil, r.files(with).WriteFile(r.ctx, box, path, bytes.NewReader(data(with["data"])))
 		})},
 		"sandbox.files.list": {"Client.ListFiles", onFile(func(r *runner, box, path string, with arguments) (any, error) {
-			files, err := r.client.ListFiles(r.ctx, box, path, with.whole("depth", 1))
+			files, err := r.files(with).ListFiles(r.ctx, box, path, with.whole("depth", 1))
 			return listOf(files), err
 		})},
-		"sandbox.files.stat": {"Client.StatFile", onFile(func(r *runner, box, path string, _ arguments) (any, error) {
-			return fieldsAnd(r.client.StatFile(r.ctx, box, path))
+		"sandbox.files.stat": {"Client.StatFile", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+			return fieldsAnd(r.files(with).StatFile(r.ctx, box, path))
 		})},
-		"sandbox.files.exists": {"Client.StatFile", onFile(func(r *runner, box, path string, _ arguments) (any, error) {
-			_, err := r.client.StatFile(r.ctx, box, path)
+		"sandbox.files.exists": {"Client.StatFile", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+			_, err := r.files(with).StatFile(r.ctx, box, path)
 			return found(err, client.ErrNotFoundInSandbox)
 		})},
-		"sandbox.files.make_dir": {"Client.MakeDir", onFile(func(r *runner, box, path string, _ arguments) (any, error) {
-			_, err := r.client.MakeDir(r.ctx, box, path)
+		"sandbox.files.make_dir": {"Client.MakeDir", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+			_, err := r.files(with).MakeDir(r.ctx, box, path)
 			return found(err, client.ErrConflict)
 		})},
 		"sandbox.files.rename": {"Client.MoveFile", func(r *runner, of *Object, with arguments) (any, error) {
-			return fieldsAnd(r.client.MoveFile(r.ctx, id(of), with.text("old"), with.text("new")))
+			return fieldsAnd(r.files(with).MoveFile(r.ctx, id(of), with.text("old"), with.text("new")))
 		}},
-		"sandbox.files.remove": {"Client.RemoveFile", onFile(func(r *runner, box, path string, _ arguments) (any, error) {
-			return nil, r.client.RemoveFile(r.ctx, box, path)
+		"sandbox.files.remove": {"Client.RemoveFile", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+			return nil, r.files(with).RemoveFile(r.ctx, box, path)
 		})},
 		"sandbox.files.watch": {"Client.WatchFiles", onFile(watch)},
 		"watch.next":          {"the callback of Client.WatchFiles", nextEvent},
 		"watch.close":         {"the end of the context of Client.WatchFiles", endEvents},
-		"sandbox.files.read_tree": {"Client.ReadTree", onFile(func(r *runner, box, path string, _ arguments) (any, error) {
-			tree, err := r.client.ReadTree(r.ctx, box, path)
+		"sandbox.files.read_tree": {"Client.ReadTree", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+			tree, err := r.files(with).ReadTree(r.ctx, box, path)
 			if err != nil {
 				return nil, err
 			}
 			return readAll(tree, false)
 		})},
 		"sandbox.files.write_tree": {"Client.WriteTree", onFile(func(r *runner, box, path string, with arguments) (any, error) {
-			return nil, r.client.WriteTree(r.ctx, box, path, bytes.NewReader(data(with["source"])))
+			return nil, r.files(with).WriteTree(r.ctx, box, path, bytes.NewReader(data(with["source"])))
 		})},
 	}
 }
+
+// files is the client for a call on files, which may name a user.
+func (r *runner) files(with arguments) *client.Client { return r.client.AsUser(with.text("user")) }
 
 func onFile(f func(r *runner, box, path string, with arguments) (any, error)) func(*runner, *Object, arguments) (any, error) {
 	return func(r *runner, of *Object, with arguments) (any, error) { return f(r, id(of), with.text("path"), with) }
 }
 
-func (r *runner) read(box, path string, text bool) (any, error) {
-	file, err := r.client.ReadFile(r.ctx, box, path)
+func (r *runner) read(with arguments, box, path string, text bool) (any, error) {
+	file, err := r.files(with).ReadFile(r.ctx, box, path)
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +267,7 @@ func watch(r *runner, box, path string, with arguments) (any, error) {
 	r.undo = append(r.undo, cancel)
 	f := newFeed()
 	go func() {
-		f.ended <- r.client.WatchFiles(ctx, box, path, with.flag("recursive"), func(change client.FileChange) error { return f.take(change) })
+		f.ended <- r.files(with).WatchFiles(ctx, box, path, with.flag("recursive"), func(change client.FileChange) error { return f.take(change) })
 	}()
 	if _, err := f.next(arguments{"type": "begun"}); err != nil {
 		cancel()
