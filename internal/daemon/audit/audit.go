@@ -110,7 +110,9 @@ func endsAmidLine(f *os.File) bool {
 	return err == nil && last[0] != '\n'
 }
 
-// maxField bounds what a client can make an entry hold per field, in bytes.
+// maxField bounds the fields of an entry whose text a client chooses, in bytes. The others are bounded
+// where they come from: RequestID by its form, Route by the table of routes, Remote by the kernel, and
+// Sandboxes by the most that one fork makes.
 const maxField = 1024
 
 // Write appends e as one line in one write call.

@@ -129,3 +129,16 @@ func TestBodiesShareTheMemory(t *testing.T) {
 	}
 	r.create(`{"templateID":"a.b","metadata":{"note":"` + strings.Repeat("x", 10<<10) + `"}}`)
 }
+
+// What clients choose cannot make a sandbox that of a build, which no list has and the next daemon
+// ends.
+func TestMetadataMakesNoBuild(t *testing.T) {
+	r := start(t)
+	for _, metadata := range []string{`{"build":"x"}`, `{"Build":"x"}`, `{"x\",\"build":"x"}`} {
+		b := r.create(`{"templateID":"a.b","metadata":` + metadata + `,"build":"x"}`)
+		var i struct{ State string }
+		if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" {
+			t.Errorf("with metadata %s it is %q", metadata, i.State)
+		}
+	}
+}

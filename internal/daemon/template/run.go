@@ -20,7 +20,9 @@ type mark struct {
 	Build string `json:"build"`
 }
 
-// IsBuild reports whether a sandbox is that of a build, which nobody has asked for as such.
+// IsBuild reports whether a sandbox is that of a build, which nobody has asked for as such. It believes
+// the annotation: no client can choose one. Besides this package only package e2b writes them, with
+// what clients give in fields below the first level.
 func IsBuild(i sandbox.Info) bool {
 	var m mark
 	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
