@@ -104,7 +104,8 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader, 
 	return c.sendBy(ctx, c.http, method, path, body, header)
 }
 
-func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
+func (c *Client) sendBy(ctx context.Context, by *http.Client, method, path string, body io.Reader,
+	header http.Header) (*http.Response, error) {
 	if err := checkPath(path); err != nil {
 		return nil, err
 	}

@@ -73,7 +73,9 @@ type NetworkRefusal struct {
 	Name     string `json:"name,omitempty"`    // of the server, or that DNS was asked for; the sandbox chose it
 	Reason   string `json:"reason"`            // a key of Refused
 	Why      string `json:"why"`               // the reason in words, such as "private range"
-	Fix      string `json:"fix,omitempty"`     // how forkd net set lets it through, such as "allow it with --allow 1.2.3.4"; empty if it cannot
+	// how forkd net set lets it through, such as "allow it with --allow 1.2.3.4"; empty if it
+	// cannot
+	Fix      string `json:"fix,omitempty"`
 	Count    uint64 `json:"count"`
 	LastUnix int64  `json:"last_unix"` // the last time, in seconds since 1970
 }

@@ -29,7 +29,9 @@ type Sandbox struct {
 
 	Labels map[string]string `json:"labels,omitempty"`
 
-	LatestTag string  `json:"latest_tag,omitempty"`         // snapshot it was last branched to or put back to, else the one it was forked from; empty: deleted
+	// snapshot it was last branched to or put back to, else the one it was forked from; empty:
+	// deleted
+	LatestTag string  `json:"latest_tag,omitempty"`
 	Calls     *uint64 `json:"calls_since_latest,omitempty"` // requests since then that may have changed files or processes; nil: not known
 
 	Unique       *Unique `json:"unique,omitempty"` // found at its latest start; nil: its agent, an older one, does not look

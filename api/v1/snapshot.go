@@ -75,7 +75,8 @@ type BakeRequest struct {
 	Warmup            Warmup            `json:"warmup,omitzero"`
 	ReadyTimeoutSecs  float64           `json:"ready_timeout_secs,omitempty"`
 	WarmupTimeoutSecs float64           `json:"warmup_timeout_secs,omitempty"`
-	Network           *Network          `json:"network,omitempty"` // of the warm-up and of children; nil: "none" for the first, "public" for these
+	// of the warm-up and of children; nil: "none" for the first, "public" for these
+	Network *Network `json:"network,omitempty"`
 
 	Limits *Limits `json:"limits,omitempty"` // of children that are given none
 	Unique string  `json:"unique,omitempty"` // "strict" or "report", of children that are given none

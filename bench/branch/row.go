@@ -72,7 +72,8 @@ func tables(rows []*row, skipped int) []*report.Table {
 		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "mode"}, {Name: "branches"}, {Name: "saved MiB", Digits: 0},
 		{Name: "pause p50 ms", Digits: 1}, {Name: "pause p99 ms", Digits: 1}, {Name: "arm p50 ms", Digits: 1},
 		{Name: "ready p50 ms", Digits: 0}, {Name: "persisted p50 ms", Digits: 0}, {Name: "faults p50", Digits: 0},
-		{Name: "stopped again p50 ms", Digits: 1}, {Name: "work lost p50 ms", Digits: 0}, {Name: "source slower by %", Digits: 0}, {Name: "asking p50 ms", Digits: 1}}}
+		{Name: "stopped again p50 ms", Digits: 1}, {Name: "work lost p50 ms", Digits: 0},
+		{Name: "source slower by %", Digits: 0}, {Name: "asking p50 ms", Digits: 1}}}
 	times.Notef("arm: write-protecting (live) or copying (diff, full), part of the pause; ready: request → children can " +
 		"start; persisted: request → all files of the snapshot flushed to disk, with the load stopped from ready on")
 	times.Notef("work lost: the time that the source would have needed, at the speed of the second before, for what it has " +

@@ -104,7 +104,8 @@ func startSlirp(ctx context.Context, p *peer, undo *cleanup.Stack) error {
 		return err
 	}
 	defer ready.Close()
-	cmd := exec.CommandContext(ctx, path, "--configure", fmt.Sprint("--mtu=", largestMTU), "--ready-fd=3", strconv.Itoa(client.Process.Pid), "eth0")
+	cmd := exec.CommandContext(ctx, path, "--configure", fmt.Sprint("--mtu=", largestMTU), "--ready-fd=3",
+		strconv.Itoa(client.Process.Pid), "eth0")
 	cmd.ExtraFiles = []*os.File{theirs}
 	if err := errors.Join(cmd.Start(), theirs.Close()); err != nil {
 		return err

@@ -120,7 +120,8 @@ func TestMissingPeersAreNamed(t *testing.T) {
 	if err != nil || errBox != nil {
 		t.Fatal(err, errBox)
 	}
-	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B", driven: true}, gone, {name: "box", how: "C"}, noBox}
+	peers := []*peer{{name: "ours", pool: true, how: "A"}, {name: "theirs", pool: true, how: "B", driven: true}, gone,
+		{name: "box", how: "C"}, noBox}
 	m := newMatrix("stub", peers, []int{1})
 	warm, cold := m.rows[0], m.rows[1]
 	if !warm.warm || warm.cells[2] != nil || warm.cells[3] != nil || cold.cells[2] != nil || cold.cells[3] == nil {

@@ -144,7 +144,8 @@ func New(t T, o Options) *Rig {
 	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} }, RunDir: run,
 		Initrd:   os.Open, // nobody reads it
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
-	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize, PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
+	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,
+		PoolWanted: m.PoolWanted, Branches: m.BranchesInFlight,
 		Sandboxes: func() map[string]int { return nil }})
 	r.TokenFile = filepath.Join(dir, "tokens")
 	guard, err := r.guard(o.Tokens)
@@ -182,7 +183,8 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Audit: log,
+	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
+		Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
 	var next http.Handler = api

@@ -103,7 +103,8 @@ func newRoot(stdio Stdio) *cobra.Command {
 	}{
 		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(), newBranchCmd(),
 			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(), newDfCmd()}},
-		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(), newTopCmd(), newPingCmd(),
+		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),
+			newTopCmd(), newPingCmd(),
 			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(), newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},

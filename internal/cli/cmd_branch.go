@@ -48,7 +48,8 @@ func newBranchCmd() *cobra.Command {
 }
 
 // branch makes a branch and prints it.
-func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, ref string, req client.BranchRequest, figures bool) error {
+func branch(ctx context.Context, cmd *cobra.Command, c *common, cl *client.Client, ref string, req client.BranchRequest,
+	figures bool) error {
 	id, err := sandboxID(ctx, cl, ref)
 	if err != nil {
 		return err
@@ -127,7 +128,8 @@ func newRollbackCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&to, "to", "", "tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
+	cmd.Flags().StringVar(&to, "to", "",
+		"tag of the snapshot (default: the one it runs from, which after a rollback is the one rolled back to)")
 	uniqueFlag(cmd, &unique)
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "to", tags)

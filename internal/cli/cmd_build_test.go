@@ -41,7 +41,8 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	commands := 0
 	rig.VMs.Exec = func(context.Context) agentclient.ExecResult {
 		commands++
-		for !strings.Contains(out.String(), []string{"", "run warm-up command 1", "run warm-up command 2"}[commands]) && t.Context().Err() == nil {
+		for !strings.Contains(out.String(), []string{"", "run warm-up command 1", "run warm-up command 2"}[commands]) &&
+			t.Context().Err() == nil {
 			time.Sleep(10 * time.Millisecond)
 		}
 		return agentclient.ExecResult{Outcome: agentclient.Exited}

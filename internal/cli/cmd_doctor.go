@@ -180,7 +180,8 @@ func report(cmd *cobra.Command, findings []finding, json, all bool) error {
 		})
 	}
 	if !json {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[pass], count[warn], count[fail], count[skip], more)
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[pass], count[warn],
+			count[fail], count[skip], more)
 	}
 	if err == nil && count[fail] > 0 {
 		return exitCode(exitError)

@@ -67,7 +67,8 @@ func newE2BEnvCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&c.url, "daemon-url", "", "daemon to talk to; default as of the other commands")
 	cmd.Flags().StringVarP(&c.output, "output", "o", "text", "text, for a shell, or json")
-	cmd.Flags().StringVar(&domain, "domain", "", "the daemon's --proxy-domain, with :PORT behind it if that is not 443 (default that of 'forkd e2b setup')")
+	cmd.Flags().StringVar(&domain, "domain", "",
+		"the daemon's --proxy-domain, with :PORT behind it if that is not 443 (default that of 'forkd e2b setup')")
 	cmd.Flags().BoolVar(&plain, "plain", false, "do not use host names, also after 'forkd e2b setup'")
 	e2bDir(cmd, &named)
 	return cmd

@@ -47,13 +47,15 @@ func TestE2BSetup(t *testing.T) {
 	t.Setenv(urlEnv, "http://127.0.0.1:1")
 	t.Setenv(tokenEnv, "")
 	said, _ := e2bRun(t, 0, "e2b", "setup", "--dir", dir, "--domain", "sandboxes.test:8443")
-	for _, want := range []string{"--proxy-domain https://sandboxes.test:8443", "--bind 127.0.0.1:8443", "sandboxes.test do not lead to this host"} {
+	for _, want := range []string{"--proxy-domain https://sandboxes.test:8443", "--bind 127.0.0.1:8443",
+		"sandboxes.test do not lead to this host"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("setup does not say %q:\n%s", want, said)
 		}
 	}
 	text, _ := e2bRun(t, 0, "e2b", "env", "--dir", dir)
-	got, err := exec.Command("sh", "-ec", `E2B_API_URL=old; eval "$1"; echo "$E2B_DOMAIN${E2B_API_URL-}"; cat "$SSL_CERT_FILE" "$NODE_EXTRA_CA_CERTS" >/dev/null`,
+	got, err := exec.Command("sh", "-ec",
+		`E2B_API_URL=old; eval "$1"; echo "$E2B_DOMAIN${E2B_API_URL-}"; cat "$SSL_CERT_FILE" "$NODE_EXTRA_CA_CERTS" >/dev/null`,
 		"sh", text).CombinedOutput()
 	if err != nil || string(got) != "sandboxes.test:8443\n" {
 		t.Errorf("a shell makes %q of it, %v:\n%s", got, err, text)
@@ -63,7 +65,8 @@ func TestE2BSetup(t *testing.T) {
 	if err := json.Unmarshal([]byte(object), &env); err != nil || env["E2B_DOMAIN"] != "sandboxes.test:8443" || env["E2B_API_KEY"] == "" {
 		t.Errorf("%s: %v", object, err)
 	}
-	if text, _ := e2bRun(t, 0, "e2b", "env", "--dir", dir, "--plain"); !strings.Contains(text, "E2B_API_URL='http://127.0.0.1:1'") || strings.Contains(text, "CERT") {
+	if text, _ := e2bRun(t, 0, "e2b", "env", "--dir", dir, "--plain"); !strings.Contains(text,
+		"E2B_API_URL='http://127.0.0.1:1'") || strings.Contains(text, "CERT") {
 		t.Errorf("--plain: %s", text)
 	}
 	for _, domain := range []string{"localhost", "https://a.b", "a.b:0", "-a.b", ""} {

@@ -59,7 +59,8 @@ func newEventsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&after, "after", "", "id of an event: begin with those after it")
-	cmd.Flags().StringVar(&since, "since", "", "begin with events since a time, such as 10m ago or 2026-01-02T15:04:05Z, as far as the daemon remembers them")
+	cmd.Flags().StringVar(&since, "since", "",
+		"begin with events since a time, such as 10m ago or 2026-01-02T15:04:05Z, as far as the daemon remembers them")
 	selectorFlag(cmd.Flags(), &labels)
 	c.completeSandboxes(cmd)
 	c.register(cmd)

@@ -106,7 +106,8 @@ func newRmiCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&opts.Cascade, "cascade", false, "remove the snapshots that build on it too")
-	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false, "leave the snapshots that build on it behind: they have links of their own to its files")
+	cmd.Flags().BoolVarP(&opts.Force, "force", "f", false,
+		"leave the snapshots that build on it behind: they have links of their own to its files")
 	c.completeTags(cmd)
 	c.register(cmd)
 	return cmd

@@ -27,7 +27,8 @@ func (n *networkFlags) register(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.Allow, "allow", nil,
 		"what may be connected to: a name, *.name, an address or a network, with :port if not all (repeatable); without --net it implies allow")
 	f.StringArrayVar(&n.Deny, "deny", nil, "what may not, in every mode (repeatable)")
-	f.BoolVar(&n.AllowECH, "allow-ech", false, "let TLS with an encrypted server name (ECH) through where a rule by name decides; browsers need it")
+	f.BoolVar(&n.AllowECH, "allow-ech", false,
+		"let TLS with an encrypted server name (ECH) through where a rule by name decides; browsers need it")
 	f.Uint64Var(&n.Limits.BytesPerSecond, "net-bytes-per-second", 0, "limit in each direction (0: the daemon's)")
 	f.Uint32Var(&n.Limits.Connections, "net-connections", 0, "limit of connections at a time (0: the daemon's)")
 }
@@ -38,8 +39,9 @@ func (n *networkFlags) complete(cmd *cobra.Command) {
 
 // registerSecrets is for commands that make or change a sandbox: a snapshot has no secrets.
 func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
-	f.StringArrayVar(&n.secrets, "secret", nil, "HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside of the\n"+
-		"sandbox, with the value of a variable or a file (repeatable; without = the value stays)")
+	f.StringArrayVar(&n.secrets, "secret", nil,
+		"HOST:HEADER=env:NAME or =file:PATH: a header that is added to HTTPS requests outside of the\n"+
+			"sandbox, with the value of a variable or a file (repeatable; without = the value stays)")
 }
 
 // given returns the policy that was asked for, or nil.

@@ -53,7 +53,8 @@ type common struct {
 func (c *common) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "daemon-url", "",
 		"daemon to talk to, unix:///path, http://host:port or https://host:port; default $"+urlEnv+", the running emulated host's, or the local socket")
-	cmd.Flags().StringVar(&c.ca, "ca", "", "file in PEM with the authority of the certificate of a daemon at https://…; default $"+caEnv+", or the host's")
+	cmd.Flags().StringVar(&c.ca, "ca", "",
+		"file in PEM with the authority of the certificate of a daemon at https://…; default $"+caEnv+", or the host's")
 	formats, words := "text or json", []string{"text", "json"}
 	if c.hasWide {
 		formats, words = "text, wide or json", append(words, "wide")
@@ -117,7 +118,8 @@ func whatHelps(where string, err error) string {
 		return "it lets in its own user, such as with sudo, and those of --allow-peer"
 	}
 	var roots, own daemon.Config
-	if os.Getuid() == 0 || roots.Defaults(0, os.Getenv) != nil || own.Defaults(os.Getuid(), os.Getenv) != nil || where != "unix://"+own.Socket {
+	if os.Getuid() == 0 || roots.Defaults(0, os.Getenv) != nil || own.Defaults(os.Getuid(), os.Getenv) != nil ||
+		where != "unix://"+own.Socket {
 		return start
 	}
 	if _, err := os.Stat(filepath.Dir(roots.Socket)); err != nil {

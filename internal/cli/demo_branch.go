@@ -99,7 +99,8 @@ func (d *demo) branch(st *status) (string, error) {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("paused for %.1f ms, %d of %d children are right", b.PauseMS, min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
+	return fmt.Sprintf("paused for %.1f ms, %d of %d children are right", b.PauseMS,
+		min(b.Memory, b.Files, b.Process, b.Paths), branchChildren), nil
 }
 
 // startComputing gives a sandbox what a branch is to keep: computing memory, a file, and a process.

@@ -53,7 +53,9 @@ func judgeCgroup(root bool, own string, read func(string) string) finding {
 	case len(missing) == 0:
 		return found(check, pass, dir+": "+strings.Join(have, " "))
 	case root:
-		return found(check, warn, fmt.Sprintf("no controller %s: the kernel lacks it, or cgroup v1 has it; such limits are refused", strings.Join(missing, ", "))).
+		return found(check, warn,
+			fmt.Sprintf("no controller %s: the kernel lacks it, or cgroup v1 has it; such limits are refused",
+				strings.Join(missing, ", "))).
 			byHand(bootWith("systemd.unified_cgroup_hierarchy=1"))
 	}
 	return found(check, warn, fmt.Sprintf("your user has no controller %s in %s: such limits are refused; log in again afterwards",

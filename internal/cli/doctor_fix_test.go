@@ -91,7 +91,8 @@ func TestDoctorInAnEmulatedHost(t *testing.T) {
 	if len(short) != 2 || short[0].Verdict != pass || short[0].Check != "VMs can run" || short[1].Check != "daemon" {
 		t.Errorf("%+v", short)
 	}
-	short = first([]finding{found("emulated host", skip, ""), found("/dev/kvm", fail, "missing"), found("token file", fail, ""), found("swap", warn, "")})
+	short = first([]finding{found("emulated host", skip, ""), found("/dev/kvm", fail, "missing"),
+		found("token file", fail, ""), found("swap", warn, "")})
 	if len(short) != 2 || short[0].Check != "/dev/kvm" || short[1].Check != "token file" {
 		t.Errorf("%+v", short)
 	}

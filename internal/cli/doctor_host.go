@@ -215,7 +215,8 @@ func checkSwap(kib map[string]uint64) finding {
 	case total == 0:
 		return found(check, pass, "none: memory of idle sandboxes stays, and when it is short, the kernel ends some")
 	}
-	return found(check, pass, fmt.Sprintf("%d MiB free of %d MiB: what sandboxes keep in memory may be written there", kib["SwapFree"]>>10, total>>10))
+	return found(check, pass, fmt.Sprintf("%d MiB free of %d MiB: what sandboxes keep in memory may be written there",
+		kib["SwapFree"]>>10, total>>10))
 }
 
 // muchReserved, in MiB, is more than one keeps by mistake and does not miss.

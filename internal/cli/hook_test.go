@@ -307,7 +307,8 @@ func TestHookUsage(t *testing.T) {
 			t.Errorf("%s: %d, %s", c.args, code, err)
 		}
 	}
-	if _, err, code := hookRun(t, "claude-code", "-w", "desk", "--project", "/does/not/exist"); code != exitError || !strings.Contains(err, "no such directory") {
+	if _, err, code := hookRun(t, "claude-code", "-w", "desk", "--project", "/does/not/exist"); code != exitError ||
+		!strings.Contains(err, "no such directory") {
 		t.Errorf("%d, %s", code, err)
 	}
 	out, _, code := hookRun(t, "generic", "-w", "my desk", "--no-prompt")

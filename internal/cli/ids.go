@@ -62,7 +62,8 @@ func findID(list []client.Sandbox, ref string) (string, error) {
 		return begin[0], nil
 	}
 	slices.Sort(begin)
-	return "", fmt.Errorf("sandbox %q: %d sandboxes begin like this, such as %s and %s: give more of the id", ref, len(begin), begin[0], begin[1])
+	return "", fmt.Errorf("sandbox %q: %d sandboxes begin like this, such as %s and %s: give more of the id", ref,
+		len(begin), begin[0], begin[1])
 }
 
 // sandboxIDs does the same for several. Those that it cannot tell are left out, and named by the

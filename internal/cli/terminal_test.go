@@ -27,7 +27,8 @@ func TestDetachKeys(t *testing.T) {
 		"a" + p + q + "b": "a",
 		p + p + q + "b":   p,
 	} {
-		for name, from := range map[string]io.Reader{"at once": strings.NewReader(typed), "byte by byte": iotest.OneByteReader(strings.NewReader(typed))} {
+		for name, from := range map[string]io.Reader{"at once": strings.NewReader(typed),
+			"byte by byte": iotest.OneByteReader(strings.NewReader(typed))} {
 			detached := false
 			got, err := io.ReadAll(&detachKeys{from: from, detach: func() { detached = true }})
 			leaves := strings.Contains(typed, p+q)

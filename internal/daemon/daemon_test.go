@@ -24,7 +24,8 @@ func TestDefaults(t *testing.T) {
 	env := map[string]string{"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7", "XDG_STATE_HOME": "relative"}
 	var user Config
 	err := user.Defaults(7, func(k string) string { return env[k] })
-	if err != nil || user.StateDir != "/home/u/.local/state/forkd" || user.Socket != "/run/user/7/forkd/forkd.sock" || user.RAMDir != "/dev/shm/forkd-7" {
+	if err != nil || user.StateDir != "/home/u/.local/state/forkd" || user.Socket != "/run/user/7/forkd/forkd.sock" ||
+		user.RAMDir != "/dev/shm/forkd-7" {
 		t.Errorf("user: %+v, %v", user, err)
 	}
 	if err := new(Config).Defaults(7, none); err == nil {
@@ -198,7 +199,8 @@ func TestIdleConnectionsAreClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.DiscardHandler), time.Millisecond, time.Hour)
+	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), slog.New(slog.DiscardHandler),
+		time.Millisecond, time.Hour)
 	done := make(chan error, 1)
 	go func() { done <- server.Serve(l) }()
 	c, err := net.Dial("tcp", l.Addr().String())

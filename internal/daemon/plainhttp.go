@@ -85,7 +85,8 @@ func (c *sniffed) redirect(from io.Reader) {
 	}
 	const text = "This port speaks HTTPS only: use https://\n"
 	// A cached 308 would outlive a daemon that was started without TLS.
-	_, err = fmt.Fprintf(c.Conn, "HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+	_, err = fmt.Fprintf(c.Conn,
+		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
 		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody) // what is not read would reset the connection, and the answer with it

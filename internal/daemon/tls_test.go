@@ -75,7 +75,8 @@ func (a *authority) server() (cert, key []byte) {
 }
 
 func (a *authority) user(name string) (cert, key []byte) {
-	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: name},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	return cert, key
 }
 
@@ -259,7 +260,8 @@ func TestPlainHTTPIsRedirected(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ours.pem)
 	secure := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}}}
-	if resp, err := secure.Post("http://"+address+"/v1/forks", "application/json", strings.NewReader("{}")); err != nil || resp.StatusCode != 200 {
+	if resp, err := secure.Post("http://"+address+"/v1/forks", "application/json", strings.NewReader("{}")); err != nil ||
+		resp.StatusCode != 200 {
 		t.Errorf("a client that follows: %+v, %v", resp, err)
 	}
 	secure.CloseIdleConnections()

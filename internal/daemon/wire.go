@@ -141,12 +141,14 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
 	api := v1.New(v1.Config{
-		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard, Hosts: cfg.Hosts, Audit: w.audit,
+		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard,
+		Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why,
 	})
-	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys, Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
+	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys,
+		Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
 	undo.Release()
 	return w, nil
 }

@@ -59,7 +59,8 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "excerpt", "event", "procmem", "agentclient", "cgroup", "process", "netclient", "vmmclient", "store", "vmpool", "vmfake",
+		packages: []string{"invalid", "excerpt", "event", "procmem", "agentclient", "cgroup", "process", "netclient",
+			"vmmclient", "store", "vmpool", "vmfake",
 			"identity", "chain", "bake", "sandbox", "workspace"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},
 		reason: "the daemon's side knows VMs by contract only and never runs a guest: it owns files and processes, and " +
@@ -87,7 +88,8 @@ var rooms = []room{
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/agent05", "internal/daemon", "internal/daemon/auth", "internal/build/...", "internal/emu/...", "internal/jail",
+		imports: []string{"api/v1", "client", "internal/agent05", "internal/daemon", "internal/daemon/auth",
+			"internal/build/...", "internal/emu/...", "internal/jail",
 			"internal/proto/vm", "internal/vmm/kvm", "recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
 			"the daemon to start it, the file of its tokens, and KVM and the jail to probe the host in doctor",

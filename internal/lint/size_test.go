@@ -2,7 +2,13 @@ package lint
 
 import (
 	"go/ast"
+	"go/scanner"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // Limits of hand-written files, in lines. Beyond the soft ones a file or function is only listed
@@ -38,5 +44,72 @@ func TestSizes(t *testing.T) {
 				t.Logf("%s: %s has %d lines, better at most %d", s.path, f.Name.Name, n, softFunction)
 			}
 		}
+	}
+}
+
+// Limits of lines of code, in characters; a tab is one. How many are beyond the soft one is only
+// told.
+const (
+	softWidth = 120
+	hardWidth = 140
+)
+
+// longText is how many characters a string may have that a line of code is not broken for: a text
+// is easier to find, and to read, in one piece.
+const longText = 60
+
+func TestCodeIsNarrow(t *testing.T) {
+	wide := 0
+	for _, s := range sources(t) {
+		if s.generated {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(root, s.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		long := linesOfLongTexts(text)
+		for i, line := range strings.Split(string(text), "\n") {
+			n := utf8.RuneCountInString(line)
+			if n > softWidth && !long[i+1] {
+				wide++
+			}
+			if n > hardWidth && !long[i+1] {
+				t.Errorf("%s:%d has %d characters: break the line before %d", s.path, i+1, n, softWidth+1)
+			}
+		}
+	}
+	t.Logf("%d lines have more than %d characters", wide, softWidth)
+}
+
+// linesOfLongTexts returns the numbers of lines on which a long string stands, or a part of one that
+// goes over several lines.
+func linesOfLongTexts(text []byte) map[int]bool {
+	files := token.NewFileSet()
+	file := files.AddFile("", -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, 0)
+	long := map[int]bool{}
+	for {
+		pos, tok, literal := s.Scan()
+		if tok == token.EOF {
+			return long
+		}
+		first := file.Line(pos)
+		last := first + strings.Count(literal, "\n")
+		if tok == token.STRING && (last > first || utf8.RuneCountInString(literal) > longText) {
+			for n := first; n <= last; n++ {
+				long[n] = true
+			}
+		}
+	}
+}
+
+func TestLinesOfLongTexts(t *testing.T) {
+	text := "package x\n\nvar a = `1\n2`\nvar b = \"" + strings.Repeat("x", longText) + "\"\nvar c = \"short\" // " +
+		strings.Repeat("x", hardWidth) + "\n"
+	long := linesOfLongTexts([]byte(text))
+	if len(long) != 3 || !long[3] || !long[4] || !long[5] {
+		t.Errorf("%v, want lines 3 to 5", long)
 	}
 }

@@ -13,7 +13,8 @@ import (
 
 // calls are all system calls of the process. The filter in zfilter_linux_amd64.go is made of them.
 func calls() []jail.Call {
-	return slices.Concat(jail.RuntimeCalls(), stack.Calls(), jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDMSG,
+	return slices.Concat(jail.RuntimeCalls(), stack.Calls(), jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM,
+		unix.SYS_RECVMSG, unix.SYS_SENDMSG,
 		unix.SYS_SHUTDOWN, unix.SYS_GETRLIMIT), // ctlsock's and our own
 		[]jail.Call{
 			jail.With(unix.SYS_PRLIMIT64, jail.Is(0, 0)), // our own limits

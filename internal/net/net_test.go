@@ -196,7 +196,8 @@ func TestSandbox(t *testing.T) {
 		m := d.stats("sb-1")
 		recent := m.Recent
 		m.Recent = nil // a sum has none
-		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && m.Active && m.Open == 0 && m.Connections == 1 && m.DownBytes > 5 && m.UpBytes > 16 &&
+		return len(recent) == 1 && recent[0].Address == "10.1.2.3:80" && m.Active && m.Open == 0 && m.Connections == 1 &&
+			m.DownBytes > 5 && m.UpBytes > 16 &&
 			reflect.DeepEqual(m.Refused, []netproto.Refusals{{Reason: "private", Count: 1}}) && reflect.DeepEqual(m, d.stats(""))
 	})
 	d.must(netproto.KindSetPolicy, &netproto.SetPolicy{ID: "sb-1", Policy: netproto.Policy{Mode: netproto.ModeNone}})

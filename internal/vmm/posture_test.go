@@ -185,7 +185,8 @@ func startWith(t *testing.T, o jail.Options, program, do string) (*os.Process, *
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = log.Close() })
-	attr := os.ProcAttr{Dir: "/", Env: []string{role + "=" + do, "GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"}, Files: []*os.File{nil, nil, log, socket}}
+	attr := os.ProcAttr{Dir: "/", Env: []string{role + "=" + do, "GOMAXPROCS=1", "GODEBUG=containermaxprocs=0"},
+		Files: []*os.File{nil, nil, log, socket}}
 	p, err := jails.Start(program, []string{"forkd-vmm"}, attr, false)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EUSERS) {
 		t.Skipf("this host allows no namespaces: %v", err)

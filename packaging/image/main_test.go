@@ -57,7 +57,8 @@ func TestImage(t *testing.T) {
 			modes[filepath.Clean(h.Name)] = h.Mode
 		}
 		files.Close()
-		for name, want := range map[string]int64{"etc/debian_version": 0o644, "usr/bin/forkd": 0o755, "var/lib/forkd": 0o700, "var/cache/forkd": 0o700} {
+		for name, want := range map[string]int64{"etc/debian_version": 0o644, "usr/bin/forkd": 0o755, "var/lib/forkd": 0o700,
+			"var/cache/forkd": 0o700} {
 			if modes[name] != want {
 				t.Errorf("%s has the mode %#o, want %#o", name, modes[name], want)
 			}

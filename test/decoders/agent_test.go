@@ -91,16 +91,28 @@ func callRows() (rows []row) {
 		field string // has the entries
 		call  func(context.Context, *agentclient.Client) error
 	}{
-		{"stat", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Stat(ctx, "/a", ""); return err }},
-		{"list", 7 << 20, decoded, "entries", func(ctx context.Context, c *agentclient.Client) error { _, err := c.List(ctx, "/", "", 1); return err }},
-		{"mkdir", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error { _, err := c.MakeDir(ctx, "/a", ""); return err }},
+		{"stat", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
+			_, err := c.Stat(ctx, "/a", "")
+			return err
+		}},
+		{"list", 7 << 20, decoded, "entries", func(ctx context.Context, c *agentclient.Client) error {
+			_, err := c.List(ctx, "/", "", 1)
+			return err
+		}},
+		{"mkdir", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
+			_, err := c.MakeDir(ctx, "/a", "")
+			return err
+		}},
 		{"move", 60 << 10, 4 << 20, "entry", func(ctx context.Context, c *agentclient.Client) error {
 			_, err := c.Move(ctx, "/a", "/b", "")
 			return err
 		}},
 		{"remove", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Remove(ctx, "/a", "") }},
 		{"signal", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Process(1).Signal(ctx, 9) }},
-		{"processes", 1000 << 10, decoded, "processes", func(ctx context.Context, c *agentclient.Client) error { _, err := c.Processes(ctx); return err }},
+		{"processes", 1000 << 10, decoded, "processes", func(ctx context.Context, c *agentclient.Client) error {
+			_, err := c.Processes(ctx)
+			return err
+		}},
 	}
 	for _, c := range calls {
 		array := `{"` + c.field + `":[`
@@ -118,7 +130,8 @@ func callRows() (rows []row) {
 				_ = call(t.Context(), guest("application/json", http.StatusOK, p))
 			}})
 		}
-		rows = append(rows, row{name: c.name + "/an error", input: repeated(`{"code":"internal","message":"x","details":[`, `{}`, `]}`), most: c.most,
+		rows = append(rows, row{name: c.name + "/an error", input: repeated(`{"code":"internal","message":"x","details":[`,
+			`{}`, `]}`), most: c.most,
 			fixed: c.fixed, decode: func(t *testing.T, p []byte) {
 				_ = c.call(t.Context(), guest("application/json", http.StatusInternalServerError, p))
 			}})

@@ -79,10 +79,14 @@ type parser interface{ Parse(*codec.Reader) error }
 func messageRows() (rows []row) {
 	const most = 256 << 10 // a message has at most 1 MiB
 	for name, make := range map[string]func() parser{
-		"vmmproto/Created": func() parser { return &vmmproto.Created{} }, "vmmproto/RestoreResult": func() parser { return &vmmproto.RestoreResult{} },
+		"vmmproto/Created": func() parser { return &vmmproto.Created{} }, "vmmproto/RestoreResult": func() parser {
+			return &vmmproto.RestoreResult{}
+		},
 		"vmmproto/SaveResult": func() parser { return &vmmproto.SaveResult{} }, "vmmproto/Stats": func() parser { return &vmmproto.Stats{} },
 		"vmmproto/Exit": func() parser { return &vmmproto.Exit{} }, "vmmproto/Error": func() parser { return &vmmproto.Error{} },
-		"vmmproto/BranchResult": func() parser { return &vmmproto.BranchResult{} }, "vmmproto/RebaseResult": func() parser { return &vmmproto.RebaseResult{} },
+		"vmmproto/BranchResult": func() parser { return &vmmproto.BranchResult{} }, "vmmproto/RebaseResult": func() parser {
+			return &vmmproto.RebaseResult{}
+		},
 		"vmmproto/Written": func() parser { return &vmmproto.Written{} }, "vmmproto/Branched": func() parser { return &vmmproto.Branched{} },
 		"netproto/Welcome": func() parser { return &netproto.Welcome{} }, "netproto/List": func() parser { return &netproto.List{} },
 		"netproto/Stats": func() parser { return &netproto.Stats{} }, "netproto/Error": func() parser { return &netproto.Error{} },
@@ -129,7 +133,9 @@ func formatRows() []row {
 		{name: "manifest/variables", input: numbered(`{"env":{`, `"%d":""`, `}}`), decode: manifest, most: 1000 << 10, fixed: 64 << 20},
 		{name: "manifest/nested", input: deep(`{"x":[`, `1`, `]}`), decode: manifest, most: 1000 << 10},
 		{name: "memory map/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: memory, most: 512 << 10},
-		{name: "memory map/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: memory, most: 512 << 10},
+		{name: "memory map/greatest numbers", input: func(n int) []byte {
+			return bytes.Repeat([]byte{0xff}, n)
+		}, decode: memory, most: 512 << 10},
 		{name: "disk layer/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: disk, most: 1 << 20},
 		{name: "disk layer/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: disk, most: 1 << 20},
 	}
@@ -138,12 +144,17 @@ func formatRows() []row {
 func peekRows() []row {
 	seen := func(_ *testing.T, p []byte) { _, _ = peek.Server(bytes.NewReader(p)) }
 	return []row{
-		{name: "peek/headers", input: func(n int) []byte { return []byte("GET / HTTP/1.1\r\n" + strings.Repeat("a:\r\n", n/4)) }, decode: seen, factor: 32},
+		{name: "peek/headers", input: func(n int) []byte {
+			return []byte("GET / HTTP/1.1\r\n" +
+				strings.Repeat("a:\r\n", n/4))
+		}, decode: seen, factor: 32},
 		{name: "peek/a request without an end", input: func(n int) []byte { return []byte("GET /" + strings.Repeat("a", n)) }, decode: seen},
-		{name: "peek/records of one byte", input: func(n int) []byte { return bytes.Repeat([]byte{22, 3, 1, 0, 1, 1}, n/6) }, decode: seen, factor: 32},
+		{name: "peek/records of one byte", input: func(n int) []byte { return bytes.Repeat([]byte{22, 3, 1, 0, 1, 1}, n/6) },
+			decode: seen, factor: 32},
 		{name: "peek/a ClientHello of zeros", decode: seen, input: func(n int) []byte {
 			return append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc}, make([]byte, n)...)
 		}},
-		{name: "frame", input: func(n int) []byte { return bytes.Repeat([]byte{0x45}, n) }, decode: func(_ *testing.T, p []byte) { inspect.Message(p) }},
+		{name: "frame", input: func(n int) []byte { return bytes.Repeat([]byte{0x45}, n) },
+			decode: func(_ *testing.T, p []byte) { inspect.Message(p) }},
 	}
 }

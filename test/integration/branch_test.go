@@ -131,7 +131,8 @@ func TestBranchChain(t *testing.T) {
 	d.kill(t, box)
 	for i := range depth {
 		s := d.forkOf(t, fmt.Sprintf("link-%d", i), 1)[0]
-		if got := d.value(t, s.ID, "all(a == i and b == bytes([i]) * 300000 for i, (a, b) in enumerate(links)) and len(links)"); got != fmt.Sprint(i+1) {
+		if got := d.value(t, s.ID,
+			"all(a == i and b == bytes([i]) * 300000 for i, (a, b) in enumerate(links)) and len(links)"); got != fmt.Sprint(i+1) {
 			t.Errorf("link %d: memory %s", i, got)
 		}
 		want := ""

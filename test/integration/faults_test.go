@@ -22,7 +22,8 @@ func TestVMEnds(t *testing.T) {
 	trigger := func(c string) func(*testing.T, client.Sandbox) {
 		return func(t *testing.T, s client.Sandbox) {
 			t.Helper()
-			_, err := d.Exec(d.ctx(t, quietLimit), s.ID, client.ExecRequest{Args: []string{"/bin/sh", "-c", "echo " + c + " >/proc/sysrq-trigger; sleep 60"}})
+			_, err := d.Exec(d.ctx(t, quietLimit), s.ID, client.ExecRequest{Args: []string{"/bin/sh", "-c",
+				"echo " + c + " >/proc/sysrq-trigger; sleep 60"}})
 			wantError(t, "the exec that ends the VM", err, http.StatusConflict, s.ID, "exited")
 		}
 	}

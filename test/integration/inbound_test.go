@@ -144,14 +144,16 @@ func TestInbound(t *testing.T) {
 	sum := sha256.Sum256(sent)
 	digest := hex.EncodeToString(sum[:])
 	t.Run("http", func(t *testing.T) {
-		if status, p := d.ask(t, "POST", "forkd", proxied(box.ID, 8000, "/"), bytes.NewReader(sent)); status != http.StatusOK || string(p) != digest {
+		if status, p := d.ask(t, "POST", "forkd", proxied(box.ID, 8000, "/"),
+			bytes.NewReader(sent)); status != http.StatusOK || string(p) != digest {
 			t.Errorf("upload: %d, %s", status, p)
 		}
 		status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8000, fmt.Sprintf("/%d", large)), nil)
 		if status != http.StatusOK || !isPattern(p, large) {
 			t.Errorf("download: %d, %d bytes", status, len(p))
 		}
-		if status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8003, "/"), nil); status != http.StatusBadGateway || !strings.Contains(string(p), "nobody listens") {
+		if status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8003, "/"), nil); status != http.StatusBadGateway ||
+			!strings.Contains(string(p), "nobody listens") {
 			t.Errorf("a port that nobody listens on: %d, %s", status, p)
 		}
 	})

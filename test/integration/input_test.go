@@ -26,7 +26,8 @@ func TestBadRequests(t *testing.T) {
 		{"n = 0", client.ForkRequest{SnapshotTag: tag, N: 0}, http.StatusBadRequest, []string{"n: 0: want 1 to 1000"}},
 		{"n = -1", client.ForkRequest{SnapshotTag: tag, N: -1}, http.StatusBadRequest, []string{"n: -1: want 1 to 1000"}},
 		{"n = 1001", client.ForkRequest{SnapshotTag: tag, N: 1001}, http.StatusBadRequest, []string{"n: 1001: want 1 to 1000"}},
-		{"hostname", client.ForkRequest{SnapshotTag: tag, N: 1, HostnamePrefix: "Not A Name"}, http.StatusBadRequest, []string{"hostname_prefix", "Not A Name"}},
+		{"hostname", client.ForkRequest{SnapshotTag: tag, N: 1, HostnamePrefix: "Not A Name"}, http.StatusBadRequest,
+			[]string{"hostname_prefix", "Not A Name"}},
 		{"environment", client.ForkRequest{SnapshotTag: tag, N: 1, Env: map[string]string{"A=B": "c"}}, http.StatusBadRequest, []string{"env"}},
 		{"ttl", client.ForkRequest{SnapshotTag: tag, N: 1, TTLSecs: -1}, http.StatusBadRequest, []string{"ttl_secs"}},
 	} {
@@ -57,16 +58,20 @@ func TestBadParents(t *testing.T) {
 		status int
 		words  []string
 	}{
-		{"missing kernel", with(func(r *client.BakeRequest) { r.Kernel = "/no/kernel" }), http.StatusBadRequest, []string{"kernel", "/no/kernel"}},
+		{"missing kernel", with(func(r *client.BakeRequest) { r.Kernel = "/no/kernel" }), http.StatusBadRequest,
+			[]string{"kernel", "/no/kernel"}},
 		{"relative path", with(func(r *client.BakeRequest) { r.Initrd = "initrd" }), http.StatusBadRequest, []string{"initrd", "absolute"}},
 		{"directory as image", with(func(r *client.BakeRequest) { r.Rootfs = "/tmp" }), http.StatusBadRequest, []string{"rootfs", "/tmp"}},
 		{"too little memory", with(func(r *client.BakeRequest) { r.MemSizeMiB = 1 }), http.StatusBadRequest, []string{"mem_size_mib: 1"}},
 		{"too many vCPUs", with(func(r *client.BakeRequest) { r.VCPUs = 9999 }), http.StatusBadRequest, []string{"vcpus: 9999"}},
 		{"taken tag", with(func(r *client.BakeRequest) { r.Tag = tag }), http.StatusConflict, []string{`"` + tag + `"`, "exists"}},
-		{"unknown CPU template", with(func(r *client.BakeRequest) { r.CPUTemplate = "magic" }), http.StatusBadRequest, []string{"cpu_template", "magic"}},
+		{"unknown CPU template", with(func(r *client.BakeRequest) { r.CPUTemplate = "magic" }), http.StatusBadRequest,
+			[]string{"cpu_template", "magic"}},
 		{"kernel that is none", with(func(r *client.BakeRequest) { r.Kernel = garbage }), 0, []string{`"bad"`, "kernel"}},
 		{"image without a file system", with(func(r *client.BakeRequest) { r.Rootfs = garbage }), 0, []string{`"bad"`, "console", "/dev/vda"}},
-		{"warm-up that fails", with(func(r *client.BakeRequest) { r.Warmup = client.Warmup{Commands: []string{"echo so >&2; exit 3"}} }), 0, []string{`"bad"`, "exit code 3", "so"}},
+		{"warm-up that fails", with(func(r *client.BakeRequest) {
+			r.Warmup = client.Warmup{Commands: []string{"echo so >&2; exit 3"}}
+		}), 0, []string{`"bad"`, "exit code 3", "so"}},
 	} {
 		_, err := d.Bake(d.ctx(t, bakeLimit), c.req)
 		wantError(t, c.name, err, c.status, c.words...)

@@ -147,7 +147,8 @@ func differ(t *testing.T, states map[string]map[string]string) {
 			seen[kind][value] = true
 		}
 	}
-	for kind, want := range map[string]int{"ssl": len(states), "getrandom": len(states), "crypto/rand": len(states), "random": 1, "math/rand": 1} {
+	for kind, want := range map[string]int{"ssl": len(states), "getrandom": len(states), "crypto/rand": len(states),
+		"random": 1, "math/rand": 1} {
 		if len(seen[kind]) != want {
 			t.Errorf("%s: %d different values in %d copies, want %d", kind, len(seen[kind]), len(states), want)
 		}

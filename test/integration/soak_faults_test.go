@@ -307,7 +307,8 @@ func attach(file string) (device string, release func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(back.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}})
+	err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(back.Fd()),
+		Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}})
 	if err != nil {
 		return "", nil, errors.Join(fmt.Errorf("configure %s: %w", loop.Name(), err), loop.Close())
 	}

@@ -43,7 +43,8 @@ func testTrees(t *testing.T, d *daemon, id string) {
 		t.Errorf("watch: %v", err)
 	}
 	list, err := d.ListFiles(ctx, id, "/srv/watched", 2)
-	if err != nil || len(list) != 3 || list[0].Name != "big" || list[0].Size != int64(len(big)) || list[2].Owner != "root" || list[2].Mode != 0o755 {
+	if err != nil || len(list) != 3 || list[0].Name != "big" || list[0].Size != int64(len(big)) ||
+		list[2].Owner != "root" || list[2].Mode != 0o755 {
 		t.Errorf("list: %+v, %v", list, err)
 	}
 	back, err := d.ReadTree(ctx, id, "/srv/watched")

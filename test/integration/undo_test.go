@@ -26,7 +26,8 @@ func (d *daemon) hook(t *testing.T, event string, fields map[string]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, "turn", "--hook", "claude-code", "--workspace", "desk", "--timeout", "2m", "--strict")
+	cmd := exec.CommandContext(d.ctx(t, bakeLimit), d.f.program, "turn", "--hook", "claude-code", "--workspace", "desk",
+		"--timeout", "2m", "--strict")
 	cmd.Env = append(os.Environ(), "FORKD_URL=unix://"+filepath.Join(d.run, "forkd.sock"))
 	cmd.Stdin = bytes.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {

@@ -84,7 +84,8 @@ func TestUpgrade(t *testing.T) {
 // noted checks that a sandbox has what was written into it, and that its process goes on.
 func (d *daemon) noted(t *testing.T, id string) {
 	t.Helper()
-	if got := d.sh(t, id, "n=$(wc -l </root/ticks); while [ $n = $(wc -l </root/ticks) ]; do sleep 0.1; done; cat /root/note"); got != id+"\n" {
+	if got := d.sh(t, id,
+		"n=$(wc -l </root/ticks); while [ $n = $(wc -l </root/ticks) ]; do sleep 0.1; done; cat /root/note"); got != id+"\n" {
 		t.Errorf("sandbox %s has %q", id, got)
 	}
 }

@@ -153,7 +153,8 @@ func (w *worker) rollback(b *box) {
 	}
 	// A rollback to another snapshot than the one it runs from makes a new line.
 	may := []string{"not_in_line", "busy"}
-	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may}, func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
+	switch w.do(asked{op: "roll back", box: b, to: cmp.Or(to, "where it runs from"), may: may},
+		func(ctx context.Context) error { _, err := w.d.Rollback(ctx, b.id, to); return err }) {
 	case done:
 		b.now, b.own = p, p
 		w.verify(b)

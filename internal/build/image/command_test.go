@@ -47,7 +47,9 @@ done
 `)
 	t.Setenv("PATH", work+":"+os.Getenv("PATH"))
 	root := t.TempDir()
-	err = extract(t.Context(), root, &tarFilter{maxBytes: 1 << 20}, func(ctx context.Context, w io.Writer) error { return run(ctx, nil, w, nil, source) })
+	err = extract(t.Context(), root, &tarFilter{maxBytes: 1 << 20}, func(ctx context.Context, w io.Writer) error {
+		return run(ctx, nil, w, nil, source)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

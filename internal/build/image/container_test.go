@@ -239,7 +239,8 @@ func checkContent(t *testing.T, img *Image) {
 			t.Errorf("%s is there", path)
 		}
 	}
-	if out := debugfs(t, img.Rootfs(), "stats"); strings.Contains(out, "has_journal") || !strings.Contains(out, "Block size:               4096") {
+	if out := debugfs(t, img.Rootfs(), "stats"); strings.Contains(out, "has_journal") ||
+		!strings.Contains(out, "Block size:               4096") {
 		t.Errorf("file system parameters:\n%s", out)
 	}
 	if err := img.Verify(); err != nil {
@@ -263,12 +264,13 @@ func TestBuildRefusesBadContainers(t *testing.T) {
 	for what, c := range map[string]struct{ base, want string }{
 		"too many files": {"oci:" + writeLayout(t, containerOf(t, archive(t, many...))), "raise disk_mib"},
 		"parent":         {"oci:" + writeLayout(t, containerOf(t, archive(t, reg("../../evil")))), "unsafe"},
-		"too large":      {"oci:" + writeLayout(t, containerOf(t, archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Size: 70 << 20}))), "raise disk_mib"},
-		"damaged":        {"oci:" + damaged, "damaged: layer"},
-		"wrong tag":      {"oci:" + writeLayout(t, testImage(t)) + ":v2", "0 images"},
-		"not a layout":   {"oci:" + t.TempDir(), "not an OCI layout"},
-		"no archive":     {"docker-archive:/nonexistent", "no such file"},
-		"wrong CPU":      {"docker-archive:" + writeDockerArchive(t, arm), "arm64"},
+		"too large": {"oci:" + writeLayout(t, containerOf(t, archive(t,
+			tar.Header{Typeflag: tar.TypeReg, Name: "zeros", Size: 70 << 20}))), "raise disk_mib"},
+		"damaged":      {"oci:" + damaged, "damaged: layer"},
+		"wrong tag":    {"oci:" + writeLayout(t, testImage(t)) + ":v2", "0 images"},
+		"not a layout": {"oci:" + t.TempDir(), "not an OCI layout"},
+		"no archive":   {"docker-archive:/nonexistent", "no such file"},
+		"wrong CPU":    {"docker-archive:" + writeDockerArchive(t, arm), "arm64"},
 	} {
 		cache := t.TempDir()
 		r := &Recipe{Name: "x", Base: c.base, DiskMiB: 64, MemoryMiB: 128, VCPUs: 1}

@@ -44,7 +44,8 @@ func TestSourcesFollowTheHost(t *testing.T) {
 			t.Errorf("%s:\n got %q, %v\nwant %q", c.suite, got, err, c.want)
 		}
 	}
-	if _, err := sourcesFor("sid", []byte("Packages Debian sid sid main http://user:secret@mirror.test/\n")); err == nil || strings.Contains(err.Error(), "secret") {
+	if _, err := sourcesFor("sid", []byte("Packages Debian sid sid main http://user:secret@mirror.test/\n")); err == nil ||
+		strings.Contains(err.Error(), "secret") {
 		t.Errorf("credentials in a mirror's address: %v", err)
 	}
 }

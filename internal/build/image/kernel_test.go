@@ -30,7 +30,8 @@ func TestKernelPackagesInOrder(t *testing.T) {
 	if _, err := newestCached(parent); err == nil {
 		t.Error("an empty cache has a kernel")
 	}
-	for _, dir := range []string{"6.12.9+deb12-cloud-amd64", "6.12.117+deb12-cloud-amd64", "user-0123", ".6.12.118+deb12-cloud-amd64.staging"} {
+	for _, dir := range []string{"6.12.9+deb12-cloud-amd64", "6.12.117+deb12-cloud-amd64", "user-0123",
+		".6.12.118+deb12-cloud-amd64.staging"} {
 		if err := os.Mkdir(filepath.Join(parent, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -54,7 +54,8 @@ func TestRecipeErrorsNameFieldAndLine(t *testing.T) {
 }
 
 func TestRecipeDefaultsAndModes(t *testing.T) {
-	r, err := parseRecipe([]byte(minimal + "files:\n- {source: a, target: /a}\n- {source: a, target: /b, mode: 0755}\n- {source: a, target: /c, mode: '600'}\nenv: {N: 1}\n"))
+	r, err := parseRecipe([]byte(minimal +
+		"files:\n- {source: a, target: /a}\n- {source: a, target: /b, mode: 0755}\n- {source: a, target: /c, mode: '600'}\nenv: {N: 1}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

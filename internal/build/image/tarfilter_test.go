@@ -93,8 +93,9 @@ func TestTarFilterRefusesHostileArchives(t *testing.T) {
 		"symlink as root":           {[]tar.Header{sym("./", "/tmp")}, "root is not a directory"},
 		"hard link as root":         {[]tar.Header{reg("a"), hard("/", "a")}, "root is not a directory"},
 		"file larger than disk":     {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", Size: 2 << 20}}, errTooLarge.Error()},
-		"sum larger than disk":      {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", Size: 700 << 10}, {Typeflag: tar.TypeReg, Name: "b", Size: 700 << 10}}, errTooLarge.Error()},
-		"unknown type":              {[]tar.Header{{Typeflag: 'Q', Name: "a"}}, "unsupported type"},
+		"sum larger than disk": {[]tar.Header{{Typeflag: tar.TypeReg, Name: "a", Size: 700 << 10},
+			{Typeflag: tar.TypeReg, Name: "b", Size: 700 << 10}}, errTooLarge.Error()},
+		"unknown type": {[]tar.Header{{Typeflag: 'Q', Name: "a"}}, "unsupported type"},
 	} {
 		_, err := filterAll(&tarFilter{}, archive(t, c.entries...))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -168,7 +169,8 @@ func TestTarFilterOverlayConflicts(t *testing.T) {
 		"file for directory": {reg("srv"), "where the recipe has a directory"},
 		"link for directory": {sym("srv", "data"), "where the recipe has a directory"},
 	} {
-		_, err := filterAll(&tarFilter{overlay: []overlayFile{{name: "etc/motd", typ: tar.TypeReg}, {name: "srv", typ: tar.TypeDir}}}, archive(t, c.entry))
+		_, err := filterAll(&tarFilter{overlay: []overlayFile{{name: "etc/motd", typ: tar.TypeReg},
+			{name: "srv", typ: tar.TypeDir}}}, archive(t, c.entry))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want an error with %q", name, err, c.want)
 		}

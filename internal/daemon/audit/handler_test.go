@@ -39,7 +39,8 @@ func TestHandler(t *testing.T) {
 		}()
 		return last(t, l.path), w.Header().Get(RequestIDHeader)
 	}
-	if e, id := ask("/a?secret", "abc-1"); e.RequestID != "abc-1" || id != "abc-1" || e.Path != "/a" || e.Status != http.StatusTeapot || e.Who != "token:x" {
+	if e, id := ask("/a?secret", "abc-1"); e.RequestID != "abc-1" || id != "abc-1" || e.Path != "/a" ||
+		e.Status != http.StatusTeapot || e.Who != "token:x" {
 		t.Errorf("%+v, %s", e, id)
 	}
 	for _, bad := range []string{"", "a b", "a\"b", strings.Repeat("x", 129)} {

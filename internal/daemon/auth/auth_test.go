@@ -89,9 +89,11 @@ func TestIdentifyByTheOwnHeader(t *testing.T) {
 
 func TestWeakTokensAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	for _, bad := range []string{"", "# nothing", "#forkd-tokens-of-ci", "short", "REPLACE_ME_WITH_A_TOKEN", "CHANGE_ME_0123456789", "change-me-0123456789",
+	for _, bad := range []string{"", "# nothing", "#forkd-tokens-of-ci", "short", "REPLACE_ME_WITH_A_TOKEN",
+		"CHANGE_ME_0123456789", "change-me-0123456789",
 		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good),
-		"ci run " + hashOf(t, good) + " label-prefix=a", "ci run " + hashOf(t, good) + " label-prefix=a.b/", "ci admin " + hashOf(t, good) + " label-prefix=a/"} {
+		"ci run " + hashOf(t, good) + " label-prefix=a", "ci run " + hashOf(t, good) + " label-prefix=a.b/",
+		"ci admin " + hashOf(t, good) + " label-prefix=a/"} {
 		write(t, path, bad)
 		if _, err := OpenTokens(path, nil); err == nil {
 			t.Errorf("%q: accepted", bad)

@@ -20,7 +20,8 @@ func TestParsePeer(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %+v", text, got, err, want)
 		}
 	}
-	for _, bad := range []string{"", "root", "user:", "user:=run", "uid:1", "user:1=root", "user:no-such-user-here", "group:no-such-group-here",
+	for _, bad := range []string{"", "root", "user:", "user:=run", "uid:1", "user:1=root", "user:no-such-user-here",
+		"group:no-such-group-here",
 		"user:4294967295", "user:99999999999", "user:-1"} {
 		if got, err := ParsePeer(bad); err == nil {
 			t.Errorf("%q is taken as %+v", bad, got)

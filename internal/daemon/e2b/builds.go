@@ -135,7 +135,8 @@ func (r *registry) login() (*image.Login, error) {
 	case r == nil:
 		return nil, nil
 	case r.Type != "registry":
-		return nil, unsupported("fromImageRegistry: "+strconv.Quote(r.Type), "log in as the daemon's user with 'docker login', or give a user name and a password")
+		return nil, unsupported("fromImageRegistry: "+strconv.Quote(r.Type),
+			"log in as the daemon's user with 'docker login', or give a user name and a password")
 	}
 	return &image.Login{User: r.Username, Password: r.Password}, nil
 }

@@ -18,7 +18,8 @@ import (
 // What others have made meanwhile, a build takes the place of only if its client may remove it. Its
 // way from a container image is not for others, who cannot have builds forgotten either.
 func TestBuildsBesideOthers(t *testing.T) {
-	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
+		{Name: "team", Scope: auth.Run, Prefix: "team-a/"}}})
 	as := func(token string) {
 		r.key = header{"Authorization": "Bearer " + token, "Content-Type": "application/json"}
 	}
@@ -192,7 +193,8 @@ func TestLogs(t *testing.T) {
 	}
 	r.call("GET", "/sandboxes/"+s.ID+"/logs", "", 200, &got)
 	var line struct{ Level, Logger, Message string }
-	if len(got.Logs) != 3 || json.Unmarshal([]byte(got.Logs[0].Line), &line) != nil || line.Level != "info" || line.Logger == "" || line.Message != "hello" {
+	if len(got.Logs) != 3 || json.Unmarshal([]byte(got.Logs[0].Line), &line) != nil || line.Level != "info" ||
+		line.Logger == "" || line.Message != "hello" {
 		t.Fatalf("%+v", got)
 	}
 	after := fmt.Sprintf("?start=%d", got.Logs[0].Timestamp.UnixMilli()+1)
@@ -239,7 +241,8 @@ func TestWrongBuilds(t *testing.T) {
 // Run is enough for a new template of another one. What is removed, and what the host fetches,
 // wants admin. Nobody sees the builds of others.
 func TestScopesOfBuilds(t *testing.T) {
-	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run}, {Name: "team", Scope: auth.Run, Prefix: "team-a/"},
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "runner", Scope: auth.Run},
+		{Name: "team", Scope: auth.Run, Prefix: "team-a/"},
 		{Name: "reader", Scope: auth.Read}}})
 	as := func(name string) { r.key = header{"X-API-Key": r.Tokens[name]} }
 	as("reader")

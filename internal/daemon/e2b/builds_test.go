@@ -220,7 +220,8 @@ func TestBuildAgain(t *testing.T) {
 		t.Fatalf("%+v", end)
 	}
 	first := made()
-	end := r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["true"]},{"type":"RUN","args":["echo why; exit 7"]}]}`)
+	end := r.built(r.request("mine"),
+		`{"fromTemplate":"a.b","steps":[{"type":"RUN","args":["true"]},{"type":"RUN","args":["echo why; exit 7"]}]}`)
 	if end.Status != "error" || end.Reason.Step != "3" || !strings.Contains(end.Reason.Message, "exit status 7") ||
 		!strings.Contains(end.log(), "why\n") || !made().Equal(first) {
 		t.Errorf("%+v\n%s", end, end.log())
@@ -251,7 +252,8 @@ func TestBuildOfAnImage(t *testing.T) {
 	r.call("POST", "/v2"+r.request("other").path(), `{"fromImage":"e2bdev/base:latest"}`, 404, nil) // it is not there
 	b = build{}
 	r.call("POST", "/v3/templates", `{"name":"other","memoryMB":256}`, 202, &b)
-	if end := r.built(b, `{"fromTemplate":"mine"}`); end.Status != "error" || end.Reason.Step != "base" || !strings.Contains(end.Reason.Message, "memoryMB: 256") {
+	if end := r.built(b, `{"fromTemplate":"mine"}`); end.Status != "error" || end.Reason.Step != "base" ||
+		!strings.Contains(end.Reason.Message, "memoryMB: 256") {
 		t.Errorf("%+v", end)
 	}
 }
@@ -279,7 +281,8 @@ func TestBuildIsCalledOff(t *testing.T) {
 // begin starts a build that does not end soon, and returns when it is in the middle.
 func (r *rig) begin(b build) {
 	r.t.Helper()
-	r.call("POST", "/v2"+b.path(), `{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["HOME","/"]},{"type":"RUN","args":["sleep 60"]}]}`, 202, nil)
+	r.call("POST", "/v2"+b.path(),
+		`{"fromTemplate":"a.b","steps":[{"type":"ENV","args":["HOME","/"]},{"type":"RUN","args":["sleep 60"]}]}`, 202, nil)
 	for now := b; now.Status != "building" || len(now.Entries) < 3; time.Sleep(10 * time.Millisecond) {
 		r.call("GET", b.path()+"/status", "", 200, &now)
 	}

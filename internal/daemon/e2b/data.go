@@ -195,7 +195,8 @@ func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error
 	if n, own := annotationOf(i); traffic || own && !n.Private {
 		return nil
 	}
-	return &failure{http.StatusForbidden, "E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return"}
+	return &failure{http.StatusForbidden,
+		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return"}
 }
 
 // isAsleep reports whether a sandbox is suspended, or in a state that it has on the way there and

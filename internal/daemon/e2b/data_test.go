@@ -146,7 +146,9 @@ func TestPorts(t *testing.T) {
 	if resp, out := r.send("GET", "/teams", headers(open).with("X-API-Key", "own"), ""); out != "/teamsown" {
 		t.Errorf("a key of the guest's own: %s %s", resp.Status, out)
 	}
-	bearers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("Authorization")) }))
+	bearers := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, r.Header.Get("Authorization"))
+	}))
 	defer bearers.Close()
 	own := headers(open).with("E2b-Sandbox-Port", fmt.Sprint(bearers.Listener.Addr().(*net.TCPAddr).Port))
 	for token, want := range map[string]string{"own": "Bearer own", apirig.Token: ""} {
@@ -155,7 +157,8 @@ func TestPorts(t *testing.T) {
 		}
 	}
 	closed := headers(open).with("E2b-Sandbox-Port", "1")
-	if resp, out := r.send("GET", "/", closed, ""); resp.StatusCode != 502 || !strings.Contains(out, `"port":1`) || !strings.Contains(out, "port is not open") {
+	if resp, out := r.send("GET", "/", closed, ""); resp.StatusCode != 502 || !strings.Contains(out, `"port":1`) ||
+		!strings.Contains(out, "port is not open") {
 		t.Errorf("a closed port: %s %s", resp.Status, out)
 	}
 	for _, p := range []string{"0", "65536", "x"} {
@@ -227,7 +230,8 @@ func TestStrangersTakeNobodysPlaces(t *testing.T) {
 			t.Fatal(resp, err)
 		}
 	}
-	resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/exec", header{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json"}, `{"args":["true"]}`)
+	resp, out := r.send("POST", "/v1/sandboxes/"+b.ID+"/exec", header{"Authorization": "Bearer " + apirig.Token,
+		"Content-Type": "application/json"}, `{"args":["true"]}`)
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("%s %s", resp.Status, out)
 	}

@@ -210,7 +210,8 @@ func TestCreateUseAndKill(t *testing.T) {
 			t.Errorf("%s: %s", path, resp.Status)
 		}
 	}
-	if resp, out := r.send("POST", "/execute", b.header().with("E2b-Sandbox-Port", "49999"), `{"code":"print(6*7)"}`); resp.StatusCode != 200 || !strings.Contains(out, `42\n`) {
+	if resp, out := r.send("POST", "/execute", b.header().with("E2b-Sandbox-Port", "49999"),
+		`{"code":"print(6*7)"}`); resp.StatusCode != 200 || !strings.Contains(out, `42\n`) {
 		t.Errorf("execute: %s %s", resp.Status, out)
 	}
 	var metrics []map[string]any

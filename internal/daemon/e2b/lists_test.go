@@ -32,7 +32,8 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 func TestListsAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: v1.Limits{Lists: 2}})
 	bearer := header{"Authorization": "Bearer " + apirig.Token}
-	lists := []string{"/v1/sandboxes", "/v1/snapshots", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots", "/templates", "/v2/templates"}
+	lists := []string{"/v1/sandboxes", "/v1/snapshots", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots",
+		"/templates", "/v2/templates"}
 	for _, path := range lists {
 		stuck := stuckWriter{httptest.NewRecorder(), make(chan bool, 1), make(chan bool)}
 		done := make(chan bool)
@@ -44,7 +45,8 @@ func TestListsAreLimited(t *testing.T) {
 		}()
 		<-stuck.begun
 		for _, other := range lists {
-			if resp, out := r.send("GET", other, bearer, ""); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+			if resp, out := r.send("GET", other, bearer, ""); resp.StatusCode != http.StatusServiceUnavailable ||
+				resp.Header.Get("Retry-After") == "" {
 				t.Errorf("%s during %s: %s %s", other, path, resp.Status, out)
 			}
 		}

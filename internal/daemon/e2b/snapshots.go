@@ -131,7 +131,8 @@ func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	}
 	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool {
 		of := q.Get("sandboxID")
-		return i.Branch == nil || i.Branch.Template || i.Transient || i.Writing || i.Damage != "" || name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
+		return i.Branch == nil || i.Branch.Template || i.Transient || i.Writing || i.Damage != "" ||
+			name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
 	})
 	slices.SortStableFunc(all, func(x, y store.Info) int { return y.Created.Compare(x.Created) })
 	page, err := pageOf(w, q, all, func(i store.Info) string { return i.Tag })

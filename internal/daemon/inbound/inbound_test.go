@@ -20,7 +20,8 @@ const seen = "/v1/sandboxes/" + id + "/proxy/80"
 func TestWhatTheGuestSees(t *testing.T) {
 	var got *http.Request
 	guest := serve(t, func(_ http.ResponseWriter, r *http.Request) { got = r.Clone(context.Background()) })
-	request := "GET " + seen + "//a/../b%2fc?x=1;y=%zz&q HTTP/1.1\r\nHost: front.example:99\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Host: evil\r\n" +
+	request := "GET " + seen +
+		"//a/../b%2fc?x=1;y=%zz&q HTTP/1.1\r\nHost: front.example:99\r\nX-Forwarded-For: 6.6.6.6\r\nX-Forwarded-Host: evil\r\n" +
 		"X-Forwarded-Prefix: /evil\r\nX-Forwarded-Proto: https\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n" +
 		"Connection: close, X-Forwarded-Prefix, Keep\r\nKeep: me not\r\nProxy-Authorization: Basic x\r\nCookie: session=daemon\r\n" +
 		"X-Own: yes\r\n"
@@ -33,7 +34,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 		{"path, bearer", Route{Prefix: seen}, "Authorization: Bearer " + token + "\r\n", ""},
 		{"path, another bearer", Route{Prefix: seen}, "authorization: bearer  other\r\n", ""},
 		{"path, own header", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer other\r\n", "Bearer other"},
-		{"path, both", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer " + token + "\r\nAuthorization: Basic x\r\n", "Basic x"},
+		{"path, both", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer " + token +
+			"\r\nAuthorization: Basic x\r\n", "Basic x"},
 		{"path, basic", Route{Prefix: seen}, "Authorization: Basic x\r\n", "Basic x"},
 		{"host, signed", Route{Signed: true}, "Authorization: Bearer other\r\n", "Bearer other"},
 		{"host, signed, and the token", Route{Signed: true}, "Authorization: Bearer  " + token + " \r\n", ""},
@@ -49,8 +51,10 @@ func TestWhatTheGuestSees(t *testing.T) {
 			path, prefix, cookie = seen+path, "", "session=daemon"
 		}
 		h := got.Header
-		for name, want := range map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "front.example:99", "X-Forwarded-Proto": "https",
-			"X-Forwarded-Prefix": prefix, "Forwarded": "", "X-Real-Ip": "", "Keep": "", "Proxy-Authorization": "", "Cookie": cookie, "Forkd-Token": "",
+		for name, want := range map[string]string{"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "front.example:99",
+			"X-Forwarded-Proto":  "https",
+			"X-Forwarded-Prefix": prefix, "Forwarded": "", "X-Real-Ip": "", "Keep": "", "Proxy-Authorization": "",
+			"Cookie": cookie, "Forkd-Token": "",
 			"X-Own": "yes", "Authorization": c.authorization} {
 			if v := strings.Join(h[name], "|"); v != want {
 				t.Errorf("%s: the guest sees %s: %q, want %q", c.name, name, v, want)
@@ -113,7 +117,8 @@ func TestWhatTheClientSees(t *testing.T) {
 		for _, name := range originWide {
 			h.Set(name, "evil")
 		}
-		h["Set-Cookie"] = []string{"a=1; Domain=example; Path=/p; HttpOnly", "b=2; Secure; SameSite=Lax", "=; =", "c=3; Domain=.sandboxes.example"}
+		h["Set-Cookie"] = []string{"a=1; Domain=example; Path=/p; HttpOnly", "b=2; Secure; SameSite=Lax", "=; =",
+			"c=3; Domain=.sandboxes.example"}
 		h.Set(ErrorHeader, "true")
 		h.Set("Content-Security-Policy", "default-src *")
 		h.Set("Location", "/v1/forks")

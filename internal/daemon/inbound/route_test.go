@@ -26,7 +26,8 @@ func TestFindPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, ok := FindPath(u)
-		want.ID, want.Prefix = id, target[:strings.Index(target, "/proxy/")+len("/proxy/")]+strings.FieldsFunc(target, func(r rune) bool { return r == '/' || r == '?' })[4]
+		want.ID, want.Prefix = id, target[:strings.Index(target, "/proxy/")+len("/proxy/")]+strings.FieldsFunc(target,
+			func(r rune) bool { return r == '/' || r == '?' })[4]
 		if !ok || got != want {
 			t.Errorf("%s: %+v, %v, want %+v", target, got, ok, want)
 		}
@@ -70,14 +71,17 @@ func TestFindHost(t *testing.T) {
 	}
 	for _, host := range []string{ // below the domain, and so never the API
 		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com", "65536-" + id + ".sandboxes.example.com",
-		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com", "a.80-" + id + ".sandboxes.example.com",
-		"80-sb-short.sandboxes.example.com", ".sandboxes.example.com", "127.0.0.1.sandboxes.example.com", "80-" + id + "%00.sandboxes.example.com",
+		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com",
+		"a.80-" + id + ".sandboxes.example.com",
+		"80-sb-short.sandboxes.example.com", ".sandboxes.example.com", "127.0.0.1.sandboxes.example.com",
+		"80-" + id + "%00.sandboxes.example.com",
 	} {
 		if r, _, below, err := d.FindHost(host, u); !below || err == nil {
 			t.Errorf("%s: %+v, below %v, no error", host, r, below)
 		}
 	}
-	for _, host := range []string{"sandboxes.example.com", "80-" + id + ".sandboxes.example.com.evil", "evilsandboxes.example.com", "", "[::1]:80",
+	for _, host := range []string{"sandboxes.example.com", "80-" + id + ".sandboxes.example.com.evil",
+		"evilsandboxes.example.com", "", "[::1]:80",
 		"80-" + id + ".sandboxes.example.com:80:80"} {
 		if _, _, below, _ := d.FindHost(host, u); below {
 			t.Errorf("%s is taken for a name below the domain", host)
@@ -101,7 +105,8 @@ func TestDomain(t *testing.T) {
 			t.Errorf("%s: %s, %v, want %s", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "ftp://a.example", "http://", "a.example/", "a.example:0", "a.example:x", "127.0.0.1", "*.a.example", "-a.example",
+	for _, text := range []string{"", "ftp://a.example", "http://", "a.example/", "a.example:0", "a.example:x",
+		"127.0.0.1", "*.a.example", "-a.example",
 		"a..example", "a.example.", "a b", "u@a.example", "[::1]", strings.Repeat("a.", 120) + "example"} {
 		if d, err := ParseDomain(text); err == nil {
 			t.Errorf("%q: %+v", text, d)

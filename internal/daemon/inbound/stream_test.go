@@ -108,7 +108,8 @@ func TestUpgradesHaveTwoDirections(t *testing.T) {
 			r := start(t, c.guest, Config{}, Route{})
 			sent := make([]byte, 3<<20)
 			rand.Read(sent)
-			conn, answers := r.raw(t, "GET "+c.path+" HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: "+c.protocol+"\r\n\r\n"+string(sent[:1000]))
+			conn, answers := r.raw(t,
+				"GET "+c.path+" HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: "+c.protocol+"\r\n\r\n"+string(sent[:1000]))
 			resp, err := http.ReadResponse(answers, nil)
 			if err != nil || resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Upgrade") != c.protocol {
 				t.Fatalf("%+v, %v", resp, err)

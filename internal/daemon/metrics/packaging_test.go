@@ -169,7 +169,8 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 // The names of forkd 0.5 are kept, and every name is of the form that Prometheus asks for.
 func TestNamesOfMetrics(t *testing.T) {
 	families := everything(t)
-	for _, name := range []string{"forkd_snapshots_total", "forkd_sandboxes_active", "forkd_branches_in_flight", "forkd_branch_concurrency_cap",
+	for _, name := range []string{"forkd_snapshots_total", "forkd_sandboxes_active", "forkd_branches_in_flight",
+		"forkd_branch_concurrency_cap",
 		"forkd_build_info"} {
 		if f := families[name]; f == nil || f.GetType() != dto.MetricType_GAUGE {
 			t.Errorf("%s is missing or no gauge", name)
@@ -177,7 +178,8 @@ func TestNamesOfMetrics(t *testing.T) {
 	}
 	form := regexp.MustCompile(`^(forkd|go|process|promhttp)_[a-z0-9_]+$`)
 	for name, f := range families {
-		if !form.MatchString(name) || f.GetHelp() == "" || strings.HasPrefix(name, "forkd_") && f.GetType() == dto.MetricType_COUNTER && !strings.HasSuffix(name, "_total") {
+		if !form.MatchString(name) || f.GetHelp() == "" || strings.HasPrefix(name, "forkd_") &&
+			f.GetType() == dto.MetricType_COUNTER && !strings.HasSuffix(name, "_total") {
 			t.Errorf("%s: %s, %q", name, f.GetType(), f.GetHelp())
 		}
 	}

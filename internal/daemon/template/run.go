@@ -111,7 +111,8 @@ const saveAgain = time.Second
 // save makes a snapshot of the sandbox under the template's name.
 func (w *work) save(ctx context.Context, id string) error {
 	for {
-		_, err := w.b.cfg.Manager.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff, Template: true, Replace: w.plan.MayReplace})
+		_, err := w.b.cfg.Manager.Branch(ctx, id, sandbox.BranchRequest{Tag: w.bd.Template, Mode: vm.BranchDiff,
+			Template: true, Replace: w.plan.MayReplace})
 		var busy *sandbox.BusyError
 		if !errors.As(err, &busy) {
 			return err

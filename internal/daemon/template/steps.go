@@ -43,7 +43,8 @@ type command struct {
 func (w *work) run(ctx context.Context, c *agentclient.Client, cmd command) error {
 	each := lines{log: &w.bd.Log, level: cmp.Or(cmd.level, levelInfo), step: w.step, prefix: cmd.prefix}
 	out := [2]lines{each, each}
-	r, err := c.ExecStream(ctx, agentclient.ExecRequest{Args: cmd.args, User: cmd.user, UserElse: defaultUser, Cwd: cmd.dir, Timeout: cmd.within},
+	r, err := c.ExecStream(ctx, agentclient.ExecRequest{Args: cmd.args, User: cmd.user, UserElse: defaultUser,
+		Cwd: cmd.dir, Timeout: cmd.within},
 		func(s agentclient.Stream, p []byte) error {
 			if s == agentclient.Stdout {
 				return out[0].add(p)
@@ -66,7 +67,8 @@ const (
 
 // ask runs a program of our own and returns what it says.
 func (w *work) ask(ctx context.Context, c *agentclient.Client, user, script string, args ...string) (string, error) {
-	r, err := c.Exec(ctx, agentclient.ExecRequest{Args: append([]string{"/bin/sh", "-c", script, "sh"}, args...), User: user, UserElse: defaultUser,
+	r, err := c.Exec(ctx, agentclient.ExecRequest{Args: append([]string{"/bin/sh", "-c", script, "sh"}, args...),
+		User: user, UserElse: defaultUser,
 		Timeout: ownTime, MaxOutput: maxAnswer})
 	if err != nil {
 		return "", err

@@ -123,7 +123,8 @@ func TestTracesAreOffUnlessAskedFor(t *testing.T) {
 		on   bool
 		fail bool
 	}{
-		{"", false, false}, {"OTEL_SERVICE_NAME=x", false, false}, {"OTEL_TRACES_EXPORTER=none OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false},
+		{"", false, false}, {"OTEL_SERVICE_NAME=x", false, false},
+		{"OTEL_TRACES_EXPORTER=none OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false},
 		{"OTEL_SDK_DISABLED=true OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false}, {"OTEL_TRACES_EXPORTER=otlp", true, false},
 		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://x/v1/traces", true, false}, {"OTEL_TRACES_EXPORTER=zipkin", false, true},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://x OTEL_EXPORTER_OTLP_PROTOCOL=grpc", false, true},

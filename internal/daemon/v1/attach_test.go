@@ -16,7 +16,8 @@ import (
 func TestDetachedCommands(t *testing.T) {
 	cl, url, id := forked(t)
 	done := filepath.Join(t.TempDir(), "done")
-	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "read a; read b; echo $a $b; echo $a $b > " + done + "; exit 5"}, OpenStdin: true})
+	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c",
+		"read a; read b; echo $a $b; echo $a $b > " + done + "; exit 5"}, OpenStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +58,8 @@ func TestDetachedCommands(t *testing.T) {
 		{"/processes/999999/signal", `{"signal":"TERM"}`, 404, "999999"},
 		{"/processes/999999/resize", `{"cols":1,"rows":1}`, 404, "999999"},
 	} {
-		if status, body := post(t, url+"/v1/sandboxes/"+id+c.path, c.body); status != c.status || !strings.Contains(fmt.Sprint(body["error"]), c.words) {
+		if status, body := post(t, url+"/v1/sandboxes/"+id+c.path, c.body); status != c.status ||
+			!strings.Contains(fmt.Sprint(body["error"]), c.words) {
 			t.Errorf("%s %s: %d %v, want %d with %q", c.path, c.body, status, body, c.status, c.words)
 		}
 	}
@@ -69,7 +71,8 @@ func TestDetachedCommands(t *testing.T) {
 // Whoever attaches to a process with a terminal can type too.
 func TestAttachToATerminal(t *testing.T) {
 	cl, _, id := forked(t)
-	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "read line; stty size; exec cat"}, TTY: &client.TTYSize{}})
+	pid, err := cl.ExecDetached(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c",
+		"read line; stty size; exec cat"}, TTY: &client.TTYSize{}})
 	if err != nil {
 		t.Fatal(err)
 	}

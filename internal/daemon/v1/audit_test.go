@@ -33,14 +33,17 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 		{path: "/v1/snapshots", headers: []string{"Forkd-Token", secret}, want: audit.Entry{Status: 401}},
 		{path: "/v1/snapshots", headers: []string{"X-Api-Key", secret, "Cookie", "s=" + secret, "Referer", "http://x/" + secret},
 			want: audit.Entry{Who: who, Status: 200}},
-		{method: "POST", path: "/v1/forks", body: `{"snapshot_tag":"a.b","env":{"KEY":"` + secret + `"},"network":{"mode":"allow","allow":["example.org"],` +
+		{method: "POST", path: "/v1/forks", body: `{"snapshot_tag":"a.b","env":{"KEY":"` + secret +
+			`"},"network":{"mode":"allow","allow":["example.org"],` +
 			`"secrets":[{"host":"example.org","header":"Authorization","value":"` + secret + `"}]}}`, want: audit.Entry{Route: "POST /v1/forks"}},
 		{method: "POST", path: box + "/exec", body: `{"args":["true","` + secret + `"],"env":{"KEY":"` + secret + `"}}`,
 			want: audit.Entry{Sandbox: id, Route: "POST /v1/sandboxes/{id}/exec", Status: 200}},
 		{method: "POST", path: box + "/eval", body: `{"code":"'` + secret + `'"}`, want: audit.Entry{Sandbox: id, Status: 200}},
-		{method: "PUT", path: box + "/files?path=" + t.TempDir() + "/" + secret, body: secret, headers: []string{"Content-Type", "application/octet-stream"}, want: audit.Entry{Sandbox: id}},
+		{method: "PUT", path: box + "/files?path=" + t.TempDir() + "/" + secret, body: secret,
+			headers: []string{"Content-Type", "application/octet-stream"}, want: audit.Entry{Sandbox: id}},
 		{path: box + "/proxy/1/" + secret + "?" + secret, want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Who: who}},
-		{path: box + "/proxy/1/" + secret, headers: []string{"Authorization", "Bearer " + secret}, want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Status: 401}},
+		{path: box + "/proxy/1/" + secret, headers: []string{"Authorization", "Bearer " + secret},
+			want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Status: 401}},
 		{host: "1-" + id + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Sandbox: id, Host: "1-" + id, Path: "/", Who: who}},
 		{host: "1-" + id + "-" + strings.Repeat("a", 27) + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Status: 403, Path: "/"}},
 		{host: "nonsense-" + secret + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Status: 404, Path: "/"}},

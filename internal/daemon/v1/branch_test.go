@@ -164,7 +164,8 @@ func TestWorkspaces(t *testing.T) {
 	if _, err := cl.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "w", SnapshotTag: "a.b"}); !client.IsStatus(err, 409) {
 		t.Errorf("twice: %v", err)
 	}
-	if status, answer := post(t, url+"/v1/workspaces/w/suspend", `{"diff":true}`); status != 200 || answer["status"] != "suspended" || answer["current_state_tag"] == nil {
+	if status, answer := post(t, url+"/v1/workspaces/w/suspend", `{"diff":true}`); status != 200 ||
+		answer["status"] != "suspended" || answer["current_state_tag"] == nil {
 		t.Errorf("%d %v", status, answer)
 	}
 	if w, err = cl.ResumeWorkspace(ctx, "w"); err != nil || w.Status != "running" {

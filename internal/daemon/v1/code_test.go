@@ -28,7 +28,8 @@ func TestRunCode(t *testing.T) {
 		return e
 	}
 	e := run(client.CodeRequest{Code: "import sys\nx = 40\nprint('out')\nprint('err', file=sys.stderr)\nx + 2"})
-	if e.Text() != "42" || e.Stdout != "out\n" || e.Stderr != "err\n" || e.ExecutionCount != 1 || e.Outcome != "finished" || e.Exception != nil {
+	if e.Text() != "42" || e.Stdout != "out\n" || e.Stderr != "err\n" || e.ExecutionCount != 1 ||
+		e.Outcome != "finished" || e.Exception != nil {
 		t.Errorf("%+v", e)
 	}
 	if e := run(client.CodeRequest{Code: "x"}); e.Text() != "40" || e.ExecutionCount != 2 {

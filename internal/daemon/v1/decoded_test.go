@@ -47,7 +47,8 @@ func TestDecodedAnswersAreCounted(t *testing.T) {
 		{"a listing that no agent gives", listing(21_000), "/files/list?path=/", 64 << 20, http.StatusBadGateway},
 		{"processes beyond what is shared", processes(19_000), "/processes", 8 << 20, http.StatusServiceUnavailable},
 		{"processes that no agent has", processes(21_000), "/processes", 64 << 20, http.StatusBadGateway},
-		{"a description of a MiB", `{"entry":{"name":"` + strings.Repeat("x", 1<<20) + `"}}`, "/files/stat?path=/", 64 << 20, http.StatusBadGateway},
+		{"a description of a MiB", `{"entry":{"name":"` + strings.Repeat("x", 1<<20) + `"}}`, "/files/stat?path=/", 64 << 20,
+			http.StatusBadGateway},
 	} {
 		o := apirig.Options{Guest: liar{c.answer}}
 		o.Limits.Memory = c.memory

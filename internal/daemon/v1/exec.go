@@ -41,7 +41,8 @@ func looks(r *http.Request) bool {
 
 // runOn is onGuest for a command. One that ran out of time because its sandbox is paused, such as
 // for a full disk of the host, was not too slow: the error says what to do.
-func (a *api) runOn(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
+func (a *api) runOn(ctx context.Context, r *http.Request, op string,
+	f func(context.Context, *agentclient.Client) (agentclient.ExecResult, error)) (
 	res agentclient.ExecResult, err error) {
 	err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {
 		res, err = f(ctx, guest)

@@ -46,7 +46,8 @@ func TestExecKeepsBytes(t *testing.T) {
 			t.Errorf("%s of a whole answer: %d bytes, %v", field, len(p), err)
 		}
 	}
-	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", `{"args":["echo","ü"]}`); answer["stdout"] != "ü\n" || answer["stdout_base64"] != nil {
+	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", `{"args":["echo","ü"]}`); answer["stdout"] != "ü\n" ||
+		answer["stdout_base64"] != nil {
 		t.Errorf("text: %v", answer)
 	}
 }
@@ -54,7 +55,8 @@ func TestExecKeepsBytes(t *testing.T) {
 // A command that goes on writing is ended by what it wrote, not by the clock.
 func TestExecEndsAtATotal(t *testing.T) {
 	cl, url, id := forked(t)
-	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec", `{"args":["cat","/dev/zero"],"timeout_secs":3600}`); answer["outcome"] != "signaled" ||
+	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/exec",
+		`{"args":["cat","/dev/zero"],"timeout_secs":3600}`); answer["outcome"] != "signaled" ||
 		answer["exit_code"] != 137.0 || answer["stdout_truncated"] != true || answer["timed_out"] != false {
 		delete(answer, "stdout")
 		t.Errorf("a whole answer: %v", answer)

@@ -13,7 +13,8 @@ import (
 func TestExecLines(t *testing.T) {
 	cl, url, id := forked(t)
 	req := requestOf(t, url+"/v1/sandboxes/"+id+"/exec")
-	req.Method, req.Body = "POST", io.NopCloser(strings.NewReader(`{"args":["sh","-c","echo '<ü>'; read x; printf '\\377' >&2; exit 3"],"open_stdin":true}`))
+	req.Method, req.Body = "POST",
+		io.NopCloser(strings.NewReader(`{"args":["sh","-c","echo '<ü>'; read x; printf '\\377' >&2; exit 3"],"open_stdin":true}`))
 	req.Header.Set("Accept", "application/x-ndjson")
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)

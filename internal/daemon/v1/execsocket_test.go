@@ -100,9 +100,11 @@ func awaitEnd(t *testing.T, pid int) {
 
 func TestTerminalOfACommand(t *testing.T) {
 	cl, _, id := forked(t)
-	r := run(t, shell(cl, t.Context(), id, "stty size; echo $TERM; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done; stty size; cat >/dev/null", func(req *client.ExecRequest) {
-		req.TTY = &client.TTYSize{Cols: 101, Rows: 43}
-	}))
+	r := run(t, shell(cl, t.Context(), id,
+		"stty size; echo $TERM; until [ \"$(stty size)\" = '33 99' ]; do sleep 0.1; done; stty size; cat >/dev/null",
+		func(req *client.ExecRequest) {
+			req.TTY = &client.TTYSize{Cols: 101, Rows: 43}
+		}))
 	r.await(t, "43 101\r\nxterm-256color\r\n")
 	if err := r.Resize(client.TTYSize{Cols: 99, Rows: 33}); err != nil {
 		t.Fatal(err)
@@ -273,7 +275,8 @@ func requestOf(t *testing.T, url string) *http.Request {
 // ask1 sends messages and returns the last text of the answer.
 func ask1(t *testing.T, url, id string, messages ...string) string {
 	t.Helper()
-	ws, _, err := websocket.Dial(t.Context(), url+"/v1/sandboxes/"+id+"/exec", &websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {bearer}}})
+	ws, _, err := websocket.Dial(t.Context(), url+"/v1/sandboxes/"+id+"/exec",
+		&websocket.DialOptions{HTTPHeader: http.Header{"Authorization": {bearer}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,10 +31,12 @@ func TestLargeRequestsShareTheMemory(t *testing.T) {
 		if status, answer := post(t, at+"/exec", `{"args":["true"],"stdin":"`+large+`"}`); status != http.StatusServiceUnavailable {
 			t.Errorf("round %d: a large body: %d %.300v", round, status, answer)
 		}
-		if status, answer := post(t, at+"/exec", `{"args":["head","-c","200000","/dev/zero"]}`); status != http.StatusOK || answer["exit_code"] != 0.0 {
+		if status, answer := post(t, at+"/exec", `{"args":["head","-c","200000","/dev/zero"]}`); status != http.StatusOK ||
+			answer["exit_code"] != 0.0 {
 			t.Errorf("round %d: what fits: %d %.300v", round, status, answer)
 		}
-		if e, err := r.Exec(t.Context(), id, client.ExecRequest{Args: []string{"head", "-c", "1000000", "/dev/zero"}}); err != nil || len(e.Stdout) != 1000000 {
+		if e, err := r.Exec(t.Context(), id, client.ExecRequest{Args: []string{"head", "-c", "1000000",
+			"/dev/zero"}}); err != nil || len(e.Stdout) != 1000000 {
 			t.Errorf("round %d: a stream: %d bytes, %v", round, len(e.Stdout), err)
 		}
 	}
@@ -46,7 +48,8 @@ func TestDecodedBodiesAreCounted(t *testing.T) {
 	r := start(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
 	body := `{"args":["true"` + strings.Repeat(`,""`, 50_000) + `]}`
-	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusServiceUnavailable || answer["code"] != "busy" {
+	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusServiceUnavailable ||
+		answer["code"] != "busy" {
 		t.Errorf("many arguments: %d %.300v", status, answer)
 	}
 	body = `{"args":["true","` + strings.Repeat("x", 100_000) + `"]}`

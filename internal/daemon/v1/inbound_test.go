@@ -75,8 +75,10 @@ func TestPortsByPath(t *testing.T) {
 		fmt.Fprint(w, r.RequestURI)
 	})
 	base := fmt.Sprintf("/v1/sandboxes/%s/proxy/%d", id, hello)
-	for path, want := range map[string]string{base: "/", base + "/a//../%2e%2e/b?c": "/a//../%2e%2e/b?c", base + "/../../exec": "/../../exec"} {
-		if status, h, body := ask(t, r, "", path, "Authorization", bearer); status != http.StatusOK || body != want || h.Get("Forkd-Error") != "" {
+	for path, want := range map[string]string{base: "/", base + "/a//../%2e%2e/b?c": "/a//../%2e%2e/b?c",
+		base + "/../../exec": "/../../exec"} {
+		if status, h, body := ask(t, r, "", path, "Authorization", bearer); status != http.StatusOK || body != want ||
+			h.Get("Forkd-Error") != "" {
 			t.Errorf("%s: %d, %v, %s", path, status, h, body)
 		}
 	}
@@ -105,7 +107,8 @@ func TestPortsByPath(t *testing.T) {
 			t.Errorf("%s %q: %d, %s, want %d with %q", c.path, c.header, status, body, c.status, c.words)
 		}
 	}
-	if _, _, body := ask(t, r, "", "/metrics", "Authorization", bearer); !strings.Contains(body, `forkd_inbound_streams_total{kind="http",outcome="ok"} 4`) ||
+	if _, _, body := ask(t, r, "", "/metrics", "Authorization", bearer); !strings.Contains(body,
+		`forkd_inbound_streams_total{kind="http",outcome="ok"} 4`) ||
 		!strings.Contains(body, `outcome="refused"} 1`) || !strings.Contains(body, "forkd_inbound_streams 0") {
 		t.Errorf("metrics:\n%s", grep(body, "inbound"))
 	}
@@ -130,7 +133,8 @@ func TestPortsByHost(t *testing.T) {
 		fmt.Fprint(w, r.Host, r.URL.Path, r.Header.Get("Authorization"), r.Header.Get("Cookie"))
 	})
 	private := fmt.Sprintf("%d-%s.%s", echo, id, apirig.Domain)
-	if status, h, body := ask(t, r, private, "/healthz", "Forkd-Token", token, "Authorization", "Basic x", "Cookie", "own=1"); status != http.StatusOK ||
+	if status, h, body := ask(t, r, private, "/healthz", "Forkd-Token", token, "Authorization", "Basic x", "Cookie",
+		"own=1"); status != http.StatusOK ||
 		body != private+"/healthzBasic xown=1" || h.Get("Set-Cookie") != "own=1" {
 		t.Errorf("%d, %v, %s", status, h, body)
 	}
@@ -359,7 +363,8 @@ func TestKillDuringARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if p, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusConflict || !strings.Contains(string(p), "cut off: the sandbox was deleted") {
+	if p, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusConflict ||
+		!strings.Contains(string(p), "cut off: the sandbox was deleted") {
 		t.Errorf("%d, %s", resp.StatusCode, p)
 	}
 }

@@ -32,7 +32,8 @@ func TestLabelsOfSandboxes(t *testing.T) {
 		labels []string
 		want   []string
 	}{
-		{nil, []string{plain, a, b}}, {[]string{"job"}, []string{a, b}}, {[]string{"job=7"}, []string{a}}, {[]string{"job=7", "owner=a=b"}, []string{a}},
+		{nil, []string{plain, a, b}}, {[]string{"job"}, []string{a, b}}, {[]string{"job=7"}, []string{a}},
+		{[]string{"job=7", "owner=a=b"}, []string{a}},
 		{[]string{"job=7", "owner="}, nil}, {[]string{"owner="}, []string{b}}, {[]string{"none"}, nil},
 	} {
 		list, next, err := cl.SandboxPage(ctx, client.PageRequest{Labels: c.labels})
@@ -46,7 +47,8 @@ func TestLabelsOfSandboxes(t *testing.T) {
 		t.Errorf("changed: %v, %v", s.Labels, err)
 	}
 	for _, query := range []string{"label==x", "label=", "limit=0", "limit=x", "limit=10001", "cursor=!"} {
-		if status, answer := request(t, http.MethodGet, url+"/v1/sandboxes?"+query, ""); status != http.StatusBadRequest || answer["field"] == nil {
+		if status, answer := request(t, http.MethodGet, url+"/v1/sandboxes?"+query, ""); status != http.StatusBadRequest ||
+			answer["field"] == nil {
 			t.Errorf("%s: %d %v", query, status, answer)
 		}
 	}

@@ -139,5 +139,6 @@ func sinceQuery(r *http.Request, now time.Time) (at time.Time, err error) {
 	if at, err = time.Parse(time.RFC3339, text); err == nil {
 		return at, nil
 	}
-	return at, invalid.Errorf("since", "%.100q: want a time such as 2006-01-02T15:04:05Z, seconds of Unix time, or how long ago, such as 10m", text)
+	return at, invalid.Errorf("since",
+		"%.100q: want a time such as 2006-01-02T15:04:05Z, seconds of Unix time, or how long ago, such as 10m", text)
 }

@@ -63,7 +63,8 @@ func TestLogs(t *testing.T) {
 		}
 		logs.Close()
 	}
-	for _, bad := range []client.LogsRequest{{Tail: "-1"}, {Tail: "x"}, {Tail: "1.5"}, {Since: "yesterday"}, {Since: "-1"}, {Since: "NaN"}, {Since: "1e99"}, {Since: "-5m"}} {
+	for _, bad := range []client.LogsRequest{{Tail: "-1"}, {Tail: "x"}, {Tail: "1.5"}, {Since: "yesterday"}, {Since: "-1"},
+		{Since: "NaN"}, {Since: "1e99"}, {Since: "-5m"}} {
 		if _, err := r.Logs(t.Context(), id, bad); !client.IsStatus(err, http.StatusBadRequest) {
 			t.Errorf("%+v: %v", bad, err)
 		}
@@ -143,7 +144,9 @@ func TestLogsOfASlowReader(t *testing.T) {
 	})}
 	defer api.Close()
 	go api.Serve(&oneConn{conn: theirs})
-	if _, err := fmt.Fprintf(ours, "GET /v1/sandboxes/%s/logs?follow HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", id, apirig.Token); err != nil {
+	if _, err := fmt.Fprintf(ours,
+		"GET /v1/sandboxes/%s/logs?follow HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", id,
+		apirig.Token); err != nil {
 		t.Fatal(err)
 	}
 	<-served // for the daemon has given up

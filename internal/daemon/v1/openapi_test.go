@@ -36,7 +36,8 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 	types := map[string]any{
 		"CreateSnapshot": apiv1.BakeRequest{}, "SnapshotInfo": apiv1.Snapshot{}, "Baked": apiv1.Baked{},
 		"SnapshotInfoDetail": apiv1.SnapshotDetail{}, "CreateSandboxes": apiv1.ForkRequest{}, "Forked": apiv1.Forked{},
-		"SandboxInfo": apiv1.Sandbox{}, "Exec": apiv1.ExecRequest{}, "ExecResult": apiv1.ExecResult{}, "ExecEnd": apiv1.ExecEnd{}, "ExecEvent": apiv1.ExecEvent{}, "ExecStarted": apiv1.ExecStarted{},
+		"SandboxInfo": apiv1.Sandbox{}, "Exec": apiv1.ExecRequest{}, "ExecResult": apiv1.ExecResult{},
+		"ExecEnd": apiv1.ExecEnd{}, "ExecEvent": apiv1.ExecEvent{}, "ExecStarted": apiv1.ExecStarted{},
 		"ExecInput": apiv1.ExecInput{}, "TTYSize": apiv1.TTYSize{}, "Process": apiv1.Process{}, "Signal": apiv1.SignalRequest{},
 		"Interpreter": apiv1.InterpreterRequest{}, "Interrupted": apiv1.Interrupted{}, "Restarted": apiv1.Restarted{}, "Limits": apiv1.Limits{},
 		"SandboxLimits": apiv1.SandboxLimits{}, "Usage": apiv1.Usage{}, "Admission": apiv1.Admission{}, "Eval": apiv1.EvalRequest{},
@@ -45,11 +46,16 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"RolledBack": apiv1.RolledBack{}, "Compact": apiv1.CompactRequest{}, "CreateWorkspace": apiv1.WorkspaceRequest{},
 		"SuspendWorkspace": apiv1.SuspendWorkspaceRequest{}, "WorkspaceInfo": apiv1.Workspace{}, "Error": apiv1.Error{},
 		"Health": apiv1.Health{}, "Ready": apiv1.Ready{}, "Version": apiv1.Version{}, "Verified": apiv1.Verified{}, "Pong": apiv1.Pong{},
-		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{}, "NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{}, "SandboxNetwork": apiv1.SandboxNetwork{},
-		"Code": apiv1.CodeRequest{}, "CodeEvent": apiv1.CodeEvent{}, "CodeStarted": apiv1.CodeStarted{}, "CodeResult": apiv1.CodeResult{},
+		"Network": apiv1.Network{}, "NetworkLimits": apiv1.NetworkLimits{}, "NetworkStats": apiv1.NetworkStats{},
+		"NetworkRefusal": apiv1.NetworkRefusal{}, "NetworkSecret": apiv1.NetworkSecret{},
+		"SandboxNetwork": apiv1.SandboxNetwork{},
+		"Code":           apiv1.CodeRequest{}, "CodeEvent": apiv1.CodeEvent{}, "CodeStarted": apiv1.CodeStarted{},
+		"CodeResult":    apiv1.CodeResult{},
 		"CodeException": apiv1.CodeException{}, "CodeEnd": apiv1.CodeEnd{}, "CodeContext": apiv1.CodeContext{},
 		"CodeContextRequest": apiv1.CodeContextRequest{},
-		"CreatePortURL":      apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{}, "File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{}, "FileChange": apiv1.FileChange{},
+		"CreatePortURL":      apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{},
+		"File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{},
+		"FileChange": apiv1.FileChange{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {

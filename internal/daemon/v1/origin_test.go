@@ -57,7 +57,8 @@ func TestAForeignNameIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := v1.Config{Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)}
+	open := v1.Config{Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"},
+		Log: slog.New(slog.DiscardHandler)}
 	guarded := open
 	guarded.Guard = &auth.Guard{Tokens: tokens}
 	for _, c := range []struct {

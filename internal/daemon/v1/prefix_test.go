@@ -163,17 +163,20 @@ func TestPrefixHides(t *testing.T) {
 		same("GET", "/templates/"+pair.there, "/templates/"+pair.absent, "", "", pair)
 		same("GET", "/templates/aliases/"+pair.there, "/templates/aliases/"+pair.absent, "", "", pair)
 	}
-	for _, route := range []string{"GET ", "DELETE ", "POST /connect", "POST /resume", "POST /pause", "POST /timeout", "POST /fork", "POST /snapshots", "GET /metrics", "GET /logs"} {
+	for _, route := range []string{"GET ", "DELETE ", "POST /connect", "POST /resume", "POST /pause", "POST /timeout",
+		"POST /fork", "POST /snapshots", "GET /metrics", "GET /logs"} {
 		method, rest, _ := strings.Cut(route, " ")
 		same(method, "/sandboxes/"+w.sandbox+rest, "/sandboxes/"+never+rest, "{}", "{}", twins{w.sandbox, never})
 	}
 	if status, answer := w.ask(t, "a", "GET", "/metrics", ""); status != http.StatusForbidden {
 		t.Errorf("metrics of all sandboxes: %d %s", status, answer)
 	}
-	for _, path := range []string{"/v1/sandboxes", "/v1/snapshots", "/v1/snapshots/a.b/info", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots", "/templates",
+	for _, path := range []string{"/v1/sandboxes", "/v1/snapshots", "/v1/snapshots/a.b/info", "/v1/workspaces",
+		"/sandboxes", "/v2/sandboxes", "/snapshots", "/templates",
 		"/sandboxes/metrics?sandbox_ids=" + w.sandbox} {
 		status, answer := w.ask(t, "a", "GET", path, "")
-		if status != http.StatusOK || strings.Contains(answer, "team-b") || strings.Contains(answer, w.sandbox) || strings.Contains(answer, w.within) || strings.Contains(answer, "plain") {
+		if status != http.StatusOK || strings.Contains(answer, "team-b") || strings.Contains(answer, w.sandbox) ||
+			strings.Contains(answer, w.within) || strings.Contains(answer, "plain") {
 			t.Errorf("%s: %d %s", path, status, answer)
 		}
 	}
@@ -280,7 +283,8 @@ func TestPrefixHolds(t *testing.T) {
 	for name, err := range map[string]error{"label of others": other, "label of nobody": outside, "last label": last, "given label": given,
 		"tag of nobody": tag, "tag of others": taken, "name of others": named2} {
 		var refused *client.Error
-		if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || refused.Code != "scope" || !strings.Contains(err.Error(), `"team-a/"`) {
+		if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || refused.Code != "scope" ||
+			!strings.Contains(err.Error(), `"team-a/"`) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -175,7 +175,8 @@ func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
 	return apiv1.Stats{
 		PID: st.PID, PSS: m.TotalPSS(), Private: m.TotalPrivate(), GuestDirty: st.VMM.GuestDirtyBytes >> 10,
 		MemorySince: st.Since.Memory >> 10, DiskSince: st.Since.Disk >> 10,
-		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest], KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
+		GuestPSS: m.PSS[procmem.PartGuest], VMMPrivate: m.TotalPrivate() - m.Private[procmem.PartGuest],
+		KVMExits: st.VMM.Exits, Paused: st.VMM.Paused,
 		Limits: apiv1.Limits(st.Limits), Usage: usageOf(st.Usage),
 	}, nil
 }

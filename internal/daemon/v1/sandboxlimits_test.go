@@ -69,7 +69,8 @@ func TestRefusalsOverTheAPI(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Status != http.StatusTooManyRequests || refused.Code != "max_sandboxes" {
 		t.Errorf("%v", err)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.URL+"/v1/forks", strings.NewReader(`{"snapshot_tag": "a.b", "n": 3}`))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.URL+"/v1/forks",
+		strings.NewReader(`{"snapshot_tag": "a.b", "n": 3}`))
 	if err != nil {
 		t.Fatal(err)
 	}

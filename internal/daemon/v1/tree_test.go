@@ -58,8 +58,10 @@ func TestFilesOfSandboxes(t *testing.T) {
 	}
 	box := url + "/v1/sandboxes/" + id
 	for _, c := range []struct{ method, path, body, field string }{
-		{"GET", "/files/list?path=/&depth=0", "", "depth"}, {"GET", "/files/list?path=/&depth=65", "", "depth"}, {"GET", "/files/stat", "", "path"},
-		{"POST", "/files/mkdir", `{}`, "path"}, {"POST", "/files/mkdir", `{"path":"\u0000"}`, "path"}, {"POST", "/files/move", `{"from":"/a"}`, "to"},
+		{"GET", "/files/list?path=/&depth=0", "", "depth"}, {"GET", "/files/list?path=/&depth=65", "", "depth"},
+		{"GET", "/files/stat", "", "path"},
+		{"POST", "/files/mkdir", `{}`, "path"}, {"POST", "/files/mkdir", `{"path":"\u0000"}`, "path"},
+		{"POST", "/files/move", `{"from":"/a"}`, "to"},
 		{"GET", "/archive", "", "path"}, {"GET", "/files/watch?path=/&recursive=x", "", "recursive"},
 	} {
 		if status, answer := request(t, c.method, box+c.path, c.body); status != http.StatusBadRequest || answer["field"] != c.field {
@@ -116,21 +118,25 @@ func TestArchives(t *testing.T) {
 	}
 	var special bytes.Buffer
 	w = tar.NewWriter(&special)
-	for _, h := range []tar.Header{{Name: "console", Typeflag: tar.TypeChar, Devmajor: 5, Devminor: 1}, {Name: "after", Typeflag: tar.TypeDir, Mode: 0o755}} {
+	for _, h := range []tar.Header{{Name: "console", Typeflag: tar.TypeChar, Devmajor: 5, Devminor: 1},
+		{Name: "after", Typeflag: tar.TypeDir, Mode: 0o755}} {
 		if err := w.WriteHeader(&h); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(w.Close(), cl.WriteTree(ctx, id, dir+"/y", &special)); !client.IsStatus(err, http.StatusBadRequest) || !strings.Contains(err.Error(), "console") {
+	if err := errors.Join(w.Close(), cl.WriteTree(ctx, id, dir+"/y", &special)); !client.IsStatus(err,
+		http.StatusBadRequest) || !strings.Contains(err.Error(), "console") {
 		t.Errorf("a device: %v", err)
 	}
 	if _, err := os.Stat(dir + "/y/after"); err != nil {
 		t.Errorf("what follows a device: %v", err)
 	}
-	if err := cl.WriteFile(ctx, id, "/sys/x", strings.NewReader("x")); !client.IsStatus(err, http.StatusForbidden) || !strings.Contains(err.Error(), "/sys/x") {
+	if err := cl.WriteFile(ctx, id, "/sys/x", strings.NewReader("x")); !client.IsStatus(err, http.StatusForbidden) ||
+		!strings.Contains(err.Error(), "/sys/x") {
 		t.Errorf("a file in /sys: %v", err)
 	}
-	for name, body := range map[string]io.Reader{"no archive": strings.NewReader(strings.Repeat("x", 1024)), "half of one": bytes.NewReader(sent[:700])} {
+	for name, body := range map[string]io.Reader{"no archive": strings.NewReader(strings.Repeat("x", 1024)),
+		"half of one": bytes.NewReader(sent[:700])} {
 		if err := cl.WriteTree(ctx, id, dir+"/x", body); !client.IsStatus(err, http.StatusBadRequest) {
 			t.Errorf("%s: %v", name, err)
 		}

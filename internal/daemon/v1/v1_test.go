@@ -109,19 +109,23 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 	if p, err := cl.Ping(ctx, id); err != nil || !p.Pong {
 		t.Errorf("ping: %+v, %v", p, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sh", "-c", "echo -n out; exit 3"}}); err != nil || r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sh", "-c", "echo -n out; exit 3"}}); err != nil ||
+		r.ExitCode != 3 || r.Stdout != "out" || r.Error != "" {
 		t.Errorf("exec: %+v, %v", r, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"no-such-command"}}); err != nil || r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"no-such-command"}}); err != nil ||
+		r.ExitCode != 127 || r.Outcome != "not_found" || r.Error == "" {
 		t.Errorf("exec of a missing command: %+v, %v", r, err)
 	}
-	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sleep", "60"}, TimeoutSecs: 0.1}); err != nil || !r.TimedOut || r.ExitCode != 124 {
+	if r, err := cl.Exec(ctx, id, client.ExecRequest{Args: []string{"sleep", "60"}, TimeoutSecs: 0.1}); err != nil ||
+		!r.TimedOut || r.ExitCode != 124 {
 		t.Errorf("exec that times out: %+v, %v", r, err)
 	}
 	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1+1"}); err != nil || r.Result == nil || *r.Result != "2" {
 		t.Errorf("eval: %+v, %v", r, err)
 	}
-	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 || !strings.Contains(r.Traceback, "ZeroDivisionError") || r.Result != nil {
+	if r, err := cl.Eval(ctx, id, client.EvalRequest{Code: "1/0"}); err != nil || r.ExitCode != 1 ||
+		!strings.Contains(r.Traceback, "ZeroDivisionError") || r.Result != nil {
 		t.Errorf("eval with an exception: %+v, %v", r, err)
 	}
 	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)

@@ -72,7 +72,8 @@ func TestSince(t *testing.T) {
 	for i, at := range stamps { // as if the blocks had been written then
 		binary.LittleEndian.PutUint64(r.mem[times+8*i:], uint64(at))
 	}
-	for at, want := range map[int64]string{0: line + line + line + "half", 1001: line + line + "half", 3000: line + "half", 3001: "half", 4001: ""} {
+	for at, want := range map[int64]string{0: line + line + line + "half", 1001: line + line + "half", 3000: line + "half",
+		3001: "half", 4001: ""} {
 		got, err := Tail(f)
 		if err != nil || string(got.Since(time.UnixMilli(at))) != want {
 			t.Errorf("since %d: %d bytes, want %d (%v)", at, len(got.Since(time.UnixMilli(at))), len(want), err)

@@ -125,13 +125,15 @@ func TestExecOutcomes(t *testing.T) {
 		err     error
 		stdout  string
 	}{
-		"success":        {sh("printf out; printf err >&2"), agentclient.Exited, 0, nil, "out"},
-		"exit code":      {sh("exit 3"), agentclient.Exited, 3, nil, ""},
-		"signal":         {sh("kill -9 $$"), agentclient.Signaled, -1, agentclient.ErrSignaled, ""},
-		"timeout":        {timeout, agentclient.TimedOut, -1, agentclient.ErrTimeout, "begun\n"},
-		"missing":        {agentclient.ExecRequest{Args: []string{"no-such-command"}}, agentclient.NotFound, -1, agentclient.ErrCommandNotFound, ""},
-		"not executable": {agentclient.ExecRequest{Args: []string{"/etc/passwd"}}, agentclient.NotExecutable, -1, agentclient.ErrNotExecutable, ""},
-		"truncated":      {long, agentclient.Exited, 0, agentclient.ErrOutputTruncated, strings.Repeat("\x00", 1000)},
+		"success":   {sh("printf out; printf err >&2"), agentclient.Exited, 0, nil, "out"},
+		"exit code": {sh("exit 3"), agentclient.Exited, 3, nil, ""},
+		"signal":    {sh("kill -9 $$"), agentclient.Signaled, -1, agentclient.ErrSignaled, ""},
+		"timeout":   {timeout, agentclient.TimedOut, -1, agentclient.ErrTimeout, "begun\n"},
+		"missing": {agentclient.ExecRequest{Args: []string{"no-such-command"}}, agentclient.NotFound, -1,
+			agentclient.ErrCommandNotFound, ""},
+		"not executable": {agentclient.ExecRequest{Args: []string{"/etc/passwd"}}, agentclient.NotExecutable, -1,
+			agentclient.ErrNotExecutable, ""},
+		"truncated": {long, agentclient.Exited, 0, agentclient.ErrOutputTruncated, strings.Repeat("\x00", 1000)},
 	} {
 		r, err := c.Exec(t.Context(), tc.req)
 		if err != nil || r.Outcome != tc.outcome || r.ExitCode != tc.code || string(r.Stdout) != tc.stdout {

@@ -45,7 +45,8 @@ func shell(script string) *process.StartRequest {
 	return &process.StartRequest{Process: &process.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script}}}
 }
 
-func startProc(t *testing.T, c processconnect.ProcessClient, req *process.StartRequest) (*connect.ServerStreamForClient[process.StartResponse], *process.ProcessSelector) {
+func startProc(t *testing.T, c processconnect.ProcessClient,
+	req *process.StartRequest) (*connect.ServerStreamForClient[process.StartResponse], *process.ProcessSelector) {
 	t.Helper()
 	stream, err := c.Start(t.Context(), connect.NewRequest(req))
 	if err != nil {
@@ -197,7 +198,8 @@ func TestStdinSignalsListAndConnect(t *testing.T) {
 	req.Tag = &tag
 	stream, sel := startProc(t, c, req)
 	list, err := c.List(t.Context(), connect.NewRequest(&process.ListRequest{}))
-	if err != nil || len(list.Msg.Processes) != 1 || list.Msg.Processes[0].GetTag() != tag || list.Msg.Processes[0].GetConfig().GetCmd() != "/bin/sh" {
+	if err != nil || len(list.Msg.Processes) != 1 || list.Msg.Processes[0].GetTag() != tag ||
+		list.Msg.Processes[0].GetConfig().GetCmd() != "/bin/sh" {
 		t.Fatalf("list = %v, %v", list, err)
 	}
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: []byte("hello\n")}}
@@ -215,14 +217,16 @@ func TestStdinSignalsListAndConnect(t *testing.T) {
 	if _, err := c.CloseStdin(t.Context(), connect.NewRequest(&process.CloseStdinRequest{Process: sel})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel, Input: in})); connect.CodeOf(err) != connect.CodeInternal {
+	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel,
+		Input: in})); connect.CodeOf(err) != connect.CodeInternal {
 		t.Fatalf("input after close: %v", err)
 	}
 	kill := &process.SendSignalRequest{Process: sel, Signal: process.Signal_SIGNAL_SIGKILL}
 	if _, err := c.SendSignal(t.Context(), connect.NewRequest(kill)); err != nil {
 		t.Fatal(err)
 	}
-	if _, end := finish(t, stream); end.GetExitCode() != -1 || end.GetExited() || end.GetStatus() != "signal: killed" || end.GetError() != "signal: killed" {
+	if _, end := finish(t, stream); end.GetExitCode() != -1 || end.GetExited() || end.GetStatus() != "signal: killed" ||
+		end.GetError() != "signal: killed" {
 		t.Fatalf("end = %v", end)
 	}
 	if !second.Receive() || second.Msg().GetEvent().GetEnd() == nil {
@@ -282,10 +286,12 @@ func TestPTY(t *testing.T) {
 		t.Fatal(err)
 	}
 	wrong := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: []byte("x")}}
-	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel, Input: wrong})); connect.CodeOf(err) != connect.CodeInternal {
+	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel,
+		Input: wrong})); connect.CodeOf(err) != connect.CodeInternal {
 		t.Fatalf("stdin to a terminal: %v", err)
 	}
-	if _, err := c.CloseStdin(t.Context(), connect.NewRequest(&process.CloseStdinRequest{Process: sel})); connect.CodeOf(err) != connect.CodeUnknown {
+	if _, err := c.CloseStdin(t.Context(),
+		connect.NewRequest(&process.CloseStdinRequest{Process: sel})); connect.CodeOf(err) != connect.CodeUnknown {
 		t.Fatalf("close stdin of a terminal: %v", err)
 	}
 	in := &process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: []byte("hey\n")}}

@@ -250,7 +250,8 @@ func metadataOf(h http.Header) (map[string]string, error) {
 		value := strings.Join(values, ",")
 		total += len(key) + len(value)
 		if key == "" || len(key) > maxMetadataKey || total > maxMetadataTotal {
-			return nil, failf(http.StatusBadRequest, "metadata %q: keys have 1 to %d bytes, all metadata at most %d", key, maxMetadataKey, maxMetadataTotal)
+			return nil, failf(http.StatusBadRequest, "metadata %q: keys have 1 to %d bytes, all metadata at most %d", key,
+				maxMetadataKey, maxMetadataTotal)
 		}
 		for i := range len(value) {
 			if value[i] < ' ' || value[i] > '~' {

@@ -32,12 +32,14 @@ func TestFilesystemCalls(t *testing.T) {
 	if _, err := c.MakeDir(ctx, connect.NewRequest(&filesystem.MakeDirRequest{Path: dir + "/a/b"})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.MakeDir(ctx, connect.NewRequest(&filesystem.MakeDirRequest{Path: dir + "/a/b"})); connect.CodeOf(err) != connect.CodeAlreadyExists {
+	if _, err := c.MakeDir(ctx, connect.NewRequest(&filesystem.MakeDirRequest{Path: dir +
+		"/a/b"})); connect.CodeOf(err) != connect.CodeAlreadyExists {
 		t.Errorf("make an existing directory: %v", err)
 	}
 	os.WriteFile(dir+"/a/f", []byte("12345"), 0o640)
 	os.Symlink(dir+"/a", dir+"/link")
-	if _, err := c.MakeDir(ctx, connect.NewRequest(&filesystem.MakeDirRequest{Path: dir + "/a/f"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
+	if _, err := c.MakeDir(ctx, connect.NewRequest(&filesystem.MakeDirRequest{Path: dir +
+		"/a/f"})); connect.CodeOf(err) != connect.CodeInvalidArgument {
 		t.Errorf("make a directory over a file: %v", err)
 	}
 	for depth, want := range map[uint32]string{0: "a link", 1: "a link", 2: "a b f link"} {
@@ -54,17 +56,20 @@ func TestFilesystemCalls(t *testing.T) {
 		}
 	}
 	st, err := c.Stat(ctx, connect.NewRequest(&filesystem.StatRequest{Path: dir + "/a/f"}))
-	if e := st.Msg.GetEntry(); err != nil || e.Size != 5 || e.Mode != 0o640 || e.Permissions != "-rw-r-----" || e.Type != filesystem.FileType_FILE_TYPE_FILE || e.Owner == "" {
+	if e := st.Msg.GetEntry(); err != nil || e.Size != 5 || e.Mode != 0o640 || e.Permissions != "-rw-r-----" ||
+		e.Type != filesystem.FileType_FILE_TYPE_FILE || e.Owner == "" {
 		t.Errorf("stat: %v, %v", e, err)
 	}
 	st, err = c.Stat(ctx, connect.NewRequest(&filesystem.StatRequest{Path: dir + "/link"}))
-	if e := st.Msg.GetEntry(); err != nil || e.Type != filesystem.FileType_FILE_TYPE_DIRECTORY || e.GetSymlinkTarget() != dir+"/a" || e.Permissions[0] != 'L' {
+	if e := st.Msg.GetEntry(); err != nil || e.Type != filesystem.FileType_FILE_TYPE_DIRECTORY ||
+		e.GetSymlinkTarget() != dir+"/a" || e.Permissions[0] != 'L' {
 		t.Errorf("stat of a link: %v, %v", e, err)
 	}
 	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f", Destination: dir + "/new/g"})); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f", Destination: dir + "/h"})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f",
+		Destination: dir + "/h"})); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("move a missing file: %v", err)
 	}
 	for range 2 {
@@ -90,7 +95,8 @@ func TestWatch(t *testing.T) {
 	}
 	id := made.Msg.GetWatcherId()
 	os.Mkdir(dir+"/sub", 0o755)
-	if !stream.Receive() || stream.Msg().GetFilesystem().GetName() != "sub" || stream.Msg().GetFilesystem().GetEntry().GetPath() != dir+"/sub" {
+	if !stream.Receive() || stream.Msg().GetFilesystem().GetName() != "sub" ||
+		stream.Msg().GetFilesystem().GetEntry().GetPath() != dir+"/sub" {
 		t.Fatalf("got %v, %v", stream.Msg(), stream.Err())
 	}
 	os.Remove(dir + "/sub")
@@ -110,7 +116,8 @@ func TestWatch(t *testing.T) {
 	if _, err := c.RemoveWatcher(t.Context(), connect.NewRequest(&filesystem.RemoveWatcherRequest{WatcherId: id})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.GetWatcherEvents(t.Context(), connect.NewRequest(&filesystem.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := c.GetWatcherEvents(t.Context(),
+		connect.NewRequest(&filesystem.GetWatcherEventsRequest{WatcherId: id})); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Fatalf("events of a removed watcher: %v", err)
 	}
 }

@@ -69,7 +69,8 @@ func isOneOf(err error, of ...unix.Errno) bool {
 }
 
 // Stat describes one entry.
-func (fsv *filesystemService) Stat(_ context.Context, req *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error) {
+func (fsv *filesystemService) Stat(_ context.Context,
+	req *connect.Request[filesystem.StatRequest]) (*connect.Response[filesystem.StatResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -83,7 +84,8 @@ func (fsv *filesystemService) Stat(_ context.Context, req *connect.Request[files
 
 // ListDir lists a directory to a depth, depth first, in the order of names. It follows a link that
 // is the directory asked for, and none below it.
-func (fsv *filesystemService) ListDir(_ context.Context, req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
+func (fsv *filesystemService) ListDir(_ context.Context,
+	req *connect.Request[filesystem.ListDirRequest]) (*connect.Response[filesystem.ListDirResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -130,7 +132,8 @@ func list(d *describer, dir string, depth uint32, out *filesystem.ListDirRespons
 }
 
 // MakeDir makes a directory and its parents.
-func (fsv *filesystemService) MakeDir(_ context.Context, req *connect.Request[filesystem.MakeDirRequest]) (*connect.Response[filesystem.MakeDirResponse], error) {
+func (fsv *filesystemService) MakeDir(_ context.Context,
+	req *connect.Request[filesystem.MakeDirRequest]) (*connect.Response[filesystem.MakeDirResponse], error) {
 	path, u, err := fsv.target(req, req.Msg.GetPath())
 	if err != nil {
 		return nil, err
@@ -181,7 +184,8 @@ func give(path string, u *userenv.User) error {
 }
 
 // Move renames an entry, making the parents of its new place.
-func (fsv *filesystemService) Move(_ context.Context, req *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
+func (fsv *filesystemService) Move(_ context.Context,
+	req *connect.Request[filesystem.MoveRequest]) (*connect.Response[filesystem.MoveResponse], error) {
 	source, u, err := fsv.target(req, req.Msg.GetSource())
 	if err != nil {
 		return nil, err
@@ -204,7 +208,8 @@ func (fsv *filesystemService) Move(_ context.Context, req *connect.Request[files
 }
 
 // Remove removes an entry with everything below it; one that does not exist is removed already.
-func (fsv *filesystemService) Remove(_ context.Context, req *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error) {
+func (fsv *filesystemService) Remove(_ context.Context,
+	req *connect.Request[filesystem.RemoveRequest]) (*connect.Response[filesystem.RemoveResponse], error) {
 	path, _, err := fsv.target(req, req.Msg.GetPath())
 	if err != nil {
 		return nil, err

@@ -38,7 +38,8 @@ func TestMetricsRoute(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	var m metrics
-	if err := json.NewDecoder(resp.Body).Decode(&m); err != nil || m.MemTotal == 0 || m.MemUsed > m.MemTotal || m.DiskTotal == 0 || m.CPUCount == 0 {
+	if err := json.NewDecoder(resp.Body).Decode(&m); err != nil || m.MemTotal == 0 || m.MemUsed > m.MemTotal ||
+		m.DiskTotal == 0 || m.CPUCount == 0 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 }

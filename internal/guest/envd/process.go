@@ -23,7 +23,8 @@ type processService struct{ s *Server }
 
 // Start runs a process and streams it. At the deadline of the call the process group is killed;
 // when the client leaves earlier, the process stays and the deadline with it.
-func (ps *processService) Start(ctx context.Context, req *connect.Request[process.StartRequest], out *connect.ServerStream[process.StartResponse]) error {
+func (ps *processService) Start(ctx context.Context, req *connect.Request[process.StartRequest],
+	out *connect.ServerStream[process.StartResponse]) error {
 	p, sub, err := ps.spawn(req)
 	if err != nil {
 		return err
@@ -150,7 +151,8 @@ func (ps *processService) findLive(sel *process.ProcessSelector) (*proc, error) 
 }
 
 // Connect streams a process from now on.
-func (ps *processService) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest], out *connect.ServerStream[process.ConnectResponse]) error {
+func (ps *processService) Connect(ctx context.Context, req *connect.Request[process.ConnectRequest],
+	out *connect.ServerStream[process.ConnectResponse]) error {
 	p, err := ps.find(req.Msg.GetProcess())
 	if err != nil {
 		return err
@@ -171,7 +173,8 @@ func (ps *processService) List(context.Context, *connect.Request[process.ListReq
 }
 
 // SendInput writes to a process's stdin or terminal.
-func (ps *processService) SendInput(_ context.Context, req *connect.Request[process.SendInputRequest]) (*connect.Response[process.SendInputResponse], error) {
+func (ps *processService) SendInput(_ context.Context,
+	req *connect.Request[process.SendInputRequest]) (*connect.Response[process.SendInputResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
@@ -183,7 +186,8 @@ func (ps *processService) SendInput(_ context.Context, req *connect.Request[proc
 }
 
 // StreamInput writes to a process's stdin or terminal what arrives, in order.
-func (ps *processService) StreamInput(_ context.Context, in *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error) {
+func (ps *processService) StreamInput(_ context.Context,
+	in *connect.ClientStream[process.StreamInputRequest]) (*connect.Response[process.StreamInputResponse], error) {
 	var p *proc
 	for in.Receive() {
 		switch ev := in.Msg().GetEvent().(type) {
@@ -214,7 +218,8 @@ func (ps *processService) StreamInput(_ context.Context, in *connect.ClientStrea
 const maxSignal = 64
 
 // SendSignal signals the one process, or its group if the request has agentproto.GroupHeader.
-func (ps *processService) SendSignal(_ context.Context, req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
+func (ps *processService) SendSignal(_ context.Context,
+	req *connect.Request[process.SendSignalRequest]) (*connect.Response[process.SendSignalResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
@@ -238,7 +243,8 @@ func (ps *processService) SendSignal(_ context.Context, req *connect.Request[pro
 }
 
 // CloseStdin closes a process's stdin.
-func (ps *processService) CloseStdin(_ context.Context, req *connect.Request[process.CloseStdinRequest]) (*connect.Response[process.CloseStdinResponse], error) {
+func (ps *processService) CloseStdin(_ context.Context,
+	req *connect.Request[process.CloseStdinRequest]) (*connect.Response[process.CloseStdinResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err
@@ -250,7 +256,8 @@ func (ps *processService) CloseStdin(_ context.Context, req *connect.Request[pro
 }
 
 // Update changes the size of a process's terminal.
-func (ps *processService) Update(_ context.Context, req *connect.Request[process.UpdateRequest]) (*connect.Response[process.UpdateResponse], error) {
+func (ps *processService) Update(_ context.Context,
+	req *connect.Request[process.UpdateRequest]) (*connect.Response[process.UpdateResponse], error) {
 	p, err := ps.findLive(req.Msg.GetProcess())
 	if err != nil {
 		return nil, err

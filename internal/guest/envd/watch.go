@@ -164,7 +164,8 @@ func (w *watch) translate(n fsnotify.Event) bool {
 }
 
 // WatchDir streams changes below a directory until the client leaves.
-func (fsv *filesystemService) WatchDir(ctx context.Context, req *connect.Request[filesystem.WatchDirRequest], out *connect.ServerStream[filesystem.WatchDirResponse]) error {
+func (fsv *filesystemService) WatchDir(ctx context.Context, req *connect.Request[filesystem.WatchDirRequest],
+	out *connect.ServerStream[filesystem.WatchDirResponse]) error {
 	u, err := fsv.s.rpcUser(req.Header())
 	if err != nil {
 		return err

@@ -66,7 +66,8 @@ func (w *watcher) take() ([]*filesystem.FilesystemEvent, error) {
 }
 
 // CreateWatcher starts a watch whose events are fetched.
-func (fsv *filesystemService) CreateWatcher(_ context.Context, req *connect.Request[filesystem.CreateWatcherRequest]) (*connect.Response[filesystem.CreateWatcherResponse], error) {
+func (fsv *filesystemService) CreateWatcher(_ context.Context,
+	req *connect.Request[filesystem.CreateWatcherRequest]) (*connect.Response[filesystem.CreateWatcherResponse], error) {
 	u, err := fsv.s.rpcUser(req.Header())
 	if err != nil {
 		return nil, err
@@ -94,7 +95,9 @@ func unknownWatcher(id string) error {
 }
 
 // GetWatcherEvents returns what has happened since the last call.
-func (fsv *filesystemService) GetWatcherEvents(_ context.Context, req *connect.Request[filesystem.GetWatcherEventsRequest]) (*connect.Response[filesystem.GetWatcherEventsResponse], error) {
+func (fsv *filesystemService) GetWatcherEvents(_ context.Context,
+	req *connect.Request[filesystem.GetWatcherEventsRequest]) (*connect.Response[filesystem.GetWatcherEventsResponse],
+	error) {
 	fsv.watchers.mu.Lock()
 	w := fsv.watchers.byID[req.Msg.GetWatcherId()]
 	fsv.watchers.mu.Unlock()
@@ -109,7 +112,8 @@ func (fsv *filesystemService) GetWatcherEvents(_ context.Context, req *connect.R
 }
 
 // RemoveWatcher ends a watch.
-func (fsv *filesystemService) RemoveWatcher(_ context.Context, req *connect.Request[filesystem.RemoveWatcherRequest]) (*connect.Response[filesystem.RemoveWatcherResponse], error) {
+func (fsv *filesystemService) RemoveWatcher(_ context.Context,
+	req *connect.Request[filesystem.RemoveWatcherRequest]) (*connect.Response[filesystem.RemoveWatcherResponse], error) {
 	fsv.watchers.mu.Lock()
 	w := fsv.watchers.byID[req.Msg.GetWatcherId()]
 	delete(fsv.watchers.byID, req.Msg.GetWatcherId())

@@ -19,7 +19,9 @@ func TestForkReseedsIdleAndBusyInterpreters(t *testing.T) {
 	if err := s.Forked(map[string]string{"FORKD_CHILD": "7"}); err != nil {
 		t.Fatal(err)
 	}
-	got := field(run(t, h, code("import os\n(os.environ['FORKD_CHILD'], fake.calls, len(seen), random.random() != random.Random(1).random())")), "result", "text")
+	got := field(run(t, h,
+		code("import os\n(os.environ['FORKD_CHILD'], fake.calls, len(seen), random.random() != random.Random(1).random())")),
+		"result", "text")
 	if got != "('7', 2, 1, True)" {
 		t.Fatalf("after fork: %s", got)
 	}

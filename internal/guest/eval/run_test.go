@@ -92,7 +92,8 @@ func TestStubbornCodeIsKilledAfterItsTimeoutAndTheClientTold(t *testing.T) {
 	for _, src := range stubborn {
 		run(t, h, code("state = 1"))
 		got := run(t, h, within(time.Second, src)) // the code must have begun by then: only then is it stubborn
-		if v := field(got, "error", "value"); !strings.Contains(v, "did not end when it was interrupted") || !strings.Contains(v, "state is lost") {
+		if v := field(got, "error", "value"); !strings.Contains(v, "did not end when it was interrupted") ||
+			!strings.Contains(v, "state is lost") {
 			t.Errorf("%s: %v", src, got)
 		}
 		if m := got[len(got)-2]; m["type"] != "timeout" || m["restarted"] != true {
@@ -157,7 +158,8 @@ func TestABusyContextSaysSo(t *testing.T) {
 	if status, _ := post(t, h, "/contexts/nosuch/interrupt", ""); status != http.StatusNotFound {
 		t.Errorf("of no context: %d", status)
 	}
-	if status, text := post(t, h, "/execute", `{"code": "1", "timeout_ms": -1}`); status != http.StatusBadRequest || !strings.Contains(text, "timeout_ms") {
+	if status, text := post(t, h, "/execute", `{"code": "1", "timeout_ms": -1}`); status != http.StatusBadRequest ||
+		!strings.Contains(text, "timeout_ms") {
 		t.Errorf("%d %s", status, text)
 	}
 }
@@ -191,7 +193,8 @@ func TestRestartEndsStubbornCode(t *testing.T) {
 
 func TestAnOversizedResultIsCut(t *testing.T) {
 	_, h := newServer(t)
-	for _, src := range []string{"'x' * (30 << 20)", "class R:\n  def _repr_html_(self): return 'h' * (30 << 20)\n  def __repr__(self): return 'x'\nR()"} {
+	for _, src := range []string{"'x' * (30 << 20)",
+		"class R:\n  def _repr_html_(self): return 'h' * (30 << 20)\n  def __repr__(self): return 'x'\nR()"} {
 		got := run(t, h, code(src))
 		text := field(got, "result", "text")
 		if len(text) > 2<<20 || !strings.Contains(text, "x") || field(got, "result", "html") != "" {

@@ -194,7 +194,8 @@ func TestEvalRefusesABrokenStream(t *testing.T) {
 		}
 	}
 	var refused *Error
-	if _, err := New(httpPeer(404, "context \"x\" does not exist")).Eval(t.Context(), "1", EvalOptions{}); !errors.As(err, &refused) || refused.Code != CodeNotFound {
+	if _, err := New(httpPeer(404, "context \"x\" does not exist")).Eval(t.Context(), "1", EvalOptions{}); !errors.As(err,
+		&refused) || refused.Code != CodeNotFound {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -235,7 +236,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 		}
 	}
 	var refused *Error
-	if _, err := New(httpPeer(409, "context python is busy")).Eval(t.Context(), "1", EvalOptions{}); !errors.As(err, &refused) || refused.Code != CodeBusy {
+	if _, err := New(httpPeer(409, "context python is busy")).Eval(t.Context(), "1", EvalOptions{}); !errors.As(err,
+		&refused) || refused.Code != CodeBusy {
 		t.Errorf("busy: %v", err)
 	}
 }

@@ -85,7 +85,8 @@ func (p *Process) Resize(ctx context.Context, s Size) error {
 
 // Attach hands the output of a running process to sink as it comes from now on, and returns how it
 // ended. started is called first. The process outlives the call, whatever ends that.
-func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error, sink func(Stream, []byte) error) (ExecResult, error) {
+func (c *Client) Attach(ctx context.Context, pid uint32, started func(*Process) error,
+	sink func(Stream, []byte) error) (ExecResult, error) {
 	none := ExecResult{ExitCode: -1}
 	op := fmt.Sprintf("attach to process %d", pid)
 	stream, err := follow[process.ConnectRequest, process.ConnectResponse](ctx, c, processconnect.ProcessConnectProcedure,

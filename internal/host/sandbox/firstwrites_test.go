@@ -14,11 +14,12 @@ func TestWritesAsOthers(t *testing.T) {
 		r    record
 		want bool
 	}{
-		"nothing of its own":   {record{}, true},
-		"a usual environment":  {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv-1)}}, true},
-		"a large value":        {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv)}}, false},
-		"a large name":         {record{Env: map[string]string{strings.Repeat("A", usualEnv+1): ""}}, false},
-		"large in many":        {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv/2), "B": strings.Repeat("b", usualEnv/2)}}, false},
+		"nothing of its own":  {record{}, true},
+		"a usual environment": {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv-1)}}, true},
+		"a large value":       {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv)}}, false},
+		"a large name":        {record{Env: map[string]string{strings.Repeat("A", usualEnv+1): ""}}, false},
+		"large in many": {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv/2),
+			"B": strings.Repeat("b", usualEnv/2)}}, false},
 		"a network of its own": {record{Network: netclient.Setting{}}, true},
 		"a secret":             {record{Network: secret}, false},
 	} {

@@ -73,7 +73,8 @@ func TestWrongLabels(t *testing.T) {
 		long[fmt.Sprint(i)] = strings.Repeat("x", 256)
 	}
 	for _, labels := range []map[string]string{
-		many, long, {"": "x"}, {"-a": "x"}, {"a=b": "x"}, {"a b": "x"}, {strings.Repeat("a", 64): "x"}, {"a": strings.Repeat("x", 257)}, {"a": "x\ny"},
+		many, long, {"": "x"}, {"-a": "x"}, {"a=b": "x"}, {"a b": "x"}, {strings.Repeat("a", 64): "x"},
+		{"a": strings.Repeat("x", 257)}, {"a": "x\ny"},
 		{"a": "\xff"}, {"a": "\x1b[2J"},
 	} {
 		err := (&ForkRequest{Tag: "p", N: 1, Labels: labels}).check()

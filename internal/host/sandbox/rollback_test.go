@@ -84,7 +84,8 @@ func TestFailedRollbackKeepsTheSuspendedState(t *testing.T) {
 			return errors.New("no answer")
 		}
 		var failed *RollbackError
-		if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !failed.Kept || !strings.Contains(err.Error(), "forkd resume "+id) {
+		if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !failed.Kept ||
+			!strings.Contains(err.Error(), "forkd resume "+id) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		w.vmms.ForkedErr = nil

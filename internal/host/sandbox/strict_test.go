@@ -50,7 +50,8 @@ func TestAStrictForkFailsUnlessAllIsKnownToBeUnique(t *testing.T) {
 			t.Errorf("%s: Info has %+v, want %+v", name, r.Sandboxes[0].Unique, c.found)
 		}
 	}
-	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: "sometimes"}); err == nil || !strings.Contains(err.Error(), "unique") {
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: "sometimes"}); err == nil ||
+		!strings.Contains(err.Error(), "unique") {
 		t.Errorf("an unknown word: %v", err)
 	}
 	w.KillAll()

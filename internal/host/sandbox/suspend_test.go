@@ -192,7 +192,8 @@ func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	if n, err := w.Recover(); n != 0 || err != nil || w.vmms.Count() != 1 {
 		t.Errorf("recovered %d, %v; %d VMs live", n, err, w.vmms.Count())
 	}
-	if left := w.LeftAlone(); len(left) != 1 || left[0].ID != id || left[0].PID != os.Getpid() || !strings.Contains(left[0].Reason, "protocol 1,") {
+	if left := w.LeftAlone(); len(left) != 1 || left[0].ID != id || left[0].PID != os.Getpid() ||
+		!strings.Contains(left[0].Reason, "protocol 1,") {
 		t.Errorf("left alone: %+v", left)
 	}
 	for _, v := range w.vmms.All() {

@@ -85,7 +85,8 @@ func (w *world) start(t testing.TB, poolSize int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.net, err = netclient.New(netclient.Config{Bin: self, Dir: filepath.Join(w.dir, "net"), Authority: filepath.Join(w.dir, "ca.pem"), Log: slog.New(slog.DiscardHandler)})
+		w.net, err = netclient.New(netclient.Config{Bin: self, Dir: filepath.Join(w.dir, "net"),
+			Authority: filepath.Join(w.dir, "ca.pem"), Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -333,7 +333,8 @@ func TestMemoryIsBoundedAndForgets(t *testing.T) {
 	m.put("a.example.com", addr, time.Second, now)
 	m.put("b.example.com", addr, time.Hour, now)
 	m.put("a.example.com", addr, time.Second, now)
-	for after, want := range map[time.Duration][]string{0: {"b.example.com", "a.example.com"}, minKeep: {"b.example.com"}, 2 * time.Hour: nil} {
+	for after, want := range map[time.Duration][]string{0: {"b.example.com", "a.example.com"}, minKeep: {"b.example.com"},
+		2 * time.Hour: nil} {
 		if got := m.names(addr, now.Add(after)); !reflect.DeepEqual(got, want) {
 			t.Errorf("after %v: %q, want %q", after, got, want)
 		}

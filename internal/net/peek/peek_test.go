@@ -94,7 +94,8 @@ func TestServerThatOthersWouldRead(t *testing.T) {
 		"a ClientHello of more than MaxBytes": helloOf(t, &tls.Config{ServerName: "a.example", NextProtos: long}),
 		"a dot at the end of the server name": bytes.Replace(hello(t, "a.exampleX"), []byte("a.exampleX"), []byte("a.example."), 1),
 	} {
-		if seen, err := Server(bytes.NewReader(sent)); err != nil || seen.Name != "" && seen.Name != "a.example" || seen.Name == "" && !seen.Unclear {
+		if seen, err := Server(bytes.NewReader(sent)); err != nil || seen.Name != "" && seen.Name != "a.example" ||
+			seen.Name == "" && !seen.Unclear {
 			t.Errorf("%s: %q, unclear %v, %v", name, seen.Name, seen.Unclear, err)
 		}
 	}

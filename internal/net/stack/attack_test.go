@@ -256,7 +256,8 @@ func TestAttackRefusedUDPIsAnswered(t *testing.T) {
 	r := newRig(t, newWorld(t), "none")
 	answer := make(chan byte, 1)
 	r.guest.Watch(func(m []byte) {
-		if ip := header.IPv4(m[frame.HeaderBytes+header.EthernetMinimumSize:]); len(ip) > 21 && ip.TransportProtocol() == header.ICMPv4ProtocolNumber {
+		if ip := header.IPv4(m[frame.HeaderBytes+header.EthernetMinimumSize:]); len(ip) > 21 &&
+			ip.TransportProtocol() == header.ICMPv4ProtocolNumber {
 			answer <- ip.Payload()[0]
 		}
 	})

@@ -193,7 +193,10 @@ func TestAttackManyUDPFlows(t *testing.T) {
 	for i := range 3 * maxUDP {
 		r.guest.Send(guesttest.Frame(guesttest.UDP(frame.Guest, web, uint16(1024+i), 123, nil)))
 	}
-	waitFor(t, "there are not more than may be", func() bool { return r.counters.Passed.Load() >= 2*maxUDP && r.counters.Open.Load() <= maxUDP })
+	waitFor(t, "there are not more than may be", func() bool {
+		return r.counters.Passed.Load() >= 2*maxUDP &&
+			r.counters.Open.Load() <= maxUDP
+	})
 }
 
 // A guest that sends more packets than it may waits, and so do its bytes; nothing is lost.
@@ -286,7 +289,8 @@ func TestAttackManyLines(t *testing.T) {
 	r := newRig(t, w, "public")
 	lines := &logBuffer{}
 	r.host.Log.Set(lines)
-	if r.logged.Limit() != refusalsPerSecond || r.logged.Burst() != refusalBurst || r.passes.Limit() != passesPerSecond || r.passes.Burst() != passBurst {
+	if r.logged.Limit() != refusalsPerSecond || r.logged.Burst() != refusalBurst || r.passes.Limit() != passesPerSecond ||
+		r.passes.Burst() != passBurst {
 		t.Error("the limits are others")
 	}
 	for _, c := range []struct {

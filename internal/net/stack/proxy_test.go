@@ -50,7 +50,8 @@ func TestUpstreamProxy(t *testing.T) {
 	asked := serveProxy(t, w, "HTTP/1.1 200 OK\r\nX: y\r\n\r\n")
 	h := NewHost(10000)
 	serveDNS(t, w, h, "direct.example="+web, "other.example="+web2)
-	h.SetProxy(netproto.Proxy{Addr: netip.MustParseAddrPort(private + ":3128"), Authorization: "Basic s3cr3t", Except: "11.0.0.0/8,.nothing.example," + web2})
+	h.SetProxy(netproto.Proxy{Addr: netip.MustParseAddrPort(private + ":3128"), Authorization: "Basic s3cr3t",
+		Except: "11.0.0.0/8,.nothing.example," + web2})
 	r := addRig(t, w, h, "public !10.9.9.9", netproto.Limits{})
 	c := r.mustDial(t, web+":25")
 	if _, err := io.WriteString(c, "hello"); err != nil {

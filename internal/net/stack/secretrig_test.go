@@ -56,7 +56,8 @@ func newSigner(t testing.TB) *signer {
 // config is that of a server with some names.
 func (s *signer) config(t testing.TB, names ...string) *tls.Config {
 	t.Helper()
-	c := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: names}
+	c := &x509.Certificate{SerialNumber: big.NewInt(2), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), DNSNames: names}
 	der, err := x509.CreateCertificate(rand.Reader, c, s.cert, &s.key.PublicKey, s.key)
 	if err != nil {
 		t.Fatal(err)

@@ -135,7 +135,8 @@ func (s *Stack) configure() tcpip.Error {
 
 func (s *Stack) configureTCP() tcpip.Error {
 	sack, moderate, recovery := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true), tcpip.TCPRecovery(0)
-	wait, linger, retries := tcpip.TCPTimeWaitTimeoutOption(timeWait), tcpip.TCPLingerTimeoutOption(lingerTime), tcpip.TCPSynRetriesOption(synRetries)
+	wait, linger, retries := tcpip.TCPTimeWaitTimeoutOption(timeWait), tcpip.TCPLingerTimeoutOption(lingerTime),
+		tcpip.TCPSynRetriesOption(synRetries)
 	for _, option := range []tcpip.SettableTransportProtocolOption{
 		&sack, &moderate, &recovery, &wait, &linger, &retries,
 		&tcpip.TCPReceiveBufferSizeRangeOption{Min: minBuffer, Default: defaultBuffer, Max: maxBuffer},

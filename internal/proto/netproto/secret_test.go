@@ -69,7 +69,8 @@ func TestHiddenIsHidden(t *testing.T) {
 	slog.New(slog.NewJSONHandler(&logged, nil)).Info("x", "secret", s, "value", s.Value)
 	texts := []string{logged.String()}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
-		texts = append(texts, fmt.Sprintf(verb, s), fmt.Sprintf(verb, s.Value), fmt.Sprintf(verb, []Secret{s}), fmt.Sprintf("%+v", []any{&s}), fmt.Sprintf(verb, Trust{Key: "s3cr3t"}))
+		texts = append(texts, fmt.Sprintf(verb, s), fmt.Sprintf(verb, s.Value), fmt.Sprintf(verb, []Secret{s}),
+			fmt.Sprintf("%+v", []any{&s}), fmt.Sprintf(verb, Trust{Key: "s3cr3t"}))
 	}
 	for _, text := range texts {
 		if strings.Contains(text, "s3cr3t") || strings.Contains(text, "733363723374") || strings.Contains(text, "115 51") {

@@ -5,12 +5,15 @@ import "fmt"
 // Limits bound what the process of one VM takes from its host. A zero field is no limit beyond what
 // the VM can need.
 type Limits struct {
-	MemoryMiB        uint64  `json:"memory_mib,omitempty" yaml:"memory_mib"`                   // of its own memory, the VMM's included; beyond it is killed
-	SwapMiB          uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`                       // besides, on swap; with MemoryMiB only, and none without it
-	CPUs             float64 `json:"cpus,omitempty" yaml:"cpus"`                               // processors' worth of time, in every 100 ms
-	CPUWeight        uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"`                   // its share where VMs compete; 0: 100
-	IOBytesPerSecond uint64  `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"` // in each direction, on the disk of the daemon's state
-	IOOpsPerSecond   uint64  `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"`     // likewise
+	// of its own memory, the VMM's included; beyond it is killed
+	MemoryMiB uint64 `json:"memory_mib,omitempty" yaml:"memory_mib"`
+	// besides, on swap; with MemoryMiB only, and none without it
+	SwapMiB   uint64  `json:"swap_mib,omitempty" yaml:"swap_mib"`
+	CPUs      float64 `json:"cpus,omitempty" yaml:"cpus"`             // processors' worth of time, in every 100 ms
+	CPUWeight uint32  `json:"cpu_weight,omitempty" yaml:"cpu_weight"` // its share where VMs compete; 0: 100
+	// in each direction, on the disk of the daemon's state
+	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty" yaml:"io_bytes_per_second"`
+	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty" yaml:"io_ops_per_second"` // likewise
 }
 
 // MinMemoryMiB is the least memory limit: with less a VMM might not reach its guest.

@@ -7,7 +7,8 @@ import (
 )
 
 func TestLimitsAreChecked(t *testing.T) {
-	for _, ok := range []Limits{{}, {MemoryMiB: 32, SwapMiB: 1, CPUs: 0.01, CPUWeight: 10_000, IOBytesPerSecond: 1 << 20, IOOpsPerSecond: 64}} {
+	for _, ok := range []Limits{{}, {MemoryMiB: 32, SwapMiB: 1, CPUs: 0.01, CPUWeight: 10_000, IOBytesPerSecond: 1 << 20,
+		IOOpsPerSecond: 64}} {
 		if err := ok.Check(); err != nil {
 			t.Errorf("%+v: %v", ok, err)
 		}

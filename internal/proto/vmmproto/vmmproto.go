@@ -32,24 +32,26 @@ type Kind = codec.Kind
 // Requests, replies and events. The comment names the body and the donated descriptors in their
 // order.
 const (
-	KindCreate   Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
-	KindBoot                     // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
-	KindRestore                  // Restore; vmstate, memory layers, disk layers of every disk, frame socket (if any)
-	KindResume                   // no body
-	KindPause                    // no body
-	KindSave                     // Save; vmstate (to write), memory layer (to write)
-	KindBranch                   // Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks, their present tops for reading
-	KindStats                    // no body
-	KindMerge                    // Merge; the merged disk layer
-	KindOK                       // reply; body as the request's result type
-	KindError                    // reply; Error
-	KindExit                     // event; Exit
-	KindConn                     // event; port uint32; one end of a stream the guest opened
-	KindBranched                 // event; Branched, once after every successful live Branch
-	KindStalled                  // event; no body; the VM has paused itself, because the host has no room for its disks
-	KindNet                      // no body; a frame socket in the place of the one there is, or none
-	KindRebase                   // Rebase; the memory layer of the branch, for reading
-	KindWritten                  // no body
+	KindCreate  Kind = iota + 1 // Create; /dev/kvm, vsock listener, console ring
+	KindBoot                    // Boot; kernel, initrd (if any), disk layers of every disk, frame socket (if any)
+	KindRestore                 // Restore; vmstate, memory layers, disk layers of every disk, frame socket (if any)
+	KindResume                  // no body
+	KindPause                   // no body
+	KindSave                    // Save; vmstate (to write), memory layer (to write)
+	// Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks,
+	// their present tops for reading
+	KindBranch
+	KindStats    // no body
+	KindMerge    // Merge; the merged disk layer
+	KindOK       // reply; body as the request's result type
+	KindError    // reply; Error
+	KindExit     // event; Exit
+	KindConn     // event; port uint32; one end of a stream the guest opened
+	KindBranched // event; Branched, once after every successful live Branch
+	KindStalled  // event; no body; the VM has paused itself, because the host has no room for its disks
+	KindNet      // no body; a frame socket in the place of the one there is, or none
+	KindRebase   // Rebase; the memory layer of the branch, for reading
+	KindWritten  // no body
 )
 
 // Create makes the VM of this process: memory slots, interrupt controllers, vCPUs and devices,

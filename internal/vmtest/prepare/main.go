@@ -135,7 +135,8 @@ func emptyDisk(ctx context.Context, cache string) (string, error) {
 	}
 	defer os.RemoveAll(staging)
 	tmp := filepath.Join(staging, "new")
-	out, err := exec.CommandContext(ctx, tool, "-q", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,root_owner=0:0", tmp, "1G").CombinedOutput()
+	out, err := exec.CommandContext(ctx, tool, "-q", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,root_owner=0:0",
+		tmp, "1G").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("run mke2fs (Debian package e2fsprogs): %w: %s", err, out)
 	}

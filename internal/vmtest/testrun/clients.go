@@ -33,16 +33,17 @@ const exitLost = 125
 // clientsJob runs clients, as they are published, against a daemon with real VMs. A host of its own
 // is made for that, in the place of the one that does the job.
 func clientsJob() job {
-	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs", do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
-		h.stop()
-		err := clients(ctx, h, out)
-		var exit *exec.ExitError
-		if errors.As(err, &exit) && exit.ExitCode() == exitLost {
-			fmt.Fprintln(out, "RETRY: the emulated host hung")
-			err = clients(ctx, h, out)
-		}
-		return counts{}, err // scripts/compat prints its own, by groups
-	}}
+	return job{name: "published clients", title: "published clients, from PyPI and npm, against VMs",
+		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+			h.stop()
+			err := clients(ctx, h, out)
+			var exit *exec.ExitError
+			if errors.As(err, &exit) && exit.ExitCode() == exitLost {
+				fmt.Fprintln(out, "RETRY: the emulated host hung")
+				err = clients(ctx, h, out)
+			}
+			return counts{}, err // scripts/compat prints its own, by groups
+		}}
 }
 
 func clients(ctx context.Context, h host, out io.Writer) error {

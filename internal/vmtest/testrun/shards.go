@@ -43,9 +43,10 @@ type job struct {
 }
 
 func shardJob(p vmPkg) job {
-	return job{name: p.path, title: fmt.Sprintf("%s: %d VM tests", p.path, len(p.tests)), do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
-		return vmPackage(ctx, h, p, out)
-	}}
+	return job{name: p.path, title: fmt.Sprintf("%s: %d VM tests", p.path, len(p.tests)),
+		do: func(ctx context.Context, h host, out io.Writer) (counts, error) {
+			return vmPackage(ctx, h, p, out)
+		}}
 }
 
 // runJobs lets every host take jobs until there are none left, and returns the counts of all and
