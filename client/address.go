@@ -85,7 +85,8 @@ func emulated() (address, token string, ok bool) {
 		Phase      string `json:"phase"`
 		DaemonAddr string `json:"daemon_addr"`
 	}
-	if err != nil || json.Unmarshal(p, &state) != nil || state.Phase != "ready" || !isLocked(filepath.Join(dir, "supervisor.lock")) {
+	if err != nil || json.Unmarshal(p, &state) != nil || state.Phase != "ready" ||
+		!isLocked(filepath.Join(dir, "supervisor.lock")) {
 		return "", "", false
 	}
 	if p, err = os.ReadFile(filepath.Join(dir, "daemon", "token")); err != nil {

@@ -25,7 +25,8 @@ type Best[T any] struct {
 // BestOf forks a child of a running sandbox for every attempt, runs the attempts side by side, keeps the
 // child with the highest score, the first of equal ones, and kills the others. If all attempts are
 // out, no child is left, and the error has the reasons. Request has the other fields of the fork.
-func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T], request ForkRequest) (best Best[T], err error) {
+func BestOf[T any](ctx context.Context, c *Client, id string, attempts []Attempt[T], judge Judge[T],
+	request ForkRequest) (best Best[T], err error) {
 	if len(attempts) == 0 {
 		return best, wrong("attempts", "none: want one or more")
 	}

@@ -9,7 +9,8 @@ import (
 
 // Branch makes a snapshot of a sandbox, which goes on running.
 func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Snapshot, err error) {
-	body := v1.BranchRequest{Tag: req.Tag, Mode: req.Mode, ParentTag: req.ParentTag, Wait: new(!req.NoWait), Labels: req.Labels}
+	body := v1.BranchRequest{Tag: req.Tag, Mode: req.Mode, ParentTag: req.ParentTag, Wait: new(!req.NoWait),
+		Labels: req.Labels}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/branch"), body, &s)
 	return s, err
 }

@@ -122,7 +122,8 @@ const onceHeader = "Idempotency-Key"
 const firstPause = 100 * time.Millisecond
 
 // repeat makes a request until it is answered for good. The body is that of each attempt.
-func (c *Client) repeat(ctx context.Context, method string, header http.Header, once bool, send func(http.Header) (*http.Response, error)) (*http.Response, error) {
+func (c *Client) repeat(ctx context.Context, method string, header http.Header, once bool,
+	send func(http.Header) (*http.Response, error)) (*http.Response, error) {
 	left := c.retries
 	switch {
 	case left > 0 && once:

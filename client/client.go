@@ -86,7 +86,8 @@ func (c *Client) Close() {
 }
 
 // request sends a request. The caller closes the body of a response, which has a status below 300.
-func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response, error) {
+func (c *Client) request(ctx context.Context, method, path, contentType string, body io.Reader) (*http.Response,
+	error) {
 	header := http.Header{}
 	if contentType != "" {
 		header.Set("Content-Type", contentType)
@@ -100,7 +101,8 @@ func (c *Client) request(ctx context.Context, method, path, contentType string, 
 }
 
 // send is request with headers, which it takes over.
-func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response, error) {
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader, header http.Header) (*http.Response,
+	error) {
 	return c.sendBy(ctx, c.http, method, path, body, header)
 }
 

@@ -41,14 +41,17 @@ func TestErrors(t *testing.T) {
 	if _, err := c.Snapshot(context.Background(), "x/y"); !IsNotFound(err) || err.Error() != `snapshot "x": not found` {
 		t.Errorf("error of the daemon: %v", err)
 	}
-	if _, err := c.Sandboxes(context.Background()); !IsStatus(err, 502) || !strings.Contains(err.Error(), "not an answer of a forkd daemon") {
+	if _, err := c.Sandboxes(context.Background()); !IsStatus(err, 502) ||
+		!strings.Contains(err.Error(), "not an answer of a forkd daemon") {
 		t.Errorf("error of something else: %v", err)
 	}
 }
 
 // An empty id is refused before a request, which would have the next part of the path for its id.
 func TestEmptyNames(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("a request for %s", r.URL) }))
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("a request for %s", r.URL)
+	}))
 	defer srv.Close()
 	c, err := New(srv.URL, "")
 	if err != nil {

@@ -37,7 +37,8 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	for name, value := range map[string]string{urlEnv: rig.URL, tokenEnv: rig.Token, snapshotEnv: rig.Snapshot, tmpEnv: rig.Tmp, fileEnv: rig.File} {
+	for name, value := range map[string]string{urlEnv: rig.URL, tokenEnv: rig.Token, snapshotEnv: rig.Snapshot,
+		tmpEnv: rig.Tmp, fileEnv: rig.File} {
 		if err := os.Setenv(name, value); err != nil {
 			return 1, err
 		}
@@ -47,7 +48,8 @@ func run(m *testing.M) (code int, err error) {
 }
 
 func fakeDaemon() contract.Daemon {
-	return contract.Daemon{URL: os.Getenv(urlEnv), Token: os.Getenv(tokenEnv), Snapshot: os.Getenv(snapshotEnv), Tmp: os.Getenv(tmpEnv),
+	return contract.Daemon{URL: os.Getenv(urlEnv), Token: os.Getenv(tokenEnv), Snapshot: os.Getenv(snapshotEnv),
+		Tmp:  os.Getenv(tmpEnv),
 		File: os.Getenv(fileEnv), Fake: true}
 }
 

@@ -61,5 +61,6 @@ func apiError(resp *http.Response) error {
 			RetryAfter: time.Duration(max(retry, 0)) * time.Second, RequestID: resp.Header.Get("X-Request-Id")}
 	}
 	text := strings.TrimSpace(string(p[:min(len(p), 200)]))
-	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status, text)}
+	return &Error{Status: resp.StatusCode, Message: fmt.Sprintf("%s: not an answer of a forkd daemon: %q", resp.Status,
+		text)}
 }

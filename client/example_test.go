@@ -31,7 +31,8 @@ func Example() {
 	}
 	for i, box := range boxes {
 		defer c.Kill(ctx, box.ID)
-		r, err := c.Exec(ctx, box.ID, client.ExecRequest{Args: client.Shell("echo $((N * 2))"), Env: map[string]string{"N": strconv.Itoa(i + 1)}})
+		r, err := c.Exec(ctx, box.ID, client.ExecRequest{Args: client.Shell("echo $((N * 2))"),
+			Env: map[string]string{"N": strconv.Itoa(i + 1)}})
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -151,7 +152,8 @@ func ExampleChecked() {
 		log.Fatal(err)
 	}
 	defer c.Kill(ctx, f.Sandboxes[0].ID)
-	_, err = client.Checked(c.Exec(ctx, f.Sandboxes[0].ID, client.ExecRequest{Args: client.Shell("echo no such port >&2; exit 7")}))
+	_, err = client.Checked(c.Exec(ctx, f.Sandboxes[0].ID,
+		client.ExecRequest{Args: client.Shell("echo no such port >&2; exit 7")}))
 	fmt.Println(err)
 	// Output: the command failed: exit code 7: no such port
 }

@@ -67,7 +67,8 @@ func (c *capped) Write(p []byte) (int, error) {
 
 // ExecStream runs a command in a sandbox and writes its output, byte for byte and without a limit,
 // as it comes. The command is killed if ctx ends or a write fails. ErrDetached: DetachProcess was called.
-func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd, err error) {
+func (c *Client) ExecStream(ctx context.Context, id string, req ExecRequest, stdout, stderr io.Writer) (end ExecEnd,
+	err error) {
 	if err := checkExec(req); err != nil {
 		return end, err
 	}
@@ -130,7 +131,8 @@ func (c *Client) Eval(ctx context.Context, id string, req EvalRequest) (r EvalRe
 // for certain.
 func (c *Client) InterruptEval(ctx context.Context, id, contextID string) (bool, error) {
 	var answer v1.Interrupted
-	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID}, &answer)
+	err := c.call(ctx, http.MethodPost, sandboxPath(id, "/eval/interrupt"), v1.InterpreterRequest{ContextID: contextID},
+		&answer)
 	return answer.Interrupted, err
 }
 

@@ -90,7 +90,8 @@ func (c *Client) MakeDir(ctx context.Context, id, path string) (f File, err erro
 	if err := checkFile("path", path); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path, Username: c.user}, &f)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/mkdir"), v1.MakeDirRequest{Path: path, Username: c.user},
+		&f)
 	return f, err
 }
 
@@ -102,7 +103,8 @@ func (c *Client) MoveFile(ctx context.Context, id, from, to string) (f File, err
 	if err := checkFile("to", to); err != nil {
 		return f, err
 	}
-	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"), v1.MoveRequest{From: from, To: to, Username: c.user}, &f)
+	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/files/move"),
+		v1.MoveRequest{From: from, To: to, Username: c.user}, &f)
 	return f, err
 }
 

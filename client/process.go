@@ -62,7 +62,8 @@ func (c *Client) follow(ctx context.Context, path string, first *v1.ExecInput) (
 		return nil, err
 	}
 	dialing, sent := traced(ctx)
-	ws, resp, err := websocket.Dial(dialing, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades, HTTPHeader: c.signed(http.Header{})})
+	ws, resp, err := websocket.Dial(dialing, c.base+path, &websocket.DialOptions{HTTPClient: c.upgrades,
+		HTTPHeader: c.signed(http.Header{})})
 	if err != nil {
 		if resp != nil && resp.StatusCode >= http.StatusBadRequest {
 			return nil, apiError(resp)

@@ -132,7 +132,9 @@ func TestContextErrorsAreTheContexts(t *testing.T) {
 
 // Wrong arguments are refused by name before anything is sent.
 func TestArgumentsAreChecked(t *testing.T) {
-	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("a request for %s", r.URL) }))
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("a request for %s", r.URL)
+	}))
 	defer srv.Close()
 	c, err := New(srv.URL, "")
 	if err != nil {
@@ -146,13 +148,20 @@ func TestArgumentsAreChecked(t *testing.T) {
 		field string
 		err   error
 	}{
-		{"args", exec(ExecRequest{})}, {"args", exec(ExecRequest{Args: []string{""}})}, {"args", exec(ExecRequest{Args: []string{"a", "\x00"}})},
-		{"cwd", exec(ExecRequest{Args: []string{"ls"}, Cwd: "\x00"})}, {"env", exec(ExecRequest{Args: []string{"ls"}, Env: map[string]string{"": "x"}})},
-		{"timeout_secs", exec(ExecRequest{Args: []string{"ls"}, TimeoutSecs: -1})}, {"cols", exec(ExecRequest{Args: []string{"ls"}, TTY: &TTYSize{Cols: 1 << 16}})},
-		{"language", code(CodeRequest{Language: "python", ContextID: "python"})}, {"timeout_secs", code(CodeRequest{TimeoutSecs: 3601})},
-		{"snapshot_tag", fork(ForkRequest{N: 1})}, {"source_id", fork(ForkRequest{N: 1, SnapshotTag: "x", SourceID: "y"})}, {"n", fork(ForkRequest{SnapshotTag: "x"})},
-		{"ttl_secs", fork(ForkRequest{SnapshotTag: "x", N: 1, TTLSecs: -1})}, {"idle_timeout_secs", fork(ForkRequest{SnapshotTag: "x", N: 1, IdleTimeoutSecs: -1})},
-		{"id", c.Kill(ctx, "..")}, {"tag", c.VerifySnapshot(ctx, "")}, {"name", c.DeleteWorkspace(ctx, ".")}, {"path", c.RemoveFile(ctx, "sb-1", "")},
+		{"args", exec(ExecRequest{})}, {"args", exec(ExecRequest{Args: []string{""}})},
+		{"args", exec(ExecRequest{Args: []string{"a", "\x00"}})},
+		{"cwd", exec(ExecRequest{Args: []string{"ls"}, Cwd: "\x00"})}, {"env",
+			exec(ExecRequest{Args: []string{"ls"}, Env: map[string]string{"": "x"}})},
+		{"timeout_secs", exec(ExecRequest{Args: []string{"ls"}, TimeoutSecs: -1})},
+		{"cols", exec(ExecRequest{Args: []string{"ls"}, TTY: &TTYSize{Cols: 1 << 16}})},
+		{"language", code(CodeRequest{Language: "python", ContextID: "python"})},
+		{"timeout_secs", code(CodeRequest{TimeoutSecs: 3601})},
+		{"snapshot_tag", fork(ForkRequest{N: 1})}, {"source_id", fork(ForkRequest{N: 1, SnapshotTag: "x", SourceID: "y"})},
+		{"n", fork(ForkRequest{SnapshotTag: "x"})},
+		{"ttl_secs", fork(ForkRequest{SnapshotTag: "x", N: 1, TTLSecs: -1})},
+		{"idle_timeout_secs", fork(ForkRequest{SnapshotTag: "x", N: 1, IdleTimeoutSecs: -1})},
+		{"id", c.Kill(ctx, "..")}, {"tag", c.VerifySnapshot(ctx, "")}, {"name", c.DeleteWorkspace(ctx, ".")},
+		{"path", c.RemoveFile(ctx, "sb-1", "")},
 		{"to", func() error { _, err := c.MoveFile(ctx, "sb-1", "a", ""); return err }()},
 		{"depth", func() error { _, err := c.ListFiles(ctx, "sb-1", "/", 65); return err }()},
 		{"port", func() error { _, err := c.DialPort(ctx, "sb-1", 0); return err }()},

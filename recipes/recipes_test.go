@@ -54,7 +54,8 @@ func TestPythonRecipesHaveWhatAShellTriesFirst(t *testing.T) {
 		if !slices.Contains(lines, "  - python3") {
 			continue
 		}
-		for _, want := range []string{"python-is-python3", "git", "curl", "procps", "openssh-client", "less", "ca-certificates"} {
+		for _, want := range []string{"python-is-python3", "git", "curl", "procps", "openssh-client", "less",
+			"ca-certificates"} {
 			if !slices.Contains(lines, "  - "+want) {
 				t.Errorf("%s: the package %s is missing", name, want)
 			}

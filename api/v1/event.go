@@ -14,7 +14,8 @@ type Event struct {
 	// the one before and the next, and what there is should be listed again.
 	Type string `json:"type"`
 
-	SandboxID   string            `json:"sandbox_id,omitempty"`   // that it happened to, or that the snapshot was branched from
+	// that it happened to, or that the snapshot was branched from
+	SandboxID   string            `json:"sandbox_id,omitempty"`
 	SnapshotTag string            `json:"snapshot_tag,omitempty"` // that it happened to, or that the sandbox runs from
 	Labels      map[string]string `json:"labels,omitempty"`       // of the sandbox that it happened to
 

@@ -7,9 +7,10 @@ const Tar = "application/x-tar"
 
 // File describes a file, a directory or a link in a sandbox, as the sandbox says.
 type File struct {
-	Name        string    `json:"name"`
-	Path        string    `json:"path"`
-	Type        string    `json:"type"` // "file", "directory", "symlink" or "other"; of what a link leads to, if that is there
+	Name string `json:"name"`
+	Path string `json:"path"`
+	// "file", "directory", "symlink" or "other"; of what a link leads to, if that is there
+	Type        string    `json:"type"`
 	Size        int64     `json:"size"` // bytes
 	Mode        uint32    `json:"mode"` // permission bits
 	Permissions string    `json:"permissions"`

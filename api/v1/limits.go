@@ -3,12 +3,16 @@ package v1
 // Limits bound what one sandbox takes from its host. They are always given whole: what is left out
 // has no limit of its own, whatever it had before.
 type Limits struct {
-	MemoryMiB        uint64  `json:"memory_mib,omitempty"`          // of its own memory, its VMM's included; beyond it is killed
-	SwapMiB          uint64  `json:"swap_mib,omitempty"`            // besides, on swap; with MemoryMiB only, and none without it
-	CPUs             float64 `json:"cpus,omitempty"`                // processors' worth of time, in every 100 ms
-	CPUWeight        uint32  `json:"cpu_weight,omitempty"`          // its share where sandboxes compete, 1 to 10000; 0: 100
-	IOBytesPerSecond uint64  `json:"io_bytes_per_second,omitempty"` // in each direction, on the disk of the state directory
-	IOOpsPerSecond   uint64  `json:"io_ops_per_second,omitempty"`   // likewise
+	// of its own memory, its VMM's included; beyond it is killed
+	MemoryMiB uint64 `json:"memory_mib,omitempty"`
+	// besides, on swap; with MemoryMiB only, and none without it
+	SwapMiB uint64  `json:"swap_mib,omitempty"`
+	CPUs    float64 `json:"cpus,omitempty"` // processors' worth of time, in every 100 ms
+	// its share where sandboxes compete, 1 to 10000; 0: 100
+	CPUWeight uint32 `json:"cpu_weight,omitempty"`
+	// in each direction, on the disk of the state directory
+	IOBytesPerSecond uint64 `json:"io_bytes_per_second,omitempty"`
+	IOOpsPerSecond   uint64 `json:"io_ops_per_second,omitempty"` // likewise
 }
 
 // SandboxLimits are the limits of a sandbox, with the fields of Limits, and what it uses of them.

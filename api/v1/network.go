@@ -28,8 +28,9 @@ type Network struct {
 // them through.
 type NetworkSecret struct {
 	Host   string `json:"host"`
-	Header string `json:"header"`          // such as "Authorization"
-	Value  string `json:"value,omitempty"` // all of it, such as "Bearer …"; empty: the one that the sandbox has for it. Never in an answer
+	Header string `json:"header"` // such as "Authorization"
+	// all of it, such as "Bearer …"; empty: the one that the sandbox has for it. Never in an answer
+	Value string `json:"value,omitempty"`
 }
 
 // NetworkLimits bound what one sandbox takes from the others. 0 means the daemon's default.
@@ -56,14 +57,15 @@ type SandboxNetwork struct {
 
 // NetworkStats are counters.
 type NetworkStats struct {
-	Open        uint32            `json:"open"`        // connections now, UDP included
-	Connections uint64            `json:"connections"` // that were let through and have ended
-	UpBytes     uint64            `json:"up_bytes"`    // payload of these from the sandbox
-	DownBytes   uint64            `json:"down_bytes"`
-	DNSQueries  uint64            `json:"dns_queries"`
-	Dropped     uint64            `json:"dropped"`           // frames that the sandbox had no room for, or that were malformed
-	Refused     map[string]uint64 `json:"refused,omitempty"` // connections that were not let through, by reason
-	Recent      []NetworkRefusal  `json:"recent,omitempty"`  // the last destinations of these, at most 8, the latest first
+	Open        uint32 `json:"open"`        // connections now, UDP included
+	Connections uint64 `json:"connections"` // that were let through and have ended
+	UpBytes     uint64 `json:"up_bytes"`    // payload of these from the sandbox
+	DownBytes   uint64 `json:"down_bytes"`
+	DNSQueries  uint64 `json:"dns_queries"`
+	// frames that the sandbox had no room for, or that were malformed
+	Dropped uint64            `json:"dropped"`
+	Refused map[string]uint64 `json:"refused,omitempty"` // connections that were not let through, by reason
+	Recent  []NetworkRefusal  `json:"recent,omitempty"`  // the last destinations of these, at most 8, the latest first
 }
 
 // NetworkRefusal is a destination that was refused.

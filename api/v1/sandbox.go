@@ -2,39 +2,43 @@ package v1
 
 // Sandbox is a VM forked from a snapshot.
 type Sandbox struct {
-	ID             string   `json:"id"`
-	SnapshotTag    string   `json:"snapshot_tag"`
-	GuestAddr      string   `json:"guest_addr"` // of forkd 0.5: where `forkd forward-guests` serves it; empty: nowhere
-	CreatedAt      int64    `json:"created_at_unix"`
-	PID            int      `json:"pid,omitempty"`                   // of its VMM process
-	MemoryLimitMiB uint64   `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name of forkd 0.5
-	LimitEnforced  bool     `json:"memory_limit_enforced,omitempty"` // there where MemoryLimitMiB is
-	Hostname       string   `json:"hostname"`
-	State          string   `json:"state"`                   // "running", "paused", "suspended", "restoring", "exited" or "stopping"
-	DiskFull       bool     `json:"disk_full,omitempty"`     // paused until the host has room for what it writes
-	NotAnswering   bool     `json:"not_answering,omitempty"` // its VMM process hangs: delete it if that lasts
-	ExpiresAt      int64    `json:"expires_at_unix,omitempty"`
-	ExitReason     string   `json:"exit_reason,omitempty"`
-	ExitDetail     string   `json:"exit_detail,omitempty"`
-	VMMMS          *float64 `json:"vmm_ms,omitempty"`   // request to all vCPUs entered, milliseconds
-	ReadyMS        *float64 `json:"ready_ms,omitempty"` // request to confirmed by its agent, milliseconds
-	HasBranched    bool     `json:"has_branched"`
-	BranchCount    int      `json:"branch_count"`
-	IdleTimeout    float64  `json:"idle_timeout_secs,omitempty"`
-	Pooled         bool     `json:"pooled,omitempty"`                 // its VMM process was waiting in the pool
-	DeletedBytes   uint64   `json:"deleted_snapshot_bytes,omitempty"` // of its latest branch, which was deleted, and which it needs
-	Workspace      string   `json:"workspace,omitempty"`              // that it belongs to: it ends with that
-	Network        string   `json:"network"`                          // the mode of its network policy
-	Limits         Limits   `json:"limits,omitzero"`
+	ID             string `json:"id"`
+	SnapshotTag    string `json:"snapshot_tag"`
+	GuestAddr      string `json:"guest_addr"` // of forkd 0.5: where `forkd forward-guests` serves it; empty: nowhere
+	CreatedAt      int64  `json:"created_at_unix"`
+	PID            int    `json:"pid,omitempty"`                   // of its VMM process
+	MemoryLimitMiB uint64 `json:"memory_limit_mib,omitempty"`      // Limits.MemoryMiB, under its name of forkd 0.5
+	LimitEnforced  bool   `json:"memory_limit_enforced,omitempty"` // there where MemoryLimitMiB is
+	Hostname       string `json:"hostname"`
+	// "running", "paused", "suspended", "restoring", "exited" or "stopping"
+	State        string   `json:"state"`
+	DiskFull     bool     `json:"disk_full,omitempty"`     // paused until the host has room for what it writes
+	NotAnswering bool     `json:"not_answering,omitempty"` // its VMM process hangs: delete it if that lasts
+	ExpiresAt    int64    `json:"expires_at_unix,omitempty"`
+	ExitReason   string   `json:"exit_reason,omitempty"`
+	ExitDetail   string   `json:"exit_detail,omitempty"`
+	VMMMS        *float64 `json:"vmm_ms,omitempty"`   // request to all vCPUs entered, milliseconds
+	ReadyMS      *float64 `json:"ready_ms,omitempty"` // request to confirmed by its agent, milliseconds
+	HasBranched  bool     `json:"has_branched"`
+	BranchCount  int      `json:"branch_count"`
+	IdleTimeout  float64  `json:"idle_timeout_secs,omitempty"`
+	Pooled       bool     `json:"pooled,omitempty"` // its VMM process was waiting in the pool
+	// of its latest branch, which was deleted, and which it needs
+	DeletedBytes uint64 `json:"deleted_snapshot_bytes,omitempty"`
+	Workspace    string `json:"workspace,omitempty"` // that it belongs to: it ends with that
+	Network      string `json:"network"`             // the mode of its network policy
+	Limits       Limits `json:"limits,omitzero"`
 
 	Labels map[string]string `json:"labels,omitempty"`
 
 	// snapshot it was last branched to or put back to, else the one it was forked from; empty:
 	// deleted
-	LatestTag string  `json:"latest_tag,omitempty"`
-	Calls     *uint64 `json:"calls_since_latest,omitempty"` // requests since then that may have changed files or processes; nil: not known
+	LatestTag string `json:"latest_tag,omitempty"`
+	// requests since then that may have changed files or processes; nil: not known
+	Calls *uint64 `json:"calls_since_latest,omitempty"`
 
-	Unique       *Unique `json:"unique,omitempty"` // found at its latest start; nil: its agent, an older one, does not look
+	// found at its latest start; nil: its agent, an older one, does not look
+	Unique       *Unique `json:"unique,omitempty"`
 	UniqueStrict bool    `json:"unique_strict,omitempty"`
 }
 
@@ -72,7 +76,8 @@ type ForkRequest struct {
 	Network *Network `json:"network,omitempty"` // nil: that of the snapshot, or of the source
 	Limits  *Limits  `json:"limits,omitempty"`  // nil: those of the snapshot, or of the source
 
-	Unique string `json:"unique,omitempty"` // "strict": fail if programs repeat random numbers; "report"; empty: as the snapshot has it
+	// "strict": fail if programs repeat random numbers; "report"; empty: as the snapshot has it
+	Unique string `json:"unique,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // what the caller calls the children; nothing is inherited
 

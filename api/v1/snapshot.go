@@ -22,19 +22,22 @@ type Snapshot struct {
 
 	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the
 	// request.
-	SandboxID   string   `json:"sandbox_id,omitempty"`
-	After       string   `json:"after,omitempty"` // the snapshot that the sandbox was at before; empty: the one it ran from, or deleted
+	SandboxID string `json:"sandbox_id,omitempty"`
+	// the snapshot that the sandbox was at before; empty: the one it ran from, or deleted
+	After       string   `json:"after,omitempty"`
 	Mode        string   `json:"mode,omitempty"`
-	Fallback    string   `json:"fallback_reason,omitempty"`     // why another mode than the one asked for
-	PauseMS     *float64 `json:"pause_ms,omitempty"`            // the sandbox stood still
-	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`       // and again, because it wrote faster than could be copied
-	ReadyMS     *float64 `json:"ready_ms,omitempty"`            // sandboxes can be forked from it
-	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`         // memory that was saved: written since the branch before
-	SharedBytes *uint64  `json:"shared_bytes,omitempty"`        // of it, now shared by the sandbox; in the answer to a branch only
+	Fallback    string   `json:"fallback_reason,omitempty"` // why another mode than the one asked for
+	PauseMS     *float64 `json:"pause_ms,omitempty"`        // the sandbox stood still
+	StormStopMS *float64 `json:"storm_stop_ms,omitempty"`   // and again, because it wrote faster than could be copied
+	ReadyMS     *float64 `json:"ready_ms,omitempty"`        // sandboxes can be forked from it
+	DirtyBytes  *uint64  `json:"dirty_bytes,omitempty"`     // memory that was saved: written since the branch before
+	// of it, now shared by the sandbox; in the answer to a branch only
+	SharedBytes *uint64  `json:"shared_bytes,omitempty"`
 	DiffBytes   *uint64  `json:"diff_physical_bytes,omitempty"` // the same, under the name of forkd 0.5
 	DiffMS      *float64 `json:"diff_ms,omitempty"`             // PauseMS of a diff branch, under the name of forkd 0.5
-	DiffLogical *uint64  `json:"diff_logical_bytes,omitempty"`  // of forkd 0.5: what a diff branch would have saved as a full one
-	Faults      *uint64  `json:"faults,omitempty"`              // pages copied because the sandbox wrote them meanwhile
+	// of forkd 0.5: what a diff branch would have saved as a full one
+	DiffLogical *uint64 `json:"diff_logical_bytes,omitempty"`
+	Faults      *uint64 `json:"faults,omitempty"` // pages copied because the sandbox wrote them meanwhile
 
 	// Persist is "pending", "done", or "failed": it lives as long as its layer in RAM, and writing
 	// it is tried again.
@@ -112,7 +115,8 @@ type BranchRequest struct {
 	Tag       string `json:"tag,omitempty"`        // empty: the daemon chooses one
 	Mode      string `json:"mode,omitempty"`       // "live" (also if empty), "diff" or "full"
 	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox does not run from this snapshot
-	Wait      *bool  `json:"wait,omitempty"`       // false: answer when the sandbox runs again, before the snapshot is complete
+	// false: answer when the sandbox runs again, before the snapshot is complete
+	Wait *bool `json:"wait,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // of the snapshot, which what is forked from it does not inherit
 

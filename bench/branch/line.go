@@ -39,7 +39,8 @@ func (b *bench) lineTable(ctx context.Context, memoryMiB int) (*report.Table, er
 	}
 	t := &report.Table{Title: "One sandbox branched again and again, live, that writes 1 MiB in between",
 		Columns: []report.Column{{Name: "branch"}, {Name: "memory layers"}, {Name: "saved p50 MiB", Digits: 1},
-			{Name: "shared p50 MiB", Digits: 1}, {Name: "private after it p50 MiB", Digits: 1}, {Name: "pause p50 ms", Digits: 1},
+			{Name: "shared p50 MiB", Digits: 1}, {Name: "private after it p50 MiB", Digits: 1},
+			{Name: "pause p50 ms", Digits: 1},
 			{Name: "arm p50 ms", Digits: 1}, {Name: "ready p50 ms", Digits: 0}}}
 	for k, l := range links {
 		t.Add(k+1, l.layers, median(l.saved), median(l.shared), median(l.dirty), quantile(l.pause, 0.5), quantile(l.arm, 0.5),

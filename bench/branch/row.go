@@ -112,7 +112,8 @@ func (w *row) addTo(t *report.Table, mode vm.BranchMode) {
 
 func ratios(rows []*row) *report.Table {
 	t := &report.Table{Title: "Pause, live : diff : full (p50, live = 1)", Columns: []report.Column{
-		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "live", Digits: 1}, {Name: "diff", Digits: 1}, {Name: "full", Digits: 1}}}
+		{Name: "RAM MiB"}, {Name: "load MiB"}, {Name: "live", Digits: 1}, {Name: "diff", Digits: 1},
+		{Name: "full", Digits: 1}}}
 	for _, w := range rows {
 		cells := []any{w.memoryMiB, w.dirtyMiB}
 		live := report.Quantile(report.Millis(w.pause(vm.BranchLive)...), 0.5)

@@ -36,7 +36,8 @@ func (a armTimed) Spawn(ctx context.Context, c vmpool.ShellConfig) (vmpool.VMM, 
 }
 
 // Branch implements vmpool.VMM.
-func (v armTimedVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+func (v armTimedVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
+	error) {
 	r, err := v.VMM.Branch(ctx, req, f)
 	v.last.Store(int64(r.Arm))
 	return r, err
@@ -138,7 +139,8 @@ func (s *source) underLoad(ctx context.Context, load *meter, mode vm.BranchMode,
 	if f.Mode != mode.String() {
 		return fmt.Errorf("this host cannot branch %v: %s", mode, f.Fallback)
 	}
-	x.pause, x.arm, x.stop, x.ready = time.Duration(f.Pause), time.Duration(s.arm.Load()), time.Duration(f.Stop), time.Duration(f.Ready)
+	x.pause, x.arm, x.stop, x.ready = time.Duration(f.Pause), time.Duration(s.arm.Load()), time.Duration(f.Stop),
+		time.Duration(f.Ready)
 	x.faults = float64(f.Faults)
 	x.asking = max(begin.took, end.took)
 	x.lost = lostWork(calm, begin, end, x.ready)

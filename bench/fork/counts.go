@@ -134,7 +134,8 @@ func (c *counts) fork(ctx context.Context, m *lab.Manager, counter *lab.Counter)
 	return nil
 }
 
-func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, s sandbox.Info, before lab.Counts) error {
+func (c *counts) add(ctx context.Context, m *lab.Manager, counter *lab.Counter, s sandbox.Info,
+	before lab.Counts) error {
 	now, err := counter.Read(s.PID)
 	if err != nil {
 		return err
@@ -188,7 +189,9 @@ func countsTable(rows []*counts) *report.Table {
 	for _, c := range rows {
 		millis := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(len(c.children)) }
 		switches := c.p50(func(c child) float64 { return float64(c.request.Switches) })
-		private, dirtied := c.p50(func(c child) float64 { return c.private }), c.p50(func(c child) float64 { return c.dirtied })
+		private, dirtied := c.p50(func(c child) float64 { return c.private }), c.p50(func(c child) float64 {
+			return c.dirtied
+		})
 		var exits any // kvm-pvm passes no tracepoint at them
 		if v := c.p50(func(c child) float64 { return float64(c.request.Exits) }); v > 0 {
 			exits = report.Cell(v)

@@ -94,7 +94,8 @@ func (m *memory) table() *report.Table {
 	t.Notef("the host's MemAvailable fell by %.0f KiB per child, kernel side included; other processes move it, and the slabs", m.host)
 	const target, targetPSS, targetAll = 1024, 2048, 1331
 	t.Notef("targets: VMM besides guest RAM ≤ 1 MiB private: %s; dirtied ≤ 1 MiB: %s; together ≤ 2 MiB Pss: %s; all in ≤ 1.3 MiB: %s",
-		met(m.own() <= target), met(m.dirtied <= target), met(sum(m.pss) <= targetPSS), met(sum(m.pss)+m.pageTables <= targetAll))
+		met(m.own() <= target), met(m.dirtied <= target), met(sum(m.pss) <= targetPSS),
+		met(sum(m.pss)+m.pageTables <= targetAll))
 	return t
 }
 

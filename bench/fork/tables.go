@@ -46,7 +46,8 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 	t := &report.Table{Title: "Clock (i): request → vCPUs entered; guest " + b.guest.name, Columns: []report.Column{
 		{Name: "n"}, {Name: "pool"}, {Name: "page cache"}, {Name: "forks"},
 		{Name: "child min ms", Digits: 2}, {Name: "child p50 ms", Digits: 2}, {Name: "child p99 ms", Digits: 2},
-		{Name: "all n p50 ms", Digits: 2}, {Name: "floor ms", Digits: 2}, {Name: "× floor", Digits: 2}, {Name: "× floor's work", Digits: 2}}}
+		{Name: "all n p50 ms", Digits: 2}, {Name: "floor ms", Digits: 2}, {Name: "× floor", Digits: 2},
+		{Name: "× floor's work", Digits: 2}}}
 	for _, c := range cells {
 		wall := report.Quantile(report.Millis(c.vmmWall...), 0.5)
 		var low, ratio, work any
@@ -63,7 +64,8 @@ func (b *bench) clockOne(cells []*cell, f *floor) *report.Table {
 			if !c.poolWarm {
 				target, name = 2.0, "within 2 × the floor"
 			}
-			t.Notef("target n=%d, pool %s: %s: %s (%.2f ×)", c.n, c.pool(), name, met(wall/f.burst[c.n] < target), wall/f.burst[c.n])
+			t.Notef("target n=%d, pool %s: %s: %s (%.2f ×)", c.n, c.pool(), name, met(wall/f.burst[c.n] < target),
+				wall/f.burst[c.n])
 		}
 		if c.poolWarm && c.pooled < len(c.vmm) {
 			t.Notef("n=%d, pool warm: %d of %d children found no ready VMM", c.n, len(c.vmm)-c.pooled, len(c.vmm))

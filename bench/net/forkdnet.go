@@ -47,7 +47,8 @@ func startForkdNet(ctx context.Context, undo *cleanup.Stack) (*netclient.Client,
 	if err != nil {
 		return nil, err
 	}
-	c, err := netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(dir, "net"), Jail: jails, Log: slog.New(slog.DiscardHandler)})
+	c, err := netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(dir, "net"), Jail: jails,
+		Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return nil, err
 	}

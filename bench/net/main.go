@@ -51,7 +51,8 @@ func main() {
 	}
 	b := &bench{Program: lab.NewProgram("net", 5*time.Minute, "no new round begins")}
 	flag.IntVar(&b.opt.rounds, "rounds", 5, "how often each peer has its turn")
-	flag.DurationVar(&b.opt.each, "each", time.Second, "how long each throughput, and the requests, are measured in a round")
+	flag.DurationVar(&b.opt.each, "each", time.Second,
+		"how long each throughput, and the requests, are measured in a round")
 	flag.IntVar(&b.opt.sandboxes, "sandboxes", 200, "for how many sandboxes the memory is measured")
 	b.Main(b.opt.check, b.measure)
 }

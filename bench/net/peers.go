@@ -38,7 +38,8 @@ func startPeers(ctx context.Context, port int, undo *cleanup.Stack) ([]*peer, er
 		{name: "pasta", note: fmt.Sprint("MTU ", largestMTU), to: at(hostGateway)},
 		{name: "slirp4netns", note: fmt.Sprint("MTU ", largestMTU), to: at(slirpAddress)},
 	}
-	starts := []func(context.Context, *peer, *cleanup.Stack) error{startLoopback, startForkdNetPeer, startPasta, startSlirp}
+	starts := []func(context.Context, *peer, *cleanup.Stack) error{startLoopback, startForkdNetPeer, startPasta,
+		startSlirp}
 	for i, p := range peers {
 		if err := starts[i](ctx, p, undo); err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
@@ -151,9 +152,10 @@ func (p *peer) round(each time.Duration) error {
 }
 
 func peersTable(peers []*peer) *report.Table {
-	t := &report.Table{Title: "A client in a namespace to a server on the host (median of the rounds)", Columns: []report.Column{
-		{Name: "peer"}, {Name: "interface"}, {Name: "rounds"}, {Name: "down MiB/s"}, {Name: "up MiB/s"},
-		{Name: "request p50 µs"}, {Name: "request p99 µs"}, {Name: "connect p50 µs"}, {Name: "connect p99 µs"}}}
+	t := &report.Table{Title: "A client in a namespace to a server on the host (median of the rounds)",
+		Columns: []report.Column{
+			{Name: "peer"}, {Name: "interface"}, {Name: "rounds"}, {Name: "down MiB/s"}, {Name: "up MiB/s"},
+			{Name: "request p50 µs"}, {Name: "request p99 µs"}, {Name: "connect p50 µs"}, {Name: "connect p99 µs"}}}
 	for _, p := range peers {
 		row := []any{p.name, p.note, len(p.down)}
 		for _, samples := range [][]float64{p.down, p.up, p.request, p.request99, p.open, p.open99} {

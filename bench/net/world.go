@@ -103,7 +103,8 @@ func joinTap() error {
 	mac := frame.GuestMAC
 	return ip(context.Background(), fmt.Sprintf("link set eth0 address %02x:%02x:%02x:%02x:%02x:%02x", mac[0], mac[1],
 		mac[2], mac[3], mac[4], mac[5]),
-		fmt.Sprintf("link set eth0 mtu %d up", frame.MTU), fmt.Sprintf("addr add %s/%d dev eth0", frame.Guest, frame.PrefixBits),
+		fmt.Sprintf("link set eth0 mtu %d up", frame.MTU), fmt.Sprintf("addr add %s/%d dev eth0", frame.Guest,
+			frame.PrefixBits),
 		"route add default via "+frame.Gateway)
 }
 

@@ -174,7 +174,8 @@ func (v *firecrackerVM) request(ctx context.Context, method, path string, body a
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = v.conn.SetDeadline(deadline)
 	}
-	if _, err := fmt.Fprintf(v.conn, "%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+	if _, err := fmt.Fprintf(v.conn,
+		"%s %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		method, path, len(p), p); err != nil {
 		return err
 	}

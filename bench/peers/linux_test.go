@@ -110,7 +110,8 @@ func TestChildrenShareADisk(t *testing.T) {
 func TestCopySparse(t *testing.T) {
 	dir := t.TempDir()
 	for name, at := range map[string][]int64{
-		"empty": nil, "hole only": {}, "data first": {0}, "holes around data": {1 << 20, 5 << 20}, "data at the end": {8<<20 - 4},
+		"empty": nil, "hole only": {}, "data first": {0}, "holes around data": {1 << 20, 5 << 20},
+		"data at the end": {8<<20 - 4},
 	} {
 		from, err := os.Create(filepath.Join(dir, "from "+name))
 		if err != nil {

@@ -165,7 +165,8 @@ func TestMissingPeersAreNamed(t *testing.T) {
 		t.Errorf("costs of what was not counted: %v", got)
 	}
 	svg := string(m.chart(report.Host{Accel: lab.AccelPVM, CPUs: 2}).SVG())
-	for _, want := range []string{">gone<", "it is not installed", ">5.00 ms<", ">30.0 ms<", "no hardware virtualization"} {
+	for _, want := range []string{">gone<", "it is not installed", ">5.00 ms<", ">30.0 ms<",
+		"no hardware virtualization"} {
 		if !strings.Contains(svg, want) {
 			t.Errorf("the chart lacks %q", want)
 		}
@@ -174,7 +175,8 @@ func TestMissingPeersAreNamed(t *testing.T) {
 
 // A peer has each width that can make a difference, and is shown at its best; forkd has none.
 func TestBestWidth(t *testing.T) {
-	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}}, []int{1, 10, 100})
+	m := newMatrix("stub", []*peer{{name: "ours", pool: true}, {name: "theirs", pool: true, driven: true}},
+		[]int{1, 10, 100})
 	for i, want := range [][]int{{4}, {4, 16}, {4, 16, 64}} {
 		var got []int
 		for _, c := range m.rows[i].cells[1] {

@@ -133,7 +133,8 @@ func (q *qemu) spawn(ctx context.Context, share, accel string, files []*os.File,
 	}
 	defer theirs.Close()
 	vm := &qemuVM{of: q, dir: dir, out: out}
-	cmd := exec.Command(q.bin, append([]string{"-M", "microvm,memory-backend=ram,rtc=off,pic=on,pit=on", "-accel", accel, "-cpu", "qemu64",
+	cmd := exec.Command(q.bin, append([]string{"-M", "microvm,memory-backend=ram,rtc=off,pic=on,pit=on", "-accel", accel,
+		"-cpu", "qemu64",
 		"-m", fmt.Sprintf("%dM", q.memoryMiB),
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", q.memoryMiB, q.memory(), share),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",

@@ -64,12 +64,13 @@ func newMatrix(guest string, peers []*peer, ns []int) *matrix {
 
 // times is the table of both clocks.
 func (m *matrix) times() *report.Table {
-	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest, Columns: []report.Column{
-		{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "at a time"}, {Name: "forks"},
-		{Name: "vCPUs entered p50 ms", Digits: 2}, {Name: "entered ×", Digits: 2},
-		{Name: "answered p50 ms", Digits: 2}, {Name: "p25", Digits: 2}, {Name: "p75", Digits: 2},
-		{Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
-		{Name: "answered ×", Digits: 2}}}
+	t := &report.Table{Title: "From one request: its children run, and have answered; guest " + m.guest,
+		Columns: []report.Column{
+			{Name: "n"}, {Name: "pool"}, {Name: "peer"}, {Name: "at a time"}, {Name: "forks"},
+			{Name: "vCPUs entered p50 ms", Digits: 2}, {Name: "entered ×", Digits: 2},
+			{Name: "answered p50 ms", Digits: 2}, {Name: "p25", Digits: 2}, {Name: "p75", Digits: 2},
+			{Name: "answered p99 ms", Digits: 2}, {Name: "all answered p50 ms", Digits: 2},
+			{Name: "answered ×", Digits: 2}}}
 	for _, r := range m.rows {
 		ours := r.best(0)
 		for i := range r.cells {

@@ -91,7 +91,8 @@ func TestActions(t *testing.T) {
 			case "gone":
 				return apiv1.ExecResult{}, errors.New("the sandbox is gone")
 			}
-			return apiv1.ExecResult{ExecEnd: apiv1.ExecEnd{ExitCode: 3, Outcome: "exited"}, Stdout: req.Args[1], Stderr: "e"}, nil
+			return apiv1.ExecResult{ExecEnd: apiv1.ExecEnd{ExitCode: 3, Outcome: "exited"}, Stdout: req.Args[1], Stderr: "e"},
+				nil
 		},
 		eval: func(req apiv1.EvalRequest) (apiv1.EvalResult, error) {
 			switch {
@@ -189,7 +190,8 @@ func TestAddressesAreLocal(t *testing.T) {
 			t.Fatalf("%s is not the address again", addr)
 		}
 		var a, b, c, port int
-		if n, err := fmt.Sscanf(addr, "127.%d.%d.%d:%d", &a, &b, &c, &port); n != 4 || err != nil || a < 1 || a > 255 || b < 0 || b > 255 ||
+		if n, err := fmt.Sscanf(addr, "127.%d.%d.%d:%d", &a, &b, &c, &port); n != 4 || err != nil || a < 1 || a > 255 ||
+			b < 0 || b > 255 ||
 			c < 1 || c > 254 || port != Port {
 			t.Errorf("%s: %v", addr, err)
 		}

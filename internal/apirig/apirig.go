@@ -129,7 +129,8 @@ func New(t T, o Options) *Rig {
 	}
 	if o.Damaged != "" {
 		left := filepath.Join(dir, "data", o.Damaged)
-		if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(filepath.Join(left, "suspended.json"), []byte("{"), 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(left, 0o700), os.WriteFile(filepath.Join(left, "suspended.json"), []byte("{"),
+			0o600)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := m.Recover(); err != nil {
@@ -141,7 +142,9 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	r.VMs = vmms
-	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} }, RunDir: run,
+	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest {
+		return vmfake.Guest{All: vmms}
+	}, RunDir: run,
 		Initrd:   os.Open, // nobody reads it
 		Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	counts.SetSource(metrics.Source{Snapshots: func() int { return len(st.List()) }, Pool: m.PoolSize,

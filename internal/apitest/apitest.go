@@ -155,7 +155,8 @@ func Proxy(t testing.TB, socket string) string {
 	t.Helper()
 	srv := httptest.NewServer(Checked(t, &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "forkd" },
-		Transport: &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		Transport: &http.Transport{DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+			error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", socket)
 		}},

@@ -116,7 +116,8 @@ func TestFailedWriteKeepsTheOldFile(t *testing.T) {
 }
 
 func TestWrite(t *testing.T) {
-	for name, write := range map[string]func(string, []byte, fs.FileMode) error{"Write": Write, "WriteDurable": WriteDurable} {
+	for name, write := range map[string]func(string, []byte, fs.FileMode) error{"Write": Write,
+		"WriteDurable": WriteDurable} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "file")

@@ -41,15 +41,17 @@ func TestScriptsWithDaemon(t *testing.T) {
 		return nil
 	}
 	mapGuestRAM(t)
-	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup, Cmds: map[string]func(*testscript.TestScript, bool, []string){
-		"code": wantCode,
-	}})
+	testscript.Run(t, testscript.Params{Dir: "testdata/daemon", Setup: setup,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"code": wantCode,
+		}})
 }
 
 // mapGuestRAM lets guests be measured: the VMM process is this one, and has their RAM mapped.
 func mapGuestRAM(t *testing.T) {
 	t.Helper()
-	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,16 +101,21 @@ func newRoot(stdio Stdio) *cobra.Command {
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(), newBranchCmd(),
-			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(), newDfCmd()}},
+		{"Snapshots:", []*cobra.Command{newBuildCmd(), newImagesCmd(), newTreeCmd(), newHistoryCmd(), newSnapshotInfoCmd(),
+			newBranchCmd(),
+			newSnapshotCmd(), newSnapshotDiffCmd(), newSnapshotCompactCmd(), newVerifyCmd(), newRmiCmd(), newPruneCmd(),
+			newDfCmd()}},
 		{"Sandboxes:", []*cobra.Command{newForkCmd(), newSpawnCmd(), newRunCmd(), newLsCmd(), newInspectCmd(), newStatsCmd(),
 			newTopCmd(), newPingCmd(),
-			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(), newWaitCmd(),
+			newConsoleCmd(), newEventsCmd(), newLabelCmd(), newPauseCmd(), newResumeCmd(), newSuspendCmd(), newRollbackCmd(),
+			newWaitCmd(),
 			newKillCmd(), newWorkspaceCmd(), newLimitCmd(), newNetCmd()}},
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
-		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(), newSignalCmd(),
+		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
+			newSignalCmd(),
 			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd()}},
-		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(), newMachineCmd(),
+		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
+			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newDemoCmd()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})

@@ -12,7 +12,8 @@ import (
 
 // Programs that name no daemon find the same one as the command forkd.
 func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
-	for _, name := range []string{"FORKD_URL", "FORKD_TOKEN", "FORKD_MACHINE", "FORKD_CA", "FORKD_CERT", "FORKD_KEY", "XDG_CACHE_HOME"} {
+	for _, name := range []string{"FORKD_URL", "FORKD_TOKEN", "FORKD_MACHINE", "FORKD_CA", "FORKD_CERT", "FORKD_KEY",
+		"XDG_CACHE_HOME"} {
 		t.Setenv(name, "")
 	}
 	cache := t.TempDir()
@@ -40,7 +41,8 @@ func TestClientsFindTheDaemonOfTheCommand(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(machine, "daemon"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"state.json": `{"phase":"ready","daemon_addr":"127.0.0.1:4321"}`, "daemon/token": "0123456789abcdef\n"} {
+	for name, text := range map[string]string{"state.json": `{"phase":"ready","daemon_addr":"127.0.0.1:4321"}`,
+		"daemon/token": "0123456789abcdef\n"} {
 		if err := os.WriteFile(filepath.Join(machine, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

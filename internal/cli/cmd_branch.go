@@ -36,9 +36,11 @@ func newBranchCmd() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&req.Tag, "tag", "", "the snapshot's tag (default: branch-<id>-<time>-<random>)")
-	f.StringVar(&req.Mode, "mode", "live", "live, diff (copy what it has written while it stands still) or full (copy all)")
+	f.StringVar(&req.Mode, "mode", "live",
+		"live, diff (copy what it has written while it stands still) or full (copy all)")
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
-	f.BoolVar(&req.NoWait, "no-wait", false, "return when the sandbox runs again, before the snapshot is complete; live only")
+	f.BoolVar(&req.NoWait, "no-wait", false,
+		"return when the sandbox runs again, before the snapshot is complete; live only")
 	f.BoolVarP(&figures, "verbose", "v", false, "say how much was saved, and how long each part took")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)
@@ -90,7 +92,8 @@ func describeBranch(w io.Writer, s client.Snapshot) {
 	}
 	fmt.Fprintf(w, "; %.1f MiB saved", float64(value(s.DirtyBytes))/(1<<20))
 	if s.SharedBytes != nil {
-		fmt.Fprintf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks", float64(*s.SharedBytes)/(1<<20))
+		fmt.Fprintf(w, ", %.1f MiB of that is still in memory once, for the sandbox and its forks",
+			float64(*s.SharedBytes)/(1<<20))
 	}
 	fmt.Fprintln(w)
 }

@@ -35,7 +35,8 @@ func (o *buildOptions) networkOf(r *image.Recipe) *client.Network {
 	if n, _ := o.network.given(); n != nil || r.Network == nil { // without secrets it does not fail
 		return n
 	}
-	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny, AllowECH: r.Network.AllowECH}
+	return &client.Network{Mode: r.Network.Mode, Allow: r.Network.Allow, Deny: r.Network.Deny,
+		AllowECH: r.Network.AllowECH}
 }
 
 // limitsOf returns the limits of a parent's children: those of the command line, or of the recipe.
@@ -199,7 +200,8 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 }
 
 // bake boots, warms up and saves a parent.
-func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image, kernel *image.KernelFiles,
+func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *image.Recipe, img *image.Image,
+	kernel *image.KernelFiles,
 	st *status) (err error) {
 	start := time.Now()
 	b.Baked, err = bakeInSteps(ctx, cl, client.BakeRequest{
@@ -214,7 +216,8 @@ func (b *built) bake(ctx context.Context, cl *client.Client, o buildOptions, r *
 }
 
 // buildFiles makes what a parent boots from, or takes it from the cache.
-func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image, *image.KernelFiles, error) {
+func buildFiles(ctx context.Context, recipe *image.Recipe, userKernel string, st *status) (*image.Image,
+	*image.KernelFiles, error) {
 	cache, err := cachedir.Dir()
 	if err != nil {
 		return nil, nil, err

@@ -54,7 +54,8 @@ func TestABuildShowsTheStepsOfItsBake(t *testing.T) {
 	if err != nil || b.Status != "ready" || b.Step != "" || commands != 2 {
 		t.Errorf("%+v, %v, %d commands", b, err, commands)
 	}
-	if text := out.String(); !strings.HasPrefix(text, "forkd: boot and warm up the parent\nforkd: parent: run warm-up command 1\n") {
+	if text := out.String(); !strings.HasPrefix(text,
+		"forkd: boot and warm up the parent\nforkd: parent: run warm-up command 1\n") {
 		t.Errorf("shown: %s", text)
 	}
 }
@@ -80,12 +81,14 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 	const why = "no such device"
 	rig := apirig.Start(t, apirig.Options{NoKVM: errors.New(why)})
 	t.Setenv("FORKD_CACHE", "/dev/null/nothing") // where nothing can be built
-	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"}, newStatus(io.Discard))
+	_, err := build(t.Context(), rig.Client, &image.Recipe{Name: "small"}, buildOptions{tag: "small"},
+		newStatus(io.Discard))
 	if err == nil || !strings.Contains(err.Error(), "cannot run VMs: "+why+" (run 'forkd doctor' there;") {
 		t.Errorf("build: %v", err)
 	}
 	t.Setenv(tokenEnv, apirig.Token)
-	if f := checkDaemon(t.Context(), rig.URL)[0]; f.Verdict != fail || !strings.Contains(f.Detail, "cannot run VMs: "+why) {
+	if f := checkDaemon(t.Context(), rig.URL)[0]; f.Verdict != fail ||
+		!strings.Contains(f.Detail, "cannot run VMs: "+why) {
 		t.Errorf("doctor: %+v", f)
 	}
 }

@@ -92,7 +92,8 @@ func newCachePruneCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().Var(&unused, "unused-for", "how long no build must have used it; a number of seconds, or a time such as 24h")
+	cmd.Flags().Var(&unused, "unused-for",
+		"how long no build must have used it; a number of seconds, or a time such as 24h")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
 	c.register(cmd)
 	return cmd

@@ -96,7 +96,8 @@ func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 		gone, bytes = append(gone, l), bytes+l.Bytes
 	}
 	if c.json() {
-		return errors.Join(append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"leftovers": gone, "bytes": bytes, "removed": remove}))...)
+		return errors.Join(append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"leftovers": gone, "bytes": bytes,
+			"removed": remove}))...)
 	}
 	if len(gone) > 0 {
 		errs = append(errs, table(cmd, "KIND\tSIZE\tCHANGED\tPATH", func(row func(...any)) {
@@ -109,6 +110,7 @@ func (c *common) sweep(cmd *cobra.Command, list []leftover, remove bool) error {
 	if !remove && len(gone) > 0 {
 		what = "would be removed; --yes removes it"
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, %s, %s\n", count(len(gone), "leftover", "leftovers"), mib(uint64(bytes)), what)
+	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s, %s, %s\n", count(len(gone), "leftover", "leftovers"), mib(uint64(bytes)),
+		what)
 	return errors.Join(errs...)
 }

@@ -47,42 +47,43 @@ func newDaemonCmd() *cobra.Command {
 			if cfg.Resolvers, err = parseResolvers(resolvers); err != nil {
 				return err
 			}
-			for _, text := range peers {
-				rule, err := auth.ParsePeer(text)
-				if err != nil {
-					return usageError{fmt.Errorf("--allow-peer: %w", err)}
-				}
-				cfg.Peers = append(cfg.Peers, rule)
+			if cfg.Peers, err = parsePeers(peers); err != nil {
+				return err
 			}
 			if err := cfg.SetProxy(proxy, os.Getenv); err != nil {
 				return usageError{err}
 			}
-			// Also where there is no log to open again: a reload must not end the daemon.
-			hangups := make(chan os.Signal, 1)
-			signal.Notify(hangups, syscall.SIGHUP)
-			defer signal.Stop(hangups)
+			hangups, stop := onHangup()
+			defer stop()
 			cfg.Reopen, cfg.Probe = hangups, probeKVM
 			return daemon.Run(ctx, cfg)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Socket, "socket", "", "unix socket (default forkd.sock in the run directory, unless --bind is given)")
-	f.StringVar(&cfg.Bind, "bind", "", "TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
+	f.StringVar(&cfg.Bind, "bind", "",
+		"TCP address such as 127.0.0.1:8889; beyond loopback it needs --token-file or --tls-client-ca")
 	f.StringVar(&cfg.TokenFile, "token-file", "",
 		"file of which clients must send a token: see 'forkd token'; or a file with one token. A change of it holds at once")
-	f.StringArrayVar(&peers, "allow-peer", nil, "let a user of this host, or a group, use the socket: user:NAME or group:NAME, and perhaps\n"+
-		"=read, =run or =admin; run without it (repeatable)")
-	f.StringVar(&cfg.TLS.Cert, "tls-cert", "", "certificate of --bind, in PEM with those between it and its authority; a change holds at once")
+	f.StringArrayVar(&peers, "allow-peer", nil,
+		"let a user of this host, or a group, use the socket: user:NAME or group:NAME, and perhaps\n"+
+			"=read, =run or =admin; run without it (repeatable)")
+	f.StringVar(&cfg.TLS.Cert, "tls-cert", "",
+		"certificate of --bind, in PEM with those between it and its authority; a change holds at once")
 	f.StringVar(&cfg.TLS.Key, "tls-key", "", "its key, in PEM")
 	f.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "authority, in PEM, of the certificates that clients must have")
-	f.StringArrayVar(&cfg.Hosts, "allow-host", nil, "host name that TCP clients may use without a token, besides localhost (repeatable)")
+	f.StringArrayVar(&cfg.Hosts, "allow-host", nil,
+		"host name that TCP clients may use without a token, besides localhost (repeatable)")
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "",
 		"give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
 			"and :PORT behind it, as clients reach it; localhost works for browsers on this host")
-	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
+	f.StringVar(&cfg.StateDir, "state-dir", "",
+		"snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
-	f.StringVar(&cfg.RunDir, "run-dir", "", "sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
-	f.StringVar(&cfg.AuditLog, "audit-log", "", "append one JSON line per request to this file; SIGHUP opens it again after a rotation")
+	f.StringVar(&cfg.RunDir, "run-dir", "",
+		"sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
+	f.StringVar(&cfg.AuditLog, "audit-log", "",
+		"append one JSON line per request to this file; SIGHUP opens it again after a rotation")
 	f.StringVar(&cfg.FlowLog, "flow-log", "",
 		"append one JSON line per connection of a sandbox to this file; SIGHUP opens it again after a rotation")
 	f.StringArrayVar(&resolvers, "resolver", nil,
@@ -90,17 +91,24 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.Cgroup, "cgroup", "",
 		"cgroup v2 directory below which sandboxes get their limits; none: no limits (default: what systemd\n"+
 			"delegated to the daemon, or for root the root of the hierarchy)")
-	f.IntVar(&cfg.Admit.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that run or are paused; forks beyond are refused (429). 0: no limit")
-	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0, "most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
-	f.Var(&memoryReserve, "memory-reserve-mib", "forks are refused (503) that would leave less of this host's memory available; 0: never")
-	f.Var(&diskReserve, "disk-reserve-mib", "forks are refused (503) while less is free on the state directory's disk; 0: never")
-	f.StringVar(&proxy, "upstream-proxy", "", "HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
-		"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
+	f.IntVar(&cfg.Admit.MaxSandboxes, "max-sandboxes", 0,
+		"most sandboxes that run or are paused; forks beyond are refused (429). 0: no limit")
+	f.Float64Var(&cfg.Admit.VCPUsPerCPU, "vcpu-overcommit", 0,
+		"most vCPUs of all sandboxes per CPU of this host (429). 0: no limit")
+	f.Var(&memoryReserve, "memory-reserve-mib",
+		"forks are refused (503) that would leave less of this host's memory available; 0: never")
+	f.Var(&diskReserve, "disk-reserve-mib",
+		"forks are refused (503) while less is free on the state directory's disk; 0: never")
+	f.StringVar(&proxy, "upstream-proxy", "",
+		"HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
+			"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
-	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize, "VMM processes to keep ready for each shape of machine that is forked; 0: none")
+	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
+		"VMM processes to keep ready for each shape of machine that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
 		"where forks took more than --pool, keep as many ready for 5 minutes, up to this; 0: never")
-	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil, "add a parameter to the kernel command line of parents (repeatable)")
+	f.StringArrayVar(&cfg.CmdlineArgs, "cmdline-extra", nil,
+		"add a parameter to the kernel command line of parents (repeatable)")
 	f.StringVar(&cfg.CPUTemplate, "cpu-template", cfg.CPUTemplate, "CPU template of parents: host, portable or x86-64-v2")
 	f.IntVar(&cfg.GuestPort, "guest-port", 0,
 		"give sandboxes addresses (guest_addr) with this port, as forkd 0.5 did, for 'forkd forward-guests'; 0: none")
@@ -109,6 +117,26 @@ func newDaemonCmd() *cobra.Command {
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
+}
+
+// onHangup receives SIGHUP until stop is called. The daemon does so where there is no log to open
+// again, too: a reload must not end it.
+func onHangup() (hangups chan os.Signal, stop func()) {
+	hangups = make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	return hangups, func() { signal.Stop(hangups) }
+}
+
+// parsePeers returns the rules of --allow-peer.
+func parsePeers(texts []string) (rules []auth.PeerRule, err error) {
+	for _, text := range texts {
+		rule, err := auth.ParsePeer(text)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--allow-peer: %w", err)}
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
 }
 
 // probeKVM says why no VM can run on this host. What only took too long proves nothing: the VMs of

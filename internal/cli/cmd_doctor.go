@@ -76,7 +76,8 @@ func newDoctorCmd() *cobra.Command {
 func diagnose(ctx context.Context, url string, tokens *tokenFlags) []finding {
 	m, machine := checkMachine()
 	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
-	findings := []finding{checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), checkCgroup(), checkMemfd(), checkUffd()}
+	findings := []finding{checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), checkCgroup(),
+		checkMemfd(), checkUffd()}
 	findings = append(append(findings, checkHost()...), checkJails()...)
 	if inMachine {
 		findings = needless(findings)

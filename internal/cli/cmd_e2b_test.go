@@ -17,13 +17,17 @@ import (
 
 func TestE2BEnv(t *testing.T) {
 	for _, c := range []struct{ address, token, domain, dir, want string }{
-		{"http://127.0.0.1:1/", "", "", "", "export E2B_API_URL='http://127.0.0.1:1'\nexport E2B_SANDBOX_URL='http://127.0.0.1:1'\n" +
-			"export E2B_API_KEY='e2b_00'\nunset E2B_DOMAIN\n"},
-		{"http://h:1", "0123456789abcdef", "", "", "'http://h:1'\nexport E2B_API_KEY='e2b_0123456789abcdef'\nunset E2B_DOMAIN\n"},
+		{"http://127.0.0.1:1/", "", "", "",
+			"export E2B_API_URL='http://127.0.0.1:1'\nexport E2B_SANDBOX_URL='http://127.0.0.1:1'\n" +
+				"export E2B_API_KEY='e2b_00'\nunset E2B_DOMAIN\n"},
+		{"http://h:1", "0123456789abcdef", "", "",
+			"'http://h:1'\nexport E2B_API_KEY='e2b_0123456789abcdef'\nunset E2B_DOMAIN\n"},
 		{"http://h:1", "e2b_00ff", "", "", "export E2B_API_KEY='e2b_00ff'\nunset E2B_DOMAIN\n"},
-		{"http://h:1", "it's", "", "", "export E2B_API_KEY='it'\\''s'\nexport E2B_VALIDATE_API_KEY='false'\nunset E2B_DOMAIN\n"},
-		{"unix:///run/x", "00", "s.example.com:8443", "", "export E2B_DOMAIN='s.example.com:8443'\nexport E2B_API_KEY='e2b_00'\n" +
-			"unset E2B_API_URL E2B_SANDBOX_URL\n"},
+		{"http://h:1", "it's", "", "",
+			"export E2B_API_KEY='it'\\''s'\nexport E2B_VALIDATE_API_KEY='false'\nunset E2B_DOMAIN\n"},
+		{"unix:///run/x", "00", "s.example.com:8443", "",
+			"export E2B_DOMAIN='s.example.com:8443'\nexport E2B_API_KEY='e2b_00'\n" +
+				"unset E2B_API_URL E2B_SANDBOX_URL\n"},
 		{"unix:///run/x", "00", "a.b", "/d", "export E2B_API_KEY='e2b_00'\nexport SSL_CERT_FILE='/d/bundle.pem'\n" +
 			"export REQUESTS_CA_BUNDLE='/d/bundle.pem'\nexport NODE_EXTRA_CA_CERTS='/d/ca.pem'\nunset E2B_API_URL E2B_SANDBOX_URL\n"},
 	} {
@@ -62,7 +66,8 @@ func TestE2BSetup(t *testing.T) {
 	}
 	object, _ := e2bRun(t, 0, "e2b", "env", "--dir", dir, "-o", "json")
 	env := map[string]string{}
-	if err := json.Unmarshal([]byte(object), &env); err != nil || env["E2B_DOMAIN"] != "sandboxes.test:8443" || env["E2B_API_KEY"] == "" {
+	if err := json.Unmarshal([]byte(object), &env); err != nil || env["E2B_DOMAIN"] != "sandboxes.test:8443" ||
+		env["E2B_API_KEY"] == "" {
 		t.Errorf("%s: %v", object, err)
 	}
 	if text, _ := e2bRun(t, 0, "e2b", "env", "--dir", dir, "--plain"); !strings.Contains(text,
@@ -70,7 +75,8 @@ func TestE2BSetup(t *testing.T) {
 		t.Errorf("--plain: %s", text)
 	}
 	for _, domain := range []string{"localhost", "https://a.b", "a.b:0", "-a.b", ""} {
-		if _, wrong := e2bRun(t, exitUsage, "e2b", "setup", "--dir", dir, "--domain", domain); !strings.Contains(wrong, "--domain") {
+		if _, wrong := e2bRun(t, exitUsage, "e2b", "setup", "--dir", dir, "--domain", domain); !strings.Contains(wrong,
+			"--domain") {
 			t.Errorf("--domain %q: %s", domain, wrong)
 		}
 	}
@@ -111,7 +117,8 @@ func TestE2BCertificates(t *testing.T) {
 		}
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(text)
-		for _, name := range []string{"e2b.localhost", "api.e2b.localhost", "49983-sb-0.e2b.localhost", "localhost", "127.0.0.1"} {
+		for _, name := range []string{"e2b.localhost", "api.e2b.localhost", "49983-sb-0.e2b.localhost", "localhost",
+			"127.0.0.1"} {
 			if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, CurrentTime: now}); err != nil {
 				t.Errorf("%s, %s: %v", file, name, err)
 			}

@@ -38,19 +38,20 @@ func newEventsCmd() *cobra.Command {
 					return err
 				}
 				out := json.NewEncoder(cmd.OutOrStdout())
-				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels}, func(e client.Event) error {
-					if after == oldest && e.Type == apiv1.EventMissed { // those before are not asked for by anybody
-						return nil
-					}
-					after = e.ID
-					if e.Time.Before(from) {
-						return nil
-					}
-					if c.json() {
-						return out.Encode(e)
-					}
-					return printEvent(cmd.OutOrStdout(), &e)
-				})
+				err = cl.Events(ctx, client.EventsRequest{After: after, Sandboxes: ids, Labels: labels},
+					func(e client.Event) error {
+						if after == oldest && e.Type == apiv1.EventMissed { // those before are not asked for by anybody
+							return nil
+						}
+						after = e.ID
+						if e.Time.Before(from) {
+							return nil
+						}
+						if c.json() {
+							return out.Encode(e)
+						}
+						return printEvent(cmd.OutOrStdout(), &e)
+					})
 				if after != "" && errors.Is(err, io.ErrUnexpectedEOF) {
 					return fmt.Errorf("the stream broke off (go on with --after %s): %w", after, err)
 				}

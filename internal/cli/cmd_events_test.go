@@ -15,7 +15,8 @@ func TestPrintEvent(t *testing.T) {
 		e    client.Event
 		want string
 	}{
-		{client.Event{Time: at, Type: "sandbox.exited", SandboxID: "sb-a", SnapshotTag: "p", Reason: "panic", Detail: "a\x1b[2Jb"},
+		{client.Event{Time: at, Type: "sandbox.exited", SandboxID: "sb-a", SnapshotTag: "p", Reason: "panic",
+			Detail: "a\x1b[2Jb"},
 			"2030-01-02 03:04:05  sandbox.exited      sb-a (p)  panic  a�[2Jb\n"},
 		{client.Event{Time: at, Type: "snapshot.created", SnapshotTag: "p"}, "2030-01-02 03:04:05  snapshot.created    p\n"},
 	} {

@@ -111,7 +111,8 @@ func newForkCmd() *cobra.Command {
 	network.register(f)
 	limits.register(f)
 	network.registerSecrets(f)
-	f.BoolVar(&req.PerChildNetns, "per-child-netns", false, "of forkd 0.5; no effect: every child has a network of its own already")
+	f.BoolVar(&req.PerChildNetns, "per-child-netns", false,
+		"of forkd 0.5; no effect: every child has a network of its own already")
 	_ = f.MarkHidden("per-child-netns") // it fails only for a flag that does not exist
 	old.register(f)
 	c.completeTags(cmd)

@@ -42,7 +42,8 @@ func newForwardGuestsCmd() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: your user reaches sandboxes at their guest_addr, port %d, on this host\n", port)
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: your user reaches sandboxes at their guest_addr, port %d, on this host\n",
+					port)
 				g := &guests{cl: cl, errOut: cmd.ErrOrStderr(), servers: map[string]*agent05.Server{}}
 				return agent05.Serve(ctx, l, func(conn net.Conn) *agent05.Server { return g.of(ctx, conn) })
 			})

@@ -75,7 +75,8 @@ func look(ctx context.Context, cl *client.Client) (o overview, err error) {
 
 func printOverview(cmd *cobra.Command, o *overview) error {
 	return values(cmd, "PROGRAM\tforkd "+o.Program, func(row func(...any)) {
-		row("DAEMON", fmt.Sprintf("forkd %s at %s, API %s, accel %s", o.Daemon.Version, o.Where, o.Daemon.API, o.Daemon.Accel))
+		row("DAEMON", fmt.Sprintf("forkd %s at %s, API %s, accel %s", o.Daemon.Version, o.Where, o.Daemon.API,
+			o.Daemon.Accel))
 		row("HOST", fmt.Sprintf("%d MiB of memory", o.Daemon.HostMemoryMiB))
 		if o.Daemon.NoKVM != "" {
 			row("NO VMS", o.Daemon.NoKVM)

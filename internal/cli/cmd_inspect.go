@@ -58,7 +58,8 @@ func newInspectCmd() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&format, "format", "f", "", "template of Go with the names of the JSON; json prints a value as such")
+	cmd.Flags().StringVarP(&format, "format", "f", "",
+		"template of Go with the names of the JSON; json prints a value as such")
 	c.complete(cmd, either(sandboxNames, tags))
 	c.register(cmd)
 	return cmd

@@ -21,7 +21,8 @@ func labelFlag(f *pflag.FlagSet, to *[]string) {
 
 // selectorFlag registers --label of a command that looks for sandboxes.
 func selectorFlag(f *pflag.FlagSet, to *[]string) {
-	f.StringArrayVarP(to, "label", "l", nil, "NAME=VALUE, or NAME: only sandboxes with that label (repeatable: with all of them)")
+	f.StringArrayVarP(to, "label", "l", nil,
+		"NAME=VALUE, or NAME: only sandboxes with that label (repeatable: with all of them)")
 }
 
 // parseLabels turns NAME=VALUE arguments into a map.

@@ -40,7 +40,8 @@ func (m *mibValue) Set(text string) error {
 type limitFlags struct{ client.Limits }
 
 func (l *limitFlags) register(f *pflag.FlagSet) {
-	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m", "limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
+	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m",
+		"limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
 	f.Var((*mibValue)(&l.MemoryMiB), "memory-limit-mib", "of forkd 0.5: --memory")
 	_ = f.MarkHidden("memory-limit-mib") // it fails only for a flag that does not exist
 	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")
@@ -123,7 +124,8 @@ func printLimits(cmd *cobra.Command, c *common, l client.SandboxLimits) error {
 	return table(cmd, "WHAT\tLIMIT\tUSED", func(row func(...any)) {
 		row("memory", or(l.MemoryMiB != 0, "%d MiB", l.MemoryMiB), fmt.Sprintf("%d MiB", u.OwnMemoryBytes>>20))
 		row("swap", or(l.MemoryMiB != 0, "%d MiB", l.SwapMiB), fmt.Sprintf("%d MiB", u.SwapBytes>>20))
-		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, held back for %.1f s", u.CPUSeconds, u.ThrottledSeconds))
+		row("processors", or(l.CPUs != 0, "%g", l.CPUs), fmt.Sprintf("%.1f s, held back for %.1f s", u.CPUSeconds,
+			u.ThrottledSeconds))
 		row("weight", or(l.CPUWeight != 0, "%d", l.CPUWeight), "")
 		row("disk", io, fmt.Sprintf("%d B read, %d B written", u.ReadBytes, u.WrittenBytes))
 	})

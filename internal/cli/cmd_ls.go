@@ -85,7 +85,8 @@ func newLsCmd() *cobra.Command {
 	return cmd
 }
 
-func (c *common) listProcesses(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string, quiet bool) error {
+func (c *common) listProcesses(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string,
+	quiet bool) error {
 	list, err := cl.Processes(ctx, id)
 	if err != nil {
 		return err
@@ -166,7 +167,8 @@ func newConsoleCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVarP(&req.Follow, "follow", "f", false, "go on with what comes")
 	cmd.Flags().StringVarP(&req.Tail, "tail", "n", "all", "only so many of the last lines")
-	cmd.Flags().StringVar(&req.Since, "since", "", "only what came since a time (2006-01-02T15:04:05Z), or for so long (10m)")
+	cmd.Flags().StringVar(&req.Since, "since", "",
+		"only what came since a time (2006-01-02T15:04:05Z), or for so long (10m)")
 	c.completeSandboxes(cmd)
 	c.register(cmd)
 	return cmd

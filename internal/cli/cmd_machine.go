@@ -83,14 +83,16 @@ func newMachineStart(open openMachine) *cobra.Command {
 	f := cmd.Flags()
 	f.IntVar(&o.MemoryMiB, "memory-mib", o.MemoryMiB, "memory of the emulated host")
 	f.IntVar(&o.DiskGiB, "disk-gib", o.DiskGiB, "size of the state disk (a sparse file) when it is first made")
-	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit, "silence after which the emulated host counts as hung and is restarted")
+	f.DurationVar(&o.HangLimit, "hang-limit", o.HangLimit,
+		"silence after which the emulated host counts as hung and is restarted")
 	f.StringVar(&o.QEMU, "qemu", o.QEMU, "QEMU program (default: the host's, or where that is too old one from backports)")
 	f.StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 
 // startMachine starts m with this program as its supervisor.
-func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, progress io.Writer) (tcghost.State, error) {
+func startMachine(ctx context.Context, m tcghost.Machine, o tcghost.Options, progress io.Writer) (tcghost.State,
+	error) {
 	self, err := os.Executable()
 	if err != nil {
 		return tcghost.State{}, fmt.Errorf("start machine: %w", err)

@@ -62,7 +62,8 @@ func newMachineExec(open openMachine) *cobra.Command {
 	flags.StringVar(&f.cwd, "cwd", "", "working directory in the emulated host (default /, with --copy the program's)")
 	flags.StringArrayVar(&f.env, "env", nil, "KEY=VALUE to set in the program's environment; may be repeated")
 	flags.BoolVar(&f.start, "start", false, "start the emulated host first if it does not run")
-	flags.BoolVar(&f.copy, "copy", false, "the program is a file of this host: copy it, and ./testdata, into the emulated host")
+	flags.BoolVar(&f.copy, "copy", false,
+		"the program is a file of this host: copy it, and ./testdata, into the emulated host")
 	return cmd
 }
 

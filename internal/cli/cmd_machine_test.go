@@ -45,7 +45,8 @@ func TestMachineCommandsWithoutMachine(t *testing.T) {
 	} {
 		stdout, stderr, code := runMachineCLI(t, strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
-			t.Errorf("%s: code %d, stdout %q, stderr %q; want %d, %q, %q", c.args, code, stdout, stderr, c.code, c.stdout, c.stderr)
+			t.Errorf("%s: code %d, stdout %q, stderr %q; want %d, %q, %q", c.args, code, stdout, stderr, c.code, c.stdout,
+				c.stderr)
 		}
 	}
 }

@@ -23,7 +23,8 @@ type networkFlags struct {
 }
 
 func (n *networkFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&n.Mode, "net", "", "network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
+	f.StringVar(&n.Mode, "net", "",
+		"network policy: none, public (the internet, no private networks), allow (what --allow lists) or open")
 	f.StringArrayVar(&n.Allow, "allow", nil,
 		"what may be connected to: a name, *.name, an address or a network, with :port if not all (repeatable); without --net it implies allow")
 	f.StringArrayVar(&n.Deny, "deny", nil, "what may not, in every mode (repeatable)")
@@ -46,7 +47,8 @@ func (n *networkFlags) registerSecrets(f *pflag.FlagSet) {
 
 // given returns the policy that was asked for, or nil.
 func (n *networkFlags) given() (*client.Network, error) {
-	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && !n.AllowECH && n.Limits == (client.NetworkLimits{}) && len(n.secrets) == 0 {
+	if n.Mode == "" && len(n.Allow) == 0 && len(n.Deny) == 0 && !n.AllowECH && n.Limits == (client.NetworkLimits{}) &&
+		len(n.secrets) == 0 {
 		return nil, nil
 	}
 	n.Secrets = nil
@@ -172,7 +174,8 @@ func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error 
 	for _, l := range []struct {
 		limit uint64
 		unit  string
-	}{{n.Limits.BytesPerSecond, "B/s"}, {uint64(n.Limits.PacketsPerSecond), "packets/s"}, {uint64(n.Limits.Connections), "connections"}} {
+	}{{n.Limits.BytesPerSecond, "B/s"}, {uint64(n.Limits.PacketsPerSecond), "packets/s"},
+		{uint64(n.Limits.Connections), "connections"}} {
 		if l.limit != 0 {
 			limits = append(limits, fmt.Sprintf("%d %s", l.limit, l.unit))
 		}

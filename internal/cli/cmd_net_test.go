@@ -28,7 +28,8 @@ func TestNetworkFinding(t *testing.T) {
 		{nil, "", 1 << 20, warn, "--resolver"},
 		{nil, conf, 1024, warn, "LimitNOFILE"},
 	} {
-		if f := networkFinding("x", c.unreachable, c.conf, c.files); f.Verdict != c.want || !strings.Contains(everything(f), c.text) {
+		if f := networkFinding("x", c.unreachable, c.conf, c.files); f.Verdict != c.want ||
+			!strings.Contains(everything(f), c.text) {
 			t.Errorf("%+v: %+v", c, f)
 		}
 	}
@@ -63,7 +64,8 @@ func TestParseSecret(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, s, err)
 		}
 	}
-	for _, text := range []string{"a.b:X=hunter2", "a.b=hunter2", "hunter2", ":X=hunter2", "a.b:X=env:FORKD_TEST_NO_SECRET",
+	for _, text := range []string{"a.b:X=hunter2", "a.b=hunter2", "hunter2", ":X=hunter2",
+		"a.b:X=env:FORKD_TEST_NO_SECRET",
 		"a.b:X=file:/nonexistent"} {
 		_, err := parseSecret(text)
 		if err == nil || strings.Contains(text, "=hunter2") && strings.Contains(err.Error(), "hunter2") {
@@ -75,9 +77,11 @@ func TestParseSecret(t *testing.T) {
 func TestRefusalText(t *testing.T) {
 	for want, r := range map[string]client.NetworkRefusal{
 		"203.0.113.80:443 of pypi.org refused (reserved range) 6 times: allow it with --net public --allow 203.0.113.80": {Protocol: "tcp",
-			Address: "203.0.113.80:443", Name: "pypi.org", Why: "reserved range", Count: 6, Fix: "allow it with --net public --allow 203.0.113.80"},
-		"the name a\ufffdb refused (no rule allows it)": {Protocol: "dns", Name: "a\x1bb", Why: "no rule allows it", Count: 1},
-		"udp 1.1.1.1:443 refused (quic)":                {Protocol: "udp", Address: "1.1.1.1:443", Why: "quic", Count: 1},
+			Address: "203.0.113.80:443", Name: "pypi.org", Why: "reserved range", Count: 6,
+			Fix: "allow it with --net public --allow 203.0.113.80"},
+		"the name a\ufffdb refused (no rule allows it)": {Protocol: "dns", Name: "a\x1bb", Why: "no rule allows it",
+			Count: 1},
+		"udp 1.1.1.1:443 refused (quic)": {Protocol: "udp", Address: "1.1.1.1:443", Why: "quic", Count: 1},
 	} {
 		if got := refusalText(r); got != want {
 			t.Errorf("%q, want %q", got, want)

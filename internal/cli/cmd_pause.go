@@ -11,7 +11,8 @@ import (
 )
 
 func newPauseCmd() *cobra.Command {
-	return newStateCmd("pause", "Stop sandboxes where they are", "They keep their memory; 'forkd resume' lets them run on.",
+	return newStateCmd("pause", "Stop sandboxes where they are",
+		"They keep their memory; 'forkd resume' lets them run on.",
 		func(ctx context.Context, cl *client.Client, id string) (client.Sandbox, error) {
 			return cl.Pause(ctx, id)
 		})
@@ -46,7 +47,8 @@ func newSuspendCmd() *cobra.Command {
 }
 
 // newStateCmd makes a command that puts each of the named sandboxes into another state.
-func newStateCmd(verb, short, long string, op func(context.Context, *client.Client, string) (client.Sandbox, error)) *cobra.Command {
+func newStateCmd(verb, short, long string, op func(context.Context, *client.Client, string) (client.Sandbox,
+	error)) *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use: verb + " ID…", Short: short, Long: long, Args: usageArgs(arguments(1, anyNumber)),

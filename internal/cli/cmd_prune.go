@@ -190,7 +190,8 @@ func newPruneCmd() *cobra.Command {
 				if yes && !dry {
 					what = "removed"
 				}
-				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s of %s %s\n", count(len(removed), "snapshot", "snapshots"), mib(total), what)
+				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s of %s %s\n", count(len(removed), "snapshot", "snapshots"), mib(total),
+					what)
 				return nil
 			})
 		},

@@ -132,7 +132,8 @@ func snapshotFor(ctx context.Context, cmd *cobra.Command, cl *client.Client, nam
 		return name, nil
 	}
 	recipe, err := loadRecipe(name)
-	if err != nil && (client.IsNotFound(missing) || client.IsStatus(missing, http.StatusBadRequest)) { // ubuntu:22.04 is no tag
+	// ubuntu:22.04 is no tag
+	if err != nil && (client.IsNotFound(missing) || client.IsStatus(missing, http.StatusBadRequest)) {
 		return "", fmt.Errorf("%q is neither a snapshot ('forkd images') nor a recipe: %w", name, err)
 	}
 	if err != nil {

@@ -79,9 +79,11 @@ const (
 func (b *bootFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&b.Kernel, "kernel", "",
 		"kernel to boot, bzImage or ELF, with all drivers built in (default $"+kernelEnv+" if --rootfs is given)")
-	f.StringVar(&b.Rootfs, "rootfs", "", "image of its disk, which is not written to (default $"+rootfsEnv+" if --kernel is given)")
+	f.StringVar(&b.Rootfs, "rootfs", "",
+		"image of its disk, which is not written to (default $"+rootfsEnv+" if --kernel is given)")
 	f.Uint64Var(&b.MemSizeMiB, "mem-size-mib", b.MemSizeMiB, "its memory")
-	f.Float64Var(&b.BootWaitSecs, "boot-wait-secs", b.BootWaitSecs, "of forkd 0.5; no effect: the guest says when it is ready")
+	f.Float64Var(&b.BootWaitSecs, "boot-wait-secs", b.BootWaitSecs,
+		"of forkd 0.5; no effect: the guest says when it is ready")
 	_ = f.MarkHidden("boot-wait-secs") // it fails only for a flag that does not exist
 	noEffect(f, "rw", "", "of forkd 0.5; no effect: its disk can be written, in a layer of its own")
 	noEffect(f, "keep-workdir", "", "of forkd 0.5; no effect")

@@ -43,7 +43,8 @@ func newSnapshotDiffCmd() *cobra.Command {
 	return cmd
 }
 
-func snapshotDiff(ctx context.Context, cl *client.Client, from, tag, command string, limit float64) (s client.Snapshot, err error) {
+func snapshotDiff(ctx context.Context, cl *client.Client, from, tag, command string, limit float64) (s client.Snapshot,
+	err error) {
 	forked, err := cl.Fork(ctx, client.ForkRequest{SnapshotTag: from, N: 1})
 	if err != nil {
 		return s, err

@@ -121,15 +121,17 @@ func newTokenNewCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: token %s with scope %s is in %s; it is shown only now:\n", t.Name, t.Scope, path)
+			fmt.Fprintf(cmd.ErrOrStderr(), "forkd: token %s with scope %s is in %s; it is shown only now:\n", t.Name, t.Scope,
+				path)
 			fmt.Fprintln(cmd.OutOrStdout(), token)
 			return nil
 		},
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&scope, "scope", scope, "what it lets do: read, run or admin")
-	cmd.Flags().StringVar(&prefix, "label-prefix", "", "limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
-		"and to snapshots of its own and parents; see docs/security.md")
+	cmd.Flags().StringVar(&prefix, "label-prefix", "",
+		"limit it to sandboxes with a label whose name begins with this, such as team-a/,\n"+
+			"and to snapshots of its own and parents; see docs/security.md")
 	cmd.Flags().IntVar(&t.MaxSandboxes, "max-sandboxes", 0, "most sandboxes that it may have at once; 0: no limit")
 	cmd.Flags().BoolVar(&e2b, "e2b", false, "make it an API key of the form that E2B's clients want")
 	return cmd

@@ -96,7 +96,8 @@ func (c *common) stats(ctx context.Context, cmd *cobra.Command, cl *client.Clien
 				if s.Limits.MemoryMiB != 0 {
 					limit = fmt.Sprintf("%d MiB", s.Limits.MemoryMiB)
 				}
-				cells := []any{s.ID, s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty), fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit}
+				cells := []any{s.ID, s.PID, kib(s.PSS), kib(s.Private), kib(s.GuestDirty),
+					fmt.Sprintf("%.1f s", s.Usage.CPUSeconds), limit}
 				if c.wide() {
 					cells = append(cells, kib(s.VMMPrivate), s.KVMExits)
 				}
@@ -224,7 +225,8 @@ func (t *top) measure(ctx context.Context) ([]topRow, error) {
 	}
 	t.before, t.at = used, now
 	slices.SortFunc(rows, func(a, b topRow) int {
-		return cmp.Or(cmp.Compare(b.CPUPercent, a.CPUPercent), cmp.Compare(b.PrivateKiB, a.PrivateKiB), strings.Compare(a.ID, b.ID))
+		return cmp.Or(cmp.Compare(b.CPUPercent, a.CPUPercent), cmp.Compare(b.PrivateKiB, a.PrivateKiB),
+			strings.Compare(a.ID, b.ID))
 	})
 	return rows, failed
 }

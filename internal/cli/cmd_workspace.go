@@ -17,7 +17,8 @@ func newWorkspaceCmd() *cobra.Command {
 		Args:  usageArgs(knownCommand),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	suspend := newWorkspaceOpCmd("suspend", "Save a workspace to disk and free its memory", (*client.Client).SuspendWorkspace)
+	suspend := newWorkspaceOpCmd("suspend", "Save a workspace to disk and free its memory",
+		(*client.Client).SuspendWorkspace)
 	noEffect(suspend.Flags(), "diff", "", "of forkd 0.5; no effect: only what was written is saved")
 	cmd.AddCommand(newWorkspaceCreateCmd(), newWorkspaceListCmd(), newWorkspaceDeleteCmd(), suspend,
 		newWorkspaceOpCmd("resume", "Bring a workspace back", (*client.Client).ResumeWorkspace))
@@ -77,7 +78,8 @@ func newWorkspaceCreateCmd() *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&req.SnapshotTag, "snapshot", "", "the snapshot to start from")
 	noEffect(f, "per-child-netns", "", "of forkd 0.5; no effect: every sandbox has a network of its own")
-	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs", "suspend after so many seconds without a request; 0: never")
+	f.Var((*secondsValue)(&req.IdleTimeoutSecs), "idle-timeout-secs",
+		"suspend after so many seconds without a request; 0: never")
 	labelFlag(f, &labels)
 	network.register(f)
 	limits.register(f)
@@ -110,7 +112,8 @@ func newWorkspaceListCmd() *cobra.Command {
 	return cmd
 }
 
-func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Context, string) (client.Workspace, error)) *cobra.Command {
+func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Context, string) (client.Workspace,
+	error)) *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
 		Use:   verb + " NAME",

@@ -68,7 +68,8 @@ func (c *common) complete(cmd *cobra.Command, names namesOf) {
 
 // completeFlag has it complete the value of a flag.
 func (c *common) completeFlag(cmd *cobra.Command, flag string, names namesOf) {
-	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string, cobra.ShellCompDirective) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begin string) ([]string,
+		cobra.ShellCompDirective) {
 		return c.candidates(cmd, names, nil, begin)
 	}) // it fails only for a flag that does not exist
 }
@@ -134,7 +135,8 @@ func either(a, b namesOf) namesOf {
 
 // candidates are the names that begin like this and are not among the arguments yet. No daemon is
 // started for them.
-func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string, cobra.ShellCompDirective) {
+func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, begin string) ([]string,
+	cobra.ShellCompDirective) {
 	cl, _, err := connectWith(cmd.Context(), c.url, c.ca, nil)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
@@ -144,6 +146,9 @@ func (c *common) candidates(cmd *cobra.Command, names namesOf, args []string, be
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return slices.DeleteFunc(found, func(n string) bool { return !strings.HasPrefix(n, begin) || slices.Contains(args, n) }),
+	return slices.DeleteFunc(found, func(n string) bool {
+			return !strings.HasPrefix(n, begin) ||
+				slices.Contains(args, n)
+		}),
 		cobra.ShellCompDirectiveNoFileComp
 }

@@ -96,7 +96,8 @@ func (c *common) run(cmd *cobra.Command, f func(context.Context, *client.Client)
 	var answered *client.Error
 	switch answers := errors.As(err, &answered); {
 	case answers && answered.Status == http.StatusUnauthorized:
-		return fmt.Errorf("%w: the variable %s has the token ('forkd token new NAME' makes one where the daemon is)", err, tokenEnv)
+		return fmt.Errorf("%w: the variable %s has the token ('forkd token new NAME' makes one where the daemon is)", err,
+			tokenEnv)
 	case err != nil && !answers && cl.Healthy(ctx) != nil:
 		return fmt.Errorf("no forkd daemon answers at %s (%s): %w", where, whatHelps(where, err), reason(err))
 	}

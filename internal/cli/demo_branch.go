@@ -28,7 +28,8 @@ type branchFigures struct {
 const branchChildren = 3
 
 func (b *branchFigures) complete() bool {
-	return b.Memory == branchChildren && b.Files == branchChildren && b.Process == branchChildren && b.Paths == branchChildren
+	return b.Memory == branchChildren && b.Files == branchChildren && b.Process == branchChildren &&
+		b.Paths == branchChildren
 }
 
 // The source is branched while a thread of its warm interpreter adds up 1 + 2 + 3 + …, so that in
@@ -166,7 +167,8 @@ func (d *demo) follow(i int, id string, atLeast int64) error {
 
 // shell runs a script that must succeed.
 func (d *demo) shell(id, script string) error {
-	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}, TimeoutSecs: demoTimeout})
+	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script},
+		TimeoutSecs: demoTimeout})
 	if err == nil && (r.ExitCode != 0 || r.Error != "") {
 		err = fmt.Errorf("%s: exit code %d %s %s", script, r.ExitCode, r.Error, r.Stderr)
 	}

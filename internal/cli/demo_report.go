@@ -101,7 +101,8 @@ func (d *demo) report(w io.Writer) error {
 	br := f.Branch
 	section(fmt.Sprintf("Branch (%s) of a computing child, and %d children of the branch", br.Mode, branchChildren))
 	line("the source stood still", "%.1f ms; it had written %d KiB", br.PauseMS, br.DirtyBytes>>10)
-	line("children could start", "%.1f ms after the request; all confirmed %.1f ms after theirs", br.ReadyMS, br.ForkWallMS)
+	line("children could start", "%.1f ms after the request; all confirmed %.1f ms after theirs", br.ReadyMS,
+		br.ForkWallMS)
 	line("inherited", "memory %d, files %d, running process %d of %d", br.Memory, br.Files, br.Process, branchChildren)
 	line("went three different ways", "%d of %d answers are right", br.Paths, branchChildren)
 	section("Answers")

@@ -58,6 +58,7 @@ func judgeCgroup(root bool, own string, read func(string) string) finding {
 				strings.Join(missing, ", "))).
 			byHand(bootWith("systemd.unified_cgroup_hierarchy=1"))
 	}
-	return found(check, warn, fmt.Sprintf("your user has no controller %s in %s: such limits are refused; log in again afterwards",
-		strings.Join(missing, ", "), dir)).asRoot(delegateToUsers)
+	return found(check, warn,
+		fmt.Sprintf("your user has no controller %s in %s: such limits are refused; log in again afterwards",
+			strings.Join(missing, ", "), dir)).asRoot(delegateToUsers)
 }

@@ -133,7 +133,8 @@ func checkDaemon(ctx context.Context, url string) []finding {
 	if err != nil {
 		return []finding{found(check, warn, fmt.Sprintf("%s: %v", where, err)).byHand(howToStart())}
 	}
-	answers := found(check, pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel, describeAdmission(v.Admission)))
+	answers := found(check, pass, fmt.Sprintf("%s: forkd %s, %s; %s", where, v.Version, v.Accel,
+		describeAdmission(v.Admission)))
 	if v.NoKVM != "" {
 		answers = found(check, fail, where+": its host cannot run VMs: "+v.NoKVM).byHand("forkd doctor # on that host")
 	}
@@ -171,8 +172,9 @@ func judgeVersion(daemon string) finding {
 	if daemon == version {
 		return found(check, pass, version)
 	}
-	bad := found(check, warn, fmt.Sprintf("%s, while this program is %s: what one knows the other may not; start it again, which "+
-		"sandboxes survive", daemon, version))
+	bad := found(check, warn,
+		fmt.Sprintf("%s, while this program is %s: what one knows the other may not; start it again, which "+
+			"sandboxes survive", daemon, version))
 	if hasUnit() {
 		return bad.byHand("systemctl restart forkd")
 	}

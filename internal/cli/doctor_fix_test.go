@@ -80,7 +80,8 @@ func TestFindingsAreWrapped(t *testing.T) {
 // Where an emulated host serves, nothing of this host's kernel is to be mended, and VMs can run.
 func TestDoctorInAnEmulatedHost(t *testing.T) {
 	findings := append([]finding{found("emulated host", pass, "a runs"), found("daemon", pass, "")}, needless([]finding{
-		found("/dev/kvm", warn, "missing").byHand("x"), found("cgroup v2", warn, "no limits").byHand(bootWith("y")), found("kernel", pass, ""),
+		found("/dev/kvm", warn, "missing").byHand("x"), found("cgroup v2", warn, "no limits").byHand(bootWith("y")),
+		found("kernel", pass, ""),
 	})...)
 	for _, f := range findings {
 		if f.Fix != nil || f.Verdict == warn {

@@ -69,8 +69,9 @@ func checkNXHugePages(setting string) finding {
 	case "":
 		return found(check, skip, "KVM has no such setting here")
 	case "Y", "1":
-		return found(check, warn, "on: KVM starts a thread for every VM, which makes forks slower by up to milliseconds; where all "+
-			"guests are trusted or the CPU is not affected (itlb_multihit), switch it off").
+		return found(check, warn,
+			"on: KVM starts a thread for every VM, which makes forks slower by up to milliseconds; where all "+
+				"guests are trusted or the CPU is not affected (itlb_multihit), switch it off").
 			byHand("echo options kvm nx_huge_pages=never > /etc/modprobe.d/forkd.conf # then reboot")
 	}
 	return found(check, pass, setting)
@@ -133,7 +134,8 @@ func checkThreads(pids, nproc uint64) finding {
 		{nproc, "RLIMIT_NPROC of the user", "ulimit -u unlimited # systemd: LimitNPROC="},
 	} {
 		if l.left < threadsPerVM*enoughVMs {
-			low = append(low, fmt.Sprintf("%s allows %d, which is enough for about %d sandboxes", l.name, l.left, l.left/threadsPerVM))
+			low = append(low, fmt.Sprintf("%s allows %d, which is enough for about %d sandboxes", l.name, l.left,
+				l.left/threadsPerVM))
 			raise = append(raise, l.do)
 		}
 	}
@@ -148,8 +150,9 @@ func checkOvercommit(mode string) finding {
 	const check = "vm.overcommit_memory"
 	switch mode {
 	case "2":
-		return found(check, warn, "2: the kernel counts the whole memory of every sandbox, not what it has written, and refuses "+
-			"forks long before memory is short: sysctl vm.overcommit_memory=1")
+		return found(check, warn,
+			"2: the kernel counts the whole memory of every sandbox, not what it has written, and refuses "+
+				"forks long before memory is short: sysctl vm.overcommit_memory=1")
 	case "":
 		return found(check, skip, "not readable")
 	}
@@ -167,7 +170,8 @@ func checkMaps(limit string) finding {
 	case err != nil:
 		return found(check, skip, "not readable")
 	case n < mostMaps:
-		return found(check, warn, fmt.Sprintf("%d: branches of sandboxes that write all over their memory may not be forked from", n)).
+		return found(check, warn,
+			fmt.Sprintf("%d: branches of sandboxes that write all over their memory may not be forked from", n)).
 			asRoot("sysctl -w vm.max_map_count=65530")
 	}
 	return found(check, pass, limit)

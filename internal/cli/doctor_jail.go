@@ -22,7 +22,8 @@ func checkJails() []finding {
 		checkLandlock(landlockVersion()),
 		checkCores(hostFile("/sys/devices/system/cpu/smt/active"), hasCoreScheduling()),
 		checkKSM(hostFile("/sys/kernel/mm/ksm/run")),
-		checkCPUFlaws(cpuFlaws("/sys/devices/system/cpu/vulnerabilities"), hostFile("/proc/cpuinfo"), hostFile("/proc/cmdline")),
+		checkCPUFlaws(cpuFlaws("/sys/devices/system/cpu/vulnerabilities"), hostFile("/proc/cpuinfo"),
+			hostFile("/proc/cmdline")),
 	}
 }
 
@@ -38,7 +39,8 @@ func tryJail() error {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, embedded.VMM)
-	if err := errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(dir, 0o711)); err != nil { // see jail.Starter
+	// see jail.Starter
+	if err := errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(dir, 0o711)); err != nil {
 		return err
 	}
 	jails, err := jail.New(jail.Options{})
@@ -55,7 +57,8 @@ func checkJail(err error, root bool, read func(string) string) finding {
 	case errors.Is(err, embedded.ErrNotBuiltIn):
 		return found(check, skip, err.Error())
 	case err != nil && root:
-		return found(check, warn, "this host lets root make no namespaces, perhaps because it is a container: "+err.Error()+without).
+		return found(check, warn,
+			"this host lets root make no namespaces, perhaps because it is a container: "+err.Error()+without).
 			byHand("forkd daemon --no-namespaces")
 	case err != nil:
 		bad := found(check, warn, "this host gives users no namespaces: "+err.Error()+without)
@@ -66,8 +69,9 @@ func checkJail(err error, root bool, read func(string) string) finding {
 		}
 		return bad.byHand("forkd daemon --no-namespaces")
 	case !root:
-		return found(check, pass, "complete; all VMMs are your user, and a VMM that is not from the pool takes some 5 ms longer "+
-			"to start than with a daemon that is root")
+		return found(check, pass,
+			"complete; all VMMs are your user, and a VMM that is not from the pool takes some 5 ms longer "+
+				"to start than with a daemon that is root")
 	}
 	return found(check, pass, "complete; every VMM has a user of its own")
 }
@@ -103,8 +107,9 @@ func landlockVersion() int {
 func checkLandlock(version int) finding {
 	const check = "landlock"
 	if version == 0 {
-		return found(check, warn, "not in this kernel, or not among its lsm=: a VMM's empty root directory and the filter of its "+
-			"system calls have no third line behind them").
+		return found(check, warn,
+			"not in this kernel, or not among its lsm=: a VMM's empty root directory and the filter of its "+
+				"system calls have no third line behind them").
 			byHand(bootWith("lsm=landlock,lockdown,yama,integrity,apparmor,bpf"))
 	}
 	return found(check, pass, "there")
@@ -124,15 +129,17 @@ func checkCores(smt string, scheduling bool) finding {
 	case scheduling:
 		return found(check, pass, "siblings of a core run the same sandbox or wait (core scheduling)")
 	}
-	return found(check, warn, "SMT is on and the kernel has no core scheduling: sandboxes can spy on each other through what the "+
-		"siblings of a core share; use a kernel with CONFIG_SCHED_CORE, or switch SMT off, and with it half of the CPUs").
+	return found(check, warn,
+		"SMT is on and the kernel has no core scheduling: sandboxes can spy on each other through what the "+
+			"siblings of a core share; use a kernel with CONFIG_SCHED_CORE, or switch SMT off, and with it half of the CPUs").
 		byHand("echo off > /sys/devices/system/cpu/smt/control")
 }
 
 func checkKSM(run string) finding {
 	const check = "ksm"
 	if strings.TrimSpace(run) == "1" {
-		return found(check, warn, "on: sandboxes can learn by timing which pages others have").asRoot("echo 2 > /sys/kernel/mm/ksm/run")
+		return found(check, warn,
+			"on: sandboxes can learn by timing which pages others have").asRoot("echo 2 > /sys/kernel/mm/ksm/run")
 	}
 	return found(check, pass, "off")
 }
@@ -149,8 +156,10 @@ func cpuFlaws(dir string) map[string]string {
 
 // crossing are the flaws by which one guest, or a guest and the host, could read each other's
 // memory. A process inside one guest is that guest's own business.
-var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown", "mmio_stale_data",
-	"old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2", "srbds", "tsa", "tsx_async_abort", "vmscape"}
+var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
+	"mmio_stale_data",
+	"old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2", "srbds", "tsa",
+	"tsx_async_abort", "vmscape"}
 
 var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
 
@@ -180,11 +189,13 @@ func checkCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) finding {
 	case len(open) == 0:
 		return found(check, pass, "all are mitigated; microcode "+microcode)
 	case weakened.MatchString(cmdline):
-		return found(check, warn, detail).byHand(`sed -i 's/mitigations=[^ "]*//' /etc/default/grub && update-grub # then reboot`)
+		return found(check, warn,
+			detail).byHand(`sed -i 's/mitigations=[^ "]*//' /etc/default/grub && update-grub # then reboot`)
 	case isVM(cpuinfo):
 		return found(check, warn, detail+"; this host is a virtual machine: the host around it loads the microcode")
 	case old:
-		return found(check, warn, detail).byHand("apt install intel-microcode amd64-microcode # from non-free-firmware; then reboot")
+		return found(check, warn,
+			detail).byHand("apt install intel-microcode amd64-microcode # from non-free-firmware; then reboot")
 	default:
 		return found(check, warn, detail).byHand("apt full-upgrade # to a kernel with the mitigations; then reboot")
 	}

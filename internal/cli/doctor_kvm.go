@@ -54,13 +54,16 @@ func checkHWVirt(cpuinfo string) finding {
 	case cpuinfo == "":
 		return found(check, skip, "/proc/cpuinfo is not readable")
 	case module == "" && inVM:
-		return found(check, warn, "this host is a virtual machine whose CPU shows neither vmx nor svm: let the host around it nest (for KVM "+
-			"the parameter nested of its module, and the CPU type host), or emulate one here").byHand(emulateHost)
+		return found(check, warn,
+			"this host is a virtual machine whose CPU shows neither vmx nor svm: let the host around it nest (for KVM "+
+				"the parameter nested of its module, and the CPU type host), or emulate one here").byHand(emulateHost)
 	case module == "":
-		return found(check, warn, "the CPU shows neither vmx nor svm, perhaps because the firmware switches it off; an emulated host has it").
+		return found(check, warn,
+			"the CPU shows neither vmx nor svm, perhaps because the firmware switches it off; an emulated host has it").
 			byHand(emulateHost)
 	case inVM:
-		return found(check, pass, module+", nested: this host is a virtual machine itself, so that each exit of a guest costs several times more")
+		return found(check, pass,
+			module+", nested: this host is a virtual machine itself, so that each exit of a guest costs several times more")
 	}
 	return found(check, pass, module)
 }
@@ -80,7 +83,8 @@ func checkKVM(machineRuns bool) finding {
 	case errors.As(err, &unfit), errors.Is(err, os.ErrNotExist):
 		return found(check, fail, err.Error()).byHand(emulateHost)
 	case errors.Is(err, os.ErrPermission):
-		return found(check, fail, err.Error()+": you are not in its group; log in again afterwards").asRoot("usermod -aG kvm " + userName())
+		return found(check, fail,
+			err.Error()+": you are not in its group; log in again afterwards").asRoot("usermod -aG kvm " + userName())
 	}
 	return found(check, fail, err.Error())
 }

@@ -46,6 +46,7 @@ func networkFinding(check string, unreachable error, resolvConf string, descript
 		return found(check, warn, fmt.Sprintf("%d file descriptors: each connection of a sandbox takes one", descriptors)).
 			byHand("ulimit -n 1048576 # systemd: LimitNOFILE=")
 	}
-	return found(check, pass, fmt.Sprintf("outgoing sockets, which is all that is needed: no nftables, iptables, ip_forward, "+
-		"tap devices or namespaces; up to %d connections at a time", descriptors/4*3))
+	return found(check, pass,
+		fmt.Sprintf("outgoing sockets, which is all that is needed: no nftables, iptables, ip_forward, "+
+			"tap devices or namespaces; up to %d connections at a time", descriptors/4*3))
 }

@@ -24,7 +24,8 @@ func TestDoctorLooksAtTheMachinesDisk(t *testing.T) {
 		{"no answer", nil, errors.New("no route"), warn, warn},
 	} {
 		got := machineSpace("m", c.free, c.err)
-		if len(got) != 2 || got[0].Verdict != c.hot || got[1].Verdict != c.disk || !strings.Contains(got[1].Detail, "emulated host m") {
+		if len(got) != 2 || got[0].Verdict != c.hot || got[1].Verdict != c.disk ||
+			!strings.Contains(got[1].Detail, "emulated host m") {
 			t.Errorf("%s: %+v", c.name, got)
 		}
 	}

@@ -57,7 +57,8 @@ func (a *authority) sign(domain string, now time.Time) (cert, key []byte, ends t
 	c := &x509.Certificate{
 		SerialNumber: rootcert.Serial(), Subject: pkix.Name{CommonName: domain},
 		NotBefore: now.AddDate(0, 0, -1), NotAfter: ends,
-		DNSNames: []string{domain, "*." + domain, "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		DNSNames: []string{domain, "*." + domain, "localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1),
+			net.IPv6loopback},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, c, a.cert, &k.PublicKey, a.key)

@@ -89,10 +89,12 @@ func TestInstallClaudeHooks(t *testing.T) {
 		if again, _ := os.ReadFile(path); !bytes.Equal(again, added) {
 			t.Errorf("again: changed to\n%s", again)
 		}
-		if _, err, code := hookRun(t, "claude-code", "--workspace", "other", "--install"); code != 0 || !strings.Contains(err, "was added") {
+		if _, err, code := hookRun(t, "claude-code", "--workspace", "other", "--install"); code != 0 ||
+			!strings.Contains(err, "was added") {
 			t.Errorf("for another workspace: %d, %s", code, err)
 		}
-		if now, _ := os.ReadFile(path); strings.Contains(string(now), "desk") || strings.Count(string(now), "--workspace other") != 2 {
+		if now, _ := os.ReadFile(path); strings.Contains(string(now), "desk") ||
+			strings.Count(string(now), "--workspace other") != 2 {
 			t.Errorf("for another workspace:\n%s", now)
 		}
 		if _, err, code := hookRun(t, "claude-code", "--uninstall"); code != 0 || !strings.Contains(err, "was taken out") {
@@ -136,7 +138,8 @@ func wantClaudeHooks(t *testing.T, before string, after []byte) {
 			t.Fatalf("%s: %+v", event, list)
 		}
 		last := list[len(list)-1]
-		if len(last.Hooks) != 1 || last.Matcher != matcher || last.Hooks[0].Type != "command" || last.Hooks[0].Timeout != hookTimeout ||
+		if len(last.Hooks) != 1 || last.Matcher != matcher || last.Hooks[0].Type != "command" ||
+			last.Hooks[0].Timeout != hookTimeout ||
 			!strings.HasSuffix(last.Hooks[0].Command, " turn --hook claude-code --workspace desk") {
 			t.Errorf("%s: %+v", event, last)
 		}
@@ -274,13 +277,15 @@ func TestInstallCodexNotify(t *testing.T) {
 			t.Fatalf("%v in\n%s", err, text)
 		}
 		words, _ := now["notify"].([]any)
-		if len(words) != 8 || words[1] != "turn" || words[3] != "codex" || words[5] != "desk" || words[7] != "5" || len(now) != len(was)+1 {
+		if len(words) != 8 || words[1] != "turn" || words[3] != "codex" || words[5] != "desk" || words[7] != "5" ||
+			len(now) != len(was)+1 {
 			t.Errorf("%q:\n%s", before, text)
 		}
 		if _, err, code := hookRun(t, "codex", "-w", "other", "--install"); code != 0 {
 			t.Errorf("%d, %s", code, err)
 		}
-		if text, _ := os.ReadFile(path); strings.Contains(string(text), "desk") || !strings.Contains(string(text), `"other"`) {
+		if text, _ := os.ReadFile(path); strings.Contains(string(text), "desk") ||
+			!strings.Contains(string(text), `"other"`) {
 			t.Errorf("for another workspace:\n%s", text)
 		}
 		if _, err, code := hookRun(t, "codex", "--uninstall"); code != 0 {
@@ -303,7 +308,8 @@ func TestHookUsage(t *testing.T) {
 		{"claude-code -w desk --keep -1", "--keep"},
 		{"claude-code -w desk --install --uninstall", "install"},
 	} {
-		if _, err, code := hookRun(t, strings.Fields(c.args)...); code != exitUsage && code != exitError || !strings.Contains(err, c.want) {
+		if _, err, code := hookRun(t, strings.Fields(c.args)...); code != exitUsage && code != exitError ||
+			!strings.Contains(err, c.want) {
 			t.Errorf("%s: %d, %s", c.args, code, err)
 		}
 	}

@@ -34,7 +34,8 @@ func sandboxID(ctx context.Context, cl *client.Client, ref string) (string, erro
 }
 
 // runOn is run for a command on one sandbox, which ref names as for sandboxID.
-func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client, id string) error) error {
+func (c *common) runOn(cmd *cobra.Command, ref string, f func(ctx context.Context, cl *client.Client,
+	id string) error) error {
 	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 		id, err := sandboxID(ctx, cl, ref)
 		if err != nil {

@@ -38,7 +38,8 @@ type place struct {
 func places() []place {
 	list := []place{
 		{"doctor", os.TempDir(), []string{"forkd-doctor*"}},
-		{"forkd 0.5", os.TempDir(), []string{"forkd-parent-*", "forkd-fork-*", "forkd-daemon-*", "forkd-workspace-*", "forkd-snapshot-*",
+		{"forkd 0.5", os.TempDir(), []string{"forkd-parent-*", "forkd-fork-*", "forkd-daemon-*", "forkd-workspace-*",
+			"forkd-snapshot-*",
 			"forkd-quickstart-*", "forkd-unpack-*", "forkd-pull-*", "forkd-branch-diff-*"}},
 		{"forkd 0.5", "/dev/shm", []string{"forkd-prewarm"}},
 	}
@@ -81,7 +82,10 @@ func findLeftovers(in []place, since time.Time) ([]leftover, error) {
 	}
 	open := openPaths()
 	return slices.DeleteFunc(list, func(l leftover) bool {
-		return slices.ContainsFunc(open, func(path string) bool { return path == l.Path || strings.HasPrefix(path, l.Path+"/") })
+		return slices.ContainsFunc(open, func(path string) bool {
+			return path == l.Path ||
+				strings.HasPrefix(path, l.Path+"/")
+		})
 	}), nil
 }
 

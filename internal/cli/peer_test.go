@@ -19,7 +19,8 @@ func TestOwnersOfConnections(t *testing.T) {
 		from string
 		uid  int
 		ok   bool
-	}{{"127.0.0.1:8080", 1000, true}, {"127.0.0.1:8081", 0, false}, {"127.0.0.1:8082", 7, true}, {"127.0.0.1:8083", 0, false}} {
+	}{{"127.0.0.1:8080", 1000, true}, {"127.0.0.1:8081", 0, false}, {"127.0.0.1:8082", 7, true},
+		{"127.0.0.1:8083", 0, false}} {
 		if uid, ok := ownerOf(table, netip.MustParseAddrPort(c.from), guest); uid != c.uid || ok != c.ok {
 			t.Errorf("%s: %d, %v, want %d, %v", c.from, uid, ok, c.uid, c.ok)
 		}

@@ -37,7 +37,8 @@ func TestTablesFitTheTerminal(t *testing.T) {
 			t.Errorf("%d columns:\n%s\nwant\n%s", c.width, got, c.want)
 		}
 	}
-	if got := tableOf(t, 10, "ID\tSNAPSHOT\tSTATE", lines...); !strings.Contains(got, "\nsb-askayjdq…  a-rather-lo…  running\n") {
+	if got := tableOf(t, 10, "ID\tSNAPSHOT\tSTATE", lines...); !strings.Contains(got,
+		"\nsb-askayjdq…  a-rather-lo…  running\n") {
 		t.Errorf("10 columns:\n%s", got)
 	}
 }

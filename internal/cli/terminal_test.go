@@ -63,7 +63,8 @@ func TestTheTerminalIsLentWithItsKeys(t *testing.T) {
 		var said bytes.Buffer
 		ended := make(chan int, 1)
 		go func() {
-			ended <- Main([]string{"exec", flags, id, "--", "sh", "-c", "echo began; exec sleep 1000"}, Stdio{In: tty, Out: tty, Err: &said})
+			ended <- Main([]string{"exec", flags, id, "--", "sh", "-c", "echo began; exec sleep 1000"},
+				Stdio{In: tty, Out: tty, Err: &said})
 		}()
 		for seen, buf := "", make([]byte, 64); !strings.Contains(seen, "began"); {
 			n, err := keyboard.Read(buf)

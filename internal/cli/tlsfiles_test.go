@@ -13,7 +13,9 @@ import (
 // The daemon's certificate is checked by the file of --ca, or of $FORKD_CA, and by the host's
 // without.
 func TestCAOfTheDaemon(t *testing.T) {
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte(`{"ok": true}`)) }))
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Write([]byte(`{"ok": true}`))
+	}))
 	defer server.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})

@@ -74,7 +74,8 @@ func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	out, stderr, code := d.run(string(text), append([]string{"turn", "--hook", "claude-code", "--workspace", "desk"}, flags...)...)
+	out, stderr, code := d.run(string(text), append([]string{"turn", "--hook", "claude-code", "--workspace", "desk"},
+		flags...)...)
 	if out != "" || stderr != "" || code != 0 {
 		d.t.Errorf("%s: printed %q and %q, exit code %d; an agent reads that", event, out, stderr, code)
 	}
@@ -83,7 +84,8 @@ func (d *desk) claude(event string, fields map[string]any, flags ...string) {
 // bash runs a command in the workspace, as the agent's tool does.
 func (d *desk) bash(command string, flags ...string) {
 	d.t.Helper()
-	r, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", command}, Cwd: d.dir, TimeoutSecs: 30})
+	r, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", command}, Cwd: d.dir,
+		TimeoutSecs: 30})
 	if err != nil || r.ExitCode != 0 {
 		d.t.Fatalf("%s: %+v, %v", command, r, err)
 	}
@@ -98,7 +100,8 @@ func (d *desk) turn(prompt string, commands ...string) {
 	d.t.Helper()
 	d.claude("UserPromptSubmit", map[string]any{"prompt": prompt})
 	for _, c := range commands {
-		if _, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", c}, Cwd: d.dir, TimeoutSecs: 30}); err != nil {
+		if _, err := d.Exec(d.t.Context(), d.id, client.ExecRequest{Args: []string{"sh", "-c", c}, Cwd: d.dir,
+			TimeoutSecs: 30}); err != nil {
 			d.t.Fatal(err)
 		}
 	}
@@ -162,7 +165,8 @@ func TestUndoTheTurnsOfAnAgent(t *testing.T) {
 	if out := d.ok("undo", "2", "--workspace", "desk"); out != "base" {
 		t.Errorf("undo of all printed %q", out)
 	}
-	if _, err, code := d.run("", "undo", "--workspace", "desk"); code != exitError || !strings.Contains(err, "no turn of desk") {
+	if _, err, code := d.run("", "undo", "--workspace", "desk"); code != exitError ||
+		!strings.Contains(err, "no turn of desk") {
 		t.Errorf("undo at the beginning: %d, %s", code, err)
 	}
 	d.ok("redo", "--workspace", "desk") // towards the newest, one by one
@@ -284,7 +288,8 @@ func TestTurnsOfCodex(t *testing.T) {
 		}
 		event := fmt.Sprintf(`{"type":"agent-turn-complete","thread-id":"b5f6c1c2","turn-id":%q,"cwd":"/p",`+
 			`"input-messages":["first",%q],"last-assistant-message":"Done."}`, id, prompt)
-		if out, stderr, code := d.run("", "turn", "--hook", "codex", "--workspace", "desk", event); out+stderr != "" || code != 0 {
+		if out, stderr, code := d.run("", "turn", "--hook", "codex", "--workspace", "desk", event); out+stderr != "" ||
+			code != 0 {
 			t.Errorf("%q, %q, %d", out, stderr, code)
 		}
 	}
@@ -321,7 +326,8 @@ func TestFailedHooks(t *testing.T) {
 		if out, err, code := d.run(c.stdin, c.args...); out != "" || code != 0 || !strings.Contains(err, c.want) {
 			t.Errorf("%s: %q, %q, exit code %d; want %q", c.name, out, err, code, c.want)
 		}
-		if out, err, code := d.run(c.stdin, append(c.args, "--strict")...); code != exitError && c.name != "a flag of a later version" {
+		if out, err, code := d.run(c.stdin, append(c.args, "--strict")...); code != exitError &&
+			c.name != "a flag of a later version" {
 			t.Errorf("%s, --strict: %q, %q, exit code %d", c.name, out, err, code)
 		}
 	}
@@ -368,7 +374,8 @@ func TestATurnWaitsForAnother(t *testing.T) {
 // A token that is limited to labels of its own saves turns, without a text that it may not note.
 func TestTurnsOfOneTeam(t *testing.T) {
 	mapGuestRAM(t)
-	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run, Prefix: "team-a/"}}})
+	rig := apirig.Start(t, apirig.Options{Agent: agentHere, Tokens: []auth.Token{{Name: "a", Scope: auth.Run,
+		Prefix: "team-a/"}}})
 	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +392,8 @@ func TestTurnsOfOneTeam(t *testing.T) {
 	t.Setenv(workspaceEnv, "team-a.desk")
 	d := &desk{Rig: rig, t: t, id: w.LiveSandboxID}
 	for _, event := range []string{`"UserPromptSubmit","prompt":"go"`, `"Stop"`} {
-		out, stderr, code := d.run(`{"session_id":"s","hook_event_name":`+event+`}`, "turn", "--hook", "claude-code", "--strict")
+		out, stderr, code := d.run(`{"session_id":"s","hook_event_name":`+event+`}`, "turn", "--hook", "claude-code",
+			"--strict")
 		if out+stderr != "" || code != 0 {
 			t.Errorf("%s: %q, %q, %d", event, out, stderr, code)
 		}

@@ -12,7 +12,8 @@ import (
 
 // uniqueFlag registers --unique.
 func uniqueFlag(cmd *cobra.Command, unique *string) {
-	cmd.Flags().StringVar(unique, "unique", "", "strict: fail where programs repeat random numbers of other copies; report: name them")
+	cmd.Flags().StringVar(unique, "unique", "",
+		"strict: fail where programs repeat random numbers of other copies; report: name them")
 	completeWords(cmd, "unique", "report", "strict")
 }
 
@@ -38,6 +39,7 @@ func printRepeats(cmd *cobra.Command, siblings ...client.Sandbox) {
 	if more := len(names) - maxRepeats; more > 0 {
 		names = append(names[:maxRepeats], fmt.Sprintf("%d more", more))
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "forkd: these programs may repeat random numbers of other copies: %s; 'forkd inspect %s' lists them\n",
+	fmt.Fprintf(cmd.ErrOrStderr(),
+		"forkd: these programs may repeat random numbers of other copies: %s; 'forkd inspect %s' lists them\n",
 		strings.Join(names, ", "), s.ID)
 }

@@ -106,7 +106,8 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	unknown := fmt.Sprintf("unknown command %q", strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name())+" "+args[0]))
+	unknown := fmt.Sprintf("unknown command %q", strings.TrimSpace(strings.TrimPrefix(cmd.CommandPath(),
+		cmd.Root().Name())+" "+args[0]))
 	if hint, ok := elsewhere[args[0]]; ok && !cmd.HasParent() {
 		return errors.New(unknown + ": " + hint)
 	}

@@ -31,13 +31,14 @@ import (
 
 // Config is what a daemon is started with.
 type Config struct {
-	Socket      string           // unix socket; empty: none
-	Bind        string           // TCP address; empty: none
-	Peers       []auth.PeerRule  // who else than its own user and root may use the socket
-	TLS         TLS              // of the TCP address
-	TokenFile   string           // demands one of its tokens on TCP; empty: no token
-	Hosts       []string         // names, besides those of loopback, that clients without a token may use on TCP
-	ProxyDomain string           // below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
+	Socket    string          // unix socket; empty: none
+	Bind      string          // TCP address; empty: none
+	Peers     []auth.PeerRule // who else than its own user and root may use the socket
+	TLS       TLS             // of the TCP address
+	TokenFile string          // demands one of its tokens on TCP; empty: no token
+	Hosts     []string        // names, besides those of loopback, that clients without a token may use on TCP
+	// below it, ports of sandboxes have host names; empty: they have none. See inbound.ParseDomain
+	ProxyDomain string
 	StateDir    string           // snapshots and private disks
 	RAMDir      string           // tmpfs for hot memory layers
 	RunDir      string           // sockets and records of running sandboxes
@@ -54,11 +55,13 @@ type Config struct {
 	CmdlineArgs []string        // added to the kernel command line of parents
 	CPUTemplate string          // of parents
 	Accel       string          // "kvm" or "tcg", for reports
-	GuestPort   int             // of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0: none
-	KillOnExit  bool            // end all sandboxes when the daemon stops
-	Jail        jail.Options
-	Version     string
-	Log         *slog.Logger
+	// of the addresses that clients of forkd 0.5 are told, which forkd forward-guests serves; 0:
+	// none
+	GuestPort  int
+	KillOnExit bool // end all sandboxes when the daemon stops
+	Jail       jail.Options
+	Version    string
+	Log        *slog.Logger
 
 	// Probe says why no VM can run on this host, as far as a few instructions of a guest tell, and
 	// whether that is sure. Without KVM the daemon serves all the same, for what there is to look
@@ -236,7 +239,8 @@ func Run(ctx context.Context, cfg Config) error {
 		kvm = &kvmState{probe: cfg.Probe}
 	}
 	if err := kvm.why(); err != nil {
-		cfg.Log.Warn("no VM can be started", "reason", err, "fix", "run 'forkd doctor'; 'forkd machine start' emulates a host that has KVM")
+		cfg.Log.Warn("no VM can be started", "reason", err, "fix",
+			"run 'forkd doctor'; 'forkd machine start' emulates a host that has KVM")
 	}
 	listeners, err := listen(&cfg, guard)
 	if err != nil {
@@ -296,9 +300,11 @@ func serve(ctx context.Context, log *slog.Logger, handler http.Handler, listener
 // newServer returns a server that closes a connection on which there was no request for so long, or
 // whose client does not take an answer in time.
 func newServer(handler http.Handler, log *slog.Logger, idle, answer time.Duration) *http.Server {
-	server := &http.Server{Handler: timed(handler, answer), ReadHeaderTimeout: headerTimeout, IdleTimeout: idle, MaxHeaderBytes: maxHeaders,
-		ConnContext: auth.WithPeer, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow, WriteByteTimeout: answer}}
+	server := &http.Server{Handler: timed(handler, answer), ReadHeaderTimeout: headerTimeout, IdleTimeout: idle,
+		MaxHeaderBytes: maxHeaders,
+		ConnContext:    auth.WithPeer, ErrorLog: errorLog(log), Protocols: new(http.Protocols),
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2, MaxReceiveBufferPerStream: maxWindow,
+			WriteByteTimeout: answer}}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
 	server.Protocols.SetUnencryptedHTTP2(true) // for gRPC to ports of sandboxes, and for proxies before us

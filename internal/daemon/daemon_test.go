@@ -18,7 +18,8 @@ import (
 func TestDefaults(t *testing.T) {
 	none := func(string) string { return "" }
 	var root Config
-	if err := root.Defaults(0, none); err != nil || root.StateDir != "/var/lib/forkd" || root.Socket != "/run/forkd/forkd.sock" {
+	if err := root.Defaults(0, none); err != nil || root.StateDir != "/var/lib/forkd" ||
+		root.Socket != "/run/forkd/forkd.sock" {
 		t.Errorf("root: %+v, %v", root, err)
 	}
 	env := map[string]string{"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7", "XDG_STATE_HOME": "relative"}

@@ -89,7 +89,8 @@ func (c *sniffed) redirect(from io.Reader) {
 		"HTTP/1.1 %s\r\n%sContent-Type: text/plain\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
 		status, location, len(text), text)
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
-		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody) // what is not read would reset the connection, and the answer with it
+		// what is not read would reset the connection, and the answer with it
+		_, _ = io.CopyN(io.Discard, c.Conn, maxPlainBody)
 	}
 }
 

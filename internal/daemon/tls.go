@@ -89,7 +89,8 @@ func (c *certificates) loadLocked() error {
 			return fmt.Errorf("TLS: %w", err)
 		}
 		if path == c.files.Key && fi.Mode().Perm()&0o007 != 0 {
-			return fmt.Errorf("TLS: the key %s has mode %#o, which lets everybody read it: chmod 600 %s", path, fi.Mode().Perm(), path)
+			return fmt.Errorf("TLS: the key %s has mode %#o, which lets everybody read it: chmod 600 %s", path, fi.Mode().Perm(),
+				path)
 		}
 		c.seen[i] = stamp.Of(fi)
 	}
@@ -97,7 +98,8 @@ func (c *certificates) loadLocked() error {
 	if err != nil {
 		return fmt.Errorf("--tls-cert %s, --tls-key %s: %w", c.files.Cert, c.files.Key, err)
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"}}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair},
+		NextProtos: []string{"h2", "http/1.1"}}
 	if c.files.ClientCA != "" {
 		p, err := os.ReadFile(c.files.ClientCA)
 		if err != nil {

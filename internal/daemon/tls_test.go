@@ -34,8 +34,9 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	a := &authority{t: t}
-	a.cert, a.key, a.pem, _ = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign})
+	a.cert, a.key, a.pem, _ = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign})
 	return a
 }
 
@@ -70,7 +71,8 @@ func (a *authority) make(c *x509.Certificate) (_ *x509.Certificate, key *ecdsa.P
 
 // server and user make certificates of the two sides.
 func (a *authority) server() (cert, key []byte) {
-	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "daemon"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
+	_, _, cert, key = a.make(&x509.Certificate{Subject: pkix.Name{CommonName: "daemon"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}})
 	return cert, key
 }
 
@@ -153,12 +155,14 @@ func TestTLS(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ours.pem)
-	old := &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11, RootCAs: roots, Certificates: []tls.Certificate{pair}}
+	old := &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11, RootCAs: roots,
+		Certificates: []tls.Certificate{pair}}
 	if c, err := tls.Dial("tcp", address, old); err == nil {
 		c.Close()
 		t.Error("TLS 1.1 is spoken")
 	}
-	two := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}, ForceAttemptHTTP2: true}
+	two := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}},
+		ForceAttemptHTTP2: true}
 	resp, err := (&http.Client{Transport: two}).Get("https://" + address)
 	if err != nil || resp.ProtoMajor != 2 {
 		t.Errorf("HTTP/2: %v, %v", resp, err)

@@ -253,7 +253,8 @@ func (w *wired) startNet(cfg *Config, bin string, jails *jail.Starter) error {
 	if err != nil {
 		return err
 	}
-	w.net, err = netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers, Proxy: cfg.Proxy,
+	w.net, err = netclient.New(netclient.Config{Bin: path, Dir: filepath.Join(cfg.RunDir, "net"), Resolvers: cfg.Resolvers,
+		Proxy:     cfg.Proxy,
 		Authority: filepath.Join(cfg.StateDir, "secrets-ca.pem"), FlowLog: cfg.FlowLog,
 		Jail: jails, Cgroups: w.cgroups, Log: cfg.Log})
 	return err

@@ -54,7 +54,8 @@ func Enter(c Config) error {
 		{"drop capabilities", dropCapabilities, false},
 		{"limit resources", func() error { return limit(c.Files, how != noNamespaces) }, false},
 		// A daemon that is not root could neither look at it then, nor say how soon it is to end.
-		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }, how == noNamespaces},
+		{"hide memory from other processes", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) },
+			how == noNamespaces},
 		{"share no core with others", shareNoCore, false},
 		{"renounce paths", func() error { return renouncePaths(c.Online) }, false},
 		{"filter system calls", func() error { return filter(c.Filter) }, false},
@@ -245,7 +246,8 @@ func dropCapabilities() error {
 	if err != nil || had == none {
 		return err
 	}
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none)), 0)
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)),
+		uintptr(unsafe.Pointer(&none)), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -17,7 +17,8 @@ type room struct {
 }
 
 // leaves are small packages that know nothing of forkd. Every room but the guest's may import them.
-var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded", "internal/gate",
+var leaves = []string{"internal/atomicfile", "internal/cachedir", "internal/cleanup", "internal/embedded",
+	"internal/gate",
 	"internal/private", "internal/rawcall", "internal/rootcert", "internal/treetar"}
 
 var rooms = []room{
@@ -40,7 +41,8 @@ var rooms = []room{
 	{
 		folder: "internal/vmm",
 		packages: []string{"kvm", "cpuid", "guestmem", "uffd", "boot", "virtio/virtq", "virtio", "virtio/mmio",
-			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest", "machine", "."},
+			"virtio/virtiotest", "bareguest", "virtio/rng", "virtio/blk", "virtio/vsock", "virtio/net", "regtest", "machine",
+			"."},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail"},
 		reason:  "the VMM is what a guest attacks: it knows neither where snapshots lie nor who asks for them",
 	},
@@ -52,10 +54,11 @@ var rooms = []room{
 			"tells it",
 	},
 	{
-		folder:   "internal/guest",
-		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "generators", "envd", "eval", "agent"},
-		imports:  []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
-		reason:   "what runs in a guest is in every guest's memory, and a hostile guest can read it",
+		folder: "internal/guest",
+		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "generators", "envd", "eval",
+			"agent"},
+		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
+		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
 	{
 		folder: "internal/host",
@@ -81,7 +84,8 @@ var rooms = []room{
 	{
 		folder:   "internal/daemon",
 		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "v1", "template", "e2b", "."},
-		imports: []string{"api/...", "internal/agent05", "internal/host/...", "internal/build/...", "internal/proto/...", "internal/format/...",
+		imports: []string{"api/...", "internal/agent05", "internal/host/...", "internal/build/...", "internal/proto/...",
+			"internal/format/...",
 			"internal/jail"},
 		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
 	},
@@ -114,10 +118,12 @@ var rooms = []room{
 		folder: "internal/agent05", packages: []string{"."}, imports: []string{"api/v1"},
 		reason: "an old protocol over whatever reaches a sandbox",
 	},
-	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"}, reason: "it checks traffic, not what causes it"},
+	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"},
+		reason: "it checks traffic, not what causes it"},
 	{
 		folder: "internal/apirig", packages: []string{"."},
-		imports: []string{"client", "internal/apitest", "internal/daemon/...", "internal/host/...", "internal/format/disklayer",
+		imports: []string{"client", "internal/apitest", "internal/daemon/...", "internal/host/...",
+			"internal/format/disklayer",
 			"internal/proto/agentproto"},
 		reason: "it prepares tests of the API; the program that is its guests' agent is for them to bring",
 	},
@@ -229,7 +235,8 @@ var rules = []rule{
 	},
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
-		except: []string{"internal/jail", "internal/rawcall", "internal/vmm/kvm", "internal/vmm/guestmem", "internal/vmm/uffd",
+		except: []string{"internal/jail", "internal/rawcall", "internal/vmm/kvm", "internal/vmm/guestmem",
+			"internal/vmm/uffd",
 			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",

@@ -85,7 +85,8 @@ func drawSession(lines []string) []byte {
 			if i > 0 && strings.HasPrefix(lines[i-1], "$ ") {
 				clock += beforeOutput
 			}
-			fmt.Fprintf(&out, `<g class="line" style="animation-delay:%.2fs">%s</g>`+"\n", clock, drawText(margin, y, "out", line))
+			fmt.Fprintf(&out, `<g class="line" style="animation-delay:%.2fs">%s</g>`+"\n", clock,
+				drawText(margin, y, "out", line))
 			continue
 		}
 		clock += beforeCommand

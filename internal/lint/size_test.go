@@ -47,19 +47,14 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// Limits of lines of code, in characters; a tab is one. How many are beyond the soft one is only
-// told.
-const (
-	softWidth = 120
-	hardWidth = 140
-)
+// maxWidth is how many characters a line of code may have; a tab is one.
+const maxWidth = 120
 
 // longText is how many characters a string may have that a line of code is not broken for: a text
 // is easier to find, and to read, in one piece.
 const longText = 60
 
 func TestCodeIsNarrow(t *testing.T) {
-	wide := 0
 	for _, s := range sources(t) {
 		if s.generated {
 			continue
@@ -70,16 +65,11 @@ func TestCodeIsNarrow(t *testing.T) {
 		}
 		long := linesOfLongTexts(text)
 		for i, line := range strings.Split(string(text), "\n") {
-			n := utf8.RuneCountInString(line)
-			if n > softWidth && !long[i+1] {
-				wide++
-			}
-			if n > hardWidth && !long[i+1] {
-				t.Errorf("%s:%d has %d characters: break the line before %d", s.path, i+1, n, softWidth+1)
+			if n := utf8.RuneCountInString(line); n > maxWidth && !long[i+1] {
+				t.Errorf("%s:%d has %d characters: break the line before %d", s.path, i+1, n, maxWidth+1)
 			}
 		}
 	}
-	t.Logf("%d lines have more than %d characters", wide, softWidth)
 }
 
 // linesOfLongTexts returns the numbers of lines on which a long string stands, or a part of one that
@@ -107,7 +97,7 @@ func linesOfLongTexts(text []byte) map[int]bool {
 
 func TestLinesOfLongTexts(t *testing.T) {
 	text := "package x\n\nvar a = `1\n2`\nvar b = \"" + strings.Repeat("x", longText) + "\"\nvar c = \"short\" // " +
-		strings.Repeat("x", hardWidth) + "\n"
+		strings.Repeat("x", maxWidth) + "\n"
 	long := linesOfLongTexts([]byte(text))
 	if len(long) != 3 || !long[3] || !long[4] || !long[5] {
 		t.Errorf("%v, want lines 3 to 5", long)

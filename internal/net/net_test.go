@@ -143,7 +143,8 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 }
 
 func get(ctx context.Context, g *guesttest.Guest, url string) (string, error) {
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, addr string) (net.Conn,
+		error) {
 		c, err := g.DialTCP(ctx, netip.MustParseAddrPort(addr))
 		if err != nil {
 			return nil, err
@@ -165,7 +166,9 @@ func get(ctx context.Context, g *guesttest.Guest, url string) (string, error) {
 
 func serveHello(t testing.TB, w *nettest.World) {
 	t.Helper()
-	go http.Serve(w.Listen(t, web+":80"), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }))
+	go http.Serve(w.Listen(t, web+":80"), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "hello")
+	}))
 }
 
 // A sandbox from Attach to Detach: it fetches, is refused, is counted and logged, and its policy
@@ -322,12 +325,14 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		m    codec.Message
 		code netproto.Code
 	}{
-		"another version":     {netproto.KindHello, &netproto.Hello{Version: netproto.Version + 1}, netproto.CodeVersion},
-		"an unknown sandbox":  {netproto.KindSetPolicy, &netproto.SetPolicy{ID: "x", Policy: netproto.Public()}, netproto.CodeUnknown},
+		"another version": {netproto.KindHello, &netproto.Hello{Version: netproto.Version + 1}, netproto.CodeVersion},
+		"an unknown sandbox": {netproto.KindSetPolicy, &netproto.SetPolicy{ID: "x", Policy: netproto.Public()},
+			netproto.CodeUnknown},
 		"stats of an unknown": {netproto.KindStats, &netproto.ID{ID: "x"}, netproto.CodeUnknown},
-		"no descriptor":       {netproto.KindAttach, &netproto.Attach{ID: "x", Policy: netproto.Public()}, netproto.CodeInvalid},
-		"no body":             {netproto.KindAttach, nil, netproto.CodeInvalid},
-		"an unknown request":  {99, nil, netproto.CodeInvalid},
+		"no descriptor": {netproto.KindAttach, &netproto.Attach{ID: "x", Policy: netproto.Public()},
+			netproto.CodeInvalid},
+		"no body":            {netproto.KindAttach, nil, netproto.CodeInvalid},
+		"an unknown request": {99, nil, netproto.CodeInvalid},
 	} {
 		if _, err := d.request(c.kind, c.m); !netproto.IsCode(err, c.code) {
 			t.Errorf("%s: %v, want code %d", name, err, c.code)
@@ -352,7 +357,8 @@ func TestServerThatIsAloneEnds(t *testing.T) {
 func TestTrustIsChecked(t *testing.T) {
 	d := start(t)
 	for _, m := range []netproto.Trust{{}, {Certificate: []byte("x"), Key: "s3cr3t"}} {
-		if _, err := d.request(netproto.KindTrust, &m); !netproto.IsCode(err, netproto.CodeInvalid) || strings.Contains(err.Error(), "s3cr3t") {
+		if _, err := d.request(netproto.KindTrust, &m); !netproto.IsCode(err, netproto.CodeInvalid) ||
+			strings.Contains(err.Error(), "s3cr3t") {
 			t.Errorf("%v", err)
 		}
 	}

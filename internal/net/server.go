@@ -45,7 +45,8 @@ func newServer(host *stack.Host, loneliness time.Duration) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{host: host, idle: idle, sandboxes: map[string]*sandbox{}, loneliness: loneliness, lonely: make(chan struct{}, 1)}
+	s := &server{host: host, idle: idle, sandboxes: map[string]*sandbox{}, loneliness: loneliness,
+		lonely: make(chan struct{}, 1)}
 	s.alone = time.AfterFunc(loneliness, func() {
 		select {
 		case s.lonely <- struct{}{}:

@@ -52,7 +52,8 @@ func Dir(path, option string) (*os.File, error) {
 		case int(st.Uid) != uid:
 			err = refuse("it belongs to user %d, not to %d; remove it, or give another %s", st.Uid, uid, option)
 		case st.Mode&sharedBits != 0:
-			err = refuse("its mode %#o lets other users in; if nobody has changed what is in it: chmod 700 %s", st.Mode&0o7777, path)
+			err = refuse("its mode %#o lets other users in; if nobody has changed what is in it: chmod 700 %s", st.Mode&0o7777,
+				path)
 		}
 	}
 	if err == nil {

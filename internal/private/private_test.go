@@ -48,11 +48,13 @@ func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 		prepare func(t *testing.T, parent string) // the directory is parent/d
 		want    string
 	}{
-		"writable for all":      {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777) }, "chmod 700"},
-		"readable for a group":  {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o750) }, "chmod 700"},
-		"sticky":                {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777|fs.ModeSticky) }, "chmod 700"},
-		"another user's":        {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p+"/d") }, "belongs to user 4242"},
-		"below another user's":  {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p) }, "above it belongs to user 4242"},
+		"writable for all":     {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777) }, "chmod 700"},
+		"readable for a group": {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o750) }, "chmod 700"},
+		"sticky":               {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o777|fs.ModeSticky) }, "chmod 700"},
+		"another user's": {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p+"/d") },
+			"belongs to user 4242"},
+		"below another user's": {func(t *testing.T, p string) { mkdir(t, p+"/d", 0o700); chown(t, p) },
+			"above it belongs to user 4242"},
 		"below what all change": {func(t *testing.T, p string) { os.Chmod(p, 0o777) }, "above it is writable"},
 		"below what a group changes": {func(t *testing.T, p string) {
 			if err := os.Chown(p, -1, 4242); err != nil {
@@ -84,7 +86,8 @@ func TestDirRefusesWhatIsNotPrivate(t *testing.T) {
 				d.Close()
 				t.Fatal("accepted")
 			}
-			if text := err.Error(); !strings.Contains(text, c.want) || !strings.Contains(text, path) || !strings.Contains(text, "--x-dir") {
+			if text := err.Error(); !strings.Contains(text, c.want) || !strings.Contains(text, path) ||
+				!strings.Contains(text, "--x-dir") {
 				t.Errorf("%v: want %q, the path and the option in it", err, c.want)
 			}
 		})
@@ -111,7 +114,8 @@ func TestOpenStaysBeneathAndNeverWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
-	for _, name := range []string{"sub/link", "sub/near", "way/file", "../outside", "sub/../../outside", outside, "sub/fifo", "sub", ""} {
+	for _, name := range []string{"sub/link", "sub/near", "way/file", "../outside", "sub/../../outside", outside,
+		"sub/fifo", "sub", ""} {
 		if f, err := Open(dir, name); err == nil {
 			f.Close()
 			t.Errorf("%q was opened", name)

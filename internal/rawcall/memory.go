@@ -25,7 +25,8 @@ func MapOver(p []byte, fd int, offset uint64) error {
 }
 
 func mmap(at unsafe.Pointer, size, flags, fd int, offset uint64) (unsafe.Pointer, error) {
-	r, _, errno := unix.RawSyscall6(unix.SYS_MMAP, uintptr(at), uintptr(size), readWrite, uintptr(flags), uintptr(fd), uintptr(offset))
+	r, _, errno := unix.RawSyscall6(unix.SYS_MMAP, uintptr(at), uintptr(size), readWrite, uintptr(flags), uintptr(fd),
+		uintptr(offset))
 	return *(*unsafe.Pointer)(unsafe.Pointer(&r)), orNil(errno) // no address of Go's heap
 }
 

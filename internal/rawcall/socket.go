@@ -42,6 +42,7 @@ func EpollWait(epoll int, events []unix.EpollEvent) (int, error) {
 
 // EpollCtl adds, changes or removes a descriptor.
 func EpollCtl(epoll, op, fd int, event *unix.EpollEvent) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd), uintptr(unsafe.Pointer(event)), 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd),
+		uintptr(unsafe.Pointer(event)), 0, 0)
 	return orNil(errno)
 }

@@ -185,7 +185,8 @@ func TestEpoll(t *testing.T) {
 	if _, err := Write(a, []byte{1}); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := EpollWait(e, events); n != 1 || err != nil || events[0].Fd != int32(b) || events[0].Events != unix.EPOLLIN {
+	if n, err := EpollWait(e, events); n != 1 || err != nil || events[0].Fd != int32(b) ||
+		events[0].Events != unix.EPOLLIN {
 		t.Errorf("%d events, %v: %+v", n, err, events[0])
 	}
 	if err := EpollCtl(e, unix.EPOLL_CTL_DEL, b, nil); err != nil {

@@ -97,7 +97,8 @@ func TestBits(t *testing.T) {
 	for _, exact := range []bool{false, true} {
 		root, dir, _ := open(t)
 		file := entry{tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o4666}, "x"}
-		err := Unpack(archive(t, entry{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o1777}, ""}, file), Target{Root: root, Bits: exact})
+		err := Unpack(archive(t, entry{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o1777}, ""}, file),
+			Target{Root: root, Bits: exact})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,8 @@ func TestHostileArchives(t *testing.T) {
 		"a link as the file":    {[]entry{link("f", "../out/victim"), file("f")}, false}, // replaced
 		"a hard link out":       {[]entry{hard("h", "../out/victim")}, true},
 		"a hard link by a link": {[]entry{link("l", "../out"), hard("h", "l/victim")}, true},
-		"a directory by a link": {[]entry{link("l", "../out/new"), {tar.Header{Typeflag: tar.TypeDir, Name: "l/", Mode: 0o777}, ""}}, true},
+		"a directory by a link": {[]entry{link("l", "../out/new"), {tar.Header{Typeflag: tar.TypeDir, Name: "l/",
+			Mode: 0o777}, ""}}, true},
 		"a loop":                {[]entry{link("l", "l"), file("l/x")}, true},
 		"a device":              {[]entry{{tar.Header{Typeflag: tar.TypeBlock, Name: "d", Devmajor: 8}, ""}}, false},
 		"a pipe":                {[]entry{{tar.Header{Typeflag: tar.TypeFifo, Name: "p"}, ""}}, false},
@@ -226,7 +228,8 @@ func TestHugeClaim(t *testing.T) {
 	root, dir, _ := open(t)
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: math.MaxInt64 / 2, Format: tar.FormatPAX}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: math.MaxInt64 / 2,
+		Format: tar.FormatPAX}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Unpack(&b, Target{Root: root}); err == nil || !strings.Contains(err.Error(), "GiB") {
@@ -265,7 +268,8 @@ func TestNamesOfNoFileSystem(t *testing.T) {
 		for _, typ := range []byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink} {
 			root, _, _ := open(t)
 			h := tar.Header{Typeflag: typ, Name: c, Mode: 0o755, Linkname: "x"}
-			if err := Unpack(archive(t, entry{h, ""}), Target{Root: root}); err == nil || !strings.Contains(err.Error(), "want at most") {
+			if err := Unpack(archive(t, entry{h, ""}), Target{Root: root}); err == nil ||
+				!strings.Contains(err.Error(), "want at most") {
 				t.Errorf("%s, type %q: %v", name, typ, err)
 			}
 		}

@@ -35,7 +35,8 @@ func lookInside() int {
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	fmt.Fprintf(os.Stderr, "dumpable: %d %v\n", dumpable, err)
 	var cookie uint64
-	err = unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, uintptr(unsafe.Pointer(&cookie)))
+	err = unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD,
+		uintptr(unsafe.Pointer(&cookie)))
 	fmt.Fprintf(os.Stderr, "cookie: %#x %v\n", cookie, err)
 	var threads unix.Rlimit
 	err = unix.Getrlimit(unix.RLIMIT_NPROC, &threads)
@@ -68,7 +69,8 @@ func TestPostureInside(t *testing.T) {
 			if !strings.Contains(text, c.dumpable) || !strings.Contains(text, c.threads) {
 				t.Errorf("it may be read, or has too few threads:\n%s", text)
 			}
-			if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0,
+				unix.LANDLOCK_CREATE_RULESET_VERSION); errno != 0 {
 				t.Logf("this kernel has no Landlock: %v", errno)
 			} else if !strings.Contains(text, "open: permission denied\n") {
 				t.Errorf("it may open a directory:\n%s", text)

@@ -48,7 +48,8 @@ func TestCreateSetsProcs(t *testing.T) {
 	(&vmmproto.Create{Version: vmmproto.Version,
 		Shape: vm.Shape{MemoryBytes: 64 << 20, VCPUs: vcpus, Template: vmtest.Template()}}).Append(&req)
 	s := &server{maxProcs: MaxProcs, narrow: func() error { return nil }}
-	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)}), &codec.Writer{}); err != nil {
+	if err := s.create(codec.NewReader(req.Bytes()), donate([]int{kvmFD, dup(t, listener), dup(t, ring)}),
+		&codec.Writer{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := runtime.GOMAXPROCS(0); n != MaxProcs {

@@ -40,14 +40,15 @@ type Build struct {
 type Assets struct {
 	VMM     string            `json:"vmm"` // forkd-vmm
 	Forkd   string            `json:"forkd"`
-	Torture string            `json:"torture"`  // test/guest/torture
-	Cloud   Kernel            `json:"cloud"`    // the distribution's
-	Minimal Kernel            `json:"minimal"`  // guest/kernel
-	Images  map[string]string `json:"images"`   // recipe → directory of the image
-	Roots   string            `json:"roots"`    // authorities that the host trusts, PEM
-	Disk    string            `json:"disk"`     // an ext4 file system with nothing on it
-	Earlier []Build           `json:"earlier"`  // the first build that speaks the VMMs' protocol, and the last that does not
-	NoBuild string            `json:"no_build"` // why there are none
+	Torture string            `json:"torture"` // test/guest/torture
+	Cloud   Kernel            `json:"cloud"`   // the distribution's
+	Minimal Kernel            `json:"minimal"` // guest/kernel
+	Images  map[string]string `json:"images"`  // recipe → directory of the image
+	Roots   string            `json:"roots"`   // authorities that the host trusts, PEM
+	Disk    string            `json:"disk"`    // an ext4 file system with nothing on it
+	// the first build that speaks the VMMs' protocol, and the last that does not
+	Earlier []Build `json:"earlier"`
+	NoBuild string  `json:"no_build"` // why there are none
 }
 
 // AssetsFile is where prepare describes them, in the cache directory.

@@ -19,8 +19,10 @@ func TestBoots(t *testing.T) {
 		{"after a reboot", `[ -e again ] && echo "forkd: done" >>report.log && exit; touch again
 			echo "ok a" >>report.log; echo "forkd: reboot" >>report.log`, "", []string{"ok a"}},
 		{"reboots for ever", `echo "forkd: reboot" >>report.log`, "not done after", nil},
-		{"with a failed step", `echo "failed a" >>report.log; echo "forkd: failed" >>report.log`, "steps failed", []string{"failed a"}},
-		{"cut short", `echo "ok a" >>report.log; echo "forkd: don" >>report.log`, "before its steps did", []string{"ok a", "forkd: don"}},
+		{"with a failed step", `echo "failed a" >>report.log; echo "forkd: failed" >>report.log`, "steps failed",
+			[]string{"failed a"}},
+		{"cut short", `echo "ok a" >>report.log; echo "forkd: don" >>report.log`, "before its steps did",
+			[]string{"ok a", "forkd: don"}},
 		{"panic", `echo "Kernel panic - not syncing" >>console.log`, "panicked", nil},
 		{"panic that stays", `echo "Kernel panic - not syncing" >>console.log; exec sleep 600`, "panicked", nil},
 		{"not started", `echo "no such machine"; exit 1`, "no such machine", nil},

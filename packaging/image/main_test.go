@@ -47,7 +47,8 @@ func TestImage(t *testing.T) {
 		}
 		digests[digest.String()] = true
 		cfg, err := image.ConfigFile()
-		if err != nil || len(cfg.Config.Entrypoint) != 1 || cfg.Config.Entrypoint[0] != "/usr/bin/forkd" || cfg.Config.Cmd[0] != "daemon" {
+		if err != nil || len(cfg.Config.Entrypoint) != 1 || cfg.Config.Entrypoint[0] != "/usr/bin/forkd" ||
+			cfg.Config.Cmd[0] != "daemon" {
 			t.Errorf("it starts %+v, %v", cfg.Config, err)
 		}
 		modes := map[string]int64{}

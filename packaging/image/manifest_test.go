@@ -110,7 +110,8 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 	if err != nil || cmd.Name() != "daemon" {
 		t.Fatalf("forkd %s: %v", strings.Join(daemon.Args, " "), err)
 	}
-	if bind, _ := cmd.Flags().GetString("bind"); len(daemon.Ports) != 1 || bind != "0.0.0.0:8889" || daemon.Ports[0].ContainerPort != 8889 {
+	if bind, _ := cmd.Flags().GetString("bind"); len(daemon.Ports) != 1 || bind != "0.0.0.0:8889" ||
+		daemon.Ports[0].ContainerPort != 8889 {
 		t.Errorf("it listens on %s, and the ports are %v", bind, daemon.Ports)
 	}
 	for _, probe := range []struct{ got, want string }{
@@ -130,7 +131,8 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 			t.Errorf("docs/install.md starts the container without %s", capability)
 		}
 	}
-	if n := len(regexp.MustCompile(`--cap-add [A-Z_]+`).FindAll(document, -1)); n != len(daemon.SecurityContext.Capabilities.Add) {
+	if n := len(regexp.MustCompile(`--cap-add [A-Z_]+`).FindAll(document,
+		-1)); n != len(daemon.SecurityContext.Capabilities.Add) {
 		t.Errorf("docs/install.md adds %d capabilities, the manifest %d", n, len(daemon.SecurityContext.Capabilities.Add))
 	}
 }
@@ -142,7 +144,8 @@ func TestDevicePluginIsNotPrivileged(t *testing.T) {
 		t.Fatal(err)
 	}
 	containers, _ := pods(t, text)
-	if len(containers) != 1 || containers[0].SecurityContext.Privileged || len(containers[0].SecurityContext.Capabilities.Add) > 0 {
+	if len(containers) != 1 || containers[0].SecurityContext.Privileged ||
+		len(containers[0].SecurityContext.Capabilities.Add) > 0 {
 		t.Errorf("%+v", containers)
 	}
 }

@@ -83,7 +83,8 @@ func TestDebianPackageIsOfThisVersion(t *testing.T) {
 	if text, err = os.ReadFile("../debian/nfpm.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	sources := regexp.MustCompile(`src: ([^,]+),|(?:postinstall|preremove|postremove): (\S+)`).FindAllStringSubmatch(string(text), -1)
+	source := regexp.MustCompile(`src: ([^,]+),|(?:postinstall|preremove|postremove): (\S+)`)
+	sources := source.FindAllStringSubmatch(string(text), -1)
 	if len(sources) < 15 {
 		t.Fatalf("found %d sources in nfpm.yaml", len(sources))
 	}

@@ -15,7 +15,8 @@ type arguments map[string]any
 // wireNames are the names of arguments in the API, where they are others.
 func wireNames() map[string]string {
 	return map[string]string{
-		"snapshot": "snapshot_tag", "ttl": "ttl_secs", "idle_timeout": "idle_timeout_secs", "timeout": "timeout_secs", "cmd": "args",
+		"snapshot": "snapshot_tag", "ttl": "ttl_secs", "idle_timeout": "idle_timeout_secs", "timeout": "timeout_secs",
+		"cmd":     "args",
 		"context": "context_id", "old": "from", "new": "to",
 	}
 }

@@ -55,7 +55,8 @@ type Step struct {
 
 // own are operations of runners, with their arguments.
 var own = map[string][]string{
-	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"}, "number": {"text"},
+	"rig.faults": {"clear", "requests", "fail_children", "restart"}, "rig.state": nil, "sleep": {"seconds"},
+	"number": {"text"},
 }
 
 // Operations returns all operations.
@@ -236,7 +237,8 @@ func test(key string, arg, got any) (ok, known bool) {
 		return typeOf(got) == arg, true
 	case "length":
 		v := reflect.ValueOf(got)
-		return got != nil && slices.Contains([]reflect.Kind{reflect.Slice, reflect.String, reflect.Map}, v.Kind()) && equal(arg, v.Len()), true
+		return got != nil && slices.Contains([]reflect.Kind{reflect.Slice, reflect.String, reflect.Map}, v.Kind()) &&
+			equal(arg, v.Len()), true
 	case "contains":
 		if list, ok := got.([]any); ok {
 			return slices.ContainsFunc(list, func(v any) bool { return holds(arg, v) == nil }), true

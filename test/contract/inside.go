@@ -13,7 +13,8 @@ func codeOperations() map[string]operation {
 	return map[string]operation{
 		"sandbox.run_code": {"Client.RunCode", runCode},
 		"sandbox.contexts.create": {"Client.CreateContext", func(r *runner, of *Object, with arguments) (any, error) {
-			return fieldsAnd(r.client.CreateContext(r.ctx, id(of), client.CodeContextRequest{Language: with.text("language"), Cwd: with.text("cwd")}))
+			return fieldsAnd(r.client.CreateContext(r.ctx, id(of), client.CodeContextRequest{Language: with.text("language"),
+				Cwd: with.text("cwd")}))
 		}},
 		"sandbox.contexts.list": {"Client.Contexts", func(r *runner, of *Object, _ arguments) (any, error) {
 			contexts, err := r.client.Contexts(r.ctx, id(of))
@@ -33,9 +34,11 @@ func codeOperations() map[string]operation {
 
 // formNames are the names of forms of results in scenarios.
 func formNames() map[string]string {
-	return map[string]string{"text": "text/plain", "html": "text/html", "markdown": "text/markdown", "svg": "image/svg+xml", "png": "image/png",
-		"jpeg": "image/jpeg", "pdf": "application/pdf", "latex": "text/latex", "json": "application/json", "javascript": "application/javascript",
-		"data": "e2b/data", "chart": "e2b/chart"}
+	return map[string]string{"text": "text/plain", "html": "text/html", "markdown": "text/markdown",
+		"svg": "image/svg+xml", "png": "image/png",
+		"jpeg": "image/jpeg", "pdf": "application/pdf", "latex": "text/latex", "json": "application/json",
+		"javascript": "application/javascript",
+		"data":       "e2b/data", "chart": "e2b/chart"}
 }
 
 func runCode(r *runner, of *Object, with arguments) (any, error) {
@@ -66,8 +69,10 @@ func runCode(r *runner, of *Object, with arguments) (any, error) {
 		}
 		results = append(results, fields)
 	}
-	out := map[string]any{"results": results, "stdout": e.Stdout, "stderr": e.Stderr, "execution_count": e.ExecutionCount, "outcome": e.Outcome,
-		"state_lost": e.StateLost, "text": nil, "error": nil, "seen": map[string]any{"stdout": stdout, "stderr": stderr, "results": shown}}
+	out := map[string]any{"results": results, "stdout": e.Stdout, "stderr": e.Stderr, "execution_count": e.ExecutionCount,
+		"outcome":    e.Outcome,
+		"state_lost": e.StateLost, "text": nil, "error": nil, "seen": map[string]any{"stdout": stdout, "stderr": stderr,
+			"results": shown}}
 	if text := e.Text(); text != "" {
 		out["text"] = text
 	}
@@ -113,8 +118,10 @@ func commandResult(end client.ExecEnd, stdout, stderr []byte, truncated bool) (a
 
 func commandOperations() map[string]operation {
 	return map[string]operation{
-		"sandbox.commands.run":   {"Client.Exec, Client.ExecStream", runCommand},
-		"sandbox.commands.start": {"Client.StartExec", func(r *runner, of *Object, with arguments) (any, error) { return r.start(of, with, nil) }},
+		"sandbox.commands.run": {"Client.Exec, Client.ExecStream", runCommand},
+		"sandbox.commands.start": {"Client.StartExec", func(r *runner, of *Object, with arguments) (any, error) {
+			return r.start(of, with, nil)
+		}},
 		"sandbox.pty.create": {"Client.StartExec", func(r *runner, of *Object, with arguments) (any, error) {
 			return r.start(of, with, &client.TTYSize{Cols: uint(with.whole("cols", 0)), Rows: uint(with.whole("rows", 0))})
 		}},
@@ -129,10 +136,12 @@ func commandOperations() map[string]operation {
 			return nil, r.client.SignalProcess(r.ctx, id(of), uint32(with.whole("pid", 0)), with.text("name"))
 		}},
 		"sandbox.commands.kill": {"Client.SignalProcess", func(r *runner, of *Object, with arguments) (any, error) {
-			return found(r.client.SignalProcess(r.ctx, id(of), uint32(with.whole("pid", 0)), "SIGKILL"), client.ErrNotFoundInSandbox)
+			return found(r.client.SignalProcess(r.ctx, id(of), uint32(with.whole("pid", 0)), "SIGKILL"),
+				client.ErrNotFoundInSandbox)
 		}},
 		"sandbox.commands.send_stdin": {"Client.SendStdin", func(r *runner, of *Object, with arguments) (any, error) {
-			return nil, r.client.SendStdin(r.ctx, id(of), uint32(with.whole("pid", 0)), bytes.NewReader(data(with["data"])), with.flag("close"))
+			return nil, r.client.SendStdin(r.ctx, id(of), uint32(with.whole("pid", 0)), bytes.NewReader(data(with["data"])),
+				with.flag("close"))
 		}},
 		"command.wait": {"Process.Wait", onProcess(func(p *process, _ arguments) (any, error) {
 			<-p.done
@@ -141,10 +150,18 @@ func commandOperations() map[string]operation {
 			}
 			return commandResult(p.end, p.stdout.Bytes(), p.stderr.Bytes(), false)
 		})},
-		"command.write":       {"Process.Write", onProcess(func(p *process, with arguments) (any, error) { return p.Write(data(with["data"])) })},
-		"command.close_stdin": {"Process.CloseStdin", onProcess(func(p *process, _ arguments) (any, error) { return nil, p.CloseStdin() })},
-		"command.signal":      {"Process.Signal", onProcess(func(p *process, with arguments) (any, error) { return nil, p.Signal(with.text("name")) })},
-		"command.kill":        {"Process.Signal", onProcess(func(p *process, _ arguments) (any, error) { return nil, p.Signal("SIGKILL") })},
+		"command.write": {"Process.Write", onProcess(func(p *process, with arguments) (any, error) {
+			return p.Write(data(with["data"]))
+		})},
+		"command.close_stdin": {"Process.CloseStdin", onProcess(func(p *process, _ arguments) (any, error) {
+			return nil, p.CloseStdin()
+		})},
+		"command.signal": {"Process.Signal", onProcess(func(p *process, with arguments) (any, error) {
+			return nil, p.Signal(with.text("name"))
+		})},
+		"command.kill": {"Process.Signal", onProcess(func(p *process, _ arguments) (any, error) {
+			return nil, p.Signal("SIGKILL")
+		})},
 		"command.resize": {"Process.Resize", onProcess(func(p *process, with arguments) (any, error) {
 			return nil, p.Resize(client.TTYSize{Cols: uint(with.whole("cols", 0)), Rows: uint(with.whole("rows", 0))})
 		})},
@@ -189,7 +206,8 @@ func runCommand(r *runner, of *Object, with arguments) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return commandResult(result.ExecEnd, []byte(result.Stdout), []byte(result.Stderr), result.StdoutTruncated || result.StderrTruncated)
+		return commandResult(result.ExecEnd, []byte(result.Stdout), []byte(result.Stderr), result.StdoutTruncated ||
+			result.StderrTruncated)
 	}
 	end, err := r.client.ExecStream(r.ctx, id(of), req, &stdout, &stderr)
 	if err != nil {
@@ -204,8 +222,14 @@ func runCommand(r *runner, of *Object, with arguments) (any, error) {
 
 func fileOperations() map[string]operation {
 	return map[string]operation{
-		"sandbox.files.read":       {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any, error) { return r.read(with, box, path, true) })},
-		"sandbox.files.read_bytes": {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any, error) { return r.read(with, box, path, false) })},
+		"sandbox.files.read": {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any,
+			error) {
+			return r.read(with, box, path, true)
+		})},
+		"sandbox.files.read_bytes": {"Client.ReadFile", onFile(func(r *runner, box, path string, with arguments) (any,
+			error) {
+			return r.read(with, box, path, false)
+		})},
 		"sandbox.files.write": {"Client.WriteFile", onFile(func(r *runner, box, path string, with arguments) (any, error) {
 			return nil, r.files(with).WriteFile(r.ctx, box, path, bytes.NewReader(data(with["data"])))
 		})},
@@ -240,7 +264,8 @@ func fileOperations() map[string]operation {
 			}
 			return readAll(tree, false)
 		})},
-		"sandbox.files.write_tree": {"Client.WriteTree", onFile(func(r *runner, box, path string, with arguments) (any, error) {
+		"sandbox.files.write_tree": {"Client.WriteTree", onFile(func(r *runner, box, path string, with arguments) (any,
+			error) {
 			return nil, r.files(with).WriteTree(r.ctx, box, path, bytes.NewReader(data(with["source"])))
 		})},
 	}
@@ -249,7 +274,8 @@ func fileOperations() map[string]operation {
 // files is the client for a call on files, which may name a user.
 func (r *runner) files(with arguments) *client.Client { return r.client.AsUser(with.text("user")) }
 
-func onFile(f func(r *runner, box, path string, with arguments) (any, error)) func(*runner, *Object, arguments) (any, error) {
+func onFile(f func(r *runner, box, path string, with arguments) (any, error)) func(*runner, *Object, arguments) (any,
+	error) {
 	return func(r *runner, of *Object, with arguments) (any, error) { return f(r, id(of), with.text("path"), with) }
 }
 
@@ -267,7 +293,9 @@ func watch(r *runner, box, path string, with arguments) (any, error) {
 	r.undo = append(r.undo, cancel)
 	f := newFeed()
 	go func() {
-		f.ended <- r.files(with).WatchFiles(ctx, box, path, with.flag("recursive"), func(change client.FileChange) error { return f.take(change) })
+		f.ended <- r.files(with).WatchFiles(ctx, box, path, with.flag("recursive"), func(change client.FileChange) error {
+			return f.take(change)
+		})
 	}()
 	if _, err := f.next(arguments{"type": "begun"}); err != nil {
 		cancel()
@@ -302,7 +330,8 @@ func snapshotOperations() map[string]operation {
 			return fieldsAnd(r.on(of).Snapshot(r.ctx, with.text("tag")))
 		}},
 		"snapshots.delete": {"Client.DeleteSnapshot", func(r *runner, of *Object, with arguments) (any, error) {
-			err := r.on(of).DeleteSnapshot(r.ctx, with.text("tag"), client.DeleteOptions{Cascade: with.flag("cascade"), Force: with.flag("force")})
+			err := r.on(of).DeleteSnapshot(r.ctx, with.text("tag"), client.DeleteOptions{Cascade: with.flag("cascade"),
+				Force: with.flag("force")})
 			return found(err, client.ErrSnapshotNotFound)
 		}},
 		"snapshots.verify": {"Client.VerifySnapshot", func(r *runner, of *Object, with arguments) (any, error) {

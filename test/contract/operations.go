@@ -29,7 +29,8 @@ func Methods() map[string]string {
 func operations() map[string]operation {
 	all := map[string]operation{}
 	for _, part := range []map[string]operation{
-		clientOperations(), sandboxOperations(), outsideOperations(), codeOperations(), commandOperations(), fileOperations(), snapshotOperations(),
+		clientOperations(), sandboxOperations(), outsideOperations(), codeOperations(), commandOperations(), fileOperations(),
+		snapshotOperations(),
 	} {
 		for op, o := range part {
 			all[op] = o
@@ -148,7 +149,8 @@ func list(r *runner, of *Object, with arguments) (any, error) {
 }
 
 func sandboxOperations() map[string]operation {
-	state := func(call func(c *client.Client, ctx context.Context, id string) (client.Sandbox, error)) func(*runner, *Object, arguments) (any, error) {
+	state := func(call func(c *client.Client, ctx context.Context, id string) (client.Sandbox, error)) func(*runner,
+		*Object, arguments) (any, error) {
 		return func(r *runner, of *Object, _ arguments) (any, error) {
 			return fieldsAnd(call(r.client, r.ctx, id(of)))
 		}
@@ -190,7 +192,8 @@ func sandboxOperations() map[string]operation {
 		}},
 		"sandbox.fork": {"Client.Fork, client.Children", fork},
 		"sandbox.branch": {"Client.Branch, Client.Fork", func(r *runner, of *Object, with arguments) (any, error) {
-			snap, err := r.client.Branch(r.ctx, id(of), client.BranchRequest{Tag: with.text("tag"), Mode: with.text("mode"), NoWait: with["wait"] == false})
+			snap, err := r.client.Branch(r.ctx, id(of), client.BranchRequest{Tag: with.text("tag"), Mode: with.text("mode"),
+				NoWait: with["wait"] == false})
 			if err != nil {
 				return nil, err
 			}
@@ -202,7 +205,8 @@ func sandboxOperations() map[string]operation {
 			return map[string]any{"snapshot": made, "sandboxes": kids}, err
 		}},
 		"sandbox.rollback": {"Client.RollbackWith", func(r *runner, of *Object, with arguments) (any, error) {
-			return fieldsAnd(r.client.RollbackWith(r.ctx, id(of), client.RollbackRequest{To: with.text("to"), Unique: with.text("unique")}))
+			return fieldsAnd(r.client.RollbackWith(r.ctx, id(of), client.RollbackRequest{To: with.text("to"),
+				Unique: with.text("unique")}))
 		}},
 		"sandbox.pause": {"Client.Pause", state((*client.Client).Pause)},
 		"sandbox.resume": {"Client.ResumeWith", func(r *runner, of *Object, with arguments) (any, error) {
@@ -241,9 +245,15 @@ func outsideOperations() map[string]operation {
 		"connection.write": {"PortConn.Write", onConn(func(conn client.PortConn, with arguments) (any, error) {
 			return conn.Write(data(with["data"]))
 		})},
-		"connection.close_write": {"PortConn.CloseWrite", onConn(func(conn client.PortConn, _ arguments) (any, error) { return nil, conn.CloseWrite() })},
-		"connection.read_all":    {"PortConn.Read", onConn(func(conn client.PortConn, _ arguments) (any, error) { return io.ReadAll(conn) })},
-		"connection.close":       {"PortConn.Close", onConn(func(conn client.PortConn, _ arguments) (any, error) { return nil, conn.Close() })},
+		"connection.close_write": {"PortConn.CloseWrite", onConn(func(conn client.PortConn, _ arguments) (any, error) {
+			return nil, conn.CloseWrite()
+		})},
+		"connection.read_all": {"PortConn.Read", onConn(func(conn client.PortConn, _ arguments) (any, error) {
+			return io.ReadAll(conn)
+		})},
+		"connection.close": {"PortConn.Close", onConn(func(conn client.PortConn, _ arguments) (any, error) {
+			return nil, conn.Close()
+		})},
 		"sandbox.network.get": {"Client.Network", func(r *runner, of *Object, _ arguments) (any, error) {
 			return fieldsAnd(r.client.Network(r.ctx, id(of)))
 		}},
@@ -308,5 +318,6 @@ func bestOf(r *runner, of *Object, with arguments) (any, error) {
 		return nil, err
 	}
 	result, err := fieldsOf(best.Result)
-	return map[string]any{"index": best.Index, "score": best.Score, "result": result, "sandbox": at(sandboxObjects([]client.Sandbox{best.Sandbox}), "0")}, err
+	return map[string]any{"index": best.Index, "score": best.Score, "result": result,
+		"sandbox": at(sandboxObjects([]client.Sandbox{best.Sandbox}), "0")}, err
 }

@@ -49,7 +49,8 @@ func StartRig(dir string) (*Rig, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("rigd: %w", err), r.Close())
 	}
-	r.Daemon = Daemon{URL: ready.URL, Token: ready.Token, Snapshot: ready.Snapshot, Tmp: ready.Tmp, File: ready.File, Fake: true}
+	r.Daemon = Daemon{URL: ready.URL, Token: ready.Token, Snapshot: ready.Snapshot, Tmp: ready.Tmp, File: ready.File,
+		Fake: true}
 	r.Socket = ready.Socket
 	return r, nil
 }

@@ -54,7 +54,8 @@ func Run(ctx context.Context, d Daemon, s Scenario, name string) (err error) {
 		return err
 	}
 	r := &runner{ctx: ctx, daemon: d, client: c, saved: map[string]any{
-		"snapshot": d.Snapshot, "tmp": strings.TrimSuffix(d.Tmp, "/") + "/" + name, "run": name, "url": d.URL, "token": d.Token,
+		"snapshot": d.Snapshot, "tmp": strings.TrimSuffix(d.Tmp, "/") + "/" + name, "run": name, "url": d.URL,
+		"token": d.Token,
 	}, undo: []func(){c.Close}}
 	if d.File != "" {
 		r.saved["file"] = d.File
@@ -199,7 +200,8 @@ func (r *runner) errorFields(err error) map[string]any {
 	case errors.As(err, &broken):
 		return map[string]any{"class": "StreamBrokenError"}
 	case errors.As(err, &partial):
-		return map[string]any{"class": "PartialForkError", "failed": partial.Failed, "sandboxes": sandboxObjects(partial.Sandboxes)}
+		return map[string]any{"class": "PartialForkError", "failed": partial.Failed,
+			"sandboxes": sandboxObjects(partial.Sandboxes)}
 	case errors.As(err, &command):
 		return map[string]any{"class": "CommandFailed"}
 	case errors.As(err, &answer):

@@ -55,7 +55,8 @@ func guest(contentType string, status int, body []byte) *agentclient.Client {
 				return
 			}
 			if _, err = io.Copy(io.Discard, req.Body); err == nil {
-				_, err = fmt.Fprintf(theirs, "HTTP/1.1 %d x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", status, contentType, len(body))
+				_, err = fmt.Fprintf(theirs, "HTTP/1.1 %d x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", status, contentType,
+					len(body))
 			}
 			if err == nil {
 				_, _ = theirs.Write(body) // the client may have had enough
@@ -107,8 +108,12 @@ func callRows() (rows []row) {
 			_, err := c.Move(ctx, "/a", "/b", "")
 			return err
 		}},
-		{"remove", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Remove(ctx, "/a", "") }},
-		{"signal", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error { return c.Process(1).Signal(ctx, 9) }},
+		{"remove", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error {
+			return c.Remove(ctx, "/a", "")
+		}},
+		{"signal", 60 << 10, 4 << 20, "x", func(ctx context.Context, c *agentclient.Client) error {
+			return c.Process(1).Signal(ctx, 9)
+		}},
 		{"processes", 1000 << 10, decoded, "processes", func(ctx context.Context, c *agentclient.Client) error {
 			_, err := c.Processes(ctx)
 			return err
@@ -126,9 +131,10 @@ func callRows() (rows []row) {
 			"a long text":     repeated(array+`{"name":"`, `aaaaaaa`, `"}]}`),
 		} {
 			call := c.call
-			rows = append(rows, row{name: c.name + "/" + what, input: input, most: c.most, fixed: c.fixed, decode: func(t *testing.T, p []byte) {
-				_ = call(t.Context(), guest("application/json", http.StatusOK, p))
-			}})
+			rows = append(rows, row{name: c.name + "/" + what, input: input, most: c.most, fixed: c.fixed,
+				decode: func(t *testing.T, p []byte) {
+					_ = call(t.Context(), guest("application/json", http.StatusOK, p))
+				}})
 		}
 		rows = append(rows, row{name: c.name + "/an error", input: repeated(`{"code":"internal","message":"x","details":[`,
 			`{}`, `]}`), most: c.most,
@@ -147,7 +153,8 @@ func message(flag byte, content []byte) []byte {
 // streamRows are of what commands, watches and evaluations send.
 func streamRows() (rows []row) {
 	exec := func(t *testing.T, p []byte) {
-		_, _ = guest("application/connect+json", http.StatusOK, p).Exec(t.Context(), agentclient.ExecRequest{Args: []string{"x"}})
+		_, _ = guest("application/connect+json", http.StatusOK, p).Exec(t.Context(),
+			agentclient.ExecRequest{Args: []string{"x"}})
 	}
 	watch := func(t *testing.T, p []byte) {
 		c := guest("application/connect+json", http.StatusOK, p)
@@ -174,12 +181,13 @@ func streamRows() (rows []row) {
 			row{name: name + "/starts", input: many(`{"event":{"start":{"pid":7}}}`), decode: decode, factor: 50})
 	}
 	code := func(t *testing.T, p []byte) {
-		_, _ = guest("application/x-ndjson", http.StatusOK, p).RunCode(t.Context(), agentclient.CodeRequest{Code: "1"}, agentclient.CodeSink{
-			Started:   func(int) error { return nil },
-			Output:    func(agentclient.Stream, string) error { return nil },
-			Result:    func(bool, map[string]json.RawMessage) error { return nil },
-			Exception: func(agentclient.EvalError) error { return nil },
-		})
+		_, _ = guest("application/x-ndjson", http.StatusOK, p).RunCode(t.Context(), agentclient.CodeRequest{Code: "1"},
+			agentclient.CodeSink{
+				Started:   func(int) error { return nil },
+				Output:    func(agentclient.Stream, string) error { return nil },
+				Result:    func(bool, map[string]json.RawMessage) error { return nil },
+				Exception: func(agentclient.EvalError) error { return nil },
+			})
 	}
 	contexts := func(t *testing.T, p []byte) {
 		_, _ = guest("application/json", http.StatusOK, p).Contexts(t.Context())
@@ -191,14 +199,18 @@ func streamRows() (rows []row) {
 		return func(n int) []byte { return []byte(strings.Repeat(line+"\n", n/(len(line)+1))) }
 	}
 	return append(rows,
-		row{name: "eval/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"), decode: eval, most: 2 << 20},
+		row{name: "eval/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"),
+			decode: eval, most: 2 << 20},
 		row{name: "eval/many results", input: lines(`{"type":"result","text":"x"}`), decode: eval, factor: 50},
 		row{name: "eval/many errors", input: lines(`{"type":"error"}`), decode: eval, factor: 50},
 		row{name: "eval/nested", input: deep(`{"x":[`, `1`, `]}`), decode: eval},
 		row{name: "eval/endless line", input: lines(strings.Repeat("x", 1<<20)), decode: eval, most: 2 << 20},
-		row{name: "code/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"), decode: code, most: 2 << 20},
-		row{name: "code/extra forms", input: numbered(`{"type":"result","extra":{`, `"%d":0`, "}}\n"), decode: code, most: 2 << 20},
-		row{name: "code/many values", input: repeated(`{"type":"result","data":[`, `{}`, "]}\n"), decode: code, most: 2 << 20},
+		row{name: "code/rich fields", input: numbered(`{"type":"result","is_main_result":true,`, `"%d":0`, "}\n"),
+			decode: code, most: 2 << 20},
+		row{name: "code/extra forms", input: numbered(`{"type":"result","extra":{`, `"%d":0`, "}}\n"), decode: code,
+			most: 2 << 20},
+		row{name: "code/many values", input: repeated(`{"type":"result","data":[`, `{}`, "]}\n"), decode: code,
+			most: 2 << 20},
 		row{name: "code/many results", input: lines(`{"type":"result","text":"x"}`), decode: code, factor: 100},
 		row{name: "code/many errors", input: lines(`{"type":"error"}`), decode: code, factor: 100},
 		row{name: "code/nested", input: deep(`{"x":[`, `1`, `]}`), decode: code},
@@ -222,7 +234,8 @@ func otherRows() []row {
 		{name: "interrupt/unknown fields", input: numbered(`{`, `"x%d":{}`, `}`), decode: interrupt},
 		{name: "files/a long error", input: repeated(`{"message":"`, `aaa`, `"}`), decode: download},
 		{name: "forked/a long answer", decode: func(t *testing.T, p []byte) {
-			_, _ = raw(append(binary.LittleEndian.AppendUint32(nil, uint32(len(p))), p...)).Forked(t.Context(), agentproto.Forked{Hostname: "h"})
+			_, _ = raw(append(binary.LittleEndian.AppendUint32(nil, uint32(len(p))), p...)).Forked(t.Context(),
+				agentproto.Forked{Hostname: "h"})
 		}, input: func(n int) []byte { return bytes.Repeat([]byte("a"), n) }},
 	}
 }

@@ -15,9 +15,10 @@ type row struct {
 	name   string
 	input  func(n int) []byte           // about n bytes, for any n; the decoder may refuse it
 	decode func(t *testing.T, p []byte) // its error is its own business
-	most   int                          // bytes of an input; there are one of a quarter and one of four times as much too; 0: 64 KiB
-	factor int                          // bytes that may be allocated for one byte of input; 0: 16
-	fixed  int                          // bytes that may be allocated besides; 0: 1 MiB
+	// bytes of an input; there are one of a quarter and one of four times as much too; 0: 64 KiB
+	most   int
+	factor int // bytes that may be allocated for one byte of input; 0: 16
+	fixed  int // bytes that may be allocated besides; 0: 1 MiB
 }
 
 // growth is how many times as long a decoder may take for four times the input: four times would be

@@ -31,7 +31,8 @@ func archive(n int, name func(i int) string, typ byte) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for i := 0; b.Len() < n; i++ {
-		if err := w.WriteHeader(&tar.Header{Typeflag: typ, Name: name(i), Linkname: "x", Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Typeflag: typ, Name: name(i), Linkname: "x", Mode: 0o755,
+			Format: tar.FormatPAX}); err != nil {
 			panic(err) // of this test's own making
 		}
 	}
@@ -62,7 +63,10 @@ func archiveRows() []row {
 			return archive(1, func(int) string { return strings.Repeat("a/", n/4) + "f" }, tar.TypeReg)
 		}},
 		{name: "treetar/deep names", most: 16 << 10, decode: unpack, factor: 500, input: func(n int) []byte {
-			return archive(n, func(i int) string { return strings.Repeat(numbers[i%10]+"/", 200) + "f" + strings.Repeat("x", i) }, tar.TypeSymlink)
+			return archive(n, func(i int) string {
+				return strings.Repeat(numbers[i%10]+"/", 200) + "f" +
+					strings.Repeat("x", i)
+			}, tar.TypeSymlink)
 		}},
 		{name: "treetar/a long name", most: 128 << 10, decode: unpack, input: func(n int) []byte {
 			return archive(1, func(int) string { return strings.Repeat("./", n/2) + "f" }, tar.TypeReg)
@@ -82,15 +86,27 @@ func messageRows() (rows []row) {
 		"vmmproto/Created": func() parser { return &vmmproto.Created{} }, "vmmproto/RestoreResult": func() parser {
 			return &vmmproto.RestoreResult{}
 		},
-		"vmmproto/SaveResult": func() parser { return &vmmproto.SaveResult{} }, "vmmproto/Stats": func() parser { return &vmmproto.Stats{} },
-		"vmmproto/Exit": func() parser { return &vmmproto.Exit{} }, "vmmproto/Error": func() parser { return &vmmproto.Error{} },
+		"vmmproto/SaveResult": func() parser { return &vmmproto.SaveResult{} }, "vmmproto/Stats": func() parser {
+			return &vmmproto.Stats{}
+		},
+		"vmmproto/Exit": func() parser { return &vmmproto.Exit{} }, "vmmproto/Error": func() parser {
+			return &vmmproto.Error{}
+		},
 		"vmmproto/BranchResult": func() parser { return &vmmproto.BranchResult{} }, "vmmproto/RebaseResult": func() parser {
 			return &vmmproto.RebaseResult{}
 		},
-		"vmmproto/Written": func() parser { return &vmmproto.Written{} }, "vmmproto/Branched": func() parser { return &vmmproto.Branched{} },
-		"netproto/Welcome": func() parser { return &netproto.Welcome{} }, "netproto/List": func() parser { return &netproto.List{} },
-		"netproto/Stats": func() parser { return &netproto.Stats{} }, "netproto/Error": func() parser { return &netproto.Error{} },
-		"netproto/Attach": func() parser { return &netproto.Attach{} }, "netproto/Trust": func() parser { return &netproto.Trust{} },
+		"vmmproto/Written": func() parser { return &vmmproto.Written{} }, "vmmproto/Branched": func() parser {
+			return &vmmproto.Branched{}
+		},
+		"netproto/Welcome": func() parser { return &netproto.Welcome{} }, "netproto/List": func() parser {
+			return &netproto.List{}
+		},
+		"netproto/Stats": func() parser { return &netproto.Stats{} }, "netproto/Error": func() parser {
+			return &netproto.Error{}
+		},
+		"netproto/Attach": func() parser { return &netproto.Attach{} }, "netproto/Trust": func() parser {
+			return &netproto.Trust{}
+		},
 	} {
 		for what, fill := range map[string]func(n int) []byte{
 			"zeros":            func(n int) []byte { return bytes.Repeat([]byte{0}, n) },
@@ -107,7 +123,9 @@ func messageRows() (rows []row) {
 				decode: func(_ *testing.T, p []byte) { _ = make().Parse(codec.NewReader(p)) }})
 		}
 	}
-	return append(rows, row{name: "agentproto/Parse", most: most, input: func(n int) []byte { return bytes.Repeat([]byte{1, 0, 0, 0}, n/4) },
+	return append(rows, row{name: "agentproto/Parse", most: most, input: func(n int) []byte {
+		return bytes.Repeat([]byte{1, 0, 0, 0}, n/4)
+	},
 		decode: func(_ *testing.T, p []byte) { _, _ = agentproto.Parse(p) }})
 }
 
@@ -129,15 +147,19 @@ func formatRows() []row {
 		}
 	}
 	return []row{
-		{name: "manifest/layers", input: repeated(`{"layers":[`, `{}`, `]}`), decode: manifest, most: 1000 << 10, fixed: 64 << 20},
-		{name: "manifest/variables", input: numbered(`{"env":{`, `"%d":""`, `}}`), decode: manifest, most: 1000 << 10, fixed: 64 << 20},
+		{name: "manifest/layers", input: repeated(`{"layers":[`, `{}`, `]}`), decode: manifest, most: 1000 << 10,
+			fixed: 64 << 20},
+		{name: "manifest/variables", input: numbered(`{"env":{`, `"%d":""`, `}}`), decode: manifest, most: 1000 << 10,
+			fixed: 64 << 20},
 		{name: "manifest/nested", input: deep(`{"x":[`, `1`, `]}`), decode: manifest, most: 1000 << 10},
 		{name: "memory map/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: memory, most: 512 << 10},
 		{name: "memory map/greatest numbers", input: func(n int) []byte {
 			return bytes.Repeat([]byte{0xff}, n)
 		}, decode: memory, most: 512 << 10},
 		{name: "disk layer/zeros", input: func(n int) []byte { return make([]byte, n) }, decode: disk, most: 1 << 20},
-		{name: "disk layer/greatest numbers", input: func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }, decode: disk, most: 1 << 20},
+		{name: "disk layer/greatest numbers", input: func(n int) []byte {
+			return bytes.Repeat([]byte{0xff}, n)
+		}, decode: disk, most: 1 << 20},
 	}
 }
 
@@ -148,7 +170,9 @@ func peekRows() []row {
 			return []byte("GET / HTTP/1.1\r\n" +
 				strings.Repeat("a:\r\n", n/4))
 		}, decode: seen, factor: 32},
-		{name: "peek/a request without an end", input: func(n int) []byte { return []byte("GET /" + strings.Repeat("a", n)) }, decode: seen},
+		{name: "peek/a request without an end", input: func(n int) []byte {
+			return []byte("GET /" + strings.Repeat("a", n))
+		}, decode: seen},
 		{name: "peek/records of one byte", input: func(n int) []byte { return bytes.Repeat([]byte{22, 3, 1, 0, 1, 1}, n/6) },
 			decode: seen, factor: 32},
 		{name: "peek/a ClientHello of zeros", decode: seen, input: func(n int) []byte {

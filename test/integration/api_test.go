@@ -42,7 +42,8 @@ func testEval(t *testing.T, d *daemon, id string) {
 		}
 		return r
 	}
-	if r := eval(client.EvalRequest{Code: "x = 20\nprint('hello')\nx + 1"}); r.Result == nil || *r.Result != "21" || r.Stdout != "hello\n" {
+	if r := eval(client.EvalRequest{Code: "x = 20\nprint('hello')\nx + 1"}); r.Result == nil || *r.Result != "21" ||
+		r.Stdout != "hello\n" {
 		t.Errorf("statements and an expression: %+v", r)
 	}
 	if r := eval(client.EvalRequest{Code: "y = x"}); r.Result != nil || r.ExitCode != 0 {
@@ -92,11 +93,13 @@ func testExec(t *testing.T, d *daemon, id string) {
 		{"sleeps too long", 1, []string{"sleep", "100"}, "timeout", 124},
 		{"leaves a child that holds its output", 2, []string{"/bin/sh", "-c", "sleep 100"}, "timeout", 124},
 	} {
-		if r := exec(c.timeout, c.args...); r.Outcome != c.outcome || r.ExitCode != c.code || (r.Error == "") != (c.outcome == "exited") {
+		if r := exec(c.timeout, c.args...); r.Outcome != c.outcome || r.ExitCode != c.code ||
+			(r.Error == "") != (c.outcome == "exited") {
 			t.Errorf("a command that %s: %+v, want %s with code %d", c.name, r, c.outcome, c.code)
 		}
 	}
-	if r := exec(0, "/bin/sh", "-c", `echo "$GREETING"; pwd; echo oops >&2`); r.Stdout != "hi there\n/tmp\n" || r.Stderr != "oops\n" {
+	if r := exec(0, "/bin/sh", "-c", `echo "$GREETING"; pwd; echo oops >&2`); r.Stdout != "hi there\n/tmp\n" ||
+		r.Stderr != "oops\n" {
 		t.Errorf("output: %+v", r)
 	}
 	r := exec(90, "head", "-c", "9000000", "/dev/zero")

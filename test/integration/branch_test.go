@@ -20,10 +20,12 @@ func (d *daemon) branchOf(t *testing.T, id, name, mode string) client.Snapshot {
 	if err != nil {
 		t.Fatalf("branch %s (%s): %v", name, mode, err)
 	}
-	if s.Status != "ready" || s.Mode != mode || s.PauseMS == nil || s.ReadyMS == nil || s.DirtyBytes == nil || *s.DirtyBytes == 0 {
+	if s.Status != "ready" || s.Mode != mode || s.PauseMS == nil || s.ReadyMS == nil || s.DirtyBytes == nil ||
+		*s.DirtyBytes == 0 {
 		t.Errorf("branch %s: %+v", name, s)
 	}
-	t.Logf("%s: %s, pause %.1f ms, ready %.1f ms, %d KiB dirty, %d faults", name, mode, *s.PauseMS, *s.ReadyMS, *s.DirtyBytes>>10, *s.Faults)
+	t.Logf("%s: %s, pause %.1f ms, ready %.1f ms, %d KiB dirty, %d faults", name, mode, *s.PauseMS, *s.ReadyMS,
+		*s.DirtyBytes>>10, *s.Faults)
 	return s
 }
 
@@ -119,7 +121,8 @@ func TestBranchChain(t *testing.T) {
 	modes := []string{"live", "diff", "live", "full"}
 	for i := range depth {
 		d.value(t, box.ID, fmt.Sprintf("[links.append((%d, bytes([%d]) * 300000)), len(links)]", i, i))
-		d.sh(t, box.ID, fmt.Sprintf("echo %d >>/root/links; head -c 200000 /dev/zero | tr '\\0' '\\%03o' >/root/blob%d", i, i+1, i))
+		d.sh(t, box.ID, fmt.Sprintf("echo %d >>/root/links; head -c 200000 /dev/zero | tr '\\0' '\\%03o' >/root/blob%d", i,
+			i+1, i))
 		d.branchOf(t, box.ID, fmt.Sprintf("link-%d", i), modes[i%len(modes)])
 		d.kill(t, box)
 		if i == depth/2 {
@@ -156,7 +159,8 @@ func TestBranchChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range depth {
-		if err := d.DeleteSnapshot(d.ctx(t, quietLimit), fmt.Sprintf("link-%d", i), client.DeleteOptions{Force: true}); err != nil {
+		if err := d.DeleteSnapshot(d.ctx(t, quietLimit), fmt.Sprintf("link-%d", i),
+			client.DeleteOptions{Force: true}); err != nil {
 			t.Error(err)
 		}
 	}

@@ -58,7 +58,8 @@ func (d *daemon) refused(t *testing.T, words []string, args ...string) {
 // TestWorkspaceVerbs takes a workspace through its life on the command line.
 func TestWorkspaceVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
-	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") }) // it outlives the daemon, should the test fail
+	// it outlives the daemon, should the test fail
+	t.Cleanup(func() { _ = d.DeleteWorkspace(d.ctx(t, quietLimit), "desk") })
 	var ws, again client.Workspace
 	d.cliJSON(t, &ws, "workspace", "create", "desk", "--snapshot", tag)
 	if !strings.HasPrefix(ws.ID, "ws-") || ws.Name != "desk" || ws.Status != "running" || ws.SourceTag != tag ||
@@ -118,14 +119,17 @@ func TestSnapshotVerbs(t *testing.T) {
 	d := load(t).start(t, withPool(0))
 	var s client.Snapshot
 	d.cliJSON(t, &s, "snapshot-diff", "--from", tag, "--tag", "d1", "--exec", "echo one >/root/one")
-	if s.Tag != "d1" || s.BranchedFrom != tag || s.Mode != "diff" || s.Status != "ready" || s.PauseMS == nil || s.DiffBytes == nil {
+	if s.Tag != "d1" || s.BranchedFrom != tag || s.Mode != "diff" || s.Status != "ready" || s.PauseMS == nil ||
+		s.DiffBytes == nil {
 		t.Errorf("snapshot-diff: %+v", s)
 	}
-	if out, stderr := d.cli(t, 0, "snapshot-diff", "--from", "d1", "--tag", "d2", "--exec", "echo two >/root/two"); out != "d2\n" ||
+	if out, stderr := d.cli(t, 0, "snapshot-diff", "--from", "d1", "--tag", "d2", "--exec",
+		"echo two >/root/two"); out != "d2\n" ||
 		!strings.Contains(stderr, "branched; the sandbox was paused") {
 		t.Errorf("snapshot-diff: %q %q", out, stderr)
 	}
-	d.refused(t, []string{"exit code 3", "oops"}, "snapshot-diff", "--from", tag, "--tag", "bad", "--exec", "echo oops >&2; exit 3")
+	d.refused(t, []string{"exit code 3", "oops"}, "snapshot-diff", "--from", tag, "--tag", "bad", "--exec",
+		"echo oops >&2; exit 3")
 	d.refused(t, []string{`"d2"`, "exists"}, "snapshot-diff", "--from", tag, "--tag", "d2", "--exec", "true")
 	d.cli(t, 2, "snapshot-diff", "--from", tag, "--tag", "bad")
 	d.only(t) // none of them has left its sandbox behind
@@ -133,7 +137,8 @@ func TestSnapshotVerbs(t *testing.T) {
 
 	var info client.SnapshotDetail
 	d.cliJSON(t, &info, "snapshot-info", "d2")
-	if info.ParentTag != "d1" || info.ChainDepth != 2 || strings.Join(info.Ancestors, " ") != tag+" d1" || info.MemoryLogical != 192<<20 {
+	if info.ParentTag != "d1" || info.ChainDepth != 2 || strings.Join(info.Ancestors, " ") != tag+" d1" ||
+		info.MemoryLogical != 192<<20 {
 		t.Errorf("snapshot-info: %+v", info)
 	}
 	if out, _ := d.cli(t, 0, "snapshot-info", "d1"); !strings.Contains(out, "dependents") || !strings.Contains(out, "d2") {

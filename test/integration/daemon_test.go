@@ -161,7 +161,8 @@ func withChecks(d *daemon) { d.checked = true }
 // nothing behind.
 func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 	t.Helper()
-	d := &daemon{f: f, program: f.program, run: filepath.Join(f.root, "r"), state: f.state, ram: filepath.Join(f.root, "m"), pool: "1"}
+	d := &daemon{f: f, program: f.program, run: filepath.Join(f.root, "r"), state: f.state,
+		ram: filepath.Join(f.root, "m"), pool: "1"}
 	for _, o := range opts {
 		o(d)
 	}
@@ -194,7 +195,8 @@ func (f *fixture) start(t *testing.T, opts ...option) *daemon {
 // launch starts the process and waits until it answers.
 func (d *daemon) launch(t *testing.T) {
 	t.Helper()
-	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool, "--kill-on-exit",
+	args := []string{"daemon", "--run-dir", d.run, "--state-dir", d.state, "--ram-dir", d.ram, "--pool", d.pool,
+		"--kill-on-exit",
 		"--disk-reserve-mib", "0"} // disks are small here, and are filled
 	args = append(args, d.args...)
 	if vmtest.Emulated() {
@@ -242,7 +244,8 @@ func (d *daemon) stop(t *testing.T) {
 			t.Errorf("%s processes that the daemon left behind: %v", name, pids)
 		}
 	}
-	for _, dir := range []string{filepath.Join(d.run, "vm"), filepath.Join(d.state, "sandboxes"), filepath.Join(d.state, "staging")} {
+	for _, dir := range []string{filepath.Join(d.run, "vm"), filepath.Join(d.state, "sandboxes"),
+		filepath.Join(d.state, "staging")} {
 		if left := tree(t, dir); len(left) > 0 {
 			t.Errorf("left behind in %s: %q", dir, left)
 		}
@@ -304,7 +307,8 @@ func (d *daemon) value(t *testing.T, id, code string) string {
 // run runs a shell command that must succeed, and returns its output.
 func (d *daemon) sh(t *testing.T, id, script string) string {
 	t.Helper()
-	r, err := d.Exec(d.ctx(t, 2*time.Minute), id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script}, TimeoutSecs: 90})
+	r, err := d.Exec(d.ctx(t, 2*time.Minute), id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script},
+		TimeoutSecs: 90})
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}

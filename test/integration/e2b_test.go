@@ -19,7 +19,8 @@ func TestE2BWireProtocol(t *testing.T) {
 	call := d.e2b(t)
 	const object, stream, bytes = "application/json", "application/connect+json", "application/octet-stream"
 	var box map[string]any
-	if err := json.Unmarshal([]byte(call("POST", "/v2/sandboxes", object, `{"templateID":"`+tag+`"}`, 201, nil)), &box); err != nil {
+	if err := json.Unmarshal([]byte(call("POST", "/v2/sandboxes", object, `{"templateID":"`+tag+`"}`, 201, nil)),
+		&box); err != nil {
 		t.Fatal(err)
 	}
 	at := "/sandboxes/" + box["sandboxID"].(string)
@@ -51,7 +52,8 @@ func (d *daemon) e2b(t *testing.T) func(method, path, kind, body string, want in
 		}}}
 	return func(method, path, kind, body string, want int, box map[string]any) string {
 		t.Helper()
-		req, err := http.NewRequestWithContext(d.ctx(t, 5*time.Minute), method, "http://localhost"+path, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(d.ctx(t, 5*time.Minute), method, "http://localhost"+path,
+			strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -102,7 +102,8 @@ func TestCommandsAsTheyRun(t *testing.T) {
 		t.Error("the input was not taken")
 	}
 
-	pid, err := d.ExecDetached(ctx, box.ID, client.ExecRequest{Args: []string{"sh", "-c", "read x; echo got $x; exit 5"}, OpenStdin: true})
+	pid, err := d.ExecDetached(ctx, box.ID, client.ExecRequest{Args: []string{"sh", "-c", "read x; echo got $x; exit 5"},
+		OpenStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,7 +145,8 @@ func TestFullWhileForking(t *testing.T) {
 			box := d.fork(t, 1)[0]
 			held := tree(t, full)
 			_, err := d.Fork(d.ctx(t, bakeLimit), client.ForkRequest{SnapshotTag: tag, N: 8})
-			wantError(t, "fork of 8", err, http.StatusInsufficientStorage, `"`+tag+`"`, "none is kept", "no space left on device")
+			wantError(t, "fork of 8", err, http.StatusInsufficientStorage, `"`+tag+`"`, "none is kept",
+				"no space left on device")
 			if now := tree(t, full); len(now) != len(held) {
 				t.Errorf("left behind: %q, before %q", now, held)
 			}

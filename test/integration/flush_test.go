@@ -97,7 +97,8 @@ func TestFullWhileFlushing(t *testing.T) {
 		d.value(t, box.ID, "len(data)") // or the guest may have written nothing since the branch before
 		d.branchOf(t, box.ID, name, "live")
 		s := d.persisted(t, name, "failed")
-		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") || !strings.Contains(s.Warning, `"`+name+`"`) {
+		if s.Status != "ready" || !strings.Contains(s.Warning, "no space left") ||
+			!strings.Contains(s.Warning, `"`+name+`"`) {
 			t.Errorf("not on disk: %+v", s)
 		}
 	}
@@ -117,7 +118,8 @@ func TestFullWhileFlushing(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil { // makes the store try again
+	// makes the store try again
+	if err := d.DeleteSnapshot(d.ctx(t, quietLimit), "c", client.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if s := d.persisted(t, "b", "done"); s.Warning != "" || s.Dir != filepath.Join(state, "snapshots", "b") {
@@ -184,7 +186,8 @@ func TestBranchFallsBack(t *testing.T) {
 			t.Errorf("branch: %+v", s)
 		}
 		t.Logf("not live: %s", s.Fallback)
-		if info, err := d.Snapshot(d.ctx(t, quietLimit), name); err != nil || info.Mode != "diff" || info.Fallback != s.Fallback {
+		if info, err := d.Snapshot(d.ctx(t, quietLimit), name); err != nil || info.Mode != "diff" ||
+			info.Fallback != s.Fallback {
 			t.Errorf("%+v, %v", info, err)
 		}
 		for _, child := range append(d.forkOf(t, name, 1), box) {

@@ -23,7 +23,8 @@ func TestHostileRoot(t *testing.T) {
 	d.cycle(t) // buffers and caches reach their sizes
 	before := d.settled(t, nil)
 	sibling := d.fork(t, 1)[0]
-	sum := d.value(t, sibling.ID, `exec("import hashlib, os; held = os.urandom(16 << 20)") or hashlib.sha256(held).hexdigest()`)
+	sum := d.value(t, sibling.ID,
+		`exec("import hashlib, os; held = os.urandom(16 << 20)") or hashlib.sha256(held).hexdigest()`)
 	well := func(t *testing.T) {
 		t.Helper()
 		if got := d.value(t, sibling.ID, "hashlib.sha256(held).hexdigest()"); got != sum {
@@ -103,7 +104,8 @@ func (d *daemon) attack(t *testing.T, id string, target bareguest.Target) {
 	}
 	d.upload(t, id, dir+"/program.new", p.Encode())
 	// The attack on the streams cuts off the call that begins it.
-	_, _ = d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"mv", dir + "/program.new", dir + "/program"}})
+	_, _ = d.Exec(d.ctx(t, quietLimit), id, client.ExecRequest{Args: []string{"mv", dir + "/program.new",
+		dir + "/program"}})
 	eventually(t, stopLimit, func() error {
 		console, err := d.Console(d.ctx(t, quietLimit), id)
 		if err != nil {

@@ -174,7 +174,8 @@ func TestInbound(t *testing.T) {
 		if status, p := d.ask(t, "GET", host, "/1000", nil); status != http.StatusOK || !isPattern(p, 1000) {
 			t.Errorf("%d, %d bytes", status, len(p))
 		}
-		if status, _ := d.ask(t, "GET", strings.Replace(host, "8000-", "8001-", 1), "/", nil); status != http.StatusForbidden {
+		if status, _ := d.ask(t, "GET", strings.Replace(host, "8000-", "8001-", 1), "/",
+			nil); status != http.StatusForbidden {
 			t.Errorf("another port: %d", status)
 		}
 	})
@@ -230,7 +231,8 @@ func testUpgrade(t *testing.T, d *daemon, id string, sent []byte) {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: forkd\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n", proxied(id, 8000, "/"))
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: forkd\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n",
+		proxied(id, 8000, "/"))
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, nil)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
@@ -247,7 +249,8 @@ func testUpgrade(t *testing.T, d *daemon, id string, sent []byte) {
 
 // testPortForward carries connections through the command.
 func testPortForward(t *testing.T, d *daemon, id string, sent []byte, digest string) {
-	cmd := exec.Command(d.f.program, "port-forward", "--daemon-url", "unix://"+filepath.Join(d.run, "forkd.sock"), id, "0:8001")
+	cmd := exec.Command(d.f.program, "port-forward", "--daemon-url", "unix://"+filepath.Join(d.run, "forkd.sock"), id,
+		"0:8001")
 	cmd.Env = append(os.Environ(), "FORKD_CACHE="+t.TempDir())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -324,7 +327,8 @@ func TestInboundWakes(t *testing.T) {
 	sum := sha256.Sum256([]byte("late"))
 	testDigest(t, conn, []byte("late"), hex.EncodeToString(sum[:]))
 	d.inState(t, box.ID, "suspended")
-	if status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8000, "/1000"), nil); status != http.StatusOK || !isPattern(p, 1000) {
+	if status, p := d.ask(t, "GET", "forkd", proxied(box.ID, 8000, "/1000"), nil); status != http.StatusOK ||
+		!isPattern(p, 1000) {
 		t.Errorf("a suspended sandbox answers %d, %s", status, p)
 	}
 	conn, err = d.DialPort(d.ctx(t, bakeLimit), box.ID, 8001)

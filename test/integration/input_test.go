@@ -21,14 +21,18 @@ func TestBadRequests(t *testing.T) {
 		status int
 		words  []string
 	}{
-		{"unknown tag", client.ForkRequest{SnapshotTag: "nobody", N: 1}, http.StatusNotFound, []string{`"nobody"`, "forkd images"}},
-		{"tag that is a path", client.ForkRequest{SnapshotTag: "../etc", N: 1}, http.StatusBadRequest, []string{"snapshot_tag", "../etc"}},
+		{"unknown tag", client.ForkRequest{SnapshotTag: "nobody", N: 1}, http.StatusNotFound,
+			[]string{`"nobody"`, "forkd images"}},
+		{"tag that is a path", client.ForkRequest{SnapshotTag: "../etc", N: 1}, http.StatusBadRequest,
+			[]string{"snapshot_tag", "../etc"}},
 		{"n = 0", client.ForkRequest{SnapshotTag: tag, N: 0}, http.StatusBadRequest, []string{"n: 0: want 1 to 1000"}},
 		{"n = -1", client.ForkRequest{SnapshotTag: tag, N: -1}, http.StatusBadRequest, []string{"n: -1: want 1 to 1000"}},
-		{"n = 1001", client.ForkRequest{SnapshotTag: tag, N: 1001}, http.StatusBadRequest, []string{"n: 1001: want 1 to 1000"}},
+		{"n = 1001", client.ForkRequest{SnapshotTag: tag, N: 1001}, http.StatusBadRequest,
+			[]string{"n: 1001: want 1 to 1000"}},
 		{"hostname", client.ForkRequest{SnapshotTag: tag, N: 1, HostnamePrefix: "Not A Name"}, http.StatusBadRequest,
 			[]string{"hostname_prefix", "Not A Name"}},
-		{"environment", client.ForkRequest{SnapshotTag: tag, N: 1, Env: map[string]string{"A=B": "c"}}, http.StatusBadRequest, []string{"env"}},
+		{"environment", client.ForkRequest{SnapshotTag: tag, N: 1, Env: map[string]string{"A=B": "c"}}, http.StatusBadRequest,
+			[]string{"env"}},
 		{"ttl", client.ForkRequest{SnapshotTag: tag, N: 1, TTLSecs: -1}, http.StatusBadRequest, []string{"ttl_secs"}},
 	} {
 		_, err := d.Fork(d.ctx(t, quietLimit), c.req)
@@ -60,15 +64,22 @@ func TestBadParents(t *testing.T) {
 	}{
 		{"missing kernel", with(func(r *client.BakeRequest) { r.Kernel = "/no/kernel" }), http.StatusBadRequest,
 			[]string{"kernel", "/no/kernel"}},
-		{"relative path", with(func(r *client.BakeRequest) { r.Initrd = "initrd" }), http.StatusBadRequest, []string{"initrd", "absolute"}},
-		{"directory as image", with(func(r *client.BakeRequest) { r.Rootfs = "/tmp" }), http.StatusBadRequest, []string{"rootfs", "/tmp"}},
-		{"too little memory", with(func(r *client.BakeRequest) { r.MemSizeMiB = 1 }), http.StatusBadRequest, []string{"mem_size_mib: 1"}},
-		{"too many vCPUs", with(func(r *client.BakeRequest) { r.VCPUs = 9999 }), http.StatusBadRequest, []string{"vcpus: 9999"}},
-		{"taken tag", with(func(r *client.BakeRequest) { r.Tag = tag }), http.StatusConflict, []string{`"` + tag + `"`, "exists"}},
+		{"relative path", with(func(r *client.BakeRequest) { r.Initrd = "initrd" }), http.StatusBadRequest,
+			[]string{"initrd", "absolute"}},
+		{"directory as image", with(func(r *client.BakeRequest) { r.Rootfs = "/tmp" }), http.StatusBadRequest,
+			[]string{"rootfs", "/tmp"}},
+		{"too little memory", with(func(r *client.BakeRequest) { r.MemSizeMiB = 1 }), http.StatusBadRequest,
+			[]string{"mem_size_mib: 1"}},
+		{"too many vCPUs", with(func(r *client.BakeRequest) { r.VCPUs = 9999 }), http.StatusBadRequest,
+			[]string{"vcpus: 9999"}},
+		{"taken tag", with(func(r *client.BakeRequest) { r.Tag = tag }), http.StatusConflict,
+			[]string{`"` + tag + `"`, "exists"}},
 		{"unknown CPU template", with(func(r *client.BakeRequest) { r.CPUTemplate = "magic" }), http.StatusBadRequest,
 			[]string{"cpu_template", "magic"}},
 		{"kernel that is none", with(func(r *client.BakeRequest) { r.Kernel = garbage }), 0, []string{`"bad"`, "kernel"}},
-		{"image without a file system", with(func(r *client.BakeRequest) { r.Rootfs = garbage }), 0, []string{`"bad"`, "console", "/dev/vda"}},
+		{"image without a file system", with(func(r *client.BakeRequest) {
+			r.Rootfs = garbage
+		}), 0, []string{`"bad"`, "console", "/dev/vda"}},
 		{"warm-up that fails", with(func(r *client.BakeRequest) {
 			r.Warmup = client.Warmup{Commands: []string{"echo so >&2; exit 3"}}
 		}), 0, []string{`"bad"`, "exit code 3", "so"}},

@@ -87,7 +87,8 @@ func (d *daemon) settled(t *testing.T, was *holdings) holdings {
 	for {
 		h = d.holdings(t)
 		full := len(h.vmms) == 1
-		if full && (was == nil || len(was.fds) == len(h.fds) && len(was.files) == len(h.files)) || time.Now().After(deadline) {
+		if full && (was == nil || len(was.fds) == len(h.fds) && len(was.files) == len(h.files)) ||
+			time.Now().After(deadline) {
 			return h
 		}
 		time.Sleep(200 * time.Millisecond)

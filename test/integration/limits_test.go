@@ -117,7 +117,8 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("set another limit: %+v, %v", use, err)
 	}
 	t.Logf("with three branches made, and 34 MiB taken since: %+v", use.Usage)
-	if _, err := d.SetLimits(d.ctx(t, quietLimit), s.ID, client.Limits{MemoryMiB: 32}); !client.IsStatus(err, http.StatusBadRequest) {
+	if _, err := d.SetLimits(d.ctx(t, quietLimit), s.ID, client.Limits{MemoryMiB: 32}); !client.IsStatus(err,
+		http.StatusBadRequest) {
 		t.Errorf("a limit below what is used: %v", err)
 	}
 	d.eat(t, s.ID, 100)
@@ -141,10 +142,12 @@ func TestCPULimit(t *testing.T) {
 		}
 		return err
 	})
-	if l, err := d.Limits(d.ctx(t, quietLimit), sibling.ID); err != nil || l.Usage.ThrottledPeriods != 0 || l.Usage.Threads == 0 {
+	if l, err := d.Limits(d.ctx(t, quietLimit), sibling.ID); err != nil || l.Usage.ThrottledPeriods != 0 ||
+		l.Usage.Threads == 0 {
 		t.Errorf("the sibling: %+v, %v", l.Usage, err)
 	}
-	for file, want := range map[string]string{"pids.max": "512", "cpu.max": "25000 100000", "cpu.weight": "50", "memory.oom.group": "1"} {
+	for file, want := range map[string]string{"pids.max": "512", "cpu.max": "25000 100000", "cpu.weight": "50",
+		"memory.oom.group": "1"} {
 		if p, err := os.ReadFile(filepath.Join(leaf(t, slow.ID), file)); err != nil || strings.TrimSpace(string(p)) != want {
 			t.Errorf("%s is %q (%v), want %q", file, p, err, want)
 		}

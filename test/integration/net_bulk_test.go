@@ -36,7 +36,8 @@ func TestOffloads(t *testing.T) {
 	d := load(t).start(t)
 	file, digest := serveFile(t, size), serveDigest(t)
 	box := d.online(t, 1, client.Network{Mode: "allow", Allow: []string{file.address, digest.address}})[0]
-	if e, err := d.Eval(d.ctx(t, bakeLimit), box.ID, client.EvalRequest{Code: offloadCode, TimeoutSecs: 120}); err != nil || e.Error != "" {
+	if e, err := d.Eval(d.ctx(t, bakeLimit), box.ID, client.EvalRequest{Code: offloadCode,
+		TimeoutSecs: 120}); err != nil || e.Error != "" {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	const most = frame.MTU + 14 // bytes of a frame that is not segmented, Ethernet header included
@@ -55,7 +56,8 @@ func TestOffloads(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.move, moved, c.want)
 		}
 		if mean <= most {
-			t.Errorf("%s: frames have %d bytes on average; without segmentation offload they have up to %d", direction, mean, most)
+			t.Errorf("%s: frames have %d bytes on average; without segmentation offload they have up to %d", direction, mean,
+				most)
 		}
 	}
 	d.kill(t, box)
@@ -81,7 +83,8 @@ func TestDownloadsAtOnce(t *testing.T) {
 	boxes := d.online(t, n, client.Network{Mode: "allow", Allow: []string{file.address}})
 	d.each(t, boxes, func(s client.Sandbox) {
 		code := fmt.Sprintf("begin(%s, 600)", file.of()) // it waits until all have begun
-		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: code, TimeoutSecs: 120}); err != nil || e.Error != "" {
+		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: code, TimeoutSecs: 120}); err != nil ||
+			e.Error != "" {
 			t.Errorf("%s: %+v, %v", code, e, err)
 		}
 	})

@@ -73,7 +73,8 @@ func serveSecret(t *testing.T, secret string) (address, roots string) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "roots of a test"}, NotAfter: time.Now().Add(time.Hour),
-		NotBefore: time.Now().Add(-time.Hour), IsCA: true, BasicConstraintsValid: true, DNSNames: []string{secretHost, otherHost},
+		NotBefore: time.Now().Add(-time.Hour), IsCA: true, BasicConstraintsValid: true,
+		DNSNames: []string{secretHost, otherHost},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

@@ -66,7 +66,8 @@ func (d *daemon) online(t *testing.T, n int, network client.Network) []client.Sa
 		t.Fatal(err)
 	}
 	d.each(t, r.Sandboxes, func(s client.Sandbox) {
-		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: netCode, TimeoutSecs: 120}); err != nil || e.Error != "" {
+		if e, err := d.Eval(d.ctx(t, bakeLimit), s.ID, client.EvalRequest{Code: netCode, TimeoutSecs: 120}); err != nil ||
+			e.Error != "" {
 			t.Errorf("sandbox %s: %+v, %v", s.ID, e, err)
 		}
 	})
@@ -150,10 +151,12 @@ func TestNetworkPolicy(t *testing.T) {
 		t.Fatalf("dial: %s", got)
 	}
 	n, err := d.Network(d.ctx(t, quietLimit), box.ID)
-	if err != nil || n.Stats.Open != 1 || n.Stats.Connections < 1 || n.Stats.DownBytes < 100<<10 || len(n.Stats.Refused) == 0 {
+	if err != nil || n.Stats.Open != 1 || n.Stats.Connections < 1 || n.Stats.DownBytes < 100<<10 ||
+		len(n.Stats.Refused) == 0 {
 		t.Errorf("%+v, %v", n, err)
 	}
-	if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: "allow", Allow: []string{other.address}}); err != nil {
+	if _, err := d.SetNetwork(d.ctx(t, quietLimit), box.ID, client.Network{Mode: "allow",
+		Allow: []string{other.address}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := d.call(t, box.ID, "echo()"); got != "ConnectionResetError" && got != "BrokenPipeError" {
@@ -275,16 +278,18 @@ func TestForkdNetKilledUnderLoad(t *testing.T) {
 	<-killed
 	small := serveFile(t, 100<<10)
 	for _, s := range boxes {
-		if _, err := d.SetNetwork(d.ctx(t, quietLimit), s.ID, client.Network{Mode: "allow", Allow: []string{small.address}}); err != nil {
+		if _, err := d.SetNetwork(d.ctx(t, quietLimit), s.ID, client.Network{Mode: "allow",
+			Allow: []string{small.address}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	d.each(t, append(boxes, d.online(t, 1, client.Network{Mode: "allow", Allow: []string{small.address}})...), func(s client.Sandbox) {
-		if got := d.call(t, s.ID, "fetch(%s)", small.of()); got != small.sum {
-			t.Errorf("after forkd-net was started again: %s", got)
-		}
-		d.alive(t, s.ID)
-	})
+	d.each(t, append(boxes, d.online(t, 1, client.Network{Mode: "allow", Allow: []string{small.address}})...),
+		func(s client.Sandbox) {
+			if got := d.call(t, s.ID, "fetch(%s)", small.of()); got != small.sum {
+				t.Errorf("after forkd-net was started again: %s", got)
+			}
+			d.alive(t, s.ID)
+		})
 	if n := d.metric(t, "forkd_net_restarts_total"); n != 1 {
 		t.Errorf("%v restarts are counted", n)
 	}

@@ -60,7 +60,8 @@ done`
 func (d *daemon) drawn(t *testing.T, id string) map[string]string {
 	t.Helper()
 	values := make(map[string]string)
-	for line := range strings.Lines(d.sh(t, id, `cd /root; for name in python go; do echo >$name.in; head -n 1 $name.out; done`)) {
+	for line := range strings.Lines(d.sh(t, id,
+		`cd /root; for name in python go; do echo >$name.in; head -n 1 $name.out; done`)) {
 		if err := json.Unmarshal([]byte(line), &values); err != nil {
 			t.Fatalf("%v in %q", err, line)
 		}

@@ -43,7 +43,8 @@ func TestQuickStartOf05(t *testing.T) {
 	if err := json.Unmarshal(body, &sandboxes); err != nil || len(sandboxes) != 5 {
 		t.Errorf("the request for 5 sandboxes was answered with %s: %v", body, err)
 	}
-	if m := d.request(t, http.MethodGet, "/metrics", http.StatusOK, ""); !bytes.Contains(m, []byte("\nforkd_sandboxes_active 5\n")) {
+	if m := d.request(t, http.MethodGet, "/metrics", http.StatusOK, ""); !bytes.Contains(m,
+		[]byte("\nforkd_sandboxes_active 5\n")) {
 		t.Errorf("/metrics has no line forkd_sandboxes_active 5:\n%s", m)
 	}
 	d.cli(t, 0, "kill", "--all")

@@ -58,7 +58,8 @@ func TestDaemonCrashWhileForking(t *testing.T) {
 			t.Fatal(err)
 		}
 		if children := len(list) - 1; children != 0 && children != n {
-			t.Errorf("killed when %d had started and %d confirmed: %d of %d children are left", come.vmms, come.confirmed, children, n)
+			t.Errorf("killed when %d had started and %d confirmed: %d of %d children are left", come.vmms, come.confirmed,
+				children, n)
 		}
 		eventually(t, quietLimit, func() error {
 			if n := len(d.vmms(t)); n > len(list)+1 { // one waits in the pool

@@ -47,7 +47,8 @@ func (x *soaking) draw() func() {
 		for _, f := range []struct {
 			weight int
 			make   func()
-		}{{3, x.killDaemon}, {1, x.killNet}, {4, x.killVMM}, {2, x.fillDisk}, {1, x.fillRAM}, {2, x.stallDisk}, {1, x.killBoth}} {
+		}{{3, x.killDaemon}, {1, x.killNet}, {4, x.killVMM}, {2, x.fillDisk}, {1, x.fillRAM}, {2, x.stallDisk},
+			{1, x.killBoth}} {
 			n := 1
 			if x.dealt {
 				n = f.weight

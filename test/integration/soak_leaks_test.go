@@ -27,7 +27,8 @@ func (h soakHoldings) sum() map[string][]string {
 // descriptor of it more than one that has found it, which is not counted: os.Process's own.
 func (x *soaking) holdings() soakHoldings {
 	x.t.Helper()
-	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk), ram: free(x.t, x.d.ram)}
+	h := soakHoldings{holdings: x.d.holdings(x.t), nets: x.d.processes(x.t, "forkd-net"), disk: free(x.t, x.disk),
+		ram: free(x.t, x.d.ram)}
 	for _, pid := range h.nets {
 		if own := slices.Index(h.fds, "anon_inode:[pidfd]"); own >= 0 && x.d.isParentOf(x.t, pid) {
 			h.fds = slices.Delete(h.fds, own, own+1)

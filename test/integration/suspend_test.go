@@ -180,7 +180,8 @@ func (d *daemon) stayAwake(t *testing.T, id string) {
 			return err
 		},
 		func() error {
-			_, err := d.Eval(ctx, id, client.EvalRequest{Code: fmt.Sprintf("import time\ntime.sleep(%d)", long), TimeoutSecs: 60})
+			_, err := d.Eval(ctx, id, client.EvalRequest{Code: fmt.Sprintf("import time\ntime.sleep(%d)", long),
+				TimeoutSecs: 60})
 			return err
 		},
 		func() error {

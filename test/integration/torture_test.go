@@ -39,7 +39,8 @@ func TestTorture(t *testing.T) {
 	state := filepath.Join(dir, "s")
 	mount(t, state, "size=1g") // of its own: it can be filled
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
-	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{}, long: branches > 2*tortureBranches}
+	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{},
+		long: branches > 2*tortureBranches}
 	x.counts = counts{byMode: map[string]int{}, start: time.Now()}
 	t.Cleanup(func() { t.Logf("seed %d: %v", seed, &x.counts) })
 	x.makeBase()
@@ -129,7 +130,8 @@ func (x *fire) step(r round) {
 	start := time.Now()
 	fmt.Printf("%s %s\n", start.Format("15:04:05"), r.name)
 	r.run(x)
-	x.t.Logf("%s: %.1f s, source of depth %d, %d snapshots", r.name, time.Since(start).Seconds(), x.own.depth, len(x.points))
+	x.t.Logf("%s: %.1f s, source of depth %d, %d snapshots", r.name, time.Since(start).Seconds(), x.own.depth,
+		len(x.points))
 }
 
 // newLine starts a source from the base.
@@ -222,6 +224,8 @@ func (c *counts) String() string {
 	defer c.mu.Unlock()
 	return fmt.Sprintf("%d branches (live %d, diff %d, full %d), %d children and %d sources verified, depth %d, "+
 		"%d kills of the daemon and %d of VMMs, %d branches cut off, %d rollbacks, %d suspends, %d removals, %d without room, "+
-		"%d write faults, %d mismatches, %.0f s", n, c.byMode["live"], c.byMode["diff"], c.byMode["full"], c.children, c.sources, c.deepest,
-		c.daemons, c.vmms, c.cut, c.rollbacks, c.suspends, c.removals, c.unflushed, c.faults, c.mismatches, time.Since(c.start).Seconds())
+		"%d write faults, %d mismatches, %.0f s", n, c.byMode["live"], c.byMode["diff"], c.byMode["full"], c.children,
+		c.sources, c.deepest,
+		c.daemons, c.vmms, c.cut, c.rollbacks, c.suspends, c.removals, c.unflushed, c.faults, c.mismatches,
+		time.Since(c.start).Seconds())
 }

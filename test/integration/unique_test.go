@@ -157,7 +157,8 @@ func TestACommandOutOfMemoryIsCalledThat(t *testing.T) {
 	d := load(t).start(t)
 	box := d.fork(t, 1)[0]
 	defer d.kill(t, box)
-	r, err := d.Exec(d.ctx(t, bakeLimit), box.ID, client.ExecRequest{Args: []string{"tail", "/dev/zero"}, TimeoutSecs: 600})
+	r, err := d.Exec(d.ctx(t, bakeLimit), box.ID, client.ExecRequest{Args: []string{"tail", "/dev/zero"},
+		TimeoutSecs: 600})
 	if err != nil || r.ExitCode != 137 || !strings.Contains(r.Status, "ran out of memory") {
 		t.Errorf("%+v, %v", r, err)
 	}

@@ -130,7 +130,8 @@ func (d *daemon) leftAlone(t *testing.T, s client.Sandbox, protocol int) {
 	}
 	for line := range bytes.Lines(log) {
 		if text := string(line); strings.Contains(text, s.ID) && strings.Contains(text, "left alone") {
-			for _, want := range []string{fmt.Sprintf("control protocol %d", protocol), fmt.Sprintf("this daemon %d", vmmproto.Version),
+			for _, want := range []string{fmt.Sprintf("control protocol %d", protocol),
+				fmt.Sprintf("this daemon %d", vmmproto.Version),
 				fmt.Sprintf("process %d", s.PID)} {
 				if !strings.Contains(text, want) {
 					t.Errorf("want %q in the log: %s", want, text)

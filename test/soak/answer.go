@@ -77,7 +77,8 @@ func (w *worker) do(a asked, f func(ctx context.Context) error) outcome {
 		if kind, ok := w.excuse(a, e.Code, from); ok {
 			w.rep.excused(e.Code, kind)
 		} else {
-			w.rep.find(&w.rep.Unexpected, "client %d: %s: after %.1f s: %d %s: %v", w.n, a, took.Seconds(), e.Status, e.Code, err)
+			w.rep.find(&w.rep.Unexpected, "client %d: %s: after %.1f s: %d %s: %v", w.n, a, took.Seconds(), e.Status, e.Code,
+				err)
 		}
 	}
 	if slices.Contains(maybeDone, e.Code) {

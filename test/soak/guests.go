@@ -169,10 +169,11 @@ func (w *worker) removeFile(b *box) {
 
 // execRefused runs a command in a sandbox that stands still, which must be refused.
 func (w *worker) execRefused(b *box) {
-	out := w.do(asked{op: "exec while it stands", box: b, may: []string{"sandbox_state"}}, func(ctx context.Context) error {
-		_, err := w.d.Exec(ctx, b.id, client.ExecRequest{Args: []string{"true"}})
-		return err
-	})
+	out := w.do(asked{op: "exec while it stands", box: b, may: []string{"sandbox_state"}},
+		func(ctx context.Context) error {
+			_, err := w.d.Exec(ctx, b.id, client.ExecRequest{Args: []string{"true"}})
+			return err
+		})
 	if out == done {
 		w.rep.find(&w.rep.Unexpected, "a command ran in %s", b.name())
 	}

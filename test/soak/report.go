@@ -27,13 +27,14 @@ type Report struct {
 	ByOperation map[string]map[string]int `json:"by_operation"` // operation → answer → how often
 	Excused     map[string]int            `json:"excused"`      // answer that is an error, and the fault that explains it
 
-	Faults       int          `json:"faults"`
-	ByFault      map[Kind]int `json:"by_fault"`
-	DaemonKills  int          `json:"daemon_kills"`
-	Audits       int          `json:"audits"`         // after a daemon was killed: what is there is what was acknowledged
-	Verified     int          `json:"verified"`       // sandboxes that said that they are whole
-	Resurrected  int          `json:"resurrected"`    // sandboxes whose VM was killed, brought back from their suspended state
-	EndedByFault int          `json:"ended_by_fault"` // those that had none, or were being rolled back
+	Faults      int          `json:"faults"`
+	ByFault     map[Kind]int `json:"by_fault"`
+	DaemonKills int          `json:"daemon_kills"`
+	Audits      int          `json:"audits"`   // after a daemon was killed: what is there is what was acknowledged
+	Verified    int          `json:"verified"` // sandboxes that said that they are whole
+	// sandboxes whose VM was killed, brought back from their suspended state
+	Resurrected  int `json:"resurrected"`
+	EndedByFault int `json:"ended_by_fault"` // those that had none, or were being rolled back
 
 	LostSandboxes int      `json:"lost_sandboxes"`
 	LostSnapshots int      `json:"lost_snapshots"`

@@ -62,7 +62,8 @@ func (w *worker) forked(req client.ForkRequest, out outcome) (children []client.
 		return list
 	}
 	if len(list) > 0 {
-		w.rep.find(&w.rep.HalfMade, "a fork of %d of %s%s that failed has left %d sandboxes", req.N, req.SnapshotTag, req.SourceID, len(list))
+		w.rep.find(&w.rep.HalfMade, "a fork of %d of %s%s that failed has left %d sandboxes", req.N, req.SnapshotTag,
+			req.SourceID, len(list))
 	}
 	for _, s := range list {
 		w.do(asked{op: "kill", id: s.ID}, func(ctx context.Context) error { return w.d.Kill(ctx, s.ID) })
@@ -81,7 +82,10 @@ func (w *worker) kill(b *box, may ...string) {
 }
 
 func (w *worker) pause(b *box) {
-	switch w.do(asked{op: "pause", box: b}, func(ctx context.Context) error { _, err := w.d.Pause(ctx, b.id); return err }) {
+	switch w.do(asked{op: "pause", box: b}, func(ctx context.Context) error {
+		_, err := w.d.Pause(ctx, b.id)
+		return err
+	}) {
 	case done:
 		b.state = paused
 	case refused:

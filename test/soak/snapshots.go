@@ -14,10 +14,11 @@ func (w *worker) branch(b *box) {
 	req.Tag, req.NoWait = tag, req.Mode == "live" && w.rng.IntN(3) == 0
 	var made client.Snapshot
 	from := time.Now()
-	out := w.do(asked{op: "branch", box: b, to: tag + ", " + req.Mode, may: []string{"busy"}}, func(ctx context.Context) (err error) {
-		made, err = w.d.Branch(ctx, b.id, req)
-		return err
-	})
+	out := w.do(asked{op: "branch", box: b, to: tag + ", " + req.Mode, may: []string{"busy"}},
+		func(ctx context.Context) (err error) {
+			made, err = w.d.Branch(ctx, b.id, req)
+			return err
+		})
 	if out == done && made.Mode != req.Mode && made.Fallback == "" {
 		w.rep.find(&w.rep.Unexpected, "a %s branch of %s is %s for no reason", req.Mode, b.name(), made.Mode)
 	}

@@ -197,7 +197,8 @@ func TestUncertainStates(t *testing.T) {
 	}
 	for mark, ok := range map[uint64]bool{1: true, 2: true, 3: false} {
 		fit, err := p.check(at(mark), size)
-		if (err == nil) != ok || ok && (len(fit) != 1 || fit[0].Mark != mark || fit[0].Seq != 9 || p.newest(fit) != (mark == 2)) {
+		if (err == nil) != ok || ok && (len(fit) != 1 || fit[0].Mark != mark || fit[0].Seq != 9 ||
+			p.newest(fit) != (mark == 2)) {
 			t.Errorf("mark %d: %+v, %v", mark, fit, err)
 		}
 	}

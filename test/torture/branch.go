@@ -91,8 +91,9 @@ func (v *running) branchTo(ctx context.Context, req vmmproto.Branch, s *Snapshot
 	if req.SinceRestore {
 		p.base = v.origin
 	}
-	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{MemoryBytes: v.rig.shape.MemoryBytes, State: s.state, Layer: layer,
-		Tops: []*os.File{top}, Frozen: []*os.File{frozen}})
+	p.result, err = v.Branch(ctx, req, vmmclient.BranchFiles{MemoryBytes: v.rig.shape.MemoryBytes, State: s.state,
+		Layer: layer,
+		Tops:  []*os.File{top}, Frozen: []*os.File{frozen}})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v branch: %w", v.name, req.Mode, err)
 	}

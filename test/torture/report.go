@@ -108,7 +108,8 @@ func (r *Report) Line() string {
 		"%d rollbacks, %d rebases (%d refused, up to %d mappings), %d races, %d refused, "+
 		"%d without room (%d under fire), %d on full file systems, %d write faults, "+
 		"%d storms, up to %d MiB dirty, %d mismatches, %.0f s",
-		r.Branches, r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified, r.DeepestChain, r.Kills,
+		r.Branches, r.ByMode["live"], r.ByMode["diff"], r.ByMode["full"], r.ChildrenVerified, r.SourcesVerified,
+		r.DeepestChain, r.Kills,
 		r.Rollbacks, r.Rebases, r.NotKept, r.MostMappings, r.Races, r.Refused,
 		r.Failed, r.FailedUnderFire, r.FullFS, r.Faults,
 		r.Storms, r.MostDirtyMiB, r.Mismatches, time.Since(r.start).Seconds())

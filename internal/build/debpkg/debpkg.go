@@ -89,7 +89,8 @@ func fetchWhole(ctx context.Context, tree, suite string, pkgs []string) error {
 		return err
 	}
 	archives, installed := filepath.Join(tree, "archives"), filepath.Join(tree, "installed")
-	if err := errors.Join(os.MkdirAll(filepath.Join(archives, "partial"), 0o755), os.WriteFile(installed, nil, 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(archives, "partial"), 0o755),
+		os.WriteFile(installed, nil, 0o644)); err != nil {
 		return err
 	}
 	options = append(options, "-o", "Dir::State::status="+installed, "-o", "Dir::Cache::archives="+archives,

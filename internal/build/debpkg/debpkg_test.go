@@ -14,7 +14,8 @@ import (
 func TestCompareVersions(t *testing.T) {
 	got := []string{"6.12.117+deb12-c", "6.12.9+deb12-c", "6.12.43+deb13-c", "6.12.43+deb13+1-c"}
 	slices.SortFunc(got, CompareVersions)
-	if want := []string{"6.12.9+deb12-c", "6.12.43+deb13-c", "6.12.43+deb13+1-c", "6.12.117+deb12-c"}; !slices.Equal(got, want) {
+	if want := []string{"6.12.9+deb12-c", "6.12.43+deb13-c", "6.12.43+deb13+1-c", "6.12.117+deb12-c"}; !slices.Equal(got,
+		want) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -83,7 +84,8 @@ func TestFetchWhole(t *testing.T) {
 	for _, name := range []string{"program", "library"} {
 		root := filepath.Join(dir, name)
 		control := "Package: " + name + "\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
-		if err := errors.Join(os.MkdirAll(filepath.Join(root, "DEBIAN"), 0o755), os.MkdirAll(filepath.Join(root, "usr"), 0o755),
+		if err := errors.Join(os.MkdirAll(filepath.Join(root, "DEBIAN"), 0o755),
+			os.MkdirAll(filepath.Join(root, "usr"), 0o755),
 			os.WriteFile(filepath.Join(root, "DEBIAN/control"), []byte(control), 0o644),
 			os.WriteFile(filepath.Join(root, "usr", name), nil, 0o644)); err != nil {
 			t.Fatal(err)

@@ -129,7 +129,8 @@ func (f *tarFilter) addAccount() error {
 		}
 	}
 	if f.seen[sudoersDir] == tar.TypeDir { // the package sudo is there
-		home = append(home, overlayFile{name: sudoersDir + "/" + accountName, typ: tar.TypeReg, mode: 0o440, data: []byte(sudoersLine)})
+		home = append(home, overlayFile{name: sudoersDir + "/" + accountName, typ: tar.TypeReg, mode: 0o440,
+			data: []byte(sudoersLine)})
 	}
 	for _, o := range home {
 		if _, has := f.seen[o.name]; has {

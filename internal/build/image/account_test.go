@@ -105,7 +105,8 @@ func TestAccountThatIsThereStays(t *testing.T) {
 
 func TestAccountInAnEmptyImage(t *testing.T) {
 	got := filtered(t)
-	if p := got["etc/passwd"].content; !strings.HasPrefix(p, "root:") || !strings.HasSuffix(p, "user:x:1000:1000::/home/user:/bin/sh\n") {
+	if p := got["etc/passwd"].content; !strings.HasPrefix(p, "root:") ||
+		!strings.HasSuffix(p, "user:x:1000:1000::/home/user:/bin/sh\n") {
 		t.Errorf("passwd: %q", p)
 	}
 	if g := got["etc/group"].content; !strings.HasSuffix(g, "\nuser:x:1000:\n") {
@@ -149,7 +150,8 @@ func TestAccountWantsRegularFiles(t *testing.T) {
 		t.Error("an account was added to a symbolic link")
 	}
 	f = &tarFilter{defaults: defaultFiles(), account: &account{files: map[string]overlayFile{}}}
-	if _, err := filterAll(f, archive(t, sym("etc", "srv"))); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+	if _, err := filterAll(f, archive(t, sym("etc", "srv"))); err == nil ||
+		!strings.Contains(err.Error(), "symbolic link") {
 		t.Errorf("an account was added below a symbolic link: %v", err)
 	}
 	r := Recipe{Name: "x", Base: "debian:bookworm", User: true, Files: []File{{Source: "p", Target: "/etc/passwd"}}}

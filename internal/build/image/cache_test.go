@@ -22,7 +22,8 @@ func cacheWith(t *testing.T) (cache string) {
 	}
 	for _, dir := range []string{
 		"images/.c.staging/work", "images/.d.staging/work", "images/.removed-e", "images/other",
-		"kernel/6.12.9+deb13-cloud-amd64/initramfs-1", "kernel/6.12.10+deb13-cloud-amd64/initramfs-2", "kernel/user-1/initramfs-3",
+		"kernel/6.12.9+deb13-cloud-amd64/initramfs-1", "kernel/6.12.10+deb13-cloud-amd64/initramfs-2",
+		"kernel/user-1/initramfs-3",
 		"kernel/forkd-6.12", "machine/state",
 	} {
 		dir = filepath.Join(cache, dir)
@@ -64,7 +65,8 @@ func TestListCached(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"leftover images/.c.staging", "leftover images/.removed-e", "image images/" + testKey, "image images/" + strings.Repeat("b", 32),
+		"leftover images/.c.staging", "leftover images/.removed-e", "image images/" + testKey,
+		"image images/" + strings.Repeat("b", 32),
 		"kernel kernel/6.12.10+deb13-cloud-amd64", "initramfs kernel/6.12.10+deb13-cloud-amd64/initramfs-2",
 		"kernel kernel/6.12.9+deb13-cloud-amd64", "initramfs kernel/6.12.9+deb13-cloud-amd64/initramfs-1",
 		"kernel kernel/user-1", "initramfs kernel/user-1/initramfs-3",

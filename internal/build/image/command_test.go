@@ -32,7 +32,8 @@ func TestTarDoesNotWaitForTheSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	script(t, work, "tar", tar+` "$@"; cat >/dev/null; touch `+ended+"\n") // as the real one does for a pipe: up to its end
+	// as the real one does for a pipe: up to its end
+	script(t, work, "tar", tar+` "$@"; cat >/dev/null; touch `+ended+"\n")
 	file := filepath.Join(work, "archive")
 	if err := os.WriteFile(file, archive(t, reg("a")), 0o600); err != nil {
 		t.Fatal(err)

@@ -110,7 +110,8 @@ func verifyContainer(ctx context.Context, img v1.Image) error {
 		return err
 	}
 	if len(layers) != len(parsed.RootFS.DiffIDs) {
-		return fmt.Errorf("the container image is damaged: %d layers, its configuration names %d", len(layers), len(parsed.RootFS.DiffIDs))
+		return fmt.Errorf("the container image is damaged: %d layers, its configuration names %d", len(layers),
+			len(parsed.RootFS.DiffIDs))
 	}
 	for i, layer := range layers {
 		if err := verifyLayer(ctx, layer, parsed.RootFS.DiffIDs[i]); err != nil {
@@ -188,7 +189,8 @@ func fromIndex(index v1.ImageIndex, tag string, depth int) (v1.Image, error) {
 		}
 	}
 	if len(found) != 1 {
-		return nil, fmt.Errorf("%d images for linux/amd64 match (tag %q): name one by its tag, oci:<directory>:<tag>", len(found), tag)
+		return nil, fmt.Errorf("%d images for linux/amd64 match (tag %q): name one by its tag, oci:<directory>:<tag>",
+			len(found), tag)
 	}
 	if found[0].MediaType.IsImage() {
 		return index.Image(found[0].Digest)

@@ -72,7 +72,8 @@ func withConfig(t *testing.T, img v1.Image, goos, arch string) *v1.ConfigFile {
 func testImage(t *testing.T) v1.Image {
 	t.Helper()
 	return containerOf(t,
-		archive(t, dir("etc"), reg("etc/deleted"), reg("etc/kept"), dir("gone"), reg("gone/a"), dir("opaque"), reg("opaque/old"),
+		archive(t, dir("etc"), reg("etc/deleted"), reg("etc/kept"), dir("gone"), reg("gone/a"), dir("opaque"),
+			reg("opaque/old"),
 			reg("bin/tool"), hard("bin/alias", "bin/tool"), sym("lib", "usr/lib"),
 			tar.Header{Typeflag: tar.TypeReg, Name: "home/user/f", Uid: 1000, Gid: 1001, Mode: 0o600}),
 		archive(t, reg("etc/.wh.deleted"), reg(".wh.gone"), reg("opaque/.wh..wh..opq"), reg("opaque/new"),
@@ -137,7 +138,8 @@ func TestLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := remote.Write(ref, testImage(t), remote.WithAuth(&authn.Basic{Username: "me", Password: "secret"})); err != nil {
+	if err := remote.Write(ref, testImage(t), remote.WithAuth(&authn.Basic{Username: "me",
+		Password: "secret"})); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -165,7 +167,8 @@ func TestBuildFromContainers(t *testing.T) {
 	img := testImage(t)
 	dirOfLayout := writeLayout(t, img)
 	for _, base := range []string{
-		"oci:" + dirOfLayout, "oci:" + dirOfLayout + ":v1", "docker-archive:" + writeDockerArchive(t, img), "docker://" + pushToRegistry(t, img),
+		"oci:" + dirOfLayout, "oci:" + dirOfLayout + ":v1", "docker-archive:" + writeDockerArchive(t, img),
+		"docker://" + pushToRegistry(t, img),
 	} {
 		kind, _, _ := strings.Cut(base, ":")
 		t.Run(kind, func(t *testing.T) {
@@ -294,7 +297,8 @@ func TestBuildDoesNotFollowLinks(t *testing.T) {
 		"two layers": {archive(t, sym("x", outside)), archive(t, reg("x/evil"))},
 		"reversed":   {archive(t, reg("x/evil")), archive(t, sym("x", outside))},
 	} {
-		r := &Recipe{Name: "x", Base: "oci:" + writeLayout(t, containerOf(t, layers...)), DiskMiB: 64, MemoryMiB: 128, VCPUs: 1}
+		r := &Recipe{Name: "x", Base: "oci:" + writeLayout(t, containerOf(t, layers...)), DiskMiB: 64, MemoryMiB: 128,
+			VCPUs: 1}
 		_, err := Build(t.Context(), t.TempDir(), r, nil)
 		t.Logf("%s: %v", what, err)
 		if got := names(t, outside); len(got) != 0 {

@@ -52,7 +52,8 @@ func TestSourcesFollowTheHost(t *testing.T) {
 
 func TestToolEnvKeepsLittle(t *testing.T) {
 	env := toolEnv([]string{"PATH=/bin", "http_proxy=p", "FORKD_TOKEN=secret", "APT_CONFIG=/evil", "LANG=tr_TR"})
-	if !slices.Contains(env, "PATH=/bin:/usr/sbin:/sbin") || !slices.Contains(env, "http_proxy=p") || !slices.Contains(env, "LC_ALL=C") {
+	if !slices.Contains(env, "PATH=/bin:/usr/sbin:/sbin") || !slices.Contains(env, "http_proxy=p") ||
+		!slices.Contains(env, "LC_ALL=C") {
 		t.Errorf("missing from %q", env)
 	}
 	for _, kv := range env {
@@ -67,7 +68,8 @@ func TestToolEnvKeepsLittle(t *testing.T) {
 func TestCacheKeyCoversEverything(t *testing.T) {
 	fresh := func() *Recipe {
 		return &Recipe{Name: "n", Base: "debian:bookworm", Packages: []string{"a", "b"}, Env: map[string]string{"A": "1"},
-			files: []overlayFile{{name: "t", typ: tar.TypeReg, mode: 0o644, data: []byte("d")}}, MemoryMiB: 512, VCPUs: 1, DiskMiB: 1024}
+			files: []overlayFile{{name: "t", typ: tar.TypeReg, mode: 0o644, data: []byte("d")}}, MemoryMiB: 512, VCPUs: 1,
+			DiskMiB: 1024}
 	}
 	keys := map[string]string{cacheKey(fresh(), ""): "unchanged"}
 	add := func(what, key string) {

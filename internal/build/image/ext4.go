@@ -33,7 +33,8 @@ const ext4Features = "none,ext_attr,dir_index,filetype,extent,64bit,flex_bg,spar
 // writeExt4 makes the file system image name of diskMiB from the archive that source writes, with
 // what r puts over it. work is an empty directory for temporary files, which the caller removes.
 // uuid identifies the file system and seeds its directory hashes.
-func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe, source func(ctx context.Context, w io.Writer) error) error {
+func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe,
+	source func(ctx context.Context, w io.Writer) error) error {
 	root := filepath.Join(work, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
 		return err
@@ -50,10 +51,12 @@ func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe, source f
 		return err
 	}
 	err := run(ctx, nil, io.Discard, nil, asRoot("mke2fs", "-q", "-F", "-O", ext4Features,
-		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U", uuid,
+		"-b", strconv.Itoa(blockSize), "-I", strconv.Itoa(inodeSize), "-i", strconv.Itoa(bytesPerInode), "-m", "0", "-U",
+		uuid,
 		// The inode tables are zeroed now: otherwise the kernel does it later, in every child, in
 		// its top.
-		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name, strconv.FormatInt(size/blockSize, 10))...)
+		"-E", "hash_seed="+uuid+",lazy_itable_init=0,root_owner=0:0", "-d", root, name,
+		strconv.FormatInt(size/blockSize, 10))...)
 	if err != nil && strings.Contains(err.Error(), "Could not allocate") {
 		return fmt.Errorf("%w: raise disk_mib (now %d): %w", errTooLarge, r.DiskMiB, err)
 	}
@@ -68,7 +71,8 @@ func writeExt4(ctx context.Context, name, work, uuid string, r *Recipe, source f
 }
 
 // extract runs source → tarFilter → tar -x.
-func extract(ctx context.Context, root string, f *tarFilter, source func(ctx context.Context, w io.Writer) error) error {
+func extract(ctx context.Context, root string, f *tarFilter, source func(ctx context.Context,
+	w io.Writer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	fromSource, toFilter := io.Pipe()
@@ -97,7 +101,8 @@ func extract(ctx context.Context, root string, f *tarFilter, source func(ctx con
 		fromSource.CloseWithError(err)
 		filtered <- err
 	}()
-	tarErr := run(ctx, fromFilter, io.Discard, nil, asRoot("tar", "--extract", "--numeric-owner", "--same-owner", "--same-permissions",
+	tarErr := run(ctx, fromFilter, io.Discard, nil, asRoot("tar", "--extract", "--numeric-owner", "--same-owner",
+		"--same-permissions",
 		"--delay-directory-restore", "--xattrs", "--xattrs-include=*", "--directory", root)...)
 	fromFilter.CloseWithError(errors.Join(errors.New("tar has ended"), tarErr))
 	filterErr, sourceErr := <-filtered, <-sourced

@@ -66,12 +66,14 @@ func TestRecipeFilesThatAreRefused(t *testing.T) {
 		files []File
 		want  string
 	}{
-		"nothing there":      {[]File{{Source: "no", Target: "/x"}}, "files[0]: source: "},
-		"file onto root":     {[]File{{Source: "d/a", Target: "/"}}, "files[0]: target: "},
-		"hidden":             {[]File{{Source: "r", Target: "/"}}, `files[0]: target: "/tmp" is hidden`},
-		"twice":              {[]File{{Source: "d", Target: "/x"}, {Source: "d/a", Target: "/x/a"}}, `files[1]: target: "/x/a" appears twice`},
-		"file for directory": {[]File{{Source: "d", Target: "/x"}, {Source: "d/a", Target: "/x"}}, `files[1]: target: "/x" appears twice`},
-		"device":             {[]File{{Source: "odd", Target: "/x"}}, "odd/fifo is neither"},
+		"nothing there":  {[]File{{Source: "no", Target: "/x"}}, "files[0]: source: "},
+		"file onto root": {[]File{{Source: "d/a", Target: "/"}}, "files[0]: target: "},
+		"hidden":         {[]File{{Source: "r", Target: "/"}}, `files[0]: target: "/tmp" is hidden`},
+		"twice": {[]File{{Source: "d", Target: "/x"}, {Source: "d/a", Target: "/x/a"}},
+			`files[1]: target: "/x/a" appears twice`},
+		"file for directory": {[]File{{Source: "d", Target: "/x"}, {Source: "d/a", Target: "/x"}},
+			`files[1]: target: "/x" appears twice`},
+		"device": {[]File{{Source: "odd", Target: "/x"}}, "odd/fifo is neither"},
 	} {
 		fsys := fstest.MapFS{"d/a": {}, "r/tmp/x": {}, "odd/fifo": {Mode: os.ModeNamedPipe}}
 		_, err := readFiles(fsys, c.files)
@@ -91,7 +93,8 @@ func TestDefaultsAreForBasesThatLackThem(t *testing.T) {
 	for _, h := range headers {
 		got = append(got, h.Name)
 	}
-	if want := []string{"etc/passwd", "etc/", "etc/group", "root/", "etc/hosts", "etc/machine-id"}; !slices.Equal(got, want) {
+	if want := []string{"etc/passwd", "etc/", "etc/group", "root/", "etc/hosts", "etc/machine-id"}; !slices.Equal(got,
+		want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if h := headers[0]; h.Typeflag != tar.TypeReg || h.Size != int64(len("etc/passwd")) {

@@ -121,7 +121,8 @@ func (i *Image) Verify() error {
 		return fmt.Errorf("verify image %s: %w", i.Dir, err)
 	}
 	if sum != i.RootfsSHA256 {
-		return &InvalidError{Dir: i.Dir, Reason: fmt.Sprintf("%s has digest %s, %s says %s", rootfsName, sum, manifestName, i.RootfsSHA256)}
+		return &InvalidError{Dir: i.Dir, Reason: fmt.Sprintf("%s has digest %s, %s says %s", rootfsName, sum, manifestName,
+			i.RootfsSHA256)}
 	}
 	return nil
 }

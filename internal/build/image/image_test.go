@@ -30,7 +30,8 @@ func fakeImage(t *testing.T, cache, key string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeManifest(t, dir, &Manifest{FormatVersion: FormatVersion, Key: key, RootfsSHA256: sum, RootfsSize: blocks * blockSize})
+	writeManifest(t, dir, &Manifest{FormatVersion: FormatVersion, Key: key, RootfsSHA256: sum,
+		RootfsSize: blocks * blockSize})
 	return dir
 }
 
@@ -67,14 +68,16 @@ func TestOpenRefusesDamagedAndForeign(t *testing.T) {
 		damage func(t *testing.T, dir string)
 		want   string
 	}{
-		"no manifest":      {func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, manifestName)) }, "image.json"},
-		"empty manifest":   {write(manifestName, ""), "image.json"},
-		"huge manifest":    {write(manifestName, strings.Repeat(" ", maxManifestBytes+1)), "larger than"},
-		"other format":     {edit(func(m *Manifest) { m.FormatVersion++ }), fmt.Sprintf("format version %d", FormatVersion+1)},
-		"another key":      {edit(func(m *Manifest) { m.Key = strings.Repeat("f", 32) }), "not for this directory"},
-		"wrong size":       {edit(func(m *Manifest) { m.RootfsSize++ }), "bytes"},
-		"truncated rootfs": {func(_ *testing.T, dir string) { os.Truncate(filepath.Join(dir, rootfsName), blockSize) }, "bytes"},
-		"no rootfs":        {func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, rootfsName)) }, "no rootfs.ext4"},
+		"no manifest":    {func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, manifestName)) }, "image.json"},
+		"empty manifest": {write(manifestName, ""), "image.json"},
+		"huge manifest":  {write(manifestName, strings.Repeat(" ", maxManifestBytes+1)), "larger than"},
+		"other format": {edit(func(m *Manifest) { m.FormatVersion++ }),
+			fmt.Sprintf("format version %d", FormatVersion+1)},
+		"another key": {edit(func(m *Manifest) { m.Key = strings.Repeat("f", 32) }), "not for this directory"},
+		"wrong size":  {edit(func(m *Manifest) { m.RootfsSize++ }), "bytes"},
+		"truncated rootfs": {func(_ *testing.T, dir string) { os.Truncate(filepath.Join(dir, rootfsName), blockSize) },
+			"bytes"},
+		"no rootfs": {func(_ *testing.T, dir string) { os.Remove(filepath.Join(dir, rootfsName)) }, "no rootfs.ext4"},
 		"rootfs elsewhere": {func(_ *testing.T, dir string) {
 			os.Remove(filepath.Join(dir, rootfsName))
 			os.Symlink("/etc/passwd", filepath.Join(dir, rootfsName))

@@ -219,11 +219,13 @@ func kernelVersion(elf []byte) string {
 
 // cloudPattern is a signed cloud kernel of the series, with Debian's revision of the ABI, such as
 // "+deb12" or "+deb13+1".
-var cloudPattern = regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(kernelSeries) + `\.[0-9]+[0-9a-z+~.]*-cloud-amd64)$`)
+var cloudPattern = regexp.MustCompile(`^linux-image-(` + regexp.QuoteMeta(kernelSeries) +
+	`\.[0-9]+[0-9a-z+~.]*-cloud-amd64)$`)
 
 // newestCloudKernel returns the name of the newest package that apt offers.
 func newestCloudKernel(ctx context.Context) (string, error) {
-	text, err := output(ctx, 16*mib, "apt-cache", "search", "--names-only", "^linux-image-"+regexp.QuoteMeta(kernelSeries)+`\..*-cloud-amd64$`)
+	text, err := output(ctx, 16*mib, "apt-cache", "search", "--names-only",
+		"^linux-image-"+regexp.QuoteMeta(kernelSeries)+`\..*-cloud-amd64$`)
 	if err != nil {
 		return "", err
 	}

@@ -149,7 +149,8 @@ func TestKernelErrors(t *testing.T) {
 		"no version":  {write("elf", []byte(fakeELF)), []byte(fakeELF), "no version"},
 		"empty agent": {good, nil, "agent is not an ELF"},
 	} {
-		if _, err := UserKernel(t.Context(), t.TempDir(), c.kernel, c.agent); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := UserKernel(t.Context(), t.TempDir(), c.kernel, c.agent); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want an error with %q", what, err, c.want)
 		}
 	}

@@ -13,7 +13,8 @@ func TestRecipeNetwork(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 	r, err = parseRecipe([]byte(head + "network: {allow: [pypi.org, '*.pythonhosted.org'], deny: [10.0.0.0/8]}\n"))
-	if err != nil || !slices.Equal(r.Network.Allow, []string{"pypi.org", "*.pythonhosted.org"}) || len(r.Network.Deny) != 1 {
+	if err != nil || !slices.Equal(r.Network.Allow, []string{"pypi.org", "*.pythonhosted.org"}) ||
+		len(r.Network.Deny) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if r, err = parseRecipe([]byte(head)); err != nil || r.Network != nil {

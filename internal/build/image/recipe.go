@@ -41,20 +41,24 @@ const RecipeFile = "recipe.yaml"
 
 // Recipe says how to make a root file system and what to run in it before it becomes a snapshot.
 type Recipe struct {
-	Name        string            `yaml:"name"`
-	Description string            `yaml:"description"`
-	Base        string            `yaml:"base"`     // debian:<suite>, oci:<dir>[:<tag>], docker-archive:<file>, docker://<reference>
-	Packages    []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
-	Files       []File            `yaml:"files"`
-	User        bool              `yaml:"user"` // the image gets an account "user", if it has none
-	Env         map[string]string `yaml:"env"`
-	Warmup      Warmup            `yaml:"warmup"`
-	Network     *Network          `yaml:"network"`    // of the warm-up and of children; nil: none, and the daemon's default
-	Limits      Limits            `yaml:"limits"`     // of children
-	Unique      string            `yaml:"unique"`     // "strict": children that repeat random numbers are refused; "report" or empty: named
-	MemoryMiB   int               `yaml:"memory_mib"` // 0: 512
-	VCPUs       int               `yaml:"vcpus"`      // 0: 1
-	DiskMiB     int               `yaml:"disk_mib"`   // size of the file system; unused space takes none on the host; 0: 1024
+	Name        string `yaml:"name"`
+	Description string `yaml:"description"`
+	// debian:<suite>, oci:<dir>[:<tag>], docker-archive:<file>, docker://<reference>
+	Base     string            `yaml:"base"`
+	Packages []string          `yaml:"packages"` // Debian packages, "name" or "name=version"; Debian bases only
+	Files    []File            `yaml:"files"`
+	User     bool              `yaml:"user"` // the image gets an account "user", if it has none
+	Env      map[string]string `yaml:"env"`
+	Warmup   Warmup            `yaml:"warmup"`
+	// of the warm-up and of children; nil: none, and the daemon's default
+	Network *Network `yaml:"network"`
+	Limits  Limits   `yaml:"limits"` // of children
+	// "strict": children that repeat random numbers are refused; "report" or empty: named
+	Unique    string `yaml:"unique"`
+	MemoryMiB int    `yaml:"memory_mib"` // 0: 512
+	VCPUs     int    `yaml:"vcpus"`      // 0: 1
+	// size of the file system; unused space takes none on the host; 0: 1024
+	DiskMiB int `yaml:"disk_mib"`
 
 	Login *Login `yaml:"-"` // to the registry of Base; nil: what `docker login` has stored
 
@@ -233,7 +237,8 @@ func parseRecipe(text []byte) (*Recipe, error) {
 	}
 	if err != nil {
 		text := strings.TrimPrefix(err.Error(), "yaml: ")
-		return nil, errors.New(unknownField.ReplaceAllString(strings.ReplaceAll(text, "unmarshal errors:\n  ", ""), `unknown field "$1"`))
+		return nil, errors.New(unknownField.ReplaceAllString(strings.ReplaceAll(text, "unmarshal errors:\n  ", ""),
+			`unknown field "$1"`))
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("more than one YAML document in the file")
@@ -255,9 +260,10 @@ func (r *Recipe) setDefaults() {
 }
 
 var (
-	namePattern    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	suitePattern   = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
-	packagePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+:~-]*)?$`) // Debian policy §5.6.1, §5.6.12
+	namePattern  = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	suitePattern = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
+	// Debian policy §5.6.1, §5.6.12
+	packagePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9][A-Za-z0-9.+:~-]*)?$`)
 	envPattern     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
@@ -270,7 +276,8 @@ func (r *Recipe) validate() error {
 		return err
 	}
 	if len(r.Packages) > 0 && base.kind != baseDebian {
-		return fmt.Errorf("packages: only a debian:<suite> base takes packages, not %q; put them into the container image", r.Base)
+		return fmt.Errorf("packages: only a debian:<suite> base takes packages, not %q; put them into the container image",
+			r.Base)
 	}
 	for i, p := range r.Packages {
 		if !packagePattern.MatchString(p) {
@@ -321,7 +328,8 @@ func (r *Recipe) validateFiles() error {
 			return fmt.Errorf("files[%d]: source: %q must be a path below the recipe's directory", i, f.Source)
 		}
 		if !path.IsAbs(f.Target) || path.Clean(f.Target) != f.Target {
-			return fmt.Errorf("files[%d]: target: %q must be an absolute path without '.', '..' or a slash at its end", i, f.Target)
+			return fmt.Errorf("files[%d]: target: %q must be an absolute path without '.', '..' or a slash at its end", i,
+				f.Target)
 		}
 		if err := checkTarget(f.Target); err != nil {
 			return fmt.Errorf("files[%d]: %w", i, err)

@@ -41,7 +41,8 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fields := map[reflect.Type]string{reflect.TypeFor[Recipe](): "", reflect.TypeFor[Warmup](): "warmup.", reflect.TypeFor[File](): ""}
+	fields := map[reflect.Type]string{reflect.TypeFor[Recipe](): "", reflect.TypeFor[Warmup](): "warmup.",
+		reflect.TypeFor[File](): ""}
 	for typ, prefix := range fields {
 		for i := range typ.NumField() {
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("yaml"), ",")

@@ -114,7 +114,8 @@ func TestTarFilterKeepsAndCleans(t *testing.T) {
 		}},
 		reg("replaced"), blank("blank"))
 	headers, err := filterAll(&tarFilter{devices: true, overlay: []overlayFile{
-		{name: "replaced", typ: tar.TypeReg, mode: 0o600, data: []byte("new")}, {name: "new/dir/file", typ: tar.TypeReg, mode: 0o644},
+		{name: "replaced", typ: tar.TypeReg, mode: 0o600, data: []byte("new")},
+		{name: "new/dir/file", typ: tar.TypeReg, mode: 0o644},
 		{name: "d", typ: tar.TypeDir, mode: 0o700}, {name: "d/link", typ: tar.TypeSymlink, link: "file"},
 	}, defaults: []overlayFile{
 		{name: "abs", typ: tar.TypeReg, mode: 0o644}, {name: "lacking", typ: tar.TypeReg, mode: 0o640, data: []byte("x")},
@@ -138,7 +139,8 @@ func TestTarFilterKeepsAndCleans(t *testing.T) {
 	if o := byName["owned"]; o.Uid != 1000 || o.Gid != 42 || o.Mode != 0o4755 {
 		t.Errorf("owned: %+v", o)
 	}
-	if x := byName["owned"].PAXRecords; x["SCHILY.xattr.user.kept"] != "v" || x["SCHILY.xattr.security.capability"] != "c" || len(x) != 2 {
+	if x := byName["owned"].PAXRecords; x["SCHILY.xattr.user.kept"] != "v" ||
+		x["SCHILY.xattr.security.capability"] != "c" || len(x) != 2 {
 		t.Errorf("extended attributes %v", x)
 	}
 	if n := byName["dev/null"]; n.Devmajor != 1 || n.Devminor != 3 {
@@ -153,7 +155,8 @@ func TestTarFilterKeepsAndCleans(t *testing.T) {
 	if r := byName["replaced"]; r.Size != 3 || r.Mode != 0o600 {
 		t.Errorf("replaced: %+v", r)
 	}
-	if headers, err = filterAll(&tarFilter{}, archive(t, tar.Header{Typeflag: tar.TypeBlock, Name: "sda"})); err != nil || len(headers) != 0 {
+	if headers, err = filterAll(&tarFilter{}, archive(t, tar.Header{Typeflag: tar.TypeBlock, Name: "sda"})); err != nil ||
+		len(headers) != 0 {
 		t.Errorf("device without the right to make one: %v, %v", headers, err)
 	}
 }

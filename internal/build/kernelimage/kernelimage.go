@@ -114,7 +114,8 @@ func decompress(payload []byte) ([]byte, error) {
 	case bytes.HasPrefix(payload, []byte{0x02, 0x21, 0x4c, 0x18}): // legacy lz4 frame, what the kernel's build writes
 		return readBounded("lz4", lz4.NewReader(bytes.NewReader(trimSize(payload))))
 	}
-	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known", head(payload))
+	return nil, fmt.Errorf("payload has an unknown compression (magic % x); gzip, xz, zstd and lz4 are known",
+		head(payload))
 }
 
 // zstdFrame decompresses exactly one frame: the decoder would take the appended size for a damaged

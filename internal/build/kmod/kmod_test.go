@@ -63,7 +63,8 @@ func modulesDir(t *testing.T, modules map[string]string) string {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "modules.builtin"), []byte("kernel/drivers/virtio/virtio_pci.ko\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "modules.builtin"), []byte("kernel/drivers/virtio/virtio_pci.ko\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -50,7 +50,8 @@ const SignedURL = "signed-url"
 
 // isStranger reports whether an entry is of somebody who proved nothing and was refused.
 func (e *Entry) isStranger() bool {
-	refused := e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden || e.Status == http.StatusTooManyRequests
+	refused := e.Status == http.StatusUnauthorized || e.Status == http.StatusForbidden ||
+		e.Status == http.StatusTooManyRequests
 	return e.Who == "" && e.Status >= http.StatusBadRequest || e.Who == SignedURL && refused
 }
 

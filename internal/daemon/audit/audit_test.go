@@ -19,7 +19,8 @@ func TestEveryEntryIsOneLineWhateverTheClientSends(t *testing.T) {
 		t.Fatal(err)
 	}
 	nasty := "a\nb\x00\xff" + strings.Repeat("x", 5000)
-	if err := l.Write(Entry{Time: time.Unix(1, 0), Method: "GET", Path: nasty, UserAgent: nasty, Status: 401}); err != nil {
+	if err := l.Write(Entry{Time: time.Unix(1, 0), Method: "GET", Path: nasty, UserAgent: nasty,
+		Status: 401}); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path, path+".1"); err != nil {

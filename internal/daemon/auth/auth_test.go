@@ -55,7 +55,8 @@ func TestIdentify(t *testing.T) {
 			t.Errorf("%q: %+v", header, p)
 		}
 	}
-	if p, err := (*Guard)(nil).Identify(httptest.NewRequest("GET", "/", nil)); err != nil || p.Who != "local" || p.Scope != Admin {
+	if p, err := (*Guard)(nil).Identify(httptest.NewRequest("GET", "/", nil)); err != nil || p.Who != "local" ||
+		p.Scope != Admin {
 		t.Errorf("no token configured: %+v, %v", p, err)
 	}
 }
@@ -91,7 +92,8 @@ func TestWeakTokensAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	for _, bad := range []string{"", "# nothing", "#forkd-tokens-of-ci", "short", "REPLACE_ME_WITH_A_TOKEN",
 		"CHANGE_ME_0123456789", "change-me-0123456789",
-		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good, "ci root " + hashOf(t, good),
+		"your-token-goes-here", "<your-token-here>", strings.Repeat("x", 32), good + " " + good, "ci run " + good,
+		"ci root " + hashOf(t, good),
 		"ci run " + hashOf(t, good) + " label-prefix=a", "ci run " + hashOf(t, good) + " label-prefix=a.b/",
 		"ci admin " + hashOf(t, good) + " label-prefix=a/"} {
 		write(t, path, bad)

@@ -23,5 +23,6 @@ func CheckHost(header string, allowed []string) error {
 	if slices.ContainsFunc(allowed, func(name string) bool { return strings.EqualFold(name, host) }) {
 		return nil
 	}
-	return fmt.Errorf("host %q: want localhost or a loopback address; allow other names with --allow-host, or use a token", header)
+	return fmt.Errorf("host %q: want localhost or a loopback address; allow other names with --allow-host, or use a token",
+		header)
 }

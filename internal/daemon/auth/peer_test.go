@@ -13,8 +13,9 @@ import (
 
 func TestParsePeer(t *testing.T) {
 	for text, want := range map[string]PeerRule{
-		"user:1234": {ID: 1234, Scope: Run}, "group:7=read": {Group: true, ID: 7, Scope: Read}, "user:root=admin": {Scope: Admin},
-		"group:root": {Group: true, Scope: Run},
+		"user:1234": {ID: 1234, Scope: Run}, "group:7=read": {Group: true, ID: 7, Scope: Read},
+		"user:root=admin": {Scope: Admin},
+		"group:root":      {Group: true, Scope: Run},
 	} {
 		if got, err := ParsePeer(text); err != nil || got != want {
 			t.Errorf("%s: %+v, %v; want %+v", text, got, err, want)
@@ -32,7 +33,8 @@ func TestParsePeer(t *testing.T) {
 // Who is at the other end decides: its own user and root, those who are listed, and nobody else.
 func TestByPeer(t *testing.T) {
 	own := uint32(os.Getuid())
-	g := &Guard{Peers: []PeerRule{{ID: own + 1, Scope: Read}, {Group: true, ID: 4242, Scope: Run}, {ID: own + 2, Scope: Admin}}}
+	g := &Guard{Peers: []PeerRule{{ID: own + 1, Scope: Read}, {Group: true, ID: 4242, Scope: Run},
+		{ID: own + 2, Scope: Admin}}}
 	for _, c := range []struct {
 		uid, gid uint32
 		want     Scope
@@ -69,7 +71,8 @@ func TestPeerOfAConnection(t *testing.T) {
 	})}
 	go server.Serve(wrapping{l})
 	defer server.Close()
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+		error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}}
 	resp, err := client.Get("http://forkd")

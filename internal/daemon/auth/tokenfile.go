@@ -136,7 +136,8 @@ func (t *Token) LimitTo(prefix string) (err error) {
 // check refuses what would be no limit: admin reaches beyond sandboxes.
 func (t *Token) check() error {
 	if t.Prefix != "" && t.Scope == Admin {
-		return fmt.Errorf("token %s: label-prefix limits nobody who has the scope %s: give it the scope %s or %s", t.Name, Admin, Run, Read)
+		return fmt.Errorf("token %s: label-prefix limits nobody who has the scope %s: give it the scope %s or %s", t.Name,
+			Admin, Run, Read)
 	}
 	return nil
 }
@@ -168,7 +169,8 @@ func CheckName(name string) error {
 func digestOf(token string) (sum [sha256.Size]byte, err error) {
 	switch {
 	case len(token) < minToken:
-		return sum, fmt.Errorf("token of %d bytes: want at least %d (for example from 'openssl rand -hex 32')", len(token), minToken)
+		return sum, fmt.Errorf("token of %d bytes: want at least %d (for example from 'openssl rand -hex 32')", len(token),
+			minToken)
 	case isPlaceholder(token):
 		return sum, errors.New("token is a placeholder: put a random one there")
 	}

@@ -89,7 +89,8 @@ func (t *Tokens) loadLocked() error {
 	case !fi.Mode().IsRegular():
 		return fmt.Errorf("token file %s is no regular file", t.path)
 	case fi.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("token file %s has mode %#o, which lets other users in: chmod 600 %s", t.path, fi.Mode().Perm(), t.path)
+		return fmt.Errorf("token file %s has mode %#o, which lets other users in: chmod 600 %s", t.path, fi.Mode().Perm(),
+			t.path)
 	}
 	p, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
 	if err != nil {

@@ -58,8 +58,9 @@ func (req *buildRequest) ask() (template.Ask, error) {
 		}
 	}
 	if tagged {
-		return template.Ask{}, badRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
-			tag, onlyTag, base, tag)
+		return template.Ask{},
+			badRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
+				tag, onlyTag, base, tag)
 	}
 	tag, err := tagOf(name)
 	if err != nil {
@@ -73,7 +74,8 @@ func (req *buildRequest) ask() (template.Ask, error) {
 			return template.Ask{}, badRequest("%s: %d: want 0 to %d", n.name, n.got, n.most)
 		}
 	}
-	return template.Ask{Template: tag, CPUs: uint32(req.CPUs), MemoryMiB: uint64(req.MemoryMiB), FreeMiB: int(req.FreeMiB)}, nil
+	return template.Ask{Template: tag, CPUs: uint32(req.CPUs), MemoryMiB: uint64(req.MemoryMiB),
+		FreeMiB: int(req.FreeMiB)}, nil
 }
 
 // mayMake refuses a template's name to who may not make it. To replace one is to remove it.
@@ -175,7 +177,8 @@ func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
 		req.FromImage, req.FromTemplate = "", baseTemplate
 	}
 	notAdmin := auth.From(r.Context()).Need(auth.Admin)
-	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd, Steps: req.Steps,
+	plan := template.Plan{FromImage: req.FromImage, Login: login, StartCmd: req.StartCmd, ReadyCmd: req.ReadyCmd,
+		Steps:      req.Steps,
 		MayReplace: notAdmin == nil}
 	if req.FromTemplate != "" {
 		i, err := a.snapshotOf(r, req.FromTemplate)

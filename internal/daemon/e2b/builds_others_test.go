@@ -66,10 +66,12 @@ func TestBuildsBesideOthers(t *testing.T) {
 	private := r.request("private")
 	begin(private, `"fromImage":"python:3"`)
 	as(r.Tokens["team"])
-	if resp, text := r.send("GET", "/v1/snapshots", r.key, ""); resp.StatusCode != 200 || strings.Contains(text, private.ID) {
+	if resp, text := r.send("GET", "/v1/snapshots", r.key, ""); resp.StatusCode != 200 ||
+		strings.Contains(text, private.ID) {
 		t.Errorf("listed for a team: %s %s", resp.Status, text)
 	}
-	if resp, text := r.send("POST", "/v1/sandboxes", r.key, `{"snapshot_tag":"build-`+private.ID+`"}`); resp.StatusCode != 404 {
+	if resp, text := r.send("POST", "/v1/sandboxes", r.key,
+		`{"snapshot_tag":"build-`+private.ID+`"}`); resp.StatusCode != 404 {
 		t.Errorf("forked by a team: %s %s", resp.Status, text)
 	}
 	for range 40 { // each ends the one before
@@ -105,7 +107,8 @@ func TestBuildOnAFullDisk(t *testing.T) {
 		v.Stall()
 	}
 	end := r.finished(b)
-	if end.Status != "error" || end.Reason.Step != "2" || !strings.Contains(end.Reason.Message, "the host's disk is full") {
+	if end.Status != "error" || end.Reason.Step != "2" || !strings.Contains(end.Reason.Message,
+		"the host's disk is full") {
 		t.Errorf("%s %+v", end.Status, end.Reason)
 	}
 	r.checkClean("a.b")
@@ -153,7 +156,8 @@ func TestBuildLogs(t *testing.T) {
 	}
 	last := all[len(all)-1]
 	for query, want := range map[string][]string{
-		"limit=1": all[:1], "direction=backward&limit=1": {last}, "level=error": {last}, "cursor=0": all, "cursor=99999999999999": nil,
+		"limit=1": all[:1], "direction=backward&limit=1": {last}, "level=error": {last}, "cursor=0": all,
+		"cursor=99999999999999":       nil,
 		"direction=backward&cursor=1": nil,
 	} {
 		if got := logs(query); !slices.Equal(got, want) {
@@ -209,13 +213,15 @@ func TestLogs(t *testing.T) {
 
 func TestWrongBuilds(t *testing.T) {
 	r := start(t)
-	for _, body := range []string{`{"name":"a/b"}`, `{}`, `{"name":"x:v1"}`, `{"name":"x","tags":["stable"]}`, `{"name":"x","cpuCount":-1}`,
+	for _, body := range []string{`{"name":"a/b"}`, `{}`, `{"name":"x:v1"}`, `{"name":"x","tags":["stable"]}`,
+		`{"name":"x","cpuCount":-1}`,
 		`{"name":"x","memoryMB":99999999}`} {
 		r.call("POST", "/v3/templates", body, 400, nil)
 	}
 	b := r.request("x")
 	r.upload(b, "h", "no archive")
-	for _, body := range []string{`{}`, `{"fromTemplate":"a.b","fromImage":"x"}`, `{"fromImage":"x","fromImageRegistry":{"type":"aws"}}`,
+	for _, body := range []string{`{}`, `{"fromTemplate":"a.b","fromImage":"x"}`,
+		`{"fromImage":"x","fromImageRegistry":{"type":"aws"}}`,
 		`{"fromTemplate":"a.b","steps":[{"type":"VOLUME","args":["x"]}]}`,
 		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y"],"filesHash":"unsent"}]}`,
 		`{"fromTemplate":"a.b","steps":[{"type":"COPY","args":["x","y","a b"],"filesHash":"h"}]}`,

@@ -174,7 +174,8 @@ func TestBuildOfATemplate(t *testing.T) {
 		t.Fatalf("%+v\n%s", end.Reason, end.log())
 	}
 	// What is written to two streams at once comes in any order.
-	for _, want := range []string{"1 and 3 \"$(id)`\n", "in " + dir + "/new/deep\n", "err\n", "10001\n", "x11root\n", "[12/12] RUN cat"} {
+	for _, want := range []string{"1 and 3 \"$(id)`\n", "in " + dir + "/new/deep\n", "err\n", "10001\n", "x11root\n",
+		"[12/12] RUN cat"} {
 		if !strings.Contains(end.log(), want) {
 			t.Errorf("no %q in its log:\n%s", want, end.log())
 		}
@@ -227,7 +228,8 @@ func TestBuildAgain(t *testing.T) {
 		t.Errorf("%+v\n%s", end, end.log())
 	}
 	end = r.built(r.request("mine"), `{"fromTemplate":"a.b","steps":[],"startCmd":"exit 3","readyCmd":"false"}`)
-	if end.Status != "error" || end.Reason.Step != "finalize" || !strings.Contains(end.Reason.Message, "start command: exit status 3") {
+	if end.Status != "error" || end.Reason.Step != "finalize" || !strings.Contains(end.Reason.Message,
+		"start command: exit status 3") {
 		t.Errorf("%+v\n%s", end, end.log())
 	}
 	if end := r.built(r.request("mine"), `{"fromTemplate":"a.b"}`); end.Status != "ready" || !made().After(first) {
@@ -328,7 +330,8 @@ func TestUploads(t *testing.T) {
 			t.Errorf("%s: %s %s", wrong, resp.Status, text)
 		}
 	}
-	req, err := http.NewRequestWithContext(t.Context(), "PUT", r.URL+path, io.MultiReader(strings.NewReader("x"))) // chunked
+	// chunked
+	req, err := http.NewRequestWithContext(t.Context(), "PUT", r.URL+path, io.MultiReader(strings.NewReader("x")))
 	if err != nil {
 		t.Fatal(err)
 	}

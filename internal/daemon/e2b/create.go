@@ -119,7 +119,8 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 		return err
 	}
 	n := annotation{Metadata: req.Metadata, Timeout: timeout, Pauses: req.AutoPause, Resumes: req.AutoResume.Enabled}
-	fork := sandbox.ForkRequest{Tag: tag, N: 1, Env: req.EnvVars, TTL: max(timeout, time.Nanosecond), ExpirySuspends: req.AutoPause}
+	fork := sandbox.ForkRequest{Tag: tag, N: 1, Env: req.EnvVars, TTL: max(timeout, time.Nanosecond),
+		ExpirySuspends: req.AutoPause}
 	if req.AllowInternet != nil {
 		offline := !*req.AllowInternet
 		n.Offline = &offline
@@ -155,7 +156,8 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 func tagOf(template string) (string, error) {
 	tag := strings.TrimSuffix(template, ":"+onlyTag)
 	if team, _, ok := strings.Cut(tag, "/"); ok {
-		return "", badRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag, team+"/")
+		return "", badRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag,
+			team+"/")
 	}
 	if err := snapshot.CheckTag(tag); err != nil {
 		return "", badRequest("templateID: %v", err)

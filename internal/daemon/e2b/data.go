@@ -167,7 +167,8 @@ func (a *api) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound
 
 // isStranger reports whether a request has none of the tokens of its sandbox.
 func (a *api) isStranger(r *http.Request, route inbound.Route) bool {
-	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) && !a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
+	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) &&
+		!a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
 // permit checks the tokens of a request to a sandbox.
@@ -185,12 +186,14 @@ func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error
 		case at == "/files" && r.Header.Get(accessHeader) == "":
 			return a.checkSignature(r, i.ID)
 		}
-		return &failure{http.StatusUnauthorized, "X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+		return &failure{http.StatusUnauthorized,
+			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
 	case agentproto.CodeInterpreterPort:
 		if access || traffic || at == "/health" {
 			return nil
 		}
-		return &failure{http.StatusUnauthorized, "X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+		return &failure{http.StatusUnauthorized,
+			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
 	}
 	if n, own := annotationOf(i); traffic || own && !n.Private {
 		return nil
@@ -244,7 +247,8 @@ func (a *api) failData(w http.ResponseWriter, r *http.Request, route inbound.Rou
 	)
 	switch {
 	case errors.As(err, &unknown), errors.As(err, &state), errors.As(err, &cut):
-		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID, Message: "The sandbox was not found", Code: http.StatusBadGateway})
+		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID, Message: "The sandbox was not found",
+			Code: http.StatusBadGateway})
 	case errors.As(err, &refused) && refused.Code == agentclient.CodeRefused:
 		_ = writeJSON(w, http.StatusBadGateway, goneBody{SandboxID: route.ID,
 			Message: "The sandbox is running but port is not open", Port: route.Port, Code: http.StatusBadGateway})

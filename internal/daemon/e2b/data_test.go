@@ -108,7 +108,8 @@ func TestSignedFiles(t *testing.T) {
 func TestPorts(t *testing.T) {
 	r := start(t)
 	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprint(w, r.URL.Path, r.Header.Get("X-Access-Token"), r.Header.Get("X-API-Key"), r.Header.Get("E2b-Traffic-Access-Token"))
+		fmt.Fprint(w, r.URL.Path, r.Header.Get("X-Access-Token"), r.Header.Get("X-API-Key"),
+			r.Header.Get("E2b-Traffic-Access-Token"))
 	}))
 	defer guest.Close()
 	port := fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port)
@@ -178,7 +179,8 @@ func TestStrangersAreLimited(t *testing.T) {
 	r := startWith(t, apirig.Options{Limits: v1.Limits{SignedBurst: 1, SignedPerSecond: 1e-9}})
 	guest := httptest.NewServer(http.NotFoundHandler())
 	defer guest.Close()
-	for port, path := range map[string]string{fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port): "/", "49983": "/health"} {
+	for port, path := range map[string]string{fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port): "/",
+		"49983": "/health"} {
 		b := r.create(simple)
 		at := header{"E2b-Sandbox-Id": b.ID, "E2b-Sandbox-Port": port}
 		for i, want := range []bool{false, true, true} {
@@ -201,7 +203,8 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 			t.Errorf("%s: %s %s", path, resp.Status, out)
 		}
 	}
-	if resp, out := r.send("POST", "/contexts", at.with("E2B-Traffic-Access-Token", b.Traffic), "{}"); resp.StatusCode != 200 {
+	if resp, out := r.send("POST", "/contexts", at.with("E2B-Traffic-Access-Token", b.Traffic),
+		"{}"); resp.StatusCode != 200 {
 		t.Errorf("with the traffic token: %s %s", resp.Status, out)
 	}
 }
@@ -325,8 +328,9 @@ func TestDefaultUserIsTheDaemons(t *testing.T) {
 	r := start(t)
 	b := r.create(`{"templateID":"a.b"}`)
 	file := filepath.Join(t.TempDir(), "file")
-	resp, body := r.send("POST", "/files?path="+url.QueryEscape(file), header{"E2b-Sandbox-Id": b.ID, "X-Access-Token": b.Access,
-		"Content-Type": "application/octet-stream", "Forkd-Default-User": "nobody"}, "x")
+	resp, body := r.send("POST", "/files?path="+url.QueryEscape(file),
+		header{"E2b-Sandbox-Id": b.ID, "X-Access-Token": b.Access,
+			"Content-Type": "application/octet-stream", "Forkd-Default-User": "nobody"}, "x")
 	if resp.StatusCode != http.StatusOK {
 		t.Fatalf("%s %s", resp.Status, body)
 	}

@@ -164,8 +164,10 @@ func (a *api) routes() {
 		{"GET /templates/{id}", auth.Read, a.template},
 		{"GET /templates/{id}/{what}", auth.Read, a.templatePart},
 		{"DELETE /templates/{id}", auth.Admin, a.work(a.deleteTemplate)},
-		{"DELETE /templates/tags", auth.Read, func(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }}, // no template's id
-		{"POST /v2/templates", auth.Run, a.work(a.requestBuild)},                                                         // of SDKs of 2025
+		// no template's id
+		{"DELETE /templates/tags", auth.Read, func(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }},
+		// of SDKs of 2025
+		{"POST /v2/templates", auth.Run, a.work(a.requestBuild)},
 		{"POST /v3/templates", auth.Run, a.work(a.requestBuild)},
 		{"GET /templates/{id}/files/{hash}", auth.Run, a.uploadLink},
 		{"POST /v2/templates/{id}/builds/{build}", auth.Run, a.work(a.startBuild)},

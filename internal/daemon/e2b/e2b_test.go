@@ -160,7 +160,8 @@ func TestAPIKey(t *testing.T) {
 	if resp, _ := r.send("GET", "/v2/sandboxes", apiKey.with("Origin", "https://evil.test"), ""); resp.StatusCode != 403 {
 		t.Errorf("another origin: %s", resp.Status)
 	}
-	if resp, body := r.send("GET", "/v1/sandboxes", apiKey, ""); resp.StatusCode != 401 || strings.Contains(body, `"code":401`) {
+	if resp, body := r.send("GET", "/v1/sandboxes", apiKey, ""); resp.StatusCode != 401 ||
+		strings.Contains(body, `"code":401`) {
 		t.Errorf("/v1 with an API key: %s %s", resp.Status, body)
 	}
 }
@@ -185,7 +186,8 @@ func TestCreateUseAndKill(t *testing.T) {
 		return string(append([]byte{0, 0, 0, 0, byte(len(msg))}, msg...))
 	}
 	stream := b.header().with("Content-Type", "application/connect+json").with("Connect-Protocol-Version", "1")
-	resp, out := r.send("POST", "/process.Process/Start", stream, frame(`{"process":{"cmd":"/bin/sh","args":["-c","echo out; exit 3"]}}`))
+	resp, out := r.send("POST", "/process.Process/Start", stream,
+		frame(`{"process":{"cmd":"/bin/sh","args":["-c","echo out; exit 3"]}}`))
 	if resp.StatusCode != 200 || !strings.Contains(out, `"stdout":"b3V0Cg=="`) || !strings.Contains(out, `"exitCode":3`) {
 		t.Errorf("start: %s %q", resp.Status, out)
 	}
@@ -194,7 +196,8 @@ func TestCreateUseAndKill(t *testing.T) {
 	if resp, out := r.send("POST", "/files?path="+url.QueryEscape(path), raw, "content"); resp.StatusCode != 200 {
 		t.Errorf("write: %s %s", resp.Status, out)
 	}
-	if resp, out := r.send("GET", "/files?path="+url.QueryEscape(path), b.header(), ""); resp.StatusCode != 200 || out != "content" {
+	if resp, out := r.send("GET", "/files?path="+url.QueryEscape(path), b.header(), ""); resp.StatusCode != 200 ||
+		out != "content" {
 		t.Errorf("read: %s %s", resp.Status, out)
 	}
 	for _, h := range []header{b.header().with("X-Access-Token", old.Access), b.header().with("X-Access-Token", ""),
@@ -221,7 +224,8 @@ func TestCreateUseAndKill(t *testing.T) {
 	r.call("DELETE", "/sandboxes/"+b.ID, "", 204, nil)
 	r.call("DELETE", "/sandboxes/"+b.ID, "", 404, nil)
 	r.call("GET", "/sandboxes/"+b.ID, "", 404, nil)
-	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 502 || !strings.Contains(out, `"sandboxId":"`+b.ID+`"`) {
+	if resp, out := r.send("GET", "/health", b.header(), ""); resp.StatusCode != 502 ||
+		!strings.Contains(out, `"sandboxId":"`+b.ID+`"`) {
 		t.Errorf("health of a killed sandbox: %s %s", resp.Status, out)
 	}
 	if resp, _ := r.send("GET", "/health", old.header(), ""); resp.StatusCode != 204 {
@@ -255,13 +259,15 @@ func TestList(t *testing.T) {
 	pair := url.QueryEscape("a b") + "=" + url.QueryEscape("c&d=é")
 	filter := url.QueryEscape(url.QueryEscape(strings.ReplaceAll(pair, "+", "%20") + "&n=1"))
 	var page []box
-	if r.call("GET", "/v2/sandboxes?state=running,paused&metadata="+filter, "", 200, &page); len(page) != 1 || page[0].ID != ids[1] {
+	if r.call("GET", "/v2/sandboxes?state=running,paused&metadata="+filter, "", 200, &page); len(page) != 1 ||
+		page[0].ID != ids[1] {
 		t.Errorf("by metadata: %+v", page)
 	}
 	if r.call("GET", "/v2/sandboxes?state=paused", "", 200, &page); len(page) != 0 {
 		t.Errorf("paused: %+v", page)
 	}
-	for _, q := range []string{"state=odd", "limit=0", "limit=x", "nextToken=!", "order=up", "startedAfter=now", "metadata=%25zz"} {
+	for _, q := range []string{"state=odd", "limit=0", "limit=x", "nextToken=!", "order=up", "startedAfter=now",
+		"metadata=%25zz"} {
 		r.call("GET", "/v2/sandboxes?"+q, "", 400, nil)
 	}
 }
@@ -291,7 +297,8 @@ func TestTimeoutPauseAndFork(t *testing.T) {
 		t.Errorf("health of a paused sandbox: %s", resp.Status)
 	}
 	var forks []struct{ Sandbox box }
-	if r.call("POST", at+"/fork", `{"count":2,"timeout":60}`, 201, &forks); len(forks) != 2 || forks[0].Sandbox.ID == forks[1].Sandbox.ID {
+	if r.call("POST", at+"/fork", `{"count":2,"timeout":60}`, 201, &forks); len(forks) != 2 ||
+		forks[0].Sandbox.ID == forks[1].Sandbox.ID {
 		t.Errorf("forks of a paused sandbox: %+v", forks)
 	}
 	var i box
@@ -352,7 +359,8 @@ func TestSandboxesOfV1(t *testing.T) {
 	id := f.Sandboxes[0].ID
 	var b box
 	r.call("POST", "/v2/sandboxes/"+id+"/connect", `{"timeout":1}`, 200, &b)
-	if resp, _ := r.send("POST", "/process.Process/List", b.header().with("Content-Type", "application/json"), "{}"); resp.StatusCode != 200 {
+	if resp, _ := r.send("POST", "/process.Process/List", b.header().with("Content-Type", "application/json"),
+		"{}"); resp.StatusCode != 200 {
 		t.Errorf("list processes: %s", resp.Status)
 	}
 	if s, err := r.Sandbox(t.Context(), id); err != nil || s.ExpiresAt != 0 {
@@ -369,8 +377,10 @@ func TestAuditNamesTheSandbox(t *testing.T) {
 	r.send("GET", "/health", b.header(), "")
 	r.Server.Close() // a line is written when its answer has gone
 	log, err := os.ReadFile(r.AuditLog)
-	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) || !bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||
-		!bytes.Contains(log, []byte(`"route":"E2B sandbox"`)) || !bytes.Contains(log, []byte(`"route":"POST /v2/sandboxes"`)) {
+	if err != nil || !bytes.Contains(log, []byte(`"host":"49983-`+b.ID+`"`)) ||
+		!bytes.Contains(log, []byte(`"path":"/v2/sandboxes"`)) ||
+		!bytes.Contains(log, []byte(`"route":"E2B sandbox"`)) || !bytes.Contains(log,
+		[]byte(`"route":"POST /v2/sandboxes"`)) {
 		t.Errorf("%s, %v", log, err)
 	}
 }

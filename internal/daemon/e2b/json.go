@@ -34,7 +34,8 @@ func unsupported(field, instead string) error {
 
 // unserved is the error of a route that is E2B's, and not here.
 func unserved(r *http.Request) error {
-	return &failure{http.StatusNotImplemented, fmt.Sprintf("%s %s: forkd does not have this (see docs/e2b.md)", r.Method, r.URL.Path)}
+	return &failure{http.StatusNotImplemented, fmt.Sprintf("%s %s: forkd does not have this (see docs/e2b.md)", r.Method,
+		r.URL.Path)}
 }
 
 // errorBody is E2B's. The SDKs read the status from it too.
@@ -44,8 +45,10 @@ type errorBody struct {
 }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if body := bodyOf(err); body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented && r.Context().Err() == nil {
-		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
+	if body := bodyOf(err); body.Code >= http.StatusInternalServerError && body.Code != http.StatusNotImplemented &&
+		r.Context().Err() == nil {
+		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID,
+			"error", err)
 	}
 	if bodyOf(err).Code != http.StatusRequestEntityTooLarge {
 		writeError(w, err)

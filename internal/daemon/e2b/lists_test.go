@@ -109,7 +109,8 @@ func TestListsAreWrittenInParts(t *testing.T) {
 		req.Header.Set("Authorization", "Bearer "+apirig.Token)
 		r.Server.Config.Handler.ServeHTTP(w, req)
 		var list []struct{ Metadata map[string]string }
-		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != sandboxes || len(list[0].Metadata["note"]) != metadata {
+		if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || len(list) != sandboxes ||
+			len(list[0].Metadata["note"]) != metadata {
 			t.Fatalf("%s: %d of them, %v", path, len(list), err)
 		}
 		if w.longest > 2*metadata {

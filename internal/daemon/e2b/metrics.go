@@ -130,7 +130,8 @@ func (a *api) measure(ctx context.Context, i sandbox.Info) (m metric, err error)
 		return json.NewDecoder(io.LimitReader(resp.Body, maxMetrics)).Decode(&said)
 	})
 	now := time.Now().UTC()
-	return metric{now, now.Unix(), said.CPUs, said.CPUUsed, said.MemUsed, said.MemTotal, said.MemCache, said.DiskUsed, said.DiskTotal}, err
+	return metric{now, now.Unix(), said.CPUs, said.CPUUsed, said.MemUsed, said.MemTotal, said.MemCache, said.DiskUsed,
+		said.DiskTotal}, err
 }
 
 // consoleLevel is the level of all lines of a console, which has none.

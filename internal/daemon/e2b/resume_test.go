@@ -23,7 +23,8 @@ func TestAutoResume(t *testing.T) {
 		EndAt     time.Time
 		Lifecycle struct{ OnTimeout string }
 	}
-	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 || i.Lifecycle.OnTimeout != "pause" {
+	if r.call("GET", "/sandboxes/"+b.ID, "", 200, &i); i.State != "running" || i.EndAt.Year() > 9000 ||
+		i.Lifecycle.OnTimeout != "pause" {
 		t.Errorf("%+v", i)
 	}
 }

@@ -266,8 +266,9 @@ func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 	}
 	if req.Healthy {
 		if _, err := a.measure(r.Context(), i); err != nil {
-			return &failure{http.StatusServiceUnavailable, fmt.Sprintf("sandbox %s is not paused: its agent does not answer: %v; "+
-				"try again, or pause it without requireHealthyGuest", i.ID, err)}
+			return &failure{http.StatusServiceUnavailable,
+				fmt.Sprintf("sandbox %s is not paused: its agent does not answer: %v; "+
+					"try again, or pause it without requireHealthyGuest", i.ID, err)}
 		}
 	}
 	_, err = a.Manager.SuspendWith(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {

@@ -43,7 +43,8 @@ func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
 	}
 	n, _ := annotationOf(i)
 	n.Timeout = timeout
-	ask := sandbox.ForkRequest{N: count, AllowPartial: true, TTL: max(timeout, time.Nanosecond), ExpirySuspends: i.ExpirySuspends}
+	ask := sandbox.ForkRequest{N: count, AllowPartial: true, TTL: max(timeout, time.Nanosecond),
+		ExpirySuspends: i.ExpirySuspends}
 	if ask.Annotation, err = json.Marshal(n); err != nil {
 		return err
 	}
@@ -175,8 +176,9 @@ func templateOf(i store.Info) templateInfo {
 		status = "building"
 	}
 	return templateInfo{TemplateID: i.Tag, BuildID: noBuild, CPUs: i.Machine.VCPUs, MemoryMiB: i.Machine.MemoryBytes >> 20,
-		DiskMiB: i.Base.Bytes >> 20, Aliases: []string{i.Tag}, Names: []string{i.Tag}, CreatedAt: i.Created, UpdatedAt: i.Created,
-		Builds: 1, EnvdVersion: envdVersion, BuildStatus: status}
+		DiskMiB: i.Base.Bytes >> 20, Aliases: []string{i.Tag}, Names: []string{i.Tag}, CreatedAt: i.Created,
+		UpdatedAt: i.Created,
+		Builds:    1, EnvdVersion: envdVersion, BuildStatus: status}
 }
 
 // noBuild stands for the build of a template: the SDKs want a UUID, forkd keeps none.

@@ -91,8 +91,9 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	err = a.Builder.Upload(b, hash, r.ContentLength, body)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &failure{http.StatusRequestTimeout, fmt.Sprintf("the archive comes too slowly: want %d KiB in %v, and all of it in %v",
-			body.least>>10, uploadStall, uploadTimeout)}
+		return &failure{http.StatusRequestTimeout,
+			fmt.Sprintf("the archive comes too slowly: want %d KiB in %v, and all of it in %v",
+				body.least>>10, uploadStall, uploadTimeout)}
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return badRequest("the archive is shorter than its Content-Length says")
 	}
@@ -155,7 +156,8 @@ type line struct {
 }
 
 func newPlaces(all, ofOne, queue, queueAll int) *places {
-	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, queueAll: queueAll, by: make(map[string]*line)}
+	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, queueAll: queueAll,
+		by: make(map[string]*line)}
 }
 
 // take returns how to leave a place for a client, or an error where too many wait or ctx has ended.

@@ -33,7 +33,8 @@ func TestWhatTheGuestSees(t *testing.T) {
 	}{
 		{"path, bearer", Route{Prefix: seen}, "Authorization: Bearer " + token + "\r\n", ""},
 		{"path, another bearer", Route{Prefix: seen}, "authorization: bearer  other\r\n", ""},
-		{"path, own header", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer other\r\n", "Bearer other"},
+		{"path, own header", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer other\r\n",
+			"Bearer other"},
 		{"path, both", Route{Prefix: seen}, "Forkd-Token: " + token + "\r\nAuthorization: Bearer " + token +
 			"\r\nAuthorization: Basic x\r\n", "Basic x"},
 		{"path, basic", Route{Prefix: seen}, "Authorization: Basic x\r\n", "Basic x"},
@@ -209,8 +210,10 @@ func TestHostileAnswers(t *testing.T) {
 
 // A request with a body does not become something else while the body is being read.
 func TestNoUpgradeWithABody(t *testing.T) {
-	r := start(t, listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")), Config{}, Route{})
-	_, answer := r.raw(t, "POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 1000\r\n\r\nabc")
+	r := start(t, listen(t, says("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")),
+		Config{}, Route{})
+	_, answer := r.raw(t,
+		"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 1000\r\n\r\nabc")
 	resp, err := http.ReadResponse(answer, nil)
 	if err != nil || resp.StatusCode != http.StatusBadGateway || !resp.Close {
 		t.Errorf("%+v, %v", resp, err)

@@ -35,7 +35,8 @@ func TestFindPath(t *testing.T) {
 	for _, target := range []string{
 		"/v1/sandboxes/" + id + "/proxy/0/", "/v1/sandboxes/" + id + "/proxy/080/", "/v1/sandboxes/" + id + "/proxy/65536/",
 		"/v1/sandboxes/" + id + "/proxy/-1/", "/v1/sandboxes/" + id + "/proxy/+80/", "/v1/sandboxes/" + id + "/proxy/8%30/",
-		"/v1/sandboxes/" + id + "/proxy/127.0.0.1:80/", "/v1/sandboxes/" + id + "/proxy/http/", "/v1/sandboxes/" + id + "/proxy//80/",
+		"/v1/sandboxes/" + id + "/proxy/127.0.0.1:80/", "/v1/sandboxes/" + id + "/proxy/http/",
+		"/v1/sandboxes/" + id + "/proxy//80/",
 		"/v1/sandboxes/" + id + "/proxy/", "/v1/sandboxes/../proxy/80/", "/v1/sandboxes/%2e%2e/proxy/80/",
 		"/v1/sandboxes/a%2fb/proxy/80/", "//v1/sandboxes/" + id + "/proxy/80/", "/x/v1/sandboxes/" + id + "/proxy/80/",
 		"/v1/sandboxes/" + id + "/%70roxy/80/", "/v1/sandboxes/" + id + "/exec",
@@ -70,7 +71,8 @@ func TestFindHost(t *testing.T) {
 		}
 	}
 	for _, host := range []string{ // below the domain, and so never the API
-		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com", "65536-" + id + ".sandboxes.example.com",
+		"x.sandboxes.example.com", "80.sandboxes.example.com", "0-" + id + ".sandboxes.example.com",
+		"65536-" + id + ".sandboxes.example.com",
 		"80-" + id + "-.sandboxes.example.com", "80-" + id + "-" + permission + "a.sandboxes.example.com",
 		"a.80-" + id + ".sandboxes.example.com",
 		"80-sb-short.sandboxes.example.com", ".sandboxes.example.com", "127.0.0.1.sandboxes.example.com",
@@ -167,12 +169,13 @@ func TestForeignRedirectsByHostName(t *testing.T) {
 		to     string
 		want   string
 	}{
-		"a program":                {Route{}, http.Header{}, elsewhere, ""},
-		"a program, own":           {Route{}, http.Header{}, own, "/x"},
-		"over a unix socket":       {Route{}, http.Header{}, "http://x/v1/sandboxes/sb-other", ""},
-		"a browser":                {Route{}, http.Header{"Sec-Fetch-Site": {"none"}}, elsewhere, elsewhere},
-		"a browser with the token": {Route{}, http.Header{"Sec-Fetch-Site": {"none"}, auth.TokenHeader: {"t"}}, elsewhere, ""},
-		"signed":                   {Route{Signed: true}, http.Header{}, elsewhere, elsewhere},
+		"a program":          {Route{}, http.Header{}, elsewhere, ""},
+		"a program, own":     {Route{}, http.Header{}, own, "/x"},
+		"over a unix socket": {Route{}, http.Header{}, "http://x/v1/sandboxes/sb-other", ""},
+		"a browser":          {Route{}, http.Header{"Sec-Fetch-Site": {"none"}}, elsewhere, elsewhere},
+		"a browser with the token": {Route{}, http.Header{"Sec-Fetch-Site": {"none"}, auth.TokenHeader: {"t"}}, elsewhere,
+			""},
+		"signed": {Route{Signed: true}, http.Header{}, elsewhere, elsewhere},
 	} {
 		c.route.Port, c.route.Path = 80, "/"
 		resp := &http.Response{Header: http.Header{"Location": {c.to}}}

@@ -181,7 +181,8 @@ func TestStreamsEndWithOneSide(t *testing.T) {
 					c.guest(conn, heard, ended)
 				})
 				r := start(t, guest, Config{Stall: time.Second}, Route{})
-				conn, answers := r.raw(t, "GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
+				conn, answers := r.raw(t,
+					"GET "+path+" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
 				resp, err := http.ReadResponse(answers, nil)
 				if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 					t.Fatalf("%+v, %v", resp, err)
@@ -201,8 +202,10 @@ func TestStreamsEndWithOneSide(t *testing.T) {
 
 func TestTCPWantsAnUpgrade(t *testing.T) {
 	r := start(t, listen(t, func(*net.TCPConn) { t.Error("the guest is connected to") }), Config{}, Route{})
-	for _, head := range []string{"", "Upgrade: tcp\r\n", "Connection: Upgrade\r\n", "Connection: Upgrade\r\nUpgrade: websocket\r\n",
-		"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 3\r\n", "Connection: Upgrade\r\nUpgrade: tcp\r\nTransfer-Encoding: chunked\r\n"} {
+	for _, head := range []string{"", "Upgrade: tcp\r\n", "Connection: Upgrade\r\n",
+		"Connection: Upgrade\r\nUpgrade: websocket\r\n",
+		"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 3\r\n",
+		"Connection: Upgrade\r\nUpgrade: tcp\r\nTransfer-Encoding: chunked\r\n"} {
 		_, answers := r.raw(t, "GET /tcp HTTP/1.1\r\nHost: x\r\n"+head+"\r\n")
 		resp, err := http.ReadResponse(answers, nil)
 		if err != nil || resp.Header.Get("Upgrade") != "tcp" || !errors.Is(r.end(t), ErrUpgrade) {
@@ -223,7 +226,9 @@ func TestStreamsEndWithTheirContext(t *testing.T) {
 		r := start(t, guest, Config{}, Route{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		inner := r.Config.Handler
-		r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { inner.ServeHTTP(w, req.WithContext(ctx)) })
+		r.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			inner.ServeHTTP(w, req.WithContext(ctx))
+		})
 		r.raw(t, head+"Host: x\r\n\r\n")
 		<-begun
 		cancel(io.ErrNoProgress)

@@ -36,7 +36,8 @@ func (p *Proxy) TCP(w http.ResponseWriter, r *http.Request, dial Dial) (answered
 		return false, err
 	}
 	defer client.Close()
-	_, err = io.WriteString(client, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
+	_, err = io.WriteString(client,
+		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n")
 	if err != nil {
 		return true, err
 	}

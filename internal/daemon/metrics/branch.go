@@ -25,7 +25,8 @@ func newBranchMetrics() branchMetrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	histogram := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets()}, []string{"mode"})
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets()},
+			[]string{"mode"})
 	}
 	return branchMetrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{

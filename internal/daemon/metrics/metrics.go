@@ -65,11 +65,14 @@ func New(version string) *Metrics {
 		exits: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "forkd_sandbox_exits_total", Help: "Sandboxes that ended by themselves, by reason."}, []string{"reason"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "forkd_admission_refusals_total", Help: "Forks and resumptions that were not admitted, by code."}, []string{"code"}),
+			Name: "forkd_admission_refusals_total", Help: "Forks and resumptions that were not admitted, by code."},
+			[]string{"code"}),
 		vmm: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "forkd_child_vmm_seconds", Help: "Request to all vCPUs entered, per child.", Buckets: buckets()}, []string{"pool"}),
+			Name: "forkd_child_vmm_seconds", Help: "Request to all vCPUs entered, per child.", Buckets: buckets()},
+			[]string{"pool"}),
 		ready: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "forkd_child_ready_seconds", Help: "Request to confirmed agent, per child.", Buckets: buckets()}, []string{"pool"}),
+			Name: "forkd_child_ready_seconds", Help: "Request to confirmed agent, per child.", Buckets: buckets()},
+			[]string{"pool"}),
 		forkWall: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "forkd_fork_seconds", Help: "Request to the last child confirmed, per fork call.", Buckets: buckets()}),
 		refill: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -87,11 +90,14 @@ func New(version string) *Metrics {
 	m.registry.MustRegister(m.branch.all()...)
 	m.registry.MustRegister(m.inbound.all()...)
 	m.registry.MustRegister(m.requests.all()...)
-	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, m.refill, build, m,
+	m.registry.MustRegister(m.forks, m.children, m.confirms, m.exits, m.refusals, m.vmm, m.ready, m.forkWall, m.refill,
+		build, m,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		gauge("forkd_snapshots_total", "Snapshots in the store.", func() float64 { return float64(m.source.Snapshots()) }),
 		gauge("forkd_pool_shells", "VMM processes that wait for a fork.", func() float64 { return float64(m.source.Pool()) }),
-		gauge("forkd_pool_wanted_shells", "How many there are when the pool is warm.", func() float64 { return float64(m.source.PoolWanted()) }),
+		gauge("forkd_pool_wanted_shells", "How many there are when the pool is warm.", func() float64 {
+			return float64(m.source.PoolWanted())
+		}),
 		gauge("forkd_branches_in_flight", "Branches that are being made.", func() float64 {
 			n, _ := m.source.Branches()
 			return float64(n)

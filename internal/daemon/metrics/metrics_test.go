@@ -24,7 +24,8 @@ func TestMetricsAreServed(t *testing.T) {
 	m.ChildReady(sandbox.Timing{Pooled: true})
 	m.ConfirmFailed()
 	m.SandboxExited("poweroff")
-	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "live", Faults: 7, Pause: 1_000_000, Stop: 5_000}}, nil)
+	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "live", Faults: 7, Pause: 1_000_000, Stop: 5_000}},
+		nil)
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "diff", Fallback: "no device"}}, nil)
 	m.BranchDone(sandbox.BranchResult{Figure: snapshot.Branch{Mode: "full"}}, errors.New("no"))
 	m.RollbackDone(nil)
@@ -43,7 +44,8 @@ func TestMetricsAreServed(t *testing.T) {
 		`forkd_forks_total{result="failed"} 1`, "forkd_confirm_failures_total 1", "forkd_children_total 1",
 		`forkd_sandbox_exits_total{reason="poweroff"} 1`, `forkd_child_ready_seconds_count{pool="warm"} 1`,
 		"forkd_fork_seconds_count 2", `forkd_branches_total{mode="live",result="ok"} 1`,
-		`forkd_branches_total{mode="full",result="failed"} 1`, "forkd_branch_faults_total 7", "forkd_branch_fallbacks_total 1",
+		`forkd_branches_total{mode="full",result="failed"} 1`, "forkd_branch_faults_total 7",
+		"forkd_branch_fallbacks_total 1",
 		"forkd_branch_storms_total 1", `forkd_branch_pause_seconds_count{mode="live"} 1`,
 		`forkd_branch_ready_seconds_count{mode="diff"} 1`, `forkd_rollbacks_total{result="ok"} 1`,
 		"forkd_inbound_streams 1", `forkd_inbound_streams_total{kind="tcp",outcome="cut"} 1`,

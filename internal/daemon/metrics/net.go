@@ -30,12 +30,14 @@ func newNetDescs() netDescs {
 		down:        desc("forkd_net_down_bytes_total", "Payload to sandboxes, of connections that have ended."),
 		queries:     desc("forkd_net_dns_queries_total", "Names that sandboxes asked for."),
 		dropped:     desc("forkd_net_dropped_frames_total", "Frames that a sandbox had no room for, or that were malformed."),
-		refused:     desc("forkd_net_refused_total", "Connections of sandboxes that were not let through, by reason.", "reason"),
+		refused: desc("forkd_net_refused_total", "Connections of sandboxes that were not let through, by reason.",
+			"reason"),
 	}
 }
 
 func (d *netDescs) describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{d.restarts, d.open, d.connections, d.up, d.down, d.queries, d.dropped, d.refused} {
+	for _, desc := range []*prometheus.Desc{d.restarts, d.open, d.connections, d.up, d.down, d.queries, d.dropped,
+		d.refused} {
 		ch <- desc
 	}
 }

@@ -156,7 +156,8 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 			if check(t, r.Alert, r.Expr, families) == 0 {
 				t.Errorf("%s asks for no series", r.Alert)
 			}
-			if r.Annotations["runbook"] != "docs/runbook.md#"+strings.ToLower(r.Alert) || !strings.Contains(string(runbook), "\n### "+r.Alert+"\n") {
+			if r.Annotations["runbook"] != "docs/runbook.md#"+strings.ToLower(r.Alert) ||
+				!strings.Contains(string(runbook), "\n### "+r.Alert+"\n") {
 				t.Errorf("%s has no section of its own in docs/runbook.md", r.Alert)
 			}
 		}

@@ -22,11 +22,14 @@ func coarse() []float64 { return prometheus.ExponentialBuckets(0.005, 4, 8) }
 func newRequestMetrics() requestMetrics {
 	return requestMetrics{
 		total: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "forkd_requests_total", Help: "Requests to the API, by route and class of status."}, []string{"route", "class"}),
+			Name: "forkd_requests_total", Help: "Requests to the API, by route and class of status."},
+			[]string{"route", "class"}),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "forkd_request_seconds", Help: "How long requests to the API took, by route.", Buckets: coarse()}, []string{"route"}),
+			Name: "forkd_request_seconds", Help: "How long requests to the API took, by route.", Buckets: coarse()},
+			[]string{"route"}),
 		execs: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "forkd_exec_seconds", Help: "Request to answer of commands and code in sandboxes, by kind.", Buckets: buckets()},
+			Name: "forkd_exec_seconds", Help: "Request to answer of commands and code in sandboxes, by kind.",
+			Buckets: buckets()},
 			[]string{"kind"}),
 	}
 }

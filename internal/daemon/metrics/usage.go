@@ -15,19 +15,23 @@ type usageDescs struct {
 func newUsageDescs() usageDescs {
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 	return usageDescs{
-		memory:    desc("forkd_sandboxes_memory_bytes", "Memory charged to sandboxes, pooled VMMs and forkd-net, with page cache."),
-		swap:      desc("forkd_sandboxes_swap_bytes", "Of them on swap."),
-		cpu:       desc("forkd_sandboxes_cpu_usage_seconds_total", "Processor time of sandboxes, ended ones too, and of forkd-net."),
-		throttled: desc("forkd_sandboxes_cpu_throttled_seconds_total", "How long sandboxes were held back by their cpus limit."),
-		periods:   desc("forkd_sandboxes_cpu_throttled_periods_total", "In how many periods they were."),
-		threads:   desc("forkd_sandboxes_threads", "Threads of VMM processes and of forkd-net."),
-		read:      desc("forkd_sandboxes_io_read_bytes_total", "Bytes that sandboxes read from disks of the host."),
-		written:   desc("forkd_sandboxes_io_written_bytes_total", "Bytes that sandboxes wrote to disks of the host."),
+		memory: desc("forkd_sandboxes_memory_bytes",
+			"Memory charged to sandboxes, pooled VMMs and forkd-net, with page cache."),
+		swap: desc("forkd_sandboxes_swap_bytes", "Of them on swap."),
+		cpu: desc("forkd_sandboxes_cpu_usage_seconds_total",
+			"Processor time of sandboxes, ended ones too, and of forkd-net."),
+		throttled: desc("forkd_sandboxes_cpu_throttled_seconds_total",
+			"How long sandboxes were held back by their cpus limit."),
+		periods: desc("forkd_sandboxes_cpu_throttled_periods_total", "In how many periods they were."),
+		threads: desc("forkd_sandboxes_threads", "Threads of VMM processes and of forkd-net."),
+		read:    desc("forkd_sandboxes_io_read_bytes_total", "Bytes that sandboxes read from disks of the host."),
+		written: desc("forkd_sandboxes_io_written_bytes_total", "Bytes that sandboxes wrote to disks of the host."),
 	}
 }
 
 func (d *usageDescs) describe(ch chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{d.memory, d.swap, d.cpu, d.throttled, d.periods, d.threads, d.read, d.written} {
+	for _, desc := range []*prometheus.Desc{d.memory, d.swap, d.cpu, d.throttled, d.periods, d.threads, d.read,
+		d.written} {
 		ch <- desc
 	}
 }

@@ -46,7 +46,8 @@ type unreadError struct{ err error }
 func (e *unreadError) Unwrap() []error { return []error{ErrUnknown, e.err} }
 
 func (e *unreadError) Error() string {
-	return "the record of the first request with this key cannot be read, so it is not known what became of it: " + e.err.Error()
+	return "the record of the first request with this key cannot be read, so it is not known what became of it: " +
+		e.err.Error()
 }
 
 // Key names a request, and Request tells it from others of the same name. Both are digests; the
@@ -143,7 +144,8 @@ func (b *Book) read(key Key) (*record.Once, error) {
 // says so. One that is under way is waited for. An answer counts if do returns no error; else
 // nothing is remembered, and the next one is carried out. The error is that of do or of ctx, one of
 // the variables above, or that of a file.
-func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answer, error)) (a Answer, again bool, err error) {
+func (b *Book) Do(ctx context.Context, key Key, request Request, do func() (Answer, error)) (a Answer, again bool,
+	err error) {
 	for {
 		known, wait, err := b.begin(key, request)
 		switch {

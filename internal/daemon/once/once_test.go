@@ -45,7 +45,9 @@ func TestOnce(t *testing.T) {
 		t.Errorf("another request: %v", err)
 	}
 	failed := errors.New("no")
-	if _, _, err := b.Do(t.Context(), Key{3}, Request{1}, func() (Answer, error) { return Answer{}, failed }); !errors.Is(err, failed) {
+	if _, _, err := b.Do(t.Context(), Key{3}, Request{1}, func() (Answer, error) {
+		return Answer{}, failed
+	}); !errors.Is(err, failed) {
 		t.Errorf("a failure: %v", err)
 	}
 	check(t, b, Key{3}, Request{2}, made("5"), "5", false)
@@ -95,7 +97,8 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	}
 	b = open(t, dir)
 	var bad *record.Error
-	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("2")); !errors.Is(err, ErrUnknown) || !errors.As(err, &bad) ||
+	if _, _, err := b.Do(t.Context(), Key{1}, Request{1}, made("2")); !errors.Is(err, ErrUnknown) ||
+		!errors.As(err, &bad) ||
 		bad.Path != b.path(Key{1}) || bad.Field != "version" {
 		t.Errorf("a later version: %v", err)
 	}
@@ -130,7 +133,8 @@ func TestRecordsOfVersion0(t *testing.T) {
 			t.Fatal(err)
 		}
 		a, again, err := b.Do(t.Context(), key, Request{1, 2, 3}, made("1"))
-		if !errors.Is(err, want) || err == nil && (!again || !strings.Contains(string(a.Body), "sb-mfrggzdfmztwq2lknnwg23tpob")) {
+		if !errors.Is(err, want) || err == nil && (!again || !strings.Contains(string(a.Body),
+			"sb-mfrggzdfmztwq2lknnwg23tpob")) {
 			t.Errorf("%s: %s, again %v, %v", file, a.Body, again, err)
 		}
 	}

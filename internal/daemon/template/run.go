@@ -143,7 +143,8 @@ func (w *work) begin(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	made, err := w.b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build", TTL: maxBuild + cleanupTime,
+	made, err := w.b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build",
+		TTL:        maxBuild + cleanupTime,
 		Annotation: note})
 	if err != nil {
 		return "", err
@@ -182,7 +183,8 @@ func (w *work) fits(ctx context.Context, tag string) error {
 		return invalid.Errorf("cpuCount", "%d: the template %s has %d, and so has what is made of it", n, tag, have.VCPUs)
 	}
 	if n := w.bd.MemoryMiB; n != 0 && n<<20 != have.MemoryBytes {
-		return invalid.Errorf("memoryMB", "%d: the template %s has %d, and so has what is made of it", n, tag, have.MemoryBytes>>20)
+		return invalid.Errorf("memoryMB", "%d: the template %s has %d, and so has what is made of it", n, tag,
+			have.MemoryBytes>>20)
 	}
 	return nil
 }
@@ -231,7 +233,8 @@ func (w *work) inGuest(ctx context.Context, c *agentclient.Client) error {
 	if err := w.start(ctx, c); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v", syncTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v",
+		syncTime))
 	defer cancel()
 	if err := c.Sync(ctx); err != nil {
 		return errors.Join(context.Cause(ctx), err)

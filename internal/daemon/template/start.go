@@ -46,7 +46,8 @@ func (w *work) waitReady(ctx context.Context, c *agentclient.Client) error {
 		return wait(ctx, readyAfter)
 	}
 	w.say("ready?: %s", w.plan.ReadyCmd)
-	ctx, cancel := context.WithTimeoutCause(ctx, maxReady, fmt.Errorf("ready command: it has not succeeded within %v", maxReady))
+	ctx, cancel := context.WithTimeoutCause(ctx, maxReady, fmt.Errorf("ready command: it has not succeeded within %v",
+		maxReady))
 	defer cancel()
 	cmd := w.client(w.plan.ReadyCmd, "", maxReady)
 	cmd.prefix, cmd.level = "[ready] ", levelDebug // it may fail many times

@@ -245,7 +245,8 @@ func (w *work) copy(ctx context.Context, c *agentclient.Client, s Step) (err err
 	if err := c.WriteTree(ctx, dir+"/files", "root", content); err != nil {
 		return err
 	}
-	script := command{args: []string{"/bin/sh", "-c", copyScript, "sh", path.Join(dir, "files", sourceOf(s.Args[0])), target, owner, s.arg(3)},
+	script := command{args: []string{"/bin/sh", "-c", copyScript, "sh", path.Join(dir, "files", sourceOf(s.Args[0])),
+		target, owner, s.arg(3)},
 		user: "root", dir: "/", within: maxCommand}
 	return w.run(ctx, c, script)
 }

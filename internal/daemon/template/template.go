@@ -281,7 +281,8 @@ func (b *Builder) endLocked(bd *Build, err error) {
 		if of := (*ownError)(nil); errors.As(logged, &of) {
 			logged = errOwn
 		}
-		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error", logged)
+		b.cfg.Log.Info("build of a template has failed", "template", bd.Template, "who", bd.Who, "step", at.step, "error",
+			logged)
 	}
 	ended := 0
 	for n := len(b.builds) - 1; n >= 0; n-- {

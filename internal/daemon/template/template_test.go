@@ -120,7 +120,8 @@ func TestUploadsAreBounded(t *testing.T) {
 }
 
 func TestSourceOf(t *testing.T) {
-	for pattern, want := range map[string]string{"a/b.txt": "a/b.txt", "./a/": "a", ".": "", "*.txt": "", "a/**/b": "a", "a/b[1]": "a",
+	for pattern, want := range map[string]string{"a/b.txt": "a/b.txt", "./a/": "a", ".": "", "*.txt": "", "a/**/b": "a",
+		"a/b[1]":  "a",
 		"../../a": "a", "a{b,c}/d": ""} {
 		if got := sourceOf(pattern); got != want {
 			t.Errorf("%q: %q, want %q", pattern, got, want)
@@ -177,7 +178,8 @@ func TestUnpackedIsBounded(t *testing.T) {
 
 // The whole host has so many builds, whoever asks.
 func TestBuildsOfAllAreBounded(t *testing.T) {
-	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(), by: map[string]int64{}}}
+	b := &Builder{cfg: Config{Log: slog.New(slog.DiscardHandler)}, uploads: &uploads{dir: t.TempDir(),
+		by: map[string]int64{}}}
 	defer b.Close()
 	for n := range maxAll + 1 {
 		_, err := b.Request(fmt.Sprint("client", n/(maxUnended-1)), Ask{Template: fmt.Sprint("t", n)})

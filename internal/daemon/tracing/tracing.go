@@ -41,9 +41,11 @@ func wanted(getenv func(string) string) (bool, error) {
 	case exporter != "" && exporter != "otlp":
 		return false, fmt.Errorf("OTEL_TRACES_EXPORTER %q: want otlp or none", exporter)
 	}
-	protocol := cmp.Or(getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "http/protobuf")
+	protocol := cmp.Or(getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), getenv("OTEL_EXPORTER_OTLP_PROTOCOL"),
+		"http/protobuf")
 	if protocol != "http/protobuf" {
-		return false, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL %q: want http/protobuf (port 4318 of most collectors)", protocol)
+		return false, fmt.Errorf("OTEL_EXPORTER_OTLP_PROTOCOL %q: want http/protobuf (port 4318 of most collectors)",
+			protocol)
 	}
 	return true, nil
 }
@@ -107,7 +109,8 @@ func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res san
 		return
 	}
 	f := res.Figure
-	ctx, span := t.begin(r, "branch", start, attribute.String("forkd.sandbox", source), attribute.String("forkd.snapshot", res.Info.Tag),
+	ctx, span := t.begin(r, "branch", start, attribute.String("forkd.sandbox", source),
+		attribute.String("forkd.snapshot", res.Info.Tag),
 		attribute.String("forkd.mode", f.Mode), attribute.String("forkd.fallback", f.Fallback),
 		attribute.Int64("forkd.pause_us", time.Duration(f.Pause).Microseconds()),
 		attribute.Int64("forkd.stop_us", time.Duration(f.Stop).Microseconds()),
@@ -119,9 +122,11 @@ func (t *Tracer) Branch(r *http.Request, start time.Time, source string, res san
 }
 
 // begin makes the span of a request in the client's trace.
-func (t *Tracer) begin(r *http.Request, name string, start time.Time, about ...attribute.KeyValue) (context.Context, trace.Span) {
+func (t *Tracer) begin(r *http.Request, name string, start time.Time, about ...attribute.KeyValue) (context.Context,
+	trace.Span) {
 	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	return t.tracer.Start(ctx, name, trace.WithTimestamp(start), trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(about...))
+	return t.tracer.Start(ctx, name, trace.WithTimestamp(start), trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(about...))
 }
 
 func part(ctx context.Context, t trace.Tracer, name string, from, to time.Time, about ...trace.SpanStartOption) {

@@ -81,7 +81,8 @@ func TestSpansReachACollector(t *testing.T) {
 		children[i] = sandbox.Info{ID: "sb-x", Timing: sandbox.Timing{VMM: time.Millisecond, Ready: 5 * time.Millisecond}}
 	}
 	tracer.Fork(r, start, "tag", sandbox.ForkResult{Sandboxes: children}, nil)
-	tracer.Branch(r, start, "sb-x", sandbox.BranchResult{Figure: snapshot.Branch{Mode: "live", Ready: snapshot.Micros(time.Millisecond)}},
+	tracer.Branch(r, start, "sb-x", sandbox.BranchResult{Figure: snapshot.Branch{Mode: "live",
+		Ready: snapshot.Micros(time.Millisecond)}},
 		errors.New("a guest's words"))
 	if err := tracer.Close(); err != nil {
 		t.Fatal(err)
@@ -125,7 +126,8 @@ func TestTracesAreOffUnlessAskedFor(t *testing.T) {
 	}{
 		{"", false, false}, {"OTEL_SERVICE_NAME=x", false, false},
 		{"OTEL_TRACES_EXPORTER=none OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false},
-		{"OTEL_SDK_DISABLED=true OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false}, {"OTEL_TRACES_EXPORTER=otlp", true, false},
+		{"OTEL_SDK_DISABLED=true OTEL_EXPORTER_OTLP_ENDPOINT=http://x", false, false},
+		{"OTEL_TRACES_EXPORTER=otlp", true, false},
 		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://x/v1/traces", true, false}, {"OTEL_TRACES_EXPORTER=zipkin", false, true},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://x OTEL_EXPORTER_OTLP_PROTOCOL=grpc", false, true},
 	} {

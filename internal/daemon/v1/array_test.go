@@ -31,7 +31,8 @@ func TestMembersAreDescribedAsTheyAreWritten(t *testing.T) {
 		return text
 	})
 	if most := arrayPart/member + 1; err != nil || before > most || described != 1000 {
-		t.Errorf("%v: %d were described before the first part was written, want at most %d; %d in all", err, before, most, described)
+		t.Errorf("%v: %d were described before the first part was written, want at most %d; %d in all", err, before, most,
+			described)
 	}
 	if want := "[" + strings.Repeat(`"`+text+`",`, 999) + `"` + text + `"]` + "\n"; w.Body.String() != want {
 		t.Errorf("%d bytes, want %d", w.Body.Len(), len(want))

@@ -110,7 +110,8 @@ func TestStreamOverARollback(t *testing.T) {
 	if _, err := cl.Rollback(t.Context(), id, ""); err != nil {
 		t.Fatal(err)
 	}
-	if res := <-r.end; !client.IsStatus(res.err, http.StatusConflict) || !strings.Contains(res.err.Error(), "rolled back") {
+	if res := <-r.end; !client.IsStatus(res.err, http.StatusConflict) ||
+		!strings.Contains(res.err.Error(), "rolled back") {
 		t.Errorf("%+v, %v", res.end, res.err)
 	}
 	if err := syscall.Kill(pid, 0); err != nil { // these guests are ordinary processes and know no rollback

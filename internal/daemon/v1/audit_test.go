@@ -29,23 +29,29 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 	who := "token:default"
 	requests := []request{
 		{path: "/v1/snapshots?token=" + secret, want: audit.Entry{Who: who, Route: "GET /v1/snapshots", Status: 400}},
-		{path: "/v1/snapshots", headers: []string{"Authorization", "Bearer " + secret + "-wrong"}, want: audit.Entry{Status: 401}},
+		{path: "/v1/snapshots", headers: []string{"Authorization", "Bearer " + secret + "-wrong"},
+			want: audit.Entry{Status: 401}},
 		{path: "/v1/snapshots", headers: []string{"Forkd-Token", secret}, want: audit.Entry{Status: 401}},
-		{path: "/v1/snapshots", headers: []string{"X-Api-Key", secret, "Cookie", "s=" + secret, "Referer", "http://x/" + secret},
+		{path: "/v1/snapshots", headers: []string{"X-Api-Key", secret, "Cookie", "s=" + secret, "Referer",
+			"http://x/" + secret},
 			want: audit.Entry{Who: who, Status: 200}},
 		{method: "POST", path: "/v1/forks", body: `{"snapshot_tag":"a.b","env":{"KEY":"` + secret +
 			`"},"network":{"mode":"allow","allow":["example.org"],` +
-			`"secrets":[{"host":"example.org","header":"Authorization","value":"` + secret + `"}]}}`, want: audit.Entry{Route: "POST /v1/forks"}},
+			`"secrets":[{"host":"example.org","header":"Authorization","value":"` + secret + `"}]}}`,
+			want: audit.Entry{Route: "POST /v1/forks"}},
 		{method: "POST", path: box + "/exec", body: `{"args":["true","` + secret + `"],"env":{"KEY":"` + secret + `"}}`,
 			want: audit.Entry{Sandbox: id, Route: "POST /v1/sandboxes/{id}/exec", Status: 200}},
-		{method: "POST", path: box + "/eval", body: `{"code":"'` + secret + `'"}`, want: audit.Entry{Sandbox: id, Status: 200}},
+		{method: "POST", path: box + "/eval", body: `{"code":"'` + secret + `'"}`,
+			want: audit.Entry{Sandbox: id, Status: 200}},
 		{method: "PUT", path: box + "/files?path=" + t.TempDir() + "/" + secret, body: secret,
 			headers: []string{"Content-Type", "application/octet-stream"}, want: audit.Entry{Sandbox: id}},
 		{path: box + "/proxy/1/" + secret + "?" + secret, want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Who: who}},
 		{path: box + "/proxy/1/" + secret, headers: []string{"Authorization", "Bearer " + secret},
 			want: audit.Entry{Sandbox: id, Path: box + "/proxy/1/", Status: 401}},
-		{host: "1-" + id + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Sandbox: id, Host: "1-" + id, Path: "/", Who: who}},
-		{host: "1-" + id + "-" + strings.Repeat("a", 27) + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Status: 403, Path: "/"}},
+		{host: "1-" + id + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Sandbox: id, Host: "1-" + id, Path: "/",
+			Who: who}},
+		{host: "1-" + id + "-" + strings.Repeat("a", 27) + "." + apirig.Domain, path: "/" + secret,
+			want: audit.Entry{Status: 403, Path: "/"}},
 		{host: "nonsense-" + secret + "." + apirig.Domain, path: "/" + secret, want: audit.Entry{Status: 404, Path: "/"}},
 	}
 	for i, c := range requests {
@@ -103,7 +109,8 @@ func TestAuditTellsNoSecrets(t *testing.T) {
 func auditLines(t *testing.T, path string, n int) map[string]string {
 	t.Helper()
 	lines := map[string]string{}
-	for deadline := time.Now().Add(30 * time.Second); len(lines) < n && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); len(lines) < n &&
+		time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		p, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

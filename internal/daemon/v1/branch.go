@@ -93,7 +93,8 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 		return out, err
 	}
 	return apiv1.RolledBack{
-		Sandbox: a.sandboxOf(r.Context(), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM), RollbackReadyMS: millis(res.Ready),
+		Sandbox: a.sandboxOf(r.Context(), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
+		RollbackReadyMS: millis(res.Ready),
 	}, nil
 }
 

@@ -87,7 +87,8 @@ func TestBranchRequests(t *testing.T) {
 			t.Errorf("%s: %d %v, want %d", c.body, status, answer, c.status)
 		}
 		if want := map[int]string{201: "ready", 202: "writing"}[status]; want != "" &&
-			(answer["status"] != want || answer["pause_ms"] != 3.0 || answer["dirty_bytes"] != 4096.0 || answer["branched_from"] != "a.b") {
+			(answer["status"] != want || answer["pause_ms"] != 3.0 || answer["dirty_bytes"] != 4096.0 ||
+				answer["branched_from"] != "a.b") {
 			t.Errorf("%s: %v", c.body, answer)
 		}
 		if c.mode == "diff" && (answer["diff_ms"] != 3.0 || answer["diff_logical_bytes"] != float64(512<<20)) {
@@ -161,7 +162,8 @@ func TestWorkspaces(t *testing.T) {
 	if err != nil || w.Status != "running" || w.LiveSandboxID == "" || w.SourceTag != "a.b" {
 		t.Fatalf("%+v, %v", w, err)
 	}
-	if _, err := cl.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "w", SnapshotTag: "a.b"}); !client.IsStatus(err, 409) {
+	if _, err := cl.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "w", SnapshotTag: "a.b"}); !client.IsStatus(err,
+		409) {
 		t.Errorf("twice: %v", err)
 	}
 	if status, answer := post(t, url+"/v1/workspaces/w/suspend", `{"diff":true}`); status != 200 ||
@@ -219,7 +221,8 @@ func TestLabelsAndOrderOfBranches(t *testing.T) {
 	if d, err = cl.Snapshot(ctx, "b2"); err != nil || d.After != "" {
 		t.Errorf("after %q, which was deleted, %v", d.After, err)
 	}
-	if status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"labels":{"-":"x"}}`); status != 400 || answer["field"] != "labels" {
+	if status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"labels":{"-":"x"}}`); status != 400 ||
+		answer["field"] != "labels" {
 		t.Errorf("a wrong label: %d %v", status, answer)
 	}
 }

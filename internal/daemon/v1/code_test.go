@@ -42,7 +42,8 @@ func TestRunCode(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	r := e.Results[1]
-	if r.Text("text/html") != "<b>" || string(r.Bytes("image/png")) != "\x89P" || string(r.Data["application/json"]) != `{"a":[1]}` ||
+	if r.Text("text/html") != "<b>" || string(r.Bytes("image/png")) != "\x89P" ||
+		string(r.Data["application/json"]) != `{"a":[1]}` ||
 		r.Text("application/x-own") != "o" || r.Text("text/plain") != "R" {
 		t.Errorf("%s", r.Data)
 	}
@@ -52,7 +53,8 @@ func TestRunCode(t *testing.T) {
 	if e := run(client.CodeRequest{Code: "'it'", Repr: true}); e.Text() != "'it'" {
 		t.Errorf("a string with its quotes: %q", e.Text())
 	}
-	if e := run(client.CodeRequest{Code: "import os; os.environ['V']", Env: map[string]string{"V": "w"}}); e.Text() != "w" {
+	if e := run(client.CodeRequest{Code: "import os; os.environ['V']",
+		Env: map[string]string{"V": "w"}}); e.Text() != "w" {
 		t.Errorf("a variable: %+v", e)
 	}
 	e = run(client.CodeRequest{Code: "print('before')\n1/0"})
@@ -60,14 +62,16 @@ func TestRunCode(t *testing.T) {
 		e.Outcome != "exception" || e.Stdout != "before\n" || e.StateLost {
 		t.Errorf("an exception: %+v", e)
 	}
-	if e := run(client.CodeRequest{Code: "import time; time.sleep(60)", TimeoutSecs: 0.2}); e.Outcome != "timeout" || e.StateLost {
+	if e := run(client.CodeRequest{Code: "import time; time.sleep(60)", TimeoutSecs: 0.2}); e.Outcome != "timeout" ||
+		e.StateLost {
 		t.Errorf("a timeout: %+v", e)
 	}
 	e = run(client.CodeRequest{Code: "import os; os._exit(3)"})
 	if e.Outcome != "died" || !e.StateLost || e.Exception == nil {
 		t.Errorf("an interpreter that died: %+v", e)
 	}
-	if e := run(client.CodeRequest{Code: "x"}); e.Exception == nil || e.Exception.Name != "NameError" || e.ExecutionCount != 1 {
+	if e := run(client.CodeRequest{Code: "x"}); e.Exception == nil || e.Exception.Name != "NameError" ||
+		e.ExecutionCount != 1 {
 		t.Errorf("after it: %+v", e)
 	}
 }
@@ -77,7 +81,8 @@ func TestRunCodeStreams(t *testing.T) {
 	cl, _, id := forked(t)
 	full := fmt.Errorf("seen enough")
 	var seen []string
-	_, err := cl.RunCode(t.Context(), id, client.CodeRequest{Code: "import time\nfor n in range(1000): print(n, flush=True); time.sleep(.05)"},
+	_, err := cl.RunCode(t.Context(), id,
+		client.CodeRequest{Code: "import time\nfor n in range(1000): print(n, flush=True); time.sleep(.05)"},
 		client.CodeHandlers{Stdout: func(text string) error {
 			if seen = append(seen, strings.Fields(text)...); len(seen) >= 2 {
 				return full
@@ -87,7 +92,8 @@ func TestRunCodeStreams(t *testing.T) {
 	if !errors.Is(err, full) || !reflect.DeepEqual(seen[:2], []string{"0", "1"}) {
 		t.Errorf("%v, %v", seen, err)
 	}
-	if e, err := cl.RunCode(t.Context(), id, client.CodeRequest{Code: "'free'"}, client.CodeHandlers{}); err != nil || e.Text() != "free" {
+	if e, err := cl.RunCode(t.Context(), id, client.CodeRequest{Code: "'free'"}, client.CodeHandlers{}); err != nil ||
+		e.Text() != "free" {
 		t.Errorf("the next call waits for code whose client has left: %+v, %v", e, err)
 	}
 }
@@ -169,7 +175,8 @@ func TestTooManyContexts(t *testing.T) {
 func TestSilentStreamsHaveKeepalives(t *testing.T) {
 	r := start(t, apirig.Options{Limits: v1.Limits{Keepalive: 50 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
-	for path, body := range map[string]string{"/exec": `{"args":["sleep","30"]}`, "/code": `{"code":"import time; time.sleep(30)"}`} {
+	for path, body := range map[string]string{"/exec": `{"args":["sleep","30"]}`,
+		"/code": `{"code":"import time; time.sleep(30)"}`} {
 		req := requestOf(t, r.URL+"/v1/sandboxes/"+id+path)
 		req.Method, req.Body = "POST", io.NopCloser(strings.NewReader(body))
 		req.Header.Set("Accept", "application/x-ndjson")
@@ -180,7 +187,8 @@ func TestSilentStreamsHaveKeepalives(t *testing.T) {
 		}
 		lines := bufio.NewScanner(resp.Body)
 		for n := 0; n < 3 && lines.Scan(); n++ {
-			if want := `{"keepalive":true}`; n > 0 && lines.Text() != want || n == 0 && !strings.HasPrefix(lines.Text(), `{"started":`) {
+			if want := `{"keepalive":true}`; n > 0 && lines.Text() != want ||
+				n == 0 && !strings.HasPrefix(lines.Text(), `{"started":`) {
 				t.Errorf("%s: line %d is %s", path, n, lines.Text())
 			}
 		}

@@ -26,7 +26,8 @@ func (g liar) Dial(context.Context, uint32) (net.Conn, error) {
 		defer theirs.Close()
 		if req, err := http.ReadRequest(bufio.NewReader(theirs)); err == nil {
 			_, _ = io.Copy(io.Discard, req.Body)
-			_, _ = fmt.Fprintf(theirs, "HTTP/1.1 200 x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(g.answer), g.answer)
+			_, _ = fmt.Fprintf(theirs, "HTTP/1.1 200 x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+				len(g.answer), g.answer)
 		}
 	}()
 	return ours, nil

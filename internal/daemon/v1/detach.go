@@ -55,7 +55,8 @@ func (a *api) detachProcess(r *http.Request) error {
 	}
 	if !a.held.letGo(r.PathValue("id"), pid) {
 		return &requestError{http.StatusConflict, fmt.Sprintf(
-			"process %d: no answer of an exec in lines holds it: it goes on by itself, is held by a WebSocket, or has ended", pid)}
+			"process %d: no answer of an exec in lines holds it: it goes on by itself, is held by a WebSocket, or has ended",
+			pid)}
 	}
 	return nil
 }

@@ -19,7 +19,8 @@ func TestDetachFromLines(t *testing.T) {
 	out.pid = make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		_, err := cl.ExecStream(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "echo; exec sleep 3600"}, TimeoutSecs: 7200}, &out, &out)
+		_, err := cl.ExecStream(t.Context(), id, client.ExecRequest{Args: []string{"sh", "-c", "echo; exec sleep 3600"},
+			TimeoutSecs: 7200}, &out, &out)
 		ended <- err
 	}()
 	select {

@@ -188,7 +188,8 @@ func statusOf(err error) int { return problems[codeOf(err)].status }
 
 func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if statusOf(err) >= http.StatusInternalServerError && r.Context().Err() == nil {
-		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID, "error", err)
+		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID,
+			"error", err)
 	}
 	if statusOf(err) != http.StatusRequestEntityTooLarge {
 		writeProblem(w, err)
@@ -218,7 +219,8 @@ func Drain(w http.ResponseWriter, r *http.Request) {
 // answer names (RFC 9110, section 15.5.6), else 404.
 func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
 	var allowed []string
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
+		http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
 		if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {
@@ -227,7 +229,8 @@ func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) er
 	}
 	if len(allowed) > 0 {
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method, short(r.URL.Path))}
+		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method,
+			short(r.URL.Path))}
 	}
 	hint := ""
 	if strings.HasSuffix(r.URL.Path, "/") {

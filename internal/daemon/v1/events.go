@@ -32,7 +32,8 @@ type eventFilter struct {
 }
 
 func (f *eventFilter) wants(e *event.Event) bool {
-	return f.prefix.HasEvent(e) && (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) && f.labels.match(e.Labels)
+	return f.prefix.HasEvent(e) && (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) &&
+		f.labels.match(e.Labels)
 }
 
 // events streams what happens to sandboxes and snapshots, until the client leaves, is too slow to
@@ -70,7 +71,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		case errors.Is(err, context.DeadlineExceeded):
 			err = out.write("id: " + follower.Place() + "\n\n") // moves on past what was not asked for
 		case missed:
-			err = out.send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(), Type: apiv1.EventMissed})
+			err = out.send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
+				Type: apiv1.EventMissed})
 		case filter.wants(&e):
 			about := eventOf(ring, &e)
 			err = out.send(about.ID, about.Type, about)
@@ -82,8 +84,9 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 }
 
 func eventOf(ring *event.Ring, e *event.Event) apiv1.Event {
-	return apiv1.Event{ID: ring.ID(e.Seq), Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox, SnapshotTag: e.Snapshot,
-		Labels: e.Labels, Reason: e.Reason, Detail: e.Detail}
+	return apiv1.Event{ID: ring.ID(e.Seq), Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
+		SnapshotTag: e.Snapshot,
+		Labels:      e.Labels, Reason: e.Reason, Detail: e.Detail}
 }
 
 // sse writes server-sent events. A client that takes nothing for the limit has its connection fail.

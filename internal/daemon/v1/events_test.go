@@ -68,7 +68,8 @@ func TestEvents(t *testing.T) {
 	if got := types(all, ""); got[0] != "missed" || got[1] != "snapshot.created" || all[1].SnapshotTag != "a.b" {
 		t.Errorf("all events: %v", got)
 	}
-	want := []string{"sandbox.created", "sandbox.paused", "sandbox.running", "snapshot.created", "snapshot.persisted", "sandbox.deleted"}
+	want := []string{"sandbox.created", "sandbox.paused", "sandbox.running", "snapshot.created", "snapshot.persisted",
+		"sandbox.deleted"}
 	if got := types(all, id); !slices.Equal(got, want) {
 		t.Errorf("events of the sandbox: %v, want %v", got, want)
 	}
@@ -78,7 +79,8 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	middle := len(all) / 2
-	if rest := follow(t, cl, client.EventsRequest{After: all[middle].ID}, "snapshot.deleted"); !reflect.DeepEqual(rest, all[middle+1:]) {
+	if rest := follow(t, cl, client.EventsRequest{After: all[middle].ID}, "snapshot.deleted"); !reflect.DeepEqual(rest,
+		all[middle+1:]) {
 		t.Errorf("after event %d of %v: %v", middle, all, rest)
 	}
 	own := follow(t, cl, client.EventsRequest{After: all[1].ID, Sandboxes: []string{id}}, "sandbox.deleted")

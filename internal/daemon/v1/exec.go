@@ -20,7 +20,8 @@ import (
 
 // onGuest calls f with a client of the guest that a request names. What the guest answers is of
 // the request's share.
-func (a *api) onGuest(ctx context.Context, r *http.Request, op string, f func(context.Context, *agentclient.Client) error) error {
+func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
+	f func(context.Context, *agentclient.Client) error) error {
 	use := a.Manager.Use
 	if looks(r) {
 		use = a.Manager.LookAt
@@ -225,18 +226,21 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 		return a.execDetached(w, r, run)
 	}
 	if inLines {
-		return a.streamLines(w, r, "exec in", true, func(ctx context.Context, guest *agentclient.Client, o output) (agentclient.ExecResult, error) {
+		return a.streamLines(w, r, "exec in", true, func(ctx context.Context, guest *agentclient.Client,
+			o output) (agentclient.ExecResult, error) {
 			run.Started = o.started
 			return guest.ExecStream(ctx, run, o.data)
 		})
 	}
-	res, err := a.runOn(r.Context(), r, "exec in", func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
+	res, err := a.runOn(r.Context(), r, "exec in", func(ctx context.Context,
+		guest *agentclient.Client) (agentclient.ExecResult, error) {
 		return guest.Exec(ctx, run)
 	})
 	if err != nil {
 		return err
 	}
-	answer := apiv1.ExecResult{ExecEnd: execEnd(res), StdoutTruncated: res.StdoutTruncated, StderrTruncated: res.StderrTruncated}
+	answer := apiv1.ExecResult{ExecEnd: execEnd(res), StdoutTruncated: res.StdoutTruncated,
+		StderrTruncated: res.StderrTruncated}
 	answer.Stdout, answer.StdoutBytes = textOf(res.Stdout)
 	answer.Stderr, answer.StderrBytes = textOf(res.Stderr)
 	return writeJSON(w, http.StatusOK, answer)
@@ -291,7 +295,8 @@ func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResul
 	}
 	switch {
 	case res.Restarted:
-		answer.Error, answer.ExitCode = "timed out after "+timeout.String()+"; the code went on when it was interrupted, so its "+
+		answer.Error, answer.ExitCode = "timed out after "+timeout.String()+
+			"; the code went on when it was interrupted, so its "+
 			"interpreter was killed: its variables are lost, the next call starts a new one", 124
 	case res.TimedOut:
 		answer.Error, answer.ExitCode = "timed out after "+timeout.String(), 124

@@ -37,7 +37,8 @@ func TestExecLines(t *testing.T) {
 		t.Error(err)
 	}
 	rest, err := io.ReadAll(resp.Body)
-	if err != nil || !strings.HasPrefix(string(rest), `{"stderr_base64":"/w=="}`+"\n"+`{"end":{"exit_code":3,"outcome":"exited"`) {
+	if err != nil || !strings.HasPrefix(string(rest),
+		`{"stderr_base64":"/w=="}`+"\n"+`{"end":{"exit_code":3,"outcome":"exited"`) {
 		t.Errorf("%s, %v", rest, err)
 	}
 }

@@ -40,10 +40,12 @@ var (
 
 // serveSocket makes a request's connection a WebSocket and carries a command over it, to the end of
 // the command, of the sandbox or of the client. begin says what to follow.
-func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, begin func(*socket) (follower, error)) error {
+func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
+	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		w.Header().Set("Upgrade", "websocket")
-		return &requestError{http.StatusUpgradeRequired, "this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec"}
+		return &requestError{http.StatusUpgradeRequired,
+			"this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec"}
 	}
 	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
 		return err
@@ -60,8 +62,9 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string, beg
 	defer context.AfterFunc(a.Stopping, func() { cancel(errStopping) })()
 	life, die := context.WithCancel(context.Background())
 	defer die()
-	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, keepalive: a.Limits.Keepalive, end: cancel, running: make(chan struct{}),
-		parts: make(chan part), buffers: make(chan []byte, inputBuffers)}
+	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, keepalive: a.Limits.Keepalive, end: cancel,
+		running: make(chan struct{}),
+		parts:   make(chan part), buffers: make(chan []byte, inputBuffers)}
 	for range inputBuffers {
 		s.buffers <- nil
 	}

@@ -56,7 +56,8 @@ func run(t *testing.T, start func() (*client.Process, error)) running {
 	return r
 }
 
-func shell(cl *client.Client, ctx context.Context, id, script string, change func(*client.ExecRequest)) func() (*client.Process, error) {
+func shell(cl *client.Client, ctx context.Context, id, script string,
+	change func(*client.ExecRequest)) func() (*client.Process, error) {
 	req := client.ExecRequest{Args: []string{"sh", "-c", script}, OpenStdin: true}
 	if change != nil {
 		change(&req)
@@ -246,14 +247,17 @@ func TestWrongMessages(t *testing.T) {
 			t.Errorf("%s: %s, want %q", message, got, want)
 		}
 	}
-	if got := ask1(t, url, id, `{"start":{"args":["sleep","1000"]}}`, `{"signal":"FOO"}`); !strings.Contains(got, "SIGTERM") {
+	if got := ask1(t, url, id, `{"start":{"args":["sleep","1000"]}}`, `{"signal":"FOO"}`); !strings.Contains(got,
+		"SIGTERM") {
 		t.Errorf("a wrong signal: %s", got)
 	}
 	var none *client.NotStartedError
-	if _, err := cl.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"no-such"}}); !errors.As(err, &none) || none.ExitCode != 127 {
+	if _, err := cl.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"no-such"}}); !errors.As(err, &none) ||
+		none.ExitCode != 127 {
 		t.Errorf("no such command: %v", err)
 	}
-	if _, err := cl.StartExec(t.Context(), "sb-none", client.ExecRequest{Args: []string{"true"}}); !client.IsNotFound(err) {
+	if _, err := cl.StartExec(t.Context(), "sb-none",
+		client.ExecRequest{Args: []string{"true"}}); !client.IsNotFound(err) {
 		t.Errorf("no such sandbox: %v", err)
 	}
 	resp, err := http.DefaultClient.Do(requestOf(t, url+"/v1/sandboxes/"+id+"/exec"))
@@ -315,7 +319,8 @@ func TestBrokenWebSocket(t *testing.T) {
 		}
 		defer conn.Close()
 		fmt.Fprintf(conn, "GET /v1/sandboxes/%s/exec HTTP/1.1\r\nHost: localhost\r\nAuthorization: %s\r\nConnection: Upgrade\r\n"+
-			"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n%s", id, bearer, frame)
+			"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n%s", id,
+			bearer, frame)
 		in := bufio.NewReader(conn)
 		resp, err := http.ReadResponse(in, nil)
 		if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {

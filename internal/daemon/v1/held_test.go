@@ -28,7 +28,8 @@ func TestLargeRequestsShareTheMemory(t *testing.T) {
 				t.Errorf("round %d: %s: %d %.300v", round, path, status, answer)
 			}
 		}
-		if status, answer := post(t, at+"/exec", `{"args":["true"],"stdin":"`+large+`"}`); status != http.StatusServiceUnavailable {
+		if status, answer := post(t, at+"/exec",
+			`{"args":["true"],"stdin":"`+large+`"}`); status != http.StatusServiceUnavailable {
 			t.Errorf("round %d: a large body: %d %.300v", round, status, answer)
 		}
 		if status, answer := post(t, at+"/exec", `{"args":["head","-c","200000","/dev/zero"]}`); status != http.StatusOK ||
@@ -62,13 +63,15 @@ func TestDecodedBodiesAreCounted(t *testing.T) {
 func TestEvalStaysSmallInJSON(t *testing.T) {
 	_, url, id := forked(t)
 	const n = 300_000
-	for _, code := range []string{`print(chr(1) * %d)`, `import sys; sys.stderr.write(chr(0) * %d)`, `raise Exception(chr(2) * %d)`} {
+	for _, code := range []string{`print(chr(1) * %d)`, `import sys; sys.stderr.write(chr(0) * %d)`,
+		`raise Exception(chr(2) * %d)`} {
 		status, body := raw(t, url+"/v1/sandboxes/"+id+"/eval", fmt.Sprintf(`{"code":%q}`, fmt.Sprintf(code, n)))
 		if status != http.StatusOK || len(body) > 4*n {
 			t.Errorf("%s: %d, %d bytes", code, status, len(body))
 		}
 	}
-	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/eval", `{"code":"print(chr(1) + 'x')"}`); answer["stdout"] != "\x01x\n" {
+	if _, answer := post(t, url+"/v1/sandboxes/"+id+"/eval",
+		`{"code":"print(chr(1) + 'x')"}`); answer["stdout"] != "\x01x\n" {
 		t.Errorf("a small one: %v", answer)
 	}
 }

@@ -45,7 +45,8 @@ func outcomeOf(r *http.Request, err error) string {
 		return outcomeCut
 	case errors.As(err, &state), errors.As(err, &unknown):
 		return outcomeState
-	case errors.Is(err, errTooMany), errors.Is(err, errTooOften), errors.As(err, &guest) && guest.Code != agentclient.CodeInternal:
+	case errors.Is(err, errTooMany), errors.Is(err, errTooOften), errors.As(err, &guest) &&
+		guest.Code != agentclient.CodeInternal:
 		return outcomeRefused
 	case r.Context().Err() != nil:
 		return outcomeClient
@@ -68,7 +69,8 @@ func (a *api) carry(w http.ResponseWriter, r *http.Request, kind string, route i
 	}
 }
 
-func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route, c carrier) (answered bool, err error) {
+func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, route inbound.Route,
+	c carrier) (answered bool, err error) {
 	a.Streams.StreamBegun()
 	begun := time.Now()
 	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
@@ -92,7 +94,8 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Stopping, cancel)()
-	err = a.Manager.Use(ctx, route.ID, "reach a port of", func(ctx context.Context, dial agentclient.DialFunc) (err error) {
+	err = a.Manager.Use(ctx, route.ID, "reach a port of", func(ctx context.Context,
+		dial agentclient.DialFunc) (err error) {
 		guest := agentclient.New(dial)
 		answered, err = c(w, r.WithContext(ctx), func(ctx context.Context) (agentclient.PortConn, error) {
 			ctx, cancel := context.WithTimeout(ctx, maxDial)
@@ -186,7 +189,8 @@ func (a *api) mayReach(r *http.Request, route inbound.Route) (*http.Request, err
 		return r, err
 	}
 	if err != nil {
-		return r, &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader + ", or ask for a signed URL"}
+		return r, &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader +
+			", or ask for a signed URL"}
 	}
 	audit.From(r.Context()).Who = who.Who
 	r = r.WithContext(auth.With(r.Context(), who))
@@ -235,7 +239,8 @@ func (a *api) signPort(r *http.Request, req *apiv1.PortURLRequest) (out apiv1.Po
 		return out, err
 	}
 	if !a.Domain.IsSet() {
-		return out, &requestError{http.StatusConflict, "the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
+		return out, &requestError{http.StatusConflict,
+			"the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
 	}
 	expires := time.Now().Add(ttl)
 	url := a.Domain.URL(id, port, a.Links.Sign(id, port, expires))

@@ -82,7 +82,8 @@ func TestPortsByPath(t *testing.T) {
 			t.Errorf("%s: %d, %v, %s", path, status, h, body)
 		}
 	}
-	if status, h, _ := ask(t, r, "", base+"/fails", "Authorization", bearer); status != http.StatusBadGateway || h.Get("Forkd-Error") != "" {
+	if status, h, _ := ask(t, r, "", base+"/fails", "Authorization", bearer); status != http.StatusBadGateway ||
+		h.Get("Forkd-Error") != "" {
 		t.Errorf("the guest's own error: %d, %v", status, h)
 	}
 	for _, c := range []struct {
@@ -91,7 +92,8 @@ func TestPortsByPath(t *testing.T) {
 		status int
 		words  string
 	}{
-		{fmt.Sprintf("/v1/sandboxes/%s/proxy/%d/", id, closedPort(t)), []string{"Authorization", bearer}, 502, "nobody listens on 127.0.0.1:"},
+		{fmt.Sprintf("/v1/sandboxes/%s/proxy/%d/", id, closedPort(t)), []string{"Authorization", bearer}, 502,
+			"nobody listens on 127.0.0.1:"},
 		{fmt.Sprintf("/v1/sandboxes/sb-none/proxy/%d/", hello), []string{"Authorization", bearer}, 404, "sb-none"},
 		{base + "/", nil, 401, "missing"},
 		{base + "/", []string{"Forkd-Token", "wrong"}, 401, "invalid"},
@@ -173,7 +175,8 @@ func TestPortsByHost(t *testing.T) {
 			t.Errorf("%s: %d, %s, want %d with %q", c.name, status, body, c.status, c.words)
 		}
 	}
-	if status, _, body := ask(t, r, host, "/", "Authorization", bearer); status != http.StatusOK || strings.Contains(body, token) {
+	if status, _, body := ask(t, r, host, "/", "Authorization", bearer); status != http.StatusOK ||
+		strings.Contains(body, token) {
 		t.Errorf("the token, where none is asked for: %d, %s", status, body)
 	}
 	if _, err := r.PortURL(t.Context(), "sb-none", echo, client.PortURLRequest{}); !client.IsNotFound(err) {
@@ -189,7 +192,8 @@ func TestPortsByHost(t *testing.T) {
 		t.Errorf("a URL of a killed sandbox: %d", status)
 	}
 	log, err := os.ReadFile(r.AuditLog)
-	if err != nil || !strings.Contains(string(log), fmt.Sprintf(`"host":"%d-%s"`, echo, id)) || strings.Contains(string(log), permission) {
+	if err != nil || !strings.Contains(string(log), fmt.Sprintf(`"host":"%d-%s"`, echo, id)) ||
+		strings.Contains(string(log), permission) {
 		t.Errorf("audit log (%v):\n%s", err, grep(string(log), `"host"`))
 	}
 }

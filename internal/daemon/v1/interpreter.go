@@ -9,7 +9,8 @@ import (
 )
 
 func (a *api) interruptEval(r *http.Request, req *apiv1.InterpreterRequest) (answer apiv1.Interrupted, err error) {
-	err = a.onInterpreter(r, "interrupt the interpreter of", func(ctx context.Context, guest *agentclient.Client) (err error) {
+	err = a.onInterpreter(r, "interrupt the interpreter of", func(ctx context.Context,
+		guest *agentclient.Client) (err error) {
 		answer.Interrupted, err = guest.Interrupt(ctx, req.ContextID)
 		return err
 	})

@@ -53,8 +53,9 @@ func TestReadJSON(t *testing.T) {
 func TestOutputsStaySmallInJSON(t *testing.T) {
 	const size = 1 << 20
 	for name, unit := range map[string]string{
-		"text": "line\n", "colors": "\x1b[31mred\x1b[0m and plain\n", "markup": "<", "controls": "\x01", "NUL": "\x00", "no UTF-8": "\xff",
-		"mixed": "a\xff\x01", "half": "\x01\x02ab",
+		"text": "line\n", "colors": "\x1b[31mred\x1b[0m and plain\n", "markup": "<", "controls": "\x01", "NUL": "\x00",
+		"no UTF-8": "\xff",
+		"mixed":    "a\xff\x01", "half": "\x01\x02ab",
 	} {
 		p := []byte(strings.Repeat(unit, size/len(unit)))
 		text, raw := textOf(p)
@@ -66,7 +67,8 @@ func TestOutputsStaySmallInJSON(t *testing.T) {
 		if n := w.Body.Len(); n > 4*size {
 			t.Errorf("%s: %d bytes in an answer of %d", name, size, n)
 		}
-		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || string(got.StdoutBytes) != string(p) && got.Stdout != string(p) {
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || string(got.StdoutBytes) != string(p) &&
+			got.Stdout != string(p) {
 			t.Errorf("%s: the output is not all there: %v", name, err)
 		}
 		line, err := json.Marshal(dataEvent(agentclient.Stdout, p))

@@ -10,7 +10,8 @@ import (
 
 // namesThings are the fields whose value names a snapshot, sandbox or workspace. Empty text there
 // is mostly an unset variable of the client, and must not mean the default.
-var namesThings = map[string]bool{"tag": true, "to": true, "parent_tag": true, "snapshot_tag": true, "source_id": true, "name": true}
+var namesThings = map[string]bool{"tag": true, "to": true, "parent_tag": true, "snapshot_tag": true, "source_id": true,
+	"name": true}
 
 // textCheck finds what encoding/json takes without a word: null, a field that is there twice, and
 // empty names.

@@ -41,7 +41,8 @@ func (l Limits) withDefaults() Limits {
 		field *int
 		def   int
 	}{
-		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Lists, 64}, {&l.Memory, 512 << 20}, {&l.Streams, 512}, {&l.StreamsPerSandbox, 64},
+		{&l.Calls, 512}, {&l.PerSandbox, 128}, {&l.Lists, 64}, {&l.Memory, 512 << 20}, {&l.Streams, 512},
+		{&l.StreamsPerSandbox, 64},
 		{&l.Signed, 256}, {&l.SignedPerSandbox, 48}, {&l.SignedBurst, 1000}, {&l.Followers, 128},
 	} {
 		if *d.field == 0 {

@@ -87,7 +87,8 @@ func TestATransferThatStandsStillEnds(t *testing.T) {
 	if _, err := r.ReadFile(t.Context(), id, "/a"); !client.IsStatus(err, http.StatusGatewayTimeout) {
 		t.Errorf("read: %v", err)
 	}
-	if err := r.WriteFile(t.Context(), id, "/a", strings.NewReader("x")); !client.IsStatus(err, http.StatusGatewayTimeout) {
+	if err := r.WriteFile(t.Context(), id, "/a", strings.NewReader("x")); !client.IsStatus(err,
+		http.StatusGatewayTimeout) {
 		t.Errorf("write: %v", err)
 	}
 }
@@ -143,8 +144,9 @@ func TestAStreamThatNobodyReadsEnds(t *testing.T) {
 func TestAConnectionWithoutTokenIsClosed(t *testing.T) {
 	r := start(t, apirig.Options{})
 	for request, status := range map[string]int{
-		"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n":                                           http.StatusUnauthorized,
-		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                        http.StatusUnauthorized, // and no body
+		"GET /v1/sandboxes HTTP/1.1\r\nHost: x\r\n\r\n": http.StatusUnauthorized,
+		// and no body
+		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                        http.StatusUnauthorized,
 		"POST /v1/forks HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nContent-Length: 10\r\n\r\n": http.StatusForbidden,
 		"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n":                         http.StatusMethodNotAllowed,
 	} {

@@ -64,7 +64,9 @@ func (l list[M, T]) write(w http.ResponseWriter, r *http.Request) error {
 		if err != nil || len(text) > maxCursor {
 			return invalid.Errorf("cursor", "%.100q: want one that a Link of an earlier answer has", text)
 		}
-		i, found := slices.BinarySearchFunc(l.members, string(after), func(m M, k string) int { return strings.Compare(l.key(m), k) })
+		i, found := slices.BinarySearchFunc(l.members, string(after), func(m M, k string) int {
+			return strings.Compare(l.key(m), k)
+		})
 		if found {
 			i++
 		}

@@ -84,7 +84,8 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			panic(http.ErrAbortHandler) // the client must not take this for the end of the sandbox
 		}
-		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n", lost)) {
+		if lost > 0 && !send(fmt.Appendf(nil, "\n[forkd: %d bytes came faster than they were read, and are left out]\n",
+			lost)) {
 			return nil
 		}
 		if !send(p) {

@@ -30,7 +30,8 @@ func TestMemory(t *testing.T) {
 		t.Errorf("all that there is: %v, %d bytes are held", err, m.held)
 	}
 	other, otherDone := request()
-	if n, err := io.Copy(io.Discard, other.body(bytes.NewReader(make([]byte, smallShare/copiesOfBody)))); err != nil || n == 0 {
+	if n, err := io.Copy(io.Discard, other.body(bytes.NewReader(make([]byte, smallShare/copiesOfBody)))); err != nil ||
+		n == 0 {
 		t.Errorf("a small body beside large ones: %v", err)
 	}
 	if _, err := io.ReadAll(other.body(bytes.NewReader([]byte("x")))); !errors.Is(err, errNoMemory) {

@@ -78,7 +78,8 @@ func TestDocumentIsServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "application/yaml" || !bytes.Equal(got, want) {
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "application/yaml" ||
+		!bytes.Equal(got, want) {
 		t.Errorf("status %d, %s, %d bytes", resp.StatusCode, resp.Header.Get("Content-Type"), len(got))
 	}
 }

@@ -72,12 +72,14 @@ func TestWrongNetworkPolicyNamesTheField(t *testing.T) {
 		}},
 		"bake": {"network.allow[1]: ", func() error { _, err := r.Bake(t.Context(), parent); return err }},
 		"workspace": {"network.allow[1]: ", func() error {
-			_, err := r.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: "w", SnapshotTag: r.Parent.Tag, Network: wrong})
+			_, err := r.CreateWorkspace(t.Context(), client.WorkspaceRequest{Name: "w", SnapshotTag: r.Parent.Tag,
+				Network: wrong})
 			return err
 		}},
 		"set": {"allow[1]: ", func() error { _, err := r.SetNetwork(t.Context(), id, *wrong); return err }},
 		"connections": {"limits.connections: ", func() error {
-			_, err := r.SetNetwork(t.Context(), id, client.Network{Mode: "public", Limits: client.NetworkLimits{Connections: 4097}})
+			_, err := r.SetNetwork(t.Context(), id, client.Network{Mode: "public",
+				Limits: client.NetworkLimits{Connections: 4097}})
 			return err
 		}},
 		"no mode": {"mode: ", func() error {
@@ -152,7 +154,8 @@ func TestSecretsOverTheAPI(t *testing.T) {
 		}
 		_, err := r.SetNetwork(t.Context(), id, n)
 		var refused *client.Error
-		if !errors.As(err, &refused) || refused.Status != http.StatusBadRequest || !strings.HasPrefix(refused.Message, field) ||
+		if !errors.As(err, &refused) || refused.Status != http.StatusBadRequest ||
+			!strings.HasPrefix(refused.Message, field) ||
 			strings.Contains(refused.Message, "s3cr3t") {
 			t.Errorf("%v, want 400 and %q without the value", err, field)
 		}

@@ -36,7 +36,8 @@ func TestIdempotencyKey(t *testing.T) {
 	if status != http.StatusCreated || replayed {
 		t.Fatalf("%d %s", status, first)
 	}
-	if status, again, replayed := send("/v1/forks", "k1", fork); status != http.StatusCreated || again != first || !replayed {
+	if status, again, replayed := send("/v1/forks", "k1", fork); status != http.StatusCreated || again != first ||
+		!replayed {
 		t.Errorf("again: %d %s, replayed %v; want %s", status, again, replayed, first)
 	}
 	if list, err := cl.Sandboxes(t.Context()); err != nil || len(list) != 3 {

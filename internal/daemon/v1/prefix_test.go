@@ -27,11 +27,14 @@ type tenants struct {
 
 func startTenants(t *testing.T) *tenants {
 	t.Helper()
-	a, b := auth.Token{Name: "a", Scope: auth.Run, Prefix: "team-a/"}, auth.Token{Name: "b", Scope: auth.Run, Prefix: "team-b/"}
-	w := &tenants{Rig: start(t, apirig.Options{Tokens: []auth.Token{a, b}}), tags: []string{"team-b.one", "plain"}, workspace: "team-b.ws"}
+	a, b := auth.Token{Name: "a", Scope: auth.Run, Prefix: "team-a/"},
+		auth.Token{Name: "b", Scope: auth.Run, Prefix: "team-b/"}
+	w := &tenants{Rig: start(t, apirig.Options{Tokens: []auth.Token{a, b}}), tags: []string{"team-b.one", "plain"},
+		workspace: "team-b.ws"}
 	w.a, w.b = w.as(t, "a"), w.as(t, "b")
 	must(t, second(w.Bake(t.Context(), w.Parent)))
-	f, err := w.b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-b/job": "7"}})
+	f, err := w.b.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1,
+		Labels: map[string]string{"team-b/job": "7"}})
 	must(t, err)
 	w.sandbox = f.Sandboxes[0].ID
 	must(t, second(w.b.Branch(t.Context(), w.sandbox, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})))
@@ -125,7 +128,8 @@ func TestPrefixHides(t *testing.T) {
 		status1, answer1 := w.ask(t, "a", method, there, bodyThere)
 		status2, answer2 := w.ask(t, "a", method, absent, bodyAbsent)
 		if status1 != status2 || strings.ReplaceAll(answer1, t2.there, t2.absent) != answer2 || status1 < 400 {
-			t.Errorf("%s %s %s: %d %s\nbut for what is not there: %d %s", method, there, bodyThere, status1, answer1, status2, answer2)
+			t.Errorf("%s %s %s: %d %s\nbut for what is not there: %d %s", method, there, bodyThere, status1, answer1, status2,
+				answer2)
 		}
 	}
 	tried := 0
@@ -158,7 +162,8 @@ func TestPrefixHides(t *testing.T) {
 			own + "/rollback": `{"to": "NAME"}`,
 			own + "/branch":   `{"tag": "team-a.x", "mode": "diff", "parent_tag": "NAME"}`,
 		} {
-			same("POST", path, path, strings.ReplaceAll(body, "NAME", pair.there), strings.ReplaceAll(body, "NAME", pair.absent), pair)
+			same("POST", path, path, strings.ReplaceAll(body, "NAME", pair.there), strings.ReplaceAll(body, "NAME", pair.absent),
+				pair)
 		}
 		same("GET", "/templates/"+pair.there, "/templates/"+pair.absent, "", "", pair)
 		same("GET", "/templates/aliases/"+pair.there, "/templates/aliases/"+pair.absent, "", "", pair)
@@ -251,7 +256,8 @@ func TestPrefixHolds(t *testing.T) {
 	if err != nil || !strings.HasPrefix(unnamed.Tag, "team-a.") {
 		t.Errorf("%+v, %v", unnamed, err)
 	}
-	for _, req := range []client.ForkRequest{{SnapshotTag: named.Tag, N: 1}, {SnapshotTag: unnamed.Tag, N: 1}, {SourceID: s.ID, N: 1},
+	for _, req := range []client.ForkRequest{{SnapshotTag: named.Tag, N: 1}, {SnapshotTag: unnamed.Tag, N: 1},
+		{SourceID: s.ID, N: 1},
 		{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-a/x": ""}}} {
 		if f, err := w.a.Fork(ctx, req); err != nil || len(f.Sandboxes[0].Labels) != 1 {
 			t.Errorf("%+v: %+v, %v", req, f, err)
@@ -273,14 +279,16 @@ func TestPrefixHolds(t *testing.T) {
 		t.Errorf("labels: %v, %v", s.Labels, err)
 	}
 
-	_, other := w.a.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1, Labels: map[string]string{"team-b/x": "", "team-a/x": ""}})
+	_, other := w.a.Fork(ctx, client.ForkRequest{SnapshotTag: "a.b", N: 1,
+		Labels: map[string]string{"team-b/x": "", "team-a/x": ""}})
 	_, outside := w.a.Fork(ctx, client.ForkRequest{SourceID: s.ID, N: 1, Labels: map[string]string{"x": ""}})
 	_, last := w.a.ChangeLabels(ctx, s.ID, map[string]*string{"team-a/new": nil})
 	_, given := w.a.ChangeLabels(ctx, s.ID, map[string]*string{"team-b/x": &value})
 	_, tag := w.a.Branch(ctx, s.ID, client.BranchRequest{Tag: "mine", Mode: "diff"})
 	_, taken := w.a.Branch(ctx, s.ID, client.BranchRequest{Tag: w.tags[0], Mode: "diff"})
 	_, named2 := w.a.CreateWorkspace(ctx, client.WorkspaceRequest{Name: "team-b.ws", SnapshotTag: "a.b"})
-	for name, err := range map[string]error{"label of others": other, "label of nobody": outside, "last label": last, "given label": given,
+	for name, err := range map[string]error{"label of others": other, "label of nobody": outside, "last label": last,
+		"given label":   given,
 		"tag of nobody": tag, "tag of others": taken, "name of others": named2} {
 		var refused *client.Error
 		if !errors.As(err, &refused) || refused.Status != http.StatusForbidden || refused.Code != "scope" ||

@@ -70,7 +70,8 @@ func TestProblems(t *testing.T) {
 		if code(body.Code) != c.code || body.Field != c.field || w.Header().Get("Retry-After") != c.retry {
 			t.Errorf("%v: %+v, Retry-After %q; want %+v", c.err, body, w.Header().Get("Retry-After"), c)
 		}
-		if w.Code != body.Status || w.Code != problems[c.code].status || body.Detail != c.err.Error() || body.Message != body.Detail {
+		if w.Code != body.Status || w.Code != problems[c.code].status || body.Detail != c.err.Error() ||
+			body.Message != body.Detail {
 			t.Errorf("%v: answered with %d: %+v", c.err, w.Code, body)
 		}
 	}
@@ -80,7 +81,8 @@ func TestProblems(t *testing.T) {
 func TestCodesOfStatuses(t *testing.T) {
 	for _, status := range []int{400, 401, 403, 404, 405, 409, 426, 429, 500, 503, 504} {
 		if got := statusOf(&requestError{status, "x"}); got != status {
-			t.Errorf("an error made with status %s is answered with %s", strconv.Itoa(status)+" "+http.StatusText(status), http.StatusText(got))
+			t.Errorf("an error made with status %s is answered with %s", strconv.Itoa(status)+" "+http.StatusText(status),
+				http.StatusText(got))
 		}
 	}
 }

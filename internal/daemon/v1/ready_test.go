@@ -39,7 +39,8 @@ func TestReadyWithoutKVM(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	var got apiv1.Ready
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || resp.StatusCode != 503 || got.Ready || got.Reason != "no such device" {
+	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || resp.StatusCode != 503 || got.Ready ||
+		got.Reason != "no such device" {
 		t.Errorf("/readyz: %s, %+v, %v", resp.Status, got, err)
 	}
 	if v, err := r.Version(t.Context()); err != nil || v.NoKVM != "no such device" {
@@ -55,7 +56,8 @@ func TestReadyWithoutKVM(t *testing.T) {
 	_, forked := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: 1})
 	for what, err := range map[string]error{"bake": baked, "fork": forked} {
 		var answer *client.Error
-		if !errors.As(err, &answer) || answer.Status != 503 || answer.Code != "no_kvm" || !strings.Contains(answer.Message, "no such device") {
+		if !errors.As(err, &answer) || answer.Status != 503 || answer.Code != "no_kvm" ||
+			!strings.Contains(answer.Message, "no such device") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -66,10 +66,12 @@ type Config struct {
 	Traces     *tracing.Tracer                                    // nil: none
 	Streams    Streams                                            // counts streams to ports
 	Requests   func(route string, status int, took time.Duration) // counts all requests; nil: nobody
-	Missing    string                                             // why limits of sandboxes cannot all be enforced; empty: they can
-	Admission  apiv1.Admission                                    // for those who ask
-	Stopping   context.Context                                    // ends when streams to ports are to end; nil: never
-	NoKVM      func() error                                       // says why no VM can run on this host; nil: it is taken that they can
+	// why limits of sandboxes cannot all be enforced; empty: they can
+	Missing   string
+	Admission apiv1.Admission // for those who ask
+	Stopping  context.Context // ends when streams to ports are to end; nil: never
+	// says why no VM can run on this host; nil: it is taken that they can
+	NoKVM func() error
 }
 
 type api struct {
@@ -109,15 +111,17 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("/", a.serve(route{pattern: "/", handle: func(w http.ResponseWriter, r *http.Request) error {
 		return unknownRoute(mux, w, r)
 	}}))
-	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))), a.done), a}
+	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))),
+		a.done), a}
 }
 
 func newAPI(cfg Config) *api {
 	cfg = cfg.withDefaults()
 	return &api{
-		Config:        cfg,
-		open:          make(map[string]bool),
-		proxy:         inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle, Stall: cfg.Limits.Stall}),
+		Config: cfg,
+		open:   make(map[string]bool),
+		proxy: inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle,
+			Stall: cfg.Limits.Stall}),
 		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
 		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
 		guests:        newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox),

@@ -30,8 +30,9 @@ func (a *api) sandboxOf(ctx context.Context, i sandbox.Info) apiv1.Sandbox {
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
 		ExitReason: i.ExitReason, ExitDetail: i.ExitDetail, PID: i.PID,
 		MemoryLimitMiB: i.Limits.MemoryMiB, LimitEnforced: i.Limits.MemoryMiB != 0, Pooled: i.Timing.Pooled,
-		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(), Workspace: i.Workspace,
-		Network: i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
+		HasBranched: i.BranchCount > 0, BranchCount: i.BranchCount, IdleTimeout: i.IdleTimeout.Seconds(),
+		Workspace: i.Workspace,
+		Network:   i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
 		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
 	}
 	s.LatestTag = a.visible(ctx, &i.At)
@@ -129,8 +130,9 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	if err != nil {
 		return forked, err
 	}
-	forked = apiv1.Forked{Sandboxes: make([]apiv1.Sandbox, len(res.Sandboxes)), Failed: res.Failed, Unconfirmed: res.Unconfirmed,
-		VMMWallMS: millis(res.VMMWall), ForkWallMS: millis(res.ForkWall), PauseMS: millis(pause)}
+	forked = apiv1.Forked{Sandboxes: make([]apiv1.Sandbox, len(res.Sandboxes)), Failed: res.Failed,
+		Unconfirmed: res.Unconfirmed,
+		VMMWallMS:   millis(res.VMMWall), ForkWallMS: millis(res.ForkWall), PauseMS: millis(pause)}
 	made := audit.From(r.Context())
 	for i, s := range res.Sandboxes {
 		made.Sandboxes = append(made.Sandboxes, s.ID)
@@ -144,7 +146,9 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 	if err != nil {
 		return l, err
 	}
-	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !wanted.match(i.Labels) })
+	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool {
+		return !wanted.match(i.Labels)
+	})
 	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
 	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r.Context())}, nil
 }

@@ -21,7 +21,8 @@ func limitsOf(l *apiv1.Limits, memoryMiB uint64) (*vm.Limits, error) {
 	}
 	if memoryMiB != 0 {
 		if limits.MemoryMiB != 0 && limits.MemoryMiB != memoryMiB {
-			return nil, invalid.Errorf("memory_limit_mib", "%d: limits.memory_mib is %d; give one of them", memoryMiB, limits.MemoryMiB)
+			return nil, invalid.Errorf("memory_limit_mib", "%d: limits.memory_mib is %d; give one of them", memoryMiB,
+				limits.MemoryMiB)
 		}
 		limits.MemoryMiB = memoryMiB
 	}

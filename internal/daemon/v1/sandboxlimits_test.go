@@ -30,12 +30,15 @@ func TestLimitsOverTheAPI(t *testing.T) {
 	if err != nil || s.LimitEnforced || s.Limits != (client.Limits{}) {
 		t.Errorf("without limits: %+v, %v", s, err)
 	}
-	s, err = fork(client.ForkRequest{MemoryLimitMiB: 64, Limits: &client.Limits{CPUs: 1.5}}) // the first is that of forkd 0.5
-	if want := (client.Limits{MemoryMiB: 64, CPUs: 1.5}); err != nil || s.Limits != want || s.MemoryLimitMiB != 64 || !s.LimitEnforced {
+	// the first is that of forkd 0.5
+	s, err = fork(client.ForkRequest{MemoryLimitMiB: 64, Limits: &client.Limits{CPUs: 1.5}})
+	if want := (client.Limits{MemoryMiB: 64, CPUs: 1.5}); err != nil || s.Limits != want || s.MemoryLimitMiB != 64 ||
+		!s.LimitEnforced {
 		t.Errorf("%+v, %v", s, err)
 	}
 	l, err := r.SetLimits(t.Context(), s.ID, client.Limits{MemoryMiB: 128, IOOpsPerSecond: 500})
-	if want := (client.Limits{MemoryMiB: 128, IOOpsPerSecond: 500}); err != nil || l.Limits != want || l.Usage.OwnMemoryBytes != 48<<20 {
+	if want := (client.Limits{MemoryMiB: 128, IOOpsPerSecond: 500}); err != nil || l.Limits != want ||
+		l.Usage.OwnMemoryBytes != 48<<20 {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if again, err := r.Limits(t.Context(), s.ID); err != nil || again != l {
@@ -84,7 +87,8 @@ func TestRefusalsOverTheAPI(t *testing.T) {
 	if resp.Header.Get("Retry-After") == "" || !strings.Contains(string(body), `"code":"max_sandboxes"`) {
 		t.Errorf("%v: %s", resp.Header, body)
 	}
-	if m, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: 1}); err != nil || len(m.Sandboxes) != 1 {
+	if m, err := r.Fork(t.Context(), client.ForkRequest{SnapshotTag: r.Parent.Tag, N: 1}); err != nil ||
+		len(m.Sandboxes) != 1 {
 		t.Errorf("the one that is admitted: %v", err)
 	}
 }

@@ -16,7 +16,8 @@ import (
 
 // Routes that need no token are these, and no other.
 func TestOpenRoutes(t *testing.T) {
-	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml", "GET /readyz"}
+	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml",
+		"GET /readyz"}
 	var got []string
 	for _, row := range newAPI(Config{}).routes() {
 		if row.scope == open {

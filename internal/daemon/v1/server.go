@@ -32,12 +32,14 @@ func (s *Server) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound
 func (s *Server) CountStranger(id string) error { return s.api.strangers.enter(id) }
 
 // Listing lets a list be made and written by f, if there are not too many of them at once.
-func (s *Server) Listing(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+func (s *Server) Listing(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter,
+	*http.Request) error {
 	return s.api.listing(f)
 }
 
 // Shared lets a handler be called with a share of the memory for bodies, which it has until it returns.
-func (s *Server) Shared(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+func (s *Server) Shared(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter,
+	*http.Request) error {
 	return s.api.memory.shared(f)
 }
 

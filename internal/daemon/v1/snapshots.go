@@ -20,7 +20,8 @@ import (
 
 func (a *api) snapshotOf(ctx context.Context, i store.Info) apiv1.Snapshot {
 	s := apiv1.Snapshot{
-		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true, Persist: "done",
+		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true,
+		Persist:    "done",
 		MemSizeMiB: i.Machine.MemoryBytes >> 20, VCPUs: i.Machine.VCPUs, CPUTemplate: i.Machine.Template,
 		Accel: i.Machine.Accel, Kernel: i.Guest.Kernel, Warm: i.Guest.Warm, Sandboxes: i.Leases,
 	}
@@ -31,7 +32,8 @@ func (a *api) snapshotOf(ctx context.Context, i store.Info) apiv1.Snapshot {
 		s.Status, s.Bootable, s.Warning, s.Persist = "failed", false, i.Damage, "failed"
 	case i.FlushErr != "":
 		s.Persist = "failed"
-		s.Warning = fmt.Sprintf("snapshot %q: not on disk, usable until the host restarts, tried again: %s", i.Tag, i.FlushErr)
+		s.Warning = fmt.Sprintf("snapshot %q: not on disk, usable until the host restarts, tried again: %s", i.Tag,
+			i.FlushErr)
 	case i.InRAM:
 		s.Persist = "pending"
 	case i.FlushedIn > 0:
@@ -117,14 +119,16 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		Client: auth.From(r.Context()).Who,
 		Tag:    req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
-		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits, Strict: strict == sandbox.StrictRefuse,
+		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
+		Strict: strict == sandbox.StrictRefuse,
 	})
 	if err != nil {
 		return out, err
 	}
 	return apiv1.Baked{
 		Snapshot: a.snapshotOf(r.Context(), res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
-		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes, GuestErrors: res.Ready.Errors,
+		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes,
+		GuestErrors:  res.Ready.Errors,
 		WarmupOutput: res.Output,
 	}, nil
 }
@@ -175,13 +179,17 @@ func (a *api) snapshotInfo(r *http.Request) (out apiv1.SnapshotDetail, err error
 	}
 	if p := sandbox.PrefixOf(r.Context()); !p.HasTag(d.Tag) {
 		d.Leases = 0 // sandboxes and branches of others
-		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool { return a.Manager.MayUse(r.Context(), tag) != nil })
+		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool {
+			return a.Manager.MayUse(r.Context(), tag) != nil
+		})
 	}
 	return apiv1.SnapshotDetail{
-		Snapshot: a.snapshotOf(r.Context(), d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical, MemoryPhysical: d.MemoryPhysical,
-		DiskPhysical: d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
-		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers, Dependents: append([]string{}, d.Dependents...),
-		Ancestors: append([]string{}, d.Ancestors...), Sealed: d.Sealed,
+		Snapshot: a.snapshotOf(r.Context(), d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical,
+		MemoryPhysical: d.MemoryPhysical,
+		DiskPhysical:   d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
+		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers,
+		Dependents: append([]string{}, d.Dependents...),
+		Ancestors:  append([]string{}, d.Ancestors...), Sealed: d.Sealed,
 	}, nil
 }
 

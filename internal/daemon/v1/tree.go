@@ -172,7 +172,8 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 		return err
 	case ctx.Err() == nil:
 		problem := problemOf(err)
-		_ = out.send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem}) // the client has gone if this fails
+		// the client has gone if this fails
+		_ = out.send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem})
 	}
 	return nil
 }

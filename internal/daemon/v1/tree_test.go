@@ -42,10 +42,12 @@ func TestFilesOfSandboxes(t *testing.T) {
 	if err := os.Rename(odd, dir+"/a/f"); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := cl.MoveFile(ctx, id, dir+"/a/f", dir+"/new/g"); err != nil || f.Size != 5 || f.Mode != 0o640 || f.Name != "g" {
+	if f, err := cl.MoveFile(ctx, id, dir+"/a/f", dir+"/new/g"); err != nil || f.Size != 5 || f.Mode != 0o640 ||
+		f.Name != "g" {
 		t.Errorf("move: %+v, %v", f, err)
 	}
-	if f, err := cl.StatFile(ctx, id, dir+"/new/g"); err != nil || f.Type != "file" || f.Permissions != "-rw-r-----" || f.Modified.IsZero() {
+	if f, err := cl.StatFile(ctx, id, dir+"/new/g"); err != nil || f.Type != "file" || f.Permissions != "-rw-r-----" ||
+		f.Modified.IsZero() {
 		t.Errorf("stat: %+v, %v", f, err)
 	}
 	for range 2 {
@@ -64,7 +66,8 @@ func TestFilesOfSandboxes(t *testing.T) {
 		{"POST", "/files/move", `{"from":"/a"}`, "to"},
 		{"GET", "/archive", "", "path"}, {"GET", "/files/watch?path=/&recursive=x", "", "recursive"},
 	} {
-		if status, answer := request(t, c.method, box+c.path, c.body); status != http.StatusBadRequest || answer["field"] != c.field {
+		if status, answer := request(t, c.method, box+c.path, c.body); status != http.StatusBadRequest ||
+			answer["field"] != c.field {
 			t.Errorf("%s %s: %d %v", c.method, c.path, status, answer)
 		}
 	}
@@ -166,7 +169,9 @@ func TestWatch(t *testing.T) {
 		t.Errorf("watch what is not there: %v", err)
 	}
 	// Who watches a sandbox that is deleted is told why there is no more.
-	err = cl.WatchFiles(t.Context(), id, dir, false, func(c client.FileChange) error { return cl.Kill(context.Background(), id) })
+	err = cl.WatchFiles(t.Context(), id, dir, false, func(c client.FileChange) error {
+		return cl.Kill(context.Background(), id)
+	})
 	if e := (*client.Error)(nil); !errors.As(err, &e) || e.Code != "sandbox_cut_off" {
 		t.Errorf("the watch of a deleted sandbox: %v", err)
 	}

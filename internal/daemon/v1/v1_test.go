@@ -59,7 +59,8 @@ func serve(t *testing.T) (cl *client.Client, url, auditLog string, parent client
 func TestClientAndDaemonAgree(t *testing.T) {
 	cl, _, _, bake := serve(t)
 	ctx := context.Background()
-	if b, err := cl.Bake(ctx, bake); err != nil || b.Tag != "a.b" || b.Status != "ready" || !b.Bootable || b.MemSizeMiB != 512 {
+	if b, err := cl.Bake(ctx, bake); err != nil || b.Tag != "a.b" || b.Status != "ready" || !b.Bootable ||
+		b.MemSizeMiB != 512 {
 		t.Fatalf("bake: %+v, %v", b, err)
 	}
 	if list, err := cl.Snapshots(ctx); err != nil || len(list) != 1 || list[0].BaseImage != bake.Rootfs {
@@ -128,7 +129,8 @@ func useSandbox(t *testing.T, cl *client.Client, id string) {
 		!strings.Contains(r.Traceback, "ZeroDivisionError") || r.Result != nil {
 		t.Errorf("eval with an exception: %+v, %v", r, err)
 	}
-	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil { // the VMM process is this one, and has RAM of its guest mapped
 		t.Fatal(err)
 	}
@@ -205,14 +207,16 @@ func TestStatusCodes(t *testing.T) {
 		err = json.NewDecoder(resp.Body).Decode(&body)
 		resp.Body.Close()
 		if resp.StatusCode != c.status || err != nil || !strings.Contains(body.Message, c.message) {
-			t.Errorf("%s %s %.60s: %d %v (%v), want %d with %q", c.method, c.path, c.body, resp.StatusCode, body, err, c.status, c.message)
+			t.Errorf("%s %s %.60s: %d %v (%v), want %d with %q", c.method, c.path, c.body, resp.StatusCode, body, err, c.status,
+				c.message)
 		}
 	}
 }
 
 func TestTokenAndAudit(t *testing.T) {
 	_, url, auditLog, _ := serve(t)
-	for path, want := range map[string]int{"/healthz": 200, "/healthz/": 200, "/version": 401, "/metrics": 401, "/v1/sandboxes": 401} {
+	for path, want := range map[string]int{"/healthz": 200, "/healthz/": 200, "/version": 401, "/metrics": 401,
+		"/v1/sandboxes": 401} {
 		resp, err := http.Get(url + path)
 		if err != nil {
 			t.Fatal(err)

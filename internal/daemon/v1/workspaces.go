@@ -10,7 +10,8 @@ import (
 )
 
 func workspaceOf(w workspace.Info) apiv1.Workspace {
-	info := apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag, Status: apiv1.WorkspaceRunning,
+	info := apiv1.Workspace{ID: w.ID, Name: w.Name, SourceTag: w.SourceTag, StateTag: w.StateTag,
+		Status:        apiv1.WorkspaceRunning,
 		LiveSandboxID: w.SandboxID, CreatedAt: w.Created.Unix(), LastActive: w.LastActive.Unix()}
 	switch w.State {
 	case sandbox.Suspended:
@@ -22,7 +23,8 @@ func workspaceOf(w workspace.Info) apiv1.Workspace {
 }
 
 func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out apiv1.Workspace, err error) {
-	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(req.Name), "name: %.70q", req.Name); err != nil {
+	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(req.Name), "name: %.70q",
+		req.Name); err != nil {
 		return out, err
 	}
 	idle, err := seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
@@ -37,7 +39,8 @@ func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out
 	if err != nil {
 		return out, err
 	}
-	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network, Labels: req.Labels}
+	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network,
+		Labels: req.Labels}
 	return described(workspaceOf)(a.Workspaces.Create(r.Context(), req.Name, fork))
 }
 

@@ -54,7 +54,8 @@ func TestWatch(t *testing.T) {
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
-			if strings.Contains(c.console, "hello\r\n") && !slices.Contains(lines, "hello") || strings.Contains(w.last(9), lineAlive) {
+			if strings.Contains(c.console, "hello\r\n") && !slices.Contains(lines, "hello") ||
+				strings.Contains(w.last(9), lineAlive) {
 				t.Errorf("said %q, last %q", lines, w.last(9))
 			}
 		})

@@ -98,7 +98,8 @@ func TestDaemonLife(t *testing.T) {
 	if status, _ := request("PUT", machineapi.DaemonStart{}); status != http.StatusBadRequest {
 		t.Errorf("start without argv: status %d", status)
 	}
-	if status, _ := request("PUT", machineapi.DaemonStart{Argv: []string{"/no/such/program"}}); status != http.StatusBadRequest {
+	if status, _ := request("PUT",
+		machineapi.DaemonStart{Argv: []string{"/no/such/program"}}); status != http.StatusBadRequest {
 		t.Errorf("start of nothing: status %d", status)
 	}
 	marker := filepath.Join(t.TempDir(), "up")
@@ -212,7 +213,8 @@ func TestSpace(t *testing.T) {
 	dir := t.TempDir()
 	status, body := call(t, s, "GET", machineapi.PathSpace+"?dir="+dir+"&dir=/proc", "Bearer "+token, nil)
 	var free machineapi.Space
-	if err := json.Unmarshal(body, &free); err != nil || status != 200 || len(free) != 2 || free[dir] == 0 || free["/proc"] != 0 {
+	if err := json.Unmarshal(body, &free); err != nil || status != 200 || len(free) != 2 || free[dir] == 0 ||
+		free["/proc"] != 0 {
 		t.Errorf("%d %s (%v)", status, body, err)
 	}
 	status, body = call(t, s, "GET", machineapi.PathSpace+"?dir=/no/such/place", "Bearer "+token, nil)

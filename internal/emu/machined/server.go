@@ -41,7 +41,9 @@ func NewHandler(config machineapi.Config, cgroups string, powerOff func()) http.
 	mux.HandleFunc("GET "+machineapi.PathPing, s.ping)
 	mux.HandleFunc("GET "+machineapi.PathSpace, s.space)
 	mux.HandleFunc("POST "+machineapi.PathExec, s.exec)
-	mux.HandleFunc("GET "+machineapi.PathDaemon, func(w http.ResponseWriter, _ *http.Request) { reply(w, s.daemon.status()) })
+	mux.HandleFunc("GET "+machineapi.PathDaemon, func(w http.ResponseWriter, _ *http.Request) {
+		reply(w, s.daemon.status())
+	})
 	mux.HandleFunc("PUT "+machineapi.PathDaemon, s.startDaemon)
 	mux.HandleFunc("POST "+machineapi.PathPowerOff, func(w http.ResponseWriter, _ *http.Request) {
 		s.daemon.abandon()

@@ -89,12 +89,16 @@ func TestExecEndsAreDistinct(t *testing.T) {
 		start machineapi.ExecStart
 		ok    func(machineapi.ExecExit) bool
 	}{
-		"timeout":     {slow, func(e machineapi.ExecExit) bool { return e.TimedOut }},
-		"signal":      {shell("kill -9 $$"), func(e machineapi.ExecExit) bool { return e.Signal == 9 && !e.TimedOut }},
-		"not found":   {machineapi.ExecStart{Argv: []string{"no-such-program"}}, func(e machineapi.ExecExit) bool { return e.NotFound }},
+		"timeout": {slow, func(e machineapi.ExecExit) bool { return e.TimedOut }},
+		"signal":  {shell("kill -9 $$"), func(e machineapi.ExecExit) bool { return e.Signal == 9 && !e.TimedOut }},
+		"not found": {machineapi.ExecStart{Argv: []string{"no-such-program"}}, func(e machineapi.ExecExit) bool {
+			return e.NotFound
+		}},
 		"not started": {badDir, func(e machineapi.ExecExit) bool { return e.Error != "" }},
-		"directory":   {machineapi.ExecStart{Argv: []string{"/usr"}}, func(e machineapi.ExecExit) bool { return e.Error != "" && !e.NotFound }},
-		"empty":       {machineapi.ExecStart{}, func(e machineapi.ExecExit) bool { return e.Error != "" }},
+		"directory": {machineapi.ExecStart{Argv: []string{"/usr"}}, func(e machineapi.ExecExit) bool {
+			return e.Error != "" && !e.NotFound
+		}},
+		"empty": {machineapi.ExecStart{}, func(e machineapi.ExecExit) bool { return e.Error != "" }},
 	} {
 		exit, err := m.Exec(t.Context(), c.start, Stdio{})
 		if err != nil || !c.ok(exit) {

@@ -221,7 +221,8 @@ func TestQEMUArgsEscapeCommas(t *testing.T) {
 		}
 	}
 	for i, arg := range list {
-		own := i+1 < len(list) && strings.HasSuffix(list[i+1], "/machine/test/out") && strings.Contains(list[i+1], "=mapped-file,")
+		own := i+1 < len(list) && strings.HasSuffix(list[i+1], "/machine/test/out") &&
+			strings.Contains(list[i+1], "=mapped-file,")
 		if arg == "-fsdev" && !own && !strings.Contains(list[i+1], ",readonly=on,") {
 			t.Errorf("the emulated host can write to a directory of this host: %s", list[i+1])
 		}

@@ -112,7 +112,8 @@ func TestOpenRefusesWhatIsNoLayer(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(f)
-		if !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), c.reason) || !strings.Contains(err.Error(), f.Name()) {
+		if !errors.Is(err, ErrFormat) || !strings.Contains(err.Error(), c.reason) ||
+			!strings.Contains(err.Error(), f.Name()) {
 			t.Errorf("%s: %v, want %q", name, err, c.reason)
 		}
 	}

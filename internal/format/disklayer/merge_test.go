@@ -62,7 +62,8 @@ func TestMerge(t *testing.T) {
 		}
 		if want[c] != 0 {
 			p := make([]byte, ClusterSize)
-			if _, err := dst.ReadAt(p, int64(c*ClusterSize)); err != nil || !bytes.Equal(p, bytes.Repeat([]byte{want[c]}, ClusterSize)) {
+			if _, err := dst.ReadAt(p, int64(c*ClusterSize)); err != nil || !bytes.Equal(p,
+				bytes.Repeat([]byte{want[c]}, ClusterSize)) {
 				t.Fatalf("cluster %d is %d…, want %d (%v)", c, p[0], want[c], err)
 			}
 		}

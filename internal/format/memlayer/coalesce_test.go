@@ -53,7 +53,8 @@ func TestCoalesceKeepsContentWithinTheLimit(t *testing.T) {
 }
 
 func TestCoalesceLeavesTheDeviceHole(t *testing.T) {
-	own := []vm.Extent{{Length: vm.PageSize, Layer: 1}, {GPA: 8 * vm.PageSize, Length: vm.PageSize, Layer: 1, Offset: vm.PageSize}}
+	own := []vm.Extent{{Length: vm.PageSize, Layer: 1}, {GPA: 8 * vm.PageSize, Length: vm.PageSize, Layer: 1,
+		Offset: vm.PageSize}}
 	if fill := Coalesce(nil, own, 1); len(fill) != 0 {
 		t.Fatalf("filled %+v, which the layer has no room for", fill)
 	}

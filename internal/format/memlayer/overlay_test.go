@@ -22,7 +22,8 @@ func paint(extents []vm.Extent) (p [testPages][2]uint64) {
 func randomExtents(r *rand.Rand, layer uint32) (out []vm.Extent) {
 	for page := r.Uint64N(4); page < testPages; {
 		n := min(1+r.Uint64N(8), testPages-page)
-		out = append(out, vm.Extent{GPA: page * vm.PageSize, Length: n * vm.PageSize, Layer: layer, Offset: page * vm.PageSize})
+		out = append(out, vm.Extent{GPA: page * vm.PageSize, Length: n * vm.PageSize, Layer: layer,
+			Offset: page * vm.PageSize})
 		page += n + r.Uint64N(9)
 	}
 	return out
@@ -74,7 +75,8 @@ func TestJoinCoversEverythingWithinTheLimit(t *testing.T) {
 }
 
 func TestNonsenseIsRefused(t *testing.T) {
-	good := []vm.Extent{{Length: vm.PageSize}, {GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1, Offset: vm.PageSize}}
+	good := []vm.Extent{{Length: vm.PageSize}, {GPA: 4 * vm.PageSize, Length: 2 * vm.PageSize, Layer: 1,
+		Offset: vm.PageSize}}
 	sizes := []uint64{vm.PageSize, 8 * vm.PageSize}
 	if err := CheckExtents(good, sizes); err != nil {
 		t.Fatal(err)

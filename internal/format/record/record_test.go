@@ -210,7 +210,8 @@ const optional = " origin owner expires fork limits env labels annotation idle_t
 	"memory_mib swap_mib cpus cpu_weight io_bytes_per_second io_ops_per_second reseeded repeats more pid answer "
 
 // mutated calls f with every version of an object, or of one within it, that change made of it.
-func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()), f func(field string)) {
+func mutated(object map[string]any, change func(object map[string]any, name string) (undo func()),
+	f func(field string)) {
 	for name, member := range object {
 		undo := change(object, name)
 		f(name)
@@ -235,7 +236,8 @@ func TestMissingMembers(t *testing.T) {
 		}
 		mutated(object, remove, func(field string) {
 			last := field[strings.LastIndexByte(field, '.')+1:]
-			if strings.Contains(optional, " "+last+" ") || strings.Contains(field, "env.") || strings.Contains(field, "labels.") ||
+			if strings.Contains(optional, " "+last+" ") || strings.Contains(field, "env.") ||
+				strings.Contains(field, "labels.") ||
 				strings.Contains(field, "annotation.") || strings.Contains(field, "body.") {
 				return
 			}
@@ -265,7 +267,8 @@ func TestUnknownMembers(t *testing.T) {
 		}
 		check := func(what string, change func(object map[string]any, name string) func()) {
 			mutated(object, change, func(field string) {
-				if strings.Contains(field, "env.") || strings.Contains(field, "labels.") || strings.Contains(field, "annotation.") ||
+				if strings.Contains(field, "env.") || strings.Contains(field, "labels.") ||
+					strings.Contains(field, "annotation.") ||
 					strings.Contains(field, "body.") {
 					return
 				}
@@ -330,7 +333,8 @@ func TestErrors(t *testing.T) {
 		}
 		_, err := ParseSandbox("/run/x/sandbox.json", []byte(changed))
 		e := (*Error)(nil)
-		if !errors.As(err, &e) || e.Path != "/run/x/sandbox.json" || e.Field != c.field || !strings.Contains(e.Reason, c.reason) ||
+		if !errors.As(err, &e) || e.Path != "/run/x/sandbox.json" || e.Field != c.field ||
+			!strings.Contains(e.Reason, c.reason) ||
 			!strings.Contains(e.Reason, otherForkd) || e.Torn {
 			t.Errorf("%s: %v", c.new, err)
 		}

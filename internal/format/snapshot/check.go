@@ -60,7 +60,8 @@ func (b *Branch) check() error {
 		}
 	}
 	if len(b.Labels) > maxLabels || total > maxLabelBytes {
-		return fmt.Errorf("labels: %d of %d bytes: want at most %d of %d bytes", len(b.Labels), total, maxLabels, maxLabelBytes)
+		return fmt.Errorf("labels: %d of %d bytes: want at most %d of %d bytes", len(b.Labels), total, maxLabels,
+			maxLabelBytes)
 	}
 	return nil
 }

@@ -48,7 +48,8 @@ func NewDigester(length uint64) *Digester {
 func (d *Digester) Write(offset uint64, p []byte) error {
 	n := offset / DigestChunk
 	if offset%DigestChunk != 0 || n < d.next {
-		return fmt.Errorf("digest of bytes at %d: want a multiple of %d, at least %d", offset, DigestChunk, d.next*DigestChunk)
+		return fmt.Errorf("digest of bytes at %d: want a multiple of %d, at least %d", offset, DigestChunk,
+			d.next*DigestChunk)
 	}
 	for ; len(p) > 0; n++ {
 		chunk := p[:min(len(p), DigestChunk)]

@@ -97,9 +97,10 @@ type Guest struct {
 	Warm     []string          `json:"warm,omitempty"`
 	Hostname string            `json:"hostname"` // of the parent; forks get their own
 	Env      map[string]string `json:"env,omitempty"`
-	Network  *Network          `json:"network,omitempty"`       // nil: the default of whoever forks it
-	Limits   vm.Limits         `json:"limits,omitzero"`         // of forks that are given none
-	Strict   bool              `json:"unique_strict,omitempty"` // forks that repeat random numbers are refused unless they say otherwise
+	Network  *Network          `json:"network,omitempty"` // nil: the default of whoever forks it
+	Limits   vm.Limits         `json:"limits,omitzero"`   // of forks that are given none
+	// forks that repeat random numbers are refused unless they say otherwise
+	Strict bool `json:"unique_strict,omitempty"`
 }
 
 // Branch is how a snapshot was taken from a running sandbox.

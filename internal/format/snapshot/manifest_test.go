@@ -20,8 +20,10 @@ func sample(t *testing.T) *Manifest {
 		Guest:   Guest{Kernel: "6.12", Warm: []string{"python"}, Hostname: "forkd", Env: map[string]string{"A": "<b>"}},
 		State:   File{Owner: id, Bytes: 100},
 		Map:     File{Owner: id, Bytes: 40},
-		Memory:  []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)}, {Owner: id, Bytes: 8192}},
-		Branch:  &Branch{SandboxID: "sb-x", Mode: "live", After: &Ref{ID: base, Tag: "base"}, Labels: map[string]string{"job": "7 <b>"}},
+		Memory: []File{{Owner: base, Bytes: 4096, Digest: digestPrefix + strings.Repeat("0a", 32)},
+			{Owner: id, Bytes: 8192}},
+		Branch: &Branch{SandboxID: "sb-x", Mode: "live", After: &Ref{ID: base, Tag: "base"},
+			Labels: map[string]string{"job": "7 <b>"}},
 		Disk: &Disk{SizeBytes: 1 << 30, Base: Base{Bytes: 1 << 30, Digest: digestPrefix + strings.Repeat("0b", 32)},
 			Layers: []File{{Owner: base, Bytes: 1}, {Owner: id, Bytes: 2}}},
 	}

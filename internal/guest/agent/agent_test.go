@@ -171,11 +171,13 @@ func TestExecInputAndRefusals(t *testing.T) {
 	for _, bad := range []string{"", "A=B", "A\x00"} {
 		_, err := c.Exec(t.Context(), agentclient.ExecRequest{Args: []string{"true"}, Env: map[string]string{bad: "v"}})
 		var refused *agentclient.Error
-		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid || !strings.Contains(refused.Message, "environment") {
+		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid ||
+			!strings.Contains(refused.Message, "environment") {
 			t.Errorf("variable %q: %v", bad, err)
 		}
 		_, err = c.Eval(t.Context(), "1", agentclient.EvalOptions{Env: map[string]string{bad: "v"}})
-		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid || !strings.Contains(refused.Message, "environment") {
+		if !errors.As(err, &refused) || refused.Code != agentclient.CodeInvalid ||
+			!strings.Contains(refused.Message, "environment") {
 			t.Errorf("variable %q of an eval: %v", bad, err)
 		}
 	}
@@ -244,7 +246,8 @@ func TestExecCancelledBeforeItsStartIsKnown(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := slow.ExecStream(ctx, agentclient.ExecRequest{Args: []string{"sh", "-c", "echo $$ > " + file + "; exec sleep 1000"}},
+		_, err := slow.ExecStream(ctx, agentclient.ExecRequest{Args: []string{"sh", "-c",
+			"echo $$ > " + file + "; exec sleep 1000"}},
 			func(agentclient.Stream, []byte) error { return nil })
 		done <- err
 	}()
@@ -280,7 +283,8 @@ func TestEvalThroughTheClient(t *testing.T) {
 		t.Fatalf("got %+v, %v", r, err)
 	}
 	r, err = c.Eval(t.Context(), "undefined_name", agentclient.EvalOptions{})
-	if err != nil || r.Error == nil || r.Error.Name != "NameError" || !strings.Contains(r.Error.Traceback, "undefined_name") {
+	if err != nil || r.Error == nil || r.Error.Name != "NameError" || !strings.Contains(r.Error.Traceback,
+		"undefined_name") {
 		t.Fatalf("got %+v, %v", r, err)
 	}
 	r, err = c.Eval(t.Context(), "import time\ntime.sleep(1000)", agentclient.EvalOptions{Timeout: 200 * time.Millisecond})
@@ -291,7 +295,8 @@ func TestEvalThroughTheClient(t *testing.T) {
 	if err != nil || !errors.Is(r.Err(), agentclient.ErrOutputTruncated) {
 		t.Fatalf("got %+v, %v", r, err)
 	}
-	if r.Result == nil || !strings.HasPrefix(*r.Result, "'xxx") || !strings.HasSuffix(*r.Result, "(cut, 100002 bytes in all)") {
+	if r.Result == nil || !strings.HasPrefix(*r.Result, "'xxx") || !strings.HasSuffix(*r.Result,
+		"(cut, 100002 bytes in all)") {
 		t.Errorf("the result is not cut but %v", r.Result)
 	}
 }
@@ -311,7 +316,8 @@ func TestFilesThroughTheClient(t *testing.T) {
 		t.Fatalf("read %q, %v", got, err)
 	}
 	var refused *agentclient.Error
-	if _, err := c.ReadFile(t.Context(), path+".missing", ""); !errors.As(err, &refused) || refused.Code != agentclient.CodeNotFound {
+	if _, err := c.ReadFile(t.Context(), path+".missing", ""); !errors.As(err, &refused) ||
+		refused.Code != agentclient.CodeNotFound {
 		t.Fatalf("missing file: %v", err)
 	}
 }

@@ -264,7 +264,10 @@ func gone(conn syscall.Conn) bool {
 		return true
 	}
 	var sent error
-	if err := raw.Control(func(fd uintptr) { sent = unix.Send(int(fd), nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		sent = unix.Send(int(fd), nil,
+			unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+	}); err != nil {
 		return true
 	}
 	return sent != nil && sent != unix.EAGAIN && sent != unix.EINTR

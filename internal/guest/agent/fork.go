@@ -163,7 +163,8 @@ func (f *forks) nameShared() {
 		return
 	}
 	for _, path := range f.identity.Shared() {
-		f.unique.Repeats = append(f.unique.Repeats, agentproto.Generator{PID: 1, Program: "forkd-agent", Library: path + " of the image"})
+		f.unique.Repeats = append(f.unique.Repeats, agentproto.Generator{PID: 1, Program: "forkd-agent",
+			Library: path + " of the image"})
 	}
 }
 

@@ -80,8 +80,9 @@ func unpack(r *http.Request, path string, u *userenv.User) error {
 	}
 	err = treetar.Unpack(r.Body, to)
 	if err == nil && len(left) > 0 {
-		return failf(http.StatusBadRequest, "unpack in %s: %.300q: neither a file nor a directory nor a link, such as a device or a pipe: "+
-			"leave it out of the archive; everything else is unpacked", path, left)
+		return failf(http.StatusBadRequest,
+			"unpack in %s: %.300q: neither a file nor a directory nor a link, such as a device or a pipe: "+
+				"leave it out of the archive; everything else is unpacked", path, left)
 	}
 	if err == nil || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return err

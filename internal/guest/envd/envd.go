@@ -168,7 +168,8 @@ func keepalive(h http.Header) time.Duration {
 
 // streamEvents sends events to a client until the channel is closed, and a keepalive whenever it
 // was silent for interval. It returns early when the client has gone or its deadline has passed.
-func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error, alive func() error) error {
+func streamEvents[E any](ctx context.Context, events <-chan E, interval time.Duration, send func(E) error,
+	alive func() error) error {
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
 	for {

@@ -60,7 +60,8 @@ func startProc(t *testing.T, c processconnect.ProcessClient,
 }
 
 // finish collects a stream to its end.
-func finish(t *testing.T, stream *connect.ServerStreamForClient[process.StartResponse]) (out string, end *process.ProcessEvent_EndEvent) {
+func finish(t *testing.T, stream *connect.ServerStreamForClient[process.StartResponse]) (out string,
+	end *process.ProcessEvent_EndEvent) {
 	t.Helper()
 	for stream.Receive() {
 		if end != nil {
@@ -121,9 +122,10 @@ func TestErrorCodesOfStart(t *testing.T) {
 		code connect.Code
 	}{
 		"missing command": {&process.StartRequest{Process: &process.ProcessConfig{Cmd: "no-such"}}, connect.CodeNotFound},
-		"not executable":  {&process.StartRequest{Process: &process.ProcessConfig{Cmd: "/etc/passwd"}}, connect.CodePermissionDenied},
-		"no command":      {&process.StartRequest{}, connect.CodeInvalidArgument},
-		"missing cwd":     {withCwd, connect.CodeInvalidArgument},
+		"not executable": {&process.StartRequest{Process: &process.ProcessConfig{Cmd: "/etc/passwd"}},
+			connect.CodePermissionDenied},
+		"no command":  {&process.StartRequest{}, connect.CodeInvalidArgument},
+		"missing cwd": {withCwd, connect.CodeInvalidArgument},
 	} {
 		stream, err := c.Start(t.Context(), connect.NewRequest(tc.req))
 		if err == nil {
@@ -203,7 +205,8 @@ func TestStdinSignalsListAndConnect(t *testing.T) {
 		t.Fatalf("list = %v, %v", list, err)
 	}
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: []byte("hello\n")}}
-	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel, Input: in})); err != nil {
+	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel,
+		Input: in})); err != nil {
 		t.Fatal(err)
 	}
 	if !stream.Receive() || string(stream.Msg().GetEvent().GetData().GetStdout()) != "got hello\n" {
@@ -249,11 +252,13 @@ func TestClientLeavingDoesNotKill(t *testing.T) {
 	if err != nil || !stream.Receive() {
 		t.Fatal(err)
 	}
-	sel := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: stream.Msg().GetEvent().GetStart().GetPid()}}
+	pid := stream.Msg().GetEvent().GetStart().GetPid()
+	sel := &process.ProcessSelector{Selector: &process.ProcessSelector_Pid{Pid: pid}}
 	cancel()
 	stream.Close()
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: []byte("on\n")}}
-	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel, Input: in})); err != nil {
+	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel,
+		Input: in})); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -267,7 +272,8 @@ func TestOutputLeftInThePipeIsNotLost(t *testing.T) {
 	c := procClient(serve(t))
 	stream, sel := startProc(t, c, shell("sleep 1000 & head -c 60000 /dev/zero; kill -9 $$"))
 	defer syscall.Kill(-int(sel.GetPid()), syscall.SIGKILL) // it leads a group; the sleep would outlive the test
-	out, end := finish(t, stream)                           // the sleep keeps the pipe open; the end must not wait for it for long
+	// the sleep keeps the pipe open; the end must not wait for it for long
+	out, end := finish(t, stream)
 	if len(out) != 60000 || end.GetExitCode() != -1 {
 		t.Fatalf("%d bytes, end %v", len(out), end)
 	}
@@ -295,7 +301,8 @@ func TestPTY(t *testing.T) {
 		t.Fatalf("close stdin of a terminal: %v", err)
 	}
 	in := &process.ProcessInput{Input: &process.ProcessInput_Pty{Pty: []byte("hey\n")}}
-	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel, Input: in})); err != nil {
+	if _, err := c.SendInput(t.Context(), connect.NewRequest(&process.SendInputRequest{Process: sel,
+		Input: in})); err != nil {
 		t.Fatal(err)
 	}
 	if out, end := finish(t, stream); !strings.HasSuffix(out, "got hey\r\n25 80\r\n") || end.GetExitCode() != 0 {

@@ -157,7 +157,8 @@ func (s *Server) handleWrite(w http.ResponseWriter, r *http.Request) {
 	case "application/octet-stream":
 		err = up.raw(r)
 	default:
-		err = failf(http.StatusBadRequest, "Content-Type %q is not multipart/form-data or application/octet-stream", r.Header.Get("Content-Type"))
+		err = failf(http.StatusBadRequest, "Content-Type %q is not multipart/form-data or application/octet-stream",
+			r.Header.Get("Content-Type"))
 	}
 	if err != nil {
 		fail(w, err)

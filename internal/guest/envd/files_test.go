@@ -65,7 +65,8 @@ func TestFilesystemCalls(t *testing.T) {
 		e.GetSymlinkTarget() != dir+"/a" || e.Permissions[0] != 'L' {
 		t.Errorf("stat of a link: %v, %v", e, err)
 	}
-	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f", Destination: dir + "/new/g"})); err != nil {
+	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f",
+		Destination: dir + "/new/g"})); err != nil {
 		t.Error(err)
 	}
 	if _, err := c.Move(ctx, connect.NewRequest(&filesystem.MoveRequest{Source: dir + "/a/f",
@@ -77,7 +78,8 @@ func TestFilesystemCalls(t *testing.T) {
 			t.Errorf("remove: %v", err)
 		}
 	}
-	if _, err := c.Stat(ctx, connect.NewRequest(&filesystem.StatRequest{Path: dir + "/a"})); connect.CodeOf(err) != connect.CodeNotFound {
+	if _, err := c.Stat(ctx, connect.NewRequest(&filesystem.StatRequest{Path: dir +
+		"/a"})); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("stat of a removed directory: %v", err)
 	}
 }
@@ -85,7 +87,8 @@ func TestFilesystemCalls(t *testing.T) {
 func TestWatch(t *testing.T) {
 	c := fsClient(serve(t))
 	dir := t.TempDir()
-	stream, err := c.WatchDir(t.Context(), connect.NewRequest(&filesystem.WatchDirRequest{Path: dir, Recursive: true, IncludeEntry: true}))
+	stream, err := c.WatchDir(t.Context(), connect.NewRequest(&filesystem.WatchDirRequest{Path: dir, Recursive: true,
+		IncludeEntry: true}))
 	if err != nil || !stream.Receive() || stream.Msg().GetStart() == nil {
 		t.Fatalf("start: %v, %v", stream.Msg(), err)
 	}
@@ -113,7 +116,8 @@ func TestWatch(t *testing.T) {
 	if types[0] != filesystem.EventType_EVENT_TYPE_CREATE || types[1] != filesystem.EventType_EVENT_TYPE_REMOVE {
 		t.Fatalf("events = %v", types)
 	}
-	if _, err := c.RemoveWatcher(t.Context(), connect.NewRequest(&filesystem.RemoveWatcherRequest{WatcherId: id})); err != nil {
+	if _, err := c.RemoveWatcher(t.Context(),
+		connect.NewRequest(&filesystem.RemoveWatcherRequest{WatcherId: id})); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.GetWatcherEvents(t.Context(),
@@ -128,7 +132,8 @@ func TestMultipartUpload(t *testing.T) {
 	var body bytes.Buffer
 	m := multipart.NewWriter(&body)
 	for _, name := range []string{"/x/one", "/y/two"} {
-		part, _ := m.CreatePart(textproto.MIMEHeader{"Content-Disposition": {fmt.Sprintf(`form-data; name="file"; filename="%s%s"`, dir, name)}})
+		disposition := fmt.Sprintf(`form-data; name="file"; filename="%s%s"`, dir, name)
+		part, _ := m.CreatePart(textproto.MIMEHeader{"Content-Disposition": {disposition}})
 		io.WriteString(part, name)
 	}
 	m.Close()
@@ -162,7 +167,8 @@ func TestTokenAndSignedURLs(t *testing.T) {
 			text += ":" + expires
 		}
 		sum := sha256.Sum256([]byte(text))
-		return "&signature=" + url.QueryEscape("v1_"+base64.RawStdEncoding.EncodeToString(sum[:])) + "&signature_expiration=" + expires
+		return "&signature=" + url.QueryEscape("v1_"+base64.RawStdEncoding.EncodeToString(sum[:])) +
+			"&signature_expiration=" + expires
 	}
 	file := "/files?path=" + path
 	for target, want := range map[string]int{

@@ -119,7 +119,8 @@ func list(d *describer, dir string, depth uint32, out *filesystem.ListDirRespons
 			return fsError(err)
 		}
 		if len(out.Entries) == maxEntries {
-			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries; list a smaller depth", maxEntries))
+			return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("more than %d entries; list a smaller depth",
+				maxEntries))
 		}
 		out.Entries = append(out.Entries, e)
 		if entry.IsDir() && depth > 1 {

@@ -52,7 +52,8 @@ func (ps *processService) Start(ctx context.Context, req *connect.Request[proces
 }
 
 // streamProcess sends the start event, then what the subscription brings.
-func streamProcess(ctx context.Context, p *proc, sub *subscription, interval time.Duration, send func(*process.ProcessEvent) error) error {
+func streamProcess(ctx context.Context, p *proc, sub *subscription, interval time.Duration,
+	send func(*process.ProcessEvent) error) error {
 	first := &process.ProcessEvent_StartEvent{Pid: uint32(p.child.Pid)}
 	if err := send(&process.ProcessEvent{Event: &process.ProcessEvent_Start{Start: first}}); err != nil {
 		return err
@@ -138,7 +139,8 @@ func (ps *processService) find(sel *process.ProcessSelector) (*proc, error) {
 	if tag := sel.GetTag(); tag != "" {
 		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no process has the tag %q", tag))
 	}
-	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process %d was not started here or has ended", sel.GetPid()))
+	return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("process %d was not started here or has ended",
+		sel.GetPid()))
 }
 
 // findLive is find without the processes that have ended.
@@ -164,7 +166,8 @@ func (ps *processService) Connect(ctx context.Context, req *connect.Request[proc
 }
 
 // List returns the running processes with the configurations they were started with.
-func (ps *processService) List(context.Context, *connect.Request[process.ListRequest]) (*connect.Response[process.ListResponse], error) {
+func (ps *processService) List(context.Context,
+	*connect.Request[process.ListRequest]) (*connect.Response[process.ListResponse], error) {
 	out := &process.ListResponse{}
 	for _, p := range ps.s.procs.live() {
 		out.Processes = append(out.Processes, &process.ProcessInfo{Config: p.config, Pid: uint32(p.child.Pid), Tag: p.tag})

@@ -22,7 +22,8 @@ import (
 // put uploads content to path and returns the status and the answer.
 func put(t *testing.T, base, path, content string) (int, string) {
 	t.Helper()
-	resp, err := http.Post(base+"/files?path="+url.QueryEscape(path), "application/octet-stream", strings.NewReader(content))
+	resp, err := http.Post(base+"/files?path="+url.QueryEscape(path), "application/octet-stream",
+		strings.NewReader(content))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,8 @@ func TestAnUploadOntoADirectoryChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir + "/d", dir + "/d/"} {
-		if status, text := put(t, base, path, "x"); status != http.StatusBadRequest || !strings.Contains(text, "is a directory") {
+		if status, text := put(t, base, path, "x"); status != http.StatusBadRequest ||
+			!strings.Contains(text, "is a directory") {
 			t.Errorf("%s: %d %s", path, status, text)
 		}
 	}

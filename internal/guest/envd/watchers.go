@@ -75,7 +75,8 @@ func (fsv *filesystemService) CreateWatcher(_ context.Context,
 	fsv.watchers.mu.Lock()
 	defer fsv.watchers.mu.Unlock()
 	if len(fsv.watchers.byID) >= maxWatchers {
-		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d watchers; remove one", maxWatchers))
+		return nil, connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("there are %d watchers; remove one",
+			maxWatchers))
 	}
 	started, err := newWatch(u, req.Msg)
 	if err != nil {

@@ -75,16 +75,20 @@ const (
 func backendOf(language string) (*backend, error) {
 	switch language {
 	case python:
-		return &backend{language: language, program: "python3", args: []string{"-c", pythonBootstrap}, encode: encodeJSON, listens: true,
-			driver: pythonReseed + pythonWire + pythonRich + pythonChart + pythonOwn + pythonJupyter + pythonMain}, nil
+		return &backend{language: language, program: "python3", args: []string{"-c", pythonBootstrap}, encode: encodeJSON,
+			listens: true,
+			driver:  pythonReseed + pythonWire + pythonRich + pythonChart + pythonOwn + pythonJupyter + pythonMain}, nil
 	case javascript, typescript:
-		return &backend{language: language, program: "node", args: []string{"-e", nodeBootstrap, language}, encode: encodeJSON,
+		return &backend{language: language, program: "node", args: []string{"-e", nodeBootstrap, language},
+			encode: encodeJSON,
 			driver: nodeDriver}, nil
 	case bash:
-		return &backend{language: language, program: "bash", args: []string{"--norc", "--noprofile", "/dev/fd/5"}, encode: encodeShell,
+		return &backend{language: language, program: "bash", args: []string{"--norc", "--noprofile", "/dev/fd/5"},
+			encode: encodeShell,
 			driver: bashDriver}, nil
 	}
-	return nil, &unsupportedError{language, fmt.Sprintf("is not supported; use %s, %s, %s or %s", python, javascript, typescript, bash)}
+	return nil, &unsupportedError{language, fmt.Sprintf("is not supported; use %s, %s, %s or %s", python, javascript,
+		typescript, bash)}
 }
 
 // languageOf returns the language that a client means.
@@ -135,7 +139,8 @@ func encodeShell(req runRequest) ([]byte, error) {
 	var out strings.Builder
 	var seed [4]byte
 	rand.Read(seed[:]) // never fails, see crypto/rand
-	fmt.Fprintf(&out, "__forkd_id=%d __forkd_code=%s __forkd_op=%s __forkd_seed=%d", req.ID, quote(req.Code), quote(req.Late.Op),
+	fmt.Fprintf(&out, "__forkd_id=%d __forkd_code=%s __forkd_op=%s __forkd_seed=%d", req.ID, quote(req.Code),
+		quote(req.Late.Op),
 		binary.LittleEndian.Uint32(seed[:])>>1)
 	for _, v := range []struct {
 		name string

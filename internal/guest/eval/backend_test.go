@@ -130,7 +130,8 @@ func (d dialect) testErrors(t *testing.T, h *httptest.Server) {
 	if name := field(got, "error", "name"); name != d.name {
 		t.Errorf("the error is %q: %v", name, got)
 	}
-	if tb := field(got, "error", "traceback"); d.language != "bash" && !strings.Contains(tb, "f") || strings.Contains(tb, "forkd-driver") {
+	if tb := field(got, "error", "traceback"); d.language != "bash" && !strings.Contains(tb, "f") ||
+		strings.Contains(tb, "forkd-driver") {
 		t.Errorf("traceback:\n%s", tb)
 	}
 	if got := run(t, h, d.call(d.broken)); field(got, "error", "name") == "" {
@@ -262,8 +263,10 @@ func TestUnsupportedLanguages(t *testing.T) {
 	for language, want := range map[string]string{
 		"cobol": "is not supported; use python", "js": "needs node, which is not installed", "Bash": "needs bash, which",
 	} {
-		for path, body := range map[string]string{"/execute": `{"code": "1", "language": %q}`, "/contexts": `{"language": %q}`} {
-			if status, text := post(t, h, path, fmt.Sprintf(body, language)); status != http.StatusBadRequest || !strings.Contains(text, want) {
+		for path, body := range map[string]string{"/execute": `{"code": "1", "language": %q}`,
+			"/contexts": `{"language": %q}`} {
+			if status, text := post(t, h, path, fmt.Sprintf(body, language)); status != http.StatusBadRequest ||
+				!strings.Contains(text, want) {
 				t.Errorf("%s %s: %d %s", path, language, status, text)
 			}
 		}

@@ -67,7 +67,8 @@ type session struct {
 
 // New returns a server whose default context has no process yet.
 func New(cfg Config) *Server {
-	return &Server{cfg: cfg, backendOf: backendOf, grace: interruptGrace, abandonedGrace: abandonedGrace, contexts: map[string]*session{}}
+	return &Server{cfg: cfg, backendOf: backendOf, grace: interruptGrace, abandonedGrace: abandonedGrace,
+		contexts: map[string]*session{}}
 }
 
 // Warm starts the default interpreters, so that a snapshot contains them, and returns their

@@ -139,7 +139,8 @@ func TestErrorsHaveATraceback(t *testing.T) {
 func TestRichResultsAndDisplay(t *testing.T) {
 	_, h := newServer(t)
 	got := run(t, h, code("class R:\n  def _repr_html_(self): return '<b>'\n  def _repr_png_(self): return b'\\x89PNG'\n  def __repr__(self): return 'R'\ndisplay(1)\nR()"))
-	if field(got, "result", "text") != "1R" || field(got, "result", "html") != "<b>" || field(got, "result", "png") != "iVBORw==" {
+	if field(got, "result", "text") != "1R" || field(got, "result", "html") != "<b>" ||
+		field(got, "result", "png") != "iVBORw==" {
 		t.Fatalf("got %v", got)
 	}
 	if got[1]["is_main_result"] != false || got[2]["is_main_result"] != true {
@@ -170,7 +171,8 @@ func TestDeadInterpreterIsReportedAndReplaced(t *testing.T) {
 	}
 	run(t, h, inOther("kept = 5"))
 	got := run(t, h, code("import os; os._exit(9)"))
-	if field(got, "error", "name") != "UnexpectedEndOfExecution" || !strings.Contains(field(got, "error", "value"), "exit status 9") {
+	if field(got, "error", "name") != "UnexpectedEndOfExecution" || !strings.Contains(field(got, "error", "value"),
+		"exit status 9") {
 		t.Fatalf("got %v", got)
 	}
 	if got := field(run(t, h, code("1 + 1")), "result", "text"); got != "2" {
@@ -187,7 +189,8 @@ func TestDisconnectInterruptsAndKeepsState(t *testing.T) {
 	// command has started.
 	const stubborn = `try:\n  time.sleep(1000)\nexcept KeyboardInterrupt: pass\ntime.sleep(1000)`
 	run(t, h, code("import os, time\nstate = 'kept'"))
-	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')", stubborn} {
+	for _, endless := range []string{"while True: time.sleep(0.01)", "while True: pass", "os.system('sleep 1000')",
+		stubborn} {
 		disconnect(t, h, fmt.Sprintf(`{"code": "print('running', flush=True)\n%s"}`, endless))
 		// The endless code holds the context: this returns only if it was interrupted.
 		if got := field(run(t, h, code("state")), "result", "text"); got != "'kept'" {
@@ -273,7 +276,8 @@ func TestContexts(t *testing.T) {
 }
 
 func TestIncomplete(t *testing.T) {
-	for in, want := range map[string]int{"": 0, "a": 0, "é": 0, "\xc3": 1, "a\xe2\x82": 2, "\xf0\x9f\x98": 3, "\x80\x80": 0, "\xff": 0} {
+	for in, want := range map[string]int{"": 0, "a": 0, "é": 0, "\xc3": 1, "a\xe2\x82": 2, "\xf0\x9f\x98": 3,
+		"\x80\x80": 0, "\xff": 0} {
 		if got := incomplete([]byte(in)); got != want {
 			t.Errorf("incomplete(%q) = %d, want %d", in, got, want)
 		}

@@ -76,7 +76,8 @@ func TestAnIdleInterpreterReseedsBeforeItsNextCall(t *testing.T) {
 	if s.contexts[id].interp.late.Op == "" {
 		t.Fatal("the fork woke an idle interpreter")
 	}
-	got := field(run(t, h, code("(os.environ['A'], os.environ['B'], random.random() != random.Random(1).random())")), "result", "text")
+	got := field(run(t, h, code("(os.environ['A'], os.environ['B'], random.random() != random.Random(1).random())")),
+		"result", "text")
 	if got != "('1', '2', True)" {
 		t.Fatalf("after fork: %s", got)
 	}

@@ -42,7 +42,8 @@ func (s *Server) handleExecute(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if req.TimeoutMS < 0 || req.TimeoutMS > maxTimeout.Milliseconds() {
-		http.Error(w, fmt.Sprintf("timeout_ms %d: want 0 to %d", req.TimeoutMS, maxTimeout.Milliseconds()), http.StatusBadRequest)
+		http.Error(w, fmt.Sprintf("timeout_ms %d: want 0 to %d", req.TimeoutMS, maxTimeout.Milliseconds()),
+			http.StatusBadRequest)
 		return
 	}
 	if err := userenv.CheckVars(req.Env); err != nil {

@@ -70,7 +70,8 @@ func TestSiblingsDrawDifferentKeysAndNumbers(t *testing.T) {
 	python := wheelsPython(t)
 	// Without the reseed they draw the same, or the comparison below would prove nothing.
 	same := siblings(t, python, "keep")
-	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key", "bundled libcrypto"} {
+	for _, kind := range []string{"random", "ssl", "sqlite", "tempfile", "numpy", "ec key", "rsa key",
+		"bundled libcrypto"} {
 		if v := same[0][kind]; v == "" || v != same[1][kind] {
 			t.Errorf("copies that keep their state draw %q and %q as %s", v, same[1][kind], kind)
 		}

@@ -55,7 +55,8 @@ func TestResultsOfPython(t *testing.T) {
 			t.Errorf("extra: %v", got[1])
 		}
 		got = results(t, h, "import pandas as pd\npd.DataFrame({'n': [1, 2], 'f': [0.5, float('nan')], 't': pd.to_datetime(['2020-01-02', None]), 's': ['a', 'b']})")
-		want := map[string]any{"n": []any{1., 2.}, "f": []any{.5, nil}, "t": []any{"2020-01-02T00:00:00", nil}, "s": []any{"a", "b"}}
+		want := map[string]any{"n": []any{1., 2.}, "f": []any{.5, nil}, "t": []any{"2020-01-02T00:00:00", nil},
+			"s": []any{"a", "b"}}
 		if !reflect.DeepEqual(got[0]["data"], want) || !strings.Contains(got[0]["html"].(string), "<table") {
 			t.Errorf("the data frame is %v", got)
 		}
@@ -64,17 +65,19 @@ func TestResultsOfPython(t *testing.T) {
 
 // plots are the beginnings of figures; e2b-charts reads those of figures that are not marked.
 var plots = map[string]struct{ code, kind string }{
-	"line":        {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
-	"logarithm":   {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},
-	"dates":       {"import datetime as d; plt.plot([d.date(2024, 1, n) for n in (1, 2, 3)], [1, 2, 3])", "line"},
-	"categories":  {"plt.plot(['a', 'b', 'c'], [1, 2, 3])", "line"},
-	"scatter":     {"plt.scatter([1, 2, 3], [4.5, 5, 6], label='s'); plt.grid()", "scatter"},
-	"bars":        {"plt.bar(['A', 'B', 'C'], [3, 5, 2]); plt.xlabel('who')", "bar"},
-	"lying bars":  {"plt.barh(['A', 'B', 'C'], [3, 5, 2]); plt.xlabel('how many')", "bar"},
-	"groups":      {"plt.bar(['A', 'B'], [3, 5], label='one'); plt.bar(['A', 'B'], [1, 2], label='two')", "bar"},
-	"pie":         {"plt.pie([1, 2, 5], labels=['a', 'b', 'c']); plt.title('P')", "pie"},
-	"boxes":       {"plt.boxplot([[1, 2, 3, 4, 5, 20], [2, 3, 4, 8, 9]], patch_artist=True); plt.ylabel('size (cm)')", "box_and_whisker"},
-	"two axes":    {"f, (a, b) = plt.subplots(2); a.plot([1, 2], [3, 4]); b.bar(['x', 'y'], [1, 2]); f.suptitle('both')", "superchart"},
+	"line":       {"plt.plot([1, 2, 3], [4, 5.5, 6], label='a'); plt.plot([1, 2], [0, 3]); plt.xlabel('time (s)'); plt.ylabel('way [m]'); plt.title('T')", "line"},
+	"logarithm":  {"plt.plot([1, 10, 100], [1, 2, 3]); plt.xscale('log')", "line"},
+	"dates":      {"import datetime as d; plt.plot([d.date(2024, 1, n) for n in (1, 2, 3)], [1, 2, 3])", "line"},
+	"categories": {"plt.plot(['a', 'b', 'c'], [1, 2, 3])", "line"},
+	"scatter":    {"plt.scatter([1, 2, 3], [4.5, 5, 6], label='s'); plt.grid()", "scatter"},
+	"bars":       {"plt.bar(['A', 'B', 'C'], [3, 5, 2]); plt.xlabel('who')", "bar"},
+	"lying bars": {"plt.barh(['A', 'B', 'C'], [3, 5, 2]); plt.xlabel('how many')", "bar"},
+	"groups":     {"plt.bar(['A', 'B'], [3, 5], label='one'); plt.bar(['A', 'B'], [1, 2], label='two')", "bar"},
+	"pie":        {"plt.pie([1, 2, 5], labels=['a', 'b', 'c']); plt.title('P')", "pie"},
+	"boxes": {"plt.boxplot([[1, 2, 3, 4, 5, 20], [2, 3, 4, 8, 9]], patch_artist=True); plt.ylabel('size (cm)')",
+		"box_and_whisker"},
+	"two axes": {"f, (a, b) = plt.subplots(2); a.plot([1, 2], [3, 4]); b.bar(['x', 'y'], [1, 2]); f.suptitle('both')",
+		"superchart"},
 	"image":       {"plt.imshow([[1, 2], [3, 4]])", "unknown"},
 	"equal bars*": {"plt.bar(['A', 'B'], [3, 3])", "bar"},
 }
@@ -132,7 +135,8 @@ func TestTheKernelIsIdleOnlyWhenNothingWaits(t *testing.T) {
 	if err := s.Forked(nil); err != nil {
 		t.Fatal(err)
 	}
-	if after := field(run(t, h, code("("+session+".session, "+session+".key)")), "result", "text"); after == before || after == "" {
+	if after := field(run(t, h, code("("+session+".session, "+session+".key)")), "result", "text"); after == before ||
+		after == "" {
 		t.Errorf("after a fork session and key are %s as before", after)
 	}
 }

@@ -141,7 +141,8 @@ func (c *session) takeTurn(ctx context.Context, timeout time.Duration) error {
 // killed with its interpreter if that does not end it; the client is told how it went. When ctx
 // ends, the same happens and execute returns at once. The context is free again when the code has
 // really ended. An error means that nothing was written.
-func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration, write func(line []byte)) error {
+func (s *Server) execute(ctx context.Context, c *session, req runRequest, timeout time.Duration,
+	write func(line []byte)) error {
 	if err := c.takeTurn(ctx, timeout); err != nil {
 		return err
 	}

@@ -109,7 +109,8 @@ func TestStubbornCodeIsKilledAfterItsTimeoutAndTheClientTold(t *testing.T) {
 func TestCodeThatEndsAfterItsTimeoutKeepsItsState(t *testing.T) {
 	_, h := newServer(t)
 	got := run(t, h, within(100*time.Millisecond, "import time; state = 'kept'; time.sleep(1000)"))
-	if m := got[len(got)-2]; m["type"] != "timeout" || m["restarted"] != nil || field(got, "error", "name") != "KeyboardInterrupt" {
+	if m := got[len(got)-2]; m["type"] != "timeout" || m["restarted"] != nil ||
+		field(got, "error", "name") != "KeyboardInterrupt" {
 		t.Errorf("%v", got)
 	}
 	if got := run(t, h, within(time.Minute, "state")); field(got, "result", "text") != "'kept'" || len(got) != 3 {
@@ -123,7 +124,8 @@ func TestTheNextClientIsToldOfALostState(t *testing.T) {
 	run(t, h, code("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"))
 	disconnect(t, h, `{"code": "print('running', flush=True)\nwhile True: pass"}`)
 	got := run(t, h, code("1"))
-	if text := field(got, "stderr", "text"); !strings.Contains(text, "state is lost") || field(got, "result", "text") != "1" {
+	if text := field(got, "stderr", "text"); !strings.Contains(text, "state is lost") ||
+		field(got, "result", "text") != "1" {
 		t.Errorf("%v", got)
 	}
 	if got := run(t, h, code("2")); field(got, "stderr", "text") != "" {
@@ -146,13 +148,15 @@ func TestABusyContextSaysSo(t *testing.T) {
 		t.Errorf("%d %s", status, text)
 	}
 	interrupted := `{"interrupted":true}`
-	if status, text := post(t, h, "/contexts/python/interrupt", ""); status != http.StatusOK || strings.TrimSpace(text) != interrupted {
+	if status, text := post(t, h, "/contexts/python/interrupt", ""); status != http.StatusOK ||
+		strings.TrimSpace(text) != interrupted {
 		t.Errorf("%d %s", status, text)
 	}
 	if got := <-done; field(got, "error", "name") != "KeyboardInterrupt" {
 		t.Errorf("%v", got)
 	}
-	if status, text := post(t, h, "/contexts/python/interrupt", ""); status != http.StatusOK || strings.TrimSpace(text) == interrupted {
+	if status, text := post(t, h, "/contexts/python/interrupt", ""); status != http.StatusOK ||
+		strings.TrimSpace(text) == interrupted {
 		t.Errorf("of an idle context: %d %s", status, text)
 	}
 	if status, _ := post(t, h, "/contexts/nosuch/interrupt", ""); status != http.StatusNotFound {
@@ -204,7 +208,8 @@ func TestAnOversizedResultIsCut(t *testing.T) {
 			t.Errorf("the text ends with %q", text[len(text)-40:])
 		}
 	}
-	if got := field(run(t, h, code("raise ValueError('v' * (30 << 20))")), "error", "value"); !strings.HasSuffix(got, " more characters)") {
+	if got := field(run(t, h, code("raise ValueError('v' * (30 << 20))")), "error", "value"); !strings.HasSuffix(got,
+		" more characters)") {
 		t.Errorf("an error of %d bytes", len(got))
 	}
 	if got := field(run(t, h, code("1 + 1")), "result", "text"); got != "2" {

@@ -32,7 +32,8 @@ func hooks(t *testing.T, scripts map[string]string) *Hooks {
 
 func TestHooksRunInOrderAndSeeTheEnvironment(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
-	h := hooks(t, map[string]string{"20-b": "echo b$FORKD_T >>" + out, "10-a": "echo a >>" + out, "30-c": "echo no >>" + out})
+	h := hooks(t, map[string]string{"20-b": "echo b$FORKD_T >>" + out, "10-a": "echo a >>" + out,
+		"30-c": "echo no >>" + out})
 	if err := os.Chmod(filepath.Join(h.dir, "30-c"), 0o644); err != nil { // as a README is
 		t.Fatal(err)
 	}
@@ -54,7 +55,8 @@ func TestAFailedHookIsTheErrorAndEndsTheRest(t *testing.T) {
 	if _, err := os.Stat(out); err == nil {
 		t.Error("the next hook ran")
 	}
-	if err := hooks(t, map[string]string{"1": "kill -9 $$"}).Run(); err == nil || !strings.Contains(err.Error(), "signal: killed") {
+	if err := hooks(t, map[string]string{"1": "kill -9 $$"}).Run(); err == nil ||
+		!strings.Contains(err.Error(), "signal: killed") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -99,7 +101,8 @@ func TestSSHHostKeysAreReplaced(t *testing.T) {
 		t.Fatalf("without keys: %v", err)
 	}
 	path := func(name string) string { return filepath.Join(h.sshDir, name) }
-	for _, name := range []string{"ssh_host_rsa_key", "ssh_host_rsa_key.pub", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"} {
+	for _, name := range []string{"ssh_host_rsa_key", "ssh_host_rsa_key.pub", "ssh_host_ed25519_key",
+		"ssh_host_ed25519_key.pub"} {
 		if err := os.WriteFile(path(name), []byte("shared"), 0o600); err != nil {
 			t.Fatal(err)
 		}

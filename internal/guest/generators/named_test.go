@@ -19,7 +19,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 			if out, _ := exec.Command("ldconfig", "-p").Output(); !strings.Contains(string(out), name) {
 				t.Skipf("%s is not installed", name)
 			}
-			return serve(t, "", "python3", onEachLine("import ctypes; lib = ctypes.CDLL('"+name+"'); buf = ctypes.create_string_buffer(8)", draw)...)
+			return serve(t, "", "python3",
+				onEachLine("import ctypes; lib = ctypes.CDLL('"+name+"'); buf = ctypes.create_string_buffer(8)", draw)...)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -40,7 +41,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 		"ruby": {func(t *testing.T) *server {
 			return serve(t, "", "ruby", "-e", `$stdout.sync=true; STDIN.each_line {puts rand}`)
 		}, "ruby: Random"},
-		"sqlite":    {func(t *testing.T) *server { return serve(t, "", "python3", onEachLine("import sqlite3", "1")...) }, "libsqlite3"},
+		"sqlite": {func(t *testing.T) *server { return serve(t, "", "python3", onEachLine("import sqlite3", "1")...) },
+			"libsqlite3"},
 		"gnutls":    {library("libgnutls.so.30", "lib.gnutls_rnd(0, buf, 8)"), "libgnutls"},
 		"libgcrypt": {library("libgcrypt.so.20", "lib.gcry_create_nonce(buf, 8)"), "libgcrypt"},
 		"nss":       {library("libfreebl3.so", "1"), "nss"},
@@ -61,7 +63,8 @@ func TestWhatCannotBeReseededIsNamed(t *testing.T) {
 
 // A rust program with the crate rand cannot be built here without the crate; its mark can.
 func TestARustProgramIsKnownByThePathsOfItsCrates(t *testing.T) {
-	text := append(make([]byte, chunkSize-20), "/root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/rand-0.8.5/src/rngs/thread.rs"...)
+	text := append(make([]byte, chunkSize-20),
+		"/root/.cargo/registry/src/index.crates.io-6f17d22bba15001f/rand-0.8.5/src/rngs/thread.rs"...)
 	file := filepath.Join(t.TempDir(), "program")
 	for want, content := range map[bool][]byte{true: text, false: []byte("/rand/src /randall-0.8.5/src/ rand-0.8.5/src")} {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
@@ -124,7 +127,8 @@ func TestMapsOfAllKinds(t *testing.T) {
 		t.Fatalf("%+v, %v", regions, err)
 	}
 	for i, want := range []region{
-		{0x7f0, 0x8f0, false, true, ""}, {0x1000, 0x2000, true, false, "/lib/a b.so"}, {0x3000, 0x4000, false, true, "[heap]"},
+		{0x7f0, 0x8f0, false, true, ""}, {0x1000, 0x2000, true, false, "/lib/a b.so"},
+		{0x3000, 0x4000, false, true, "[heap]"},
 		{0x5000, 0x6000, false, false, "[stack]"}, {0x7000, 0x8000, false, false, "/dev/zero"},
 	} {
 		if regions[i] != want {

@@ -41,7 +41,10 @@ func Up() error {
 		set     func(*unix.Ifreq) error
 	}{
 		{"address", unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(guest[:]) }},
-		{"netmask", unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(net.CIDRMask(frame.PrefixBits, 32)) }},
+		{"netmask", unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error {
+			return r.SetInet4Addr(net.CIDRMask(frame.PrefixBits,
+				32))
+		}},
 		{"state", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }},
 	} {
 		r, err := unix.NewIfreq(name)

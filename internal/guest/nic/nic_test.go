@@ -104,7 +104,8 @@ func TestUp(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if got := output(t, "addr", "show", "dev", name); !strings.Contains(got, "192.0.2.2/24 ") || strings.Contains(got, "inet6") {
+		if got := output(t, "addr", "show", "dev", name); !strings.Contains(got, "192.0.2.2/24 ") ||
+			strings.Contains(got, "inet6") {
 			t.Errorf("addresses: %s", got)
 		}
 		if got := output(t, "route"); !strings.Contains(got, "default via 192.0.2.1 dev eth0") {

@@ -44,7 +44,8 @@ func setResolver(path, run string) error {
 	if !errors.Is(err, unix.EROFS) {
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(run), 0o755), os.WriteFile(run, []byte(resolvConf), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(run), 0o755), os.WriteFile(run, []byte(resolvConf),
+		0o644)); err != nil {
 		return err
 	}
 	if err := unix.Mount(run, path, "", unix.MS_BIND, ""); err != nil {

@@ -76,7 +76,8 @@ func TestStatusAndSignal(t *testing.T) {
 }
 
 func TestStartReportsAMissingCommand(t *testing.T) {
-	if _, err := New().Start(exec.Command("/no/such/command")); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if _, err := New().Start(exec.Command("/no/such/command")); err == nil ||
+		!strings.Contains(err.Error(), "no such file") {
 		t.Fatalf("err = %v", err)
 	}
 }

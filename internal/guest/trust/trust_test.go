@@ -49,7 +49,8 @@ func TestInstall(t *testing.T) {
 		}
 		for range 2 {
 			env, err := install(root, second)
-			if err != nil || env["SSL_CERT_FILE"] != bundle || env["REQUESTS_CA_BUNDLE"] != bundle || env["NODE_EXTRA_CA_CERTS"] != source {
+			if err != nil || env["SSL_CERT_FILE"] != bundle || env["REQUESTS_CA_BUNDLE"] != bundle ||
+				env["NODE_EXTRA_CA_CERTS"] != source {
 				t.Errorf("%v, %v", env, err)
 			}
 		}

@@ -12,7 +12,8 @@ func TestEnvironOrder(t *testing.T) {
 	u := &User{Name: "ann", Home: "/home/ann"}
 	e.Merge(map[string]string{"A": "sandbox", "B": "sandbox", "HOME": "/elsewhere"})
 	env := e.Environ(u, map[string]string{"B": "call"})
-	for _, want := range []string{"A=sandbox", "B=call", "HOME=/elsewhere", "USER=ann", "LOGNAME=ann", "PATH=" + DefaultPath} {
+	for _, want := range []string{"A=sandbox", "B=call", "HOME=/elsewhere", "USER=ann", "LOGNAME=ann",
+		"PATH=" + DefaultPath} {
 		if !slices.Contains(env, want) {
 			t.Errorf("%v lacks %s", env, want)
 		}
@@ -25,7 +26,8 @@ func TestEnvironOrder(t *testing.T) {
 func TestPath(t *testing.T) {
 	u := &User{Home: "/home/ann"}
 	for in, want := range map[string]string{
-		"": "/home/ann", "~": "/home/ann", "~/x": "/home/ann/x", "x/../y": "/home/ann/y", "/a//b/": "/a/b", "~x": "/home/ann/~x",
+		"": "/home/ann", "~": "/home/ann", "~/x": "/home/ann/x", "x/../y": "/home/ann/y", "/a//b/": "/a/b",
+		"~x": "/home/ann/~x",
 	} {
 		if got := Path(u, in); got != want {
 			t.Errorf("Path(%q) = %q, want %q", in, got, want)

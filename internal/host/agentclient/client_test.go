@@ -189,7 +189,8 @@ func TestEvalRefusesABrokenStream(t *testing.T) {
 		`{"type":"stdout","text":"x"}` + "\n": "ended before",
 		"nonsense\n":                          "reply",
 	} {
-		if _, err := New(httpPeer(200, body)).Eval(t.Context(), "1", EvalOptions{}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(httpPeer(200, body)).Eval(t.Context(), "1", EvalOptions{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: err = %v", body, err)
 		}
 	}
@@ -230,7 +231,8 @@ func TestEvalTellsHowATimeoutWent(t *testing.T) {
 		`{"type":"timeout"}`:                  {TimedOut: true},
 		`{"type":"timeout","restarted":true}`: {TimedOut: true, Restarted: true},
 	} {
-		r, err := New(httpPeer(200, stream+"\n"+`{"type":"end_of_execution"}`)).Eval(t.Context(), "1", EvalOptions{Timeout: time.Hour})
+		r, err := New(httpPeer(200, stream+"\n"+`{"type":"end_of_execution"}`)).Eval(t.Context(), "1",
+			EvalOptions{Timeout: time.Hour})
 		if err != nil || r.TimedOut != want.TimedOut || r.Restarted != want.Restarted || !errors.Is(r.Err(), ErrTimeout) {
 			t.Errorf("%s: %+v, %v", stream, r, err)
 		}
@@ -318,7 +320,8 @@ func TestExecMayWriteMoreThanIsKept(t *testing.T) {
 	guest := peer(func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
 			out := base64.StdEncoding.EncodeToString(make([]byte, 40_000))
-			io.WriteString(c, streamHead+event(`{"start":{"pid":7}}`)+event(`{"data":{"stdout":"`+out+`"}}`)+event(`{"end":{"exited":true}}`))
+			io.WriteString(c, streamHead+event(`{"start":{"pid":7}}`)+
+				event(`{"data":{"stdout":"`+out+`"}}`)+event(`{"end":{"exited":true}}`))
 		}
 	})
 	r, err := New(guest).Exec(t.Context(), ExecRequest{Args: []string{"make"}, MaxOutput: 1000})

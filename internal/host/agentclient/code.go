@@ -71,7 +71,8 @@ func mediaType(form string) (string, bool) {
 // RunCode runs code in a warm interpreter of the guest and passes what it says to sink. The error is
 // nil whenever the guest could say how the code ended.
 func (c *Client) RunCode(ctx context.Context, req CodeRequest, sink CodeSink) (CodeEnd, error) {
-	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env, Repr: req.Repr}
+	execute := agentproto.ExecuteRequest{Code: req.Code, ContextID: req.ContextID, Language: req.Language, Env: req.Env,
+		Repr: req.Repr}
 	if req.Timeout > 0 {
 		execute.TimeoutMS = max(1, req.Timeout.Milliseconds())
 	}

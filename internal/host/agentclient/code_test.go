@@ -21,7 +21,8 @@ func interpreter(lines ...string) *Client {
 			return
 		}
 		_, _ = io.Copy(io.Discard, req.Body)
-		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n%s", strings.Join(lines, "\n"))
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n%s",
+			strings.Join(lines, "\n"))
 	}))
 }
 
@@ -44,14 +45,18 @@ func heard(said *[]string) CodeSink {
 
 func TestRunCodeTellsAllInOrder(t *testing.T) {
 	var said []string
-	end, err := interpreter(`{"type":"number_of_executions","execution_count":3}`, `{"type":"keepalive"}`, `{"type":"stdout","text":"a"}`,
-		`{"type":"unknown","text":"7"}`, `{"type":"result","text":"1","png":"iVA=","extra":{"application/x":[1],"text/plain":"no"},"is_main_result":true}`,
-		"{\"type\":\"result\",\"text\":\"\xff\"}", `{"type":"error","name":"E"}`, `{"type":"timeout","restarted":true}`, `{"type":"end_of_execution"}`, `{"type":"stdout"}`).
+	end, err := interpreter(`{"type":"number_of_executions","execution_count":3}`, `{"type":"keepalive"}`,
+		`{"type":"stdout","text":"a"}`,
+		`{"type":"unknown","text":"7"}`,
+		`{"type":"result","text":"1","png":"iVA=","extra":{"application/x":[1],"text/plain":"no"},"is_main_result":true}`,
+		"{\"type\":\"result\",\"text\":\"\xff\"}", `{"type":"error","name":"E"}`, `{"type":"timeout","restarted":true}`,
+		`{"type":"end_of_execution"}`, `{"type":"stdout"}`).
 		RunCode(t.Context(), CodeRequest{Code: "x"}, heard(&said))
 	if want := (CodeEnd{ExecutionCount: 3, Raised: true, TimedOut: true, Restarted: true}); err != nil || end != want {
 		t.Errorf("%+v, %v", end, err)
 	}
-	want := []string{"started 3", "stream 1 a", `result true {"application/x":[1],"image/png":"iVA=","text/plain":"1"}`, "result false {\"text/plain\":\"\uFFFD\"}", "exception E"}
+	want := []string{"started 3", "stream 1 a", `result true {"application/x":[1],"image/png":"iVA=","text/plain":"1"}`,
+		"result false {\"text/plain\":\"\uFFFD\"}", "exception E"}
 	if !reflect.DeepEqual(said, want) {
 		t.Errorf("%q", said)
 	}
@@ -61,8 +66,9 @@ func TestRunCodeTellsAllInOrder(t *testing.T) {
 func TestRunCodeOfAHostileGuest(t *testing.T) {
 	many := `{"type":"result"` + strings.Repeat(`,"x":0`, 1000) + `}`
 	extra := `{"type":"result","extra":{"x":0` + strings.Repeat(`,"x":0`, 1000) + `}}`
-	for name, line := range map[string]string{"no JSON": "{", "many forms": many, "many extra forms": extra, "extra that is none": `{"type":"result","extra":1}`,
-		"no end": `{"type":"stdout","text":"x"}`, "text that is none": `{"type":"stdout","text":1}`} {
+	for name, line := range map[string]string{"no JSON": "{", "many forms": many, "many extra forms": extra,
+		"extra that is none": `{"type":"result","extra":1}`,
+		"no end":             `{"type":"stdout","text":"x"}`, "text that is none": `{"type":"stdout","text":1}`} {
 		var said []string
 		if end, err := interpreter(line).RunCode(t.Context(), CodeRequest{}, heard(&said)); err == nil {
 			t.Errorf("%s: %+v %q", name, end, said)

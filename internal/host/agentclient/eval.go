@@ -66,7 +66,8 @@ const evalSlack = 5 * time.Second
 // Eval runs code in a warm interpreter of the guest. The error is nil whenever the guest could say
 // how it went; an exception is in EvalResult.Error.
 func (c *Client) Eval(ctx context.Context, code string, opts EvalOptions) (EvalResult, error) {
-	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env, Repr: true}
+	req := agentproto.ExecuteRequest{Code: code, ContextID: opts.ContextID, Language: opts.Language, Env: opts.Env,
+		Repr: true}
 	if opts.Timeout > 0 {
 		req.TimeoutMS = max(1, opts.Timeout.Milliseconds())
 	}
@@ -238,7 +239,8 @@ func (c *Client) onContext(ctx context.Context, contextID, verb string, read fun
 		contextID = defaultContext
 	}
 	op := verb + " interpreter"
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, codeURL+"/contexts/"+url.PathEscape(contextID)+"/"+verb, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, codeURL+"/contexts/"+url.PathEscape(contextID)+"/"+verb,
+		nil)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}

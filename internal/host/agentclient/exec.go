@@ -143,7 +143,8 @@ func (c *Client) ExecStream(ctx context.Context, req ExecRequest, sink func(Stre
 	}
 	// The guest's clock may reach the deadline a moment before ours.
 	var refused *Error
-	deadline := callCtx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &refused) && refused.Code == CodeTimeout
+	deadline := callCtx.Err() != nil || errors.Is(err, context.DeadlineExceeded) ||
+		errors.As(err, &refused) && refused.Code == CodeTimeout
 	if req.Timeout > 0 && ctx.Err() == nil && deadline && run.sinkErr == nil {
 		// The guest has the same deadline and kills the process by itself.
 		status := fmt.Sprintf("timed out after %v", req.Timeout)

@@ -50,7 +50,8 @@ func (c *Client) upload(ctx context.Context, what, route, path, user string, con
 }
 
 // filesRequest returns the answer of a request that the agent has carried out.
-func (c *Client) filesRequest(ctx context.Context, method, what, route, path, user string, body io.Reader) (*http.Response, error) {
+func (c *Client) filesRequest(ctx context.Context, method, what, route, path, user string,
+	body io.Reader) (*http.Response, error) {
 	op := what + " " + path
 	query := url.Values{"path": {path}}
 	if user != "" {

@@ -52,7 +52,8 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 	in := &process.ProcessInput{Input: &process.ProcessInput_Stdin{Stdin: data}}
 	req := connect.NewRequest(&process.SendInputRequest{Process: p.selector(), Input: in})
 	req.Header().Set(agentproto.TerminalHeader, "1")
-	_, err := call[process.SendInputRequest, process.SendInputResponse](ctx, p.client, processconnect.ProcessSendInputProcedure,
+	_, err := call[process.SendInputRequest, process.SendInputResponse](ctx, p.client,
+		processconnect.ProcessSendInputProcedure,
 		small, req)
 	return p.fail("send input to", err)
 }
@@ -61,7 +62,8 @@ func (p *Process) Input(ctx context.Context, data []byte) error {
 func (p *Process) CloseStdin(ctx context.Context) error {
 	req := connect.NewRequest(&process.CloseStdinRequest{Process: p.selector()})
 	req.Header().Set(agentproto.TerminalHeader, "1")
-	_, err := call[process.CloseStdinRequest, process.CloseStdinResponse](ctx, p.client, processconnect.ProcessCloseStdinProcedure,
+	_, err := call[process.CloseStdinRequest, process.CloseStdinResponse](ctx, p.client,
+		processconnect.ProcessCloseStdinProcedure,
 		small, req)
 	return p.fail("close the stdin of", err)
 }
@@ -70,7 +72,8 @@ func (p *Process) CloseStdin(ctx context.Context) error {
 func (p *Process) Signal(ctx context.Context, s syscall.Signal) error {
 	req := connect.NewRequest(&process.SendSignalRequest{Process: p.selector(), Signal: process.Signal(s)})
 	req.Header().Set(agentproto.GroupHeader, "1")
-	_, err := call[process.SendSignalRequest, process.SendSignalResponse](ctx, p.client, processconnect.ProcessSendSignalProcedure,
+	_, err := call[process.SendSignalRequest, process.SendSignalResponse](ctx, p.client,
+		processconnect.ProcessSendSignalProcedure,
 		small, req)
 	return p.fail("signal", err)
 }
@@ -126,7 +129,8 @@ func (c *Client) Processes(ctx context.Context) ([]ProcessInfo, error) {
 	var list []ProcessInfo
 	for _, p := range answer.GetProcesses() {
 		cfg := p.GetConfig()
-		list = append(list, ProcessInfo{PID: p.GetPid(), Args: append([]string{cfg.GetCmd()}, cfg.GetArgs()...), Cwd: cfg.GetCwd()})
+		list = append(list, ProcessInfo{PID: p.GetPid(), Args: append([]string{cfg.GetCmd()}, cfg.GetArgs()...),
+			Cwd: cfg.GetCwd()})
 	}
 	return list, nil
 }

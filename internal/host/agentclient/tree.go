@@ -33,8 +33,10 @@ func entryOf(e *filesystem.EntryInfo) Entry {
 	case filesystem.FileType_FILE_TYPE_SYMLINK:
 		kind = "symlink"
 	}
-	return Entry{Name: e.GetName(), Path: e.GetPath(), Type: kind, Size: e.GetSize(), Mode: e.GetMode(), Permissions: e.GetPermissions(),
-		Owner: e.GetOwner(), Group: e.GetGroup(), Modified: e.GetModifiedTime().AsTime(), LinkTarget: e.GetSymlinkTarget()}
+	return Entry{Name: e.GetName(), Path: e.GetPath(), Type: kind, Size: e.GetSize(), Mode: e.GetMode(),
+		Permissions: e.GetPermissions(),
+		Owner:       e.GetOwner(), Group: e.GetGroup(), Modified: e.GetModifiedTime().AsTime(),
+		LinkTarget: e.GetSymlinkTarget()}
 }
 
 // asUser makes a request of a message.
@@ -57,7 +59,8 @@ func (c *Client) Stat(ctx context.Context, path, user string) (Entry, error) {
 // List describes what is in a directory of the guest, and below it to a depth; 1 is the directory
 // alone.
 func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]Entry, error) {
-	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c, filesystemconnect.FilesystemListDirProcedure,
+	answer, err := call[filesystem.ListDirRequest, filesystem.ListDirResponse](ctx, c,
+		filesystemconnect.FilesystemListDirProcedure,
 		listing, asUser(user, &filesystem.ListDirRequest{Path: path, Depth: depth}))
 	if err != nil {
 		return nil, remote("list "+path, err)
@@ -71,7 +74,8 @@ func (c *Client) List(ctx context.Context, path, user string, depth uint32) ([]E
 
 // MakeDir makes a directory of the guest, and its parents. The error has CodeExists if it is there.
 func (c *Client) MakeDir(ctx context.Context, path, user string) (Entry, error) {
-	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c, filesystemconnect.FilesystemMakeDirProcedure,
+	e, err := call[filesystem.MakeDirRequest, filesystem.MakeDirResponse](ctx, c,
+		filesystemconnect.FilesystemMakeDirProcedure,
 		small, asUser(user, &filesystem.MakeDirRequest{Path: path}))
 	if err != nil {
 		return Entry{}, remote("make directory "+path, err)
@@ -92,7 +96,8 @@ func (c *Client) Move(ctx context.Context, from, to, user string) (Entry, error)
 // Remove removes a path of the guest with everything below it; one that is not there is removed
 // already.
 func (c *Client) Remove(ctx context.Context, path, user string) error {
-	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c, filesystemconnect.FilesystemRemoveProcedure,
+	_, err := call[filesystem.RemoveRequest, filesystem.RemoveResponse](ctx, c,
+		filesystemconnect.FilesystemRemoveProcedure,
 		small, asUser(user, &filesystem.RemoveRequest{Path: path}))
 	if err != nil {
 		return remote("remove "+path, err)
@@ -113,7 +118,8 @@ func (c *Client) Watch(ctx context.Context, path, user string, recursive bool, f
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	op := "watch " + path
-	stream, err := follow[filesystem.WatchDirRequest, filesystem.WatchDirResponse](ctx, c, filesystemconnect.FilesystemWatchDirProcedure,
+	stream, err := follow[filesystem.WatchDirRequest, filesystem.WatchDirResponse](ctx, c,
+		filesystemconnect.FilesystemWatchDirProcedure,
 		asUser(user, &filesystem.WatchDirRequest{Path: path, Recursive: recursive}))
 	if err != nil {
 		return remote(op, err)

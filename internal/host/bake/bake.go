@@ -245,8 +245,9 @@ func (b *bake) boot(ctx context.Context) error {
 		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
-	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1], Disks: [][]*os.File{{files[2], top}},
-		Net: frames})
+	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1],
+		Disks: [][]*os.File{{files[2], top}},
+		Net:   frames})
 	if frames != nil {
 		frames.Close()
 	}

@@ -125,8 +125,11 @@ func TestInitramfsIsMade(t *testing.T) {
 
 func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 	for want, breakIt := range map[string]func(*kitchen){
-		"reset":         func(w *kitchen) { w.vmms.BootExit = &vm.Exit{Reason: vm.ExitReset} },
-		"NameError":     func(w *kitchen) { w.request.Python = "x"; w.vmms.EvalErr = &agentclient.EvalError{Name: "NameError"} },
+		"reset": func(w *kitchen) { w.vmms.BootExit = &vm.Exit{Reason: vm.ExitReset} },
+		"NameError": func(w *kitchen) {
+			w.request.Python = "x"
+			w.vmms.EvalErr = &agentclient.EvalError{Name: "NameError"}
+		},
 		"no space left": func(w *kitchen) { w.vmms.SaveErr = errors.New("no space left") },
 	} {
 		t.Run(want, func(t *testing.T) {
@@ -134,7 +137,8 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 			breakIt(w)
 			_, err := w.Bake(t.Context(), w.request)
 			var failed *Error
-			if !errors.As(err, &failed) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "Kernel panic") {
+			if !errors.As(err, &failed) || !strings.Contains(err.Error(), want) ||
+				!strings.Contains(err.Error(), "Kernel panic") {
 				t.Fatalf("bake: %v", err)
 			}
 			w.checkClean(t)
@@ -155,14 +159,17 @@ func TestWarmupCommands(t *testing.T) {
 	w := newKitchen(t)
 	w.request.Commands = []string{"pip install nothing"}
 	for reason, r := range map[string]agentclient.ExecResult{
-		"exit code 3":         {Outcome: agentclient.Exited, ExitCode: 3, Stdout: []byte("collecting\n"), Stderr: []byte("no match\n")},
+		"exit code 3": {Outcome: agentclient.Exited, ExitCode: 3, Stdout: []byte("collecting\n"),
+			Stderr: []byte("no match\n")},
 		"warmup_timeout_secs": {Outcome: agentclient.TimedOut, ExitCode: -1, Stdout: []byte("collecting\nno match")},
-		"killed":              {Outcome: agentclient.Signaled, ExitCode: -1, Status: "signal: killed", Stdout: []byte("no match")},
+		"killed": {Outcome: agentclient.Signaled, ExitCode: -1, Status: "signal: killed",
+			Stdout: []byte("no match")},
 	} {
 		w.vmms.Exec = func(context.Context) agentclient.ExecResult { return r }
 		_, err := w.Bake(t.Context(), w.request)
 		var failed *WarmupError
-		if !errors.As(err, &failed) || !strings.Contains(failed.Reason, reason) || !strings.Contains(failed.Output, "no match") {
+		if !errors.As(err, &failed) || !strings.Contains(failed.Reason, reason) ||
+			!strings.Contains(failed.Output, "no match") {
 			t.Errorf("%s: %v", reason, err)
 		}
 		w.checkClean(t)
@@ -200,7 +207,8 @@ func TestGuestThatFillsTheDisk(t *testing.T) {
 			}
 		}
 	}()
-	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the host's disk is full") {
+	if _, err := w.Bake(t.Context(), w.request); !errors.Is(err, syscall.ENOSPC) ||
+		!strings.Contains(err.Error(), "the host's disk is full") {
 		t.Errorf("bake: %v", err)
 	}
 	w.checkClean(t)

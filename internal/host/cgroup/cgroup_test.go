@@ -98,7 +98,8 @@ func TestLeafHasLimits(t *testing.T) {
 	start(t, l, cmd)
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	for file, want := range map[string]string{"memory.max": "343932928", "memory.oom.group": "1", "pids.max": "512", "cpu.max": "max 100000"} {
+	for file, want := range map[string]string{"memory.max": "343932928", "memory.oom.group": "1", "pids.max": "512",
+		"cpu.max": "max 100000"} {
 		if got := read(t, l, file); got != want {
 			t.Errorf("%s of a new leaf is %q, want %q", file, got, want)
 		}
@@ -301,7 +302,8 @@ func TestNoLimits(t *testing.T) {
 func TestMounted(t *testing.T) {
 	dir := t.TempDir()
 	mounts := filepath.Join(dir, "mounts")
-	for text, want := range map[string]string{"proc /proc proc rw 0 0\ncgroup2 /x cgroup2 rw 0 0\n": "/x", "cgroup2\n": ""} {
+	for text, want := range map[string]string{"proc /proc proc rw 0 0\ncgroup2 /x cgroup2 rw 0 0\n": "/x",
+		"cgroup2\n": ""} {
 		if err := os.WriteFile(mounts, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

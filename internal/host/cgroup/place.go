@@ -121,7 +121,8 @@ func diskOf(dir string) (string, error) {
 	}
 	major, minor := unix.Major(st.Dev), unix.Minor(st.Dev)
 	if major == 0 {
-		return "", fmt.Errorf("%s is on a file system that names no disk (tmpfs, overlay, btrfs), so there are no io limits", dir)
+		return "", fmt.Errorf("%s is on a file system that names no disk (tmpfs, overlay, btrfs), so there are no io limits",
+			dir)
 	}
 	sys := fmt.Sprintf("/sys/dev/block/%d:%d", major, minor)
 	if _, err := os.Stat(sys + "/partition"); err != nil {

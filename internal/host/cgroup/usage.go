@@ -33,7 +33,8 @@ func usageOf(dir string) (u Usage, err error) {
 	}{
 		{"memory.current", "", &u.MemoryBytes}, {"memory.stat", "anon", &anon}, {"memory.stat", "kernel", &kernel},
 		{"memory.swap.current", "", &u.SwapBytes}, {"cpu.stat", "usage_usec", &cpu},
-		{"cpu.stat", "throttled_usec", &throttled}, {"cpu.stat", "nr_throttled", &u.ThrottledRuns}, {"pids.current", "", &u.Threads},
+		{"cpu.stat", "throttled_usec", &throttled}, {"cpu.stat", "nr_throttled", &u.ThrottledRuns},
+		{"pids.current", "", &u.Threads},
 	} {
 		if *v.to, err = stat(dir, v.file, v.key); err != nil {
 			return u, err

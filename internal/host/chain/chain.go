@@ -29,7 +29,8 @@ const (
 // written over, and returns the snapshot's map, which is kept bounded, and the layers that it
 // inherits. The extents are those of own, without their numbers, and valid by memlayer.CheckSaved. An
 // error of ctx ends the copying.
-func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File, error) {
+func Memory(ctx context.Context, own *os.File, extents []vm.Extent, parent *store.Lease) ([]vm.Extent, []snapshot.File,
+	error) {
 	lower, layers := parent.Extents(), parent.Layers()
 	depth := uint32(len(layers))
 	for i := range extents {

@@ -52,11 +52,13 @@ func TestFilledGapsHaveNoHoles(t *testing.T) {
 			for _, e := range c.lower {
 				write(files[0], e, 1)
 			}
-			own := []vm.Extent{{GPA: 0, Length: 2 * page, Layer: 1}, {GPA: 6 * page, Length: 2 * page, Layer: 1, Offset: 6 * page}}
+			own := []vm.Extent{{GPA: 0, Length: 2 * page, Layer: 1}, {GPA: 6 * page, Length: 2 * page, Layer: 1,
+				Offset: 6 * page}}
 			for _, e := range own {
 				write(files[1], e, 2)
 			}
-			if err := fillGaps(t.Context(), files[1], own, []memlayer.Span{{Start: 2 * page, Length: 4 * page}}, c.lower, files[:1]); err != nil {
+			if err := fillGaps(t.Context(), files[1], own, []memlayer.Span{{Start: 2 * page, Length: 4 * page}}, c.lower,
+				files[:1]); err != nil {
 				t.Fatal(err)
 			}
 			if hole, err := files[1].Seek(0, unix.SEEK_HOLE); err != nil || hole != 8*page {
@@ -98,7 +100,8 @@ func TestCopyingEndsWithItsContext(t *testing.T) {
 	if _, err := flatten(ctx, files[1], 1, lower, files[:]); !errors.Is(err, context.Canceled) {
 		t.Errorf("flatten: %v", err)
 	}
-	if got, err := os.ReadFile(files[1].Name()); err != nil || len(got) != 8*page || !bytes.Equal(got, make([]byte, 8*page)) {
+	if got, err := os.ReadFile(files[1].Name()); err != nil || len(got) != 8*page ||
+		!bytes.Equal(got, make([]byte, 8*page)) {
 		t.Errorf("something was written (%v)", err)
 	}
 }

@@ -32,7 +32,9 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest, Branch: branch}
 	if old.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
-		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error { return disklayer.Merge(f, lease.Disk()[1:]) })
+		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error {
+			return disklayer.Merge(f, lease.Disk()[1:])
+		})
 		if err != nil {
 			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
 		}

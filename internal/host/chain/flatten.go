@@ -10,7 +10,8 @@ import (
 
 // flatten copies what extents finds in other layers than number own into dst, whose number it is,
 // and returns the map over dst alone. All layers have guest memory at the same offsets.
-func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent, error) {
+func flatten(ctx context.Context, dst *os.File, own uint32, extents []vm.Extent, layers []*os.File) ([]vm.Extent,
+	error) {
 	flat := make([]vm.Extent, len(extents))
 	buf := make([]byte, copyBuffer)
 	for i, e := range extents {

@@ -83,7 +83,8 @@ func (e *Event) size() int {
 
 // NewRing returns an empty ring that holds size events.
 func NewRing(size int) *Ring {
-	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), events: make([]Event, size), first: 1, news: make(chan struct{})}
+	return &Ring{epoch: strings.ToLower(rand.Text()[:12]), events: make([]Event, size), first: 1,
+		news: make(chan struct{})}
 }
 
 // Emit adds an event, whose time is now.

@@ -50,7 +50,8 @@ func TestMissed(t *testing.T) {
 		r.Emit(Event{})
 	}
 	for name, f := range map[string]*Follower{
-		"slow": slow, "of another ring": r.Follow(other.ID(1)), "of the future": r.Follow(r.ID(7)), "malformed": r.Follow("x"),
+		"slow": slow, "of another ring": r.Follow(other.ID(1)), "of the future": r.Follow(r.ID(7)),
+		"malformed":    r.Follow("x"),
 		"empty number": r.Follow(r.epoch + "-"),
 	} {
 		if e, missed := next(t, f); !missed || e.Seq != 0 {

@@ -6,7 +6,8 @@ import (
 )
 
 func TestConsoleIsSafeAndKeepsThePanic(t *testing.T) {
-	console := []byte("Kernel panic - not syncing: \x1b[31mx\n" + strings.Repeat("noise\n", 50) + "\x00last" + strings.Repeat("y", 500))
+	console := []byte("Kernel panic - not syncing: \x1b[31mx\n" + strings.Repeat("noise\n", 50) + "\x00last" +
+		strings.Repeat("y", 500))
 	tail := Console(console, 3)
 	if !strings.HasPrefix(tail, "Kernel panic") || strings.ContainsAny(tail, "\x1b\x00") || len(tail) > 1000 {
 		t.Errorf("tail %q", tail)

@@ -54,7 +54,8 @@ type request struct {
 const answerTimeout = 30 * time.Second
 
 func newConn(proc *process.Process, leaf *cgroup.Leaf, ctl *ctlsock.Conn, timeout time.Duration) *conn {
-	n := &conn{proc: proc, leaf: leaf, ctl: ctl, lost: make(chan struct{}), ended: make(chan struct{}), left: make(chan struct{}),
+	n := &conn{proc: proc, leaf: leaf, ctl: ctl, lost: make(chan struct{}), ended: make(chan struct{}),
+		left: make(chan struct{}),
 		wake: make(chan struct{}, 1), timeout: timeout}
 	go n.send()
 	go n.receive()

@@ -29,7 +29,8 @@ func TestParseResolvConf(t *testing.T) {
 // The host's own addresses are all it has.
 func TestHostConfig(t *testing.T) {
 	own := hostConfig(nil, Proxy{}, netproto.Config{}).Own
-	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{}, netproto.Config{}).Resolvers,
+	if !reflect.DeepEqual(hostConfig([]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}, Proxy{},
+		netproto.Config{}).Resolvers,
 		[]netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")}) {
 		t.Error("a resolver that was given is not used")
 	}

@@ -42,7 +42,8 @@ func ParseProxy(text, except string) (Proxy, error) {
 	}
 	if u.User != nil {
 		password, _ := u.User.Password()
-		p.authorization = netproto.Hidden("Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
+		p.authorization = netproto.Hidden("Basic " +
+			base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password)))
 	}
 	return p, nil
 }

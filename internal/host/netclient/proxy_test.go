@@ -10,10 +10,11 @@ import (
 
 func TestParseProxy(t *testing.T) {
 	for text, want := range map[string]netproto.Proxy{
-		"http://10.1.2.3:3128":             {Addr: netip.MustParseAddrPort("10.1.2.3:3128")},
-		"http://10.1.2.3/":                 {Addr: netip.MustParseAddrPort("10.1.2.3:80")},
-		"http://user:p%40ss@10.1.2.3:8080": {Addr: netip.MustParseAddrPort("10.1.2.3:8080"), Authorization: "Basic dXNlcjpwQHNz"},
-		"http://256.256.256.256:8080":      {Addr: netip.AddrPortFrom(nobody, 8080)}, // and not past it
+		"http://10.1.2.3:3128": {Addr: netip.MustParseAddrPort("10.1.2.3:3128")},
+		"http://10.1.2.3/":     {Addr: netip.MustParseAddrPort("10.1.2.3:80")},
+		"http://user:p%40ss@10.1.2.3:8080": {Addr: netip.MustParseAddrPort("10.1.2.3:8080"),
+			Authorization: "Basic dXNlcjpwQHNz"},
+		"http://256.256.256.256:8080": {Addr: netip.AddrPortFrom(nobody, 8080)}, // and not past it
 	} {
 		p, err := ParseProxy(text, "10.0.0.0/8")
 		want.Except = "10.0.0.0/8"

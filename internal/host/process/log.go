@@ -29,7 +29,8 @@ func newLog(name string) (*os.File, error) {
 		_ = f.Close()
 		return nil, err
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("seal it: %w", err)
 	}

@@ -107,7 +107,8 @@ func TestKillAfterTheEndKillsNobody(t *testing.T) {
 func TestSaid(t *testing.T) {
 	dir := t.TempDir()
 	bin, record, fifo := filepath.Join(dir, "speaker"), filepath.Join(dir, "pid"), filepath.Join(dir, "fifo")
-	script := "#!/bin/sh\necho began >&2; read line < " + fifo + "; head -c 20000000 /dev/zero | tr '\\0' x >&2; echo more >&2\n"
+	script := "#!/bin/sh\necho began >&2; read line < " + fifo +
+		"; head -c 20000000 /dev/zero | tr '\\0' x >&2; echo more >&2\n"
 	if err := errors.Join(os.WriteFile(bin, []byte(script), 0o700), unix.Mkfifo(fifo, 0o600)); err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,8 @@ func TestSaid(t *testing.T) {
 		if err := p.Wait(); err != nil {
 			t.Fatal(err)
 		}
-		if said := p.Said(); !strings.HasPrefix(said, "began\nxxx") || !strings.HasSuffix(said, "xxx") || len(said) != 2*keptOfLog+len(logGap) {
+		if said := p.Said(); !strings.HasPrefix(said, "began\nxxx") || !strings.HasSuffix(said, "xxx") ||
+			len(said) != 2*keptOfLog+len(logGap) {
 			t.Errorf("%s: %d bytes, %.20q", name, len(said), said)
 		}
 	}
@@ -134,7 +136,8 @@ func TestSaid(t *testing.T) {
 
 // A log that is too long for the daemon loses its middle, and one that is not loses nothing.
 func TestBothEndsOfALogAreKept(t *testing.T) {
-	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1, 7*keptOfLog + 5, logSize} {
+	for _, size := range []int{0, 1, keptOfLog, keptOfLog + 1, 2*keptOfLog - 1, 2 * keptOfLog, 2*keptOfLog + 1,
+		7*keptOfLog + 5, logSize} {
 		f, err := newLog("test")
 		if err != nil {
 			t.Fatal(err)

@@ -91,13 +91,15 @@ func (a *admission) checkLocked(n int, vcpus uint32) error {
 	}
 	r := &a.rules
 	if r.MaxSandboxes > 0 && a.vms+n > r.MaxSandboxes {
-		return refuse(CodeMaxSandboxes, "%d more would exceed the maximum of %d sandboxes, of which %d run or are paused; kill or "+
-			"suspend some, or raise the daemon's --max-sandboxes", n, r.MaxSandboxes, a.vms)
+		return refuse(CodeMaxSandboxes,
+			"%d more would exceed the maximum of %d sandboxes, of which %d run or are paused; kill or "+
+				"suspend some, or raise the daemon's --max-sandboxes", n, r.MaxSandboxes, a.vms)
 	}
 	most := int(r.VCPUsPerCPU * float64(runtime.NumCPU()))
 	if r.VCPUsPerCPU > 0 && a.vcpus+n*int(vcpus) > most {
-		return refuse(CodeMaxVCPUs, "%d more vCPUs would exceed the maximum of %d, of which %d are taken; kill or suspend sandboxes, "+
-			"or raise the daemon's --vcpu-overcommit", n*int(vcpus), most, a.vcpus)
+		return refuse(CodeMaxVCPUs,
+			"%d more vCPUs would exceed the maximum of %d, of which %d are taken; kill or suspend sandboxes, "+
+				"or raise the daemon's --vcpu-overcommit", n*int(vcpus), most, a.vcpus)
 	}
 	if r.MemoryReserve > 0 {
 		if err := a.askLocked(); err != nil {

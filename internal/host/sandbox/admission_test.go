@@ -92,7 +92,8 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 	}
 	w.KillAll()
 	if w.admitted.vms != 0 || w.admitted.vcpus != 0 || w.admitted.starting != 0 {
-		t.Errorf("places taken of no sandboxes: %d, %d vCPUs, %d starting", w.admitted.vms, w.admitted.vcpus, w.admitted.starting)
+		t.Errorf("places taken of no sandboxes: %d, %d vCPUs, %d starting", w.admitted.vms, w.admitted.vcpus,
+			w.admitted.starting)
 	}
 	w.stop()
 }

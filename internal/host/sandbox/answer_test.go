@@ -36,7 +36,8 @@ func (v *hungVMM) Stats(ctx context.Context) (vm.Stats, error) {
 	stats.Paused = v.paused
 	return stats, v.answer()
 }
-func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+func (v *hungVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
+	error) {
 	v.hung = v.hung || v.slow
 	result, err := v.VMM.Branch(ctx, req, f)
 	return result, errors.Join(err, v.answer())

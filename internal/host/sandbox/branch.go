@@ -109,7 +109,8 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 		return BranchResult{}, err
 	}
 	free.Add(done)
-	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start, figure: snapshot.Branch{Mode: req.Mode.String()}}
+	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start,
+		figure: snapshot.Branch{Mode: req.Mode.String()}}
 	if err := b.freeze(ctx); err != nil {
 		b.undo.Run()
 		err = s.explain("branch", b.v, err)
@@ -167,7 +168,8 @@ func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error
 // freeze takes state, memory and disk of one instant. After it the sandbox runs on.
 func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
-	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) { // an earlier branch could not write down what became of it
+	// an earlier branch could not write down what became of it
+	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
 		if _, err = b.s.settle(v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
 		}
@@ -219,8 +221,9 @@ func (b *branch) freeze(ctx context.Context) error {
 	defer cancel()
 	b.calls = b.s.since.calls.Load()
 	b.done, err = b.ask(ctx, files)
-	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template, Fallback: b.done.Fallback,
-		Pause: snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}
+	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template,
+		Fallback: b.done.Fallback,
+		Pause:    snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}
 	if _, settled := b.s.settle(b.v); settled != nil {
 		return errors.Join(err, settled)
 	}

@@ -221,7 +221,8 @@ func TestBranchWithoutWaiting(t *testing.T) {
 	}
 	w.background.Wait()
 	var damaged *store.DamagedError
-	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "f", N: 1}); !errors.As(err, &damaged) || !strings.Contains(err.Error(), "lost") {
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "f", N: 1}); !errors.As(err, &damaged) ||
+		!strings.Contains(err.Error(), "lost") {
 		t.Errorf("a failure that nobody waited for: %v", err)
 	}
 	if err := w.DeleteSnapshot("f", store.DeleteSingle); err != nil {
@@ -243,7 +244,10 @@ func TestRestartDuringABranch(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(s.data, "next"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.update(func(r *record) { r.Pending = &durable.PendingTop{Name: "next", Owner: "o", Swaps: 0} }); err != nil {
+		if err := s.update(func(r *record) {
+			r.Pending = &durable.PendingTop{Name: "next", Owner: "o",
+				Swaps: 0}
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if swapped {
@@ -291,7 +295,8 @@ func TestTopsThatStayWritable(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 		before := fake.Swaps
-		if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff}); err == nil || fake.Swaps != before {
+		if _, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff}); err == nil ||
+			fake.Swaps != before {
 			t.Errorf("after %s it got another top: %v", what, err)
 		}
 		s.live.kept = nil // as a daemon that is started now
@@ -331,7 +336,8 @@ func TestAChildThatDiesIsSaidToHave(t *testing.T) {
 		}
 		return fmt.Errorf("agent forked: %w", io.EOF)
 	}
-	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); err == nil || !strings.Contains(err.Error(), "out of the blue") {
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); err == nil ||
+		!strings.Contains(err.Error(), "out of the blue") {
 		t.Errorf("got %v", err)
 	}
 }

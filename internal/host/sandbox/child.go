@@ -69,7 +69,8 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		return nil, err
 	}
 	s := m.newSandbox(record{
-		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: ownerOf(ctx).name, Created: start.UTC(),
+		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: ownerOf(ctx).name,
+		Created:     start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
 		Network: network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,

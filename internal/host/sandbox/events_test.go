@@ -34,7 +34,8 @@ func TestEventsOfSandboxes(t *testing.T) {
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
 		t.Fatal(err)
 	}
-	lively, crashing, brief := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{TTL: soon})
+	lively, crashing, brief := forkOne(t, w, ForkRequest{}), forkOne(t, w, ForkRequest{}),
+		forkOne(t, w, ForkRequest{TTL: soon})
 	if _, err := w.Rollback(t.Context(), lively, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -45,10 +46,12 @@ func TestEventsOfSandboxes(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(crashing)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitReset, Detail: "guest"})
-	if got := w.told(t, crashing, event.SandboxExited); !slices.Equal(got, []string{"sandbox.created ", "sandbox.exited reset"}) {
+	if got := w.told(t, crashing, event.SandboxExited); !slices.Equal(got,
+		[]string{"sandbox.created ", "sandbox.exited reset"}) {
 		t.Errorf("one that ends: %q", got)
 	}
-	if got := w.told(t, brief, event.SandboxDeleted); !slices.Equal(got, []string{"sandbox.created ", "sandbox.deleted expiry"}) {
+	if got := w.told(t, brief, event.SandboxDeleted); !slices.Equal(got,
+		[]string{"sandbox.created ", "sandbox.deleted expiry"}) {
 		t.Errorf("one with little time: %q", got)
 	}
 	w.stop()
@@ -61,13 +64,15 @@ func TestEventsOfSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.KillAll()
-	if got := w.told(t, lively, event.SandboxDeleted); !slices.Equal(got, []string{"sandbox.adopted ", "sandbox.restoring resume",
-		"sandbox.running resume", "sandbox.deleted delete"}) {
+	if got := w.told(t, lively, event.SandboxDeleted); !slices.Equal(got,
+		[]string{"sandbox.adopted ", "sandbox.restoring resume",
+			"sandbox.running resume", "sandbox.deleted delete"}) {
 		t.Errorf("with the second daemon: %q", got)
 	}
 	w.events = before
-	if got := w.told(t, lively, event.SandboxSuspended); !slices.Equal(got, []string{"sandbox.created ", "sandbox.restoring rollback",
-		"sandbox.running rollback", "sandbox.paused suspend", "sandbox.suspended suspend"}) {
+	if got := w.told(t, lively, event.SandboxSuspended); !slices.Equal(got,
+		[]string{"sandbox.created ", "sandbox.restoring rollback",
+			"sandbox.running rollback", "sandbox.paused suspend", "sandbox.suspended suspend"}) {
 		t.Errorf("with the first daemon: %q", got)
 	}
 	w.stop()

@@ -152,7 +152,8 @@ type slowVMM struct {
 	end   chan struct{}
 }
 
-func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+func (v *slowVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
+	error) {
 	v.begun()
 	<-v.end
 	return v.VMM.Branch(ctx, req, f)

@@ -75,7 +75,8 @@ func (r *ForkRequest) checkChildren() error {
 		return invalid.Errorf("env", "%d bytes as JSON: want at most %d; write what is larger to a file", len(p), maxEnv)
 	}
 	if r.HostnamePrefix != "" && !hostnamePrefix.MatchString(r.HostnamePrefix) {
-		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes", r.HostnamePrefix)
+		return invalid.Errorf("hostname_prefix", "%q: want up to 40 lower-case letters, digits and inner dashes",
+			r.HostnamePrefix)
 	}
 	if r.Network != nil {
 		if _, err := fillSecrets("network.", r.Network.Secrets, nil); err != nil {
@@ -185,7 +186,8 @@ func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vc
 // it, and the next wave when these have confirmed. In one wave, half of a hundred children on one
 // CPU would answer nearly as late as the last one. Where all are needed the first failure calls the
 // others off.
-func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox, []error) {
+func (m *Manager) startChildren(ctx context.Context, start time.Time, req ForkRequest, fork string) ([]*Sandbox,
+	[]error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	children, errs := make([]*Sandbox, req.N), make([]error, req.N)

@@ -105,7 +105,8 @@ func TestLaterChildrenAreToldTheFirstWrites(t *testing.T) {
 		if broken != nil {
 			told, asked = nil, 6
 		}
-		if want := [][]vm.Range{nil, nil, nil, told, told, told}; !reflect.DeepEqual(w.vmms.Expected, want) || w.vmms.WritesRead != asked {
+		if want := [][]vm.Range{nil, nil, nil, told, told, told}; !reflect.DeepEqual(w.vmms.Expected, want) ||
+			w.vmms.WritesRead != asked {
 			t.Errorf("VMMs were told %v, want %v; asked %d times", w.vmms.Expected, want, w.vmms.WritesRead)
 		}
 		w.KillAll()
@@ -126,7 +127,8 @@ func TestEnvironmentsAreBounded(t *testing.T) {
 			t.Errorf("%d bytes: %v, want an error of env", len(value), err)
 		}
 	}
-	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": strings.Repeat("x", maxEnv-16)}})
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Env: map[string]string{"NAME": strings.Repeat("x",
+		maxEnv-16)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,8 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 }
 
 // LookAt is Use for what changes neither files nor processes: it does not count as a change.
-func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Context,
+	agentclient.DialFunc) error) error {
 	call, err := m.guestOf(ctx, id, op)
 	if err != nil {
 		return err
@@ -128,7 +129,8 @@ func (m *Manager) LookAt(ctx context.Context, id, op string, f func(context.Cont
 
 // LookAtRunning is LookAt that neither brings a sandbox back nor counts as use of it: for clients that
 // may only read. The error of a sandbox that does not run is a *StateError.
-func (m *Manager) LookAtRunning(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+func (m *Manager) LookAtRunning(ctx context.Context, id, op string,
+	f func(context.Context, agentclient.DialFunc) error) error {
 	s, err := m.Get(id)
 	if err != nil {
 		return err

@@ -247,7 +247,8 @@ func TestRestartWithoutTheSnapshot(t *testing.T) {
 		t.Errorf("use: %v", err)
 	}
 	var lease *LeaseError
-	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &lease) || lease.Op != "branch" {
+	if _, err := w.Branch(t.Context(), id, BranchRequest{Mode: vm.BranchLive}); !errors.As(err, &lease) ||
+		lease.Op != "branch" {
 		t.Errorf("branch: %v", err)
 	}
 	if _, err := w.Suspend(t.Context(), id); !errors.As(err, &lease) || lease.Op != "suspend" {

@@ -31,10 +31,12 @@ func checkLabels(labels map[string]string) error {
 	for name, value := range labels {
 		total += len(name) + len(value)
 		if !labelName.MatchString(name) {
-			return invalid.Errorf("labels", "name %.70q: want 1 to 63 letters, digits and characters of ._/-, the first a letter or digit", name)
+			return invalid.Errorf("labels",
+				"name %.70q: want 1 to 63 letters, digits and characters of ._/-, the first a letter or digit", name)
 		}
 		if len(value) > maxLabelValue || !utf8.ValidString(value) || strings.ContainsFunc(value, unicode.IsControl) {
-			return invalid.Errorf("labels", "value of %q: want at most %d bytes of text without control characters", name, maxLabelValue)
+			return invalid.Errorf("labels", "value of %q: want at most %d bytes of text without control characters", name,
+				maxLabelValue)
 		}
 	}
 	if total > maxLabelBytes {
@@ -69,7 +71,8 @@ func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string
 	if err := checkLabels(labels); err != nil {
 		return Info{}, err
 	}
-	if err := Within(ctx, p.HasLabels(labels), "labels: without one of these the sandbox would be out of reach"); err != nil {
+	if err := Within(ctx, p.HasLabels(labels),
+		"labels: without one of these the sandbox would be out of reach"); err != nil {
 		return Info{}, err
 	}
 	if err := s.updateAll(func(r *record) { r.Labels = labels }); err != nil {

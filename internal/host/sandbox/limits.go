@@ -56,7 +56,8 @@ func (v *liveVM) change(limits vm.Limits, r *record) error {
 		return err
 	}
 	if most := limits.MemoryMiB + limits.SwapMiB; limits.MemoryMiB != 0 && use.OwnBytes>>20 >= most {
-		return invalid.Errorf("memory_mib", "%d: the sandbox uses %d MiB now, and would be killed", limits.MemoryMiB, use.OwnBytes>>20)
+		return invalid.Errorf("memory_mib", "%d: the sandbox uses %d MiB now, and would be killed", limits.MemoryMiB,
+			use.OwnBytes>>20)
 	}
 	return v.vmm.Limit(limits, r.MemoryBytes)
 }

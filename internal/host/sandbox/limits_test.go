@@ -57,7 +57,8 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	}
 	want("of a branch", limits(forked(ForkRequest{Tag: b.Info.Tag})), set)
 	var wrong *invalid.Error
-	if _, err := w.SetLimits(t.Context(), id, vm.Limits{MemoryMiB: 40}); !errors.As(err, &wrong) || wrong.Field != "memory_mib" {
+	if _, err := w.SetLimits(t.Context(), id, vm.Limits{MemoryMiB: 40}); !errors.As(err, &wrong) ||
+		wrong.Field != "memory_mib" {
 		t.Errorf("less than it uses: %v", err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err != nil {
@@ -77,7 +78,8 @@ func TestLimitsStayWithASandbox(t *testing.T) {
 	}
 	want("suspended, changed and resumed", limits(id), set)
 	w.vmms.LimitErr = &invalid.Error{Field: "limits.cpus", Reason: "no cgroups"}
-	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); !errors.As(err, &wrong) || wrong.Field != "limits.cpus" {
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1}); !errors.As(err, &wrong) ||
+		wrong.Field != "limits.cpus" {
 		t.Errorf("limits of the snapshot that cannot be enforced: %v", err)
 	}
 	w.KillAll()

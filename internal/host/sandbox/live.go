@@ -19,8 +19,9 @@ type liveVM struct {
 	guest Guest
 
 	// Changed by rollback and rebase, under the lock of the sandbox.
-	lease *store.Lease            // of the snapshot that the VM runs from; nil if that could not be had, see leased
-	below func()                  // ends following the branch that it was rebased onto; nil: none, or that could not be had
+	lease *store.Lease // of the snapshot that the VM runs from; nil if that could not be had, see leased
+	// ends following the branch that it was rebased onto; nil: none, or that could not be had
+	below func()
 	onto  func()                  // likewise, of that which it may have been rebased onto
 	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
 	cut   context.CancelCauseFunc // of calls

@@ -120,7 +120,8 @@ func New(cfg Config) (*Manager, error) {
 		room:      freeBytes,
 		quit:      make(chan struct{}),
 	}
-	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost, Log: cfg.Log,
+	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,
+		Log:      cfg.Log,
 		Refilled: cfg.Observer.PoolRefilled})
 	return m, nil
 }

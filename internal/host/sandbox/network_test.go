@@ -226,7 +226,8 @@ func TestSnapshotWithAnUnknownPolicy(t *testing.T) {
 	want := *setting(t, "allow", "*.a.b:22", "10.0.0.0/8")
 	want.Limits.Connections = 3
 	got, err := netclient.FromSnapshot(want.ForSnapshot())
-	if err != nil || got.Policy.Allow[0] != want.Policy.Allow[0] || got.Limits != want.Limits || got.Policy.Mode != want.Policy.Mode {
+	if err != nil || got.Policy.Allow[0] != want.Policy.Allow[0] || got.Limits != want.Limits ||
+		got.Policy.Mode != want.Policy.Mode {
 		t.Errorf("%+v became %+v, %v", want, got, err)
 	}
 }

@@ -23,18 +23,23 @@ import (
 // wholeRecord returns a record of which every field is set.
 func wholeRecord(t *testing.T) record {
 	t.Helper()
-	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"}, []string{"1.2.3.4"})
+	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"},
+		[]string{"1.2.3.4"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	policy.AllowECH = true
-	r := record{ID: "i", SnapshotTag: "t", SnapshotID: "s", Origin: "o", Hostname: "h", Owner: "w", PID: 1, Created: time.Unix(1, 2).UTC(),
+	r := record{ID: "i", SnapshotTag: "t", SnapshotID: "s", Origin: "o", Hostname: "h", Owner: "w", PID: 1,
+		Created:     time.Unix(1, 2).UTC(),
 		MemoryBytes: 3, Expires: time.Unix(4, 5).UTC(), Fork: "f", Protocol: vmmproto.Version, ExpirySuspends: true,
 		Annotation: json.RawMessage(`{"a":1}`), Env: map[string]string{"A": "1"}, Labels: map[string]string{"a": "1"},
-		Network:     netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7, Connections: 8}},
-		Limits:      vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20, IOOpsPerSecond: 64},
+		Network: netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7,
+			Connections: 8}},
+		Limits: vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20,
+			IOOpsPerSecond: 64},
 		IdleTimeout: time.Second, AutoResume: true, Frozen: []durable.FrozenTop{{Name: "n", Owner: "o"}}, Top: "t", Tops: 11,
-		Branches: []string{"b"}, Count: 12, Suspends: 13, At: &snapshot.Ref{ID: "a", Tag: "at"}, Rebased: &durable.Rebased{ID: "r", Line: 14},
+		Branches: []string{"b"}, Count: 12, Suspends: 13, At: &snapshot.Ref{ID: "a", Tag: "at"},
+		Rebased:  &durable.Rebased{ID: "r", Line: 14},
 		Rebasing: &durable.PendingRebase{To: durable.Rebased{ID: "q", Line: 15}, Rebases: 16},
 		Unique: &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 17, Program: "p", Library: "l"}},
 			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
@@ -164,9 +169,11 @@ func TestRecordsOfVersion0(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := time.Now().Add(far).UTC()
-	put(t, filepath.Join(a.live.dir, recordName), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq", live,
+	put(t, filepath.Join(a.live.dir, recordName), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq",
+		live,
 		"i4qibj6i2p5x7ct3ewagapdjmu", a.record.SnapshotID, "2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano),
-		"tt43lhlbmvk6fek7vozacqqsm4", a.record.Branches[0], `"vmm_protocol":15`, fmt.Sprintf(`"vmm_protocol":%d`, vmmproto.Version)))
+		"tt43lhlbmvk6fek7vozacqqsm4", a.record.Branches[0], `"vmm_protocol":15`,
+		fmt.Sprintf(`"vmm_protocol":%d`, vmmproto.Version)))
 	put(t, filepath.Join(b.data, suspendedName), golden(t, "suspended-branched.v0.json",
 		"suspended-sb-ighgo6ti5fljkqrdh3uq5elsaq-2", b.record.SnapshotTag, "sb-ighgo6ti5fljkqrdh3uq5elsaq", asleep,
 		`"snapshot_id":"edsg2yndrwdtjgplycf5kuknza"`, fmt.Sprintf(`"snapshot_id":%q`, b.record.SnapshotID),
@@ -183,13 +190,15 @@ func TestRecordsOfVersion0(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := s.Info()
-		if i.State != state || i.SnapshotTag != "p" || i.Hostname != "sb-ighgo6" || !i.Expires.Equal(end) || i.Labels["team"] != "a" ||
+		if i.State != state || i.SnapshotTag != "p" || i.Hostname != "sb-ighgo6" || !i.Expires.Equal(end) ||
+			i.Labels["team"] != "a" ||
 			i.Unique == nil || s.record.Env["A"] != "1" || !reflect.DeepEqual(i.Network, goldenNetwork(t)) {
 			t.Errorf("%s: %+v", id, i)
 		}
 	}
 	w.branch(t, live, "c", vm.BranchLive)
-	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running || !reflect.DeepEqual(i.Network, goldenNetwork(t)) {
+	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running ||
+		!reflect.DeepEqual(i.Network, goldenNetwork(t)) {
 		t.Errorf("resumed: %+v, %v", i, err)
 	}
 	w.KillAll()
@@ -245,7 +254,8 @@ func TestRefusedRecordsLoseNothing(t *testing.T) {
 			n, err := w.Recover()
 			left := w.LeftAlone()
 			if n != 1 || err != nil || len(left) != 1 || !strings.Contains(left[0].Reason, path) || w.vmms.Count() != 1 {
-				t.Errorf("%s, %s: recovered %d, %v; left alone: %+v; %d VMs", filepath.Base(path), name, n, err, left, w.vmms.Count())
+				t.Errorf("%s, %s: recovered %d, %v; left alone: %+v; %d VMs", filepath.Base(path), name, n, err, left,
+					w.vmms.Count())
 				continue
 			}
 			if pid := left[0].PID; (left[0].ID == live) != (pid == os.Getpid()) {
@@ -264,7 +274,8 @@ func TestRefusedRecordsLoseNothing(t *testing.T) {
 		t.Errorf("recovered %d, %v; left alone: %+v", n, err, w.LeftAlone())
 	}
 	w.branch(t, live, "b", vm.BranchLive)
-	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running || i.Network.Policy.Mode != netproto.ModeNone {
+	if i, err := w.Resume(t.Context(), asleep); err != nil || i.State != Running ||
+		i.Network.Policy.Mode != netproto.ModeNone {
 		t.Errorf("resumed: %+v, %v", i, err)
 	}
 	w.KillAll()

@@ -34,7 +34,9 @@ func (m *Manager) Recover() (int, error) {
 		return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 	}
 	for _, d := range data {
-		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.ContainsFunc(m.left, func(l left) bool { return l.ID == id }) {
+		if id := d.Name(); vmpool.IsID(id) && !m.has(id) && !slices.ContainsFunc(m.left, func(l left) bool {
+			return l.ID == id
+		}) {
 			if err := m.recoverData(id); err != nil {
 				return len(m.List()), fmt.Errorf("recover sandboxes: %w", err)
 			}

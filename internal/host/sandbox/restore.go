@@ -31,7 +31,8 @@ func (m *Manager) newTopOver(data string, lease *store.Lease, name string) (*os.
 
 // restoreVM puts the snapshot of lease into a VM, with top, from newTopOver, on its disk and
 // frames, from join, as its network, and lets it run.
-func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult, error) {
+func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, frames *os.File) (vmmproto.RestoreResult,
+	error) {
 	files := vmmclient.RestoreFiles{State: lease.State(), Layers: lease.Layers(), Net: frames}
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true,
 		FirstWrites: lease.FirstWrites()}

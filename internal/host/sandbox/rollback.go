@@ -132,7 +132,8 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *reco
 }
 
 // restoreRolledBack restores with a new network: the connections of the guest as it was are reset.
-func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease, top *os.File) error {
+func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease,
+	top *os.File) error {
 	link, frames, err := m.join(v, rec)
 	if err != nil {
 		return err

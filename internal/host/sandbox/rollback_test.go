@@ -46,7 +46,8 @@ func TestRollback(t *testing.T) {
 	}
 	w.vmms.ForkedErr = func(int) error { return errors.New("no answer") }
 	var failed *RollbackError
-	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) || !strings.Contains(err.Error(), "was killed") {
+	if _, err := w.Rollback(t.Context(), id, ""); !errors.As(err, &failed) ||
+		!strings.Contains(err.Error(), "was killed") {
 		t.Errorf("unconfirmed rollback: %v", err)
 	}
 	if _, err := w.Get(id); err == nil {

@@ -218,7 +218,8 @@ func TestRestartTakesOverWhatLives(t *testing.T) {
 	v := w.vmms.Live[w.vmDir(dead)]
 	w.vmms.Mu.Unlock()
 	v.End(vm.Exit{Reason: vm.ExitPowerOff})
-	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil { // a fork that was cut off
+	// a fork that was cut off
+	if _, err := vmpool.Spawn(context.Background(), w.vmms, w.cfg.RunDir, vm.Shape{}); err != nil {
 		t.Fatal(err)
 	}
 	w.start(t, 0)

@@ -94,7 +94,8 @@ func fillSecrets(prefix string, wanted, present []netproto.Secret) ([]netproto.S
 			}
 		}
 		if s.Value == "" {
-			return nil, invalid.Errorf(fmt.Sprintf("%ssecrets[%d].value", prefix, i), "missing: the sandbox has no secret for %s of %s yet",
+			return nil, invalid.Errorf(fmt.Sprintf("%ssecrets[%d].value", prefix, i),
+				"missing: the sandbox has no secret for %s of %s yet",
 				s.Header, s.Host)
 		}
 		filled[i] = s

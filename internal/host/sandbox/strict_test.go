@@ -11,7 +11,8 @@ import (
 
 var (
 	repeating = &agentproto.Unique{Repeats: []agentproto.Generator{{PID: 7, Program: "server", Library: "libgnutls"}}}
-	renewed   = &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 7, Program: "server", Library: "libcrypto.so.3"}}}
+	renewed   = &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 7, Program: "server",
+		Library: "libcrypto.so.3"}}}
 )
 
 // finds has all guests find this from now on.

@@ -226,7 +226,8 @@ func (v *takenOverVMM) send(kind vmmproto.Kind, body []byte) bool {
 			}
 		}
 	case 20, 21, 22, 23: // another number
-		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60, 1<<63 - 1, 1<<64 - 1,
+		numbers := []uint64{0, 1, vm.PageSize, v.memory, v.memory - vm.PageSize, v.memory + vm.PageSize, 1 << 32, 1 << 60,
+			1<<63 - 1, 1<<64 - 1,
 			1<<64 - vm.PageSize, vm.HoleStart, vm.HoleEnd, 3 * vm.PageSize}
 		for range 1 + w.below(4) {
 			if len(body) >= 8 {

@@ -23,7 +23,8 @@ type tornVMM struct {
 	branch func() error // before the VM carries it out; may be nil
 }
 
-func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+func (v *tornVMM) Branch(ctx context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (vmmproto.BranchResult,
+	error) {
 	if v.branch != nil {
 		if err := v.branch(); err != nil {
 			return vmmproto.BranchResult{}, err

@@ -15,7 +15,8 @@ import (
 
 // newSandbox returns a sandbox that starts.
 func (m *Manager) newSandbox(r record) *Sandbox {
-	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events, record: r}
+	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
+		record: r}
 	s.usage = newUsage(r.IdleTimeout, func() { m.suspendIdle(s) })
 	return s
 }

@@ -62,7 +62,8 @@ func newWorld(t testing.TB, poolSize int) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w := &world{dir: dir, vmms: &vmfake.VMMs{}, bake: bake.Request{Tag: "p"}}
-	for name, field := range map[string]*string{"kernel": &w.bake.Kernel, "initrd": &w.bake.Initrd, "rootfs": &w.bake.Rootfs} {
+	for name, field := range map[string]*string{"kernel": &w.bake.Kernel, "initrd": &w.bake.Initrd,
+		"rootfs": &w.bake.Rootfs} {
 		*field = filepath.Join(dir, name)
 		if err := os.WriteFile(*field, make([]byte, 4096), 0o600); err != nil {
 			t.Fatal(err)
@@ -106,7 +107,9 @@ func (w *world) start(t testing.TB, poolSize int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
+	w.Baker = bake.New(bake.Config{Store: st, VMMs: w.vmms, Net: w.net, Guest: func(string) bake.Guest {
+		return vmfake.Guest{All: w.vmms}
+	},
 		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 }
 

@@ -26,7 +26,8 @@ func noWriters(path string, patience time.Duration) error {
 	defer f.Close()
 	for end := time.Now().Add(patience); hasWriter(f); time.Sleep(writerPause) {
 		if time.Now().After(end) {
-			return fmt.Errorf("%s is open for writing by its VMM, which was to close it: end the sandbox, and do not trust it", path)
+			return fmt.Errorf("%s is open for writing by its VMM, which was to close it: end the sandbox, and do not trust it",
+				path)
 		}
 	}
 	return nil

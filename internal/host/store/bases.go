@@ -190,11 +190,13 @@ func (s *Store) openBase(base snapshot.Base) (*os.File, error) {
 		f, err = private.OpenPath(rec.Path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("it was %s: put it back there, or build its image again and bake any snapshot from it: %w", rec.Path, err)
+		return nil, fmt.Errorf("it was %s: put it back there, or build its image again and bake any snapshot from it: %w",
+			rec.Path, err)
 	}
 	id, err := identify(f)
 	if err == nil && (id.Bytes != base.Bytes || id.Bytes != rec.File.Bytes || id.ModNanos != rec.File.ModNanos) {
-		err = fmt.Errorf("%s was changed after it was digested: build its image again and bake any snapshot from it", rec.Path)
+		err = fmt.Errorf("%s was changed after it was digested: build its image again and bake any snapshot from it",
+			rec.Path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

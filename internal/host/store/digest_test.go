@@ -63,7 +63,8 @@ func TestDigestOfHolesIsThatOfZeros(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 3*4096, 20*4096); err != nil {
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 3*4096,
+		20*4096); err != nil {
 		t.Logf("this file system punches no holes: %v", err)
 	}
 	if got := digestFile(t, punched); got != want {

@@ -35,7 +35,8 @@ type InUseError struct {
 func (e *InUseError) Error() string {
 	switch {
 	case len(e.Dependents) == 1:
-		return fmt.Sprintf("snapshot %q: %s builds on it: remove that first, or both together with cascade", e.Tag, e.Dependents[0])
+		return fmt.Sprintf("snapshot %q: %s builds on it: remove that first, or both together with cascade", e.Tag,
+			e.Dependents[0])
 	case len(e.Dependents) > 1:
 		return fmt.Sprintf("snapshot %q: %s build on it: remove them first, or all together with cascade",
 			e.Tag, strings.Join(e.Dependents, ", "))

@@ -18,7 +18,8 @@ const layerBytes = 2 * vm.PageSize
 // foreign puts a snapshot into the store's directory, as one that was unpacked there would lie: its
 // second layer, of which it has a file of its own, is called like the layer of owner. change may do
 // worse to it.
-func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string, change func(dir string, m *snapshot.Manifest)) {
+func foreign(t *testing.T, d dirs, like *snapshot.Manifest, tag, owner string,
+	change func(dir string, m *snapshot.Manifest)) {
 	t.Helper()
 	m := *like
 	m.ID, m.Tag, m.Branch = snapshot.NewID(), tag, nil

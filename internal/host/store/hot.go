@@ -62,7 +62,10 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	if err != nil {
 		return err
 	}
-	if err := g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) }); err != nil {
+	if err := g.store.essential(func() error {
+		return os.WriteFile(g.Path(snapshot.MemoryMapFile), p,
+			0o600)
+	}); err != nil {
 		return err
 	}
 	if m.State, err = g.describe(snapshot.StateFile); err != nil {
@@ -276,6 +279,7 @@ func (s *Store) reload(name string) bool {
 		}
 		return false
 	}
-	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{})}
+	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true,
+		flushed: make(chan struct{})}
 	return true
 }

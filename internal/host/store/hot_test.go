@@ -133,7 +133,8 @@ func TestUnflushedSnapshotIsLostWithRAM(t *testing.T) {
 	}
 	publish(t, s, d, "child", "base")
 	s.Close()
-	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile)) // only the directory was in the way
+	// only the directory was in the way
+	layers, err := filepath.Glob(filepath.Join(s.staging(), "*", snapshot.MemoryLayerFile))
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("layers on disk: %q, %v", layers, err)
 	}
@@ -207,7 +208,8 @@ func TestTransient(t *testing.T) {
 		t.Errorf("a pinned layer is still in RAM: %v", err)
 	}
 	var inUse *InUseError
-	if _, err := s.Delete("base", DeleteSingle); !errors.As(err, &inUse) || len(inUse.Dependents) > 0 || inUse.Leases != 1 {
+	if _, err := s.Delete("base", DeleteSingle); !errors.As(err, &inUse) || len(inUse.Dependents) > 0 ||
+		inUse.Leases != 1 {
 		t.Errorf("deletion of what a sandbox is suspended on: %v", err)
 	}
 	if lease, err = s.Acquire("transient"); err != nil {

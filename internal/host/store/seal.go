@@ -134,7 +134,9 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	}
 	add(snapshot.MemoryLayerFile, m.Memory)
 	if d := m.Disk; d != nil {
-		base := digested{"base image " + d.Base.Digest, func() (*os.File, error) { return s.openBase(d.Base) }, &d.Base.Digest}
+		base := digested{"base image " + d.Base.Digest, func() (*os.File, error) {
+			return s.openBase(d.Base)
+		}, &d.Base.Digest}
 		list = append(list, base)
 		add(snapshot.DiskLayerFile, d.Layers)
 	}
@@ -198,7 +200,8 @@ func (s *Store) inheritDigests(m *snapshot.Manifest) {
 }
 
 // inherit does it for the layers of one kind.
-func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File, of func(*snapshot.Manifest) []snapshot.File) {
+func (s *Store) inherit(m *snapshot.Manifest, kind string, layers []snapshot.File,
+	of func(*snapshot.Manifest) []snapshot.File) {
 	type known struct{ path, digest string }
 	byOwner := make(map[string][]known)
 	s.mu.Lock()

@@ -221,14 +221,16 @@ func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles
 	}
 	ours, theirs := net.Pipe()
 	go func() {
-		json.NewEncoder(theirs).Encode(agentproto.Ready{Version: agentproto.Version, Kernel: "6.12", Warm: []string{"python"}})
+		json.NewEncoder(theirs).Encode(agentproto.Ready{Version: agentproto.Version, Kernel: "6.12",
+			Warm: []string{"python"}})
 		theirs.Close()
 	}()
 	v.conns <- vmmclient.Conn{Port: agentproto.ReadyPort, Conn: ours}
 	return nil
 }
 
-func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult, error) {
+func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.RestoreFiles) (vmmproto.RestoreResult,
+	error) {
 	v.keep(files.Net)
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
@@ -281,7 +283,8 @@ func (v *VMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (v
 	f.Layer.Write(make([]byte, vm.PageSize))
 	return vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: vm.PageSize}, nil
 }
-func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult, err error) {
+func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
+	err error) {
 	if v.all.BranchErr != nil {
 		return r, v.all.BranchErr
 	}
@@ -328,7 +331,8 @@ func (v *VMM) Merge(context.Context, vmmproto.Merge, *os.File) error {
 	return nil
 }
 func (v *VMM) Stats(context.Context) (vm.Stats, error) {
-	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()}, v.all.StatsErr
+	return vm.Stats{TopSwaps: v.Swaps, Rebases: v.Rebases, GuestDirtyBytes: v.all.GuestDirty, DiskFull: v.full.Load()},
+		v.all.StatsErr
 }
 
 // Written implements vmpool.VMM.

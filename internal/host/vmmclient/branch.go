@@ -25,7 +25,8 @@ type BranchFiles struct {
 // complete when WaitCopied returns, which is to be called for it. Rebase may follow. While it is
 // being copied the VMM refuses further branches, and a refused one changes nothing for the one
 // under way. Branch.Disks and Branch.Serial are set here.
-func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult, err error) {
+func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
+	err error) {
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
 		// Without the device the VMM falls back to diff and says so.
@@ -70,7 +71,8 @@ func checkBranch(req *vmmproto.Branch, r *vmmproto.BranchResult, memoryBytes uin
 // checkSaved is checkBranch for what a VMM says of the layer that it wrote.
 func checkSaved(r *vmmproto.SaveResult, maxExtents uint32, memoryBytes uint64) error {
 	if r.LayerBytes != memoryBytes || r.DirtyBytes > memoryBytes {
-		return fmt.Errorf("a memory layer of %d bytes, %d of them written: its guest has %d", r.LayerBytes, r.DirtyBytes, memoryBytes)
+		return fmt.Errorf("a memory layer of %d bytes, %d of them written: its guest has %d", r.LayerBytes, r.DirtyBytes,
+			memoryBytes)
 	}
 	if err := memlayer.CheckSaved(r.Extents, memoryBytes, int(maxExtents)); err != nil {
 		return fmt.Errorf("memory layer: %w", err)

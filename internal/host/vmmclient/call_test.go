@@ -151,9 +151,11 @@ func TestErrorsKeepTheirCode(t *testing.T) {
 		isNo []error
 	}{
 		{fmt.Errorf("branch: %w", vm.ErrCopying), []error{vm.ErrCopying}, []error{vm.ErrOther, unix.ENOSPC}},
-		{&os.PathError{Op: "write", Path: "x", Err: unix.ENOSPC}, []error{unix.ENOSPC, vm.ErrNoSpace}, []error{vm.ErrCopying}},
+		{&os.PathError{Op: "write", Path: "x", Err: unix.ENOSPC}, []error{unix.ENOSPC, vm.ErrNoSpace},
+			[]error{vm.ErrCopying}},
 		{vm.WithCode(vm.ErrShape, errors.New("two vCPUs")), []error{vm.ErrShape}, []error{vm.ErrBadState}},
-		{vm.WithCode(vm.ErrBadState, fmt.Errorf("x: %w", vm.WithCode(vm.ErrCPU, errors.New("y")))), []error{vm.ErrCPU}, []error{vm.ErrBadState}},
+		{vm.WithCode(vm.ErrBadState, fmt.Errorf("x: %w", vm.WithCode(vm.ErrCPU, errors.New("y")))), []error{vm.ErrCPU},
+			[]error{vm.ErrBadState}},
 		{errors.New("the guest says: no space left on device, still being copied"), []error{vm.ErrOther},
 			[]error{unix.ENOSPC, vm.ErrNoSpace, vm.ErrCopying}},
 	} {

@@ -64,21 +64,33 @@ func TestLayersThatCannotBe(t *testing.T) {
 		many[i] = vm.Extent{GPA: uint64(2*i) * page, Length: page, Offset: uint64(2*i) * page}
 	}
 	for name, change := range map[string]func(*vmmproto.SaveResult){
-		"":                                 func(*vmmproto.SaveResult) {},
-		"two extents 2^60 apart":           func(r *vmmproto.SaveResult) { r.Extents[1].GPA, r.Extents[1].Offset = 1<<60, 1<<60 },
-		"far from its place":               func(r *vmmproto.SaveResult) { r.Extents[1].Offset = 8 * page },
-		"descending":                       func(r *vmmproto.SaveResult) { r.Extents[0], r.Extents[1] = r.Extents[1], r.Extents[0] },
-		"one twice":                        func(r *vmmproto.SaveResult) { r.Extents[1] = r.Extents[0] },
-		"more than was asked for":          func(r *vmmproto.SaveResult) { r.Extents = many },
-		"in a layer of another":            func(r *vmmproto.SaveResult) { r.Extents[0].Layer = 1 },
-		"behind the memory":                func(r *vmmproto.SaveResult) { r.Extents[1].GPA, r.Extents[1].Offset = guestBytes, guestBytes },
-		"no whole page":                    func(r *vmmproto.SaveResult) { r.Extents[1].Length = 1 },
-		"empty":                            func(r *vmmproto.SaveResult) { r.Extents[1].Length = 0 },
-		"endless":                          func(r *vmmproto.SaveResult) { r.Extents[1].Length = math.MaxUint64 &^ (page - 1) },
-		"a layer of another length":        func(r *vmmproto.SaveResult) { r.LayerBytes *= 2 },
-		"more written than there is":       func(r *vmmproto.SaveResult) { r.DirtyBytes = guestBytes + 1 },
-		"in the device hole":               func(r *vmmproto.SaveResult) { r.Extents[1] = vm.Extent{GPA: vm.HoleStart, Length: page} },
-		"above the hole, where nothing is": func(r *vmmproto.SaveResult) { r.Extents[1] = vm.Extent{GPA: vm.HoleEnd, Length: page} },
+		"": func(*vmmproto.SaveResult) {},
+		"two extents 2^60 apart": func(r *vmmproto.SaveResult) {
+			r.Extents[1].GPA, r.Extents[1].Offset = 1<<60, 1<<60
+		},
+		"far from its place": func(r *vmmproto.SaveResult) { r.Extents[1].Offset = 8 * page },
+		"descending": func(r *vmmproto.SaveResult) {
+			r.Extents[0], r.Extents[1] = r.Extents[1], r.Extents[0]
+		},
+		"one twice":               func(r *vmmproto.SaveResult) { r.Extents[1] = r.Extents[0] },
+		"more than was asked for": func(r *vmmproto.SaveResult) { r.Extents = many },
+		"in a layer of another":   func(r *vmmproto.SaveResult) { r.Extents[0].Layer = 1 },
+		"behind the memory": func(r *vmmproto.SaveResult) {
+			r.Extents[1].GPA, r.Extents[1].Offset = guestBytes, guestBytes
+		},
+		"no whole page": func(r *vmmproto.SaveResult) { r.Extents[1].Length = 1 },
+		"empty":         func(r *vmmproto.SaveResult) { r.Extents[1].Length = 0 },
+		"endless": func(r *vmmproto.SaveResult) {
+			r.Extents[1].Length = math.MaxUint64 &^ (page - 1)
+		},
+		"a layer of another length":  func(r *vmmproto.SaveResult) { r.LayerBytes *= 2 },
+		"more written than there is": func(r *vmmproto.SaveResult) { r.DirtyBytes = guestBytes + 1 },
+		"in the device hole": func(r *vmmproto.SaveResult) {
+			r.Extents[1] = vm.Extent{GPA: vm.HoleStart, Length: page}
+		},
+		"above the hole, where nothing is": func(r *vmmproto.SaveResult) {
+			r.Extents[1] = vm.Extent{GPA: vm.HoleEnd, Length: page}
+		},
 	} {
 		save := good
 		save.Extents = append([]vm.Extent(nil), good.Extents...)
@@ -211,7 +223,8 @@ func TestWordsAreCut(t *testing.T) {
 	v, vmm := scripted(t)
 	checkText := func(what, text string) {
 		t.Helper()
-		if len(text) > vmmproto.MaxText+100 || !strings.Contains(text, "beg") || strings.ContainsAny(text, "\x1b\a\u009b\u202e") {
+		if len(text) > vmmproto.MaxText+100 || !strings.Contains(text, "beg") ||
+			strings.ContainsAny(text, "\x1b\a\u009b\u202e") {
 			t.Errorf("%s: %d bytes, %.60q", what, len(text), text)
 		}
 	}

@@ -70,8 +70,10 @@ func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	}
 	defer layer.Close()
 	v, vmm := scriptedIn(t, leaf)
-	go answer(t, vmm, vmmproto.KindOK, &vmmproto.BranchResult{Mode: vm.BranchLive, Save: vmmproto.SaveResult{LayerBytes: ram}})
-	result, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive}, BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layer})
+	go answer(t, vmm, vmmproto.KindOK, &vmmproto.BranchResult{Mode: vm.BranchLive,
+		Save: vmmproto.SaveResult{LayerBytes: ram}})
+	result, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},
+		BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layer})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,8 @@ func branchAway(t *testing.T, v *testVM, memory uint64) {
 	}
 	top := newTop(t, v.disk.SizeBytes)
 	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: 4096},
-		vmmclient.BranchFiles{MemoryBytes: memory, State: files[0], Layer: files[1], Tops: []*os.File{top}, Frozen: v.frozen(t)})
+		vmmclient.BranchFiles{MemoryBytes: memory, State: files[0], Layer: files[1], Tops: []*os.File{top},
+			Frozen: v.frozen(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,10 +21,11 @@ func TestPostureOfAVMM(t *testing.T) {
 	parent := boot(t, a, a.Minimal.VMLinux, a.Minimal.Initrd, "base", shape)
 	child := fork(t, a, save(t, parent, shape), "child")
 	for name, v := range map[string]*testVM{"parent": parent, "child": child} {
-		for _, loose := range posture.Check(v.PID(), posture.Want{Files: 4096, Bytes: longest(v), Filters: 2, Descriptors: []string{
-			"(/dev)?/null", "/memfd:forkd-vmm .*", `socket:\[\d+\]`, `.*/\d+/pagemap`, "(/dev)?/kvm",
-			`anon_inode:\[?(eventpoll|eventfd|kvm-vm|kvm-vcpu:\d+)\]?`, ".*/rootfs.ext4", ".*/(top|disk)[^/]*",
-		}}) {
+		for _, loose := range posture.Check(v.PID(), posture.Want{Files: 4096, Bytes: longest(v), Filters: 2,
+			Descriptors: []string{
+				"(/dev)?/null", "/memfd:forkd-vmm .*", `socket:\[\d+\]`, `.*/\d+/pagemap`, "(/dev)?/kvm",
+				`anon_inode:\[?(eventpoll|eventfd|kvm-vm|kvm-vcpu:\d+)\]?`, ".*/rootfs.ext4", ".*/(top|disk)[^/]*",
+			}}) {
 			t.Errorf("%s: %s", name, loose)
 		}
 		checkOnTime(t, name, v.PID())

@@ -54,7 +54,8 @@ func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) erro
 
 // Restore makes the machine a copy of a snapshot. Restore.Layers, Restore.Net and the layer counts
 // of Restore.Disks are set from files.
-func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult, err error) {
+func (v *VMM) Restore(ctx context.Context, req vmmproto.Restore, files RestoreFiles) (result vmmproto.RestoreResult,
+	err error) {
 	req.Layers = uint32(len(files.Layers))
 	fds := append(descriptors(files.State), descriptors(files.Layers...)...)
 	fds = append(fds, diskDescriptors(req.Disks, files.Disks)...)

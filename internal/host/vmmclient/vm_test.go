@@ -148,7 +148,8 @@ func (v *testVM) sh(t *testing.T, script string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	r, err := v.agent.Exec(ctx, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script}, Timeout: 30 * time.Second})
+	r, err := v.agent.Exec(ctx, agentclient.ExecRequest{Args: []string{"/bin/sh", "-c", script},
+		Timeout: 30 * time.Second})
 	if err == nil {
 		err = r.Err()
 	}
@@ -196,7 +197,8 @@ func save(t *testing.T, v *testVM, shape vm.Shape) *saved {
 		t.Fatal(err)
 	}
 	s.layers = []*os.File{s.layer}
-	t.Logf("saved %d MiB in %d extents, state %d bytes", s.result.DirtyBytes/mib, len(s.result.Extents), s.result.StateBytes)
+	t.Logf("saved %d MiB in %d extents, state %d bytes", s.result.DirtyBytes/mib, len(s.result.Extents),
+		s.result.StateBytes)
 	return s
 }
 
@@ -330,7 +332,8 @@ func TestPanicIsReported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = v.Boot(t.Context(), vmmproto.Boot{Cmdline: vmtest.Cmdline(), VMGenID: genID()}, vmmclient.BootFiles{Kernel: kernel})
+		err = v.Boot(t.Context(), vmmproto.Boot{Cmdline: vmtest.Cmdline(), VMGenID: genID()},
+			vmmclient.BootFiles{Kernel: kernel})
 		_ = kernel.Close()
 		if err == nil {
 			err = v.Resume(t.Context())

@@ -165,7 +165,8 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 // IsShortage reports whether an error says nothing about a VMM: it came of what the daemon ran out
 // of, or (EAGAIN) of a VMM that lives and has not taken the connections of earlier daemons yet.
 func IsShortage(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN)
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
+		errors.Is(err, unix.EAGAIN)
 }
 
 // kill ends a process that has no client, and waits for its end.
@@ -206,7 +207,8 @@ func (v *VMM) reap() {
 	v.mu.Lock()
 	switch {
 	case v.broke != nil:
-		v.exit = vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm broke the control protocol and was killed: " + v.broke.Error()}
+		v.exit = vm.Exit{Reason: vm.ExitInternal, Detail: "forkd-vmm broke the control protocol and was killed: " +
+			v.broke.Error()}
 	case v.exit.Reason == 0:
 		v.exit = v.killed()
 	}

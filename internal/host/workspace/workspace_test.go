@@ -33,7 +33,9 @@ func newWorld(t *testing.T) *world {
 	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	baker := bake.New(bake.Config{Store: w.store, VMMs: w.vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: w.vmms} },
+	baker := bake.New(bake.Config{Store: w.store, VMMs: w.vmms, Guest: func(string) bake.Guest {
+		return vmfake.Guest{All: w.vmms}
+	},
 		RunDir: filepath.Join(w.dir, "run"), Template: "host", Accel: "kvm", Log: slog.New(slog.DiscardHandler)})
 	if _, err := baker.Bake(t.Context(), bake.Request{Tag: "p", Kernel: file, Initrd: file, Rootfs: file}); err != nil {
 		t.Fatal(err)
@@ -45,7 +47,8 @@ func newWorld(t *testing.T) *world {
 func (w *world) start(t *testing.T) {
 	t.Helper()
 	var err error
-	if w.store, err = store.Open(store.Config{Root: filepath.Join(w.dir, "state"), RAM: filepath.Join(w.dir, "ram")}); err != nil {
+	if w.store, err = store.Open(store.Config{Root: filepath.Join(w.dir, "state"),
+		RAM: filepath.Join(w.dir, "ram")}); err != nil {
 		t.Fatal(err)
 	}
 	data := filepath.Join(w.dir, "data")
@@ -235,7 +238,8 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s: %+v, %v", c.name, i, err)
 		}
 		var taken *Error
-		if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &taken) || taken.Unread == c.read {
+		if _, err := w.Create(t.Context(), "ws", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &taken) ||
+			taken.Unread == c.read {
 			t.Errorf("%s: created again: %v", c.name, err)
 		}
 		if now, err := os.ReadFile(path); err != nil || string(now) != c.text {

@@ -83,7 +83,8 @@ func (p *process) user() {
 	for _, name := range []string{"uid_map", "gid_map"} {
 		var inside, outside, length int
 		text := p.read(name)
-		if _, err := fmt.Sscan(text, &inside, &outside, &length); err != nil || strings.Count(text, "\n") != 1 || length != 1 {
+		if _, err := fmt.Sscan(text, &inside, &outside, &length); err != nil || strings.Count(text, "\n") != 1 ||
+			length != 1 {
 			p.say("%s is %q, want one user", name, text)
 		}
 	}
@@ -146,7 +147,8 @@ func (p *process) root() {
 }
 
 func (p *process) limits(w Want) {
-	want := map[string]string{"Max core file size": "0", "Max locked memory": "0", "Max msgqueue size": "0", "Max processes": "1024"}
+	want := map[string]string{"Max core file size": "0", "Max locked memory": "0", "Max msgqueue size": "0",
+		"Max processes": "1024"}
 	if w.Files > 0 {
 		want["Max open files"] = fmt.Sprint(w.Files)
 	}

@@ -188,7 +188,8 @@ func parse(message []byte, tcp bool) (*query, bool) {
 func (g *Guest) remember(q *query, answer []byte) {
 	var p dnsmessage.Parser
 	h, err := p.Start(answer)
-	if err != nil || h.RCode != dnsmessage.RCodeSuccess || q.question.Type != dnsmessage.TypeA || p.SkipAllQuestions() != nil {
+	if err != nil || h.RCode != dnsmessage.RCodeSuccess || q.question.Type != dnsmessage.TypeA ||
+		p.SkipAllQuestions() != nil {
 		return
 	}
 	now := time.Now()
@@ -218,7 +219,8 @@ func (q *query) reply(code dnsmessage.RCode) []byte { return q.build(code, false
 func (q *query) truncated() []byte { return q.build(dnsmessage.RCodeSuccess, true) }
 
 func (q *query) build(code dnsmessage.RCode, truncated bool) []byte {
-	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.header.ID, Response: true, RecursionDesired: q.header.RecursionDesired,
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.header.ID, Response: true,
+		RecursionDesired:   q.header.RecursionDesired,
 		RecursionAvailable: true, RCode: code, Truncated: truncated})
 	if b.StartQuestions() != nil || b.Question(q.question) != nil {
 		return nil

@@ -131,7 +131,8 @@ func (u *upstream) answer(query []byte, tcp bool) (answer []byte, mute, forge bo
 		}
 		h.Type = q.Type
 		for a := range strings.SplitSeq(to, ",") {
-			out.Answers = append(out.Answers, dnsmessage.Resource{Header: h, Body: &dnsmessage.AResource{A: netip.MustParseAddr(a).As4()}})
+			out.Answers = append(out.Answers, dnsmessage.Resource{Header: h,
+				Body: &dnsmessage.AResource{A: netip.MustParseAddr(a).As4()}})
 		}
 	}
 	p, err := out.Pack()
@@ -192,7 +193,8 @@ func unpack(t testing.TB, p []byte) (m dnsmessage.Message) {
 }
 
 func TestAnswersAreForwardedAndRemembered(t *testing.T) {
-	u := newUpstream(t, "example.com=93.184.216.34,93.184.216.35", "www.example.com=>cdn.example.net", "cdn.example.net=93.184.216.36")
+	u := newUpstream(t, "example.com=93.184.216.34,93.184.216.35", "www.example.com=>cdn.example.net",
+		"cdn.example.net=93.184.216.36")
 	u.set(func() { u.forge = true })
 	g := newGuest(t, all, u)
 	if m := g.ask(t, "Example.COM", dnsmessage.TypeA); len(m.Answers) != 2 {
@@ -237,7 +239,8 @@ func TestNamesAreRefusedByPolicy(t *testing.T) {
 	if m := g.ask(t, "good.com", dnsmessage.TypeA); len(m.Answers) != 1 {
 		t.Errorf("%+v", m)
 	}
-	if m := g.ask(t, "secret.bad.com", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeRefused || g.refusals["no-rule"] != 1 {
+	if m := g.ask(t, "secret.bad.com", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeRefused ||
+		g.refusals["no-rule"] != 1 {
 		t.Errorf("%+v, %v", m, g.refusals)
 	}
 	if n := u.asked.Load(); n != 1 {
@@ -262,7 +265,8 @@ func TestLongAnswers(t *testing.T) {
 	u := newUpstream(t, "example.com=93.184.216.34")
 	u.set(func() { u.text = 700 })
 	g := newGuest(t, all, u)
-	if m := unpack(t, g.Answer(t.Context(), pack(t, "example.com", dnsmessage.TypeTXT, 0), false)); !m.Truncated || len(m.Answers) != 0 {
+	if m := unpack(t, g.Answer(t.Context(), pack(t, "example.com", dnsmessage.TypeTXT, 0), false)); !m.Truncated ||
+		len(m.Answers) != 0 {
 		t.Errorf("without EDNS: %+v", m)
 	}
 	if m := g.ask(t, "example.com", dnsmessage.TypeTXT); m.Truncated || len(m.Answers) != 1 {
@@ -279,7 +283,8 @@ func TestLongAnswers(t *testing.T) {
 
 // What a guest puts into a query beside its question does not get out.
 func TestOnlyTheQuestionGetsOut(t *testing.T) {
-	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
+	q := dnsmessage.Question{Name: dnsmessage.MustNewName("example.com."), Type: dnsmessage.TypeA,
+		Class: dnsmessage.ClassINET}
 	p, err := buildQuery(1, q, true)
 	if err != nil || strings.Contains(string(p), "smuggled") {
 		t.Errorf("%q, %v", p, err)
@@ -366,7 +371,8 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(pack(f, "example.com", dnsmessage.TypeAAAA, 0), true)
 	g := newGuest(f, all)
 	f.Fuzz(func(t *testing.T, p []byte, tcp bool) {
-		if a := g.Answer(context.Background(), p, tcp); a != nil && (len(a) < 12 || len(p) < 12 || a[0] != p[0] || a[1] != p[1]) {
+		if a := g.Answer(context.Background(), p, tcp); a != nil && (len(a) < 12 || len(p) < 12 || a[0] != p[0] ||
+			a[1] != p[1]) {
 			t.Errorf("%x was answered with %x", p, a)
 		}
 	})
@@ -387,7 +393,8 @@ func FuzzRemember(f *testing.F) {
 func TestNamesAreASCII(t *testing.T) {
 	u := newUpstream(t)
 	g := newGuest(t, all, u)
-	if got := g.Answer(t.Context(), pack(t, "\u212Aernel.org", dnsmessage.TypeA, 0), false); got != nil || g.refusals[Malformed] != 1 {
+	if got := g.Answer(t.Context(), pack(t, "\u212Aernel.org", dnsmessage.TypeA, 0), false); got != nil ||
+		g.refusals[Malformed] != 1 {
 		t.Errorf("answered with %x; refused %v", got, g.refusals)
 	}
 }

@@ -57,7 +57,8 @@ func (r *Resolver) ask(ctx context.Context, q dnsmessage.Question, tcp, edns boo
 }
 
 // try asks one resolver, from a port and with an id that nobody can guess.
-func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte, error) {
+func (r *Resolver) try(ctx context.Context, server netip.AddrPort, q dnsmessage.Question, tcp, edns bool) ([]byte,
+	error) {
 	var id [2]byte
 	_, _ = rand.Read(id[:]) // it never fails (crypto/rand)
 	query, err := buildQuery(binary.BigEndian.Uint16(id[:]), q, edns)
@@ -145,5 +146,6 @@ func answers(p []byte, id [2]byte, q dnsmessage.Question) bool {
 		return false
 	}
 	got, err := parser.Question()
-	return err == nil && got.Type == q.Type && got.Class == q.Class && strings.EqualFold(got.Name.String(), q.Name.String())
+	return err == nil && got.Type == q.Type && got.Class == q.Class &&
+		strings.EqualFold(got.Name.String(), q.Name.String())
 }

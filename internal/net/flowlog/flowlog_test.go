@@ -50,7 +50,8 @@ func TestLinesSayWhatIsLost(t *testing.T) {
 	}
 	for i, lost := range []uint64{3, 0} {
 		var r Record
-		if err := json.Unmarshal([]byte(lines[i]), &r); err != nil || r.Sandbox != "sb-1" || r.Name != "a\"\n<b>" || r.Lost != lost {
+		if err := json.Unmarshal([]byte(lines[i]), &r); err != nil || r.Sandbox != "sb-1" || r.Name != "a\"\n<b>" ||
+			r.Lost != lost {
 			t.Errorf("%s: %v, want %d lost", lines[i], err, lost)
 		}
 	}

@@ -186,7 +186,8 @@ func Frame(packet []byte) []byte {
 func IPv4(from, to string, protocol uint8, payload []byte) []byte {
 	p := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(payload))
 	h := header.IPv4(p)
-	h.Encode(&header.IPv4Fields{TotalLength: uint16(cap(p)), TTL: 64, Protocol: protocol, SrcAddr: address(from), DstAddr: address(to)})
+	h.Encode(&header.IPv4Fields{TotalLength: uint16(cap(p)), TTL: 64, Protocol: protocol, SrcAddr: address(from),
+		DstAddr: address(to)})
 	h.SetChecksum(^h.CalculateChecksum())
 	return append(p, payload...)
 }
@@ -201,8 +202,9 @@ func UDP(from, to string, fromPort, toPort uint16, payload []byte) []byte {
 // SYN returns a TCP segment that opens a connection.
 func SYN(from, to string, fromPort, toPort uint16) []byte {
 	p := make(header.TCP, header.TCPMinimumSize)
-	p.Encode(&header.TCPFields{SrcPort: fromPort, DstPort: toPort, SeqNum: uint32(fromPort), DataOffset: header.TCPMinimumSize,
-		Flags: header.TCPFlagSyn, WindowSize: 65535})
+	p.Encode(&header.TCPFields{SrcPort: fromPort, DstPort: toPort, SeqNum: uint32(fromPort),
+		DataOffset: header.TCPMinimumSize,
+		Flags:      header.TCPFlagSyn, WindowSize: 65535})
 	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, address(from), address(to), header.TCPMinimumSize)
 	p.SetChecksum(^p.CalculateChecksum(sum))
 	return IPv4(from, to, uint8(header.TCPProtocolNumber), p)

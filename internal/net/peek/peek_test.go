@@ -40,11 +40,12 @@ func TestServer(t *testing.T) {
 		want    string
 		unclear bool
 	}{
-		"TLS":                       {hello(t, "Example.com"), "example.com", false},
-		"TLS to an address":         {hello(t, "192.0.2.9"), "", false},
-		"TLS that ends early":       {hello(t, "example.com")[:40], "", true},
-		"HTTP":                      {get("GET / HTTP/1.1", "Host: Example.com"), "example.com", false},
-		"HTTP with port and dot":    {get("GET / HTTP/1.1", "User-Agent: x", "Host: example.com.:8080"), "example.com", false},
+		"TLS":                 {hello(t, "Example.com"), "example.com", false},
+		"TLS to an address":   {hello(t, "192.0.2.9"), "", false},
+		"TLS that ends early": {hello(t, "example.com")[:40], "", true},
+		"HTTP":                {get("GET / HTTP/1.1", "Host: Example.com"), "example.com", false},
+		"HTTP with port and dot": {get("GET / HTTP/1.1", "User-Agent: x", "Host: example.com.:8080"), "example.com",
+			false},
 		"HTTP to an address":        {get("GET / HTTP/1.1", "Host: 127.0.0.1:80"), "", false},
 		"HTTP to an IPv6 address":   {get("GET / HTTP/1.1", "Host: [::1]:80"), "", false},
 		"HTTP/1.0 without Host":     {get("GET / HTTP/1.0"), "", false},
@@ -58,9 +59,11 @@ func TestServer(t *testing.T) {
 		"nothing":                   {nil, "", false},
 		"a long header":             {bytes.Repeat([]byte("a"), 4*MaxBytes), "", false},
 	} {
-		for way, r := range map[string]io.Reader{"at once": bytes.NewReader(c.sent), "by bytes": iotest.OneByteReader(bytes.NewReader(c.sent))} {
+		for way, r := range map[string]io.Reader{"at once": bytes.NewReader(c.sent),
+			"by bytes": iotest.OneByteReader(bytes.NewReader(c.sent))} {
 			got, err := Server(r)
-			if got.Name != c.want || got.Unclear != c.unclear || err != nil || !bytes.HasPrefix(c.sent, got.Sent) || len(got.Sent) > MaxBytes {
+			if got.Name != c.want || got.Unclear != c.unclear || err != nil || !bytes.HasPrefix(c.sent, got.Sent) ||
+				len(got.Sent) > MaxBytes {
 				t.Errorf("%s, %s: %q, %v, %d bytes, %v, want %q", name, way, got.Name, got.Unclear, len(got.Sent), err, c.want)
 			}
 			rest, _ := io.ReadAll(r)
@@ -92,7 +95,8 @@ func TestServerThatOthersWouldRead(t *testing.T) {
 		"empty lines, and two Hosts":          []byte("\r\n\nGET / HTTP/1.1\r\nHost: a.example\r\nHost: b.example\r\n\r\n"),
 		"a space before the colon":            []byte("GET / HTTP/1.1\r\nHost : a.example\r\n\r\n"),
 		"a ClientHello of more than MaxBytes": helloOf(t, &tls.Config{ServerName: "a.example", NextProtos: long}),
-		"a dot at the end of the server name": bytes.Replace(hello(t, "a.exampleX"), []byte("a.exampleX"), []byte("a.example."), 1),
+		"a dot at the end of the server name": bytes.Replace(hello(t, "a.exampleX"), []byte("a.exampleX"),
+			[]byte("a.example."), 1),
 	} {
 		if seen, err := Server(bytes.NewReader(sent)); err != nil || seen.Name != "" && seen.Name != "a.example" ||
 			seen.Name == "" && !seen.Unclear {

@@ -242,7 +242,8 @@ func TestDecide(t *testing.T) {
 		{open, "!10.0.0.0/8", "tcp/10.0.0.1:80", Refuse, Denied},
 		{open, "!10.0.0.0/8", "tcp/[::ffff:10.0.0.1]:80", Refuse, Denied},
 		{listed, "*.example.com !bad.example.com", "tcp/1.1.1.1:443 names=bad.example.com", Refuse, Denied},
-		{listed, "*.example.com !bad.example.com", "tcp/1.1.1.1:443 names=a.example.com server=bad.example.com", Refuse, Denied},
+		{listed, "*.example.com !bad.example.com", "tcp/1.1.1.1:443 names=a.example.com server=bad.example.com", Refuse,
+			Denied},
 		{listed, "*.example.com !bad.example.com", "tcp/1.1.1.1:443 names=a.example.com server=a.example.com", Pass, ByName},
 		{public, "!example.com", "tcp/1.1.1.1:22 names=example.com", Refuse, Denied},
 		{public, "!example.com", "udp/1.1.1.1:443 names=example.com", Refuse, Denied},
@@ -327,7 +328,8 @@ func FuzzDecide(f *testing.F) {
 			return
 		}
 		p := &netproto.Policy{Mode: netproto.Mode(mode%4) + none, Allow: []netproto.Rule{r}}
-		flow := &Flow{Protocol: Protocol(protocol % 3), To: netip.AddrPortFrom(a, port), Names: []string{name}, Peeked: true, Server: server}
+		flow := &Flow{Protocol: Protocol(protocol % 3), To: netip.AddrPortFrom(a, port), Names: []string{name}, Peeked: true,
+			Server: server}
 		verdict, _ := Decide(p, flow)
 		loopback := a.Unmap().IsLoopback() && (r.IsName() || !within(r.Prefix, netip.MustParsePrefix("127.0.0.0/8")))
 		if verdict == Peek || verdict == Pass && (p.Mode == none || loopback || !a.Unmap().Is4()) {

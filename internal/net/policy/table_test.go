@@ -23,7 +23,8 @@ type spec struct {
 func (r *spec) named() bool { return r.about == "name" || r.about == "below" }
 
 func (r *spec) text(to netip.Addr) string {
-	text := map[string]string{"name": "a.example.com", "below": "*.example.com", "address": to.String(), "all": "0.0.0.0/0",
+	text := map[string]string{"name": "a.example.com", "below": "*.example.com", "address": to.String(),
+		"all":     "0.0.0.0/0",
 		"network": netip.PrefixFrom(to, 24).Masked().String(), "other": "8.8.4.4"}[r.about]
 	if r.proto != "" {
 		text = r.proto + "/" + text
@@ -66,7 +67,8 @@ type said struct {
 }
 
 var sayings = []said{{}, {peeked: true}, {peeked: true, unclear: true}, {peeked: true, server: "a.example.com"},
-	{peeked: true, server: "other.test"}, {peeked: true, server: "b.example.com"}, {peeked: true, server: "a.example.com", ech: true},
+	{peeked: true, server: "other.test"}, {peeked: true, server: "b.example.com"},
+	{peeked: true, server: "a.example.com", ech: true},
 	{peeked: true, server: "other.test", ech: true}}
 
 // cell is one combination.
@@ -98,7 +100,8 @@ func (c *cell) covers(r *spec, allows bool) bool {
 }
 
 func (r *spec) matchesName(name string) bool {
-	return r.about == "name" && name == "a.example.com" || r.about == "below" && (name == "a.example.com" || name == "b.example.com")
+	return r.about == "name" && name == "a.example.com" || r.about == "below" &&
+		(name == "a.example.com" || name == "b.example.com")
 }
 
 func (r *spec) matchesAddress() bool { return strings.Contains("address network all", r.about) }
@@ -112,7 +115,8 @@ func (c *cell) want() (Verdict, Reason) {
 		return Refuse, ModeNone
 	}
 	denies := c.deny != nil && c.covers(c.deny, false)
-	if denies && (c.deny.matchesAddress() || slices.ContainsFunc(c.names, c.deny.matchesName) || c.peeked && c.deny.matchesName(c.server)) {
+	if denies && (c.deny.matchesAddress() || slices.ContainsFunc(c.names, c.deny.matchesName) ||
+		c.peeked && c.deny.matchesName(c.server)) {
 		return Refuse, Denied
 	}
 	verdict, reason := c.wantAllowed()
@@ -203,7 +207,8 @@ func flows(to place, f func(c cell)) {
 			ports = []uint16{0}
 		}
 		for _, port := range ports {
-			for _, names := range [][]string{nil, {"a.example.com"}, {"other.test"}, {"other.test", "a.example.com"}, {"example.com"}} {
+			for _, names := range [][]string{nil, {"a.example.com"}, {"other.test"}, {"other.test", "a.example.com"},
+				{"example.com"}} {
 				for i, s := range sayings {
 					if i > 0 && (proto != TCP || port != 80 && port != 443) {
 						break // it is never read
@@ -237,7 +242,8 @@ func TestDecideTable(t *testing.T) {
 							verdict, reason := Decide(&p, &f)
 							if v, r := c.want(); verdict != v || reason != r {
 								wrong++
-								t.Errorf("%v allow %v deny %v ech %v: %+v: %v, %s; want %v, %s", mode, netproto.Texts(allow), netproto.Texts(deny), ech,
+								t.Errorf("%v allow %v deny %v ech %v: %+v: %v, %s; want %v, %s", mode, netproto.Texts(allow),
+									netproto.Texts(deny), ech,
 									f, verdict, reason, v, r)
 							}
 							if wrong > 20 {

@@ -55,7 +55,8 @@ func TestAttackRebinding(t *testing.T) {
 		if _, err := r.says(t, web+":80", request("evil.example")); err != nil {
 			t.Error(err)
 		}
-		for to, reason := range map[string]string{private: "private", metadata: "metadata", nettest.Own: "host", "127.0.0.1": "loopback"} {
+		for to, reason := range map[string]string{private: "private", metadata: "metadata", nettest.Own: "host",
+			"127.0.0.1": "loopback"} {
 			z.set("evil.example", to)
 			r.lookup(t, "evil.example", false)
 			r.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, to, 1024, 80)))
@@ -195,7 +196,8 @@ func TestAttackClosedAddresses(t *testing.T) {
 func TestAttackIPv6(t *testing.T) {
 	r := newRig(t, newWorld(t), "open")
 	p := make(header.IPv6, header.IPv6MinimumSize+header.TCPMinimumSize)
-	p.Encode(&header.IPv6Fields{PayloadLength: header.TCPMinimumSize, TransportProtocol: header.TCPProtocolNumber, HopLimit: 64})
+	p.Encode(&header.IPv6Fields{PayloadLength: header.TCPMinimumSize, TransportProtocol: header.TCPProtocolNumber,
+		HopLimit: 64})
 	copy(p[24:40], netip.MustParseAddr("::ffff:127.0.0.1").AsSlice())
 	m := guesttest.Frame(p)
 	binary.BigEndian.PutUint16(m[frame.HeaderBytes+12:], uint16(header.IPv6ProtocolNumber))
@@ -226,7 +228,8 @@ func TestAttackSpoofedSource(t *testing.T) {
 			answered <- struct{}{}
 		}
 	})
-	for _, arp := range []struct{ sender, target string }{{frame.Guest, "192.0.2.3"}, {"192.0.2.1", "192.0.2.1"}, {"192.0.2.3", "192.0.2.1"}} {
+	for _, arp := range []struct{ sender, target string }{{frame.Guest, "192.0.2.3"}, {"192.0.2.1", "192.0.2.1"},
+		{"192.0.2.3", "192.0.2.1"}} {
 		r.guest.Send(arpRequest(arp.sender, arp.target))
 	}
 	r.guest.Send(arpRequest(frame.Guest, frame.Gateway))

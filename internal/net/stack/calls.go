@@ -10,8 +10,10 @@ import (
 // connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones;
 // and one of rtnetlink, of which a process without capabilities can only ask.
 func Calls() []jail.Call {
-	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT,
-		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV, unix.SYS_WRITEV)
+	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
+		unix.SYS_SETSOCKOPT,
+		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV,
+		unix.SYS_WRITEV)
 	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
 		for _, kind := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
 			for _, flags := range []uint64{unix.SOCK_CLOEXEC, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
@@ -19,6 +21,7 @@ func Calls() []jail.Call {
 			}
 		}
 	}
-	return append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, unix.AF_NETLINK), jail.Is(1, unix.SOCK_RAW|unix.SOCK_CLOEXEC),
+	return append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, unix.AF_NETLINK),
+		jail.Is(1, unix.SOCK_RAW|unix.SOCK_CLOEXEC),
 		jail.Is(2, unix.NETLINK_ROUTE)))
 }

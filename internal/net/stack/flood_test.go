@@ -39,7 +39,8 @@ func TestAttackSYNFlood(t *testing.T) {
 	flooder, other := addRig(t, w, h, "public", netproto.Limits{}), addRig(t, w, h, "public", netproto.Limits{})
 	before := runtime.NumGoroutine()
 	for i := range 20000 {
-		flooder.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "93.184.217.1", uint16(i), 80))) // ARP asks for it in vain
+		// ARP asks for it in vain
+		flooder.guest.Send(guesttest.Frame(guesttest.SYN(frame.Guest, "93.184.217.1", uint16(i), 80)))
 		if i%5000 == 4999 {
 			if got, err := other.says(t, web+":80", "hello"); got != "hello" || err != nil {
 				t.Errorf("after %d SYNs: %q, %v", i+1, got, err)
@@ -232,7 +233,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add(guesttest.Frame(badUDP(frame.Gateway, 53)))
 	f.Add(guesttest.Frame(guesttest.IPv4(frame.Guest, frame.Gateway, 1, []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0})))
 	guest, file := guesttest.New(f)
-	s, err := New(NewHost(1000), file, &netproto.Attach{ID: "fuzz", Policy: netproto.Policy{Mode: netproto.ModeNone}}, &Counters{})
+	s, err := New(NewHost(1000), file, &netproto.Attach{ID: "fuzz", Policy: netproto.Policy{Mode: netproto.ModeNone}},
+		&Counters{})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -108,8 +108,9 @@ func (s *Stack) end(f *flow) {
 	s.mu.Unlock()
 	s.counters.Up.Add(f.up.Load())
 	s.counters.Down.Add(f.down.Load())
-	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(), down: f.down.Load(),
-		why: why, fix: fix}
+	r := record{protocol: f.Protocol.String(), address: f.To, name: f.Server, started: f.started, up: f.up.Load(),
+		down: f.down.Load(),
+		why:  why, fix: fix}
 	if r.name == "" && len(f.Names) > 0 {
 		r.name = f.Names[len(f.Names)-1]
 	}
@@ -187,7 +188,8 @@ func (s *Stack) refused(r record, reason string) {
 	if limit, ok := limitReasons[reason]; ok {
 		r.why, r.fix = limit.why, limit.fix
 	}
-	s.counters.note(netproto.Refusal{Protocol: r.protocol, Address: r.addressText(), Name: r.name, Reason: reason, Why: r.why,
+	s.counters.note(netproto.Refusal{Protocol: r.protocol, Address: r.addressText(), Name: r.name, Reason: reason,
+		Why: r.why,
 		Fix: r.fix, Unix: time.Now().Unix()})
 	s.counters.refuse(reason)
 	if !s.logged.Allow() {

@@ -50,7 +50,8 @@ func TestAttackQUIC(t *testing.T) {
 	heard := w.ListenUDP(t, web+":443")
 	h := NewHost(10000)
 	serveDNS(t, w, h, "good.example="+web)
-	for policy, reason := range map[string]string{"allow good.example:443": "no-rule", "allow good.example:400-500": "no-rule",
+	for policy, reason := range map[string]string{"allow good.example:443": "no-rule",
+		"allow good.example:400-500": "no-rule",
 		"allow udp/good.example:443": "quic", "public !evil.example": "quic"} {
 		r := addRig(t, w, h, policy, netproto.Limits{})
 		r.lookup(t, "good.example", false)
@@ -62,7 +63,8 @@ func TestAttackQUIC(t *testing.T) {
 			}
 		})
 		r.guest.Send(guesttest.Frame(guesttest.UDP(frame.Guest, web, 1024, 443, []byte("question"))))
-		if got, want := <-answers, [2]byte{byte(header.ICMPv4DstUnreachable), byte(header.ICMPv4PortUnreachable)}; got != want {
+		if got, want := <-answers, [2]byte{byte(header.ICMPv4DstUnreachable),
+			byte(header.ICMPv4PortUnreachable)}; got != want {
 			t.Errorf("%s: the client is not told to take TCP: type and code %v", policy, got)
 		}
 		r.mustCount(t, reason, 1)

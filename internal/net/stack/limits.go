@@ -76,7 +76,8 @@ func (s *Stack) setLimitsLocked(l netproto.Limits) {
 	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, defaultBytesPerSecond)
 	l.PacketsPerSecond = cmp.Or(l.PacketsPerSecond, defaultPacketsPerSecond)
 	// Records and snapshots of earlier versions may have more, and a host may have few files.
-	l.Connections = min(cmp.Or(l.Connections, defaultConnections), netproto.MaxConnections, uint32(gate.Fair(int(s.host.most))))
+	l.Connections = min(cmp.Or(l.Connections, defaultConnections), netproto.MaxConnections,
+		uint32(gate.Fair(int(s.host.most))))
 	s.limits = l
 	s.packets.SetLimit(rate.Limit(l.PacketsPerSecond))
 	for _, limiter := range []*rate.Limiter{s.up, s.down} {

@@ -71,7 +71,8 @@ func (h *Host) dial(ctx context.Context, f *flow) (*net.TCPConn, error) {
 
 // connect asks for a tunnel (RFC 9110 §9.3.6).
 func (u *upstream) connect(conn io.ReadWriter, to string) error {
-	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to, Header: http.Header{"User-Agent": {"forkd"}}}
+	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Opaque: to}, Host: to,
+		Header: http.Header{"User-Agent": {"forkd"}}}
 	if u.Authorization != "" {
 		req.Header.Set("Proxy-Authorization", string(u.Authorization))
 	}

@@ -22,7 +22,8 @@ func TestRefusalsAreNamed(t *testing.T) {
 		}
 	}
 	r.mustCount(t, "reserved", 2)
-	want := netproto.Refusal{Protocol: "tcp", Address: "203.0.113.80:443", Name: "pypi.test", Reason: "reserved", Why: "reserved range",
+	want := netproto.Refusal{Protocol: "tcp", Address: "203.0.113.80:443", Name: "pypi.test", Reason: "reserved",
+		Why: "reserved range",
 		Fix: "allow it with --net public --allow 203.0.113.80", Count: 2}
 	check := func(want netproto.Refusal) {
 		t.Helper()

@@ -41,7 +41,8 @@ func (z *zone) answer(query []byte) []byte {
 	addr, ok := z.addrs[m.Questions[0].Name.String()]
 	z.mu.Unlock()
 	if ok && m.Questions[0].Type == dnsmessage.TypeA {
-		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET},
+		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name,
+			Class: dnsmessage.ClassINET},
 			Body: &dnsmessage.AResource{A: netip.MustParseAddr(addr).As4()}}}
 	}
 	p, _ := m.Pack()
@@ -156,5 +157,7 @@ func request(host string) string { return "GET / HTTP/1.1\r\nHost: " + host + "\
 
 func (r *rig) mustCount(t testing.TB, reason string, n uint64) {
 	t.Helper()
-	waitFor(t, fmt.Sprintf("%d refused as %s, %+v", n, reason, r.counters.Stats().Refused), func() bool { return r.count(reason) >= n })
+	waitFor(t, fmt.Sprintf("%d refused as %s, %+v", n, reason, r.counters.Stats().Refused), func() bool {
+		return r.count(reason) >= n
+	})
 }

@@ -38,7 +38,8 @@ func testSecretIsAdded(t *testing.T, policy string) {
 		"POST /p HTTP/1.1\r\nHost: api.example\r\nContent-Length: 4\r\n\r\nbody",
 		"PUT /p HTTP/1.1\r\nHost: api.example\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
 	} {
-		if status, answer := ask(t, c, request); status != 200 || !strings.HasSuffix(answer, "hello") || strings.Contains(answer, "s3cr3t") {
+		if status, answer := ask(t, c, request); status != 200 || !strings.HasSuffix(answer, "hello") ||
+			strings.Contains(answer, "s3cr3t") {
 			t.Errorf("%q: %d, %q", request, status, answer)
 		}
 	}
@@ -95,7 +96,8 @@ func TestAttackSecretOtherHost(t *testing.T) {
 		"CONNECT other.example:443 HTTP/1.1\r\nHost: other.example:443\r\n\r\n":                  http.StatusMethodNotAllowed,
 		"TRACE / HTTP/1.1\r\nHost: api.example\r\n\r\n":                                          http.StatusMethodNotAllowed,
 	} {
-		if status, answer := ask(t, v.mustDialTLS(t, web+":443", "api.example"), request); status != want || strings.Contains(answer, "s3cr3t") {
+		if status, answer := ask(t, v.mustDialTLS(t, web+":443", "api.example"), request); status != want ||
+			strings.Contains(answer, "s3cr3t") {
 			t.Errorf("%q: %d, %q", request, status, answer)
 		}
 	}
@@ -176,7 +178,8 @@ func TestAttackSecretPolicy(t *testing.T) {
 		t.Error("a private address is open to a secret")
 	}
 	v.mustCount(t, "private", 1)
-	for policy, reason := range map[string]string{"none": "mode-none", "allow other.example": "no-rule", "public !api.example": "deny-rule"} {
+	for policy, reason := range map[string]string{"none": "mode-none", "allow other.example": "no-rule",
+		"public !api.example": "deny-rule"} {
 		v.SetPolicy(&netproto.SetPolicy{Policy: makePolicy(t, policy), Secrets: v.secrets})
 		before := v.count(reason)
 		if _, err := v.dialTLS(t, web+":443", "api.example"); err == nil {
@@ -202,7 +205,8 @@ func TestAttackSecretInErrors(t *testing.T) {
 	})
 	v.lookup(t, "api.example", false)
 	c := v.mustDialTLS(t, web+":443", "api.example")
-	if status, answer := ask(t, c, get("api.example", "/")); status != http.StatusBadGateway || strings.Contains(answer, "s3cr3t") {
+	if status, answer := ask(t, c, get("api.example", "/")); status != http.StatusBadGateway ||
+		strings.Contains(answer, "s3cr3t") {
 		t.Errorf("%d, %q", status, answer)
 	}
 	_ = c.Close()
@@ -216,7 +220,8 @@ func TestSecretsAreBounded(t *testing.T) {
 	serveSite(t, v.world, web+":443", v.roots.config(t, "api.example"))
 	v.lookup(t, "api.example", false)
 	first := v.mustDialTLS(t, web+":443", "api.example")
-	v.SetPolicy(&netproto.SetPolicy{Policy: v.policy, Secrets: []netproto.Secret{{Host: "api.example", Header: "X", Value: "y"}}})
+	v.SetPolicy(&netproto.SetPolicy{Policy: v.policy, Secrets: []netproto.Secret{{Host: "api.example", Header: "X",
+		Value: "y"}}})
 	if _, err := first.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("a connection outlives its secret: %v", err)
 	}

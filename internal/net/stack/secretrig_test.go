@@ -41,8 +41,9 @@ func newSigner(t testing.TB) *signer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	c := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:  time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -80,10 +81,12 @@ type site struct {
 func serveSite(t testing.TB, w *nettest.World, addr string, config *tls.Config) *site {
 	t.Helper()
 	s := &site{}
-	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		s.mu.Lock()
-		s.requests = append(s.requests, fmt.Sprintf("%s %s %s %q %s", r.Method, r.Host, r.RequestURI, r.Header["Authorization"], body))
+		s.requests = append(s.requests, fmt.Sprintf("%s %s %s %q %s", r.Method, r.Host, r.RequestURI,
+			r.Header["Authorization"], body))
 		s.mu.Unlock()
 		if r.URL.Path == "/redirect" {
 			http.Redirect(w, r, "https://other.example/", http.StatusFound)

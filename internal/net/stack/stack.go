@@ -108,7 +108,8 @@ func (s *Stack) makeIPStack() error {
 		s.ipstack.Destroy()
 		return fmt.Errorf("%v", err)
 	}
-	s.ipstack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s.ipstack, firstWindow, maxOpening, s.takeTCP).HandlePacket)
+	s.ipstack.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s.ipstack, firstWindow, maxOpening,
+		s.takeTCP).HandlePacket)
 	s.ipstack.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
 	return nil
 }
@@ -134,7 +135,8 @@ func (s *Stack) configure() tcpip.Error {
 }
 
 func (s *Stack) configureTCP() tcpip.Error {
-	sack, moderate, recovery := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true), tcpip.TCPRecovery(0)
+	sack, moderate, recovery := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true),
+		tcpip.TCPRecovery(0)
 	wait, linger, retries := tcpip.TCPTimeWaitTimeoutOption(timeWait), tcpip.TCPLingerTimeoutOption(lingerTime),
 		tcpip.TCPSynRetriesOption(synRetries)
 	for _, option := range []tcpip.SettableTransportProtocolOption{

@@ -190,12 +190,14 @@ func (s *Stack) sendUDP(id ports, payload []byte) {
 	h := header.UDP(pkt.TransportHeader().Push(header.UDPMinimumSize))
 	length := uint16(pkt.Size())
 	h.Encode(&header.UDPFields{SrcPort: id.LocalPort, DstPort: id.RemotePort, Length: length})
-	sum := ^h.CalculateChecksum(checksum.Combine(route.PseudoHeaderChecksum(udp.ProtocolNumber, length), pkt.Data().Checksum()))
+	sum := ^h.CalculateChecksum(checksum.Combine(route.PseudoHeaderChecksum(udp.ProtocolNumber, length),
+		pkt.Data().Checksum()))
 	if sum == 0 {
 		sum = 0xffff // 0 means that there is no checksum (RFC 768)
 	}
 	h.SetChecksum(sum)
-	if err := route.WritePacket(gvisor.NetworkHeaderParams{Protocol: udp.ProtocolNumber, TTL: ipv4.DefaultTTL}, pkt); err != nil {
+	if err := route.WritePacket(gvisor.NetworkHeaderParams{Protocol: udp.ProtocolNumber, TTL: ipv4.DefaultTTL},
+		pkt); err != nil {
 		s.counters.Dropped.Add(1)
 	}
 }

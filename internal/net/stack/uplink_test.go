@@ -67,7 +67,8 @@ func TestAttackFullSocket(t *testing.T) {
 	for range 30_000 {
 		guest.Send(guesttest.Frame(guesttest.UDP(frame.Guest, web, 1024, to.Port(), []byte{0})))
 	}
-	if kind, _, err := guest.Ping(t.Context(), netip.MustParseAddr(frame.Gateway)); kind != byte(header.ICMPv4EchoReply) || err != nil {
+	if kind, _, err := guest.Ping(t.Context(), netip.MustParseAddr(frame.Gateway)); kind != byte(header.ICMPv4EchoReply) ||
+		err != nil {
 		t.Fatalf("the gateway does not answer behind them: type %d, %v", kind, err)
 	}
 	if grown := int64(heap()) - int64(before); grown > 4<<20 {

@@ -12,10 +12,11 @@ import "time"
 
 // vsock ports.
 const (
-	ControlPort         = 1024  // guest listens; this package's requests
-	ReadyPort           = 1025  // host side; the guest connects once and sends Ready as one JSON line
-	ForkPort            = 1026  // guest listens; a stream carries one message of Append or AppendPrepare and its answer
-	DialPort            = 1027  // guest listens; a stream carries one port of the guest, an answer, and then a connection to it
+	ControlPort = 1024 // guest listens; this package's requests
+	ReadyPort   = 1025 // host side; the guest connects once and sends Ready as one JSON line
+	ForkPort    = 1026 // guest listens; a stream carries one message of Append or AppendPrepare and its answer
+	// guest listens; a stream carries one port of the guest, an answer, and then a connection to it
+	DialPort            = 1027
 	EnvdPort            = 49983 // guest listens; E2B envd: Connect RPC and /files over HTTP/1.1
 	CodeInterpreterPort = 49999 // guest listens; E2B code interpreter: /execute, /contexts over HTTP/1.1
 )

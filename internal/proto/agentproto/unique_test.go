@@ -8,7 +8,8 @@ import (
 )
 
 func TestAnswersRoundTrip(t *testing.T) {
-	want := Unique{More: 3, Reseeded: []Generator{{1, "node", "libcrypto.so.3"}}, Repeats: []Generator{{2, "python3", "random"}, {3, "", ""}}}
+	want := Unique{More: 3, Reseeded: []Generator{{1, "node", "libcrypto.so.3"}},
+		Repeats: []Generator{{2, "python3", "random"}, {3, "", ""}}}
 	p := AppendUnique(nil, want)
 	got, text, err := ParseAnswer(p[LengthSize:])
 	if err != nil || text != "" || !reflect.DeepEqual(*got, want) {

@@ -17,7 +17,8 @@ type body interface {
 
 func messages(t testing.TB) []body {
 	t.Helper()
-	policy, err := ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "tcp/10.0.0.0/8:80-90"}, []string{"10.1.2.3"})
+	policy, err := ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "tcp/10.0.0.0/8:80-90"},
+		[]string{"10.1.2.3"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,10 +27,12 @@ func messages(t testing.TB) []body {
 	return []body{
 		&Hello{Version: Version},
 		&Welcome{Version: Version, PID: 7},
-		&Config{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.53:53"), netip.MustParseAddrPort("[fe80::1]:53")},
+		&Config{Resolvers: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.53:53"),
+			netip.MustParseAddrPort("[fe80::1]:53")},
 			Own:   []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")},
 			Proxy: Proxy{netip.MustParseAddrPort("10.0.0.2:3128"), "Basic x", "10.0.0.0/8"}},
-		&Attach{ID: "sb-1", Policy: policy, Limits: limits, Secrets: []Secret{{"api.example.com", "Authorization", "Bearer x"}}},
+		&Attach{ID: "sb-1", Policy: policy, Limits: limits, Secrets: []Secret{{"api.example.com", "Authorization",
+			"Bearer x"}}},
 		&Trust{Certificate: []byte("certificate"), Key: "key"},
 		&SetPolicy{ID: "sb-1", Policy: Public()},
 		&ID{ID: "sb-1"},

@@ -123,7 +123,8 @@ func parsePorts(text string) (first, last uint16, err error) {
 		b, errB = strconv.ParseUint(to, 10, 16)
 	}
 	if errA != nil || errB != nil || a == 0 || b < a {
-		return 0, 0, fmt.Errorf("%q are no ports: write one from 1 to 65535, or two joined by a hyphen, the lower first", text)
+		return 0, 0, fmt.Errorf("%q are no ports: write one from 1 to 65535, or two joined by a hyphen, the lower first",
+			text)
 	}
 	return uint16(a), uint16(b), nil
 }

@@ -45,15 +45,18 @@ func ParseSecret(host, header, value string) (Secret, error) {
 	case err != nil:
 		return Secret{}, &FieldError{"host", err.Error()}
 	case !rule.IsName() || rule.Below || rule.HasPorts() || rule.Protocol != AnyProtocol:
-		return Secret{}, &FieldError{"host", fmt.Sprintf("%q: want the name of one server, which is reached at port 443", host)}
+		return Secret{}, &FieldError{"host", fmt.Sprintf("%q: want the name of one server, which is reached at port 443",
+			host)}
 	case !httpguts.ValidHeaderFieldName(header) || len(header) > 100:
-		return Secret{}, &FieldError{"header", fmt.Sprintf("%.100q is no name of a header: want one such as Authorization", header)}
+		return Secret{}, &FieldError{"header", fmt.Sprintf("%.100q is no name of a header: want one such as Authorization",
+			header)}
 	case slices.Contains(framing, strings.ToLower(header)):
 		return Secret{}, &FieldError{"header", header + " says how a request is carried, and cannot be set"}
 	case len(value) > MaxValue:
 		return Secret{}, &FieldError{"value", fmt.Sprintf("has %d bytes, at most %d", len(value), MaxValue)}
 	case !httpguts.ValidHeaderFieldValue(value) || strings.TrimSpace(value) != value:
-		return Secret{}, &FieldError{"value", "has a line break, a control character, or space at its ends, which no header has"}
+		return Secret{}, &FieldError{"value",
+			"has a line break, a control character, or space at its ends, which no header has"}
 	}
 	return Secret{rule.Name, header, Hidden(value)}, nil
 }

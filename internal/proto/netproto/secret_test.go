@@ -34,7 +34,8 @@ func TestParseSecret(t *testing.T) {
 	} {
 		s, err := ParseSecret(c.host, c.header, c.value)
 		if c.field == "" {
-			if err != nil || string(s.Value) != c.value || s.Header != c.header || s.Host == "" || s.Host != strings.ToLower(s.Host) {
+			if err != nil || string(s.Value) != c.value || s.Header != c.header || s.Host == "" ||
+				s.Host != strings.ToLower(s.Host) {
 				t.Errorf("%+v: %+v, %v", c, s, err)
 			}
 			continue

@@ -17,9 +17,12 @@ func TestLimitsAreChecked(t *testing.T) {
 		field string
 		l     Limits
 	}{
-		{"memory_mib", Limits{MemoryMiB: 31}}, {"memory_mib", Limits{MemoryMiB: math.MaxUint64}}, {"swap_mib", Limits{SwapMiB: 1}},
-		{"swap_mib", Limits{MemoryMiB: 64, SwapMiB: math.MaxUint64}}, {"cpus", Limits{CPUs: -1}}, {"cpus", Limits{CPUs: math.NaN()}},
-		{"cpus", Limits{CPUs: 1e9}}, {"cpu_weight", Limits{CPUWeight: 10_001}}, {"io_bytes_per_second", Limits{IOBytesPerSecond: math.MaxUint64}},
+		{"memory_mib", Limits{MemoryMiB: 31}}, {"memory_mib", Limits{MemoryMiB: math.MaxUint64}},
+		{"swap_mib", Limits{SwapMiB: 1}},
+		{"swap_mib", Limits{MemoryMiB: 64, SwapMiB: math.MaxUint64}}, {"cpus", Limits{CPUs: -1}},
+		{"cpus", Limits{CPUs: math.NaN()}},
+		{"cpus", Limits{CPUs: 1e9}}, {"cpu_weight", Limits{CPUWeight: 10_001}},
+		{"io_bytes_per_second", Limits{IOBytesPerSecond: math.MaxUint64}},
 		{"io_bytes_per_second", Limits{IOBytesPerSecond: 1<<20 - 1}}, {"io_ops_per_second", Limits{IOOpsPerSecond: 63}},
 		{"io_ops_per_second", Limits{IOOpsPerSecond: math.MaxUint64}},
 	} {

@@ -268,10 +268,12 @@ func (m *Written) Parse(r *codec.Reader) error {
 	for _, v := range m.Ranges {
 		n := v.Length / vm.PageSize
 		if (v.GPA|v.Length)%vm.PageSize != 0 || n > MaxWritten-pages {
-			return fmt.Errorf("written pages at %#x, %d bytes: want whole pages, and at most %d in all", v.GPA, v.Length, MaxWritten)
+			return fmt.Errorf("written pages at %#x, %d bytes: want whole pages, and at most %d in all", v.GPA, v.Length,
+				MaxWritten)
 		}
 		if v.GPA < end || v.GPA+v.Length < v.GPA {
-			return fmt.Errorf("written pages at %#x, %d bytes, after those up to %#x: want them in ascending order", v.GPA, v.Length, end)
+			return fmt.Errorf("written pages at %#x, %d bytes, after those up to %#x: want them in ascending order", v.GPA,
+				v.Length, end)
 		}
 		pages, end = pages+n, v.GPA+v.Length
 	}

@@ -23,7 +23,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 	id := [16]byte{1, 2, 15: 3}
 	save := SaveResult{Extents: extents, LayerBytes: 1, DirtyBytes: 2, StateBytes: 3}
 	for _, m := range []body{
-		&Create{Version: Version, Shape: vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: vm.TemplateHost}, CPUID: []byte{1}},
+		&Create{Version: Version, Shape: vm.Shape{MemoryBytes: 1 << 30, VCPUs: 2, Template: vm.TemplateHost},
+			CPUID: []byte{1}},
 		&Created{CPUID: []byte{1, 2}},
 		&Boot{Cmdline: "quiet", Initrd: true, Disks: disks, VMGenID: id, Net: true},
 		&Restore{Layers: 2, Extents: extents, Disks: disks, VMGenID: id, Resume: true, Net: true,

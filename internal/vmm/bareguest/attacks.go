@@ -100,7 +100,8 @@ func (w *writer) badIndices() {
 func (w *writer) changes() {
 	w.start()
 	w.request(w.Pages[w.Sends])
-	for i, reg := range []uint32{regQueueSize, regQueueReady, regQueueDesc, regQueueDriver, regQueueDevice, regDriverFeatures} {
+	for i, reg := range []uint32{regQueueSize, regQueueReady, regQueueDesc, regQueueDriver, regQueueDevice,
+		regDriverFeatures} {
 		w.publish(w.Sends, uint16(i), 0)
 		for q := range w.Queues + 2 {
 			w.set(regQueueSel, uint32(q))

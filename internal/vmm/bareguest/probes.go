@@ -35,7 +35,8 @@ func Ends() []Attack {
 // ports reads all ports and writes all that do not end the machine.
 func ports(seed uint64) (p Program) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0, 0xcf8}
+	known := []uint32{boot.SerialPort, boot.SleepControlPort, boot.I8042Port, boot.PCIResetPort, 0x20, 0xa0, 0x40, 0x4d0,
+		0xcf8}
 	for i := range uint32(600) {
 		port := r.Uint32N(1 << 16)
 		if i < 200 {
@@ -87,7 +88,8 @@ func leaves() (p Program) {
 func msrs(seed uint64) (p Program) {
 	const efer, apicBase, icr = 0xc0000080, 0x1b, 0x830
 	r := rand.New(rand.NewPCG(seed, 3))
-	for _, span := range [][2]uint32{{0, 0x300}, {0x345, 0x3a0}, {0x400, 0x420}, {0x480, 0x4a0}, {0x560, 0x5a0}, {0x800, 0x840},
+	for _, span := range [][2]uint32{{0, 0x300}, {0x345, 0x3a0}, {0x400, 0x420}, {0x480, 0x4a0}, {0x560, 0x5a0},
+		{0x800, 0x840},
 		{0xd90, 0xda8}, {0x40000000, 0x40000020}, {0x400000f0, 0x40000120}, {0x4b564d00, 0x4b564d10},
 		{0xc0000080, 0xc0000108}, {0xc0010000, 0xc0010140}, {0xc0011000, 0xc0011040}} {
 		for msr := span[0]; msr < span[1]; msr++ {

@@ -95,7 +95,8 @@ func loadACPI(mem *guestmem.Memory, p Params) error {
 		return fmt.Errorf("%d virtio devices: want at most %d", len(p.Devices), MaxVirtioDevices)
 	}
 	for i, d := range p.Devices {
-		if d.Addr < guestmem.HoleStart || d.Addr > IOAPICAddr || uint64(d.Size) > uint64(IOAPICAddr-d.Addr) || d.GSI >= IOAPICPins {
+		if d.Addr < guestmem.HoleStart || d.Addr > IOAPICAddr || uint64(d.Size) > uint64(IOAPICAddr-d.Addr) ||
+			d.GSI >= IOAPICPins {
 			return fmt.Errorf("virtio device %d: %d bytes at %#x with gsi %d: want a window between %#x and %#x and a gsi below %d",
 				i, d.Size, uint64(d.Addr), d.GSI, uint64(guestmem.HoleStart), uint64(IOAPICAddr), IOAPICPins)
 		}

@@ -84,7 +84,8 @@ func TestACPITablesAreLinked(t *testing.T) {
 	if f := binary.LittleEndian.Uint32(fadt[fadtFlags:]); f&flagHWReduced == 0 || f&flagResetReg == 0 {
 		t.Errorf("FADT flags %#x", f)
 	}
-	for off, port := range map[int]uint64{fadtResetReg: ResetPort, fadtSleepCtrl: SleepControlPort, fadtSleepStatus: SleepStatusPort} {
+	for off, port := range map[int]uint64{fadtResetReg: ResetPort, fadtSleepCtrl: SleepControlPort,
+		fadtSleepStatus: SleepStatusPort} {
 		if got := binary.LittleEndian.Uint64(fadt[off+4:]); fadt[off] != gasSystemIO || got != port {
 			t.Errorf("FADT register at %d: space %d, port %#x, want %#x", off, fadt[off], got, port)
 		}

@@ -143,8 +143,10 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 	t.Helper()
 	le := binary.LittleEndian
 	zp := readGuest(t, mem, ZeroPageAddr, guestmem.PageSize)
-	if le.Uint16(zp[offBootFlag:]) != bootFlag || le.Uint32(zp[offMagic:]) != headerMagic || zp[offLoader] != loaderUnknown {
-		t.Errorf("setup header: flag %#x magic %#x loader %#x", le.Uint16(zp[offBootFlag:]), le.Uint32(zp[offMagic:]), zp[offLoader])
+	if le.Uint16(zp[offBootFlag:]) != bootFlag || le.Uint32(zp[offMagic:]) != headerMagic ||
+		zp[offLoader] != loaderUnknown {
+		t.Errorf("setup header: flag %#x magic %#x loader %#x", le.Uint16(zp[offBootFlag:]), le.Uint32(zp[offMagic:]),
+			zp[offLoader])
 	}
 	if v := le.Uint64(zp[offACPIRSDP:]); v != uint64(ACPIStart) {
 		t.Errorf("acpi_rsdp_addr %#x", v)
@@ -154,7 +156,8 @@ func checkBootParams(t *testing.T, mem *guestmem.Memory, initrd []byte) {
 		t.Errorf("command line %q", cmdline)
 	}
 	addr, size := le.Uint32(zp[offRamdiskImage:]), int(le.Uint32(zp[offRamdiskSize:]))
-	if size != len(initrd) || addr%guestmem.PageSize != 0 || !bytes.Equal(readGuest(t, mem, guestmem.GPA(addr), size), initrd) {
+	if size != len(initrd) || addr%guestmem.PageSize != 0 || !bytes.Equal(readGuest(t, mem, guestmem.GPA(addr), size),
+		initrd) {
 		t.Errorf("initrd: %d bytes at %#x", size, addr)
 	}
 	if n := zp[offE820Entries]; n != 4 {
@@ -275,7 +278,8 @@ func TestState(t *testing.T) {
 		}
 	}
 	// Flat 64-bit code and flat data, as boot.rst spells them.
-	for sel, want := range map[uint16]uint64{bootCS: 0x00af9b000000ffff, bootDS: 0x00cf93000000ffff, bootTR: 0x00008b0000000067} {
+	for sel, want := range map[uint16]uint64{bootCS: 0x00af9b000000ffff, bootDS: 0x00cf93000000ffff,
+		bootTR: 0x00008b0000000067} {
 		if got := u64(s.GDT.Base + uint64(sel)); got != want {
 			t.Errorf("descriptor %#x is %#016x, want %#016x", sel, got, want)
 		}

@@ -69,17 +69,20 @@ func loadELF(mem *guestmem.Memory, f file, head []byte) (kernel, error) {
 func elfSegments(f file, head []byte) ([]elfSegment, error) {
 	le := binary.LittleEndian
 	if head[4] != elfClass64 || head[5] != elfDataLSB || le.Uint16(head[18:]) != elfMachineX86 {
-		return nil, fmt.Errorf("not a 64-bit x86 file (class %d, data %d, machine %d)", head[4], head[5], le.Uint16(head[18:]))
+		return nil, fmt.Errorf("not a 64-bit x86 file (class %d, data %d, machine %d)", head[4], head[5],
+			le.Uint16(head[18:]))
 	}
 	if t := le.Uint16(head[16:]); t != elfTypeExec {
 		return nil, fmt.Errorf("type %d, want an executable (%d): is this a vmlinux?", t, elfTypeExec)
 	}
 	off, size, count := le.Uint64(head[32:]), le.Uint16(head[54:]), int(le.Uint16(head[56:]))
 	if size != elfProgSize || count == 0 || count > maxProgHeaders {
-		return nil, fmt.Errorf("%d program headers of %d bytes: want 1 to %d of %d bytes", count, size, maxProgHeaders, elfProgSize)
+		return nil, fmt.Errorf("%d program headers of %d bytes: want 1 to %d of %d bytes", count, size, maxProgHeaders,
+			elfProgSize)
 	}
 	if off > uint64(f.size) || uint64(count*elfProgSize) > uint64(f.size)-off {
-		return nil, fmt.Errorf("program headers at %d lie beyond the end of the file (%d bytes): it is truncated", off, f.size)
+		return nil, fmt.Errorf("program headers at %d lie beyond the end of the file (%d bytes): it is truncated", off,
+			f.size)
 	}
 	table := make([]byte, count*elfProgSize)
 	if n, err := f.r.ReadAt(table, int64(off)); n != len(table) {

@@ -101,7 +101,8 @@ func checkPlace(mem *guestmem.Memory, addr guestmem.GPA, size uint64) error {
 		return fmt.Errorf("it wants to be at %#x, below %#x where the boot data is", uint64(addr), uint64(MinKernelAddr))
 	}
 	if addr > top || size > uint64(top-addr) {
-		return fmt.Errorf("it needs %d bytes at %#x, RAM ends at %#x: give the VM more memory", size, uint64(addr), uint64(top))
+		return fmt.Errorf("it needs %d bytes at %#x, RAM ends at %#x: give the VM more memory", size, uint64(addr),
+			uint64(top))
 	}
 	return nil
 }

@@ -166,17 +166,19 @@ func featureWords() []featureWord {
 	return []featureWord{
 		{leafFeatures, 0, regECX, emulated1ECX, "sse3 pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 cid sdbg fma " +
 			"cx16 xtpr pdcm - pcid dca sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave osxsave avx f16c rdrand hypervisor"},
-		{leafFeatures, 0, regEDX, emulated1EDX, "fpu vme de pse tsc msr pae mce cx8 apic - sep mtrr pge mca cmov pat pse36 pn " +
-			"clflush - dts acpi mmx fxsr sse sse2 ss ht tm ia64 pbe"},
+		{leafFeatures, 0, regEDX, emulated1EDX,
+			"fpu vme de pse tsc msr pae mce cx8 apic - sep mtrr pge mca cmov pat pse36 pn " +
+				"clflush - dts acpi mmx fxsr sse sse2 ss ht tm ia64 pbe"},
 		{leafExtended, 0, regEBX, 0, "fsgsbase tsc_adjust sgx bmi1 hle avx2 fdp_excptn_only smep bmi2 erms invpcid rtm cqm " +
 			"zero_fcs_fds mpx rdt_a avx512f avx512dq rdseed adx smap avx512ifma - clflushopt clwb intel_pt avx512pf avx512er " +
 			"avx512cd sha_ni avx512bw avx512vl"},
 		{leafExtended, 0, regECX, 1 << 4, "prefetchwt1 avx512vbmi umip pku ospke waitpkg avx512_vbmi2 shstk gfni vaes " +
 			"vpclmulqdq avx512_vnni avx512_bitalg tme avx512_vpopcntdq - la57 - - - - - rdpid - bus_lock_detect cldemote - " +
 			"movdiri movdir64b enqcmd sgx_lc pks"}, // bit 4, OSPKE, follows the guest's CR4
-		{leafExtended, 0, regEDX, 0, "- - avx512_4vnniw avx512_4fmaps fsrm - - - avx512_vp2intersect srbds_ctrl md_clear - - " +
-			"tsx_force_abort serialize hybrid tsxldtrk - pconfig arch_lbr ibt - amx_bf16 avx512_fp16 amx_tile amx_int8 spec_ctrl " +
-			"stibp flush_l1d arch_capabilities core_capabilities ssbd"},
+		{leafExtended, 0, regEDX, 0,
+			"- - avx512_4vnniw avx512_4fmaps fsrm - - - avx512_vp2intersect srbds_ctrl md_clear - - " +
+				"tsx_force_abort serialize hybrid tsxldtrk - pconfig arch_lbr ibt - amx_bf16 avx512_fp16 amx_tile amx_int8 spec_ctrl " +
+				"stibp flush_l1d arch_capabilities core_capabilities ssbd"},
 		{leafExtended, 1, regEAX, 0, "sha512 sm3 sm4 - avx_vnni avx512_bf16 lass cmpccxadd - - fzrm fsrs fsrc"},
 		{leafExtended, 1, regEDX, 0, ""},
 		{leafExtended, 2, regEDX, 0, "psfd ipred_ctrl rrsba_ctrl ddpd_u bhi_ctrl mcdt_no"},
@@ -188,12 +190,15 @@ func featureWords() []featureWord {
 			"kvm_steal_time kvm_pv_eoi kvm_pv_unhalt - kvm_pv_tlb_flush kvm_async_pf_vmexit kvm_pv_send_ipi kvm_poll_control " +
 			"kvm_pv_sched_yield kvm_async_pf_int kvm_msi_ext_dest_id kvm_hc_map_gpa_range kvm_migration_control - - - - - - " +
 			"kvm_clocksource_stable"},
-		{leafExtFeatures, 0, regECX, 0, "lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs " +
-			"xop skinit wdt - lwp fma4 tce - nodeid_msr - tbm topoext perfctr_core perfctr_nb - bpext ptsc perfctr_llc mwaitx"},
-		{leafExtFeatures, 0, regEDX, 0, "fpu vme de pse tsc msr pae mce cx8 apic - syscall mtrr pge mca cmov pat pse36 - - nx - " +
-			"mmxext mmx fxsr fxsr_opt pdpe1gb rdtscp - lm 3dnowext 3dnow"},
-		{leafAddress, 0, regEBX, 0, "clzero irperf xsaveerptr - rdpru - - - - wbnoinvd - - ibpb - ibrs stibp - stibp_always_on " +
-			"- - - - - amd_ppin ssbd virt_ssbd ssb_no cppc - - btc_no"},
+		{leafExtFeatures, 0, regECX, 0,
+			"lahf_lm cmp_legacy svm extapic cr8_legacy abm sse4a misalignsse 3dnowprefetch osvw ibs " +
+				"xop skinit wdt - lwp fma4 tce - nodeid_msr - tbm topoext perfctr_core perfctr_nb - bpext ptsc perfctr_llc mwaitx"},
+		{leafExtFeatures, 0, regEDX, 0,
+			"fpu vme de pse tsc msr pae mce cx8 apic - syscall mtrr pge mca cmov pat pse36 - - nx - " +
+				"mmxext mmx fxsr fxsr_opt pdpe1gb rdtscp - lm 3dnowext 3dnow"},
+		{leafAddress, 0, regEBX, 0,
+			"clzero irperf xsaveerptr - rdpru - - - - wbnoinvd - - ibpb - ibrs stibp - stibp_always_on " +
+				"- - - - - amd_ppin ssbd virt_ssbd ssb_no cppc - - btc_no"},
 		{leafExtended2, 0, regEAX, 0, "no_nested_data_bp - lfence_rdtsc - - - null_sel_clr_base - autoibrs"},
 	}
 }

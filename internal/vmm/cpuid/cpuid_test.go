@@ -253,10 +253,14 @@ func TestCompatible(t *testing.T) {
 		want        string
 	}{
 		"avx512f": {hostSaved, clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 1 << 16 }), "lacks avx512f"},
-		"two":     {hostSaved, clearBits(intel(), leafExtended, 0, func(e *Entry) { e.EBX &^= 1<<16 | 1<<5 }), "avx2, avx512f"},
-		"popcnt":  {portable, clearBits(intel(), leafFeatures, 0, func(e *Entry) { e.ECX &^= 1 << 23 }), "lacks popcnt"},
-		"nx":      {portable, clearBits(intel(), leafExtFeatures, 0, func(e *Entry) { e.EDX &^= 1 << 20 }), "lacks nx"},
-		"no name": {intel(), clearBits(intel(), leafExtended, 1, func(e *Entry) { e.EDX &^= 1 << 3 }), "cpuid 0x7.1 edx bit 3"},
+		"two": {hostSaved, clearBits(intel(), leafExtended, 0, func(e *Entry) {
+			e.EBX &^= 1<<16 | 1<<5
+		}), "avx2, avx512f"},
+		"popcnt": {portable, clearBits(intel(), leafFeatures, 0, func(e *Entry) { e.ECX &^= 1 << 23 }), "lacks popcnt"},
+		"nx":     {portable, clearBits(intel(), leafExtFeatures, 0, func(e *Entry) { e.EDX &^= 1 << 20 }), "lacks nx"},
+		"no name": {intel(), clearBits(intel(), leafExtended, 1, func(e *Entry) {
+			e.EDX &^= 1 << 3
+		}), "cpuid 0x7.1 edx bit 3"},
 		"clock":   {portable, clearBits(intel(), leafKVMFeatures, 0, func(e *Entry) { e.EAX = 0 }), "kvm_clocksource2"},
 		"vendor":  {portable, amd(), "vendor GenuineIntel"},
 		"address": {hostSaved, clearBits(intel(), leafAddress, 0, func(e *Entry) { e.EAX = 39 }), "52-bit physical"},
@@ -300,9 +304,12 @@ func TestFeatureNames(t *testing.T) {
 		bit         int
 		want        string
 	}{
-		{leafFeatures, 0, regEDX, 25, "sse"}, {leafExtended, 0, regECX, 22, "rdpid"}, {leafExtended, 0, regEDX, 26, "spec_ctrl"},
-		{leafExtFeatures, 0, regECX, 22, "topoext"}, {leafExtFeatures, 0, regEDX, 29, "lm"}, {leafAddress, 0, regEBX, 12, "ibpb"},
-		{leafAddress, 0, regEBX, 24, "ssbd"}, {leafXSAVE, 0, regEAX, 18, "xtiledata-state"}, {leafXSAVE, 0, regEAX, 9, "pkru-state"},
+		{leafFeatures, 0, regEDX, 25, "sse"}, {leafExtended, 0, regECX, 22, "rdpid"},
+		{leafExtended, 0, regEDX, 26, "spec_ctrl"},
+		{leafExtFeatures, 0, regECX, 22, "topoext"}, {leafExtFeatures, 0, regEDX, 29, "lm"},
+		{leafAddress, 0, regEBX, 12, "ibpb"},
+		{leafAddress, 0, regEBX, 24, "ssbd"}, {leafXSAVE, 0, regEAX, 18, "xtiledata-state"},
+		{leafXSAVE, 0, regEAX, 9, "pkru-state"},
 		{leafKVMFeatures, 0, regEAX, 24, "kvm_clocksource_stable"}, {leafExtended, 1, regEAX, 4, "avx_vnni"},
 		{leafExtended2, 0, regEAX, 6, "null_sel_clr_base"},
 	} {
@@ -352,7 +359,8 @@ func TestShownMSRs(t *testing.T) {
 			t.Errorf("register %#x of a hidden feature is saved", m)
 		}
 	}
-	for _, m := range []uint32{MSRTSC, MSRTSCDeadline, msrPAT, msrMTRRLast, msrSpecCtrl, msrKVMClock, msrTSCAux, 0xc0000082} {
+	for _, m := range []uint32{MSRTSC, MSRTSCDeadline, msrPAT, msrMTRRLast, msrSpecCtrl, msrKVMClock, msrTSCAux,
+		0xc0000082} {
 		if !slices.Contains(portable, m) {
 			t.Errorf("register %#x is not saved", m)
 		}

@@ -25,7 +25,8 @@ const (
 
 	hostPowerEAX = 1 << 2 // arat
 
-	hostExtECX = 1<<0 | 1<<1 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 | // lahf_lm cmp_legacy cr8_legacy abm sse4a misalignsse 3dnowprefetch
+	// lahf_lm cmp_legacy cr8_legacy abm sse4a misalignsse 3dnowprefetch
+	hostExtECX = 1<<0 | 1<<1 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 |
 		1<<11 | 1<<16 | 1<<21 | 1<<22 // xop fma4 tbm topoext
 	host8EBX = 1<<0 | 1<<2 | 1<<9 | 1<<12 | 1<<14 | 1<<15 | // clzero xsaveerptr wbnoinvd ibpb ibrs stibp
 		1<<16 | 1<<17 | 1<<18 | 1<<19 | // how ibrs and stibp are to be used

@@ -39,7 +39,8 @@ func maskUnsaved(e []Entry) []Entry {
 			c.EAX &^= 1<<4 | 1<<10 | 1<<14 // async_pf async_pf_vmexit async_pf_int
 		}
 	}
-	return drop(e, leafMonitor, leafPMU, leafSGX, leafPT, leafLBR, leafTiles, leafTileMul, leafSVM, leafIBS, leafSEV, leafPMUAMD)
+	return drop(e, leafMonitor, leafPMU, leafSGX, leafPT, leafLBR, leafTiles, leafTileMul, leafSVM, leafIBS, leafSEV,
+		leafPMUAMD)
 }
 
 // Bits of XCR0 and IA32_XSS, Intel SDM vol. 1 §13.1.
@@ -86,7 +87,8 @@ const (
 	portableXBytes = 512 + 64 + 256       // legacy area, header, AVX state
 	portableXMax   = 2                    // highest state component
 
-	portableExtECX = 1<<0 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 | 1<<22 // lahf cr8legacy abm sse4a misalignsse prefetchw topoext
+	// lahf cr8legacy abm sse4a misalignsse prefetchw topoext
+	portableExtECX = 1<<0 | 1<<4 | 1<<5 | 1<<6 | 1<<7 | 1<<8 | 1<<22
 	portableExtEDX = portable1EDX&amdShared1EDX |
 		1<<11 | 1<<20 | 1<<22 | 1<<25 | 1<<26 | 1<<27 | 1<<29 // syscall nx mmxext fxsr_opt pdpe1gb rdtscp lm
 	// amdShared1EDX are the bits that AMD repeats from leaf 1.

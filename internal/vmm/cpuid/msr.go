@@ -48,7 +48,9 @@ func SavedMSRs(supported []uint32) []uint32 {
 func ShownMSRs(msrs []uint32, entries []Entry) []uint32 {
 	list := make([]uint32, 0, len(msrs))
 	for _, m := range msrs {
-		if needs := msrFeatures(m); needs == nil || slices.ContainsFunc(needs, func(f feature) bool { return f.in(entries) }) {
+		if needs := msrFeatures(m); needs == nil || slices.ContainsFunc(needs, func(f feature) bool {
+			return f.in(entries)
+		}) {
 			list = append(list, m)
 		}
 	}

@@ -17,7 +17,8 @@ func CheckSaved(template string, saved []Entry, vcpu, vcpus int) error {
 		return nil
 	}
 	for _, e := range saved {
-		if n := slices.IndexFunc(want, func(w Entry) bool { return w.Function == e.Function && w.Index == e.Index }); n < 0 || want[n] != e {
+		if n := slices.IndexFunc(want, func(w Entry) bool { return w.Function == e.Function && w.Index == e.Index }); n < 0 ||
+			want[n] != e {
 			return fmt.Errorf("the snapshot shows its guest cpuid leaf %#x.%d as {%#x %#x %#x %#x}, which cpu template %q of this "+
 				"forkd does not: bake the snapshot again", e.Function, e.Index, e.EAX, e.EBX, e.ECX, e.EDX, template)
 		}

@@ -190,7 +190,8 @@ func TestOwnNow(t *testing.T) {
 	if err := m.ReadAt(got, PageSize); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{0xaa}, len(got))) {
 		t.Errorf("the bytes are not what they were (%v)", err)
 	}
-	if m.OwnNow(0, 4*mib) == nil || m.OwnNow(2*mib, PageSize) == nil || m.OwnNow(0, 1<<63) == nil || m.OwnNow(1, PageSize) == nil {
+	if m.OwnNow(0, 4*mib) == nil || m.OwnNow(2*mib, PageSize) == nil || m.OwnNow(0, 1<<63) == nil ||
+		m.OwnNow(1, PageSize) == nil {
 		t.Error("pages that there are not were copied")
 	}
 }

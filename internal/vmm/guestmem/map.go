@@ -129,7 +129,8 @@ func (m *Memory) remap(gpa GPA, length uint64, fd int, offset uint64, flags int)
 		return nil, err
 	}
 	addr := unsafe.Pointer(unsafe.SliceData(v))
-	if _, err := unix.MmapPtr(fd, int64(offset), addr, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
+	if _, err := unix.MmapPtr(fd, int64(offset), addr, uintptr(length), unix.PROT_READ|unix.PROT_WRITE,
+		flags); err != nil {
 		return nil, fmt.Errorf("map guest memory %#x+%#x: %w", uint64(gpa), length, err)
 	}
 	return v, nil

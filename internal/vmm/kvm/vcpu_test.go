@@ -39,7 +39,9 @@ func TestRunTakesEAGAINFromAWaitingVCPUOnly(t *testing.T) {
 	if err := c.runError(unix.EFAULT, state(MPStateRunnable)); !errors.Is(err, unix.EFAULT) {
 		t.Errorf("EFAULT: %v", err)
 	}
-	if err := (&VCPU{waiting: true}).runError(unix.EAGAIN, func() (MPState, error) { return MPState{}, unix.EIO }); !errors.Is(err, unix.EIO) {
+	if err := (&VCPU{waiting: true}).runError(unix.EAGAIN, func() (MPState, error) {
+		return MPState{}, unix.EIO
+	}); !errors.Is(err, unix.EIO) {
 		t.Errorf("a state that cannot be read: %v", err)
 	}
 }

@@ -52,7 +52,8 @@ func newHost(t *testing.T, vcpus int) *host {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	h := &host{dir: dir, tops: dir, kernel: assets.Minimal.VMLinux, initrd: filepath.Join(dir, "initrd"),
-		base: filepath.Join(dir, "base"), shape: vm.Shape{MemoryBytes: 192 * mib, VCPUs: uint32(vcpus), Template: vmtest.Template()}}
+		base: filepath.Join(dir, "base"), shape: vm.Shape{MemoryBytes: 192 * mib, VCPUs: uint32(vcpus),
+			Template: vmtest.Template()}}
 	writeInitrd(t, h.initrd)
 	if err := os.WriteFile(h.base, make([]byte, diskSize), 0o600); err != nil {
 		t.Fatal(err)
@@ -182,7 +183,8 @@ func (h *host) newVM(t *testing.T) *testVM {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tracker.Close() })
-	v.Machine, err = machine.New(machine.Config{KVM: sys, Tracker: tracker, Shape: h.shape, Console: v.console, VsockListener: file,
+	v.Machine, err = machine.New(machine.Config{KVM: sys, Tracker: tracker, Shape: h.shape, Console: v.console,
+		VsockListener: file,
 		GuestConn: func(port uint32, fd int) error {
 			select {
 			case v.dialed <- port:

@@ -36,7 +36,8 @@ type Config struct {
 	VsockListener *os.File                        // listening unix socket, taken over
 	GuestConn     func(port uint32, fd int) error // gets a stream that the guest opened; owns fd if it returns nil
 	Exited        func(vm.Exit)                   // called once, when the guest has stopped by itself
-	Stalled       func()                          // called when the machine has been paused because the host has no room for its disks
+	// called when the machine has been paused because the host has no room for its disks
+	Stalled func()
 }
 
 // Disk is one virtio-blk disk; its files are taken over. See package disklayer for their format.

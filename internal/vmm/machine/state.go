@@ -183,7 +183,8 @@ func (s *vmState) Restore(r *codec.Reader) error {
 func toTemplate(entries []kvm.CPUIDEntry) []cpuid.Entry {
 	out := make([]cpuid.Entry, len(entries))
 	for i, e := range entries {
-		out[i] = cpuid.Entry{Function: e.Function, Index: e.Index, Flags: e.Flags, EAX: e.Eax, EBX: e.Ebx, ECX: e.Ecx, EDX: e.Edx}
+		out[i] = cpuid.Entry{Function: e.Function, Index: e.Index, Flags: e.Flags, EAX: e.Eax, EBX: e.Ebx, ECX: e.Ecx,
+			EDX: e.Edx}
 	}
 	return out
 }
@@ -191,7 +192,8 @@ func toTemplate(entries []kvm.CPUIDEntry) []cpuid.Entry {
 func fromTemplate(entries []cpuid.Entry) []kvm.CPUIDEntry {
 	out := make([]kvm.CPUIDEntry, len(entries))
 	for i, e := range entries {
-		out[i] = kvm.CPUIDEntry{Function: e.Function, Index: e.Index, Flags: e.Flags, Eax: e.EAX, Ebx: e.EBX, Ecx: e.ECX, Edx: e.EDX}
+		out[i] = kvm.CPUIDEntry{Function: e.Function, Index: e.Index, Flags: e.Flags, Eax: e.EAX, Ebx: e.EBX, Ecx: e.ECX,
+			Edx: e.EDX}
 	}
 	return out
 }

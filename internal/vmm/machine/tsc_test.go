@@ -39,7 +39,8 @@ func TestTSCRateOfAnotherHost(t *testing.T) {
 
 func TestTSCsAreAligned(t *testing.T) {
 	msrs := func(tsc, adjust uint64) []kvm.MSREntry {
-		return []kvm.MSREntry{{Index: 0x174, Data: 5}, {Index: cpuid.MSRTSCAdjust, Data: adjust}, {Index: cpuid.MSRTSC, Data: tsc}}
+		return []kvm.MSREntry{{Index: 0x174, Data: 5}, {Index: cpuid.MSRTSCAdjust, Data: adjust},
+			{Index: cpuid.MSRTSC, Data: tsc}}
 	}
 	for _, c := range []struct {
 		name       string

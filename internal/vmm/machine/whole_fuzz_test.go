@@ -32,7 +32,8 @@ func FuzzMachine(f *testing.F) {
 	for k := range hostKinds {
 		around = append(around, bareguest.Program{{Kind: bareguest.Kinds + k, Value: 1000}}.Encode()...)
 	}
-	connected := bareguest.Program{{Kind: bareguest.Kinds + hostPeer, Value: 1}, {Kind: bareguest.Kinds + hostFrame, Value: 100},
+	connected := bareguest.Program{{Kind: bareguest.Kinds + hostPeer, Value: 1},
+		{Kind: bareguest.Kinds + hostFrame, Value: 100},
 		{Kind: bareguest.Kinds + hostDial, Addr: 1024}}.Encode()
 	for _, target := range bareguest.Targets() {
 		seeds := bareguest.Seeds(target, pages)

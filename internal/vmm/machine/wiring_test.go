@@ -266,7 +266,8 @@ const enableCap = 0x4068aea3
 func TestNewSetsThePolicy(t *testing.T) {
 	sys := openKVM(t)
 	want := 0
-	for id, bits := range map[uintptr]int{kvm.CapBusLockExit: kvm.BusLockExit, kvm.CapNotifyVMExit: 1, kvm.CapHaltPoll: 1} {
+	for id, bits := range map[uintptr]int{kvm.CapBusLockExit: kvm.BusLockExit, kvm.CapNotifyVMExit: 1,
+		kvm.CapHaltPoll: 1} {
 		have, err := sys.Extension(id)
 		if err != nil {
 			t.Fatal(err)

@@ -51,7 +51,8 @@ func (c *Capture) Replace(r guestmem.Range, layer, most int) (done []guestmem.Ra
 			continue
 		}
 		pages := uint64(1)
-		for next := at + guestmem.PageSize; pages < replacePages && next < end && c.release(pageOf(next)); next += guestmem.PageSize {
+		for next := at + guestmem.PageSize; pages < replacePages && next < end &&
+			c.release(pageOf(next)); next += guestmem.PageSize {
 			pages++
 		}
 		run := guestmem.Range{GPA: at, Length: pages * guestmem.PageSize}

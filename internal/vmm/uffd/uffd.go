@@ -55,7 +55,8 @@ func (u fd) register(start uintptr, length uint64) error {
 	r := struct{ start, length, mode, ioctls uint64 }{uint64(start), length, registerWP, 0}
 	err := u.call(ioRegister, unsafe.Pointer(&r))
 	if errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("register %d bytes for write protection: %w (is the directory of the memory layers on tmpfs?)", length, err)
+		return fmt.Errorf("register %d bytes for write protection: %w (is the directory of the memory layers on tmpfs?)",
+			length, err)
 	}
 	if err != nil {
 		return fmt.Errorf("register %d bytes for write protection: %w", length, err)

@@ -140,7 +140,8 @@ func TestFreezeIsOneInstantUnderFire(t *testing.T) {
 	}
 }
 
-func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.Tracker, dir string, stop ...sync.Locker) uint64 {
+func freezeOnce(t *testing.T, m *guestmem.Memory, f *Freezer, tracker *guestmem.Tracker, dir string,
+	stop ...sync.Locker) uint64 {
 	t.Helper()
 	layer, err := os.Create(filepath.Join(dir, "layer"))
 	if err != nil {
@@ -278,7 +279,8 @@ func TestDeviceOpensARange(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer layer.Close()
-	frozen := []guestmem.Range{{GPA: 0, Length: 100 * page}, {GPA: 103 * page, Length: 200 * page}, {GPA: 400 * page, Length: page}}
+	frozen := []guestmem.Range{{GPA: 0, Length: 100 * page}, {GPA: 103 * page, Length: 200 * page},
+		{GPA: 400 * page, Length: page}}
 	c, err := f.Freeze(frozen, int(layer.Fd()))
 	if err != nil {
 		t.Fatal(err)

@@ -76,7 +76,8 @@ func buildCommit(ctx context.Context, cache, commit string) (b vmtest.Build, err
 		return b, err
 	}
 	defer os.RemoveAll(tree)
-	build := exec.CommandContext(ctx, "/bin/sh", "-c", `git archive "$1" | tar -x -C "$2" && "$2/scripts/build"`, "sh", commit, tree)
+	build := exec.CommandContext(ctx, "/bin/sh", "-c", `git archive "$1" | tar -x -C "$2" && "$2/scripts/build"`, "sh",
+		commit, tree)
 	if out, err := build.CombinedOutput(); err != nil {
 		return b, fmt.Errorf("%w: %s", err, out)
 	}

@@ -26,7 +26,8 @@ func (p vmPkg) pattern() string { return "^(" + strings.Join(p.tests, "|") + ")$
 
 // discover returns the packages with VM tests among those that go list names.
 func discover(ctx context.Context, names []string) ([]vmPkg, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, names...)...)
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},
+		names...)...)
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError

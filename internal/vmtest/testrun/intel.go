@@ -97,7 +97,8 @@ const (
 
 // integrationTests are those that run on an emulated Intel host too: one for each thing that a
 // user does to a sandbox. The others test the daemon and files rather than VMs.
-var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback", "TestForkFromSandbox",
+var integrationTests = []string{"TestForkEvalExecKill", "TestBranchMidComputation", "TestRollback",
+	"TestForkFromSandbox",
 	"TestSuspend", "TestBranchChain", "TestVMEnds", "TestBranchKeepsStreams"}
 
 // intelTests finds the VM tests of the VMM and its client, and adds the integration tests.
@@ -206,7 +207,9 @@ func (c choice) of(packages []vmPkg) []vmPkg {
 		if len(c.packages) > 0 && !slices.Contains(c.packages, p.path) {
 			continue
 		}
-		p.tests = slices.DeleteFunc(slices.Clone(p.tests), func(name string) bool { return c.tests != nil && !c.tests.MatchString(name) })
+		p.tests = slices.DeleteFunc(slices.Clone(p.tests), func(name string) bool {
+			return c.tests != nil && !c.tests.MatchString(name)
+		})
 		if len(p.tests) > 0 {
 			out = append(out, p)
 		}

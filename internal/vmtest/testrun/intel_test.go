@@ -39,12 +39,14 @@ func TestReportPackage(t *testing.T) {
 			}
 			var out bytes.Buffer
 			got, err := reportPackage(t.Context(), vmPkg{"p", []string{"TestA"}}, result, &out)
-			if got.passed != c.passed || c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			if got.passed != c.passed || c.want == "" && err != nil || c.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("got %v, %v, want %d passed and %q\n%s", got, err, c.passed, c.want, &out)
 			}
 		})
 	}
-	if _, err := reportPackage(t.Context(), vmPkg{"p", []string{"TestA"}}, filepath.Join(t.TempDir(), "p"), nil); err == nil {
+	if _, err := reportPackage(t.Context(), vmPkg{"p", []string{"TestA"}}, filepath.Join(t.TempDir(), "p"),
+		nil); err == nil {
 		t.Error("tests that never began have passed")
 	}
 }

@@ -45,7 +45,8 @@ func (h) boot(t *testing.T) { outer(t) }
 func TestSplit(t *testing.T) {
 	got := split([]vmPkg{{"a", []string{"1", "2", "3", "4", "5"}}, {"b", []string{"6"}}, {"c", []string{"7", "8"}}}, 2)
 	want := []vmPkg{
-		{"a", []string{"3"}}, {"b", []string{"6"}}, {"a", []string{"1", "4"}}, {"a", []string{"2", "5"}}, {"c", []string{"7", "8"}},
+		{"a", []string{"3"}}, {"b", []string{"6"}}, {"a", []string{"1", "4"}}, {"a", []string{"2", "5"}},
+		{"c", []string{"7", "8"}},
 	}
 	if !slices.EqualFunc(got, want, func(a, b vmPkg) bool { return a.path == b.path && slices.Equal(a.tests, b.tests) }) {
 		t.Errorf("%v, want %v", got, want)

@@ -137,7 +137,8 @@ func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	if s == nil || s.Capabilities == nil || len(s.Capabilities.Drop) != 1 || s.Capabilities.Drop[0] != "ALL" {
 		return nil, errors.New("want capabilities to drop ALL")
 	}
-	if s.Privileged != nil && *s.Privileged || s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+	if s.Privileged != nil && *s.Privileged || s.SeccompProfile == nil ||
+		s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 		return nil, errors.New("want a container that is not privileged, with the seccomp profile RuntimeDefault")
 	}
 	caps := []string{}
@@ -147,7 +148,8 @@ func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 	options := []oci.SpecOpts{
 		oci.WithRootFSPath(filepath.Join(dir, "rootfs")),
 		oci.WithProcessArgs(args...),
-		oci.WithEnv([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "FORKD_CACHE=/var/cache/forkd"}),
+		oci.WithEnv([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"FORKD_CACHE=/var/cache/forkd"}),
 		oci.WithCapabilities(caps),
 		seccomp.WithDefaultProfile(),
 		oci.WithHostname("pod"),
@@ -164,7 +166,8 @@ func specOf(c corev1.Container, dir string) (*specs.Spec, error) {
 		if m.ReadOnly {
 			how[2] = "ro"
 		}
-		mounts = append(mounts, specs.Mount{Destination: m.MountPath, Type: "bind", Source: filepath.Join(dir, "volumes", m.Name), Options: how})
+		mounts = append(mounts, specs.Mount{Destination: m.MountPath, Type: "bind",
+			Source: filepath.Join(dir, "volumes", m.Name), Options: how})
 	}
 	options = append(options, oci.WithMounts(mounts))
 	if _, ok := c.Resources.Limits["squat.ai/kvm"]; ok {

@@ -105,7 +105,8 @@ func TestSDK(t *testing.T) {
 	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost api.e2b.localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := append([]string{"--user", "--map-root-user", "--mount", "sh", "-ec", ownHosts, "sh", hosts}, strings.Fields(program)...)
+	args := append([]string{"--user", "--map-root-user", "--mount", "sh", "-ec", ownHosts, "sh", hosts},
+		strings.Fields(program)...)
 	cmd := exec.CommandContext(t.Context(), "unshare", args...)
 	cmd.Env = os.Environ()
 	for name, value := range env {

@@ -33,7 +33,9 @@ func TestSchemathesis(t *testing.T) {
 	if program == "" {
 		t.Skip("SCHEMATHESIS is not set: run scripts/compat schemathesis")
 	}
-	rig := apirig.Start(t, apirig.Options{Unchecked: true, Agent: func(dir string) *exec.Cmd { return jailedAgent(t, dir) }})
+	rig := apirig.Start(t, apirig.Options{Unchecked: true, Agent: func(dir string) *exec.Cmd {
+		return jailedAgent(t, dir)
+	}})
 	parent := rig.Parent
 	parent.Tag = "base"
 	if _, err := rig.Bake(t.Context(), parent); err != nil {
@@ -44,7 +46,8 @@ func TestSchemathesis(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), program, "--config-file", config, "run", rig.URL+"/openapi.json",
-		"--header", "Authorization: Bearer "+apirig.Token, "--exclude-checks", excluded, "--continue-on-failure", "--exclude-path-regex", left,
+		"--header", "Authorization: Bearer "+apirig.Token, "--exclude-checks", excluded, "--continue-on-failure",
+		"--exclude-path-regex", left,
 		"--max-time", os.Getenv("SCHEMATHESIS_SECONDS"), "--request-timeout", "60", "--no-color",
 		"--report", "json", "--report-json-path", os.Getenv("SCHEMATHESIS_REPORT"))
 	if seed := os.Getenv("SEED"); seed != "" {
@@ -76,7 +79,8 @@ func configOf(t *testing.T, rig *apirig.Rig) string {
 			if strings.HasSuffix(path, "/logs") {
 				endless = `, "query.follow" = "false"`
 			}
-			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q%s }\n", route, f.Sandboxes[0].ID, endless)
+			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.id\" = %q%s }\n", route,
+				f.Sandboxes[0].ID, endless)
 		case strings.Contains(path, "/{tag}"):
 			fmt.Fprintf(&config, "[[operations]]\ninclude-name = %q\nparameters = { \"path.tag\" = \"base\" }\n", route)
 		}

@@ -90,7 +90,8 @@ func (d *daemon) serve() {
 	mux.HandleFunc("/", d.answer)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.server = &http.Server{Handler: mux, ConnContext: auth.WithPeer, Protocols: new(http.Protocols), ConnState: d.connState,
+	d.server = &http.Server{Handler: mux, ConnContext: auth.WithPeer, Protocols: new(http.Protocols),
+		ConnState:         d.connState,
 		ReadHeaderTimeout: 10 * time.Second}
 	d.server.Protocols.SetHTTP1(true)
 	d.server.Protocols.SetUnencryptedHTTP2(true)

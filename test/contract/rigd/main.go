@@ -136,7 +136,8 @@ func agentHere(t *lifetime, self, dir string) *exec.Cmd {
 
 // guestRAM maps what VMMs have mapped: statistics of a sandbox look for it, and find this process.
 func guestRAM(t *lifetime) error {
-	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	ram, err := unix.Mmap(-1, 0, 512<<20, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,9 @@ func (c *checker) ring(w int, r []uint64) (final uint64) {
 	if chain != r[recChain] {
 		c.fail("writer %d: the ring ends with chain %#x, the record says %#x", w, chain, r[recChain])
 	}
-	if unused := ring[min(r[recDone], ringLen)*entry:]; slices.ContainsFunc(unused, func(v uint64) bool { return v != 0 }) {
+	if unused := ring[min(r[recDone], ringLen)*entry:]; slices.ContainsFunc(unused, func(v uint64) bool {
+		return v != 0
+	}) {
 		c.fail("writer %d: the ring has more than its %d writes", w, r[recDone])
 	}
 	for u, seq := range latest {

@@ -184,13 +184,15 @@ func TestDamageIsFoundAndDescribed(t *testing.T) {
 	}{
 		{"a lost page", func(s instant) { clear(page(s, written)) }, "[0:512]=zero"},
 		{"a page that was never written", func(s instant) { fill(page(s, written), written, 0) }, "[0:512]=0"},
-		{"the second half lost", func(s instant) { clear(page(s, written)[256:]) }, fmt.Sprintf("[0:256]=%d [256:512]=zero", seq)},
+		{"the second half lost", func(s instant) { clear(page(s, written)[256:]) },
+			fmt.Sprintf("[0:256]=%d [256:512]=zero", seq)},
 		{"half-written", func(s instant) {
 			next := make([]uint64, pageWords)
 			fill(next, written, seq+1)
 			copy(page(s, written), next[:100])
 		}, fmt.Sprintf("[0:100]=%d [100:512]=%d", seq+1, seq)},
-		{"another page's content", func(s instant) { copy(page(s, written), page(s, written+2)) }, fmt.Sprintf("page %d: want", written)},
+		{"another page's content", func(s instant) { copy(page(s, written), page(s, written+2)) },
+			fmt.Sprintf("page %d: want", written)},
 		{"one bit", func(s instant) { page(s, 5)[77] ^= 1 << 40 }, "page 5: want"},
 		{"a sector of a block", func(s instant) { clear(s.disk[7][64:128]) }, "[64:128]=zero"},
 		{"a lost block", func(s instant) { clear(s.disk[8]) }, "block 8: want"},

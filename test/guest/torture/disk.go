@@ -36,7 +36,8 @@ func openDisk(dir string, s shape) (*disk, error) {
 		return nil, err
 	}
 	d := &disk{shape: s}
-	mem, err := unix.Mmap(-1, 0, 2*pageSize+2*readAhead, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, 2*pageSize+2*readAhead, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map disk buffers: %w", err)
 	}

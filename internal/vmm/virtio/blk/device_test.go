@@ -64,7 +64,8 @@ func (g *guest) submit(kind uint32, sector uint64, out []byte, in uint32) {
 	dataAt := guestmem.GPA(bufBase + headerSize + len(out))
 	g.ring.Add(virtiotest.Buf{GPA: bufBase, Len: 7}, // headers may be split anywhere
 		virtiotest.Buf{GPA: bufBase + 7, Len: headerSize - 7 + uint32(len(out))},
-		virtiotest.Buf{GPA: dataAt, Len: in, Write: true}, virtiotest.Buf{GPA: dataAt + guestmem.GPA(in), Len: 1, Write: true})
+		virtiotest.Buf{GPA: dataAt, Len: in, Write: true}, virtiotest.Buf{GPA: dataAt + guestmem.GPA(in), Len: 1,
+			Write: true})
 }
 
 func (g *guest) complete(out []byte, in uint32) (status byte, data []byte) {
@@ -170,7 +171,8 @@ func TestFailedWriteLeavesOldData(t *testing.T) {
 	if s, _ := g.request(typeOut, 0, make([]byte, cluster), 0); s != statusIOErr {
 		t.Fatalf("write: status %d", s)
 	}
-	if s, data := g.request(typeIn, 0, nil, cluster); s != statusOK || !bytes.Equal(data, bytes.Repeat([]byte{7}, cluster)) {
+	if s, data := g.request(typeIn, 0, nil, cluster); s != statusOK ||
+		!bytes.Equal(data, bytes.Repeat([]byte{7}, cluster)) {
 		t.Fatalf("read: status %d, first byte %d", s, data[0])
 	}
 }

@@ -89,7 +89,8 @@ func (o *Overlay) openLayer(f *os.File) (*disklayer.Layer, error) {
 		return nil, err
 	}
 	if l.Size() != o.size {
-		return nil, errors.Join(fmt.Errorf("layer %s is of a disk of %d bytes, want %d", f.Name(), l.Size(), o.size), l.Close())
+		return nil, errors.Join(fmt.Errorf("layer %s is of a disk of %d bytes, want %d", f.Name(), l.Size(), o.size),
+			l.Close())
 	}
 	return l, nil
 }

@@ -178,7 +178,8 @@ func TestLimitsOfZeroing(t *testing.T) {
 	le := binary.LittleEndian
 	config := make([]byte, configSize)
 	g.tr.Read(0x100, config)
-	for off, want := range map[int]uint32{36: announcedZero, 40: announcedSegments, 48: announcedZero, 52: announcedSegments} {
+	for off, want := range map[int]uint32{36: announcedZero, 40: announcedSegments, 48: announcedZero,
+		52: announcedSegments} {
 		if have := le.Uint32(config[off:]); have != want {
 			t.Errorf("the configuration has %d at %d, want %d", have, off, want)
 		}

@@ -10,7 +10,8 @@ import (
 
 // FuzzRegisters plays a hostile driver: pairs of register and value, some to a started device.
 func FuzzRegisters(f *testing.F) {
-	f.Add([]byte{0x70 / 4, 1, 0x70 / 4, 3, 0x24 / 4, 1, 0x20 / 4, 1, 0x70 / 4, 11, 0x38 / 4, 8, 0x44 / 4, 1, 0x70 / 4, 15}, false)
+	f.Add([]byte{0x70 / 4, 1, 0x70 / 4, 3, 0x24 / 4, 1, 0x20 / 4, 1, 0x70 / 4, 11, 0x38 / 4, 8, 0x44 / 4, 1, 0x70 / 4, 15},
+		false)
 	f.Add([]byte{0x50 / 4, 0, 0x70 / 4, 0, 0x50 / 4, 9}, true)
 	tr, mem, _, _ := newTransport(f)
 	f.Fuzz(func(t *testing.T, ops []byte, started bool) {

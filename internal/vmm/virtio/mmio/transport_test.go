@@ -103,7 +103,8 @@ var load, store = virtiotest.Load, virtiotest.Store
 
 func TestIdentity(t *testing.T) {
 	tr, _, _, _ := newTransport(t)
-	for off, want := range map[uint64]uint32{0: 0x74726976, 4: 2, 8: 42, 0x10: testFeature | 3<<28, 0x34: 16, 0xb0: ^uint32(0),
+	for off, want := range map[uint64]uint32{0: 0x74726976, 4: 2, 8: 42, 0x10: testFeature | 3<<28, 0x34: 16,
+		0xb0: ^uint32(0),
 		0x70: 0, 0xfc: 0, 0x100: 0x03020100} {
 		if got := load(tr, off); got != want {
 			t.Errorf("register %#x = %#x, want %#x", off, got, want)
@@ -191,7 +192,8 @@ func TestBrokenRulesNeedReset(t *testing.T) {
 }
 
 func TestBadQueuesNeedReset(t *testing.T) {
-	for name, size := range map[string]uint32{"size 0": 0, "not a power of two": 3, "larger than allowed": 32, "wide": 1<<16 | 16} {
+	for name, size := range map[string]uint32{"size 0": 0, "not a power of two": 3, "larger than allowed": 32,
+		"wide": 1<<16 | 16} {
 		tr, _, _, _ := newTransport(t)
 		for _, s := range []uint32{1, 3} {
 			store(tr, 0x70, s)

@@ -220,4 +220,5 @@ func message(h header, n int) []byte {
 }
 
 // segmented is the header of a frame that is longer than the MTU.
-var segmented = header{flags: flagNeedsCsum, gsoType: gsoTCPv4, hdrLen: 54, gsoSize: 1460, csumStart: 34, csumOffset: 16}
+var segmented = header{flags: flagNeedsCsum, gsoType: gsoTCPv4, hdrLen: 54, gsoSize: 1460, csumStart: 34,
+	csumOffset: 16}

@@ -44,7 +44,8 @@ func TestFillsBuffersAndSurvivesRestore(t *testing.T) {
 		}
 		return p
 	}
-	first := ask(64, virtiotest.Buf{GPA: bufAt, Len: 10, Write: true}, virtiotest.Buf{GPA: bufAt + 10, Len: 54, Write: true})
+	first := ask(64, virtiotest.Buf{GPA: bufAt, Len: 10, Write: true},
+		virtiotest.Buf{GPA: bufAt + 10, Len: 54, Write: true})
 	ask(maxFill, virtiotest.Buf{GPA: bufAt, Len: 3 * maxFill, Write: true})
 	ask(0, virtiotest.Buf{GPA: bufAt, Len: 8}) // nothing to write
 

@@ -47,6 +47,7 @@ func TestHoldIsBounded(t *testing.T) {
 	look()
 	t.Logf("rng: %d bytes at most between two looks at a pause", most)
 	if most != maxFill || total != queueSize*maxFill {
-		t.Errorf("%d of %d bytes were filled between two looks at a pause, want %d of %d", most, total, maxFill, queueSize*maxFill)
+		t.Errorf("%d of %d bytes were filled between two looks at a pause, want %d of %d", most, total, maxFill,
+			queueSize*maxFill)
 	}
 }

@@ -35,7 +35,8 @@ func newDriver(t *testing.T, eventIdx bool) *driver {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { mem.Close() })
-	q, err := New(mem, Config{Size: size, Desc: descAt, Driver: availAt, Device: usedAt, EventIdx: eventIdx, Indirect: true})
+	q, err := New(mem, Config{Size: size, Desc: descAt, Driver: availAt, Device: usedAt, EventIdx: eventIdx,
+		Indirect: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func TestChainsDirectAndIndirect(t *testing.T) {
 	}
 	var used [16]byte
 	d.mem.ReadAt(used[:], usedAt+4)
-	if want := []byte{5, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0}; !bytes.Equal(used[:], want) || d.load(usedAt+2) != 2 {
+	if want := []byte{5, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0}; !bytes.Equal(used[:], want) ||
+		d.load(usedAt+2) != 2 {
 		t.Fatalf("used ring %v", used)
 	}
 }

@@ -10,6 +10,7 @@ import (
 // connections; it cannot make a socket that connects anywhere. The pairs are streams: a datagram
 // socket would send to any address that it names.
 func Calls() []jail.Call {
-	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV, unix.SYS_WRITEV),
+	return append(jail.Calls(unix.SYS_ACCEPT4, unix.SYS_RECVFROM, unix.SYS_SHUTDOWN, unix.SYS_PPOLL, unix.SYS_READV,
+		unix.SYS_WRITEV),
 		jail.With(unix.SYS_SOCKETPAIR, jail.Is(0, unix.AF_UNIX), jail.Is(1, unix.SOCK_STREAM|unix.SOCK_CLOEXEC)))
 }
