@@ -28,7 +28,7 @@ func documents(t *testing.T) []document {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "out" || name == "testdata") {
+		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata") {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".md") {
