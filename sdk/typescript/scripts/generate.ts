@@ -1,0 +1,64 @@
+/**
+ * Makes src/generated out of the documents of the API: the types of its messages from
+ * api/openapi.yaml, a class for every error code from docs/errors.md. test/generated.test.ts
+ * compares what is checked in with what this makes.
+ */
+import { readFileSync, writeFileSync } from "node:fs";
+import openapi, { astToString } from "openapi-typescript";
+import ts from "typescript";
+
+const here = new URL("../src/generated/", import.meta.url);
+const repository = new URL("../../../", import.meta.url);
+
+/** What src/generated has to have: texts by file name. */
+export async function generated(): Promise<Record<string, string>> {
+  return { "api.ts": await apiTypes(), "errors.ts": errorClasses() };
+}
+
+async function apiTypes(): Promise<string> {
+  const tree = await openapi(new URL("api/openapi.yaml", repository), { defaultNonNullable: false });
+  const messages = tree.filter((node) => ts.isInterfaceDeclaration(node) && node.name.text === "components");
+  return `// Made by scripts/generate.ts from api/openapi.yaml; do not edit.\n\n${astToString(messages)}`;
+}
+
+interface Code {
+  code: string;
+  status: string;
+  meaning: string;
+}
+
+/** The rows of the table of codes in docs/errors.md. */
+function codes(): Code[] {
+  const text = readFileSync(new URL("docs/errors.md", repository), "utf8");
+  const row = /^\| <a id="(\w+)"><\/a>`\w+` \| (\d+) \|[^|]*\| ([^|]+) \|/gm;
+  const found = [...text.matchAll(row)].map((m) => ({ code: m[1]!, status: m[2]!, meaning: m[3]!.trim() }));
+  if (found.length < 40) {
+    throw new Error(`docs/errors.md: the table has ${found.length} codes: its form has changed`);
+  }
+  return found;
+}
+
+function className(code: string): string {
+  return `${code.replace(/(^|_)([a-z])/g, (_, __, letter: string) => letter.toUpperCase())}Error`;
+}
+
+function errorClasses(): string {
+  const all = codes();
+  const classes = all.map(
+    ({ code, status, meaning }) =>
+      `/** ${meaning} (${status}, \`${code}\`). */\nexport class ${className(code)} extends ForkdError {}\n`,
+  );
+  const rows = all.map(({ code }) => `  ${code}: ${className(code)},\n`);
+  return [
+    "// Made by scripts/generate.ts from docs/errors.md; do not edit.\n",
+    'import { ForkdError } from "../error.ts";\n',
+    ...classes,
+    `/** The class of every code. */\nexport const errorClasses: Readonly<Record<string, typeof ForkdError>> = {\n${rows.join("")}};\n`,
+  ].join("\n");
+}
+
+if (import.meta.main) {
+  for (const [name, text] of Object.entries(await generated())) {
+    writeFileSync(new URL(name, here), text);
+  }
+}

@@ -1,0 +1,125 @@
+import { InvalidArgumentError } from "./error.ts";
+import { builtin, env } from "./node.ts";
+
+/** Where a daemon is. */
+export interface Address {
+  /** As it was written: unix:///path, http://host:port or https://host:port. */
+  readonly url: string;
+  /** What paths of the API are appended to. */
+  readonly base: string;
+  /** Path of the unix socket; undefined for TCP. */
+  readonly socket: string | undefined;
+  readonly token: string | undefined;
+}
+
+const want = "want unix:///path, http://host:port or https://host:port";
+
+/**
+ * Returns where the daemon is: at url if it is given, else at $FORKD_URL, else in the emulated host
+ * that runs, else at the local socket. These are the places where the command line looks.
+ */
+export function findDaemon(url?: string, token?: string): Address {
+  const named = url ?? env("FORKD_URL");
+  if (named !== undefined) {
+    return parseAddress(named, token ?? env("FORKD_TOKEN"), url === undefined ? "FORKD_URL" : "url");
+  }
+  const machine = runningMachine();
+  if (machine !== undefined) {
+    return parseAddress(machine.url, token ?? machine.token, "the emulated host's state.json");
+  }
+  return parseAddress(`unix://${localSocket()}`, token ?? env("FORKD_TOKEN"), "url");
+}
+
+/** Reads an address; source is what an error names. */
+export function parseAddress(text: string, token: string | undefined, source: string): Address {
+  let parsed: URL;
+  try {
+    parsed = new URL(text);
+  } catch {
+    throw new InvalidArgumentError(source, `${JSON.stringify(text)}: ${want}`);
+  }
+  if (parsed.protocol === "unix:" && parsed.host === "" && parsed.pathname.length > 1) {
+    return { url: text, base: "http://forkd", socket: decodeURIComponent(parsed.pathname), token };
+  }
+  if ((parsed.protocol !== "http:" && parsed.protocol !== "https:") || parsed.host === "" || parsed.search || parsed.hash) {
+    throw new InvalidArgumentError(source, `${JSON.stringify(text)}: ${want}`);
+  }
+  if (parsed.username || parsed.password) {
+    throw new InvalidArgumentError(source, "has a user: give the token as token, or as $FORKD_TOKEN");
+  }
+  const base = `${parsed.protocol}//${parsed.host}${parsed.pathname.replace(/\/+$/, "")}`;
+  return { url: text, base, socket: undefined, token };
+}
+
+/** The socket of the daemon of this user; of root's, if this is root. */
+function localSocket(): string {
+  const os = builtin("node:os");
+  const uid = os?.userInfo().uid;
+  if (os === undefined || uid === undefined) {
+    throw new InvalidArgumentError("url", "is not given, and there is no FORKD_URL: say where the daemon is");
+  }
+  if (uid === 0) {
+    return "/run/forkd/forkd.sock";
+  }
+  const own = env("XDG_RUNTIME_DIR");
+  const directory = own?.startsWith("/") ? own : `${env("TMPDIR") ?? "/tmp"}/forkd-run-${uid}`;
+  return `${directory}/forkd/forkd.sock`;
+}
+
+/** The directory where forkd keeps what it can make again, its emulated hosts among that. */
+function cacheDirectory(): string | undefined {
+  const own = env("FORKD_CACHE");
+  if (own !== undefined) {
+    if (!own.startsWith("/")) {
+      throw new InvalidArgumentError("FORKD_CACHE", `${JSON.stringify(own)}: want an absolute path`);
+    }
+    return own;
+  }
+  const xdg = env("XDG_CACHE_HOME");
+  if (xdg?.startsWith("/")) {
+    return `${xdg}/forkd`;
+  }
+  const home = env("HOME");
+  return home?.startsWith("/") ? `${home}/.cache/forkd` : undefined;
+}
+
+/** What the state file of an emulated host has, as far as it matters here. */
+interface MachineState {
+  phase?: string;
+  daemon_addr?: string;
+  supervisor?: { pid?: number; start_time?: number };
+}
+
+/** The daemon of the emulated host of $FORKD_MACHINE, if that runs. */
+function runningMachine(): { url: string; token: string | undefined } | undefined {
+  const fs = builtin("node:fs");
+  const cache = cacheDirectory();
+  const name = env("FORKD_MACHINE") ?? "default";
+  if (fs === undefined || cache === undefined || !/^[a-z0-9-]{1,32}$/.test(name)) {
+    return undefined;
+  }
+  const directory = `${cache}/machine/${name}`;
+  const read = (path: string): string | undefined => {
+    try {
+      return fs.readFileSync(path, "utf8");
+    } catch {
+      return undefined; // there is no such file, or it is another user's
+    }
+  };
+  const text = read(`${directory}/state.json`);
+  if (text === undefined) {
+    return undefined;
+  }
+  const state = JSON.parse(text) as MachineState;
+  if (state.phase !== "ready" || state.daemon_addr === undefined || !runs(read, state.supervisor)) {
+    return undefined;
+  }
+  return { url: `http://${state.daemon_addr}`, token: read(`${directory}/daemon/token`)?.trim() };
+}
+
+/** Reports whether a process is still the one that was noted: its number may be another's now. */
+function runs(read: (path: string) => string | undefined, of: MachineState["supervisor"]): boolean {
+  const stat = of?.pid === undefined ? undefined : read(`/proc/${of.pid}/stat`);
+  const fields = stat?.slice(stat.lastIndexOf(")") + 2).split(" ");
+  return fields?.[19] === String(of?.start_time);
+}

@@ -1,0 +1,171 @@
+// Made by scripts/generate.ts from docs/errors.md; do not edit.
+
+import { ForkdError } from "../error.ts";
+
+/** The request is wrong (400, `bad_request`). */
+export class BadRequestError extends ForkdError {}
+
+/** A field of the request is wrong (400, `invalid_field`). */
+export class InvalidFieldError extends ForkdError {}
+
+/** The warm-up failed (400, `warmup_failed`). */
+export class WarmupFailedError extends ForkdError {}
+
+/** The token is missing or wrong (401, `unauthenticated`). */
+export class UnauthenticatedError extends ForkdError {}
+
+/** The request is not allowed (403, `forbidden`). */
+export class ForbiddenError extends ForkdError {}
+
+/** The token may not do this (403, `scope`). */
+export class ScopeError extends ForkdError {}
+
+/** The sandbox's kernel does not permit it (403, `denied_in_sandbox`). */
+export class DeniedInSandboxError extends ForkdError {}
+
+/** There is no such route (404, `no_such_route`). */
+export class NoSuchRouteError extends ForkdError {}
+
+/** There is no such sandbox (404, `sandbox_not_found`). */
+export class SandboxNotFoundError extends ForkdError {}
+
+/** There is no such snapshot (404, `snapshot_not_found`). */
+export class SnapshotNotFoundError extends ForkdError {}
+
+/** There is no such workspace (404, `workspace_not_found`). */
+export class WorkspaceNotFoundError extends ForkdError {}
+
+/** The sandbox does not have it (404, `not_found_in_sandbox`). */
+export class NotFoundInSandboxError extends ForkdError {}
+
+/** The path has no such method (405, `method_not_allowed`). */
+export class MethodNotAllowedError extends ForkdError {}
+
+/** Something is in the way (409, `conflict`). */
+export class ConflictError extends ForkdError {}
+
+/** The sandbox is not in the state for this (409, `sandbox_state`). */
+export class SandboxStateError extends ForkdError {}
+
+/** The sandbox was taken away meanwhile (409, `sandbox_cut_off`). */
+export class SandboxCutOffError extends ForkdError {}
+
+/** The sandbox belongs to a workspace (409, `sandbox_of_workspace`). */
+export class SandboxOfWorkspaceError extends ForkdError {}
+
+/** The interpreter is busy (409, `interpreter_busy`). */
+export class InterpreterBusyError extends ForkdError {}
+
+/** The snapshot is not in the line of the sandbox (409, `not_in_line`). */
+export class NotInLineError extends ForkdError {}
+
+/** Programs in the sandbox repeat random numbers (409, `not_unique`). */
+export class NotUniqueError extends ForkdError {}
+
+/** The tag is taken (409, `snapshot_exists`). */
+export class SnapshotExistsError extends ForkdError {}
+
+/** The snapshot is in use (409, `snapshot_in_use`). */
+export class SnapshotInUseError extends ForkdError {}
+
+/** The snapshot cannot be used (409, `snapshot_unusable`). */
+export class SnapshotUnusableError extends ForkdError {}
+
+/** The name is taken (409, `workspace_exists`). */
+export class WorkspaceExistsError extends ForkdError {}
+
+/** Nobody knows what became of the first request (409, `outcome_unknown`). */
+export class OutcomeUnknownError extends ForkdError {}
+
+/** The body is too large (413, `body_too_large`). */
+export class BodyTooLargeError extends ForkdError {}
+
+/** The Idempotency-Key was used for another request (422, `idempotency_key_reused`). */
+export class IdempotencyKeyReusedError extends ForkdError {}
+
+/** The request must ask for an upgrade (426, `upgrade_required`). */
+export class UpgradeRequiredError extends ForkdError {}
+
+/** More than this client may (429, `too_many_requests`). */
+export class TooManyRequestsError extends ForkdError {}
+
+/** The daemon takes no more sandboxes (429, `max_sandboxes`). */
+export class MaxSandboxesError extends ForkdError {}
+
+/** The daemon takes no more vCPUs (429, `max_vcpus`). */
+export class MaxVcpusError extends ForkdError {}
+
+/** The token has all the sandboxes that it may (429, `own_sandboxes`). */
+export class OwnSandboxesError extends ForkdError {}
+
+/** The daemon failed (500, `internal`). */
+export class InternalError extends ForkdError {}
+
+/** The VM ended meanwhile (500, `vm_ended`). */
+export class VmEndedError extends ForkdError {}
+
+/** The sandbox failed (502, `sandbox_failed`). */
+export class SandboxFailedError extends ForkdError {}
+
+/** Too much at once (503, `busy`). */
+export class BusyError extends ForkdError {}
+
+/** The host has too little free memory (503, `host_memory`). */
+export class HostMemoryError extends ForkdError {}
+
+/** The host has too little free disk (503, `host_disk`). */
+export class HostDiskError extends ForkdError {}
+
+/** The host cannot run VMs (503, `no_kvm`). */
+export class NoKvmError extends ForkdError {}
+
+/** It took too long (504, `timeout`). */
+export class TimeoutError extends ForkdError {}
+
+/** A disk is full (507, `no_space`). */
+export class NoSpaceError extends ForkdError {}
+
+/** The class of every code. */
+export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {
+  bad_request: BadRequestError,
+  invalid_field: InvalidFieldError,
+  warmup_failed: WarmupFailedError,
+  unauthenticated: UnauthenticatedError,
+  forbidden: ForbiddenError,
+  scope: ScopeError,
+  denied_in_sandbox: DeniedInSandboxError,
+  no_such_route: NoSuchRouteError,
+  sandbox_not_found: SandboxNotFoundError,
+  snapshot_not_found: SnapshotNotFoundError,
+  workspace_not_found: WorkspaceNotFoundError,
+  not_found_in_sandbox: NotFoundInSandboxError,
+  method_not_allowed: MethodNotAllowedError,
+  conflict: ConflictError,
+  sandbox_state: SandboxStateError,
+  sandbox_cut_off: SandboxCutOffError,
+  sandbox_of_workspace: SandboxOfWorkspaceError,
+  interpreter_busy: InterpreterBusyError,
+  not_in_line: NotInLineError,
+  not_unique: NotUniqueError,
+  snapshot_exists: SnapshotExistsError,
+  snapshot_in_use: SnapshotInUseError,
+  snapshot_unusable: SnapshotUnusableError,
+  workspace_exists: WorkspaceExistsError,
+  outcome_unknown: OutcomeUnknownError,
+  body_too_large: BodyTooLargeError,
+  idempotency_key_reused: IdempotencyKeyReusedError,
+  upgrade_required: UpgradeRequiredError,
+  too_many_requests: TooManyRequestsError,
+  max_sandboxes: MaxSandboxesError,
+  max_vcpus: MaxVcpusError,
+  own_sandboxes: OwnSandboxesError,
+  internal: InternalError,
+  vm_ended: VmEndedError,
+  sandbox_failed: SandboxFailedError,
+  busy: BusyError,
+  host_memory: HostMemoryError,
+  host_disk: HostDiskError,
+  no_kvm: NoKvmError,
+  timeout: TimeoutError,
+  no_space: NoSpaceError,
+};

@@ -1,0 +1,65 @@
+import { bodyOf, type Data } from "./bytes.ts";
+import { ForkdError } from "./error.ts";
+import { joined } from "./wire.ts";
+
+/** The connection that a port is reached by. */
+export type Socket = import("node:stream").Duplex;
+
+/** A TCP connection to a server in a sandbox. Each direction has its own end. */
+export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposable {
+  readonly #socket: Socket;
+  #error: Error | undefined;
+
+  /** @internal */
+  constructor(socket: Socket) {
+    this.#socket = socket;
+    socket.on("error", (error) => (this.#error = error));
+  }
+
+  /** Sends data; it is done when the connection has taken it. */
+  async write(data: Data): Promise<void> {
+    const body = bodyOf("data", data);
+    for await (const part of body instanceof Uint8Array ? [body] : body) {
+      await new Promise<void>((resolve, reject) => this.#socket.write(part, (error) => (error ? reject(this.#failure(error)) : resolve())));
+    }
+  }
+
+  /** Ends what is sent; the server may still answer. */
+  async closeWrite(): Promise<void> {
+    await new Promise<void>((resolve) => this.#socket.end(resolve));
+  }
+
+  /** What the server sends, to its end. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<Uint8Array> {
+    try {
+      for await (const part of this.#socket.iterator({ destroyOnReturn: false }) as AsyncIterable<Uint8Array>) {
+        yield part;
+      }
+    } catch (error) {
+      throw this.#failure(error);
+    }
+  }
+
+  /** Reads all that the server sends, to its end. */
+  async readAll(): Promise<Uint8Array> {
+    const parts: Uint8Array[] = [];
+    for await (const part of this) {
+      parts.push(part);
+    }
+    return joined(parts);
+  }
+
+  close(): void {
+    this.#socket.destroy();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    this.close();
+    return Promise.resolve();
+  }
+
+  #failure(error: unknown): ForkdError {
+    const cause = this.#error ?? error;
+    return new ForkdError(`the connection to the port broke: ${(cause as Error).message}`, { code: "connection_broken", cause });
+  }
+}

@@ -1,0 +1,308 @@
+import { bodyOf, fromBase64, type Data } from "./bytes.ts";
+import { CommandFailed, ForkdError, StreamBrokenError } from "./error.ts";
+import { NotFoundInSandboxError } from "./generated/errors.ts";
+import type { components } from "./generated/api.ts";
+import { checkInteger, checkString } from "./check.ts";
+import { errorOf } from "./problem.ts";
+import { finish, lines } from "./stream.ts";
+import type { Answer } from "./transport.ts";
+import { joined, type CallOptions, type Wire } from "./wire.ts";
+
+type ExecEvent = components["schemas"]["ExecEvent"];
+
+/** How a command ended. */
+export type Outcome = "exited" | "signaled" | "timeout" | "not_found" | "not_executable";
+
+/** The end of a command, with its output. */
+export interface CommandResult<Output = string> {
+  /** The command's own, or what a shell would report: 124 timeout, 127 not_found, 126 not_executable, 128 + n ended by signal n. */
+  readonly exitCode: number;
+  readonly outcome: Outcome;
+  /** The signal that ended it, such as SIGKILL. */
+  readonly signal: string | undefined;
+  readonly timedOut: boolean;
+  /** The outputs are longer than maxOutput, and end there. */
+  readonly truncated: boolean;
+  /** It exited with code 0. */
+  readonly ok: boolean;
+  /** What is wrong, in words; undefined if it exited by itself. */
+  readonly error: string | undefined;
+  /** UTF-8 text, with U+FFFD where the output is none; bytes if the command was run with text: false. */
+  readonly stdout: Output;
+  readonly stderr: Output;
+  /** The output as it was written. */
+  readonly stdoutBytes: Uint8Array;
+  readonly stderrBytes: Uint8Array;
+}
+
+/** Receives output as it comes. The command waits for a promise that it returns. */
+export type OutputCallback<Output = string> = (output: Output) => void | Promise<void>;
+
+/** What is done with the output of a process. */
+export interface OutputOptions<Output = string> {
+  /** false: output is bytes. Default: true, it is text. */
+  text?: boolean;
+  onStdout?: OutputCallback<Output> | undefined;
+  onStderr?: OutputCallback<Output> | undefined;
+  /** Bytes of each output that the result keeps, from its beginning; default 64 MiB. Callbacks get all. */
+  maxOutput?: number | undefined;
+}
+
+export const outputOptions = ["text", "onStdout", "onStderr", "maxOutput"] as const;
+
+/** One output of a process: what is kept of it, and what is told. */
+class Output<T> {
+  truncated = false;
+  readonly #parts: Uint8Array[] = [];
+  #room: number;
+  readonly #tell: OutputCallback<T> | undefined;
+  readonly #decoder: TextDecoder | undefined;
+
+  constructor(options: OutputOptions<T>, tell: OutputCallback<T> | undefined) {
+    this.#room = options.maxOutput ?? 64 << 20;
+    this.#tell = tell;
+    this.#decoder = options.text === false ? undefined : new TextDecoder();
+  }
+
+  async add(part: Uint8Array): Promise<void> {
+    if (part.length > this.#room) {
+      this.truncated = true;
+    }
+    const kept = part.subarray(0, this.#room);
+    if (kept.length > 0) {
+      this.#parts.push(kept);
+      this.#room -= kept.length;
+    }
+    if (this.#tell !== undefined) {
+      const output = this.#decoder === undefined ? part : this.#decoder.decode(part, { stream: true });
+      if (output.length > 0) {
+        await this.#tell(output as T);
+      }
+    }
+  }
+
+  /** Tells what is left of an unfinished character, and returns all that was kept. */
+  async end(): Promise<Uint8Array> {
+    const rest = this.#decoder?.decode() ?? "";
+    if (rest !== "" && this.#tell !== undefined) {
+      await this.#tell(rest as T);
+    }
+    return joined(this.#parts);
+  }
+}
+
+/** Where the processes of a sandbox are. */
+export interface ProcessPlace {
+  wire: Wire;
+  sandbox: string; // path of the sandbox in the API
+}
+
+/** Returns the path of a process in the API. */
+export function processPath(place: ProcessPlace, pid: number, call: string): string {
+  checkInteger("pid", pid, 1, 2 ** 31 - 1);
+  return `${place.sandbox}/processes/${pid}/${call}`;
+}
+
+/** Sends a signal to a process and its group; false if there is no such process. */
+export async function signalProcess(place: ProcessPlace, pid: number, signal: string, options?: CallOptions): Promise<boolean> {
+  checkString("signal", signal);
+  try {
+    await place.wire.call("POST", processPath(place, pid, "signal"), { json: { signal }, options });
+    return true;
+  } catch (error) {
+    if (error instanceof NotFoundInSandboxError) {
+      return false;
+    }
+    throw error;
+  }
+}
+
+/** Sends input to a process, and ends the input if close is set. */
+export async function feedProcess(place: ProcessPlace, pid: number, data: Data | undefined, close: boolean, options?: CallOptions): Promise<void> {
+  await place.wire.call("POST", processPath(place, pid, "stdin"), {
+    ...(data === undefined ? {} : { body: bodyOf("data", data) }),
+    query: { close: close || undefined },
+    headers: { "content-type": "application/octet-stream" },
+    options,
+  });
+}
+
+/**
+ * A process that runs in the background. Its output is read all the time, and given to the
+ * callbacks. With `await using`, a process that was started is killed at the end of the block.
+ */
+export class CommandHandle<T = string> {
+  readonly pid: number;
+  readonly #place: ProcessPlace;
+  readonly #answer: Answer;
+  readonly #owned: boolean; // the process ends with the answer
+  readonly #end: Promise<CommandResult<T>>;
+  #input: Promise<unknown> = Promise.resolve();
+  #left = false;
+
+  /** @internal */
+  constructor(place: ProcessPlace, answer: Answer, pid: number, owned: boolean, end: Promise<CommandResult<T>>) {
+    this.#place = place;
+    this.#answer = answer;
+    this.#owned = owned;
+    this.pid = pid;
+    this.#end = end;
+    end.catch(() => undefined); // who does not wait is not told
+  }
+
+  /**
+   * Waits for the end of the process. With check, it fails with CommandFailed unless the process
+   * exited with code 0. The signal gives the waiting up, not the process.
+   */
+  async wait(options: { check?: boolean; signal?: AbortSignal } = {}): Promise<CommandResult<T>> {
+    const { promise: aborted, reject } = Promise.withResolvers<never>();
+    const abort = (): void => reject(options.signal!.reason);
+    options.signal?.throwIfAborted();
+    options.signal?.addEventListener("abort", abort);
+    try {
+      return checked(await Promise.race([this.#end, aborted]), options.check);
+    } catch (error) {
+      if (this.#left && error instanceof StreamBrokenError) {
+        throw new ForkdError(`process ${this.pid} was left by this handle`, { code: "detached" });
+      }
+      throw error;
+    } finally {
+      options.signal?.removeEventListener("abort", abort);
+    }
+  }
+
+  /** Sends input. It is done when the process has taken it; inputs keep their order. */
+  write(data: Data, options?: CallOptions): Promise<void> {
+    return this.#feed(data, false, options);
+  }
+
+  /** Ends the input. A terminal is sent Ctrl-D. */
+  closeStdin(options?: CallOptions): Promise<void> {
+    return this.#feed(undefined, true, options);
+  }
+
+  #feed(data: Data | undefined, close: boolean, options?: CallOptions): Promise<void> {
+    const fed = this.#input.catch(() => undefined).then(() => feedProcess(this.#place, this.pid, data, close, options));
+    this.#input = fed;
+    return fed;
+  }
+
+  /** Sends a signal, such as "SIGINT", to the process and its group; false if it has ended. */
+  signal(name: string, options?: CallOptions): Promise<boolean> {
+    return signalProcess(this.#place, this.pid, name, options);
+  }
+
+  /** Kills the process and its group; false if it has ended. */
+  kill(options?: CallOptions): Promise<boolean> {
+    return this.signal("SIGKILL", options);
+  }
+
+  /** Sets the size of the process's terminal. */
+  async resize(cols: number, rows: number, options?: CallOptions): Promise<void> {
+    checkInteger("cols", cols, 1, 65535);
+    checkInteger("rows", rows, 1, 65535);
+    await this.#place.wire.call("POST", processPath(this.#place, this.pid, "resize"), { json: { cols, rows }, options });
+  }
+
+  /** Lets a process that was started here go on by itself; commands.connect follows it again. wait fails then. */
+  async detach(options?: CallOptions): Promise<void> {
+    if (this.#owned) {
+      await this.#place.wire.call("POST", processPath(this.#place, this.pid, "detach"), { options });
+      this.#left = true;
+    }
+    await this[Symbol.asyncDispose]();
+  }
+
+  /** Leaves the process. One that was started here is killed by that; one that was connected to goes on. */
+  disconnect(): void {
+    if (!this.#left) {
+      this.#left = true;
+      this.#answer.cancel();
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.disconnect();
+    await this.#end.catch(() => undefined);
+  }
+}
+
+/** Fails with CommandFailed if check is set and the command did. */
+export function checked<Result extends CommandResult<unknown>>(result: Result, check: boolean | undefined): Result {
+  if (check && !result.ok) {
+    throw new CommandFailed(result);
+  }
+  return result;
+}
+
+/** Follows a process from the answer to its start: to a handle, or to its end if it did not start. */
+export async function follow<T>(
+  place: ProcessPlace,
+  answer: Answer,
+  what: string,
+  owned: boolean,
+  options: OutputOptions<T> & { signal?: AbortSignal | undefined },
+): Promise<CommandHandle<T> | CommandResult<T>> {
+  const stdout = new Output(options, options.onStdout);
+  const stderr = new Output(options, options.onStderr);
+  const known: { signal?: AbortSignal | undefined; pid?: number } = { signal: options.signal };
+  const events = eventsOf(place.wire.idle(answer, what, known), what);
+  const first = await events.next();
+  const pid = first.value?.started?.pid;
+  const rest = async (): Promise<CommandResult<T>> => {
+    for (let next = first; !next.done; next = await events.next()) {
+      const event = next.value;
+      if (event.end !== undefined) {
+        finish(events);
+        return resultOf(event.end, options.text, stdout, stderr);
+      }
+      if (event.detached) {
+        await events.return(undefined);
+        throw new ForkdError(`process ${pid} was detached, and goes on`, { code: "detached" });
+      }
+      if (event.error !== undefined) {
+        await events.return(undefined);
+        throw errorOf(event);
+      }
+      for (const [output, text, base64] of [[stdout, event.stdout, event.stdout_base64], [stderr, event.stderr, event.stderr_base64]] as const) {
+        if (text !== undefined || base64 !== undefined) {
+          await output.add(text === undefined ? fromBase64(base64!) : new TextEncoder().encode(text)).catch(async (error: unknown) => {
+            await events.return(undefined); // a callback has failed
+            throw error;
+          });
+        }
+      }
+    }
+    throw new StreamBrokenError(`${what}: the stream broke off before the end of the process`, { pid });
+  };
+  if (pid === undefined) {
+    return rest();
+  }
+  known.pid = pid;
+  return new CommandHandle(place, answer, pid, owned, rest());
+}
+
+async function* eventsOf(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<ExecEvent, undefined> {
+  for await (const line of lines(body, what)) {
+    yield JSON.parse(line) as ExecEvent;
+  }
+}
+
+async function resultOf<T>(end: components["schemas"]["ExecEnd"], text: boolean | undefined, out: Output<T>, err: Output<T>): Promise<CommandResult<T>> {
+  const stdoutBytes = await out.end();
+  const stderrBytes = await err.end();
+  const shown = (bytes: Uint8Array): T => (text === false ? bytes : new TextDecoder().decode(bytes)) as T;
+  return {
+    exitCode: end.exit_code,
+    outcome: end.outcome,
+    signal: end.signal,
+    timedOut: end.timed_out,
+    truncated: out.truncated || err.truncated,
+    ok: end.exit_code === 0 && end.outcome === "exited",
+    error: end.error,
+    stdout: shown(stdoutBytes),
+    stderr: shown(stderrBytes),
+    stdoutBytes,
+    stderrBytes,
+  };
+}

@@ -1,0 +1,303 @@
+import { camel, snake, type Camel } from "./case.ts";
+import { checkInteger, checkName, checkOptions, checkSeconds, checkString, checkWord } from "./check.ts";
+import { Client, forkOptions, tagOf, type ForkOptions, type Limits, type ListOptions, type NetworkPolicy, type UniqueMode } from "./client.ts";
+import { Contexts, runCode, type Execution, type RunCodeOptions } from "./code.ts";
+import { Commands } from "./commands.ts";
+import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
+import { Files } from "./files.ts";
+import type { components } from "./generated/api.ts";
+import { PortConnection } from "./port.ts";
+import { Pty } from "./pty.ts";
+import { Sandbox05 } from "./sandbox05.ts";
+import { Sandboxes } from "./sandboxes.ts";
+import { Snapshot } from "./snapshots.ts";
+import { callOptions, type CallOptions } from "./wire.ts";
+
+type Schemas = components["schemas"];
+
+/** What is known of a sandbox. */
+export type SandboxInfo = Camel<Schemas["SandboxInfo"]>;
+/** What a sandbox costs its host. */
+export type Stats = Camel<Schemas["Stats"]>;
+/** The answer of a sandbox's agent. */
+export type Pong = Camel<Schemas["Pong"]>;
+/** Where a sandbox may connect to, and what it did. */
+export type SandboxNetwork = Camel<Schemas["SandboxNetwork"]>;
+/** What a sandbox may take from its host, and what it takes. */
+export type SandboxLimits = Camel<Schemas["SandboxLimits"]>;
+/** A sandbox after a rollback, and how long that took. */
+export type RolledBack = Camel<Schemas["RolledBack"]>;
+/** How a running sandbox is branched; see docs/branching.md. */
+export type BranchMode = "live" | "diff" | "full";
+
+/** Options of calls that need no sandbox. */
+export interface WithClient {
+  /** Default: that of the daemon which is found without options. */
+  client?: Client | undefined;
+}
+
+/** Options of sandbox.branch. */
+export interface BranchOptions extends CallOptions {
+  /** Tag of the snapshot; default: one is made up. */
+  tag?: string | undefined;
+  mode?: BranchMode | undefined;
+  /** false: return as soon as the sandbox runs on; a live branch is not complete then. */
+  wait?: boolean | undefined;
+}
+
+/** Options of sandbox.logs. */
+export interface LogOptions extends CallOptions {
+  /** Only so many of the last lines. */
+  tail?: number | undefined;
+  /** Only what came since then: a time (RFC 3339), or how long ago, such as "10m". */
+  since?: string | undefined;
+}
+
+/**
+ * A sandbox: a virtual machine of its own, which can be forked, branched and rolled back while it
+ * runs. With `await using`, it is killed at the end of the block.
+ */
+export class Sandbox implements AsyncDisposable {
+  readonly id: string;
+  /** What was known of it last; getInfo asks anew. */
+  info: SandboxInfo;
+  readonly client: Client;
+  readonly commands: Commands;
+  readonly pty: Pty;
+  readonly files: Files;
+  /** Interpreters of runCode, with variables of their own. */
+  readonly contexts: Contexts;
+  readonly network: SandboxSetting<SandboxNetwork, NetworkPolicy>;
+  readonly limits: SandboxSetting<SandboxLimits, Limits>;
+
+  /** @internal */
+  constructor(client: Client, info: SandboxInfo) {
+    checkName("id", info.id);
+    this.client = client;
+    this.id = info.id;
+    this.info = info;
+    const place = { wire: client.wire, sandbox: this.#path("") };
+    this.commands = new Commands(place);
+    this.pty = new Pty(place);
+    this.files = new Files(client.wire, place.sandbox);
+    this.network = new SandboxSetting(client, this.#path("/network"));
+    this.limits = new SandboxSetting(client, this.#path("/limits"));
+    this.contexts = new Contexts(client.wire, place.sandbox);
+  }
+
+  /**
+   * Forks one sandbox from a snapshot. Called with an object as in forkd 0.5, it returns the Sandbox
+   * of that version.
+   */
+  static create(snapshot: string | Snapshot, options?: ForkOptions & WithClient): Promise<Sandbox>;
+  static create(options: SpawnOptions05 & ControllerOptions): Promise<Sandbox05>;
+  static async create(snapshot: string | Snapshot | (SpawnOptions05 & ControllerOptions), options: ForkOptions & WithClient = {}): Promise<Sandbox | Sandbox05> {
+    if (typeof snapshot === "object" && snapshot !== null && "snapshotTag" in snapshot) {
+      return Sandbox05.create(snapshot);
+    }
+    checkOptions(options, "client", ...forkOptions);
+    const { client = Client.default(), ...fork } = options;
+    const [sandbox] = await client.fork(snapshot, 1, fork);
+    return sandbox!;
+  }
+
+  /** As in forkd 0.5: makes a sandbox, calls f with it, and kills it. New code says `await using`. */
+  static with<T>(options: SpawnOptions05 & ControllerOptions, f: (sandbox: Sandbox05) => Promise<T>): Promise<T> {
+    return Sandbox05.with(options, f);
+  }
+
+  /** Returns a sandbox that is there. */
+  static async connect(id: string, options: WithClient & CallOptions = {}): Promise<Sandbox> {
+    checkName("id", id);
+    checkOptions(options, "client", ...callOptions);
+    const { client = Client.default(), ...call } = options;
+    const info = (await client.wire.call("GET", `/v1/sandboxes/${encodeURIComponent(id)}`, { options: call })) as Schemas["SandboxInfo"];
+    return new Sandbox(client, camel(info));
+  }
+
+  /** Lists sandboxes, oldest first. */
+  static list(options: ListOptions & WithClient = {}): Promise<Sandbox[]> {
+    const { client = Client.default(), ...list } = options;
+    return client.sandboxes(list);
+  }
+
+  /** Asks for what is known of it now. */
+  async getInfo(options?: CallOptions): Promise<SandboxInfo> {
+    return this.#changed("GET", "", undefined, options);
+  }
+
+  /** Asks what it costs. */
+  async stats(options?: CallOptions): Promise<Stats> {
+    return camel((await this.client.wire.call("GET", this.#path("/stats"), { options })) as Schemas["Stats"]);
+  }
+
+  /** Asks its agent for an answer. */
+  async ping(options?: CallOptions): Promise<Pong> {
+    return camel((await this.client.wire.call("POST", this.#path("/ping"), { options })) as Schemas["Pong"]);
+  }
+
+  /** Kills it; nothing of it is left. false if it was gone already. */
+  kill(options?: CallOptions): Promise<boolean> {
+    return this.client.wire.gone(this.#path(""), "sandbox_not_found", { options });
+  }
+
+  /** Sets labels, and takes those away that are null; the others stay. */
+  async setLabels(labels: Record<string, string | null>, options?: CallOptions): Promise<Record<string, string>> {
+    return (await this.#changed("PATCH", "/labels", labels, options)).labels ?? {};
+  }
+
+  /** Forks n children that go on from where it is now, while it runs on. */
+  async fork(n = 1, options: ForkOptions & { mode?: BranchMode | undefined } = {}): Promise<Sandboxes> {
+    checkOptions(options, "mode", ...forkOptions);
+    checkWord("mode", options.mode, "live", "diff", "full");
+    const { mode, ...fork } = options;
+    return this.client.forkFrom({ source_id: this.id, mode }, n, fork);
+  }
+
+  /** Makes a snapshot of it while it runs on, and n children of that: `const [snapshot, children] = await sandbox.branch(2)`. */
+  async branch(n = 0, options: BranchOptions = {}): Promise<[Snapshot, Sandboxes]> {
+    checkInteger("n", n, 0, 1000);
+    checkOptions(options, "tag", "mode", "wait", ...callOptions);
+    checkWord("mode", options.mode, "live", "diff", "full");
+    const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
+    const json = { tag, mode: options.mode, wait: options.wait };
+    const info = await this.client.wire.call("POST", this.#path("/branch"), { json, once: true, options, seconds: 600 });
+    const snapshot = new Snapshot(this.client, camel(info as Schemas["SnapshotInfo"]));
+    const { signal, requestTimeout } = options;
+    return [snapshot, n === 0 ? new Sandboxes([]) : await snapshot.fork(n, { signal, requestTimeout })];
+  }
+
+  /** Puts it back, in place: to its own snapshot, an ancestor of that, or a branch that was made of it. */
+  async rollback(to?: string | Snapshot, options: CallOptions & { unique?: UniqueMode } = {}): Promise<RolledBack> {
+    checkOptions(options, "unique", ...callOptions);
+    const json = { to: to === undefined ? undefined : tagOf(to, "to"), unique: options.unique };
+    return (await this.#changed("POST", "/rollback", json, options)) as RolledBack;
+  }
+
+  /** Stops it where it is. */
+  pause(options?: CallOptions): Promise<SandboxInfo> {
+    return this.#changed("POST", "/pause", {}, options);
+  }
+
+  /** Lets it run on if it is paused, and brings it back if it is suspended. */
+  async resume(options: CallOptions & { unique?: UniqueMode } = {}): Promise<SandboxInfo> {
+    checkOptions(options, "unique", ...callOptions);
+    return this.#changed("POST", "/resume", { unique: options.unique }, options);
+  }
+
+  /** Saves it to disk and frees its memory. */
+  suspend(options?: CallOptions): Promise<SandboxInfo> {
+    return this.#changed("POST", "/suspend", {}, options, 600);
+  }
+
+  /** Runs code in a warm interpreter and returns what it showed, wrote and raised. */
+  runCode(code: string, options?: RunCodeOptions): Promise<Execution> {
+    return runCode(this.client.wire, this.#path(""), code, options);
+  }
+
+  /** Returns a URL that gives everyone who has it access to an HTTP server in the sandbox, for ttl seconds (an hour). */
+  async url(port: number, options: CallOptions & { ttl?: number } = {}): Promise<string> {
+    checkInteger("port", port, 1, 65535);
+    checkOptions(options, "ttl", ...callOptions);
+    checkSeconds("ttl", options.ttl, 30 * 24 * 3600);
+    const made = await this.client.wire.call("POST", this.#path(`/ports/${port}/url`), { json: { ttl_secs: options.ttl }, options });
+    return (made as Schemas["PortURL"]).url;
+  }
+
+  /** Connects to a TCP server on the sandbox's loopback address. */
+  async connectPort(port: number, options: CallOptions = {}): Promise<PortConnection> {
+    checkInteger("port", port, 1, 65535);
+    const answer = await this.client.wire.open("GET", this.#path(`/tcp/${port}`), { upgrade: true, options });
+    return new PortConnection(answer.socket!);
+  }
+
+  /** Returns the last 64 KiB of its serial console. */
+  async console(options?: CallOptions): Promise<string> {
+    return this.#text("/console", {}, options);
+  }
+
+  /** Returns the last lines of its serial console. */
+  async logs(options: LogOptions = {}): Promise<string> {
+    checkLogs(options);
+    return this.#text("/logs", { tail: options.tail, since: options.since }, options);
+  }
+
+  /** The last lines of its serial console, and those that come until it ends; for `for await`. */
+  async followLogs(options: LogOptions = {}): Promise<AsyncIterable<string>> {
+    checkLogs(options);
+    const { tail, since, signal } = options;
+    const answer = await this.client.wire.open("GET", this.#path("/logs"), { query: { follow: true, tail, since }, options });
+    const what = `logs of ${this.id}`;
+    return linesOf(this.client.wire.idle(answer, what, { signal, seconds: 0 })); // a console may be silent for long
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.kill().then(() => undefined);
+  }
+
+  #path(call: string): string {
+    return `/v1/sandboxes/${encodeURIComponent(this.id)}${call}`;
+  }
+
+  /** Sends a request that is answered with what is known of the sandbox, and notes it. */
+  async #changed(method: string, call: string, json: unknown, options?: CallOptions, seconds = 120): Promise<SandboxInfo> {
+    const info = await this.client.wire.call(method, this.#path(call), { json, options, seconds });
+    return (this.info = camel(info as Schemas["SandboxInfo"]));
+  }
+
+  async #text(call: string, query: Record<string, string | number | undefined>, options?: CallOptions): Promise<string> {
+    const answer = await this.client.wire.open("GET", this.#path(call), { query, options });
+    const decoder = new TextDecoder();
+    let text = "";
+    for await (const part of this.client.wire.idle(answer, `console of ${this.id}`, { signal: options?.signal })) {
+      text += decoder.decode(part, { stream: true });
+    }
+    return text + decoder.decode();
+  }
+}
+
+/** A setting of a sandbox that is always given whole. */
+export class SandboxSetting<Current, Setting> {
+  readonly #client: Client;
+  readonly #path: string;
+
+  /** @internal */
+  constructor(client: Client, path: string) {
+    this.#client = client;
+    this.#path = path;
+  }
+
+  /** Returns the setting, and figures of its use. */
+  async get(options?: CallOptions): Promise<Current> {
+    return camel(await this.#client.wire.call("GET", this.#path, { options })) as Current;
+  }
+
+  /** Replaces it. When this returns, it is in force. */
+  async set(setting: Setting, options?: CallOptions): Promise<Current> {
+    return camel(await this.#client.wire.call("PUT", this.#path, { json: snake(setting), options })) as Current;
+  }
+}
+
+function checkLogs(options: LogOptions): void {
+  checkOptions(options, "tail", "since", ...callOptions);
+  if (options.tail !== undefined) {
+    checkInteger("tail", options.tail, 0, 10 ** 9);
+  }
+  if (options.since !== undefined) {
+    checkString("since", options.since);
+  }
+}
+
+/** The lines of a console, whose last one may have no end. */
+async function* linesOf(body: AsyncIterable<Uint8Array>): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const part of body) {
+    const found = (rest + decoder.decode(part, { stream: true })).split("\n");
+    rest = found.pop()!;
+    yield* found;
+  }
+  if (rest !== "") {
+    yield rest;
+  }
+}

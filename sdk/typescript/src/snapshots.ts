@@ -1,0 +1,164 @@
+import { camel, snake, type Camel } from "./case.ts";
+import { checkEnv, checkOptions, checkPath, checkSeconds, checkWord } from "./check.ts";
+import { tagOf, type Client, type ForkOptions, type Limits, type NetworkPolicy, type UniqueMode } from "./client.ts";
+import { InvalidArgumentError } from "./error.ts";
+import type { components } from "./generated/api.ts";
+import type { Sandboxes } from "./sandboxes.ts";
+import { callOptions, type CallOptions } from "./wire.ts";
+
+type Schemas = components["schemas"];
+
+/** What a list says of a snapshot. */
+export type SnapshotInfo = Camel<Schemas["SnapshotInfo"]>;
+/** Everything that is known of a snapshot. */
+export type SnapshotDetail = Camel<Schemas["SnapshotInfoDetail"]>;
+/** A new snapshot, and the times of the steps that made it. */
+export type Baked = Camel<Schemas["Baked"]>;
+
+/** Options of a bake. Paths are of the daemon's host. */
+export interface BakeOptions extends CallOptions {
+  kernel: string;
+  /** Raw root file system; it is never written. */
+  rootfs: string;
+  initrd?: string | undefined;
+  memoryMib?: number | undefined;
+  vcpus?: number | undefined;
+  cpuTemplate?: "host" | "portable" | undefined;
+  env?: Record<string, string> | undefined;
+  /** Lines for /bin/sh that warm the parent up. */
+  commands?: readonly string[] | undefined;
+  /** Python code that warms its interpreter up. */
+  python?: string | undefined;
+  network?: NetworkPolicy | undefined;
+  limits?: Limits | undefined;
+  unique?: UniqueMode | undefined;
+  /** Seconds that the parent may take to get ready; default 300. */
+  readyTimeout?: number | undefined;
+  /** Seconds for each step of the warm-up; default 600. */
+  warmupTimeout?: number | undefined;
+}
+
+const bakeOptions = [
+  "kernel", "rootfs", "initrd", "memoryMib", "vcpus", "cpuTemplate", "env", "commands", "python", "network", "limits", "unique",
+  "readyTimeout", "warmupTimeout", ...callOptions,
+] as const; // prettier-ignore
+
+/** A snapshot: sandboxes are forked from it. */
+export class Snapshot {
+  readonly tag: string;
+  /** What was known of it when this object was made. */
+  readonly info: SnapshotInfo;
+  readonly #client: Client;
+
+  /** @internal */
+  constructor(client: Client, info: SnapshotInfo) {
+    this.#client = client;
+    this.tag = info.tag;
+    this.info = info;
+  }
+
+  /** Forks n sandboxes from it. */
+  fork(n = 1, options: ForkOptions = {}): Promise<Sandboxes> {
+    return this.#client.fork(this, n, options);
+  }
+
+  /** Asks for everything that is known of it now. */
+  getInfo(options?: CallOptions): Promise<SnapshotDetail> {
+    return this.#client.snapshots.getInfo(this.tag, options);
+  }
+
+  /** Removes it; false if it is gone already. */
+  delete(options: DeleteOptions = {}): Promise<boolean> {
+    return this.#client.snapshots.delete(this.tag, options);
+  }
+}
+
+/** Options of a deletion. */
+export interface DeleteOptions extends CallOptions {
+  /** Remove the snapshots that build on it too. */
+  cascade?: boolean | undefined;
+  /** Leave those behind: they have links of their own to their layers. */
+  force?: boolean | undefined;
+}
+
+/** The snapshots of a daemon. */
+export class Snapshots {
+  readonly #client: Client;
+
+  /** @internal */
+  constructor(client: Client) {
+    this.#client = client;
+  }
+
+  /** Lists them by tag. */
+  async list(options?: CallOptions): Promise<Snapshot[]> {
+    const list = (await this.#client.wire.call("GET", "/v1/snapshots", { options })) as Schemas["SnapshotInfo"][];
+    return list.map((info) => new Snapshot(this.#client, camel(info)));
+  }
+
+  /** Returns one by its tag. */
+  async get(tag: string, options?: CallOptions): Promise<Snapshot> {
+    return new Snapshot(this.#client, await this.getInfo(tag, options));
+  }
+
+  /** Returns everything that is known of one. */
+  async getInfo(tag: string | Snapshot, options?: CallOptions): Promise<SnapshotDetail> {
+    const path = `/v1/snapshots/${tagOf(tag, "tag")}/info`;
+    return camel((await this.#client.wire.call("GET", path, { options })) as Schemas["SnapshotInfoDetail"]);
+  }
+
+  /** Removes one; false if it is gone already. */
+  async delete(tag: string | Snapshot, options: DeleteOptions = {}): Promise<boolean> {
+    checkOptions(options, "cascade", "force", ...callOptions);
+    const { cascade, force } = options;
+    if (cascade && force) {
+      throw new InvalidArgumentError("force", "excludes cascade");
+    }
+    return this.#client.wire.gone(`/v1/snapshots/${tagOf(tag, "tag")}`, "snapshot_not_found", {
+      query: { cascade: cascade || undefined, force: force || undefined },
+      options,
+      seconds: 120,
+    });
+  }
+
+  /** Compares every file of one with its digest, and fails where one differs. Returns milliseconds. */
+  async verify(tag: string | Snapshot, options?: CallOptions): Promise<{ ok: boolean; verifyMs: number }> {
+    const path = `/v1/snapshots/${tagOf(tag, "tag")}/verify`;
+    return camel((await this.#client.wire.call("POST", path, { options, seconds: 600 })) as Schemas["Verified"]);
+  }
+
+  /** Makes a snapshot with the same content and no layers of others. */
+  async compact(tag: string | Snapshot, to: string, options?: CallOptions): Promise<Snapshot> {
+    const path = `/v1/snapshots/${tagOf(tag, "tag")}/compact`;
+    const json = { to: tagOf(to, "to") };
+    const info = (await this.#client.wire.call("POST", path, { json, options, seconds: 600 })) as Schemas["SnapshotInfo"];
+    return new Snapshot(this.#client, camel(info));
+  }
+
+  /** Boots a parent, warms it up and makes it a snapshot, whose info has the times of these steps. */
+  async bake(tag: string, options: BakeOptions): Promise<Snapshot & { info: Baked }> {
+    checkOptions(options, ...bakeOptions);
+    const { signal, requestTimeout, readyTimeout, warmupTimeout, memoryMib, commands, python, ...rest } = options;
+    checkPath("kernel", rest.kernel);
+    checkPath("rootfs", rest.rootfs);
+    checkEnv(rest.env);
+    checkWord("cpuTemplate", rest.cpuTemplate, "host", "portable");
+    checkSeconds("readyTimeout", readyTimeout, 3600);
+    checkSeconds("warmupTimeout", warmupTimeout, 3600);
+    const json = {
+      tag: tagOf(tag, "tag"),
+      mem_size_mib: memoryMib,
+      warmup: commands === undefined && python === undefined ? undefined : { commands, python },
+      ready_timeout_secs: readyTimeout,
+      warmup_timeout_secs: warmupTimeout,
+      ...(snake(rest) as object),
+    };
+    const info = (await this.#client.wire.call("POST", "/v1/snapshots", {
+      json,
+      once: true,
+      options: { signal, requestTimeout },
+      seconds: 0,
+    })) as Schemas["Baked"];
+    return new Snapshot(this.#client, camel(info)) as Snapshot & { info: Baked };
+  }
+}

@@ -1,0 +1,45 @@
+import { StreamBrokenError } from "./error.ts";
+
+/** The lines of a body, without their ends. A last one without an end is a broken stream. */
+export async function* lines(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let pieces: string[] = [];
+  for await (const part of body) {
+    const found = decoder.decode(part, { stream: true }).split("\n");
+    for (const end of found.slice(0, -1)) {
+      pieces.push(end);
+      yield pieces.join("");
+      pieces = [];
+    }
+    pieces.push(found.at(-1)!);
+  }
+  if (pieces.join("") !== "") {
+    throw new StreamBrokenError(`${what}: the stream ends in the middle of a message`);
+  }
+}
+
+/** One event of a stream of server-sent events. One without data says that the stream lives. */
+export interface ServerSentEvent {
+  id: string | undefined;
+  data: string | undefined;
+}
+
+/** The events of a body. */
+export async function* serverSentEvents(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<ServerSentEvent> {
+  let event: ServerSentEvent = { id: undefined, data: undefined };
+  for await (const line of lines(body, what)) {
+    if (line === "") {
+      yield event;
+      event = { id: undefined, data: undefined };
+    } else if (line.startsWith("id: ")) {
+      event.id = line.slice(4);
+    } else if (line.startsWith("data: ")) {
+      event.data = line.slice(6); // the daemon writes one such line per event
+    }
+  }
+}
+
+/** Reads what is left of a stream that has said its last, so that its connection can be used again. */
+export function finish(events: AsyncGenerator<unknown>): void {
+  events.next().then(() => events.return(undefined), () => undefined);
+}

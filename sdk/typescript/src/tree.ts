@@ -1,0 +1,355 @@
+/** Directories of this host as tar archives (POSIX pax), and back. */
+import { ForkdError, InvalidArgumentError } from "./error.ts";
+import { builtin } from "./node.ts";
+
+const block = 512;
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+function modules(): { fs: typeof import("node:fs/promises"); path: typeof import("node:path") } {
+  const fs = builtin("node:fs/promises");
+  const path = builtin("node:path");
+  if (fs === undefined || path === undefined) {
+    throw new InvalidArgumentError("local", "this runtime has no files: use readTree and writeTree");
+  }
+  return { fs, path };
+}
+
+/** Packs what is in a directory: files, directories and symbolic links. */
+export async function* packTree(root: string): AsyncGenerator<Uint8Array> {
+  const { fs, path } = modules();
+  async function* pack(directory: string, prefix: string): AsyncGenerator<Uint8Array> {
+    const names = (await fs.readdir(directory)).sort();
+    for (const name of names) {
+      const at = path.join(directory, name);
+      const info = await fs.lstat(at);
+      const entry = { name: prefix + name, mode: info.mode & 0o7777, seconds: Math.floor(info.mtimeMs / 1000) };
+      if (info.isDirectory()) {
+        yield* header({ ...entry, name: `${entry.name}/`, type: "5", size: 0, link: "" });
+        yield* pack(at, `${entry.name}/`);
+      } else if (info.isSymbolicLink()) {
+        yield* header({ ...entry, type: "2", size: 0, link: await fs.readlink(at) });
+      } else if (info.isFile()) {
+        yield* header({ ...entry, type: "0", size: info.size, link: "" });
+        yield* content(at, info.size);
+      } else {
+        throw new InvalidArgumentError("local", `${at} is neither a file nor a directory nor a link`);
+      }
+    }
+  }
+  async function* content(at: string, size: number): AsyncGenerator<Uint8Array> {
+    const file = await fs.open(at);
+    try {
+      let left = size;
+      while (left > 0) {
+        const { bytesRead, buffer } = await file.read(new Uint8Array(Math.min(left, 256 << 10)));
+        if (bytesRead === 0) {
+          throw new ForkdError(`${at} became shorter while it was read`);
+        }
+        left -= bytesRead;
+        yield buffer.subarray(0, bytesRead);
+      }
+    } finally {
+      await file.close();
+    }
+    yield new Uint8Array(padding(size));
+  }
+  yield* pack(root, "");
+  yield new Uint8Array(2 * block);
+}
+
+interface Entry {
+  name: string;
+  mode: number;
+  seconds: number; // of its last change, since 1970
+  type: string;
+  size: number;
+  link: string;
+}
+
+function padding(size: number): number {
+  return (block - (size % block)) % block;
+}
+
+/** The header of an entry, with one that extends it where a field is too small. */
+function* header(entry: Entry): Generator<Uint8Array> {
+  const more: [string, string][] = [];
+  if (encoder.encode(entry.name).length > 100) {
+    more.push(["path", entry.name]);
+  }
+  if (encoder.encode(entry.link).length > 100) {
+    more.push(["linkpath", entry.link]);
+  }
+  if (entry.size >= 8 ** 11) {
+    more.push(["size", String(entry.size)]);
+  }
+  if (more.length > 0) {
+    const text = joinedBytes(more.map(([key, value]) => record(key, value)));
+    yield plainHeader({ name: "pax", mode: 0o644, seconds: entry.seconds, type: "x", size: text.length, link: "" });
+    yield text;
+    yield new Uint8Array(padding(text.length));
+  }
+  yield plainHeader(entry);
+}
+
+/** A record "length key=value\n", whose length counts itself. */
+function record(key: string, value: string): Uint8Array {
+  const rest = encoder.encode(` ${key}=${value}\n`);
+  let length = rest.length + 1;
+  while (String(length).length + rest.length !== length) {
+    length = String(length).length + rest.length;
+  }
+  return joinedBytes([encoder.encode(String(length)), rest]);
+}
+
+function joinedBytes(parts: Uint8Array[]): Uint8Array {
+  return Uint8Array.from(parts.flatMap((part) => [...part]));
+}
+
+function plainHeader(entry: Entry): Uint8Array {
+  const bytes = new Uint8Array(block);
+  const put = (at: number, width: number, text: string): void => bytes.set(encoder.encode(text).subarray(0, width), at);
+  const octal = (at: number, width: number, n: number): void => put(at, width, n.toString(8).padStart(width - 1, "0"));
+  put(0, 100, entry.name);
+  octal(100, 8, entry.mode);
+  octal(108, 8, 0); // the owner is chosen by who unpacks
+  octal(116, 8, 0);
+  octal(124, 12, entry.size < 8 ** 11 ? entry.size : 0);
+  octal(136, 12, Math.max(entry.seconds, 0));
+  put(148, 8, "        ");
+  put(156, 1, entry.type);
+  put(157, 100, entry.link);
+  put(257, 8, "ustar\x0000");
+  octal(148, 7, bytes.reduce((sum, byte) => sum + byte, 0));
+  return bytes;
+}
+
+/**
+ * Unpacks an archive in a directory. The archive is not trusted: its names must stay in the
+ * directory, nothing is written through a link, and links are made last.
+ */
+export async function unpackTree(parts: AsyncIterable<Uint8Array>, root: string): Promise<void> {
+  const { fs, path } = modules();
+  const links: { entry: Entry; name: string }[] = [];
+  const modes: { at: string; mode: number }[] = []; // of directories, set when they are full
+  await fs.mkdir(root, { recursive: true });
+  const reader = new Reader(parts);
+  try {
+    for (let entry = await reader.next(); entry !== undefined; entry = await reader.next()) {
+      const name = entry.name.replace(/^(\.\/)+/, "").replace(/\/+$/, "");
+      if (name === "" || name === ".") {
+        continue;
+      }
+      if (name.split("/").some((part) => part === "" || part === "." || part === "..") || name.includes("\0")) {
+        throw new ForkdError(`the archive has an entry outside of its directory: ${JSON.stringify(entry.name)}`, { code: "unsafe_archive" });
+      }
+      const at = await placeFor(fs, path, root, name);
+      if (entry.type === "5") {
+        await makeDirectory(fs, at);
+        modes.push({ at, mode: entry.mode & 0o777 });
+      } else if (entry.type === "0") {
+        await fs.rm(at, { recursive: true, force: true });
+        await writeFile(fs, at, entry, reader);
+      } else if (entry.type === "1" || entry.type === "2") {
+        links.push({ entry, name });
+      }
+    }
+    for (const { entry, name } of links) {
+      const at = await placeFor(fs, path, root, name); // once more: a parent may be a link by now
+      await fs.rm(at, { recursive: true, force: true });
+      if (entry.type === "2") {
+        await fs.symlink(entry.link, at);
+      } else {
+        await fs.link(await linked(fs, path, root, entry.link), at);
+      }
+    }
+    for (const { at, mode } of modes.reverse()) {
+      await fs.chmod(at, mode | 0o700);
+    }
+  } finally {
+    await reader.end();
+  }
+}
+
+type FS = typeof import("node:fs/promises");
+type Path = typeof import("node:path");
+
+/** Makes the parents of an entry and returns its path. A parent that is a link is refused. */
+async function placeFor(fs: FS, path: Path, root: string, name: string): Promise<string> {
+  const parts = name.split("/");
+  let at = root;
+  for (const part of parts.slice(0, -1)) {
+    at = path.join(at, part);
+    await makeDirectory(fs, at);
+  }
+  return path.join(at, parts.at(-1)!);
+}
+
+async function makeDirectory(fs: FS, at: string): Promise<void> {
+  const info = await fs.lstat(at).catch(() => undefined);
+  if (info?.isSymbolicLink()) {
+    throw new ForkdError(`${at} is a link: the archive would be unpacked where it leads`, { code: "unsafe_archive" });
+  }
+  if (info?.isDirectory() !== true) {
+    await fs.mkdir(at);
+  }
+}
+
+/** Returns what a hard link leads to: a file that the archive has in the directory. */
+async function linked(fs: FS, path: Path, root: string, name: string): Promise<string> {
+  const parts = name.replace(/^(\.\/)+/, "").split("/");
+  if (parts.some((part) => part === "" || part === "." || part === "..")) {
+    throw new ForkdError(`the archive has a link outside of its directory: ${JSON.stringify(name)}`, { code: "unsafe_archive" });
+  }
+  const at = await placeFor(fs, path, root, parts.join("/"));
+  if ((await fs.lstat(at)).isFile()) {
+    return at;
+  }
+  throw new ForkdError(`the archive has a link to something else than a file: ${JSON.stringify(name)}`, { code: "unsafe_archive" });
+}
+
+async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Promise<void> {
+  const file = await fs.open(at, "wx", entry.mode & 0o777);
+  try {
+    for await (const part of reader.content()) {
+      await file.writeFile(part);
+    }
+    await file.chmod(entry.mode & 0o777);
+    await file.utimes(entry.seconds, entry.seconds);
+  } finally {
+    await file.close();
+  }
+}
+
+/** The longest extended header that is read: bytes. */
+const longestExtension = 1 << 20;
+
+/** Reads the entries of an archive. */
+class Reader {
+  readonly #parts: AsyncIterator<Uint8Array>;
+  #rest: Uint8Array = new Uint8Array();
+  #left = 0; // bytes of the current entry's content
+  #pad = 0;
+
+  constructor(parts: AsyncIterable<Uint8Array>) {
+    this.#parts = parts[Symbol.asyncIterator]();
+  }
+
+  async end(): Promise<void> {
+    await this.#parts.return?.();
+  }
+
+  /** Returns the next entry; undefined at the end of the archive. */
+  async next(): Promise<Entry | undefined> {
+    for await (const _ of this.content()) {
+      // what was not wanted of the entry before
+    }
+    const extended: Partial<Record<string, string>> = {};
+    for (;;) {
+      const bytes = await this.#exactly(block);
+      if (bytes.every((byte) => byte === 0)) {
+        for (let more = await this.#some(block); more.length > 0; more = await this.#some(block)); // to the end of the stream
+        return undefined;
+      }
+      const entry = entryOf(bytes);
+      if (entry.type === "x" || entry.type === "L" || entry.type === "K") {
+        if (entry.size > longestExtension) {
+          throw new ForkdError("the archive has a header that is too long", { code: "unsafe_archive" });
+        }
+        const text = decoder.decode(await this.#exactly(entry.size));
+        await this.#exactly(padding(entry.size));
+        if (entry.type === "x") {
+          Object.assign(extended, recordsOf(text));
+        } else {
+          extended[entry.type === "L" ? "path" : "linkpath"] = text.replace(/\0+$/, "");
+        }
+        continue;
+      }
+      entry.name = extended["path"] ?? entry.name;
+      entry.link = extended["linkpath"] ?? entry.link;
+      entry.size = extended["size"] === undefined ? entry.size : Number(extended["size"]);
+      this.#left = entry.size;
+      this.#pad = padding(entry.size);
+      return entry;
+    }
+  }
+
+  /** The content of the current entry. */
+  async *content(): AsyncGenerator<Uint8Array> {
+    while (this.#left > 0) {
+      const part = await this.#some(this.#left);
+      if (part.length === 0) {
+        throw new ForkdError("the archive ends in the middle of a file");
+      }
+      this.#left -= part.length;
+      yield part;
+    }
+    const pad = this.#pad;
+    this.#pad = 0;
+    await this.#exactly(pad);
+  }
+
+  /** Returns at most so many bytes; none at the end of the stream. */
+  async #some(most: number): Promise<Uint8Array> {
+    while (this.#rest.length === 0) {
+      const next = await this.#parts.next();
+      if (next.done) {
+        return this.#rest;
+      }
+      this.#rest = next.value;
+    }
+    const part = this.#rest.subarray(0, most);
+    this.#rest = this.#rest.subarray(part.length);
+    return part;
+  }
+
+  async #exactly(size: number): Promise<Uint8Array> {
+    const bytes = new Uint8Array(size);
+    for (let at = 0; at < size; ) {
+      const part = await this.#some(size - at);
+      if (part.length === 0) {
+        throw new ForkdError("the archive ends before its end");
+      }
+      bytes.set(part, at);
+      at += part.length;
+    }
+    return bytes;
+  }
+}
+
+function entryOf(bytes: Uint8Array): Entry {
+  const text = (at: number, width: number): string => decoder.decode(bytes.subarray(at, at + width)).replace(/\0.*$/s, "");
+  const number = (at: number, width: number): number => {
+    if (bytes[at]! & 0x80) {
+      return bytes.subarray(at + 1, at + width).reduce((n, byte) => n * 256 + byte, 0); // GNU's binary form
+    }
+    return Number.parseInt(text(at, width).trim() || "0", 8);
+  };
+  const prefix = text(257, 5) === "ustar" ? text(345, 155) : "";
+  const name = text(0, 100);
+  return {
+    name: prefix === "" ? name : `${prefix}/${name}`,
+    mode: number(100, 8),
+    size: number(124, 12),
+    seconds: number(136, 12),
+    type: text(156, 1) || "0",
+    link: text(157, 100),
+  };
+}
+
+/** The records of an extended header. */
+function recordsOf(text: string): Record<string, string> {
+  const found: Record<string, string> = {};
+  const bytes = encoder.encode(text);
+  for (let at = 0; at < bytes.length; ) {
+    const length = Number.parseInt(decoder.decode(bytes.subarray(at, at + 20)), 10);
+    if (!(length > 0)) {
+      break;
+    }
+    const line = decoder.decode(bytes.subarray(at, at + length - 1));
+    const equals = line.indexOf("=");
+    found[line.slice(line.indexOf(" ") + 1, equals)] = line.slice(equals + 1);
+    at += length;
+  }
+  return found;
+}

@@ -1,0 +1,120 @@
+import { camel, snake, type Camel } from "./case.ts";
+import { checkEnv, checkOptions, checkSeconds, checkStrings } from "./check.ts";
+import { tagOf, type Client, type Limits, type NetworkPolicy } from "./client.ts";
+import { ForkdError } from "./error.ts";
+import type { components } from "./generated/api.ts";
+import { Sandbox } from "./sandbox.ts";
+import type { Snapshot } from "./snapshots.ts";
+import { callOptions, type CallOptions } from "./wire.ts";
+
+type Schemas = components["schemas"];
+
+/** What is known of a workspace. */
+export type WorkspaceInfo = Camel<Schemas["WorkspaceInfo"]>;
+
+/** Options of a new workspace. */
+export interface WorkspaceOptions extends CallOptions {
+  labels?: Record<string, string> | undefined;
+  env?: Record<string, string> | undefined;
+  limits?: Limits | undefined;
+  network?: NetworkPolicy | undefined;
+  /** Seconds without a request after which it is suspended until the next one; default: never. */
+  idleTimeout?: number | undefined;
+}
+
+/** A sandbox with a name, which outlives suspensions. */
+export class Workspace {
+  readonly name: string;
+  /** What was known of it last. */
+  info: WorkspaceInfo;
+  readonly #client: Client;
+
+  /** @internal */
+  constructor(client: Client, info: WorkspaceInfo) {
+    this.#client = client;
+    this.name = info.name;
+    this.info = info;
+  }
+
+  /** Returns its sandbox; it has to run. */
+  async sandbox(options?: CallOptions): Promise<Sandbox> {
+    await this.getInfo(options);
+    if (this.info.liveSandboxId === undefined) {
+      throw new ForkdError(`workspace ${this.name} is ${this.info.status}: resume it first`, { code: "sandbox_state" });
+    }
+    return Sandbox.connect(this.info.liveSandboxId, { client: this.#client, ...options });
+  }
+
+  async getInfo(options?: CallOptions): Promise<WorkspaceInfo> {
+    return (this.info = (await this.#client.workspaces.get(this.name, options)).info);
+  }
+
+  /** Saves its sandbox to disk and frees its memory. */
+  async suspend(options?: CallOptions): Promise<WorkspaceInfo> {
+    return (this.info = (await this.#client.workspaces.suspend(this.name, options)).info);
+  }
+
+  /** Brings its sandbox back. */
+  async resume(options?: CallOptions): Promise<WorkspaceInfo> {
+    return (this.info = (await this.#client.workspaces.resume(this.name, options)).info);
+  }
+
+  /** Removes it and its sandbox; false if it is gone already. */
+  delete(options?: CallOptions): Promise<boolean> {
+    return this.#client.workspaces.delete(this.name, options);
+  }
+}
+
+/** The workspaces of a daemon. */
+export class Workspaces {
+  readonly #client: Client;
+
+  /** @internal */
+  constructor(client: Client) {
+    this.#client = client;
+  }
+
+  /** Starts a sandbox from a snapshot, under a name. */
+  async create(name: string, snapshot: string | Snapshot, options: WorkspaceOptions = {}): Promise<Workspace> {
+    checkOptions(options, "labels", "env", "limits", "network", "idleTimeout", ...callOptions);
+    const { signal, requestTimeout, idleTimeout, ...rest } = options;
+    checkStrings("labels", rest.labels);
+    checkEnv(rest.env);
+    checkSeconds("idleTimeout", idleTimeout);
+    const json = { name: tagOf(name, "name"), snapshot_tag: tagOf(snapshot), idle_timeout_secs: idleTimeout, ...(snake(rest) as object) };
+    return this.#workspace(await this.#client.wire.call("POST", "/v1/workspaces", { json, once: true, options: { signal, requestTimeout }, seconds: 120 }));
+  }
+
+  /** Lists them by name. */
+  async list(options?: CallOptions): Promise<Workspace[]> {
+    const list = (await this.#client.wire.call("GET", "/v1/workspaces", { options })) as unknown[];
+    return list.map((info) => this.#workspace(info));
+  }
+
+  async get(name: string, options?: CallOptions): Promise<Workspace> {
+    return this.#workspace(await this.#client.wire.call("GET", pathOf(name), { options }));
+  }
+
+  /** Saves the sandbox of one to disk and frees its memory. */
+  async suspend(name: string, options?: CallOptions): Promise<Workspace> {
+    return this.#workspace(await this.#client.wire.call("POST", `${pathOf(name)}/suspend`, { json: {}, options, seconds: 600 }));
+  }
+
+  /** Brings the sandbox of one back. */
+  async resume(name: string, options?: CallOptions): Promise<Workspace> {
+    return this.#workspace(await this.#client.wire.call("POST", `${pathOf(name)}/resume`, { json: {}, options, seconds: 120 }));
+  }
+
+  /** Removes one and its sandbox; false if it is gone already. */
+  delete(name: string, options?: CallOptions): Promise<boolean> {
+    return this.#client.wire.gone(pathOf(name), "workspace_not_found", { options, seconds: 120 });
+  }
+
+  #workspace(info: unknown): Workspace {
+    return new Workspace(this.#client, camel(info as Schemas["WorkspaceInfo"]));
+  }
+}
+
+function pathOf(name: string): string {
+  return `/v1/workspaces/${tagOf(name, "name")}`;
+}

@@ -1,0 +1,116 @@
+/** Archives that a sandbox has made cannot reach out of the directory that they are unpacked in. */
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { existsSync, lstatSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, beforeEach, test } from "node:test";
+import { camel, snake } from "../src/case.ts";
+import { packTree, unpackTree } from "../src/tree.ts";
+
+let directory: string;
+let into: string;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), "forkd-tree-"));
+  into = join(directory, "into");
+});
+
+afterEach(() => rmSync(directory, { recursive: true }));
+
+interface Entry {
+  name: string;
+  type?: string; // of tar; 0 is a file
+  link?: string;
+  content?: string;
+}
+
+/** An archive that Python makes, which checks nothing. */
+function archive(entries: Entry[], format = "PAX"): Uint8Array {
+  const program = `
+import io, json, sys, tarfile
+out = io.BytesIO()
+with tarfile.open(fileobj=out, mode="w", format=tarfile.${format}_FORMAT) as tar:
+    for e in json.loads(sys.argv[1]):
+        info = tarfile.TarInfo(e["name"])
+        info.type = e.get("type", "0").encode()
+        info.linkname = e.get("link", "")
+        data = e.get("content", "").encode()
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+sys.stdout.buffer.write(out.getvalue())`;
+  return execFileSync("python3", ["-c", program, JSON.stringify(entries)]);
+}
+
+async function* inParts(bytes: Uint8Array, size = 700): AsyncGenerator<Uint8Array> {
+  for (let at = 0; at < bytes.length; at += size) {
+    yield bytes.subarray(at, at + size);
+  }
+}
+
+const unpack = (entries: Entry[], format?: string): Promise<void> => unpackTree(inParts(archive(entries, format)), into);
+
+test("what Python's tarfile packs is unpacked, in every format", async () => {
+  const long = `${"d".repeat(90)}/${"n".repeat(120)}`;
+  for (const format of ["PAX", "GNU", "USTAR"]) {
+    const name = format === "USTAR" ? `${"d".repeat(90)}/${"n".repeat(90)}` : long;
+    await unpack([{ name: "./" }, { name: "./a/", type: "5" }, { name, content: "x".repeat(5000) }, { name: "short", content: "x".repeat(5000) }, { name: "hard", type: "1", link: format === "USTAR" ? "short" : name }, { name: "soft", type: "2", link: "a" }], format);
+    assert.equal(readFileSync(join(into, name), "utf8"), "x".repeat(5000));
+    assert.equal(readFileSync(join(into, "hard"), "utf8").length, 5000);
+    assert.ok(lstatSync(join(into, "soft")).isSymbolicLink());
+    rmSync(into, { recursive: true });
+  }
+});
+
+test("what packTree packs, tar unpacks", async () => {
+  const from = join(directory, "from");
+  mkdirSync(join(from, "s".repeat(120), "deep"), { recursive: true });
+  writeFileSync(join(from, "s".repeat(120), "deep", "ü"), "text");
+  symlinkSync("t".repeat(150), join(from, "link"));
+  const parts: Uint8Array[] = [];
+  for await (const part of packTree(from)) {
+    parts.push(part);
+  }
+  mkdirSync(into);
+  execFileSync("tar", ["-x", "-C", into], { input: Buffer.concat(parts) });
+  execFileSync("diff", ["-r", "--no-dereference", from, into]);
+});
+
+test("names that lead out are refused, and nothing is written there", async () => {
+  for (const name of ["../out", "/out", "a/../../out", "a/./b", "a//b"]) {
+    await assert.rejects(unpack([{ name, content: "x" }]), { code: "unsafe_archive" }, name);
+  }
+  await assert.rejects(unpack([{ name: "hard", type: "1", link: "../secret" }]), { code: "unsafe_archive" });
+  assert.equal(existsSync(join(directory, "out")), false);
+});
+
+test("links are no way out, in any order", async () => {
+  const secret = join(directory, "secret");
+  mkdirSync(secret);
+  writeFileSync(join(secret, "file"), "kept");
+  const out = { name: "a", type: "2", link: secret };
+  await unpack([out, { name: "a/file", content: "overwritten" }]);
+  await assert.rejects(unpack([out, { name: "a/file", type: "2", link: "x" }]), { code: "unsafe_archive" });
+  rmSync(into, { recursive: true });
+  await assert.rejects(unpack([out, { name: "b", type: "1", link: "a/file" }]), { code: "unsafe_archive" });
+  rmSync(into, { recursive: true });
+  mkdirSync(into);
+  symlinkSync(secret, join(into, "a")); // one that was there before
+  await assert.rejects(unpack([{ name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
+  await assert.rejects(unpack([{ name: "a", type: "5" }, { name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
+  assert.equal(readFileSync(join(secret, "file"), "utf8"), "kept");
+});
+
+test("an archive that is cut off fails", async () => {
+  const whole = archive([{ name: "f", content: "x".repeat(3000) }]);
+  for (const length of [100, 512, 1000, 3000]) {
+    await assert.rejects(unpackTree(inParts(whole.subarray(0, length)), into), /the archive ends/);
+  }
+});
+
+test("names of the API become camelCase and come back, keys of maps do not", () => {
+  const message = { snapshot_tag: "a", io_bytes_per_second: 1, list: [{ exit_code: 0 }], labels: { a_b: "c_d" }, env: { MY_VAR: "x" }, nothing: null };
+  const mine = { snapshotTag: "a", ioBytesPerSecond: 1, list: [{ exitCode: 0 }], labels: { a_b: "c_d" }, env: { MY_VAR: "x" }, nothing: null };
+  assert.deepEqual(camel(message), mine);
+  assert.deepEqual(snake({ ...mine, absent: undefined }), message);
+});

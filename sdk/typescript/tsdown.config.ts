@@ -1,0 +1,10 @@
+import { defineConfig } from "tsdown";
+
+export default defineConfig({
+  entry: { index: "src/index.ts" },
+  format: ["esm", "cjs"],
+  target: "es2022",
+  platform: "neutral", // node's modules are asked for at run time: see src/node.ts
+  dts: true,
+  sourcemap: true,
+});
