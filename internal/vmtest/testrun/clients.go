@@ -16,9 +16,9 @@ import (
 const clientsLimit = time.Hour
 
 // clientGroups are the groups of test/compat that are run: the newest packages of E2B, the clients
-// of forkd 0.5, and schemathesis for schemathesisDuration.
+// of forkd 0.5, schemathesis for schemathesisDuration, and what the SDKs' own tests leave out.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
-	"forkd-python", "forkd-mcp", "forkd-typescript", "schemathesis"}
+	"forkd-python", "forkd-mcp", "forkd-typescript", "schemathesis", "sdk-typescript"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as far
 // as it comes in that time. `scripts/compat schemathesis` sends others each time.
@@ -51,7 +51,7 @@ func clients(ctx context.Context, h host, out io.Writer) error {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "scripts/compat", clientGroups...)
 	cmd.Env = append(os.Environ(), "FORKD_URL=", "COMPAT_TAG=", "COMPAT_INTERPRETER_TAG=", // of no other daemon
-		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed)
+		"DURATION="+schemathesisDuration, "SEED="+schemathesisSeed, "COMPAT_QUICK=yes")
 	if m, ok := h.(machine); ok {
 		cmd.Env = append(cmd.Env, "FORKD_MACHINE="+m.name+"-clients")
 	}
