@@ -28,7 +28,7 @@ func documents(t *testing.T) []document {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata") {
+		if d.IsDir() && path != root && isForeign(name) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".md") {
@@ -52,6 +52,12 @@ func documents(t *testing.T) []document {
 		t.Fatalf("found %d Markdown files: the repository has more than that", len(all))
 	}
 	return all
+}
+
+// isForeign reports whether a directory of that name holds what is not ours to check: what tools make
+// or install, and data of tests.
+func isForeign(name string) bool {
+	return strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata"
 }
 
 // text calls f for every line outside of code blocks, with its number.

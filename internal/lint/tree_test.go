@@ -85,7 +85,7 @@ func sources(t *testing.T) []source {
 			return err
 		}
 		name := d.Name()
-		if d.IsDir() && path != root && (strings.HasPrefix(name, ".") || name == "out" || name == "node_modules" || name == "testdata") {
+		if d.IsDir() && path != root && isForeign(name) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(name, ".go") {
