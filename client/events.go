@@ -25,6 +25,9 @@ type EventsRequest struct {
 	Begun     func()   // called when the stream has begun: what happens from then on is told; nil: nothing
 }
 
+// EventMissed is the type of an event that stands for events that were lost.
+const EventMissed = v1.EventMissed
+
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
