@@ -29,6 +29,8 @@ type Version struct {
 	API     string `json:"api"`
 	Accel   string `json:"accel"` // "kvm", or "tcg" on an emulated host
 
+	Scope string `json:"scope,omitempty"` // of the client that asks: "read", "run" or "admin"
+
 	HostMemoryMiB uint64 `json:"host_memory_mib"` // that the daemon's host has: no VM can have more
 
 	NoKVM         string      `json:"no_kvm,omitempty"`         // why no VM can run on the daemon's host; empty: they can

@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/mcphttp"
 	"github.com/forkd/forkd/internal/daemon/metrics"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/template"
@@ -85,6 +86,8 @@ type Options struct {
 	Tokens    []auth.Token // that the API takes besides Token
 
 	Damaged string // the id of a suspended sandbox of an earlier daemon whose record cannot be read; empty: there is none
+
+	Open bool // no token is demanded: whoever comes over TCP may do everything
 
 	NoKVM error // why VMs cannot run on the host; nil: they can
 
@@ -155,6 +158,9 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if o.Open {
+		guard = nil
+	}
 	domain, err := inbound.ParseDomain(cmp.Or(o.Domain, Domain))
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +195,8 @@ func New(t T, o Options) *Rig {
 	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
 		Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
-		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone})
+		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone,
+		MCP: mcphttp.New("test")})
 	var next http.Handler = api
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)

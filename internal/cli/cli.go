@@ -113,7 +113,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 		{"Turns of an agent:", []*cobra.Command{newHookCmd(), newTurnCmd(), newTurnsCmd(), newUndoCmd(), newRedoCmd()}},
 		{"In a sandbox:", []*cobra.Command{newExecCmd(), newShellCmd(), newEvalCmd(), newCpCmd(), newAttachCmd(),
 			newSignalCmd(),
-			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd()}},
+			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
 			newMachineCmd(),
 			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newDemoCmd()}},

@@ -83,16 +83,17 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/daemon",
-		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "v1", "template", "e2b", "."},
-		imports: []string{"api/...", "internal/agent05", "internal/host/...", "internal/build/...", "internal/proto/...",
+		packages: []string{"stamp", "audit", "auth", "metrics", "tracing", "inbound", "once", "mcphttp", "v1", "template", "e2b", "."},
+		imports: []string{"api/...", "client", "internal/agent05", "internal/mcp", "internal/host/...", "internal/build/...", "internal/proto/...",
 			"internal/format/...",
 			"internal/jail"},
-		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them",
+		reason: "the daemon's faces talk to sandboxes and the store, and do not know who calls them. The tools for models are a " +
+			"client of one of them",
 	},
 	{
 		folder:   "internal/cli",
 		packages: []string{"."},
-		imports: []string{"api/v1", "client", "internal/agent05", "internal/daemon", "internal/daemon/auth",
+		imports: []string{"api/v1", "client", "internal/agent05", "internal/mcp", "internal/daemon", "internal/daemon/auth",
 			"internal/build/...", "internal/emu/...", "internal/jail",
 			"internal/proto/vm", "internal/vmm/kvm", "recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
@@ -117,6 +118,10 @@ var rooms = []room{
 	{
 		folder: "internal/agent05", packages: []string{"."}, imports: []string{"api/v1"},
 		reason: "an old protocol over whatever reaches a sandbox",
+	},
+	{
+		folder: "internal/mcp", packages: []string{"."}, imports: []string{"client", "api/v1"},
+		reason: "what models may do is what a client of the REST API may do: no back door",
 	},
 	{folder: "internal/apitest", packages: []string{"."}, imports: []string{"api"},
 		reason: "it checks traffic, not what causes it"},

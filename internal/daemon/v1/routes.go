@@ -72,6 +72,8 @@ type Config struct {
 	Stopping  context.Context // ends when streams to ports are to end; nil: never
 	// says why no VM can run on this host; nil: it is taken that they can
 	NoKVM func() error
+	// MCP makes what serves tools for models, which call api; nil: there are none.
+	MCP func(api http.Handler) http.Handler
 }
 
 type api struct {
@@ -84,6 +86,7 @@ type api struct {
 	lists                  *gate.Gate
 	memory                 *memory
 	held                   held
+	mcp                    http.Handler // answers messages of the Model Context Protocol; nil: nothing does
 }
 
 func (c Config) withDefaults() Config {
@@ -111,8 +114,12 @@ func New(cfg Config) *Server {
 	mux.HandleFunc("/", a.serve(route{pattern: "/", handle: func(w http.ResponseWriter, r *http.Request) error {
 		return unknownRoute(mux, w, r)
 	}}))
-	return &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))),
+	s := &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))),
 		a.done), a}
+	if cfg.MCP != nil {
+		a.mcp = cfg.MCP(s)
+	}
+	return s
 }
 
 func newAPI(cfg Config) *api {
@@ -291,6 +298,9 @@ func (a *api) version(r *http.Request) (apiv1.Version, error) {
 	v := apiv1.Version{
 		Version: a.Version, API: "v1", Accel: a.Accel, HostMemoryMiB: bake.HostMemoryMiB(),
 		LimitsMissing: a.Missing, Admission: a.Admission,
+	}
+	if who := auth.From(r.Context()); who.Scope != 0 {
+		v.Scope = who.Scope.String()
 	}
 	if err := a.NoKVM(); err != nil {
 		v.NoKVM = err.Error()

@@ -36,6 +36,7 @@ func (a *api) routes() []route {
 	control := calls().through
 	logs := newPlaces(a.Limits.Followers, max(1, a.Limits.Followers/2)).through
 	followers := newPlaces(a.Limits.Followers, a.Limits.Followers).through
+	messages := newPlaces(a.Limits.Calls, a.Limits.Calls).through // a subscription is one as long as it lasts
 	const ok, created = http.StatusOK, http.StatusCreated
 	child := apiv1.ForkRequest{N: 1}
 	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
@@ -50,6 +51,7 @@ func (a *api) routes() []route {
 		{"GET /openapi.json", open, nil, nil, documentJSON},
 		{"GET /docs", open, nil, nil, documentPage},
 		{"GET /metrics", auth.Read, nil, nil, a.metrics},
+		{"POST /mcp", auth.Read, nil, messages, a.tools}, // each tool wants its own scope
 
 		{"GET /v1/snapshots", auth.Read, part, a.listing, listed(a.listSnapshots)},
 		{"POST /v1/snapshots", auth.Admin, nil, work, a.once(call(created, a.createSnapshot))}, // reads files of the host

@@ -1,0 +1,81 @@
+// Package mcphttp serves the tools of internal/mcp at /mcp of the daemon, over streamable HTTP and
+// without sessions.
+//
+// It checks nothing itself. The route of package v1 has found out who sends a message, and each call
+// of a tool is a request of its own to the whole API, in this process, with the credentials of the
+// message: the same tokens, scopes, label prefixes, gates, audit lines and limits hold for tools as
+// for programs.
+package mcphttp
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/mcp"
+)
+
+// New returns a function for v1.Config.MCP: it makes the handler of messages, whose tools call api.
+func New(version string) func(api http.Handler) http.Handler {
+	return func(api http.Handler) http.Handler {
+		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
+		for _, scope := range []mcp.Scope{mcp.Read, mcp.Run, mcp.Admin} {
+			f.shared[scope] = sync.OnceValue(func() *sdk.Server { return f.catalog.Shared(scope) })
+		}
+		f.protocol = sdk.NewStreamableHTTPHandler(serverOf, &sdk.StreamableHTTPOptions{
+			Stateless: true, PropagateRequestCancellation: true,
+			DisableLocalhostProtection: true, // the daemon checks hosts by its own rules
+			MaxRequestBodyBytes:        -1,   // v1 has bounded the body
+		})
+		return f
+	}
+}
+
+type face struct {
+	api      http.Handler
+	catalog  *mcp.Catalog
+	shared   map[mcp.Scope]func() *sdk.Server // made when the first message needs it
+	protocol http.Handler
+}
+
+type serverKey struct{}
+
+func serverOf(r *http.Request) *sdk.Server {
+	s, _ := r.Context().Value(serverKey{}).(*sdk.Server)
+	return s
+}
+
+// Subscriptions are the one method that needs a server of its own. By the protocol the header names
+// the method of the message, and the SDK refuses a message with another one.
+const (
+	methodHeader = "Mcp-Method"
+	listenMethod = "subscriptions/listen"
+)
+
+// ServeHTTP answers one message with the tools of the client's scope, which call the API as the
+// client.
+func (f *face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(r.Context()).Scope)
+	ctx := mcp.With(r.Context(), cl)
+	var s *sdk.Server
+	if r.Header.Get(methodHeader) == listenMethod {
+		s = f.catalog.Server(r.Context(), cl, scope)
+	} else {
+		s = f.shared[scope]()
+	}
+	f.protocol.ServeHTTP(w, r.WithContext(context.WithValue(ctx, serverKey{}, s)))
+}
+
+func scopeOf(s auth.Scope) mcp.Scope {
+	switch {
+	case s >= auth.Admin:
+		return mcp.Admin
+	case s >= auth.Run:
+		return mcp.Run
+	}
+	return mcp.Read
+}

@@ -1,0 +1,125 @@
+package mcphttp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// over returns a client of a handler in this process, for a message with a token.
+func over(h http.HandlerFunc) *http.Client {
+	message := httptest.NewRequest(http.MethodPost, "/mcp", nil)
+	message.Header.Set("Authorization", "Bearer t")
+	message.Header.Set("Forkd-Token", "f")
+	message.Header.Set("Cookie", "c=1")
+	message.RemoteAddr, message.Host = "192.0.2.1:5", "forkd.example.org"
+	return &http.Client{Transport: newTransport(h, message.WithContext(auth.With(message.Context(), auth.Principal{Who: "token:x"})))}
+}
+
+func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://forkd/v1/things?a=b", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Do(r)
+}
+
+// What a handler sees is a request of the message's client, with the message's credentials alone.
+func TestCallsAreTheClients(t *testing.T) {
+	c := over(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" || r.Header.Get("Cookie") != "" ||
+			r.RemoteAddr != "192.0.2.1:5" || r.Host != "forkd.example.org" || r.RequestURI != "/v1/things?a=b" || r.URL.Host != "" {
+			t.Errorf("%+v", r)
+		}
+		w.Header().Set("X-Answer", "yes")
+		w.WriteHeader(http.StatusTeapot)
+		w.Header().Set("X-Late", "no")
+		io.WriteString(w, "body")
+	})
+	resp, err := get(t, c, t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	p, err := io.ReadAll(resp.Body)
+	if err != nil || string(p) != "body" || resp.StatusCode != http.StatusTeapot || resp.Header.Get("X-Answer") != "yes" || resp.Header.Get("X-Late") != "" {
+		t.Errorf("%d %q %v, %v", resp.StatusCode, p, resp.Header, err)
+	}
+}
+
+// A handler that panics, or aborts, breaks off its answer and nothing else.
+func TestPanics(t *testing.T) {
+	for _, what := range []any{http.ErrAbortHandler, errors.New("boom"), "boom"} {
+		c := over(func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "begun")
+			panic(what)
+		})
+		resp, err := get(t, c, t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, err := io.ReadAll(resp.Body); err == nil || string(p) != "begun" {
+			t.Errorf("%v: %q, %v", what, p, err)
+		}
+		resp.Body.Close()
+	}
+	resp, err := get(t, over(func(http.ResponseWriter, *http.Request) {}), t.Context())
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("a handler that does nothing: %+v, %v", resp, err)
+	}
+}
+
+// A stream comes as it is written, and its handler ends when the caller leaves: by closing the body,
+// or by its context, before the answer has begun and after.
+func TestStreams(t *testing.T) {
+	ended := make(chan error, 1)
+	endless := over(func(w http.ResponseWriter, r *http.Request) {
+		rc := http.NewResponseController(w)
+		if err := errors.Join(rc.SetWriteDeadline(time.Now()), rc.SetReadDeadline(time.Now())); err != nil {
+			t.Error(err)
+		}
+		for i := 0; ; i++ {
+			if _, err := fmt.Fprintf(w, "%d\n", i); err != nil {
+				ended <- err
+				return
+			}
+			if err := rc.Flush(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	resp, err := get(t, endless, t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 4)
+	if _, err := io.ReadFull(resp.Body, first); err != nil || string(first) != "0\n1\n" {
+		t.Errorf("%q, %v", first, err)
+	}
+	resp.Body.Close()
+	if err := <-ended; !strings.Contains(err.Error(), "gone") {
+		t.Errorf("the handler is told %v", err)
+	}
+	waits := over(func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done()
+		ended <- context.Cause(r.Context())
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go cancel()
+	if resp, err := get(t, waits, ctx); err == nil {
+		resp.Body.Close()
+		t.Error("answered")
+	}
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,50 @@
+package v1
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"time"
+)
+
+// maxMessage bounds a message of the Model Context Protocol, in bytes.
+const maxMessage = 4 << 20
+
+// tools answers a message of the Model Context Protocol. Who sends it, and from where, is checked
+// as for every route; what its tools call is checked again, for each call is a request of its own.
+func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
+	if a.mcp == nil {
+		return &requestError{http.StatusNotFound, "this daemon has no tools for models"}
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
+	body, err := io.ReadAll(shareOf(r).body(http.MaxBytesReader(w, r.Body, maxMessage)))
+	_ = rc.SetReadDeadline(time.Time{})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(a.Stopping, cancel)()
+	with := r.WithContext(ctx)
+	with.Body = io.NopCloser(bytes.NewReader(body))
+	a.mcp.ServeHTTP(&pacedWriter{w, rc, a.Limits.Stall}, with)
+	return nil
+}
+
+// pacedWriter gives each part of a stream its own time in which the client has to take it.
+type pacedWriter struct {
+	http.ResponseWriter
+	rc    *http.ResponseController
+	limit time.Duration
+}
+
+// Write implements http.ResponseWriter.
+func (p *pacedWriter) Write(b []byte) (int, error) {
+	_ = p.rc.SetWriteDeadline(time.Now().Add(p.limit)) // a connection without deadlines is a test's
+	return p.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (p *pacedWriter) Unwrap() http.ResponseWriter { return p.ResponseWriter }

@@ -1,0 +1,193 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+)
+
+func codeTools() []tool {
+	return []tool{
+		define("run_code", "Run code in a warm interpreter of a sandbox. Variables, imports and functions stay for the next call, and copies of the sandbox have them. "+
+			"Returns what the code printed, the value of its last expression, and plots as images.", Run, destructive|openWorld, runCode,
+			oneOf("language", "python", "javascript", "typescript", "bash"), between("timeout_secs", 1, 3600, 60)),
+	}
+}
+
+// Bounds on what code shows.
+const (
+	maxPrinted = 8 << 20 // bytes after which it is interrupted
+	maxShown   = 8       // images of one call
+)
+
+type codeArgs struct {
+	SandboxID   string            `json:"sandbox_id"`
+	Code        string            `json:"code"`
+	Language    string            `json:"language,omitempty"`
+	ContextID   string            `json:"context_id,omitempty" jsonschema:"interpreter with variables of its own, from an earlier call; empty: the default one of the language"`
+	NewContext  bool              `json:"new_context,omitempty" jsonschema:"run it in a new context, whose id is in the answer"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"`
+	Env         map[string]string `json:"env,omitempty" jsonschema:"for this call only"`
+}
+
+type shownValue struct {
+	Main    bool     `json:"main" jsonschema:"the value of the last expression; false: it was displayed before"`
+	Text    string   `json:"text,omitempty"`
+	Formats []string `json:"formats" jsonschema:"media types that it has; images are in the content of the answer"`
+}
+
+type codeError struct {
+	Name      string `json:"name"`
+	Value     string `json:"value"`
+	Traceback string `json:"traceback"`
+}
+
+type codeResult struct {
+	Outcome   string       `json:"outcome" jsonschema:"finished, exception, timeout, died, or stopped (it printed too much)"`
+	Stdout    string       `json:"stdout"`
+	Stderr    string       `json:"stderr"`
+	Results   []shownValue `json:"results"`
+	Error     *codeError   `json:"error,omitempty" jsonschema:"exception that the code did not catch"`
+	ContextID string       `json:"context_id,omitempty" jsonschema:"of a new context"`
+	StateLost bool         `json:"state_lost,omitempty" jsonschema:"the variables of the context are lost"`
+	Omitted   int64        `json:"omitted_bytes,omitempty" jsonschema:"missing in the middle of the outputs"`
+}
+
+func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error) {
+	req := client.CodeRequest{Code: in.Code, Language: in.Language, ContextID: in.ContextID, TimeoutSecs: in.TimeoutSecs, Env: in.Env}
+	switch {
+	case in.Code == "":
+		return r, wrong("code", "is empty")
+	case in.NewContext && in.ContextID != "":
+		return r, wrong("new_context", "goes without context_id")
+	case in.NewContext:
+		made, err := c.CreateContext(ctx, in.SandboxID, client.CodeContextRequest{Language: in.Language})
+		if err != nil {
+			return r, err
+		}
+		req.ContextID, r.ContextID = made.ID, made.ID
+	}
+	if req.ContextID != "" {
+		req.Language = "" // the context has one
+	}
+	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
+	print := func(to *excerptWriter) func(string) error {
+		return func(text string) error {
+			if stdout.total+stderr.total+int64(len(text)) > maxPrinted {
+				return errPrinted
+			}
+			_, err := to.Write([]byte(text))
+			return err
+		}
+	}
+	var e client.Execution
+	err = c.during(ctx, func() string { return "the code runs" }, func() error {
+		e, err = c.RunCode(ctx, in.SandboxID, req, client.CodeHandlers{Stdout: print(stdout), Stderr: print(stderr)})
+		return err
+	})
+	if errors.Is(err, errPrinted) {
+		e.Outcome, err = "stopped", nil
+	}
+	if err != nil {
+		return r, err
+	}
+	r.Outcome, r.StateLost, r.Results = e.Outcome, e.StateLost, []shownValue{}
+	r.Stdout, r.Stderr, r.Omitted = stdout.text(), stderr.text(), stdout.omitted()+stderr.omitted()
+	if x := e.Exception; x != nil {
+		r.Error = &codeError{x.Name, shortened(x.Value), shortened(x.Traceback)}
+	}
+	for _, v := range e.Results {
+		r.Results = append(r.Results, shownValue{v.Main, valueText(v), slices.Sorted(maps.Keys(v.Data))})
+	}
+	c.say(r.words())
+	c.show(e.Results)
+	return r, nil
+}
+
+var errPrinted = fmt.Errorf("the code printed more than %d MiB", maxPrinted>>20)
+
+// textForms are the forms of a value that a model can read, the best first.
+var textForms = []string{"text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"}
+
+func valueText(v client.CodeResult) string {
+	for _, form := range textForms {
+		if text := v.Text(form); text != "" {
+			return shortened(text)
+		}
+	}
+	if p := v.Data["application/json"]; json.Valid(p) {
+		return shortened(string(p))
+	}
+	return ""
+}
+
+func shortened(text string) string {
+	text, _ = cut(text, false)
+	return text
+}
+
+// show adds the images among values to the answer.
+func (c *call) show(values []client.CodeResult) {
+	shown := 0
+	for _, v := range values {
+		for _, form := range []string{"image/png", "image/jpeg"} {
+			data := v.Bytes(form)
+			switch {
+			case data == nil:
+				continue
+			case shown == maxShown:
+				c.say(fmt.Sprintf("[… more than %d images: the others are omitted …]", maxShown))
+				return
+			case len(data) > maxImage:
+				c.say(fmt.Sprintf("[… an image of %d bytes is omitted: make it smaller, or save it to a file …]", len(data)))
+			default:
+				c.content = append(c.content, &sdk.ImageContent{Data: data, MIMEType: form})
+				shown++
+			}
+			break // one form of a value is enough
+		}
+	}
+}
+
+// words are a result for a model.
+func (r *codeResult) words() string {
+	var b strings.Builder
+	part := func(name, text string) {
+		if text = strings.TrimRight(text, "\n"); text != "" {
+			fmt.Fprintf(&b, "%s:\n%s\n", name, text)
+		}
+	}
+	part("stdout", r.Stdout)
+	part("stderr", r.Stderr)
+	for _, v := range r.Results {
+		if v.Main {
+			part("result", v.Text)
+		} else {
+			part("shown", v.Text)
+		}
+	}
+	if r.Error != nil {
+		part("exception", r.Error.Traceback)
+	}
+	if r.Outcome != "finished" || b.Len() == 0 {
+		fmt.Fprintf(&b, "outcome: %s\n", r.Outcome)
+	}
+	if r.Outcome == "stopped" {
+		fmt.Fprintf(&b, "%v, and was interrupted\n", errPrinted)
+	}
+	if r.StateLost {
+		b.WriteString("The variables of the context are lost: its interpreter has been started again.\n")
+	}
+	if r.ContextID != "" {
+		fmt.Fprintf(&b, "context_id: %s\n", r.ContextID)
+	}
+	return b.String()
+}

@@ -1,0 +1,171 @@
+package mcp
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/forkd/forkd/client"
+)
+
+// commandTools are for what runs longer than a client likes to wait for one answer. What they need
+// to know of a command is in the sandbox, so it is there for copies of the sandbox too, and for
+// another server.
+func commandTools() []tool {
+	return []tool{
+		define("start_command", "Start a shell command that goes on by itself, such as a server, a build or a test suite, and answer at once with its pid. "+
+			"Its output goes to files in the sandbox. Copies of the sandbox have the running command too, under the same pid.",
+			Run, destructive|openWorld, startCommand, between("timeout_secs", 0, 30*24*3600, 0)),
+		define("wait_command", "Wait until a command of start_command ends, or timeout_secs have passed, and return its exit code and the end of its output. "+
+			"May be called again and again; timeout_secs 0 only looks.", Run, readOnly, waitCommand, between("timeout_secs", 0, 3600, 50)),
+		define("signal_command", "Send a signal to a command of start_command and its process group.", Run, destructive, signalCommand,
+			oneOf("signal", "SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")),
+	}
+}
+
+type startArgs struct {
+	SandboxID   string            `json:"sandbox_id"`
+	Command     string            `json:"command" jsonschema:"for /bin/sh"`
+	Cwd         string            `json:"cwd,omitempty" jsonschema:"working directory"`
+	Env         map[string]string `json:"env,omitempty"`
+	User        string            `json:"user,omitempty" jsonschema:"of the sandbox; empty: its default user"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty" jsonschema:"after which it is killed; 0: never"`
+}
+
+type started struct {
+	PID        uint32 `json:"pid" jsonschema:"for wait_command and signal_command"`
+	StdoutPath string `json:"stdout_path" jsonschema:"file in the sandbox with its output"`
+	StderrPath string `json:"stderr_path"`
+}
+
+// starter runs "$1" with its outputs and its exit code in a directory that is named after the
+// number of this shell. An earlier process of that number has left what is there.
+const starter = `d=/tmp/forkd-command-$$
+umask 077
+rm -rf "$d" && mkdir "$d" || exit 125
+/bin/sh -c "$1" >"$d/stdout" 2>"$d/stderr" </dev/null
+code=$?
+echo "$code" >"$d/exit_code.new" && mv "$d/exit_code.new" "$d/exit_code"
+exit "$code"`
+
+func commandFile(pid uint32, name string) string {
+	return fmt.Sprintf("/tmp/forkd-command-%d/%s", pid, name)
+}
+
+func startCommand(ctx context.Context, c *call, in startArgs) (s started, err error) {
+	if in.Command == "" {
+		return s, wrong("command", "is empty")
+	}
+	pid, err := c.ExecDetached(ctx, in.SandboxID, client.ExecRequest{
+		Args: []string{"/bin/sh", "-c", starter, "sh", in.Command}, TimeoutSecs: in.TimeoutSecs, Cwd: in.Cwd, Env: in.Env, User: in.User})
+	return started{pid, commandFile(pid, "stdout"), commandFile(pid, "stderr")}, err
+}
+
+type waitArgs struct {
+	SandboxID   string  `json:"sandbox_id"`
+	PID         uint32  `json:"pid" jsonschema:"from start_command"`
+	TimeoutSecs float64 `json:"timeout_secs,omitempty" jsonschema:"how long to wait"`
+}
+
+type waited struct {
+	Running       bool   `json:"running"`
+	ExitCode      *int   `json:"exit_code,omitempty" jsonschema:"absent: it runs, or it was killed before it could tell"`
+	Stdout        string `json:"stdout" jsonschema:"the end of it"`
+	Stderr        string `json:"stderr" jsonschema:"the end of it"`
+	StdoutBytes   int64  `json:"stdout_bytes" jsonschema:"in all; read_file has the rest"`
+	StderrBytes   int64  `json:"stderr_bytes"`
+	StdoutOmitted int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"missing at the beginning of stdout"`
+	StderrOmitted int64  `json:"stderr_omitted_bytes,omitempty"`
+}
+
+// waiter waits up to $2 turns of 0.2 s for the command with the number $1, and prints its state,
+// its exit code or "-", and the sizes of its outputs.
+const waiter = `d=/tmp/forkd-command-$1 n=$2
+while [ ! -e "$d/exit_code" ] && [ -d "/proc/$1" ] && [ "$n" -gt 0 ]; do sleep 0.2; n=$((n - 1)); done
+[ -d "/proc/$1" ] && state=running || state=gone
+[ -d "$d" ] || { echo "$state - -1 -1"; exit; }
+code=-
+[ -e "$d/exit_code" ] && { code=$(cat "$d/exit_code"); state=ended; }
+echo "$state $code $(($(wc -c <"$d/stdout" || echo 0))) $(($(wc -c <"$d/stderr" || echo 0)))"`
+
+// Of a command that is waited for.
+const (
+	slice      = 5        // seconds that one look at it takes at most
+	waitedTail = 16 << 10 // bytes of the end of each output
+)
+
+func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error) {
+	since := stopwatch()
+	for {
+		left := max(0, in.TimeoutSecs-since().Seconds())
+		state, err := c.look(ctx, in, min(left, slice), &w)
+		switch {
+		case err != nil:
+			return w, err
+		case w.StdoutBytes < 0 && state == "gone":
+			return w, wrong("pid", "no command of start_command has the pid %d in this sandbox, or it was killed as it began", in.PID)
+		case state != "running" || since().Seconds() >= in.TimeoutSecs:
+			w.Running = state == "running"
+			return w, c.readTails(ctx, in, &w)
+		}
+		c.progress(ctx, since().Seconds(), in.TimeoutSecs, fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)))
+	}
+}
+
+// look waits for a command for so many seconds, and returns its state: running, ended, or gone,
+// which is killed.
+func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (state string, err error) {
+	turns := strconv.Itoa(int(secs * 5))
+	got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: secs + 30,
+		Args: []string{"/bin/sh", "-c", waiter, "sh", strconv.FormatUint(uint64(in.PID), 10), turns}})
+	if err != nil {
+		return "", err
+	}
+	var code string
+	if _, err := fmt.Sscan(got.Stdout, &state, &code, &w.StdoutBytes, &w.StderrBytes); err != nil {
+		return "", fmt.Errorf("wait for the command %d: the sandbox answered %q %q", in.PID, plain([]byte(got.Stdout)), plain([]byte(got.Stderr)))
+	}
+	if n, err := strconv.Atoi(code); err == nil {
+		w.ExitCode = &n
+	}
+	return state, nil
+}
+
+// readTails reads the ends of the outputs of a command.
+func (c *call) readTails(ctx context.Context, in waitArgs, w *waited) error {
+	for _, part := range []struct {
+		name           string
+		text           *string
+		total, omitted *int64
+	}{{"stdout", &w.Stdout, &w.StdoutBytes, &w.StdoutOmitted}, {"stderr", &w.Stderr, &w.StderrBytes, &w.StderrOmitted}} {
+		if *part.total <= 0 {
+			*part.total = 0
+			continue
+		}
+		got, err := c.Exec(ctx, in.SandboxID, client.ExecRequest{TimeoutSecs: 30,
+			Args: []string{"tail", "-c", strconv.Itoa(waitedTail), commandFile(in.PID, part.name)}})
+		if err != nil {
+			return err
+		}
+		*part.text = plain(validStart([]byte(got.Stdout)))
+		*part.omitted = max(0, *part.total-int64(len(got.Stdout)))
+	}
+	return nil
+}
+
+type signalArgs struct {
+	SandboxID string `json:"sandbox_id"`
+	PID       uint32 `json:"pid" jsonschema:"from start_command"`
+	Signal    string `json:"signal,omitempty"`
+}
+
+type signaled struct {
+	PID    uint32 `json:"pid"`
+	Signal string `json:"signal"`
+}
+
+func signalCommand(ctx context.Context, c *call, in signalArgs) (signaled, error) {
+	in.Signal = strings.ToUpper(in.Signal)
+	return signaled{in.PID, in.Signal}, c.SignalProcess(ctx, in.SandboxID, in.PID, in.Signal)
+}

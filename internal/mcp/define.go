@@ -1,0 +1,293 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/jsonschema-go/jsonschema"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+)
+
+// tool is one entry of the catalog.
+type tool struct {
+	spec  *sdk.Tool
+	scope Scope
+	input *jsonschema.Schema
+	add   func(*sdk.Server)
+}
+
+// Hints about a tool, for clients that ask their users before some calls.
+type hints int
+
+const (
+	readOnly    hints = 1 << iota // it changes nothing
+	destructive                   // it takes something away that cannot be had back
+	idempotent                    // a second call with the same arguments changes nothing more
+	openWorld                     // it may reach beyond the daemon: to the internet, or into a guest
+)
+
+// limit changes the schema of one argument, which reflection knows by its Go type only.
+type limit struct {
+	argument string
+	change   func(*jsonschema.Schema)
+}
+
+// between bounds a number, which has a default.
+func between(argument string, least, most, def float64) limit {
+	return limit{argument, func(s *jsonschema.Schema) {
+		s.Minimum, s.Maximum, s.Default = &least, &most, mustJSON(def)
+	}}
+}
+
+// within bounds a number that has no default.
+func within(argument string, least, most float64) limit {
+	return limit{argument, func(s *jsonschema.Schema) { s.Minimum, s.Maximum = &least, &most }}
+}
+
+// oneOf lists the values of a text; the first is the default.
+func oneOf(argument string, values ...string) limit {
+	return limit{argument, func(s *jsonschema.Schema) {
+		for _, v := range values {
+			s.Enum = append(s.Enum, v)
+		}
+		s.Default = mustJSON(values[0])
+	}}
+}
+
+// among lists the values of a text without a default.
+func among(argument string, values ...string) limit {
+	return limit{argument, func(s *jsonschema.Schema) {
+		for _, v := range values {
+			s.Enum = append(s.Enum, v)
+		}
+	}}
+}
+
+// byDefault is the value of an argument that is not given.
+func byDefault(argument string, v any) limit {
+	return limit{argument, func(s *jsonschema.Schema) { s.Default = mustJSON(v) }}
+}
+
+// items bounds the length of a list.
+func items(argument string, least, most int) limit {
+	return limit{argument, func(s *jsonschema.Schema) {
+		if least > 0 {
+			s.MinItems = &least
+		}
+		s.MaxItems = &most
+	}}
+}
+
+// call is one call of a tool.
+type call struct {
+	*client.Client
+	req     *sdk.CallToolRequest
+	content []sdk.Content // for the model, instead of the output as JSON
+}
+
+// say replaces the JSON that a model reads by text; clients still have the structured output.
+func (c *call) say(text string) { c.content = append(c.content, &sdk.TextContent{Text: text}) }
+
+// progress tells the client how far a call has come, if it asked for that. total is 0 if unknown.
+func (c *call) progress(ctx context.Context, done, total float64, message string) {
+	token := c.req.Params.GetProgressToken()
+	if token == nil {
+		return
+	}
+	_ = c.req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ // the client has gone if this fails
+		ProgressToken: token, Progress: done, Total: total, Message: message,
+	})
+}
+
+// tick is how often a long call says that it goes on.
+const tick = 5 * time.Second
+
+// during calls f, and meanwhile tells the client every few seconds what message returns. Progress
+// is counted in seconds.
+func (c *call) during(ctx context.Context, message func() string, f func() error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	begun, ended := time.Now(), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(tick):
+				c.progress(ctx, time.Since(begun).Seconds(), 0, message())
+			}
+		}
+	}()
+	err := f()
+	cancel()
+	<-ended // nothing follows the answer
+	return err
+}
+
+// define makes a tool of a function. Arguments are described by the fields of In, results by those
+// of Out.
+func define[In, Out any](name, description string, scope Scope, h hints, run func(context.Context, *call, In) (Out, error), limits ...limit) tool {
+	input, output := schemaOf[In](), schemaOf[Out]()
+	for _, l := range limits {
+		l.change(input.Properties[l.argument])
+	}
+	spec := &sdk.Tool{
+		Name: name, Description: description, InputSchema: input, OutputSchema: output,
+		Annotations: &sdk.ToolAnnotations{
+			Title: strings.ReplaceAll(name, "_", " "), ReadOnlyHint: h&readOnly != 0, DestructiveHint: new(h&destructive != 0),
+			IdempotentHint: h&(idempotent|readOnly) != 0, OpenWorldHint: new(h&openWorld != 0),
+		},
+	}
+	return tool{spec: spec, scope: scope, input: input, add: func(s *sdk.Server) {
+		sdk.AddTool(s, spec, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
+			c := &call{Client: clientOf(ctx), req: req}
+			out, err := run(ctx, c, in)
+			return &sdk.CallToolResult{Content: c.content}, out, err
+		})
+	}}
+}
+
+// schemaOf describes a Go type. The types are this program's own, so that an error is one of it.
+func schemaOf[T any]() *jsonschema.Schema {
+	s, err := jsonschema.For[T](nil)
+	if err != nil {
+		panic(fmt.Sprintf("schema of %T: %v", *new(T), err))
+	}
+	return s
+}
+
+func mustJSON(v any) json.RawMessage {
+	p, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("default %v: %v", v, err))
+	}
+	return p
+}
+
+// Problem is an error of the API, as it stands in the metadata of a tool's answer under ProblemKey.
+type Problem struct {
+	Status         int     `json:"status"`
+	Code           string  `json:"code"`
+	Detail         string  `json:"detail"`
+	Field          string  `json:"field,omitempty"`
+	Fix            string  `json:"fix,omitempty"`
+	RetryAfterSecs float64 `json:"retry_after_secs,omitempty"`
+}
+
+// ProblemKey is the key of a Problem in the metadata of a tool's answer, and of the data of a
+// protocol error.
+const ProblemKey = "forkd/error"
+
+// wrong is the error of an argument of a tool.
+func wrong(argument, format string, args ...any) error {
+	return &client.ArgumentError{Field: argument, Reason: fmt.Sprintf(format, args...)}
+}
+
+// problemOf returns what the API says of an error, or would say: wrong arguments are found before a
+// request is sent.
+func problemOf(err error) (Problem, bool) {
+	var argument *client.ArgumentError
+	if errors.As(err, &argument) {
+		return Problem{Status: http.StatusBadRequest, Code: "invalid_field", Detail: err.Error(), Field: argument.Field,
+			Fix: "correct the argument as the detail says"}, true
+	}
+	var e *client.Error
+	if !errors.As(err, &e) {
+		return Problem{}, false
+	}
+	return Problem{e.Status, e.Code, err.Error(), e.Field, e.Fix, e.RetryAfter.Seconds()}, true
+}
+
+// text is a problem in words, for a model.
+func (p Problem) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %s: %s", p.Status, p.Code, p.Detail)
+	if p.Field != "" {
+		fmt.Fprintf(&b, "\nfield: %s", p.Field)
+	}
+	if p.Fix != "" {
+		fmt.Fprintf(&b, "\nfix: %s", p.Fix)
+	}
+	if help := helpful[p.Code]; help != "" {
+		fmt.Fprintf(&b, "\ntools: %s", help)
+	}
+	if p.RetryAfterSecs > 0 {
+		fmt.Fprintf(&b, "\nretry after: %g s", p.RetryAfterSecs)
+	}
+	return b.String()
+}
+
+// helpful says which tools help against an error, by its code. The API's fix names routes and
+// commands, which a model may not have.
+var helpful = map[string]string{
+	"sandbox_not_found":    "list_sandboxes shows what there is; spawn_sandboxes makes one",
+	"snapshot_not_found":   "list_snapshots shows what there is; branch makes one",
+	"not_found_in_sandbox": "list_files looks for it in the sandbox",
+	"sandbox_state":        "get_sandbox shows the state; set_state with running lets it go on",
+	"not_in_line":          "tree with sandbox_id shows the line; spawn_sandboxes forks from any snapshot",
+	"snapshot_exists":      "branch with another tag",
+	"snapshot_in_use":      "tree shows what uses it; kill_sandbox first",
+	"interpreter_busy":     "run_code with new_context, or wait",
+	"timeout":              "start_command for what takes long, or a larger timeout_secs",
+	"own_sandboxes":        "list_sandboxes and kill_sandbox, or set_state with suspended",
+	"max_sandboxes":        "kill_sandbox, or set_state with suspended",
+	"host_memory":          "kill_sandbox, or set_state with suspended",
+}
+
+// explained puts into answers with errors what the API said about them. Structured output is for
+// results alone: its schema does not describe errors.
+func explained(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		result, err := next(ctx, method, req)
+		r, ok := result.(*sdk.CallToolResult)
+		if !ok || r == nil || !r.IsError || r.GetError() == nil {
+			return result, err
+		}
+		if p, ok := problemOf(r.GetError()); ok {
+			r.Meta = sdk.Meta{ProblemKey: p}
+			r.Content = []sdk.Content{&sdk.TextContent{Text: p.text()}}
+		}
+		return result, err
+	}
+}
+
+// errNoMethod is the protocol's error for a method that a server does not have.
+var errNoMethod = &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: "method not found"}
+
+// undeclared are methods that the SDK answers although the server does not declare their capabilities.
+var undeclared = []string{"prompts/", "completion/", "logging/"}
+
+// refused answers undeclared methods as the protocol wants it: they are not there.
+func refused(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		if slices.ContainsFunc(undeclared, func(prefix string) bool { return strings.HasPrefix(method, prefix) }) {
+			return nil, errNoMethod
+		}
+		return next(ctx, method, req)
+	}
+}
+
+// withoutSession refuses subscriptions that have no stream to be told on, and does not declare them.
+func withoutSession(next sdk.MethodHandler) sdk.MethodHandler {
+	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
+		if method == "resources/subscribe" || method == "resources/unsubscribe" {
+			return nil, errNoMethod
+		}
+		result, err := next(ctx, method, req)
+		if r, ok := result.(*sdk.InitializeResult); ok && r != nil && r.Capabilities.Resources != nil {
+			capabilities, resources := *r.Capabilities, *r.Capabilities.Resources // the server's own
+			resources.Subscribe, capabilities.Resources = false, &resources
+			r.Capabilities = &capabilities
+		}
+		return result, err
+	}
+}

@@ -1,0 +1,97 @@
+package mcp
+
+import "github.com/forkd/forkd/client"
+
+// family is which snapshots and sandboxes come from which.
+type family struct {
+	nodes map[string]*treeNode // by the keys that snapshotKey and sandboxKey return
+	order []string             // as the API lists them: snapshots by tag, then sandboxes by age
+}
+
+// A tag may look like an id.
+func snapshotKey(tag string) string { return "snapshot " + tag }
+func sandboxKey(id string) string   { return "sandbox " + id }
+
+// familyOf arranges snapshots and sandboxes: a sandbox below the snapshot that it runs from, a
+// branch below the sandbox that it was made of or, where that is gone, below that sandbox's
+// snapshot. Whatever a daemon says, each is in it once and none is its own ancestor.
+func familyOf(snapshots []client.Snapshot, sandboxes []client.Sandbox) *family {
+	f := &family{nodes: map[string]*treeNode{}}
+	for _, s := range snapshots {
+		f.add(snapshotKey(s.Tag), &treeNode{Snapshot: s.Tag, State: s.Status})
+	}
+	for _, s := range sandboxes {
+		f.add(sandboxKey(s.ID), &treeNode{Sandbox: s.ID, State: s.State})
+		f.join(sandboxKey(s.ID), snapshotKey(s.SnapshotTag))
+	}
+	for _, s := range snapshots {
+		if !f.join(snapshotKey(s.Tag), sandboxKey(s.SandboxID)) {
+			f.join(snapshotKey(s.Tag), snapshotKey(s.BranchedFrom))
+		}
+	}
+	return f
+}
+
+func (f *family) add(key string, n *treeNode) {
+	if f.nodes[key] == nil {
+		f.order = append(f.order, key)
+		f.nodes[key] = n
+	}
+}
+
+// join makes a node a child of another one, and reports whether that is possible: the sandbox may
+// be gone, or may run from its own branch.
+func (f *family) join(child, parent string) bool {
+	if f.nodes[parent] == nil {
+		return false
+	}
+	for key := parent; key != ""; key = f.nodes[key].parent {
+		if key == child {
+			return false
+		}
+	}
+	f.nodes[child].parent = parent
+	f.nodes[child].Parent = f.nodes[parent].name()
+	return true
+}
+
+// keepLine drops every node that is neither an ancestor nor a descendant of the given one.
+func (f *family) keepLine(of string) {
+	keep := map[string]bool{}
+	for key := of; f.nodes[key] != nil; key = f.nodes[key].parent {
+		keep[key] = true
+	}
+	var kept []string
+	for _, key := range f.order {
+		if keep[key] || f.descends(key, of) {
+			kept = append(kept, key)
+		}
+	}
+	f.order = kept
+}
+
+func (f *family) descends(key, from string) bool {
+	for ; key != ""; key = f.nodes[key].parent {
+		if key == from {
+			return true
+		}
+	}
+	return false
+}
+
+// walk calls visit for every node, parents before children.
+func (f *family) walk(visit func(n *treeNode, depth int)) {
+	below := map[string][]string{}
+	for _, key := range f.order {
+		parent := f.nodes[key].parent
+		below[parent] = append(below[parent], key)
+	}
+	var down func(parent string, depth int)
+	down = func(parent string, depth int) {
+		for _, key := range below[parent] {
+			visit(f.nodes[key], depth)
+			down(key, depth+1)
+		}
+	}
+	down("", 0)
+}

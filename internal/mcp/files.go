@@ -1,0 +1,157 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"unicode/utf8"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+)
+
+func fileTools() []tool {
+	return []tool{
+		define("read_file", "Read a file of a sandbox. Long files come in parts: go on at next_offset. Images come as images.", Run, readOnly, readFile,
+			between("offset", 0, maxOffset, 0), between("max_bytes", 1, maxRead, 64<<10)),
+		define("write_file", "Write a file of a sandbox. Directories are made, and what is there is replaced.", Run, destructive|idempotent, writeFile,
+			oneOf("encoding", "utf8", "base64")),
+		define("list_files", "List a directory of a sandbox.", Run, readOnly, listFiles, between("depth", 1, 64, 1)),
+	}
+}
+
+// Bounds of files, in bytes.
+const (
+	maxRead   = 512 << 10
+	maxImage  = 1 << 20
+	maxOffset = 1 << 30
+)
+
+type readArgs struct {
+	SandboxID string `json:"sandbox_id"`
+	Path      string `json:"path" jsonschema:"absolute, or relative to the home of the default user"`
+	Offset    int64  `json:"offset,omitempty" jsonschema:"byte to begin at"`
+	MaxBytes  int    `json:"max_bytes,omitempty"`
+}
+
+type fileContent struct {
+	Path       string `json:"path"`
+	Content    string `json:"content" jsonschema:"empty if the file is an image: that is in the content of the answer"`
+	Encoding   string `json:"encoding" jsonschema:"utf8, base64, or image"`
+	Size       int64  `json:"size" jsonschema:"of the whole file, in bytes"`
+	NextOffset int64  `json:"next_offset,omitempty" jsonschema:"where to go on; absent: this was the end"`
+}
+
+// images are the kinds of files that models see, as http.DetectContentType names them.
+var images = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
+
+func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err error) {
+	stat, err := c.StatFile(ctx, in.SandboxID, in.Path)
+	if err != nil {
+		return f, err
+	}
+	if stat.Type == "directory" {
+		return f, wrong("path", "%s is a directory: use list_files", in.Path)
+	}
+	body, err := c.ReadFile(ctx, in.SandboxID, in.Path)
+	if err != nil {
+		return f, err
+	}
+	defer body.Close()
+	if _, err := io.CopyN(io.Discard, body, in.Offset); err != nil && !errors.Is(err, io.EOF) {
+		return f, err
+	}
+	f = fileContent{Path: in.Path, Size: stat.Size}
+	content, err := io.ReadAll(io.LimitReader(body, int64(max(in.MaxBytes, maxImage))+1))
+	if err != nil {
+		return f, err
+	}
+	if kind := http.DetectContentType(content); in.Offset == 0 && len(content) <= maxImage && slices.Contains(images, kind) {
+		f.Encoding = "image"
+		c.say(fmt.Sprintf("%s: %s, %d bytes", in.Path, kind, len(content)))
+		c.content = append(c.content, &sdk.ImageContent{Data: content, MIMEType: kind})
+		return f, nil
+	}
+	if len(content) > in.MaxBytes {
+		content = content[:in.MaxBytes]
+		if cutOff := validEnd(content); utf8.Valid(cutOff) && len(cutOff) > 0 {
+			content = cutOff
+		}
+		f.NextOffset = in.Offset + int64(len(content))
+	}
+	f.Content, f.Encoding = string(content), "utf8"
+	if !utf8.Valid(content) {
+		f.Content, f.Encoding = base64.StdEncoding.EncodeToString(content), "base64"
+	}
+	c.say(f.Content)
+	if f.NextOffset > 0 {
+		c.say(fmt.Sprintf("[… the file has %d bytes: go on at offset %d …]", f.Size, f.NextOffset))
+	}
+	return f, nil
+}
+
+type writeArgs struct {
+	SandboxID string `json:"sandbox_id"`
+	Path      string `json:"path"`
+	Content   string `json:"content"`
+	Encoding  string `json:"encoding,omitempty" jsonschema:"of content"`
+}
+
+type written struct {
+	Path  string `json:"path"`
+	Bytes int    `json:"bytes"`
+}
+
+func writeFile(ctx context.Context, c *call, in writeArgs) (w written, err error) {
+	content := []byte(in.Content)
+	if in.Encoding == "base64" {
+		if content, err = base64.StdEncoding.DecodeString(in.Content); err != nil {
+			return w, wrong("content", "is not base64: %v", err)
+		}
+	}
+	return written{in.Path, len(content)}, c.WriteFile(ctx, in.SandboxID, in.Path, bytes.NewReader(content))
+}
+
+type listArgs struct {
+	SandboxID string `json:"sandbox_id"`
+	Path      string `json:"path" jsonschema:"of the directory"`
+	Depth     int    `json:"depth,omitempty" jsonschema:"how deep; 1: the directory alone"`
+}
+
+type entry struct {
+	Path        string `json:"path"`
+	Type        string `json:"type"`
+	Size        int64  `json:"size"`
+	Permissions string `json:"permissions"`
+	Owner       string `json:"owner"`
+	Modified    string `json:"modified"`
+	LinkTarget  string `json:"symlink_target,omitempty"`
+}
+
+type entries struct {
+	Entries []entry `json:"entries"`
+	Omitted int     `json:"omitted,omitempty" jsonschema:"entries that are missing at the end"`
+}
+
+func listFiles(ctx context.Context, c *call, in listArgs) (e entries, err error) {
+	all, err := c.ListFiles(ctx, in.SandboxID, in.Path, in.Depth)
+	if err != nil {
+		return e, err
+	}
+	e.Entries = []entry{}
+	for _, f := range all[:min(len(all), maxListed)] {
+		e.Entries = append(e.Entries, entryOf(f))
+	}
+	e.Omitted = len(all) - len(e.Entries)
+	return e, nil
+}
+
+func entryOf(f client.File) entry {
+	return entry{f.Path, f.Type, f.Size, f.Permissions, f.Owner, f.Modified.UTC().Format("2006-01-02T15:04:05Z"), f.LinkTarget}
+}

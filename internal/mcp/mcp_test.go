@@ -1,0 +1,590 @@
+package mcp_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/guest/agent"
+	"github.com/forkd/forkd/internal/mcp"
+)
+
+// agentDirEnv makes the test binary the agent of a guest that is an ordinary process; it names the
+// directory of sockets.
+const agentDirEnv = "FORKD_TEST_AGENT_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(agentDirEnv); dir != "" {
+		os.Exit(agent.Main([]string{"-listen-dir", dir}, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// start serves the API over sandboxes that are processes, with a snapshot "a.b".
+func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Agent: func(dir string) *exec.Cmd {
+		cmd := exec.Command(self)
+		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
+		return cmd
+	}})
+	if _, err := rig.Bake(t.Context(), rig.Parent); err != nil {
+		t.Fatal(err)
+	}
+	return rig
+}
+
+// talk is a client of the protocol, and what it was told besides answers.
+type talk struct {
+	*sdk.ClientSession
+	t        *testing.T
+	progress chan *sdk.ProgressNotificationParams
+	updated  chan string
+}
+
+// connect joins a client to a server of the tools over cl, in memory.
+func connect(t *testing.T, cl *client.Client, scope mcp.Scope) *talk {
+	t.Helper()
+	return connectWith(t, cl, scope, nil)
+}
+
+func connectWith(t *testing.T, cl *client.Client, scope mcp.Scope, o *sdk.ClientSessionOptions) *talk {
+	t.Helper()
+	here, there := sdk.NewInMemoryTransports()
+	if _, err := mcp.New("test").Server(t.Context(), cl, scope).Connect(t.Context(), there, nil); err != nil {
+		t.Fatal(err)
+	}
+	return join(t, here, o)
+}
+
+func join(t *testing.T, over sdk.Transport, o *sdk.ClientSessionOptions) *talk {
+	t.Helper()
+	c := &talk{t: t, progress: make(chan *sdk.ProgressNotificationParams, 100), updated: make(chan string, 100)}
+	cl := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, &sdk.ClientOptions{
+		Capabilities: &sdk.ClientCapabilities{},
+		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
+			c.progress <- r.Params
+		},
+		ResourceUpdatedHandler: func(_ context.Context, r *sdk.ResourceUpdatedNotificationRequest) { c.updated <- r.Params.URI },
+	})
+	session, err := cl.Connect(t.Context(), over, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { session.Close() })
+	c.ClientSession = session
+	return c
+}
+
+type args = map[string]any
+
+// call calls a tool, which has to succeed, and decodes its structured output into out.
+func (c *talk) call(name string, in args, out any) *sdk.CallToolResult {
+	c.t.Helper()
+	r := c.answer(name, in)
+	if r.IsError {
+		c.t.Fatalf("%s(%v): %s", name, in, text(r))
+	}
+	p, err := json.Marshal(r.StructuredContent)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if out != nil {
+		if err := json.Unmarshal(p, out); err != nil {
+			c.t.Fatalf("%s: %s: %v", name, p, err)
+		}
+	}
+	return r
+}
+
+// answer calls a tool with a progress token.
+func (c *talk) answer(name string, in args) *sdk.CallToolResult {
+	c.t.Helper()
+	params := &sdk.CallToolParams{Name: name, Arguments: in}
+	params.SetProgressToken("p")
+	r, err := c.CallTool(c.t.Context(), params)
+	if err != nil {
+		c.t.Fatalf("%s(%v): %v", name, in, err)
+	}
+	return r
+}
+
+// fails calls a tool, which has to fail with texts in its words.
+func (c *talk) fails(name string, in args, want ...string) *sdk.CallToolResult {
+	c.t.Helper()
+	r := c.answer(name, in)
+	for _, w := range want {
+		if !r.IsError || !strings.Contains(text(r), w) {
+			c.t.Errorf("%s(%v): error %v: %s; want one with %q", name, in, r.IsError, text(r), w)
+		}
+	}
+	return r
+}
+
+func text(r *sdk.CallToolResult) string {
+	var parts []string
+	for _, c := range r.Content {
+		if t, ok := c.(*sdk.TextContent); ok {
+			parts = append(parts, t.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// spawn returns a new sandbox.
+func (c *talk) spawn() string {
+	c.t.Helper()
+	var made struct{ Result []client.Sandbox }
+	c.call("spawn_sandboxes", args{"snapshot_tag": "a.b"}, &made)
+	if len(made.Result) != 1 || made.Result[0].MemoryLimitMiB != 256 {
+		c.t.Fatalf("spawned: %+v", made)
+	}
+	return made.Result[0].ID
+}
+
+// The tools that models see are those of the documentation: each with schemas of both sides, an
+// explanation of every argument that needs one, and hints; at most 16 besides those of forkd 0.5.
+func TestToolsAreDescribed(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Admin)
+	list, err := c.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := []string{"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot", "wait_for_text", "list_sandboxes", "get_sandbox",
+		"kill_sandbox", "exec_command", "eval_code", "ping_sandbox"}
+	var names []string
+	for _, tool := range list.Tools {
+		names = append(names, tool.Name)
+		input, _ := tool.InputSchema.(map[string]any)
+		if tool.OutputSchema == nil || tool.Annotations == nil || len(tool.Description) < 20 || input["additionalProperties"] != false && len(input) > 2 {
+			t.Errorf("%s: %+v", tool.Name, tool)
+		}
+		properties, _ := input["properties"].(map[string]any)
+		_, takesID := properties["sandbox_id"]
+		if without := []string{"list_snapshots", "list_sandboxes", "spawn_sandboxes", "create_snapshot", "delete_snapshot"}; takesID == slices.Contains(without, tool.Name) {
+			t.Errorf("%s: takes sandbox_id: %v", tool.Name, takesID)
+		}
+	}
+	for _, name := range old {
+		if !slices.Contains(names, name) {
+			t.Errorf("%s of forkd-mcp is missing", name)
+		}
+	}
+	if len(names) > len(old)+16 {
+		t.Errorf("%d tools: too many for a model", len(names))
+	}
+	again, err := c.ListTools(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, tool := range again.Tools {
+		if tool.Name != names[i] {
+			t.Errorf("the order of tools is not always the same: %s at %d", tool.Name, i)
+		}
+	}
+	if got := c.InitializeResult(); got.Instructions == "" || got.Capabilities.Logging != nil || got.Capabilities.Resources == nil || !got.Capabilities.Resources.Subscribe {
+		t.Errorf("server: %+v, capabilities %+v", got, got.Capabilities)
+	}
+}
+
+// A scope sees its own tools and resources, and what it does not see cannot be called.
+func TestToolsOfScopes(t *testing.T) {
+	rig := start(t)
+	want := map[mcp.Scope][]string{mcp.Read: {"get_sandbox", "list_sandboxes", "list_snapshots", "tree"}}
+	for _, d := range mcp.New("x").Describe() {
+		if d.Scope <= mcp.Run {
+			want[mcp.Run] = append(want[mcp.Run], d.Name)
+		}
+	}
+	for scope, names := range want {
+		c := connect(t, rig.Client, scope)
+		list, err := c.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, tool := range list.Tools {
+			got = append(got, tool.Name)
+		}
+		slices.Sort(names)
+		if !slices.Equal(got, names) {
+			t.Errorf("%s sees %v, want %v", scope, got, names)
+		}
+		if _, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "delete_snapshot", Arguments: args{"tag": "a.b"}}); err == nil {
+			t.Errorf("%s may call delete_snapshot", scope)
+		}
+	}
+}
+
+// The tools of forkd-mcp do what they did.
+func TestToolsOf05(t *testing.T) {
+	rig := start(t)
+	c := connect(t, rig.Client, mcp.Admin)
+	id := c.spawn()
+	var boxes struct{ Result []client.Sandbox }
+	if c.call("list_sandboxes", nil, &boxes); len(boxes.Result) != 1 || boxes.Result[0].ID != id {
+		t.Errorf("list_sandboxes: %+v", boxes)
+	}
+	var snapshots struct{ Result []client.Snapshot }
+	if c.call("list_snapshots", nil, &snapshots); len(snapshots.Result) != 1 || snapshots.Result[0].Tag != "a.b" {
+		t.Errorf("list_snapshots: %+v", snapshots)
+	}
+	var pong client.Pong
+	if c.call("ping_sandbox", args{"sandbox_id": id}, &pong); !pong.Pong {
+		t.Errorf("ping_sandbox: %+v", pong)
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	var ran struct {
+		Stdout, Stderr string
+		ExitCode       int `json:"exit_code"`
+	}
+	c.call("exec_command", args{"sandbox_id": id, "args": []string{"sh", "-c", "echo READY >" + log + "; echo hi; echo no >&2; exit 4"}}, &ran)
+	if ran.Stdout != "hi\n" || ran.Stderr != "no\n" || ran.ExitCode != 4 {
+		t.Errorf("exec_command: %+v", ran)
+	}
+	var found struct {
+		Found       bool
+		LastExcerpt string `json:"last_excerpt"`
+	}
+	if c.call("wait_for_text", args{"sandbox_id": id, "path": log, "marker": "READY"}, &found); !found.Found {
+		t.Errorf("wait_for_text: %+v", found)
+	}
+	if c.call("wait_for_text", args{"sandbox_id": id, "path": log, "marker": "NEVER", "timeout_secs": 0.2}, &found); found.Found || found.LastExcerpt != "READY\n" {
+		t.Errorf("wait_for_text for what never comes: %+v", found)
+	}
+	var evaluated client.EvalResult
+	if c.call("eval_code", args{"sandbox_id": id, "code": "6 * 7"}, &evaluated); evaluated.Result == nil || *evaluated.Result != "42" {
+		t.Errorf("eval_code: %+v", evaluated)
+	}
+	for _, options := range []args{{}, {"diff": true}, {"measure_diff": true}, {"mode": "full"}, {"mode": "live", "wait": false}} {
+		var s client.Snapshot
+		options["sandbox_id"] = id
+		if c.call("branch_sandbox", options, &s); s.Tag == "" || s.SandboxID != id {
+			t.Errorf("branch_sandbox %v: %+v", options, s)
+		}
+	}
+	c.fails("branch_sandbox", args{"sandbox_id": id, "mode": "full", "diff": true}, "mode")
+	var baked client.Baked
+	if c.call("create_snapshot", args{"tag": "made", "kernel": rig.Parent.Kernel, "rootfs": rig.Parent.Rootfs, "rw": true, "boot_wait_secs": 1}, &baked); baked.Status != "ready" {
+		t.Errorf("create_snapshot: %+v", baked)
+	}
+	var gone struct {
+		ID     string
+		Killed bool
+	}
+	if c.call("kill_sandbox", args{"sandbox_id": id}, &gone); gone.ID != id || !gone.Killed {
+		t.Errorf("kill_sandbox: %+v", gone)
+	}
+	c.fails("get_sandbox", args{"sandbox_id": id}, "404", "sandbox_not_found", "fix: ")
+}
+
+// What the API says of an error reaches the model in words and programs as a structure.
+func TestErrors(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Admin)
+	r := c.fails("spawn_sandboxes", args{"snapshot_tag": "none"}, "404 snapshot_not_found", `"none"`, "fix: list snapshots", "tools: list_snapshots")
+	p, err := json.Marshal(r.Meta[mcp.ProblemKey])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var problem mcp.Problem
+	if err := json.Unmarshal(p, &problem); err != nil || problem.Code != "snapshot_not_found" || problem.Status != 404 || problem.Fix == "" || problem.Detail == "" {
+		t.Errorf("%s: %+v, %v", p, problem, err)
+	}
+	if r.StructuredContent != nil {
+		t.Errorf("an error has the output %v", r.StructuredContent)
+	}
+	r = c.fails("branch", args{"sandbox_id": c.spawn(), "tag": ".."}, "400 invalid_field", "field: tag")
+	if p, _ := json.Marshal(r.Meta[mcp.ProblemKey]); !bytes.Contains(p, []byte(`"field":"tag"`)) {
+		t.Errorf("a wrong field: %s", p)
+	}
+	c.fails("spawn_sandboxes", args{"snapshot_tag": "a.b", "n": 1001}, "n", "1000")
+	c.fails("spawn_sandboxes", args{"snapshot_tag": "a.b", "count": 1}, "count")
+	c.fails("exec_command", args{"args": []string{"ls"}}, "sandbox_id")
+	c.fails("exec_command", args{"sandbox_id": "sb-x", "args": []string{}}, "args")
+	c.fails("set_state", args{"sandbox_id": "sb-x", "state": "asleep"}, "state")
+	c.fails("get_sandbox", args{"sandbox_id": ""}, "empty")
+	c.fails("fork_and_run", args{"sandbox_id": "sb-x"}, "400 invalid_field: commands: is missing", "field: commands")
+	// What was done before an error is said in it.
+	c.fails("branch", args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}}, "the snapshot made was made, but its children were not", "field: labels")
+	c.fails("fork_and_run", args{"sandbox_id": "sb-x", "commands": []string{"a"}, "command": "b"}, "command: give either")
+}
+
+// A branch, its children, a rollback, and the tree that they make.
+func TestBranching(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Admin)
+	id, other := c.spawn(), c.spawn()
+	var kids struct {
+		Sandboxes []struct {
+			SandboxID string `json:"sandbox_id"`
+		}
+	}
+	if c.call("fork", args{"sandbox_id": id, "n": 2, "labels": args{"a": "b"}}, &kids); len(kids.Sandboxes) != 2 {
+		t.Errorf("fork: %+v", kids)
+	}
+	var b struct {
+		Tag       string
+		Sandboxes []struct {
+			SandboxID string `json:"sandbox_id"`
+		}
+	}
+	if c.call("branch", args{"sandbox_id": id, "tag": "safe", "n": 1}, &b); b.Tag != "safe" || len(b.Sandboxes) != 1 {
+		t.Errorf("branch: %+v", b)
+	}
+	var back struct {
+		RolledBackTo string `json:"rolled_back_to"`
+	}
+	if c.call("rollback", args{"sandbox_id": id, "to": "safe"}, &back); back.RolledBackTo != "safe" {
+		t.Errorf("rollback: %+v", back)
+	}
+	r := c.call("tree", args{"sandbox_id": id}, nil)
+	for _, want := range []string{"snapshot a.b", "  sandbox " + id, "snapshot safe"} {
+		if !strings.Contains(text(r), want) {
+			t.Errorf("tree has no %q:\n%s", want, text(r))
+		}
+	}
+	if all := c.call("tree", nil, nil); !strings.Contains(text(all), other) || strings.Contains(text(r), other) || !strings.Contains(text(r), kids.Sandboxes[0].SandboxID) {
+		t.Errorf("the whole tree:\n%s\nand that of %s:\n%s", text(all), id, text(r))
+	}
+	for _, state := range []string{"paused", "running", "suspended", "running"} {
+		var s struct{ State string }
+		for range 2 { // the second time, nothing is to be done
+			if c.call("set_state", args{"sandbox_id": id, "state": state}, &s); s.State != state {
+				t.Errorf("set_state %s: %+v", state, s)
+			}
+		}
+	}
+	c.fails("delete_snapshot", args{"tag": "a.b"}, "snapshot_in_use")
+}
+
+// Attempts are compared; the winner's copy is left and the others are not.
+func TestForkAndRun(t *testing.T) {
+	rig := start(t)
+	c := connect(t, rig.Client, mcp.Admin)
+	id := c.spawn()
+	for name, test := range map[string]struct {
+		in           args
+		winner, left int
+		want         string
+	}{
+		"best by score": {args{"commands": []string{"echo a", "echo 3 >/dev/null; echo b", "exit 3"}, "score": `echo x; [ "$FORKD_ATTEMPT" = 2 ] && echo 10 || echo 9.5`},
+			2, 1, "score 10"},
+		"best by time":  {args{"commands": []string{"sleep 1", "exit 1", "true"}}, 3, 1, "the fastest of the 2"},
+		"first":         {args{"commands": []string{"sleep 60", "sleep 0.1; exit 0", "sleep 60"}, "keep": "first"}, 2, 1, "stopped"},
+		"none":          {args{"command": `echo "attempt $FORKD_ATTEMPT"`, "attempts": 3, "keep": "none"}, 0, 0, "attempt 3"},
+		"all":           {args{"command": "true", "attempts": 2, "keep": "all"}, 0, 2, "exit code 0"},
+		"nobody":        {args{"command": "exit 9", "attempts": 2}, 0, 0, "no attempt exited with 0"},
+		"a broken one":  {args{"commands": []string{"kill -9 $$", "sleep 5"}, "timeout_secs": 1}, 0, 0, "timed_out"},
+		"a wrong score": {args{"command": "true", "score": "echo great"}, 1, 1, "the last line of its output is no number"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := sandboxes(t, rig)
+			var got struct {
+				Winner    int
+				SandboxID string `json:"sandbox_id"`
+				Attempts  []struct {
+					SandboxID string `json:"sandbox_id"`
+				}
+			}
+			test.in["sandbox_id"] = id
+			r := c.call("fork_and_run", test.in, &got)
+			if got.Winner != test.winner || !strings.Contains(text(r), test.want) {
+				t.Errorf("winner %d, want %d; want %q in\n%s", got.Winner, test.winner, test.want, text(r))
+			}
+			after := sandboxes(t, rig)
+			if len(after) != len(before)+test.left {
+				t.Errorf("%d sandboxes are left, want %d", len(after)-len(before), test.left)
+			}
+			if test.winner > 0 && (got.SandboxID == "" || !slices.Contains(after, got.SandboxID)) {
+				t.Errorf("the winner %q is not there", got.SandboxID)
+			}
+		})
+	}
+	if len(c.progress) == 0 {
+		t.Error("no progress was told")
+	}
+}
+
+// A caller who leaves finds no copies later.
+func TestForkAndRunIsCleanedUp(t *testing.T) {
+	rig := start(t)
+	c := connect(t, rig.Client, mcp.Run)
+	id := c.spawn()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for len(sandboxes(t, rig)) < 4 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+	}()
+	if r, err := c.CallTool(ctx, &sdk.CallToolParams{Name: "fork_and_run", Arguments: args{"sandbox_id": id, "command": "sleep 60", "attempts": 3}}); err == nil {
+		t.Errorf("answered: %s", text(r))
+	}
+	for begun := time.Now(); len(sandboxes(t, rig)) > 1; time.Sleep(10 * time.Millisecond) {
+		if time.Since(begun) > time.Minute {
+			t.Fatalf("left: %v", sandboxes(t, rig))
+		}
+	}
+}
+
+func sandboxes(t *testing.T, rig *apirig.Rig) (ids []string) {
+	list, err := rig.Sandboxes(context.WithoutCancel(t.Context()))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, s := range list {
+		ids = append(ids, s.ID)
+	}
+	return ids
+}
+
+// A command that goes on by itself is found again by its pid, with all that it wrote.
+func TestCommandsThatGoOn(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Run)
+	id := c.spawn()
+	begin := func(command string) (pid uint32, stdout string) {
+		var s struct {
+			PID        uint32
+			StdoutPath string `json:"stdout_path"`
+		}
+		c.call("start_command", args{"sandbox_id": id, "command": command}, &s)
+		t.Cleanup(func() { os.RemoveAll(filepath.Dir(s.StdoutPath)) })
+		return s.PID, s.StdoutPath
+	}
+	type waited struct {
+		Running        bool
+		ExitCode       *int `json:"exit_code"`
+		Stdout, Stderr string
+		StdoutBytes    int64 `json:"stdout_bytes"`
+		StdoutOmitted  int64 `json:"stdout_omitted_bytes"`
+	}
+	pid, path := begin("echo begun; sleep 0.5; echo no >&2; seq 10000; exit 7")
+	var w waited
+	if c.call("wait_command", args{"sandbox_id": id, "pid": pid, "timeout_secs": 0}, &w); !w.Running || w.ExitCode != nil {
+		t.Errorf("at once: %+v", w)
+	}
+	c.call("wait_command", args{"sandbox_id": id, "pid": pid}, &w)
+	if w.Running || w.ExitCode == nil || *w.ExitCode != 7 || w.Stderr != "no\n" || !strings.HasSuffix(w.Stdout, "10000\n") || w.StdoutOmitted == 0 || w.StdoutBytes < 48000 {
+		t.Errorf("at the end: %+v", w)
+	}
+	var part struct {
+		Content    string
+		NextOffset int64 `json:"next_offset"`
+	}
+	if c.call("read_file", args{"sandbox_id": id, "path": path, "max_bytes": 6}, &part); part.Content != "begun\n" || part.NextOffset != 6 {
+		t.Errorf("read_file of its output: %+v", part)
+	}
+	pid, _ = begin("sleep 1000")
+	if c.call("wait_command", args{"sandbox_id": id, "pid": pid, "timeout_secs": 0.4}, &w); !w.Running {
+		t.Errorf("while it sleeps: %+v", w)
+	}
+	c.call("signal_command", args{"sandbox_id": id, "pid": pid, "signal": "SIGKILL"}, nil)
+	w = waited{}
+	if c.call("wait_command", args{"sandbox_id": id, "pid": pid}, &w); w.Running || w.ExitCode != nil {
+		t.Errorf("killed: %+v", w)
+	}
+	c.fails("wait_command", args{"sandbox_id": id, "pid": 4294967, "timeout_secs": 0}, "no command of start_command")
+}
+
+// Output that no model could read is cut, and the answer says so.
+func TestLongOutput(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Run)
+	id := c.spawn()
+	var r struct {
+		Stdout        string
+		StdoutOmitted int64 `json:"stdout_omitted_bytes"`
+		Replaced      bool  `json:"bytes_replaced"`
+	}
+	c.call("exec_command", args{"sandbox_id": id, "args": []string{"seq", "-f", "é %.0f", "200000"}}, &r)
+	if len(r.Stdout) > 50<<10 || !strings.HasPrefix(r.Stdout, "é 1\n") || !strings.HasSuffix(r.Stdout, "é 200000\n") ||
+		r.StdoutOmitted < 1<<20 || !strings.Contains(r.Stdout, fmt.Sprintf("[… %d bytes omitted …]", r.StdoutOmitted)) || r.Replaced {
+		t.Errorf("%d bytes, %d omitted, replaced %v", len(r.Stdout), r.StdoutOmitted, r.Replaced)
+	}
+	if c.call("exec_command", args{"sandbox_id": id, "args": []string{"printf", `a\377b`}}, &r); !r.Replaced || r.Stdout != "a\uFFFDb" {
+		t.Errorf("bytes: %+v", r)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Run)
+	id, dir := c.spawn(), t.TempDir()
+	type content struct {
+		Content, Encoding string
+		Size              int64
+		NextOffset        int64 `json:"next_offset"`
+	}
+	for path, test := range map[string]struct{ in, encoding, want, as string }{
+		"text":  {"héllo\n", "utf8", "héllo\n", "utf8"},
+		"bytes": {"/wD+", "base64", "/wD+", "base64"},
+		"empty": {"", "utf8", "", "utf8"},
+	} {
+		at := filepath.Join(dir, "sub", path)
+		c.call("write_file", args{"sandbox_id": id, "path": at, "content": test.in, "encoding": test.encoding}, nil)
+		var got content
+		if c.call("read_file", args{"sandbox_id": id, "path": at}, &got); got.Content != test.want || got.Encoding != test.as || got.NextOffset != 0 {
+			t.Errorf("%s: %+v", path, got)
+		}
+	}
+	var part content
+	at := filepath.Join(dir, "sub", "text")
+	if c.call("read_file", args{"sandbox_id": id, "path": at, "max_bytes": 2}, &part); part.Content != "h" || part.NextOffset != 1 || part.Size != 7 {
+		t.Errorf("a part that would cut a character: %+v", part)
+	}
+	if c.call("read_file", args{"sandbox_id": id, "path": at, "offset": 3}, &part); part.Content != "llo\n" {
+		t.Errorf("from an offset: %+v", part)
+	}
+	png := []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
+	if err := os.WriteFile(filepath.Join(dir, "x.png"), png, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r := c.call("read_file", args{"sandbox_id": id, "path": filepath.Join(dir, "x.png")}, nil)
+	if image, ok := r.Content[len(r.Content)-1].(*sdk.ImageContent); !ok || image.MIMEType != "image/png" || !bytes.Equal(image.Data, png) {
+		t.Errorf("an image: %+v", r.Content)
+	}
+	var listed struct{ Entries []struct{ Path, Type string } }
+	if c.call("list_files", args{"sandbox_id": id, "path": dir, "depth": 2}, &listed); len(listed.Entries) != 5 {
+		t.Errorf("list_files: %+v", listed)
+	}
+	c.fails("read_file", args{"sandbox_id": id, "path": dir}, "list_files")
+	c.fails("read_file", args{"sandbox_id": id, "path": filepath.Join(dir, "none")}, "not_found_in_sandbox")
+	c.fails("write_file", args{"sandbox_id": id, "path": at, "content": "!", "encoding": "base64"}, "content: is not base64")
+}
+
+func TestNetwork(t *testing.T) {
+	c := connect(t, start(t).Client, mcp.Run)
+	id := c.spawn()
+	var u struct{ URL string }
+	if c.call("port_url", args{"sandbox_id": id, "port": 8000}, &u); !strings.Contains(u.URL, "8000-"+id) {
+		t.Errorf("port_url: %+v", u)
+	}
+	var n struct {
+		Mode        string
+		Allow, Deny []string
+	}
+	if c.call("network", args{"sandbox_id": id, "mode": "allow", "allow": []string{"pypi.org"}, "deny": []string{"10.0.0.0/8"}}, &n); n.Mode != "allow" || len(n.Allow) != 1 {
+		t.Errorf("network: %+v", n)
+	}
+	if c.call("network", args{"sandbox_id": id, "deny": []string{}}, &n); n.Mode != "allow" || len(n.Allow) != 1 || len(n.Deny) != 0 {
+		t.Errorf("network with less: %+v", n)
+	}
+	if c.call("network", args{"sandbox_id": id, "mode": "none"}, &n); n.Mode != "none" || len(n.Allow) != 0 {
+		t.Errorf("network none: %+v", n)
+	}
+	c.fails("network", args{"sandbox_id": id, "allow": []string{"http://x/"}}, "allow")
+}

@@ -1,0 +1,129 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/forkd/forkd/client"
+)
+
+// What a model reads of each output of a command, in bytes: the beginning, where errors of
+// compilers are, and the end, where results are.
+const (
+	headOutput = 16 << 10
+	tailOutput = 32 << 10
+)
+
+// maxStreamed is after how many bytes of output a command is killed.
+const maxStreamed = 256 << 20
+
+// excerptWriter keeps the beginning and the end of what is written.
+type excerptWriter struct {
+	most, least int // bytes kept of the beginning and of the end
+	head, tail  []byte
+	total       int64
+}
+
+func newExcerpt(head, tail int) *excerptWriter { return &excerptWriter{most: head, least: tail} }
+
+// Write implements io.Writer. It fails when there is more than any model can want.
+func (e *excerptWriter) Write(p []byte) (int, error) {
+	n := len(p)
+	if e.total += int64(n); e.total > maxStreamed {
+		return 0, errStreamed
+	}
+	if room := e.most - len(e.head); room > 0 {
+		k := min(room, len(p))
+		e.head, p = append(e.head, p[:k]...), p[k:]
+	}
+	e.tail = append(e.tail, p[max(0, len(p)-e.least):]...)
+	if over := len(e.tail) - e.least; over > 0 {
+		e.tail = append(e.tail[:0], e.tail[over:]...)
+	}
+	return n, nil
+}
+
+var errStreamed = fmt.Errorf("the command wrote more than %d MiB and was killed: write to a file instead", maxStreamed>>20)
+
+// omitted is how many bytes the text lacks.
+func (e *excerptWriter) omitted() int64 { return e.total - int64(len(e.head)+len(e.tail)) }
+
+// text is what was kept, with a note where something is missing.
+func (e *excerptWriter) text() string {
+	if n := e.omitted(); n > 0 {
+		head := bytes.TrimRight(validEnd(e.head), "\n")
+		return fmt.Sprintf("%s\n[… %d bytes omitted …]\n%s", plain(head), n, plain(validStart(e.tail)))
+	}
+	return plain(append(bytes.Clone(e.head), e.tail...))
+}
+
+// binary reports whether bytes of the output are no text, and are replaced in it.
+func (e *excerptWriter) binary() bool {
+	if e.omitted() > 0 {
+		return !utf8.Valid(validEnd(e.head)) || !utf8.Valid(validStart(e.tail))
+	}
+	return !utf8.Valid(append(bytes.Clone(e.head), e.tail...))
+}
+
+// plain replaces what is not UTF-8.
+func plain(p []byte) string { return strings.ToValidUTF8(string(p), "\uFFFD") }
+
+// validEnd drops a character that is cut at the end.
+func validEnd(p []byte) []byte {
+	for i := 1; i < utf8.UTFMax && i <= len(p); i++ {
+		if b := p[len(p)-i]; utf8.RuneStart(b) {
+			if !utf8.FullRune(p[len(p)-i:]) {
+				return p[:len(p)-i]
+			}
+			return p
+		}
+	}
+	return p
+}
+
+// validStart drops the rest of a character that is cut at the beginning.
+func validStart(p []byte) []byte {
+	for i := 0; i < utf8.UTFMax; i++ {
+		if i == len(p) || utf8.RuneStart(p[i]) {
+			return p[i:]
+		}
+	}
+	return p // it is no UTF-8
+}
+
+// commandResult is how a command ended.
+type commandResult struct {
+	Stdout         string `json:"stdout"`
+	Stderr         string `json:"stderr"`
+	ExitCode       int    `json:"exit_code"`
+	Outcome        string `json:"outcome" jsonschema:"exited, signaled, timed_out, not_found, ..."`
+	Signal         string `json:"signal,omitempty" jsonschema:"that ended it"`
+	TimedOut       bool   `json:"timed_out"`
+	Error          string `json:"error,omitempty" jsonschema:"why it did not end by itself"`
+	StdoutOmitted  int64  `json:"stdout_omitted_bytes,omitempty" jsonschema:"missing in the middle of stdout"`
+	StderrOmitted  int64  `json:"stderr_omitted_bytes,omitempty" jsonschema:"missing in the middle of stderr"`
+	BytesReplaced  bool   `json:"bytes_replaced,omitempty" jsonschema:"output was not UTF-8: wrong bytes are U+FFFD"`
+	DurationMillis int64  `json:"duration_ms"`
+}
+
+// runCommand runs a command to its end and keeps an excerpt of its output.
+func runCommand(ctx context.Context, cl *client.Client, id string, req client.ExecRequest, head, tail int) (r commandResult, err error) {
+	stdout, stderr := newExcerpt(head, tail), newExcerpt(head, tail)
+	return runInto(ctx, cl, id, req, stdout, stderr)
+}
+
+func runInto(ctx context.Context, cl *client.Client, id string, req client.ExecRequest, stdout, stderr *excerptWriter) (r commandResult, err error) {
+	since := stopwatch()
+	end, err := cl.ExecStream(ctx, id, req, stdout, stderr)
+	if err != nil {
+		return r, err
+	}
+	return commandResult{
+		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.ExitCode, Outcome: end.Outcome, Signal: end.Signal,
+		TimedOut: end.TimedOut, Error: end.Error, StdoutOmitted: stdout.omitted(), StderrOmitted: stderr.omitted(),
+		BytesReplaced: stdout.binary() || stderr.binary(), DurationMillis: since().Milliseconds(),
+	}, nil
+}

@@ -1,0 +1,122 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/forkd/forkd/client"
+)
+
+// drainTime is how long requests that were sent before the end of input may take to be answered. A
+// client that has ended needs no answers, and one that pipes its requests needs all of them.
+const drainTime = 10 * time.Second
+
+// listenMethod is a request that is answered when the client no longer wants it, and cancelMethod takes
+// back a request, which then may have no answer.
+const (
+	listenMethod = "subscriptions/listen"
+	cancelMethod = "notifications/cancelled"
+)
+
+// ServeStdio serves one client over in and out, one JSON message a line, until in ends or ctx does.
+func (c *Catalog) ServeStdio(ctx context.Context, cl *client.Client, scope Scope, in io.ReadCloser, out io.WriteCloser) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return c.Server(ctx, cl, scope).Run(ctx, draining{&sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: MaxMessage}})
+}
+
+// draining is a transport whose input ends when the requests before its end are answered.
+type draining struct{ sdk.Transport }
+
+// Connect implements sdk.Transport.
+func (d draining) Connect(ctx context.Context) (sdk.Connection, error) {
+	conn, err := d.Transport.Connect(ctx)
+	return &drainingConn{Connection: conn, open: map[jsonrpc.ID]bool{}, none: make(chan struct{})}, err
+}
+
+type drainingConn struct {
+	sdk.Connection
+
+	mu    sync.Mutex
+	open  map[jsonrpc.ID]bool // requests that are not answered
+	ended bool                // the input has
+	none  chan struct{}       // closed when it has ended and no request is open
+}
+
+// Read implements sdk.Connection.
+func (d *drainingConn) Read(ctx context.Context) (jsonrpc.Message, error) {
+	m, err := d.Connection.Read(ctx)
+	if r, ok := m.(*jsonrpc.Request); ok {
+		d.mu.Lock()
+		switch {
+		case r.Method == cancelMethod:
+			delete(d.open, cancelled(r))
+		case r.ID.IsValid() && r.Method != listenMethod:
+			d.open[r.ID] = true
+		}
+		d.mu.Unlock()
+	}
+	if errors.Is(err, io.EOF) {
+		d.drain(ctx)
+	}
+	return m, err
+}
+
+// cancelled returns the id of the request that a notification takes back; the zero ID if it has none.
+func cancelled(r *jsonrpc.Request) jsonrpc.ID {
+	var params struct {
+		ID any `json:"requestId"`
+	}
+	if json.Unmarshal(r.Params, &params) != nil {
+		return jsonrpc.ID{}
+	}
+	id, err := jsonrpc.MakeID(params.ID)
+	if err != nil {
+		return jsonrpc.ID{}
+	}
+	return id
+}
+
+// Write implements sdk.Connection.
+func (d *drainingConn) Write(ctx context.Context, m jsonrpc.Message) error {
+	err := d.Connection.Write(ctx, m)
+	if r, ok := m.(*jsonrpc.Response); ok {
+		d.mu.Lock()
+		delete(d.open, r.ID)
+		d.closeLocked()
+		d.mu.Unlock()
+	}
+	return err
+}
+
+// closeLocked closes none when it is time. The caller holds the connection's mu.
+func (d *drainingConn) closeLocked() {
+	if d.ended && len(d.open) == 0 && d.none != nil {
+		close(d.none)
+		d.none = nil
+	}
+}
+
+// drain waits until no request is open.
+func (d *drainingConn) drain(ctx context.Context) {
+	d.mu.Lock()
+	none := d.none
+	d.ended = true
+	d.closeLocked()
+	d.mu.Unlock()
+	if none == nil {
+		return
+	}
+	select {
+	case <-none:
+	case <-ctx.Done():
+	case <-time.After(drainTime):
+	}
+}
