@@ -1,4 +1,4 @@
-"""The MCP server forkd-mcp 0.2.1, as a client of the protocol runs it: over standard input and output."""
+"""The MCP server forkd-mcp 0.2.1 and `forkd mcp`, as a client of the protocol runs them: over standard input and output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from mcp.client.stdio import stdio_client
 
 from report import TAG, Report, want
 
-r = Report("forkd-mcp 0.2.1 (PyPI)")
+r = Report("forkd-mcp 0.2.1 (PyPI), and forkd mcp")
 used: set[str] = set()
+SERVERS = {
+    "forkd-mcp": (os.path.join(os.path.dirname(sys.executable), "forkd-mcp"), []),
+    "forkd mcp": ("forkd", ["mcp"]),
+}
 BAKED = "compat-mcp"
 
 
@@ -25,9 +29,10 @@ def clean(tag: str) -> None:
     want(status in (204, 404), f"removing {tag}: {status}")
 
 
-async def main() -> None:
-    server = StdioServerParameters(command=os.path.join(os.path.dirname(sys.executable), "forkd-mcp"),
-                                   env={**os.environ, "FORKD_HTTP_TIMEOUT": "300"})
+async def main(which: str) -> set[str]:
+    """Calls every tool of one of the servers as forkd-mcp has it, and returns the names of the tools that the server has."""
+    command, args = SERVERS[which]
+    server = StdioServerParameters(command=command, args=args, env={**os.environ, "FORKD_HTTP_TIMEOUT": "300"})
     clean(BAKED)
     async with stdio_client(server, errlog=open(os.devnull, "w")) as (reader, writer), ClientSession(reader, writer) as session:
         await session.initialize()
@@ -49,6 +54,7 @@ async def main() -> None:
 
         async def case(name: str, coroutine) -> object:
             """Report.case of what is to be awaited."""
+            name = f"{which}: {name}"
             try:
                 result = await coroutine
             except Exception as e:
@@ -119,8 +125,11 @@ async def main() -> None:
         await case("branch_sandbox, every mode, and forks of the branches", branches())
         await case("create_snapshot", creates())
         await case("kill_sandbox", kills())
-        r.covered("tool", names, used)
+        return names
 
 
-asyncio.run(main())
+published = asyncio.run(main("forkd-mcp"))
+r.covered("tool", published, used)
+missing = published - asyncio.run(main("forkd mcp"))
+r.add("forkd mcp has every tool of forkd-mcp", "failed" if missing else "passed", f"missing: {sorted(missing)}" if missing else None)
 r.finish()

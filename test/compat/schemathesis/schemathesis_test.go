@@ -22,8 +22,9 @@ import (
 )
 
 // left are operations that it cannot judge: a stream without an end, answers of servers in
-// sandboxes, and the memory of VMs that are none.
-const left = `^/v1/events$|/proxy/|/tcp/|/stats$`
+// sandboxes, the memory of VMs that are none, and messages of a protocol that has a suite of its own
+// (the group mcp).
+const left = `^/mcp$|^/v1/events$|/proxy/|/tcp/|/stats$`
 
 // excluded are checks that ask for what the API does not promise.
 const excluded = "positive_data_acceptance" // a document cannot say which files, snapshots and users there are

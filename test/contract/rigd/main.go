@@ -68,6 +68,7 @@ func run() (err error) {
 	bind := flag.String("bind", "127.0.0.1:0", "loopback address to serve on")
 	keepalive := flag.Duration("keepalive", 0, "how often silent streams say something; 0: as the daemon's default")
 	checked := flag.Bool("checked", true, "fail (exit code 1) if traffic is not as api/openapi.yaml has it")
+	open := flag.Bool("open", false, "demand no token")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -90,7 +91,7 @@ func run() (err error) {
 	if err := guestRAM(t); err != nil {
 		return err
 	}
-	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Limits: v1.Limits{Keepalive: *keepalive},
+	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Limits: v1.Limits{Keepalive: *keepalive},
 		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
 	d := newDaemon(rig)
 	tmp := t.TempDir()

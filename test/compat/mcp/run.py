@@ -1,0 +1,282 @@
+"""Clients of the Model Context Protocol against `forkd mcp` and /mcp of a daemon, over VMs that are faked: PyPI's mcp
+of the line 2 or, as mcp@1.30, of the line 1; npm's packages; and the conformance suite of the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import npm
+from report import Report, want
+
+VERSION = importlib.metadata.version("mcp")
+LINE = int(VERSION.split(".")[0])
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
+NPM = ["@modelcontextprotocol/conformance@0.2.0-alpha.12", "@modelcontextprotocol/client@2.4.0", "@modelcontextprotocol/sdk@1.32.2",
+       "@modelcontextprotocol/inspector@2.12.0"]
+OLD = {"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot", "wait_for_text", "list_sandboxes", "get_sandbox",
+       "kill_sandbox", "exec_command", "eval_code", "ping_sandbox"}
+
+r = Report(f"mcp {VERSION} (PyPI)" + ("" if LINE == 1 else ", " + ", ".join(NPM) + " (npm)"))
+
+
+@contextlib.contextmanager
+def daemon(program: str, *options: str):
+    """A daemon whose VMs are faked; what it says of itself."""
+    with subprocess.Popen([program, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.stdin.close()  # tells it to end
+            status = process.wait()
+        want(status == 0, f"the daemon ended with status {status}: traffic was not as api/openapi.yaml has it, or worse")
+
+
+# What the two lines of the package call differently.
+if LINE == 1:
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamablehttp_client
+
+    @contextlib.asynccontextmanager
+    async def over_stdio(env: dict[str, str], _mode: str):
+        server = StdioServerParameters(command="forkd", args=["mcp"], env=env)
+        async with stdio_client(server) as (reader, writer), ClientSession(reader, writer) as session:
+            await session.initialize()
+            yield session
+
+    @contextlib.asynccontextmanager
+    async def over_http(url: str, token: str, _mode: str):
+        async with streamablehttp_client(url + "/mcp", headers={"Authorization": "Bearer " + token}) as (reader, writer, _), \
+                ClientSession(reader, writer) as session:
+            await session.initialize()
+            yield session
+
+    MODES = ("initialize",)
+else:
+    import httpx2
+    from mcp import Client, StdioServerParameters
+    from mcp.client.streamable_http import streamable_http_client
+
+    @contextlib.asynccontextmanager
+    async def over_stdio(env: dict[str, str], mode: str):
+        async with Client(StdioServerParameters(command="forkd", args=["mcp"], env=env), mode=mode) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def over_http(url: str, token: str, mode: str):
+        async with httpx2.AsyncClient(headers={"Authorization": "Bearer " + token}, timeout=60) as http, \
+                Client(streamable_http_client(url + "/mcp", http_client=http), mode=mode) as client:
+            yield client
+
+    MODES = ("legacy", "auto", "2026-07-28")
+
+
+def field(result: object, snake: str, camel: str) -> object:
+    """A field, which the two lines spell differently."""
+    return getattr(result, snake if LINE > 1 else camel)
+
+
+async def cases(client, tmp: str, progress: bool) -> None:
+    """Uses tools and resources as a program for models does."""
+    told: list[str] = []
+
+    async def on_progress(_done: float, _total: float | None, message: str | None) -> None:
+        told.append(message or "")
+
+    async def call(tool: str, **arguments) -> dict:
+        got = await client.call_tool(tool, arguments, progress_callback=on_progress)
+        want(not field(got, "is_error", "isError"), got)
+        return field(got, "structured_content", "structuredContent")
+
+    tools = {t.name: t for t in (await client.list_tools()).tools}
+    want(OLD <= tools.keys() and len(tools) <= len(OLD) + 16, sorted(tools))
+    want(all(field(t, "output_schema", "outputSchema") and t.annotations for t in tools.values()), "a tool without a schema of its results")
+
+    box = (await call("spawn_sandboxes", snapshot_tag="base"))["result"][0]["id"]
+    want(box in [s["id"] for s in (await call("list_sandboxes"))["result"]], "not listed")
+    got = await call("exec_command", sandbox_id=box, args=["sh", "-c", "echo hi; exit 4"])
+    want((got["stdout"], got["exit_code"]) == ("hi\n", 4), got)
+    got = await call("run_code", sandbox_id=box, code="print('a'); 6 * 7")
+    want((got["stdout"], got["results"][0]["text"]) == ("a\n", "42"), got)
+
+    path = os.path.join(tmp, "sub", "é.txt")
+    await call("write_file", sandbox_id=box, path=path, content="grüß\n")
+    got = await call("read_file", sandbox_id=box, path=path)
+    want((got["content"], got["encoding"]) == ("grüß\n", "utf8"), got)
+
+    made = await call("branch", sandbox_id=box, n=2)
+    want(len(made["sandboxes"]) == 2, made)
+    want((await call("rollback", sandbox_id=box, to=made["tag"]))["rolled_back_to"] == made["tag"], "another state")
+
+    told.clear()
+    got = await call("fork_and_run", sandbox_id=box, commands=["exit 3", "echo 5", "echo 7"], score="echo $FORKD_ATTEMPT")
+    want(got["winner"] == 3 and got["sandbox_id"] and [a.get("exit_code") for a in got["attempts"]] == [3, 0, 0], got)
+    want(len(told) >= 4 or not progress, told)
+
+    pid = (await call("start_command", sandbox_id=box, command="sleep 0.3; echo done"))["pid"]
+    got = await call("wait_command", sandbox_id=box, pid=pid)
+    want(got["exit_code"] == 0 and got["stdout"] == "done\n", got)
+
+    resource = await client.read_resource(f"forkd://sandboxes/{box}")
+    want(json.loads(resource.contents[0].text)["id"] == box, resource)
+
+    got = await client.call_tool("get_sandbox", {"sandbox_id": "sb-none"})
+    want(field(got, "is_error", "isError") and "404 sandbox_not_found" in got.content[0].text, got)
+    want(got.meta["forkd/error"]["code"] == "sandbox_not_found", got.meta)
+
+    for s in (await call("list_sandboxes"))["result"]:
+        await call("kill_sandbox", sandbox_id=s["id"])
+    want((await call("list_sandboxes"))["result"] == [], "some are left")
+
+
+async def listens(client) -> None:
+    """Is told of a change of a sandbox."""
+    made = await client.call_tool("spawn_sandboxes", {"snapshot_tag": "base"})
+    box = made.structured_content["result"][0]["id"]
+    uri = f"forkd://sandboxes/{box}"
+    async with client.listen(resource_subscriptions=[uri]) as changes:
+        await client.call_tool("set_state", {"sandbox_id": box, "state": "paused"})
+        event = await asyncio.wait_for(anext(changes), 30)
+        want(event.uri == uri, event)
+    await client.call_tool("kill_sandbox", {"sandbox_id": box})
+
+
+async def in_python(rig: dict) -> None:
+    env = {**os.environ, "FORKD_URL": rig["url"], "FORKD_TOKEN": rig["token"]}
+
+    async def case(name: str, connect, use) -> None:
+        async def run() -> None:
+            async with connect as client:
+                await use(client)
+
+        failed = None
+        try:
+            await asyncio.wait_for(run(), 60)
+        except Exception as e:
+            failed = e
+
+        def result() -> None:
+            if failed is not None:
+                raise failed
+
+        r.case(name, result)
+
+    for mode in MODES:
+        with tempfile.TemporaryDirectory(dir=rig["tmp"]) as tmp:
+            await case(f"tools over stdio, {mode}", over_stdio(env, mode), lambda c: cases(c, tmp, True))
+            await case(f"tools over HTTP, {mode}", over_http(rig["url"], rig["token"], mode), lambda c: cases(c, tmp, True))
+    if LINE > 1:
+        await case("subscriptions/listen over stdio", over_stdio(env, "auto"), listens)
+        await case("subscriptions/listen over HTTP", over_http(rig["url"], rig["token"], "auto"), listens)
+
+
+# Scenarios of the conformance suite that hold for every server. Most others call tools, prompts and resources that only
+# a server made for the suite has; of these, only the form of all messages is judged (wire-schema-valid).
+WHOLE = {
+    "2025-11-25": {"server-initialize", "ping", "tools-list", "resources-list", "dns-rebinding-protection"},
+    "2026-07-28": {"server-stateless", "tools-list", "resources-list", "sep-2164-resource-not-found", "dns-rebinding-protection", "caching",
+                   "http-header-validation", "server-sse-multiple-streams", "input-required-result-unsupported-methods"},
+}
+
+
+def excused(check: dict) -> bool:
+    """Checks within these scenarios that want what only the suite's own server has, or prompts."""
+    message = check.get("errorMessage") or ""
+    return message.startswith("Not testable") or check["id"] == "sep-2549-prompts-list-caching-hints"
+
+
+def said(check: dict) -> str:
+    return f"{check['id']}: {check.get('errorMessage') or check['status'].lower()}"
+
+
+def conformance(there: str, env: dict[str, str], url: str, revision: str) -> None:
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run(["node", os.path.join(there, "node_modules/@modelcontextprotocol/conformance/dist/index.js"), "server", "--url", url + "/mcp",
+                        "--requirements", revision, "--timeout", "20000", "-o", out], env=env, stdout=subprocess.DEVNULL, check=False)
+        seen = set()
+        for folder in sorted(os.listdir(out)):
+            scenario = scenario_of(folder)
+            seen.add(scenario)
+            with open(os.path.join(out, folder, "checks.json")) as f:
+                checks = json.load(f)
+            whole = scenario in WHOLE[revision]
+            wrong = [said(c) for c in checks if c["status"] == "FAILURE" and (not excused(c) if whole else c["id"].startswith("wire-schema"))]
+            unproven = [said(c) for c in checks if c["status"] not in ("SUCCESS", "INFO")]
+            proven = any(c["status"] == "SUCCESS" and not c["id"].startswith("wire-schema") for c in checks)
+            name = f"conformance {revision}: {scenario}"
+            if wrong:
+                r.add(name, "failed", "; ".join(wrong))
+            elif whole or proven and not unproven:
+                r.add(name, "passed")
+            else:
+                r.add(name, "not_applicable", "messages have the right form; " + (unproven or ["the suite left it out"])[0][:200])
+        missing = WHOLE[revision] - seen
+        r.add(f"conformance {revision}: every scenario was run", "failed" if missing else "passed", f"not run: {sorted(missing)}" if missing else None)
+
+
+def scenario_of(folder: str) -> str:
+    """The name of a scenario, whose folder has the time behind it."""
+    return folder.removeprefix("server-").rsplit("-", 6)[0]
+
+
+def in_javascript(there: str, env: dict[str, str], rig: dict) -> None:
+    with open(os.path.join(os.path.dirname(__file__), "clients.mjs")) as f, open(os.path.join(there, "clients.mjs"), "w") as copy:
+        copy.write(f.read())
+    node = subprocess.run(["node", "clients.mjs"], cwd=there, stdout=subprocess.PIPE, text=True, timeout=120, check=False,
+                          env={**env, "FORKD_URL": rig["url"], "FORKD_TOKEN": rig["token"]})
+    for line in node.stdout.splitlines():
+        case = json.loads(line)
+        r.add(case["name"], case["outcome"], case.get("reason"))
+    if node.returncode != 0:
+        r.add("the clients of npm", "failed", f"node ended with status {node.returncode}")
+
+
+def inspector(there: str, env: dict[str, str], rig: dict) -> None:
+    """The protocol's inspector, as a command line: each call is a client of its own."""
+    program = [os.path.join(there, "node_modules/.bin/mcp-inspector"), "--cli"]
+    with tempfile.TemporaryDirectory() as home:
+        def inspect(*args: str) -> dict:
+            got = subprocess.run([*program, *args], env={**env, "HOME": home}, capture_output=True, text=True, timeout=60, check=False)
+            want(got.returncode == 0, got.stderr)
+            return json.loads(got.stdout)
+
+        stdio = ["forkd", "mcp", "-e", "FORKD_URL=" + rig["url"], "-e", "FORKD_TOKEN=" + rig["token"]]
+        http = [rig["url"] + "/mcp", "--header", "Authorization: Bearer " + rig["token"]]
+
+        def uses(server: list[str]) -> None:
+            want(OLD <= {t["name"] for t in inspect(*server, "--method", "tools/list")["tools"]}, "a tool is missing")
+            made = inspect(*server, "--method", "tools/call", "--tool-name", "spawn_sandboxes", "--tool-arg", "snapshot_tag=base")
+            box = made["structuredContent"]["result"][0]["id"]
+            want(box in inspect(*server, "--method", "resources/read", "--uri", "forkd://sandboxes")["contents"][0]["text"], "not there")
+            want(inspect(*server, "--method", "tools/call", "--tool-name", "kill_sandbox", "--tool-arg", "sandbox_id=" + box)
+                 ["structuredContent"]["killed"], "not killed")
+
+        r.case("inspector over stdio", lambda: uses(stdio))
+        r.case("inspector over HTTP", lambda: uses(http))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as tmp:
+        program = os.path.join(tmp, "rigd")
+        subprocess.run(["go", "build", "-o", program, "./test/contract/rigd"], cwd=ROOT, check=True)
+        with daemon(program) as rig:
+            asyncio.run(in_python(rig))
+            if LINE > 1:
+                there, env = npm.install(NPM, dict(os.environ))
+                in_javascript(there, env, rig)
+                inspector(there, env, rig)
+        if LINE > 1:
+            with daemon(program, "-open") as rig:
+                for revision in WHOLE:
+                    conformance(there, env, rig["url"], revision)
+
+
+r.case("the daemon's traffic is as documented", main)
+r.finish()
