@@ -16,12 +16,20 @@ import (
 
 func attemptTools() []tool {
 	return []tool{
-		define("fork_and_run", "Copy a running sandbox once per attempt, run a shell command in each copy, side by side, and compare what came of it. "+
-			"Give commands (one per approach), or command and attempts (one command several times). The sandbox itself is not changed. "+
-			"keep says which copy stays for you to go on with: best (of those that exit with 0, the one with the highest score; without scores, the fastest), "+
-			"first (the first to exit with 0; the others are stopped), all or none.",
-			Run, openWorld, forkAndRun, items("commands", 0, maxAttempts), between("attempts", 1, maxAttempts, 1), between("timeout_secs", 1, 3600, 120),
-			oneOf("keep", "best", "first", "none", "all")),
+		define(
+			"fork_and_run",
+			"Copy a running sandbox once per attempt, run a shell command in each copy, side by side, and compare what came of it. "+
+				"Give commands (one per approach), or command and attempts (one command several times). The sandbox itself is not changed. "+
+				"keep says which copy stays for you to go on with: best (of those that exit with 0, the one with the highest score; without scores, the fastest), "+
+				"first (the first to exit with 0; the others are stopped), all or none.",
+			Run,
+			openWorld,
+			forkAndRun,
+			items("commands", 0, maxAttempts),
+			between("attempts", 1, maxAttempts, 1),
+			between("timeout_secs", 1, 3600, 120),
+			oneOf("keep", "best", "first", "none", "all"),
+		),
 	}
 }
 
@@ -169,7 +177,12 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 		env[name] = value
 	}
 	shell := func(command string) client.ExecRequest {
-		return client.ExecRequest{Args: []string{"/bin/sh", "-c", command}, TimeoutSecs: in.TimeoutSecs, Cwd: in.Cwd, Env: env}
+		return client.ExecRequest{
+			Args:        []string{"/bin/sh", "-c", command},
+			TimeoutSecs: in.TimeoutSecs,
+			Cwd:         in.Cwd,
+			Env:         env,
+		}
 	}
 	since := stopwatch()
 	r, err := runCommand(ctx, cl, a.box, shell(a.Command), attemptHead, attemptTail)
@@ -185,7 +198,8 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 		}
 		return
 	}
-	a.Outcome, a.Stdout, a.Stderr, a.Omitted, a.Error = r.Outcome, r.Stdout, r.Stderr, r.StdoutOmitted+r.StderrOmitted, r.Error
+	a.Outcome, a.Stdout, a.Stderr, a.Omitted, a.Error = r.Outcome, r.Stdout, r.Stderr, r.StdoutOmitted+r.StderrOmitted,
+		r.Error
 	if r.TimedOut {
 		a.Outcome = "timed_out"
 	} else if r.Outcome == "exited" {
@@ -291,7 +305,13 @@ func (r *attempts) table() string {
 	}
 	switch {
 	case r.Winner > 0:
-		fmt.Fprintf(&b, "\nWinner: attempt %d, %s. Go on in its sandbox %s; the other copies are removed.\n", r.Winner, r.Explanation, r.SandboxID)
+		fmt.Fprintf(
+			&b,
+			"\nWinner: attempt %d, %s. Go on in its sandbox %s; the other copies are removed.\n",
+			r.Winner,
+			r.Explanation,
+			r.SandboxID,
+		)
 	default:
 		fmt.Fprintf(&b, "\n%s.\n", r.Explanation)
 	}

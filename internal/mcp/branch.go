@@ -12,16 +12,49 @@ import (
 // branchTools are about where sandboxes come from and in which state they are.
 func branchTools() []tool {
 	return []tool{
-		define("fork", "Copy a running sandbox n times, with its memory, processes and files. It runs on. The copies are independent of it and of each other. "+
-			"Nothing is left when the last copy is killed; use branch for a state that you want to come back to.", Run, 0, fork, between("n", 1, 100, 1)),
-		define("branch", "Save the state of a running sandbox under a tag, to come back to it with rollback or spawn_sandboxes, and start n children from it. "+
-			"The sandbox pauses for milliseconds and runs on.", Run, 0, branch, between("n", 0, 100, 0), oneOf("mode", "live", "diff", "full")),
-		define("rollback", "Put a sandbox back to a state that was saved by branch: memory, processes and files. What it did since is lost. "+
-			"It keeps its id. Without to: to the snapshot that it runs from.", Run, destructive, rollback),
+		define(
+			"fork",
+			"Copy a running sandbox n times, with its memory, processes and files. It runs on. The copies are independent of it and of each other. "+
+				"Nothing is left when the last copy is killed; use branch for a state that you want to come back to.",
+			Run,
+			0,
+			fork,
+			between("n", 1, 100, 1),
+		),
+		define(
+			"branch",
+			"Save the state of a running sandbox under a tag, to come back to it with rollback or spawn_sandboxes, and start n children from it. "+
+				"The sandbox pauses for milliseconds and runs on.",
+			Run,
+			0,
+			branch,
+			between("n", 0, 100, 0),
+			oneOf("mode", "live", "diff", "full"),
+		),
+		define(
+			"rollback",
+			"Put a sandbox back to a state that was saved by branch: memory, processes and files. What it did since is lost. "+
+				"It keeps its id. Without to: to the snapshot that it runs from.",
+			Run,
+			destructive,
+			rollback,
+		),
 		define("tree", "Show which snapshots and sandboxes come from which.", Read, readOnly, tree),
-		define("set_state", "Pause a sandbox where it is, suspend it to disk and free its memory, or let it run again.", Run, idempotent, setState,
-			among("state", "running", "paused", "suspended")),
-		define("delete_snapshot", "Remove a snapshot. With cascade, also those that were branched from it.", Admin, destructive, deleteSnapshot),
+		define(
+			"set_state",
+			"Pause a sandbox where it is, suspend it to disk and free its memory, or let it run again.",
+			Run,
+			idempotent,
+			setState,
+			among("state", "running", "paused", "suspended"),
+		),
+		define(
+			"delete_snapshot",
+			"Remove a snapshot. With cascade, also those that were branched from it.",
+			Admin,
+			destructive,
+			deleteSnapshot,
+		),
 	}
 }
 
@@ -58,7 +91,10 @@ type forked struct {
 }
 
 func fork(ctx context.Context, c *call, in forkArgs) (forked, error) {
-	f, err := c.Fork(ctx, client.ForkRequest{SourceID: in.SandboxID, N: in.N, Env: in.Env, Labels: in.Labels, TTLSecs: in.TTLSecs})
+	f, err := c.Fork(
+		ctx,
+		client.ForkRequest{SourceID: in.SandboxID, N: in.N, Env: in.Env, Labels: in.Labels, TTLSecs: in.TTLSecs},
+	)
 	return forked{boxesOf(f.Sandboxes), f.PauseMS, f.ForkWallMS}, err
 }
 

@@ -16,9 +16,16 @@ import (
 
 func codeTools() []tool {
 	return []tool{
-		define("run_code", "Run code in a warm interpreter of a sandbox. Variables, imports and functions stay for the next call, and copies of the sandbox have them. "+
-			"Returns what the code printed, the value of its last expression, and plots as images.", Run, destructive|openWorld, runCode,
-			oneOf("language", "python", "javascript", "typescript", "bash"), between("timeout_secs", 1, 3600, 60)),
+		define(
+			"run_code",
+			"Run code in a warm interpreter of a sandbox. Variables, imports and functions stay for the next call, and copies of the sandbox have them. "+
+				"Returns what the code printed, the value of its last expression, and plots as images.",
+			Run,
+			destructive|openWorld,
+			runCode,
+			oneOf("language", "python", "javascript", "typescript", "bash"),
+			between("timeout_secs", 1, 3600, 60),
+		),
 	}
 }
 
@@ -62,7 +69,13 @@ type codeResult struct {
 }
 
 func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error) {
-	req := client.CodeRequest{Code: in.Code, Language: in.Language, ContextID: in.ContextID, TimeoutSecs: in.TimeoutSecs, Env: in.Env}
+	req := client.CodeRequest{
+		Code:        in.Code,
+		Language:    in.Language,
+		ContextID:   in.ContextID,
+		TimeoutSecs: in.TimeoutSecs,
+		Env:         in.Env,
+	}
 	switch {
 	case in.Code == "":
 		return r, wrong("code", "is empty")

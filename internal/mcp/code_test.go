@@ -33,7 +33,8 @@ func TestRunCode(t *testing.T) {
 		return r, answer
 	}
 	r, answer := run(args{"code": "import sys\nx = 6\nprint('hi')\nprint('no', file=sys.stderr)\nx * 7"})
-	if r.Outcome != "finished" || r.Stdout != "hi\n" || r.Stderr != "no\n" || len(r.Results) != 1 || !r.Results[0].Main || r.Results[0].Text != "42" {
+	if r.Outcome != "finished" || r.Stdout != "hi\n" || r.Stderr != "no\n" || len(r.Results) != 1 || !r.Results[0].Main ||
+		r.Results[0].Text != "42" {
 		t.Errorf("%+v", r)
 	}
 	if got := text(answer); got != "stdout:\nhi\nstderr:\nno\nresult:\n42\n" {
@@ -42,7 +43,9 @@ func TestRunCode(t *testing.T) {
 	if r, _ := run(args{"code": "x + 1"}); len(r.Results) != 1 || r.Results[0].Text != "7" {
 		t.Errorf("a variable of the call before: %+v", r)
 	}
-	if r, answer := run(args{"code": "1 / 0"}); r.Outcome != "exception" || r.Error == nil || r.Error.Name != "ZeroDivisionError" || !strings.Contains(text(answer), "ZeroDivisionError") {
+	if r, answer := run(args{"code": "1 / 0"}); r.Outcome != "exception" || r.Error == nil ||
+		r.Error.Name != "ZeroDivisionError" ||
+		!strings.Contains(text(answer), "ZeroDivisionError") {
 		t.Errorf("an exception: %+v: %s", r, text(answer))
 	}
 	other, _ := run(args{"code": "'x' in globals()", "new_context": true})
@@ -62,10 +65,14 @@ Plot()`
 	if !ok || image.MIMEType != "image/png" || !bytes.Equal(image.Data, png) || r.Results[0].Text != "a plot" {
 		t.Errorf("an image: %+v, %+v", r, answer.Content)
 	}
-	if r, _ := run(args{"code": "for i in range(100000): print(i)"}); r.Omitted == 0 || !strings.HasPrefix(r.Stdout, "0\n") || !strings.HasSuffix(r.Stdout, "99999\n") || len(r.Stdout) > 50<<10 {
+	if r, _ := run(args{"code": "for i in range(100000): print(i)"}); r.Omitted == 0 ||
+		!strings.HasPrefix(r.Stdout, "0\n") ||
+		!strings.HasSuffix(r.Stdout, "99999\n") ||
+		len(r.Stdout) > 50<<10 {
 		t.Errorf("long output: %d omitted of %d", r.Omitted, len(r.Stdout))
 	}
-	if r, answer := run(args{"code": "while True: print('x' * 10000)"}); r.Outcome != "stopped" || !strings.Contains(text(answer), "interrupted") {
+	if r, answer := run(args{"code": "while True: print('x' * 10000)"}); r.Outcome != "stopped" ||
+		!strings.Contains(text(answer), "interrupted") {
 		t.Errorf("endless output: %s", r.Outcome)
 	}
 	c.fails("run_code", args{"sandbox_id": id, "code": ""}, "code: is empty")

@@ -14,13 +14,32 @@ import (
 // another server.
 func commandTools() []tool {
 	return []tool{
-		define("start_command", "Start a shell command that goes on by itself, such as a server, a build or a test suite, and answer at once with its pid. "+
-			"Its output goes to files in the sandbox. Copies of the sandbox have the running command too, under the same pid.",
-			Run, destructive|openWorld, startCommand, between("timeout_secs", 0, 30*24*3600, 0)),
-		define("wait_command", "Wait until a command of start_command ends, or timeout_secs have passed, and return its exit code and the end of its output. "+
-			"May be called again and again; timeout_secs 0 only looks.", Run, readOnly, waitCommand, between("timeout_secs", 0, 3600, 50)),
-		define("signal_command", "Send a signal to a command of start_command and its process group.", Run, destructive, signalCommand,
-			oneOf("signal", "SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT")),
+		define(
+			"start_command",
+			"Start a shell command that goes on by itself, such as a server, a build or a test suite, and answer at once with its pid. "+
+				"Its output goes to files in the sandbox. Copies of the sandbox have the running command too, under the same pid.",
+			Run,
+			destructive|openWorld,
+			startCommand,
+			between("timeout_secs", 0, 30*24*3600, 0),
+		),
+		define(
+			"wait_command",
+			"Wait until a command of start_command ends, or timeout_secs have passed, and return its exit code and the end of its output. "+
+				"May be called again and again; timeout_secs 0 only looks.",
+			Run,
+			readOnly,
+			waitCommand,
+			between("timeout_secs", 0, 3600, 50),
+		),
+		define(
+			"signal_command",
+			"Send a signal to a command of start_command and its process group.",
+			Run,
+			destructive,
+			signalCommand,
+			oneOf("signal", "SIGTERM", "SIGINT", "SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGSTOP", "SIGCONT"),
+		),
 	}
 }
 
@@ -58,7 +77,13 @@ func startCommand(ctx context.Context, c *call, in startArgs) (s started, err er
 		return s, wrong("command", "is empty")
 	}
 	pid, err := c.ExecDetached(ctx, in.SandboxID, client.ExecRequest{
-		Args: []string{"/bin/sh", "-c", starter, "sh", in.Command}, TimeoutSecs: in.TimeoutSecs, Cwd: in.Cwd, Env: in.Env, User: in.User})
+		Args: []string{
+			"/bin/sh",
+			"-c",
+			starter,
+			"sh",
+			in.Command,
+		}, TimeoutSecs: in.TimeoutSecs, Cwd: in.Cwd, Env: in.Env, User: in.User})
 	return started{pid, commandFile(pid, "stdout"), commandFile(pid, "stderr")}, err
 }
 
@@ -104,12 +129,21 @@ func waitCommand(ctx context.Context, c *call, in waitArgs) (w waited, err error
 		case err != nil:
 			return w, err
 		case w.StdoutBytes < 0 && state == "gone":
-			return w, wrong("pid", "no command of start_command has the pid %d in this sandbox, or it was killed as it began", in.PID)
+			return w, wrong(
+				"pid",
+				"no command of start_command has the pid %d in this sandbox, or it was killed as it began",
+				in.PID,
+			)
 		case state != "running" || since().Seconds() >= in.TimeoutSecs:
 			w.Running = state == "running"
 			return w, c.readTails(ctx, in, &w)
 		}
-		c.progress(ctx, since().Seconds(), in.TimeoutSecs, fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)))
+		c.progress(
+			ctx,
+			since().Seconds(),
+			in.TimeoutSecs,
+			fmt.Sprintf("it runs, and has written %d bytes", max(0, w.StdoutBytes)+max(0, w.StderrBytes)),
+		)
 	}
 }
 
@@ -124,7 +158,12 @@ func (c *call) look(ctx context.Context, in waitArgs, secs float64, w *waited) (
 	}
 	var code string
 	if _, err := fmt.Sscan(got.Stdout, &state, &code, &w.StdoutBytes, &w.StderrBytes); err != nil {
-		return "", fmt.Errorf("wait for the command %d: the sandbox answered %q %q", in.PID, plain([]byte(got.Stdout)), plain([]byte(got.Stderr)))
+		return "", fmt.Errorf(
+			"wait for the command %d: the sandbox answered %q %q",
+			in.PID,
+			plain([]byte(got.Stdout)),
+			plain([]byte(got.Stderr)),
+		)
 	}
 	if n, err := strconv.Atoi(code); err == nil {
 		w.ExitCode = &n

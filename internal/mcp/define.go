@@ -135,7 +135,13 @@ func (c *call) during(ctx context.Context, message func() string, f func() error
 
 // define makes a tool of a function. Arguments are described by the fields of In, results by those
 // of Out.
-func define[In, Out any](name, description string, scope Scope, h hints, run func(context.Context, *call, In) (Out, error), limits ...limit) tool {
+func define[In, Out any](
+	name, description string,
+	scope Scope,
+	h hints,
+	run func(context.Context, *call, In) (Out, error),
+	limits ...limit,
+) tool {
 	input, output := schemaOf[In](), schemaOf[Out]()
 	for _, l := range limits {
 		l.change(input.Properties[l.argument])

@@ -39,7 +39,10 @@ func TestDocumentedTools(t *testing.T) {
 		return
 	}
 	if os.Getenv("FORKD_UPDATE_DOCS") == "" {
-		t.Fatalf("the table of tools in docs/mcp.md is out of date: run FORKD_UPDATE_DOCS=1 go test -run TestDocumentedTools ./internal/mcp; want\n%s", want)
+		t.Fatalf(
+			"the table of tools in docs/mcp.md is out of date: run FORKD_UPDATE_DOCS=1 go test -run TestDocumentedTools ./internal/mcp; want\n%s",
+			want,
+		)
 	}
 	if err := os.WriteFile(path, []byte(before+tableBegins+want+tableEnds+after), 0o644); err != nil {
 		t.Fatal(err)
@@ -57,7 +60,14 @@ func toolTable() string {
 		slices.SortStableFunc(list, func(a, b string) int { // required ones first
 			return strings.Count(a, "`*") - strings.Count(b, "`*")
 		})
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", d.Name, d.Scope, strings.ReplaceAll(d.Text, "|", `\|`), strings.Join(list, ", "))
+		fmt.Fprintf(
+			&b,
+			"| `%s` | %s | %s | %s |\n",
+			d.Name,
+			d.Scope,
+			strings.ReplaceAll(d.Text, "|", `\|`),
+			strings.Join(list, ", "),
+		)
 	}
 	return b.String()
 }
@@ -115,7 +125,8 @@ func TestPublishedNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	var server struct{ Name, Description, Version string }
-	if err := json.Unmarshal(p, &server); err != nil || server.Name != "io.github.forkd/forkd" || len(server.Description) > 100 {
+	if err := json.Unmarshal(p, &server); err != nil || server.Name != "io.github.forkd/forkd" ||
+		len(server.Description) > 100 {
 		t.Errorf("server.json: %+v, %v", server, err)
 	}
 	cli, err := os.ReadFile("../cli/cmd_version.go")

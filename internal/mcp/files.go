@@ -18,10 +18,23 @@ import (
 
 func fileTools() []tool {
 	return []tool{
-		define("read_file", "Read a file of a sandbox. Long files come in parts: go on at next_offset. Images come as images.", Run, readOnly, readFile,
-			between("offset", 0, maxOffset, 0), between("max_bytes", 1, maxRead, 64<<10)),
-		define("write_file", "Write a file of a sandbox. Directories are made, and what is there is replaced.", Run, destructive|idempotent, writeFile,
-			oneOf("encoding", "utf8", "base64")),
+		define(
+			"read_file",
+			"Read a file of a sandbox. Long files come in parts: go on at next_offset. Images come as images.",
+			Run,
+			readOnly,
+			readFile,
+			between("offset", 0, maxOffset, 0),
+			between("max_bytes", 1, maxRead, 64<<10),
+		),
+		define(
+			"write_file",
+			"Write a file of a sandbox. Directories are made, and what is there is replaced.",
+			Run,
+			destructive|idempotent,
+			writeFile,
+			oneOf("encoding", "utf8", "base64"),
+		),
 		define("list_files", "List a directory of a sandbox.", Run, readOnly, listFiles, between("depth", 1, 64, 1)),
 	}
 }
@@ -72,7 +85,8 @@ func readFile(ctx context.Context, c *call, in readArgs) (f fileContent, err err
 	if err != nil {
 		return f, err
 	}
-	if kind := http.DetectContentType(content); in.Offset == 0 && len(content) <= maxImage && slices.Contains(images, kind) {
+	if kind := http.DetectContentType(content); in.Offset == 0 && len(content) <= maxImage &&
+		slices.Contains(images, kind) {
 		f.Encoding = "image"
 		c.say(fmt.Sprintf("%s: %s, %d bytes", in.Path, kind, len(content)))
 		c.content = append(c.content, &sdk.ImageContent{Data: content, MIMEType: kind})
@@ -153,5 +167,13 @@ func listFiles(ctx context.Context, c *call, in listArgs) (e entries, err error)
 }
 
 func entryOf(f client.File) entry {
-	return entry{f.Path, f.Type, f.Size, f.Permissions, f.Owner, f.Modified.UTC().Format("2006-01-02T15:04:05Z"), f.LinkTarget}
+	return entry{
+		f.Path,
+		f.Type,
+		f.Size,
+		f.Permissions,
+		f.Owner,
+		f.Modified.UTC().Format("2006-01-02T15:04:05Z"),
+		f.LinkTarget,
+	}
 }

@@ -72,8 +72,10 @@ func TestURIs(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %+v", uri, got, ok, want)
 		}
 	}
-	for _, uri := range []string{"", "forkd://", "forkd://snapshots/", "forkd://sandboxes/", "forkd://sandboxes//console", "forkd://sandboxes/a/b",
-		"forkd://sandboxes/a%2Fb", "forkd://sandboxes/%zz", "forkd://workspaces", "file:///etc/passwd", "forkd://sandboxes/sb-1/files/%zz"} {
+	for _, uri := range []string{"", "forkd://", "forkd://snapshots/", "forkd://sandboxes/",
+		"forkd://sandboxes//console", "forkd://sandboxes/a/b",
+		"forkd://sandboxes/a%2Fb", "forkd://sandboxes/%zz", "forkd://workspaces", "file:///etc/passwd",
+		"forkd://sandboxes/sb-1/files/%zz"} {
 		if got, ok := parseURI(uri); ok {
 			t.Errorf("%s: %+v", uri, got)
 		}
@@ -126,9 +128,15 @@ func TestWinner(t *testing.T) {
 
 // Whatever a daemon says, each snapshot and sandbox is in its family once.
 func TestFamily(t *testing.T) {
-	f := familyOf([]client.Snapshot{{Tag: "base"}, {Tag: "own", SandboxID: "sb-1", BranchedFrom: "base"}, {Tag: "x", BranchedFrom: "y"},
-		{Tag: "y", BranchedFrom: "x"}, {Tag: "sb-1"}, {Tag: "orphan", SandboxID: "sb-gone", BranchedFrom: "base"}},
-		[]client.Sandbox{{ID: "sb-1", SnapshotTag: "own"}, {ID: "sb-2", SnapshotTag: "base"}, {ID: "sb-3", SnapshotTag: "gone"}})
+	f := familyOf(
+		[]client.Snapshot{{Tag: "base"}, {Tag: "own", SandboxID: "sb-1", BranchedFrom: "base"}, {Tag: "x", BranchedFrom: "y"},
+			{Tag: "y", BranchedFrom: "x"}, {Tag: "sb-1"}, {Tag: "orphan", SandboxID: "sb-gone", BranchedFrom: "base"}},
+		[]client.Sandbox{
+			{ID: "sb-1", SnapshotTag: "own"},
+			{ID: "sb-2", SnapshotTag: "base"},
+			{ID: "sb-3", SnapshotTag: "gone"},
+		},
+	)
 	seen := map[string]int{}
 	f.walk(func(n *treeNode, _ int) { seen[n.Snapshot+"|"+n.Sandbox]++ })
 	if len(seen) != 9 {

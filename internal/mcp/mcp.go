@@ -62,7 +62,8 @@ type Catalog struct {
 // New returns the catalog of a program with the given version.
 func New(version string) *Catalog {
 	c := &Catalog{version: version, cache: sdk.NewSchemaCache()}
-	for _, group := range [][]tool{toolsOf05(), branchTools(), attemptTools(), codeTools(), commandTools(), fileTools(), networkTools()} {
+	for _, group := range [][]tool{toolsOf05(), branchTools(), attemptTools(), codeTools(), commandTools(), fileTools(),
+		networkTools()} {
 		c.tools = append(c.tools, group...)
 	}
 	return c
@@ -101,8 +102,11 @@ func (c *Catalog) server(scope Scope, subscribe func(context.Context, *sdk.Subsc
 		Description: "MicroVM sandboxes that can be forked, branched and rolled back while they run",
 		WebsiteURL:  "https://github.com/forkd/forkd",
 	}, &sdk.ServerOptions{
-		Instructions:       instructions,
-		Capabilities:       &sdk.ServerCapabilities{Tools: &sdk.ToolCapabilities{}, Resources: &sdk.ResourceCapabilities{Subscribe: true}},
+		Instructions: instructions,
+		Capabilities: &sdk.ServerCapabilities{
+			Tools:     &sdk.ToolCapabilities{},
+			Resources: &sdk.ResourceCapabilities{Subscribe: true},
+		},
 		SchemaCache:        c.cache,
 		SetCacheable:       cacheable,
 		SubscribeHandler:   subscribe,
@@ -165,7 +169,10 @@ func cacheable(_ context.Context, req sdk.Request, c *sdk.Cacheable) {
 func (c *Catalog) Describe() (list []Description) {
 	for i := range c.tools {
 		t := &c.tools[i]
-		list = append(list, Description{Name: t.spec.Name, Text: t.spec.Description, Scope: t.scope, Input: t.input, Hints: t.spec.Annotations})
+		list = append(
+			list,
+			Description{Name: t.spec.Name, Text: t.spec.Description, Scope: t.scope, Input: t.input, Hints: t.spec.Annotations},
+		)
 	}
 	return list
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,7 +81,10 @@ func join(t *testing.T, over sdk.Transport, o *sdk.ClientSessionOptions) *talk {
 		ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
 			c.progress <- r.Params
 		},
-		ResourceUpdatedHandler: func(_ context.Context, r *sdk.ResourceUpdatedNotificationRequest) { c.updated <- r.Params.URI },
+		ResourceUpdatedHandler: func(_ context.Context,
+			r *sdk.ResourceUpdatedNotificationRequest) {
+			c.updated <- r.Params.URI
+		},
 	})
 	session, err := cl.Connect(t.Context(), over, o)
 	if err != nil {
@@ -167,18 +169,34 @@ func TestToolsAreDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := []string{"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot", "wait_for_text", "list_sandboxes", "get_sandbox",
-		"kill_sandbox", "exec_command", "eval_code", "ping_sandbox"}
+	old := []string{
+		"list_snapshots",
+		"spawn_sandboxes",
+		"branch_sandbox",
+		"create_snapshot",
+		"wait_for_text",
+		"list_sandboxes",
+		"get_sandbox",
+		"kill_sandbox",
+		"exec_command",
+		"eval_code",
+		"ping_sandbox",
+	}
 	var names []string
 	for _, tool := range list.Tools {
 		names = append(names, tool.Name)
 		input, _ := tool.InputSchema.(map[string]any)
-		if tool.OutputSchema == nil || tool.Annotations == nil || len(tool.Description) < 20 || input["additionalProperties"] != false && len(input) > 2 {
+		if tool.OutputSchema == nil || tool.Annotations == nil || len(tool.Description) < 20 ||
+			input["additionalProperties"] != false && len(input) > 2 {
 			t.Errorf("%s: %+v", tool.Name, tool)
 		}
 		properties, _ := input["properties"].(map[string]any)
 		_, takesID := properties["sandbox_id"]
-		if without := []string{"list_snapshots", "list_sandboxes", "spawn_sandboxes", "create_snapshot", "delete_snapshot"}; takesID == slices.Contains(without, tool.Name) {
+		if without := []string{"list_snapshots", "list_sandboxes", "spawn_sandboxes", "create_snapshot",
+			"delete_snapshot"}; takesID == slices.Contains(
+			without,
+			tool.Name,
+		) {
 			t.Errorf("%s: takes sandbox_id: %v", tool.Name, takesID)
 		}
 	}
@@ -199,7 +217,9 @@ func TestToolsAreDescribed(t *testing.T) {
 			t.Errorf("the order of tools is not always the same: %s at %d", tool.Name, i)
 		}
 	}
-	if got := c.InitializeResult(); got.Instructions == "" || got.Capabilities.Logging != nil || got.Capabilities.Resources == nil || !got.Capabilities.Resources.Subscribe {
+	if got := c.InitializeResult(); got.Instructions == "" || got.Capabilities.Logging != nil ||
+		got.Capabilities.Resources == nil ||
+		!got.Capabilities.Resources.Subscribe {
 		t.Errorf("server: %+v, capabilities %+v", got, got.Capabilities)
 	}
 }
@@ -227,7 +247,8 @@ func TestToolsOfScopes(t *testing.T) {
 		if !slices.Equal(got, names) {
 			t.Errorf("%s sees %v, want %v", scope, got, names)
 		}
-		if _, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "delete_snapshot", Arguments: args{"tag": "a.b"}}); err == nil {
+		if _, err := c.CallTool(t.Context(), &sdk.CallToolParams{Name: "delete_snapshot",
+			Arguments: args{"tag": "a.b"}}); err == nil {
 			t.Errorf("%s may call delete_snapshot", scope)
 		}
 	}
@@ -255,7 +276,11 @@ func TestToolsOf05(t *testing.T) {
 		Stdout, Stderr string
 		ExitCode       int `json:"exit_code"`
 	}
-	c.call("exec_command", args{"sandbox_id": id, "args": []string{"sh", "-c", "echo READY >" + log + "; echo hi; echo no >&2; exit 4"}}, &ran)
+	c.call(
+		"exec_command",
+		args{"sandbox_id": id, "args": []string{"sh", "-c", "echo READY >" + log + "; echo hi; echo no >&2; exit 4"}},
+		&ran,
+	)
 	if ran.Stdout != "hi\n" || ran.Stderr != "no\n" || ran.ExitCode != 4 {
 		t.Errorf("exec_command: %+v", ran)
 	}
@@ -266,14 +291,18 @@ func TestToolsOf05(t *testing.T) {
 	if c.call("wait_for_text", args{"sandbox_id": id, "path": log, "marker": "READY"}, &found); !found.Found {
 		t.Errorf("wait_for_text: %+v", found)
 	}
-	if c.call("wait_for_text", args{"sandbox_id": id, "path": log, "marker": "NEVER", "timeout_secs": 0.2}, &found); found.Found || found.LastExcerpt != "READY\n" {
+	if c.call("wait_for_text", args{"sandbox_id": id, "path": log, "marker": "NEVER", "timeout_secs": 0.2},
+		&found); found.Found ||
+		found.LastExcerpt != "READY\n" {
 		t.Errorf("wait_for_text for what never comes: %+v", found)
 	}
 	var evaluated client.EvalResult
-	if c.call("eval_code", args{"sandbox_id": id, "code": "6 * 7"}, &evaluated); evaluated.Result == nil || *evaluated.Result != "42" {
+	if c.call("eval_code", args{"sandbox_id": id, "code": "6 * 7"}, &evaluated); evaluated.Result == nil ||
+		*evaluated.Result != "42" {
 		t.Errorf("eval_code: %+v", evaluated)
 	}
-	for _, options := range []args{{}, {"diff": true}, {"measure_diff": true}, {"mode": "full"}, {"mode": "live", "wait": false}} {
+	for _, options := range []args{{}, {"diff": true}, {"measure_diff": true}, {"mode": "full"}, {"mode": "live",
+		"wait": false}} {
 		var s client.Snapshot
 		options["sandbox_id"] = id
 		if c.call("branch_sandbox", options, &s); s.Tag == "" || s.SandboxID != id {
@@ -282,7 +311,8 @@ func TestToolsOf05(t *testing.T) {
 	}
 	c.fails("branch_sandbox", args{"sandbox_id": id, "mode": "full", "diff": true}, "mode")
 	var baked client.Baked
-	if c.call("create_snapshot", args{"tag": "made", "kernel": rig.Parent.Kernel, "rootfs": rig.Parent.Rootfs, "rw": true, "boot_wait_secs": 1}, &baked); baked.Status != "ready" {
+	if c.call("create_snapshot", args{"tag": "made", "kernel": rig.Parent.Kernel, "rootfs": rig.Parent.Rootfs,
+		"rw": true, "boot_wait_secs": 1}, &baked); baked.Status != "ready" {
 		t.Errorf("create_snapshot: %+v", baked)
 	}
 	var gone struct {
@@ -298,13 +328,22 @@ func TestToolsOf05(t *testing.T) {
 // What the API says of an error reaches the model in words and programs as a structure.
 func TestErrors(t *testing.T) {
 	c := connect(t, start(t).Client, mcp.Admin)
-	r := c.fails("spawn_sandboxes", args{"snapshot_tag": "none"}, "404 snapshot_not_found", `"none"`, "fix: list snapshots", "tools: list_snapshots")
+	r := c.fails(
+		"spawn_sandboxes",
+		args{"snapshot_tag": "none"},
+		"404 snapshot_not_found",
+		`"none"`,
+		"fix: list snapshots",
+		"tools: list_snapshots",
+	)
 	p, err := json.Marshal(r.Meta[mcp.ProblemKey])
 	if err != nil {
 		t.Fatal(err)
 	}
 	var problem mcp.Problem
-	if err := json.Unmarshal(p, &problem); err != nil || problem.Code != "snapshot_not_found" || problem.Status != 404 || problem.Fix == "" || problem.Detail == "" {
+	if err := json.Unmarshal(p, &problem); err != nil || problem.Code != "snapshot_not_found" || problem.Status != 404 ||
+		problem.Fix == "" ||
+		problem.Detail == "" {
 		t.Errorf("%s: %+v, %v", p, problem, err)
 	}
 	if r.StructuredContent != nil {
@@ -322,7 +361,12 @@ func TestErrors(t *testing.T) {
 	c.fails("get_sandbox", args{"sandbox_id": ""}, "empty")
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x"}, "400 invalid_field: commands: is missing", "field: commands")
 	// What was done before an error is said in it.
-	c.fails("branch", args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}}, "the snapshot made was made, but its children were not", "field: labels")
+	c.fails(
+		"branch",
+		args{"sandbox_id": c.spawn(), "tag": "made", "n": 1, "labels": args{"": "x"}},
+		"the snapshot made was made, but its children were not",
+		"field: labels",
+	)
 	c.fails("fork_and_run", args{"sandbox_id": "sb-x", "commands": []string{"a"}, "command": "b"}, "command: give either")
 }
 
@@ -359,7 +403,8 @@ func TestBranching(t *testing.T) {
 			t.Errorf("tree has no %q:\n%s", want, text(r))
 		}
 	}
-	if all := c.call("tree", nil, nil); !strings.Contains(text(all), other) || strings.Contains(text(r), other) || !strings.Contains(text(r), kids.Sandboxes[0].SandboxID) {
+	if all := c.call("tree", nil, nil); !strings.Contains(text(all), other) || strings.Contains(text(r), other) ||
+		!strings.Contains(text(r), kids.Sandboxes[0].SandboxID) {
 		t.Errorf("the whole tree:\n%s\nand that of %s:\n%s", text(all), id, text(r))
 	}
 	for _, state := range []string{"paused", "running", "suspended", "running"} {
@@ -383,10 +428,12 @@ func TestForkAndRun(t *testing.T) {
 		winner, left int
 		want         string
 	}{
-		"best by score": {args{"commands": []string{"echo a", "echo 3 >/dev/null; echo b", "exit 3"}, "score": `echo x; [ "$FORKD_ATTEMPT" = 2 ] && echo 10 || echo 9.5`},
+		"best by score": {args{"commands": []string{"echo a", "echo 3 >/dev/null; echo b", "exit 3"},
+			"score": `echo x; [ "$FORKD_ATTEMPT" = 2 ] && echo 10 || echo 9.5`},
 			2, 1, "score 10"},
-		"best by time":  {args{"commands": []string{"sleep 1", "exit 1", "true"}}, 3, 1, "the fastest of the 2"},
-		"first":         {args{"commands": []string{"sleep 60", "sleep 0.1; exit 0", "sleep 60"}, "keep": "first"}, 2, 1, "stopped"},
+		"best by time": {args{"commands": []string{"sleep 1", "exit 1", "true"}}, 3, 1, "the fastest of the 2"},
+		"first": {args{"commands": []string{"sleep 60", "sleep 0.1; exit 0", "sleep 60"}, "keep": "first"}, 2, 1,
+			"stopped"},
 		"none":          {args{"command": `echo "attempt $FORKD_ATTEMPT"`, "attempts": 3, "keep": "none"}, 0, 0, "attempt 3"},
 		"all":           {args{"command": "true", "attempts": 2, "keep": "all"}, 0, 2, "exit code 0"},
 		"nobody":        {args{"command": "exit 9", "attempts": 2}, 0, 0, "no attempt exited with 0"},
@@ -433,7 +480,8 @@ func TestForkAndRunIsCleanedUp(t *testing.T) {
 		}
 		cancel()
 	}()
-	if r, err := c.CallTool(ctx, &sdk.CallToolParams{Name: "fork_and_run", Arguments: args{"sandbox_id": id, "command": "sleep 60", "attempts": 3}}); err == nil {
+	if r, err := c.CallTool(ctx, &sdk.CallToolParams{Name: "fork_and_run", Arguments: args{"sandbox_id": id,
+		"command": "sleep 60", "attempts": 3}}); err == nil {
 		t.Errorf("answered: %s", text(r))
 	}
 	for begun := time.Now(); len(sandboxes(t, rig)) > 1; time.Sleep(10 * time.Millisecond) {
@@ -452,139 +500,4 @@ func sandboxes(t *testing.T, rig *apirig.Rig) (ids []string) {
 		ids = append(ids, s.ID)
 	}
 	return ids
-}
-
-// A command that goes on by itself is found again by its pid, with all that it wrote.
-func TestCommandsThatGoOn(t *testing.T) {
-	c := connect(t, start(t).Client, mcp.Run)
-	id := c.spawn()
-	begin := func(command string) (pid uint32, stdout string) {
-		var s struct {
-			PID        uint32
-			StdoutPath string `json:"stdout_path"`
-		}
-		c.call("start_command", args{"sandbox_id": id, "command": command}, &s)
-		t.Cleanup(func() { os.RemoveAll(filepath.Dir(s.StdoutPath)) })
-		return s.PID, s.StdoutPath
-	}
-	type waited struct {
-		Running        bool
-		ExitCode       *int `json:"exit_code"`
-		Stdout, Stderr string
-		StdoutBytes    int64 `json:"stdout_bytes"`
-		StdoutOmitted  int64 `json:"stdout_omitted_bytes"`
-	}
-	pid, path := begin("echo begun; sleep 0.5; echo no >&2; seq 10000; exit 7")
-	var w waited
-	if c.call("wait_command", args{"sandbox_id": id, "pid": pid, "timeout_secs": 0}, &w); !w.Running || w.ExitCode != nil {
-		t.Errorf("at once: %+v", w)
-	}
-	c.call("wait_command", args{"sandbox_id": id, "pid": pid}, &w)
-	if w.Running || w.ExitCode == nil || *w.ExitCode != 7 || w.Stderr != "no\n" || !strings.HasSuffix(w.Stdout, "10000\n") || w.StdoutOmitted == 0 || w.StdoutBytes < 48000 {
-		t.Errorf("at the end: %+v", w)
-	}
-	var part struct {
-		Content    string
-		NextOffset int64 `json:"next_offset"`
-	}
-	if c.call("read_file", args{"sandbox_id": id, "path": path, "max_bytes": 6}, &part); part.Content != "begun\n" || part.NextOffset != 6 {
-		t.Errorf("read_file of its output: %+v", part)
-	}
-	pid, _ = begin("sleep 1000")
-	if c.call("wait_command", args{"sandbox_id": id, "pid": pid, "timeout_secs": 0.4}, &w); !w.Running {
-		t.Errorf("while it sleeps: %+v", w)
-	}
-	c.call("signal_command", args{"sandbox_id": id, "pid": pid, "signal": "SIGKILL"}, nil)
-	w = waited{}
-	if c.call("wait_command", args{"sandbox_id": id, "pid": pid}, &w); w.Running || w.ExitCode != nil {
-		t.Errorf("killed: %+v", w)
-	}
-	c.fails("wait_command", args{"sandbox_id": id, "pid": 4294967, "timeout_secs": 0}, "no command of start_command")
-}
-
-// Output that no model could read is cut, and the answer says so.
-func TestLongOutput(t *testing.T) {
-	c := connect(t, start(t).Client, mcp.Run)
-	id := c.spawn()
-	var r struct {
-		Stdout        string
-		StdoutOmitted int64 `json:"stdout_omitted_bytes"`
-		Replaced      bool  `json:"bytes_replaced"`
-	}
-	c.call("exec_command", args{"sandbox_id": id, "args": []string{"seq", "-f", "é %.0f", "200000"}}, &r)
-	if len(r.Stdout) > 50<<10 || !strings.HasPrefix(r.Stdout, "é 1\n") || !strings.HasSuffix(r.Stdout, "é 200000\n") ||
-		r.StdoutOmitted < 1<<20 || !strings.Contains(r.Stdout, fmt.Sprintf("[… %d bytes omitted …]", r.StdoutOmitted)) || r.Replaced {
-		t.Errorf("%d bytes, %d omitted, replaced %v", len(r.Stdout), r.StdoutOmitted, r.Replaced)
-	}
-	if c.call("exec_command", args{"sandbox_id": id, "args": []string{"printf", `a\377b`}}, &r); !r.Replaced || r.Stdout != "a\uFFFDb" {
-		t.Errorf("bytes: %+v", r)
-	}
-}
-
-func TestFiles(t *testing.T) {
-	c := connect(t, start(t).Client, mcp.Run)
-	id, dir := c.spawn(), t.TempDir()
-	type content struct {
-		Content, Encoding string
-		Size              int64
-		NextOffset        int64 `json:"next_offset"`
-	}
-	for path, test := range map[string]struct{ in, encoding, want, as string }{
-		"text":  {"héllo\n", "utf8", "héllo\n", "utf8"},
-		"bytes": {"/wD+", "base64", "/wD+", "base64"},
-		"empty": {"", "utf8", "", "utf8"},
-	} {
-		at := filepath.Join(dir, "sub", path)
-		c.call("write_file", args{"sandbox_id": id, "path": at, "content": test.in, "encoding": test.encoding}, nil)
-		var got content
-		if c.call("read_file", args{"sandbox_id": id, "path": at}, &got); got.Content != test.want || got.Encoding != test.as || got.NextOffset != 0 {
-			t.Errorf("%s: %+v", path, got)
-		}
-	}
-	var part content
-	at := filepath.Join(dir, "sub", "text")
-	if c.call("read_file", args{"sandbox_id": id, "path": at, "max_bytes": 2}, &part); part.Content != "h" || part.NextOffset != 1 || part.Size != 7 {
-		t.Errorf("a part that would cut a character: %+v", part)
-	}
-	if c.call("read_file", args{"sandbox_id": id, "path": at, "offset": 3}, &part); part.Content != "llo\n" {
-		t.Errorf("from an offset: %+v", part)
-	}
-	png := []byte("\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
-	if err := os.WriteFile(filepath.Join(dir, "x.png"), png, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	r := c.call("read_file", args{"sandbox_id": id, "path": filepath.Join(dir, "x.png")}, nil)
-	if image, ok := r.Content[len(r.Content)-1].(*sdk.ImageContent); !ok || image.MIMEType != "image/png" || !bytes.Equal(image.Data, png) {
-		t.Errorf("an image: %+v", r.Content)
-	}
-	var listed struct{ Entries []struct{ Path, Type string } }
-	if c.call("list_files", args{"sandbox_id": id, "path": dir, "depth": 2}, &listed); len(listed.Entries) != 5 {
-		t.Errorf("list_files: %+v", listed)
-	}
-	c.fails("read_file", args{"sandbox_id": id, "path": dir}, "list_files")
-	c.fails("read_file", args{"sandbox_id": id, "path": filepath.Join(dir, "none")}, "not_found_in_sandbox")
-	c.fails("write_file", args{"sandbox_id": id, "path": at, "content": "!", "encoding": "base64"}, "content: is not base64")
-}
-
-func TestNetwork(t *testing.T) {
-	c := connect(t, start(t).Client, mcp.Run)
-	id := c.spawn()
-	var u struct{ URL string }
-	if c.call("port_url", args{"sandbox_id": id, "port": 8000}, &u); !strings.Contains(u.URL, "8000-"+id) {
-		t.Errorf("port_url: %+v", u)
-	}
-	var n struct {
-		Mode        string
-		Allow, Deny []string
-	}
-	if c.call("network", args{"sandbox_id": id, "mode": "allow", "allow": []string{"pypi.org"}, "deny": []string{"10.0.0.0/8"}}, &n); n.Mode != "allow" || len(n.Allow) != 1 {
-		t.Errorf("network: %+v", n)
-	}
-	if c.call("network", args{"sandbox_id": id, "deny": []string{}}, &n); n.Mode != "allow" || len(n.Allow) != 1 || len(n.Deny) != 0 {
-		t.Errorf("network with less: %+v", n)
-	}
-	if c.call("network", args{"sandbox_id": id, "mode": "none"}, &n); n.Mode != "none" || len(n.Allow) != 0 {
-		t.Errorf("network none: %+v", n)
-	}
-	c.fails("network", args{"sandbox_id": id, "allow": []string{"http://x/"}}, "allow")
 }

@@ -10,10 +10,23 @@ import (
 
 func networkTools() []tool {
 	return []tool{
-		define("port_url", "Make a URL by which anybody reaches an HTTP server that listens on a port in a sandbox, until it expires.", Run, openWorld, portURL,
-			within("port", 1, 65535), between("ttl_secs", 0, 30*24*3600, 3600)),
-		define("network", "Show where a sandbox may connect to and what was refused; with mode, allow or deny, change it. What you do not give stays as it is.",
-			Run, destructive|idempotent, network, among("mode", "none", "public", "allow", "open")),
+		define(
+			"port_url",
+			"Make a URL by which anybody reaches an HTTP server that listens on a port in a sandbox, until it expires.",
+			Run,
+			openWorld,
+			portURL,
+			within("port", 1, 65535),
+			between("ttl_secs", 0, 30*24*3600, 3600),
+		),
+		define(
+			"network",
+			"Show where a sandbox may connect to and what was refused; with mode, allow or deny, change it. What you do not give stays as it is.",
+			Run,
+			destructive|idempotent,
+			network,
+			among("mode", "none", "public", "allow", "open"),
+		),
 	}
 }
 
@@ -59,7 +72,14 @@ func network(ctx context.Context, c *call, in networkArgs) (r networkResult, err
 		return r, err
 	}
 	if in.Mode != "" || in.Allow != nil || in.Deny != nil {
-		want := client.Network{Mode: now.Mode, Allow: now.Allow, Deny: now.Deny, AllowECH: now.AllowECH, Limits: now.Limits, Secrets: now.Secrets}
+		want := client.Network{
+			Mode:     now.Mode,
+			Allow:    now.Allow,
+			Deny:     now.Deny,
+			AllowECH: now.AllowECH,
+			Limits:   now.Limits,
+			Secrets:  now.Secrets,
+		}
 		if in.Mode != "" {
 			want.Mode = in.Mode
 			if in.Mode != "allow" && in.Allow == nil {

@@ -46,7 +46,10 @@ func (e *excerptWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-var errStreamed = fmt.Errorf("the command wrote more than %d MiB and was killed: write to a file instead", maxStreamed>>20)
+var errStreamed = fmt.Errorf(
+	"the command wrote more than %d MiB and was killed: write to a file instead",
+	maxStreamed>>20,
+)
 
 // omitted is how many bytes the text lacks.
 func (e *excerptWriter) omitted() int64 { return e.total - int64(len(e.head)+len(e.tail)) }
@@ -110,12 +113,24 @@ type commandResult struct {
 }
 
 // runCommand runs a command to its end and keeps an excerpt of its output.
-func runCommand(ctx context.Context, cl *client.Client, id string, req client.ExecRequest, head, tail int) (r commandResult, err error) {
+func runCommand(
+	ctx context.Context,
+	cl *client.Client,
+	id string,
+	req client.ExecRequest,
+	head, tail int,
+) (r commandResult, err error) {
 	stdout, stderr := newExcerpt(head, tail), newExcerpt(head, tail)
 	return runInto(ctx, cl, id, req, stdout, stderr)
 }
 
-func runInto(ctx context.Context, cl *client.Client, id string, req client.ExecRequest, stdout, stderr *excerptWriter) (r commandResult, err error) {
+func runInto(
+	ctx context.Context,
+	cl *client.Client,
+	id string,
+	req client.ExecRequest,
+	stdout, stderr *excerptWriter,
+) (r commandResult, err error) {
 	since := stopwatch()
 	end, err := cl.ExecStream(ctx, id, req, stdout, stderr)
 	if err != nil {

@@ -82,14 +82,34 @@ func addResources(s *sdk.Server, scope Scope) {
 		}
 		return &sdk.ReadResourceResult{Contents: []*sdk.ResourceContents{contents}}, nil
 	}
-	s.AddResource(&sdk.Resource{URI: snapshotsURI, Name: "snapshots", Title: "Snapshots", MIMEType: jsonType, Description: "All snapshots."}, read)
-	s.AddResource(&sdk.Resource{URI: sandboxesURI, Name: "sandboxes", Title: "Sandboxes", MIMEType: jsonType, Description: "All sandboxes, oldest first."}, read)
+	s.AddResource(
+		&sdk.Resource{
+			URI:         snapshotsURI,
+			Name:        "snapshots",
+			Title:       "Snapshots",
+			MIMEType:    jsonType,
+			Description: "All snapshots.",
+		},
+		read,
+	)
+	s.AddResource(
+		&sdk.Resource{
+			URI:         sandboxesURI,
+			Name:        "sandboxes",
+			Title:       "Sandboxes",
+			MIMEType:    jsonType,
+			Description: "All sandboxes, oldest first.",
+		},
+		read,
+	)
 	for _, t := range []struct {
 		scope    Scope
 		template sdk.ResourceTemplate
 	}{
-		{Read, sdk.ResourceTemplate{URITemplate: snapshotsURI + "/{tag}", Name: "snapshot", MIMEType: jsonType, Description: "One snapshot."}},
-		{Read, sdk.ResourceTemplate{URITemplate: sandboxesURI + "/{id}", Name: "sandbox", MIMEType: jsonType, Description: "One sandbox."}},
+		{Read, sdk.ResourceTemplate{URITemplate: snapshotsURI + "/{tag}", Name: "snapshot", MIMEType: jsonType,
+			Description: "One snapshot."}},
+		{Read, sdk.ResourceTemplate{URITemplate: sandboxesURI + "/{id}", Name: "sandbox", MIMEType: jsonType,
+			Description: "One sandbox."}},
 		{Run, sdk.ResourceTemplate{URITemplate: sandboxesURI + "/{id}" + consolePart, Name: "console", MIMEType: "text/plain",
 			Description: "The last 64 KiB of the serial console of a sandbox."}},
 		{Run, sdk.ResourceTemplate{URITemplate: sandboxesURI + "/{id}" + filesPart + "{+path}", Name: "file",

@@ -45,7 +45,8 @@ func TestResources(t *testing.T) {
 			t.Errorf("%s: %s, %v; want %s", uri, got, err, want)
 		}
 	}
-	for _, uri := range []string{"forkd://snapshots/none", "forkd://sandboxes/sb-x", "forkd://sandboxes/", "forkd://else", "forkd://sandboxes/sb-x/y",
+	for _, uri := range []string{"forkd://snapshots/none", "forkd://sandboxes/sb-x", "forkd://sandboxes/",
+		"forkd://else", "forkd://sandboxes/sb-x/y",
 		"forkd://sandboxes/" + id + "/files/none/of/them"} {
 		_, err := c.read(uri)
 		var wire *jsonrpc.Error

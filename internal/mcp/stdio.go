@@ -26,10 +26,17 @@ const (
 )
 
 // ServeStdio serves one client over in and out, one JSON message a line, until in ends or ctx does.
-func (c *Catalog) ServeStdio(ctx context.Context, cl *client.Client, scope Scope, in io.ReadCloser, out io.WriteCloser) error {
+func (c *Catalog) ServeStdio(
+	ctx context.Context,
+	cl *client.Client,
+	scope Scope,
+	in io.ReadCloser,
+	out io.WriteCloser,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return c.Server(ctx, cl, scope).Run(ctx, draining{&sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: MaxMessage}})
+	return c.Server(ctx, cl, scope).
+		Run(ctx, draining{&sdk.IOTransport{Reader: in, Writer: out, MaxLineLength: MaxMessage}})
 }
 
 // draining is a transport whose input ends when the requests before its end are answered.

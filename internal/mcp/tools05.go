@@ -14,22 +14,61 @@ import (
 func toolsOf05() []tool {
 	return []tool{
 		define("list_snapshots", "List the snapshots from which sandboxes can be forked.", Read, readOnly, listSnapshots),
-		define("spawn_sandboxes", "Fork n sandboxes from a snapshot. Each starts in milliseconds, with the snapshot's memory and processes.",
-			Run, 0, spawnSandboxes, between("n", 1, 1000, 1), between("memory_limit_mib", 0, 1<<20, 256)),
-		define("branch_sandbox", "Save a running sandbox as a new snapshot; it runs on. Use branch to get children in the same call.",
-			Run, 0, branchSandbox, among("mode", "live", "diff", "full"), byDefault("wait", true)),
-		define("create_snapshot", "Boot a kernel and a root file system of the daemon's host, and save that as a snapshot. Takes minutes.",
-			Admin, 0, createSnapshot, between("boot_wait_secs", 0, 3600, 10)),
+		define(
+			"spawn_sandboxes",
+			"Fork n sandboxes from a snapshot. Each starts in milliseconds, with the snapshot's memory and processes.",
+			Run,
+			0,
+			spawnSandboxes,
+			between("n", 1, 1000, 1),
+			between("memory_limit_mib", 0, 1<<20, 256),
+		),
+		define(
+			"branch_sandbox",
+			"Save a running sandbox as a new snapshot; it runs on. Use branch to get children in the same call.",
+			Run,
+			0,
+			branchSandbox,
+			among("mode", "live", "diff", "full"),
+			byDefault("wait", true),
+		),
+		define(
+			"create_snapshot",
+			"Boot a kernel and a root file system of the daemon's host, and save that as a snapshot. Takes minutes.",
+			Admin,
+			0,
+			createSnapshot,
+			between("boot_wait_secs", 0, 3600, 10),
+		),
 		define("wait_for_text", "Wait until a file in a sandbox contains a text.", Run, openWorld, waitForText,
 			between("timeout_secs", 0, 3600, 60), between("poll_interval_ms", 50, 60_000, 200)),
 		define("list_sandboxes", "List the sandboxes, oldest first.", Read, readOnly, listSandboxes),
 		define("get_sandbox", "Describe one sandbox.", Read, readOnly, getSandbox),
 		define("kill_sandbox", "Remove a sandbox with everything in it.", Run, destructive|idempotent, killSandbox),
-		define("exec_command", "Run a program in a sandbox and wait for its end. args is the exact argument list; for a shell: [\"sh\", \"-c\", \"…\"]. "+
-			"For what takes more than a minute, use start_command.", Run, destructive|openWorld, execCommand, items("args", 1, 4096), between("timeout_secs", 1, 3600, 30)),
-		define("eval_code", "Run Python in the warm interpreter of a sandbox and return the value of its last expression. run_code has images and contexts too.",
-			Run, destructive|openWorld, evalCode),
-		define("ping_sandbox", "Ask the agent of a sandbox whether it answers. Brings a suspended sandbox back.", Run, idempotent, pingSandbox),
+		define(
+			"exec_command",
+			"Run a program in a sandbox and wait for its end. args is the exact argument list; for a shell: [\"sh\", \"-c\", \"…\"]. "+
+				"For what takes more than a minute, use start_command.",
+			Run,
+			destructive|openWorld,
+			execCommand,
+			items("args", 1, 4096),
+			between("timeout_secs", 1, 3600, 30),
+		),
+		define(
+			"eval_code",
+			"Run Python in the warm interpreter of a sandbox and return the value of its last expression. run_code has images and contexts too.",
+			Run,
+			destructive|openWorld,
+			evalCode,
+		),
+		define(
+			"ping_sandbox",
+			"Ask the agent of a sandbox whether it answers. Brings a suspended sandbox back.",
+			Run,
+			idempotent,
+			pingSandbox,
+		),
 	}
 }
 
@@ -110,7 +149,17 @@ type createArgs struct {
 
 func createSnapshot(ctx context.Context, c *call, in createArgs) (b client.Baked, err error) {
 	err = c.during(ctx, func() string { return "booting and saving " + in.Tag }, func() error {
-		b, err = c.Bake(ctx, client.BakeRequest{Tag: in.Tag, Kernel: in.Kernel, Rootfs: in.Rootfs, RW: in.RW, Tap: in.Tap, BootWaitSecs: in.BootWaitSecs})
+		b, err = c.Bake(
+			ctx,
+			client.BakeRequest{
+				Tag:          in.Tag,
+				Kernel:       in.Kernel,
+				Rootfs:       in.Rootfs,
+				RW:           in.RW,
+				Tap:          in.Tap,
+				BootWaitSecs: in.BootWaitSecs,
+			},
+		)
 		return err
 	})
 	return b, err
@@ -142,24 +191,28 @@ func waitForText(ctx context.Context, c *call, in waitTextArgs) (r waitTextResul
 	}
 	since := stopwatch()
 	tail := client.ExecRequest{Args: []string{"tail", "-c", fmt.Sprint(searched), "--", in.Path}, TimeoutSecs: 10}
-	err = c.during(ctx, func() string { return fmt.Sprintf("%s does not contain %q yet", in.Path, in.Marker) }, func() error {
-		for {
-			got, err := c.Exec(ctx, in.SandboxID, tail)
-			if err != nil {
-				return err
+	err = c.during(
+		ctx,
+		func() string { return fmt.Sprintf("%s does not contain %q yet", in.Path, in.Marker) },
+		func() error {
+			for {
+				got, err := c.Exec(ctx, in.SandboxID, tail)
+				if err != nil {
+					return err
+				}
+				r = waitTextResult{strings.Contains(got.Stdout, in.Marker), since().Milliseconds(),
+					plain(validStart([]byte(got.Stdout[max(0, len(got.Stdout)-excerpt):])))}
+				if r.Found || since().Seconds() >= in.TimeoutSecs {
+					return nil
+				}
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(time.Duration(in.PollIntervalMS * float64(time.Millisecond))):
+				}
 			}
-			r = waitTextResult{strings.Contains(got.Stdout, in.Marker), since().Milliseconds(),
-				plain(validStart([]byte(got.Stdout[max(0, len(got.Stdout)-excerpt):])))}
-			if r.Found || since().Seconds() >= in.TimeoutSecs {
-				return nil
-			}
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-time.After(time.Duration(in.PollIntervalMS * float64(time.Millisecond))):
-			}
-		}
-	})
+		},
+	)
 	return r, err
 }
 
@@ -185,7 +238,14 @@ type execArgs struct {
 func execCommand(ctx context.Context, c *call, in execArgs) (r commandResult, err error) {
 	stdout, stderr := newExcerpt(headOutput, tailOutput), newExcerpt(headOutput, tailOutput)
 	err = c.during(ctx, func() string { return "running " + in.Args[0] }, func() error {
-		r, err = runInto(ctx, c.Client, in.SandboxID, client.ExecRequest{Args: in.Args, TimeoutSecs: in.TimeoutSecs}, stdout, stderr)
+		r, err = runInto(
+			ctx,
+			c.Client,
+			in.SandboxID,
+			client.ExecRequest{Args: in.Args, TimeoutSecs: in.TimeoutSecs},
+			stdout,
+			stderr,
+		)
 		return err
 	})
 	return r, err

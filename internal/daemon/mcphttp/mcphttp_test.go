@@ -111,9 +111,15 @@ func names(t *testing.T, s *sdk.ClientSession) (list []string) {
 func TestNewestProtocol(t *testing.T) {
 	rig := start(t)
 	progress := make(chan string, 10)
-	s := dial(t, rig.URL, apirig.Token, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
-		progress <- r.Params.Message
-	}}, nil)
+	s := dial(
+		t,
+		rig.URL,
+		apirig.Token,
+		&sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
+			progress <- r.Params.Message
+		}},
+		nil,
+	)
 	if v := s.InitializeResult().ProtocolVersion; v != "2026-07-28" {
 		t.Errorf("version %s", v)
 	}
@@ -121,7 +127,10 @@ func TestNewestProtocol(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	params := &sdk.CallToolParams{Name: "fork_and_run", Arguments: map[string]any{"sandbox_id": f.Sandboxes[0].ID, "command": "echo $FORKD_ATTEMPT", "attempts": 2}}
+	params := &sdk.CallToolParams{
+		Name:      "fork_and_run",
+		Arguments: map[string]any{"sandbox_id": f.Sandboxes[0].ID, "command": "echo $FORKD_ATTEMPT", "attempts": 2},
+	}
 	params.SetProgressToken("p")
 	r, err := s.CallTool(t.Context(), params)
 	if err != nil || r.IsError {
@@ -148,7 +157,8 @@ func TestTokensAreThoseOfTheAPI(t *testing.T) {
 	if got := names(t, runner); slices.Contains(got, "delete_snapshot") || !slices.Contains(got, "fork_and_run") {
 		t.Errorf("run sees %v", got)
 	}
-	if _, err := reader.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes", Arguments: map[string]any{"snapshot_tag": "a.b"}}); err == nil {
+	if _, err := reader.CallTool(t.Context(), &sdk.CallToolParams{Name: "spawn_sandboxes",
+		Arguments: map[string]any{"snapshot_tag": "a.b"}}); err == nil {
 		t.Error("read may spawn")
 	}
 	if text, failed := call(t, runner, "spawn_sandboxes", map[string]any{"snapshot_tag": "a.b"}); failed {
@@ -159,13 +169,15 @@ func TestTokensAreThoseOfTheAPI(t *testing.T) {
 		t.Fatal(others, err)
 	}
 	tenant := dial(t, rig.URL, rig.Tokens["tenant"], nil, nil)
-	if text, failed := call(t, tenant, "get_sandbox", map[string]any{"sandbox_id": others[0].ID}); !failed || !strings.Contains(text, "sandbox_not_found") {
+	if text, failed := call(t, tenant, "get_sandbox", map[string]any{"sandbox_id": others[0].ID}); !failed ||
+		!strings.Contains(text, "sandbox_not_found") {
 		t.Errorf("the tenant sees %s", text)
 	}
 	if text, _ := call(t, tenant, "list_sandboxes", nil); strings.Contains(text, others[0].ID) {
 		t.Errorf("the tenant lists %s", text)
 	}
-	if _, err := tenant.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: "forkd://sandboxes/" + others[0].ID}); err == nil {
+	if _, err := tenant.ReadResource(t.Context(),
+		&sdk.ReadResourceParams{URI: "forkd://sandboxes/" + others[0].ID}); err == nil {
 		t.Error("the tenant reads the resource of another's sandbox")
 	}
 	text, failed := call(t, tenant, "spawn_sandboxes", map[string]any{"snapshot_tag": "a.b"})
@@ -174,7 +186,8 @@ func TestTokensAreThoseOfTheAPI(t *testing.T) {
 	}
 	if _, own, ok := strings.Cut(text, `"id":"`); ok {
 		own, _, _ = strings.Cut(own, `"`)
-		if text, failed := call(t, tenant, "fork_and_run", map[string]any{"sandbox_id": own, "command": "true"}); failed || !strings.Contains(text, "Winner: attempt 1") {
+		if text, failed := call(t, tenant, "fork_and_run", map[string]any{"sandbox_id": own, "command": "true"}); failed ||
+			!strings.Contains(text, "Winner: attempt 1") {
 			t.Errorf("the tenant's attempts: %s", text)
 		}
 	}
@@ -199,9 +212,13 @@ func checkAudit(t *testing.T, rig *apirig.Rig) {
 		byID[e.RequestID] = append(byID[e.RequestID], e)
 	}
 	for _, list := range byID { // by now, all lines but the last have been written
-		if i := slices.IndexFunc(list, func(e audit.Entry) bool { return e.Route == "POST /v1/sandboxes" || e.Route == "POST /v1/forks" }); i >= 0 {
+		if i := slices.IndexFunc(list, func(e audit.Entry) bool {
+			return e.Route == "POST /v1/sandboxes" ||
+				e.Route == "POST /v1/forks"
+		}); i >= 0 {
 			made := list[i]
-			if made.Who == "token:runner" && len(list) == 2 && list[1-i].Route == "POST /mcp" && list[1-i].Who == made.Who && list[1-i].Remote == made.Remote {
+			if made.Who == "token:runner" && len(list) == 2 && list[1-i].Route == "POST /mcp" && list[1-i].Who == made.Who &&
+				list[1-i].Remote == made.Remote {
 				return
 			}
 		}
@@ -216,8 +233,9 @@ func post(t *testing.T, url string, header map[string]string, body string) (*htt
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json",
-		"Accept": "application/json, text/event-stream"} {
+	for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token,
+		"Content-Type": "application/json",
+		"Accept":       "application/json, text/event-stream"} {
 		r.Header.Set(name, value)
 	}
 	for name, value := range header {
@@ -267,7 +285,8 @@ func TestWrongMessages(t *testing.T) {
 		"nothing":               {nil, "", 400, ""},
 		"another type":          {map[string]string{"Content-Type": "text/plain"}, listTools, 415, ""},
 		"no stream is accepted": {map[string]string{"Accept": "application/json"}, listTools, 400, "text/event-stream"},
-		"too long":              {nil, `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"` + strings.Repeat("x", 5<<20) + `"}}`, 413, "body_too_large"},
+		"too long": {nil, `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"` + strings.Repeat("x",
+			5<<20) + `"}}`, 413, "body_too_large"},
 		"an unknown method":     {nil, `{"jsonrpc":"2.0","id":1,"method":"sampling/do"}`, 400, "unsupported"},
 		"an older subscription": {nil, `{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"forkd://snapshots"}}`, 200, "-32601"},
 		"an older beginning":    {nil, initialize, 200, `"resources":{}`},
@@ -307,10 +326,16 @@ func TestUnixSocket(t *testing.T) {
 	srv := &http.Server{Handler: rig.Server.Config.Handler, ConnContext: auth.WithPeer, ReadHeaderTimeout: time.Minute}
 	go srv.Serve(l)
 	t.Cleanup(func() { srv.Close() })
-	s := dial(t, "http://forkd", "", nil, &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
-	}})
+	s := dial(
+		t,
+		"http://forkd",
+		"",
+		nil,
+		&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		}},
+	)
 	if text, failed := call(t, s, "spawn_sandboxes", map[string]any{"snapshot_tag": "a.b"}); failed {
 		t.Fatal(text)
 	}
@@ -339,13 +364,17 @@ func TestListen(t *testing.T) {
 	id := f.Sandboxes[0].ID
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	message := fmt.Sprintf(`{"jsonrpc":"2.0","id":7,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":["forkd://sandboxes/%s"]},
-"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"}}}}`, id)
+	message := fmt.Sprintf(
+		`{"jsonrpc":"2.0","id":7,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":["forkd://sandboxes/%s"]},
+"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"}}}}`,
+		id,
+	)
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, rig.URL+"/mcp", strings.NewReader(message))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+	for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token,
+		"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
 		"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "subscriptions/listen"} {
 		r.Header.Set(name, value)
 	}
@@ -382,12 +411,17 @@ func TestLeaving(t *testing.T) {
 	for version, meta := range map[string]string{"2025-06-18": `{}`,
 		"2026-07-28": `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`} {
 		ctx, cancel := context.WithCancel(t.Context())
-		message := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"exec_command","arguments":{"sandbox_id":"%s","args":["sleep","1000"],"timeout_secs":900},"_meta":%s}}`, id, meta)
+		message := fmt.Sprintf(
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"exec_command","arguments":{"sandbox_id":"%s","args":["sleep","1000"],"timeout_secs":900},"_meta":%s}}`,
+			id,
+			meta,
+		)
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, rig.URL+"/mcp", strings.NewReader(message))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token, "Content-Type": "application/json", "Accept": "application/json, text/event-stream",
+		for name, value := range map[string]string{"Authorization": "Bearer " + apirig.Token,
+			"Content-Type": "application/json", "Accept": "application/json, text/event-stream",
 			"Mcp-Protocol-Version": version, "Mcp-Method": "tools/call", "Mcp-Name": "exec_command"} {
 			r.Header.Set(name, value)
 		}
@@ -426,7 +460,11 @@ func TestLeaving(t *testing.T) {
 
 // Messages of several clients at once share a server, and nothing else.
 func TestClientsAtOnce(t *testing.T) {
-	rig := start(t, auth.Token{Name: "a", Scope: auth.Run, Prefix: "a/"}, auth.Token{Name: "b", Scope: auth.Run, Prefix: "b/"})
+	rig := start(
+		t,
+		auth.Token{Name: "a", Scope: auth.Run, Prefix: "a/"},
+		auth.Token{Name: "b", Scope: auth.Run, Prefix: "b/"},
+	)
 	var wait sync.WaitGroup
 	for _, name := range []string{"a", "b"} {
 		s := dial(t, rig.URL, rig.Tokens[name], nil, nil)

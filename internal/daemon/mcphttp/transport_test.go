@@ -21,7 +21,9 @@ func over(h http.HandlerFunc) *http.Client {
 	message.Header.Set("Forkd-Token", "f")
 	message.Header.Set("Cookie", "c=1")
 	message.RemoteAddr, message.Host = "192.0.2.1:5", "forkd.example.org"
-	return &http.Client{Transport: newTransport(h, message.WithContext(auth.With(message.Context(), auth.Principal{Who: "token:x"})))}
+	return &http.Client{
+		Transport: newTransport(h, message.WithContext(auth.With(message.Context(), auth.Principal{Who: "token:x"}))),
+	}
 }
 
 func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, error) {
@@ -36,8 +38,10 @@ func get(t *testing.T, c *http.Client, ctx context.Context) (*http.Response, err
 // What a handler sees is a request of the message's client, with the message's credentials alone.
 func TestCallsAreTheClients(t *testing.T) {
 	c := over(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" || r.Header.Get("Cookie") != "" ||
-			r.RemoteAddr != "192.0.2.1:5" || r.Host != "forkd.example.org" || r.RequestURI != "/v1/things?a=b" || r.URL.Host != "" {
+		if r.Header.Get("Authorization") != "Bearer t" || r.Header.Get(auth.TokenHeader) != "f" ||
+			r.Header.Get("Cookie") != "" ||
+			r.RemoteAddr != "192.0.2.1:5" || r.Host != "forkd.example.org" || r.RequestURI != "/v1/things?a=b" ||
+			r.URL.Host != "" {
 			t.Errorf("%+v", r)
 		}
 		w.Header().Set("X-Answer", "yes")
@@ -51,7 +55,8 @@ func TestCallsAreTheClients(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	p, err := io.ReadAll(resp.Body)
-	if err != nil || string(p) != "body" || resp.StatusCode != http.StatusTeapot || resp.Header.Get("X-Answer") != "yes" || resp.Header.Get("X-Late") != "" {
+	if err != nil || string(p) != "body" || resp.StatusCode != http.StatusTeapot || resp.Header.Get("X-Answer") != "yes" ||
+		resp.Header.Get("X-Late") != "" {
 		t.Errorf("%d %q %v, %v", resp.StatusCode, p, resp.Header, err)
 	}
 }
