@@ -53,7 +53,8 @@ function errorClasses(): string {
     "// Made by scripts/generate.ts from docs/errors.md; do not edit.\n",
     'import { ForkdError } from "../error.ts";\n',
     ...classes,
-    `/** The class of every code. */\nexport const errorClasses: Readonly<Record<string, typeof ForkdError>> = {\n${rows.join("")}};\n`,
+    "/** The class of every code. */",
+    `export const errorClasses: Readonly<Record<string, typeof ForkdError>> = {\n${rows.join("")}};\n`,
   ].join("\n");
 }
 

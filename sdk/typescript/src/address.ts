@@ -41,7 +41,12 @@ export function parseAddress(text: string, token: string | undefined, source: st
   if (parsed.protocol === "unix:" && parsed.host === "" && parsed.pathname.length > 1) {
     return { url: text, base: "http://forkd", socket: decodeURIComponent(parsed.pathname), token };
   }
-  if ((parsed.protocol !== "http:" && parsed.protocol !== "https:") || parsed.host === "" || parsed.search || parsed.hash) {
+  if (
+    (parsed.protocol !== "http:" && parsed.protocol !== "https:") ||
+    parsed.host === "" ||
+    parsed.search ||
+    parsed.hash
+  ) {
     throw new InvalidArgumentError(source, `${JSON.stringify(text)}: ${want}`);
   }
   if (parsed.username || parsed.password) {

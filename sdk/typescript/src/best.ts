@@ -52,7 +52,10 @@ export async function bestOf<T = CommandResult>(
     const results = tried.map(({ result }) => result);
     if (index < 0) {
       options.signal?.throwIfAborted();
-      throw new AggregateError(results.filter((result) => result instanceof Error), `none of ${children.length} attempts is any good`);
+      throw new AggregateError(
+        results.filter((result) => result instanceof Error),
+        `none of ${children.length} attempts is any good`,
+      );
     }
     kept = index;
     return { sandbox: children[index]!, result: results[index] as T, score: highest, index, results, scores };
@@ -61,11 +64,20 @@ export async function bestOf<T = CommandResult>(
   }
 }
 
-async function attempt<T>(child: Sandbox, how: Attempt<T>, judge: Judge<T>, signal?: AbortSignal): Promise<{ result: T | Error; score: number | undefined }> {
+async function attempt<T>(
+  child: Sandbox,
+  how: Attempt<T>,
+  judge: Judge<T>,
+  signal?: AbortSignal,
+): Promise<{ result: T | Error; score: number | undefined }> {
   try {
     const result = typeof how === "function" ? await how(child) : ((await child.commands.run(how, { signal })) as T);
     const score = await judge(child, result);
-    return { result, score: score === null || score === undefined || score === false || Number.isNaN(score) ? undefined : Number(score) };
+    return {
+      result,
+      score:
+        score === null || score === undefined || score === false || Number.isNaN(score) ? undefined : Number(score),
+    };
   } catch (error) {
     return { result: error instanceof Error ? error : new Error(String(error)), score: undefined };
   }

@@ -25,7 +25,10 @@ export type UniqueMode = Schemas["UniqueMode"];
 
 /** How a client reaches its daemon. */
 export interface ClientOptions {
-  /** unix:///path, http://host:port or https://host:port. Default: $FORKD_URL, else the daemon of the running emulated host, else the local socket. */
+  /**
+   * unix:///path, http://host:port or https://host:port. Default: $FORKD_URL, else the daemon of the
+   * running emulated host, else the local socket.
+   */
   url?: string | undefined;
   /** Default: $FORKD_TOKEN. */
   token?: string | undefined;
@@ -34,9 +37,12 @@ export interface ClientOptions {
   /** Certificate of the client, and its key: PEM, or paths. Default: $FORKD_CERT and $FORKD_KEY. */
   cert?: string | undefined;
   key?: string | undefined;
-  /** Seconds to wait for an answer; default 60; 0: without a limit. Calls that take long by their nature have longer ones. */
+  /** Seconds to wait for an answer; default 60; 0: without a limit. Slow calls, such as a bake, have longer ones. */
   timeout?: number | undefined;
-  /** Seconds of silence after which a stream is given up; default 60; 0: never. The daemon says at least every 15 seconds that a stream lives. */
+  /**
+   * Seconds of silence after which a stream is given up; default 60; 0: never. The daemon says every 15
+   * seconds that a stream lives.
+   */
   idleTimeout?: number | undefined;
   /** How often a request is repeated that failed and that can do no harm twice; default 2. */
   retries?: number | undefined;
@@ -64,8 +70,17 @@ export interface ForkOptions extends CallOptions {
 }
 
 export const forkOptions = [
-  "labels", "env", "limits", "network", "ttl", "idleTimeout", "unique", "hostnamePrefix", "allowPartial", ...callOptions,
-] as const; // prettier-ignore
+  "labels",
+  "env",
+  "limits",
+  "network",
+  "ttl",
+  "idleTimeout",
+  "unique",
+  "hostnamePrefix",
+  "allowPartial",
+  ...callOptions,
+] as const;
 
 /** Labels that a sandbox has to have: by name and value, or as a list of NAME and NAME=VALUE. */
 export type LabelFilter = Record<string, string> | readonly string[];
@@ -100,7 +115,9 @@ export class Client implements AsyncDisposable {
 
   /** The client of calls that name none: of the daemon that is found without options. */
   static default(): Client {
-    const place = ["FORKD_URL", "FORKD_TOKEN", "FORKD_CA", "FORKD_CERT", "FORKD_KEY"].map((name) => env(name) ?? "").join("\n");
+    const place = ["FORKD_URL", "FORKD_TOKEN", "FORKD_CA", "FORKD_CERT", "FORKD_KEY"]
+      .map((name) => env(name) ?? "")
+      .join("\n");
     if (shared === undefined || shared.place !== place) {
       shared = { place, client: new Client() };
     }
@@ -148,7 +165,10 @@ export class Client implements AsyncDisposable {
       options: { signal, requestTimeout },
       seconds: 120,
     })) as Schemas["Forked"];
-    const sandboxes = new Sandboxes(forked.sandboxes.map((info) => new Sandbox(this, camel(info))), camel(forked));
+    const sandboxes = new Sandboxes(
+      forked.sandboxes.map((info) => new Sandbox(this, camel(info))),
+      camel(forked),
+    );
     if (forked.failed > 0) {
       throw new PartialForkError(sandboxes, forked.failed);
     }
@@ -186,7 +206,10 @@ export function tagOf(snapshot: string | Snapshot, parameter = "snapshot"): stri
   const tag = typeof snapshot === "object" && snapshot !== null ? snapshot.tag : snapshot;
   checkName(parameter, tag);
   if (!/^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$/.test(tag)) {
-    throw new InvalidArgumentError(parameter, `${JSON.stringify(tag)}: want up to 128 letters, digits, "_", "." and "-", the first no "." or "-"`);
+    throw new InvalidArgumentError(
+      parameter,
+      `${JSON.stringify(tag)}: want up to 128 letters, digits, "_", "." and "-", the first no "." or "-"`,
+    );
   }
   return tag;
 }
@@ -195,7 +218,9 @@ export function labelsOf(filter: LabelFilter | undefined): string[] | undefined 
   if (filter === undefined) {
     return undefined;
   }
-  const list = Array.isArray(filter) ? (filter as string[]) : Object.entries(filter).map(([name, value]) => `${name}=${value}`);
+  const list = Array.isArray(filter)
+    ? (filter as string[])
+    : Object.entries(filter).map(([name, value]) => `${name}=${value}`);
   if (!list.every((label) => typeof label === "string" && label !== "")) {
     throw new InvalidArgumentError("labels", "want an object of strings, or a list of NAME and NAME=VALUE");
   }

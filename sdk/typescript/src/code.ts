@@ -94,7 +94,12 @@ const forms: Readonly<Record<string, keyof Result>> = {
 };
 
 /** Runs code, which is interrupted if its caller leaves. */
-export async function runCode(wire: Wire, sandbox: string, code: string, options: RunCodeOptions = {}): Promise<Execution> {
+export async function runCode(
+  wire: Wire,
+  sandbox: string,
+  code: string,
+  options: RunCodeOptions = {},
+): Promise<Execution> {
   if (typeof code !== "string") {
     throw new InvalidArgumentError("code", `${String(code)}: want a string`);
   }
@@ -154,7 +159,15 @@ async function executed(events: AsyncGenerator<string>, options: RunCodeOptions)
     } else if (event.end !== undefined) {
       const { outcome, state_lost: stateLost, execution_count: executionCount } = event.end;
       const text = results.find((result) => result.isMainResult)?.text;
-      return { text, results, logs, error: error ?? errorOfOutcome(outcome, options.timeout ?? 30), executionCount, outcome, stateLost };
+      return {
+        text,
+        results,
+        logs,
+        error: error ?? errorOfOutcome(outcome, options.timeout ?? 30),
+        executionCount,
+        outcome,
+        stateLost,
+      };
     }
   }
   throw new StreamBrokenError("code: the stream broke off before the end of the code");
@@ -209,7 +222,9 @@ export class Contexts {
     if (cwd !== undefined) {
       checkPath("cwd", cwd);
     }
-    return camel(await this.#wire.call("POST", `${this.#path}/contexts`, { json: { language, cwd }, once: true, options })) as CodeContext;
+    return camel(
+      await this.#wire.call("POST", `${this.#path}/contexts`, { json: { language, cwd }, once: true, options }),
+    ) as CodeContext;
   }
 
   /** Lists them. */
@@ -230,7 +245,9 @@ export class Contexts {
 
   /** Ends one; false if it is gone already. */
   remove(context: CodeContext | string, options?: CallOptions): Promise<boolean> {
-    return this.#wire.gone(`${this.#path}/contexts/${encodeURIComponent(idOf(context))}`, "not_found_in_sandbox", { options });
+    return this.#wire.gone(`${this.#path}/contexts/${encodeURIComponent(idOf(context))}`, "not_found_in_sandbox", {
+      options,
+    });
   }
 }
 

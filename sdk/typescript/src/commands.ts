@@ -43,7 +43,7 @@ export interface RunOptions<Output = string> extends ProcessOptions, OutputOptio
 
 /** Options of commands.start. */
 export interface StartOptions<Output = string> extends ProcessOptions, OutputOptions<Output> {
-  /** true: the input is open for write. Data: it is that, and then its end. Default: the command reads an end at once. */
+  /** true: the input is open for write. Data: it is that, and then its end. Default: it ends at once. */
   stdin?: boolean | Data | undefined;
   /** Seconds that the command may run; default: without a limit. */
   timeout?: number | undefined;
@@ -75,13 +75,19 @@ export class Commands {
     checkProcess(options, 3600);
     const input = options.stdin === undefined ? undefined : bodyOf("stdin", options.stdin);
     const inline = input instanceof Uint8Array && input.length <= inlineInput;
-    const running = await this.#exec(args, options, inline ? { stdin: toBase64(input) } : { open_stdin: input !== undefined });
+    const running = await this.#exec(
+      args,
+      options,
+      inline ? { stdin: toBase64(input) } : { open_stdin: input !== undefined },
+    );
     if (!(running instanceof CommandHandle)) {
       return checked(running, options.check);
     }
     if (input !== undefined && !inline) {
       // The command may end before it has read all, so that its end says how it went.
-      feedProcess(this.#place, running.pid, input, true, { signal: options.signal, requestTimeout: 0 }).catch(() => undefined);
+      feedProcess(this.#place, running.pid, input, true, { signal: options.signal, requestTimeout: 0 }).catch(
+        () => undefined,
+      );
     }
     return running.wait({ check: options.check ?? false });
   }
@@ -95,15 +101,23 @@ export class Commands {
     checkProcess(options, longest);
     const { stdin = false } = options;
     const input = typeof stdin === "boolean" ? undefined : bodyOf("stdin", stdin);
-    const handle = started(await this.#exec(args, options, { open_stdin: stdin !== false, timeout_secs: options.timeout ?? longest }));
+    const handle = started(
+      await this.#exec(args, options, { open_stdin: stdin !== false, timeout_secs: options.timeout ?? longest }),
+    );
     if (input !== undefined) {
-      handle.write(input).then(() => handle.closeStdin()).catch(() => undefined); // the end of the command says how it went
+      handle
+        .write(input)
+        .then(() => handle.closeStdin())
+        .catch(() => undefined); // the end of the command says how it went
     }
     return handle;
   }
 
   /** Follows a process that runs, from now on. It goes on when the connection ends. */
-  connect(pid: number, options: CallOptions & OutputOptions<Uint8Array> & { text: false }): Promise<CommandHandle<Uint8Array>>;
+  connect(
+    pid: number,
+    options: CallOptions & OutputOptions<Uint8Array> & { text: false },
+  ): Promise<CommandHandle<Uint8Array>>;
   connect(pid: number, options?: CallOptions & OutputOptions & { text?: true }): Promise<CommandHandle>;
   async connect<T>(pid: number, options: CallOptions & OutputOptions<T> = {}): Promise<CommandHandle<T>> {
     checkOptions(options, ...callOptions, ...outputOptions);
@@ -138,7 +152,11 @@ export class Commands {
     return feedProcess(this.#place, pid, undefined, true, options);
   }
 
-  async #exec<T>(args: readonly string[], options: ProcessOptions & OutputOptions<T> & { timeout?: number | undefined }, more: object): Promise<CommandHandle<T> | CommandResult<T>> {
+  async #exec<T>(
+    args: readonly string[],
+    options: ProcessOptions & OutputOptions<T> & { timeout?: number | undefined },
+    more: object,
+  ): Promise<CommandHandle<T> | CommandResult<T>> {
     return execute(this.#place, args, options, more);
   }
 }
@@ -169,7 +187,10 @@ export function started<T>(process: CommandHandle<T> | CommandResult<T>): Comman
   throw new CommandFailed(process);
 }
 
-export function checkProcess(options: ProcessOptions & OutputOptions<never> & { timeout?: number | undefined }, longest: number): void {
+export function checkProcess(
+  options: ProcessOptions & OutputOptions<never> & { timeout?: number | undefined },
+  longest: number,
+): void {
   checkEnv(options.env);
   checkSeconds("timeout", options.timeout, longest);
   checkSeconds("requestTimeout", options.requestTimeout);
@@ -193,7 +214,10 @@ export function argsOf(cmd: Command): readonly string[] {
     return ["/bin/sh", "-c", cmd];
   }
   if (!Array.isArray(cmd) || cmd.length === 0 || cmd[0] === "") {
-    throw new InvalidArgumentError("cmd", `${JSON.stringify(cmd)}: want a string for /bin/sh, or a list with the program and its arguments`);
+    throw new InvalidArgumentError(
+      "cmd",
+      `${JSON.stringify(cmd)}: want a string for /bin/sh, or a list with the program and its arguments`,
+    );
   }
   for (const [i, arg] of (cmd as unknown[]).entries()) {
     if (typeof arg !== "string" || arg.includes("\0")) {

@@ -142,7 +142,10 @@ export class Controller {
   }
 
   execCommand(id: string, args: string[], options: { timeoutSecs?: number } = {}): Promise<ExecResult05> {
-    return this.#call("POST", `/v1/sandboxes/${encodeURIComponent(id)}/exec`, { args, timeout_secs: options.timeoutSecs ?? 30 });
+    return this.#call("POST", `/v1/sandboxes/${encodeURIComponent(id)}/exec`, {
+      args,
+      timeout_secs: options.timeoutSecs ?? 30,
+    });
   }
 
   evalCode(id: string, code: string): Promise<EvalResult05> {

@@ -79,9 +79,13 @@ export class CommandFailed extends ForkdError {
 
   constructor(result: CommandResult<unknown>) {
     const said = new TextDecoder().decode(result.stderrBytes).trimEnd().slice(-500);
-    super(`the command failed with exit code ${result.exitCode} (${result.error ?? result.outcome})${said === "" ? "" : `: ${said}`}`, {
-      code: "command_failed",
-    });
+    super(
+      `the command failed with exit code ${result.exitCode} (${result.error ?? result.outcome})` +
+        (said === "" ? "" : `: ${said}`),
+      {
+        code: "command_failed",
+      },
+    );
     this.result = result;
   }
 }
@@ -94,7 +98,9 @@ export class PartialForkError extends ForkdError {
   readonly failed: number;
 
   constructor(sandboxes: Sandboxes, failed: number) {
-    super(`${failed} of ${failed + sandboxes.length} children did not start; the others are in sandboxes`, { code: "partial_fork" });
+    super(`${failed} of ${failed + sandboxes.length} children did not start; the others are in sandboxes`, {
+      code: "partial_fork",
+    });
     this.sandboxes = sandboxes;
     this.failed = failed;
   }

@@ -48,7 +48,10 @@ export class Files {
   read(path: string, options: FileOptions & { format: "bytes" }): Promise<Uint8Array>;
   read(path: string, options: FileOptions & { format: "blob" }): Promise<Blob>;
   read(path: string, options: FileOptions & { format: "stream" }): Promise<ReadableStream<Uint8Array>>;
-  async read(path: string, options: ReadOptions = {}): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
+  async read(
+    path: string,
+    options: ReadOptions = {},
+  ): Promise<string | Uint8Array | Blob | ReadableStream<Uint8Array>> {
     checkPath("path", path);
     checkOptions(options, "user", "format", ...callOptions);
     checkWord("format", options.format, "text", "bytes", "blob", "stream");
@@ -93,7 +96,9 @@ export class Files {
       checkInteger("depth", options.depth, 1, 64);
     }
     const query = { path, username: options.user, depth: options.depth };
-    return camel((await this.#wire.call("GET", `${this.#path}/files/list`, { query, options })) as components["schemas"]["File"][]);
+    return camel(
+      (await this.#wire.call("GET", `${this.#path}/files/list`, { query, options })) as components["schemas"]["File"][],
+    );
   }
 
   /** Describes a file, a directory or a link. */
@@ -101,7 +106,9 @@ export class Files {
     checkPath("path", path);
     checkOptions(options, "user", ...callOptions);
     const query = { path, username: options.user };
-    return camel((await this.#wire.call("GET", `${this.#path}/files/stat`, { query, options })) as components["schemas"]["File"]);
+    return camel(
+      (await this.#wire.call("GET", `${this.#path}/files/stat`, { query, options })) as components["schemas"]["File"],
+    );
   }
 
   /** Reports whether there is something at a path. */
@@ -138,7 +145,9 @@ export class Files {
     checkPath("new", to);
     checkOptions(options, "user", ...callOptions);
     const json = { from: old, to, username: options.user };
-    return camel((await this.#wire.call("POST", `${this.#path}/files/move`, { json, options })) as components["schemas"]["File"]);
+    return camel(
+      (await this.#wire.call("POST", `${this.#path}/files/move`, { json, options })) as components["schemas"]["File"],
+    );
   }
 
   /** Removes a file, or a directory with everything in it. What is not there is removed already. */
@@ -246,7 +255,10 @@ export class FileWatch implements AsyncIterable<FileChange>, AsyncDisposable {
 }
 
 /** The changes of a watch; the first one is that it has begun. */
-async function* changesOf(events: AsyncIterable<{ data: string | undefined }>, what: string): AsyncGenerator<FileChange> {
+async function* changesOf(
+  events: AsyncIterable<{ data: string | undefined }>,
+  what: string,
+): AsyncGenerator<FileChange> {
   for await (const { data } of events) {
     if (data === undefined) {
       continue;
@@ -267,4 +279,3 @@ async function whole(parts: AsyncIterable<Uint8Array>): Promise<Uint8Array> {
   }
   return joined(all);
 }
-

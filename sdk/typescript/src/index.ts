@@ -17,8 +17,22 @@ export {
   type UniqueMode,
   type Version,
 } from "./client.ts";
-export { Contexts, type CodeContext, type Execution, type ExecutionError, type Result, type RunCodeOptions } from "./code.ts";
-export { Commands, type Command, type ProcessInfo, type ProcessOptions, type RunOptions, type StartOptions } from "./commands.ts";
+export {
+  Contexts,
+  type CodeContext,
+  type Execution,
+  type ExecutionError,
+  type Result,
+  type RunCodeOptions,
+} from "./code.ts";
+export {
+  Commands,
+  type Command,
+  type ProcessInfo,
+  type ProcessOptions,
+  type RunOptions,
+  type StartOptions,
+} from "./commands.ts";
 export {
   Controller,
   ControllerError,
@@ -61,7 +75,15 @@ export {
 } from "./sandbox.ts";
 export { Sandbox05 } from "./sandbox05.ts";
 export { Sandboxes, type ForkFigures } from "./sandboxes.ts";
-export { Snapshot, Snapshots, type Baked, type BakeOptions, type DeleteOptions, type SnapshotDetail, type SnapshotInfo } from "./snapshots.ts";
+export {
+  Snapshot,
+  Snapshots,
+  type Baked,
+  type BakeOptions,
+  type DeleteOptions,
+  type SnapshotDetail,
+  type SnapshotInfo,
+} from "./snapshots.ts";
 export { version } from "./version.ts";
 export type { CallOptions } from "./wire.ts";
 export { Workspace, Workspaces, type WorkspaceInfo, type WorkspaceOptions } from "./workspaces.ts";

@@ -20,7 +20,9 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
   async write(data: Data): Promise<void> {
     const body = bodyOf("data", data);
     for await (const part of body instanceof Uint8Array ? [body] : body) {
-      await new Promise<void>((resolve, reject) => this.#socket.write(part, (error) => (error ? reject(this.#failure(error)) : resolve())));
+      await new Promise<void>((resolve, reject) =>
+        this.#socket.write(part, (error) => (error ? reject(this.#failure(error)) : resolve())),
+      );
     }
   }
 
@@ -60,6 +62,9 @@ export class PortConnection implements AsyncIterable<Uint8Array>, AsyncDisposabl
 
   #failure(error: unknown): ForkdError {
     const cause = this.#error ?? error;
-    return new ForkdError(`the connection to the port broke: ${(cause as Error).message}`, { code: "connection_broken", cause });
+    return new ForkdError(`the connection to the port broke: ${(cause as Error).message}`, {
+      code: "connection_broken",
+      cause,
+    });
   }
 }

@@ -51,7 +51,10 @@ export async function answeredError(answer: Answer): Promise<ForkdError> {
     }
   } catch {
     const begin = JSON.stringify(text.trim().slice(0, 200));
-    return new ForkdError(`HTTP status ${answer.status}: not an answer of a forkd daemon: ${begin}`, { status: answer.status, requestId });
+    return new ForkdError(`HTTP status ${answer.status}: not an answer of a forkd daemon: ${begin}`, {
+      status: answer.status,
+      requestId,
+    });
   }
   if (problem.code === "no_such_route") {
     problem.error += ": the daemon may be older than this package, whose version is " + version;

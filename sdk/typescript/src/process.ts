@@ -15,7 +15,10 @@ export type Outcome = "exited" | "signaled" | "timeout" | "not_found" | "not_exe
 
 /** The end of a command, with its output. */
 export interface CommandResult<Output = string> {
-  /** The command's own, or what a shell would report: 124 timeout, 127 not_found, 126 not_executable, 128 + n ended by signal n. */
+  /**
+   * The command's own, or what a shell would report: 124 timeout, 127 not_found, 126 not_executable,
+   * 128 + n ended by signal n.
+   */
   readonly exitCode: number;
   readonly outcome: Outcome;
   /** The signal that ended it, such as SIGKILL. */
@@ -104,7 +107,12 @@ export function processPath(place: ProcessPlace, pid: number, call: string): str
 }
 
 /** Sends a signal to a process and its group; false if there is no such process. */
-export async function signalProcess(place: ProcessPlace, pid: number, signal: string, options?: CallOptions): Promise<boolean> {
+export async function signalProcess(
+  place: ProcessPlace,
+  pid: number,
+  signal: string,
+  options?: CallOptions,
+): Promise<boolean> {
   checkString("signal", signal);
   try {
     await place.wire.call("POST", processPath(place, pid, "signal"), { json: { signal }, options });
@@ -118,7 +126,13 @@ export async function signalProcess(place: ProcessPlace, pid: number, signal: st
 }
 
 /** Sends input to a process, and ends the input if close is set. */
-export async function feedProcess(place: ProcessPlace, pid: number, data: Data | undefined, close: boolean, options?: CallOptions): Promise<void> {
+export async function feedProcess(
+  place: ProcessPlace,
+  pid: number,
+  data: Data | undefined,
+  close: boolean,
+  options?: CallOptions,
+): Promise<void> {
   await place.wire.call("POST", processPath(place, pid, "stdin"), {
     ...(data === undefined ? {} : { body: bodyOf("data", data) }),
     query: { close: close || undefined },
@@ -201,7 +215,10 @@ export class CommandHandle<T = string> {
   async resize(cols: number, rows: number, options?: CallOptions): Promise<void> {
     checkInteger("cols", cols, 1, 65535);
     checkInteger("rows", rows, 1, 65535);
-    await this.#place.wire.call("POST", processPath(this.#place, this.pid, "resize"), { json: { cols, rows }, options });
+    await this.#place.wire.call("POST", processPath(this.#place, this.pid, "resize"), {
+      json: { cols, rows },
+      options,
+    });
   }
 
   /** Lets a process that was started here go on by itself; commands.connect follows it again. wait fails then. */
@@ -264,12 +281,17 @@ export async function follow<T>(
         await events.return(undefined);
         throw errorOf(event);
       }
-      for (const [output, text, base64] of [[stdout, event.stdout, event.stdout_base64], [stderr, event.stderr, event.stderr_base64]] as const) {
+      for (const [output, text, base64] of [
+        [stdout, event.stdout, event.stdout_base64],
+        [stderr, event.stderr, event.stderr_base64],
+      ] as const) {
         if (text !== undefined || base64 !== undefined) {
-          await output.add(text === undefined ? fromBase64(base64!) : new TextEncoder().encode(text)).catch(async (error: unknown) => {
-            await events.return(undefined); // a callback has failed
-            throw error;
-          });
+          await output
+            .add(text === undefined ? fromBase64(base64!) : new TextEncoder().encode(text))
+            .catch(async (error: unknown) => {
+              await events.return(undefined); // a callback has failed
+              throw error;
+            });
         }
       }
     }
@@ -288,7 +310,12 @@ async function* eventsOf(body: AsyncIterable<Uint8Array>, what: string): AsyncGe
   }
 }
 
-async function resultOf<T>(end: components["schemas"]["ExecEnd"], text: boolean | undefined, out: Output<T>, err: Output<T>): Promise<CommandResult<T>> {
+async function resultOf<T>(
+  end: components["schemas"]["ExecEnd"],
+  text: boolean | undefined,
+  out: Output<T>,
+  err: Output<T>,
+): Promise<CommandResult<T>> {
   const stdoutBytes = await out.end();
   const stderrBytes = await err.end();
   const shown = (bytes: Uint8Array): T => (text === false ? bytes : new TextDecoder().decode(bytes)) as T;

@@ -37,6 +37,11 @@ export class Pty {
     const args = argsOf(cmd);
     checkProcess(rest, longest);
     const output = { text: false, onStdout: onData, maxOutput: 1 << 20, ...rest };
-    return started(await execute<Uint8Array>(this.#place, args, output, { tty: { cols, rows }, timeout_secs: rest.timeout ?? longest }));
+    return started(
+      await execute<Uint8Array>(this.#place, args, output, {
+        tty: { cols, rows },
+        timeout_secs: rest.timeout ?? longest,
+      }),
+    );
   }
 }

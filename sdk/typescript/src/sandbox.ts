@@ -1,6 +1,15 @@
 import { camel, snake, type Camel } from "./case.ts";
 import { checkInteger, checkName, checkOptions, checkSeconds, checkString, checkWord } from "./check.ts";
-import { Client, forkOptions, tagOf, type ForkOptions, type Limits, type ListOptions, type NetworkPolicy, type UniqueMode } from "./client.ts";
+import {
+  Client,
+  forkOptions,
+  tagOf,
+  type ForkOptions,
+  type Limits,
+  type ListOptions,
+  type NetworkPolicy,
+  type UniqueMode,
+} from "./client.ts";
 import { Contexts, runCode, type Execution, type RunCodeOptions } from "./code.ts";
 import { Commands } from "./commands.ts";
 import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
@@ -91,7 +100,10 @@ export class Sandbox implements AsyncDisposable {
    */
   static create(snapshot: string | Snapshot, options?: ForkOptions & WithClient): Promise<Sandbox>;
   static create(options: SpawnOptions05 & ControllerOptions): Promise<Sandbox05>;
-  static async create(snapshot: string | Snapshot | (SpawnOptions05 & ControllerOptions), options: ForkOptions & WithClient = {}): Promise<Sandbox | Sandbox05> {
+  static async create(
+    snapshot: string | Snapshot | (SpawnOptions05 & ControllerOptions),
+    options: ForkOptions & WithClient = {},
+  ): Promise<Sandbox | Sandbox05> {
     if (typeof snapshot === "object" && snapshot !== null && "snapshotTag" in snapshot) {
       return Sandbox05.create(snapshot);
     }
@@ -111,7 +123,9 @@ export class Sandbox implements AsyncDisposable {
     checkName("id", id);
     checkOptions(options, "client", ...callOptions);
     const { client = Client.default(), ...call } = options;
-    const info = (await client.wire.call("GET", `/v1/sandboxes/${encodeURIComponent(id)}`, { options: call })) as Schemas["SandboxInfo"];
+    const info = (await client.wire.call("GET", `/v1/sandboxes/${encodeURIComponent(id)}`, {
+      options: call,
+    })) as Schemas["SandboxInfo"];
     return new Sandbox(client, camel(info));
   }
 
@@ -154,14 +168,22 @@ export class Sandbox implements AsyncDisposable {
     return this.client.forkFrom({ source_id: this.id, mode }, n, fork);
   }
 
-  /** Makes a snapshot of it while it runs on, and n children of that: `const [snapshot, children] = await sandbox.branch(2)`. */
+  /**
+   * Makes a snapshot of it while it runs on, and n children of that:
+   * `const [snapshot, children] = await sandbox.branch(2)`.
+   */
   async branch(n = 0, options: BranchOptions = {}): Promise<[Snapshot, Sandboxes]> {
     checkInteger("n", n, 0, 1000);
     checkOptions(options, "tag", "mode", "wait", ...callOptions);
     checkWord("mode", options.mode, "live", "diff", "full");
     const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
     const json = { tag, mode: options.mode, wait: options.wait };
-    const info = await this.client.wire.call("POST", this.#path("/branch"), { json, once: true, options, seconds: 600 });
+    const info = await this.client.wire.call("POST", this.#path("/branch"), {
+      json,
+      once: true,
+      options,
+      seconds: 600,
+    });
     const snapshot = new Snapshot(this.client, camel(info as Schemas["SnapshotInfo"]));
     const { signal, requestTimeout } = options;
     return [snapshot, n === 0 ? new Sandboxes([]) : await snapshot.fork(n, { signal, requestTimeout })];
@@ -195,12 +217,15 @@ export class Sandbox implements AsyncDisposable {
     return runCode(this.client.wire, this.#path(""), code, options);
   }
 
-  /** Returns a URL that gives everyone who has it access to an HTTP server in the sandbox, for ttl seconds (an hour). */
+  /** Returns a URL that gives its holder access to an HTTP server in the sandbox, for ttl seconds (an hour). */
   async url(port: number, options: CallOptions & { ttl?: number } = {}): Promise<string> {
     checkInteger("port", port, 1, 65535);
     checkOptions(options, "ttl", ...callOptions);
     checkSeconds("ttl", options.ttl, 30 * 24 * 3600);
-    const made = await this.client.wire.call("POST", this.#path(`/ports/${port}/url`), { json: { ttl_secs: options.ttl }, options });
+    const made = await this.client.wire.call("POST", this.#path(`/ports/${port}/url`), {
+      json: { ttl_secs: options.ttl },
+      options,
+    });
     return (made as Schemas["PortURL"]).url;
   }
 
@@ -226,7 +251,10 @@ export class Sandbox implements AsyncDisposable {
   async followLogs(options: LogOptions = {}): Promise<AsyncIterable<string>> {
     checkLogs(options);
     const { tail, since, signal } = options;
-    const answer = await this.client.wire.open("GET", this.#path("/logs"), { query: { follow: true, tail, since }, options });
+    const answer = await this.client.wire.open("GET", this.#path("/logs"), {
+      query: { follow: true, tail, since },
+      options,
+    });
     const what = `logs of ${this.id}`;
     return linesOf(this.client.wire.idle(answer, what, { signal, seconds: 0 })); // a console may be silent for long
   }
@@ -240,12 +268,22 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /** Sends a request that is answered with what is known of the sandbox, and notes it. */
-  async #changed(method: string, call: string, json: unknown, options?: CallOptions, seconds = 120): Promise<SandboxInfo> {
+  async #changed(
+    method: string,
+    call: string,
+    json: unknown,
+    options?: CallOptions,
+    seconds = 120,
+  ): Promise<SandboxInfo> {
     const info = await this.client.wire.call(method, this.#path(call), { json, options, seconds });
     return (this.info = camel(info as Schemas["SandboxInfo"]));
   }
 
-  async #text(call: string, query: Record<string, string | number | undefined>, options?: CallOptions): Promise<string> {
+  async #text(
+    call: string,
+    query: Record<string, string | number | undefined>,
+    options?: CallOptions,
+  ): Promise<string> {
     const answer = await this.client.wire.open("GET", this.#path(call), { query, options });
     const decoder = new TextDecoder();
     let text = "";

@@ -15,7 +15,12 @@ export class Sandboxes extends Array<Sandbox> implements AsyncDisposable {
   constructor(sandboxes: readonly Sandbox[], figures?: ForkFigures) {
     super();
     this.push(...sandboxes);
-    Object.defineProperty(this, "figures", { value: figures && { forkWallMs: figures.forkWallMs, ...(figures.pauseMs !== undefined && { pauseMs: figures.pauseMs }) } });
+    Object.defineProperty(this, "figures", {
+      value: figures && {
+        forkWallMs: figures.forkWallMs,
+        ...(figures.pauseMs !== undefined && { pauseMs: figures.pauseMs }),
+      },
+    });
   }
 
   /** What map, filter and the like return is an ordinary array. */
@@ -26,7 +31,9 @@ export class Sandboxes extends Array<Sandbox> implements AsyncDisposable {
   /** Kills all of them. Those that are gone already are no error. */
   async kill(): Promise<void> {
     const outcomes = await Promise.allSettled([...this].map((sandbox) => sandbox.kill()));
-    const failed = outcomes.filter((outcome) => outcome.status === "rejected").map((outcome): unknown => outcome.reason);
+    const failed = outcomes
+      .filter((outcome) => outcome.status === "rejected")
+      .map((outcome): unknown => outcome.reason);
     if (failed.length > 0) {
       throw failed.length === 1 ? failed[0] : new AggregateError(failed, `${failed.length} sandboxes were not killed`);
     }

@@ -39,9 +39,22 @@ export interface BakeOptions extends CallOptions {
 }
 
 const bakeOptions = [
-  "kernel", "rootfs", "initrd", "memoryMib", "vcpus", "cpuTemplate", "env", "commands", "python", "network", "limits", "unique",
-  "readyTimeout", "warmupTimeout", ...callOptions,
-] as const; // prettier-ignore
+  "kernel",
+  "rootfs",
+  "initrd",
+  "memoryMib",
+  "vcpus",
+  "cpuTemplate",
+  "env",
+  "commands",
+  "python",
+  "network",
+  "limits",
+  "unique",
+  "readyTimeout",
+  "warmupTimeout",
+  ...callOptions,
+] as const;
 
 /** A snapshot: sandboxes are forked from it. */
 export class Snapshot {
@@ -131,7 +144,11 @@ export class Snapshots {
   async compact(tag: string | Snapshot, to: string, options?: CallOptions): Promise<Snapshot> {
     const path = `/v1/snapshots/${tagOf(tag, "tag")}/compact`;
     const json = { to: tagOf(to, "to") };
-    const info = (await this.#client.wire.call("POST", path, { json, options, seconds: 600 })) as Schemas["SnapshotInfo"];
+    const info = (await this.#client.wire.call("POST", path, {
+      json,
+      options,
+      seconds: 600,
+    })) as Schemas["SnapshotInfo"];
     return new Snapshot(this.#client, camel(info));
   }
 

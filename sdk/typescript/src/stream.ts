@@ -25,7 +25,10 @@ export interface ServerSentEvent {
 }
 
 /** The events of a body. */
-export async function* serverSentEvents(body: AsyncIterable<Uint8Array>, what: string): AsyncGenerator<ServerSentEvent> {
+export async function* serverSentEvents(
+  body: AsyncIterable<Uint8Array>,
+  what: string,
+): AsyncGenerator<ServerSentEvent> {
   let event: ServerSentEvent = { id: undefined, data: undefined };
   for await (const line of lines(body, what)) {
     if (line === "") {
@@ -41,5 +44,8 @@ export async function* serverSentEvents(body: AsyncIterable<Uint8Array>, what: s
 
 /** Reads what is left of a stream that has said its last, so that its connection can be used again. */
 export function finish(events: AsyncGenerator<unknown>): void {
-  events.next().then(() => events.return(undefined), () => undefined);
+  events.next().then(
+    () => events.return(undefined),
+    () => undefined,
+  );
 }

@@ -55,7 +55,10 @@ export function transportFor(address: Address, tls: TLSOptions, fetchOption: typ
     return new NodeTransport(address, tls);
   }
   if (address.socket !== undefined) {
-    throw new InvalidArgumentError("url", `${address.url}: fetch has no unix sockets; leave out the option fetch, or use TCP`);
+    throw new InvalidArgumentError(
+      "url",
+      `${address.url}: fetch has no unix sockets; leave out the option fetch, or use TCP`,
+    );
   }
   if (tls.ca !== undefined || tls.cert !== undefined) {
     throw new InvalidArgumentError("ca", "fetch takes no certificates; leave out the option fetch");
@@ -127,7 +130,13 @@ export class NodeTransport implements Transport {
       done();
       socket.setTimeout(0);
       socket.unshift(head);
-      resolve({ status: message.statusCode!, header: () => undefined, body: message, cancel: () => void socket.destroy(), socket });
+      resolve({
+        status: message.statusCode!,
+        header: () => undefined,
+        body: message,
+        cancel: () => void socket.destroy(),
+        socket,
+      });
     });
     void write(out, request.body).catch((cause: unknown) => {
       out.destroy(cause instanceof Error ? cause : new Error(String(cause)));
@@ -183,7 +192,10 @@ export class FetchTransport implements Transport {
 
   async send(request: Request): Promise<Answer> {
     if (request.upgrade) {
-      throw new InvalidArgumentError("port", "fetch has no connections to ports: leave out the option fetch, or use url");
+      throw new InvalidArgumentError(
+        "port",
+        "fetch has no connections to ports: leave out the option fetch, or use url",
+      );
     }
     const { method, headers, body } = request;
     const ended = new AbortController(); // a body that is being read cannot be cancelled
@@ -214,7 +226,8 @@ export class FetchTransport implements Transport {
 
 /** Reports whether fetch failed before anything was sent. */
 function unreached(error: unknown): boolean {
-  const codes = /ECONNREFUSED|ENOENT|EACCES|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|ConnectionRefused|FailedToOpenSocket/;
+  const codes =
+    /ECONNREFUSED|ENOENT|EACCES|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|ConnectionRefused|FailedToOpenSocket/;
   for (let e: unknown = error; e instanceof Error; e = e.cause) {
     if (codes.test(`${(e as { code?: string }).code}`)) {
       return true;

@@ -120,7 +120,11 @@ function plainHeader(entry: Entry): Uint8Array {
   put(156, 1, entry.type);
   put(157, 100, entry.link);
   put(257, 8, "ustar\x0000");
-  octal(148, 7, bytes.reduce((sum, byte) => sum + byte, 0));
+  octal(
+    148,
+    7,
+    bytes.reduce((sum, byte) => sum + byte, 0),
+  );
   return bytes;
 }
 
@@ -141,7 +145,9 @@ export async function unpackTree(parts: AsyncIterable<Uint8Array>, root: string)
         continue;
       }
       if (name.split("/").some((part) => part === "" || part === "." || part === "..") || name.includes("\0")) {
-        throw new ForkdError(`the archive has an entry outside of its directory: ${JSON.stringify(entry.name)}`, { code: "unsafe_archive" });
+        throw new ForkdError(`the archive has an entry outside of its directory: ${JSON.stringify(entry.name)}`, {
+          code: "unsafe_archive",
+        });
       }
       const at = await placeFor(fs, path, root, name);
       if (entry.type === "5") {
@@ -199,13 +205,17 @@ async function makeDirectory(fs: FS, at: string): Promise<void> {
 async function linked(fs: FS, path: Path, root: string, name: string): Promise<string> {
   const parts = name.replace(/^(\.\/)+/, "").split("/");
   if (parts.some((part) => part === "" || part === "." || part === "..")) {
-    throw new ForkdError(`the archive has a link outside of its directory: ${JSON.stringify(name)}`, { code: "unsafe_archive" });
+    throw new ForkdError(`the archive has a link outside of its directory: ${JSON.stringify(name)}`, {
+      code: "unsafe_archive",
+    });
   }
   const at = await placeFor(fs, path, root, parts.join("/"));
   if ((await fs.lstat(at)).isFile()) {
     return at;
   }
-  throw new ForkdError(`the archive has a link to something else than a file: ${JSON.stringify(name)}`, { code: "unsafe_archive" });
+  throw new ForkdError(`the archive has a link to something else than a file: ${JSON.stringify(name)}`, {
+    code: "unsafe_archive",
+  });
 }
 
 async function writeFile(fs: FS, at: string, entry: Entry, reader: Reader): Promise<void> {
@@ -248,7 +258,7 @@ class Reader {
     for (;;) {
       const bytes = await this.#exactly(block);
       if (bytes.every((byte) => byte === 0)) {
-        for (let more = await this.#some(block); more.length > 0; more = await this.#some(block)); // to the end of the stream
+        while ((await this.#some(block)).length > 0); // to the end of the stream
         return undefined;
       }
       const entry = entryOf(bytes);
@@ -318,7 +328,8 @@ class Reader {
 }
 
 function entryOf(bytes: Uint8Array): Entry {
-  const text = (at: number, width: number): string => decoder.decode(bytes.subarray(at, at + width)).replace(/\0.*$/s, "");
+  const text = (at: number, width: number): string =>
+    decoder.decode(bytes.subarray(at, at + width)).replace(/\0.*$/s, "");
   const number = (at: number, width: number): number => {
     if (bytes[at]! & 0x80) {
       return bytes.subarray(at + 1, at + width).reduce((n, byte) => n * 256 + byte, 0); // GNU's binary form

@@ -129,7 +129,13 @@ export class Wire {
     }
   }
 
-  async #attempt(method: string, path: string, call: Call, headers: Record<string, string>, limit: Limit): Promise<Answer> {
+  async #attempt(
+    method: string,
+    path: string,
+    call: Call,
+    headers: Record<string, string>,
+    limit: Limit,
+  ): Promise<Answer> {
     if (this.#closed) {
       throw new ForkdError("the client is closed", { code: "client_closed" });
     }
@@ -140,7 +146,14 @@ export class Wire {
     } else if (body !== undefined && (!(body instanceof Uint8Array) || body.length > partSize)) {
       body = moving(body, limit);
     }
-    return this.#transport.send({ method, path: path + queryOf(call.query), headers, body, signal: limit.signal, upgrade: call.upgrade ?? false });
+    return this.#transport.send({
+      method,
+      path: path + queryOf(call.query),
+      headers,
+      body,
+      signal: limit.signal,
+      upgrade: call.upgrade ?? false,
+    });
   }
 
   #seconds(call: Call): number {
@@ -182,14 +195,28 @@ export class Wire {
       const { url } = this.address;
       const detail = (error.message || (error.cause as { code?: string } | undefined)?.code) ?? "no connection";
       return error.sent
-        ? new ConnectionFailedError(`${what}: the connection to the daemon at ${url} broke before it had answered (${detail}); it may have been carried out`, "unknown", error.cause)
-        : new ConnectionFailedError(`${what}: no forkd daemon answers at ${url} (${detail}); nothing was sent. Start one with 'forkd daemon', or say where it is: url, or FORKD_URL`, "no", error.cause);
+        ? new ConnectionFailedError(
+            `${what}: the connection to the daemon at ${url} broke before it had answered (${detail}); ` +
+              "it may have been carried out",
+            "unknown",
+            error.cause,
+          )
+        : new ConnectionFailedError(
+            `${what}: no forkd daemon answers at ${url} (${detail}); nothing was sent. Start one with ` +
+              "'forkd daemon', or say where it is: url, or FORKD_URL",
+            "no",
+            error.cause,
+          );
     }
     if (error instanceof ForkdError) {
       return error;
     }
     if (error instanceof Error && (error as { code?: string }).code === "ECONNRESET") {
-      return new ConnectionFailedError(`${what}: the answer of the daemon broke off; it may have been carried out`, "unknown", error);
+      return new ConnectionFailedError(
+        `${what}: the answer of the daemon broke off; it may have been carried out`,
+        "unknown",
+        error,
+      );
     }
     return error;
   }
@@ -198,7 +225,11 @@ export class Wire {
    * The parts of a stream's body. It fails with a StreamBrokenError if the stream breaks, or says
    * nothing for longer than the idle limit while a part is waited for. Leaving it ends the stream.
    */
-  async *idle(answer: Answer, what: string, options: { signal?: AbortSignal | undefined; seconds?: number; pid?: number } = {}): AsyncGenerator<Uint8Array> {
+  async *idle(
+    answer: Answer,
+    what: string,
+    options: { signal?: AbortSignal | undefined; seconds?: number; pid?: number } = {},
+  ): AsyncGenerator<Uint8Array> {
     const { signal } = options;
     const seconds = options.seconds ?? this.settings.idleTimeout;
     let silent = false;
@@ -226,7 +257,9 @@ export class Wire {
     }
     signal?.throwIfAborted();
     if (silent) {
-      throw new StreamBrokenError(`${what}: the stream said nothing for ${seconds} s (idleTimeout)`, { pid: options.pid });
+      throw new StreamBrokenError(`${what}: the stream said nothing for ${seconds} s (idleTimeout)`, {
+        pid: options.pid,
+      });
     }
   }
 }

@@ -81,8 +81,20 @@ export class Workspaces {
     checkStrings("labels", rest.labels);
     checkEnv(rest.env);
     checkSeconds("idleTimeout", idleTimeout);
-    const json = { name: tagOf(name, "name"), snapshot_tag: tagOf(snapshot), idle_timeout_secs: idleTimeout, ...(snake(rest) as object) };
-    return this.#workspace(await this.#client.wire.call("POST", "/v1/workspaces", { json, once: true, options: { signal, requestTimeout }, seconds: 120 }));
+    const json = {
+      name: tagOf(name, "name"),
+      snapshot_tag: tagOf(snapshot),
+      idle_timeout_secs: idleTimeout,
+      ...(snake(rest) as object),
+    };
+    return this.#workspace(
+      await this.#client.wire.call("POST", "/v1/workspaces", {
+        json,
+        once: true,
+        options: { signal, requestTimeout },
+        seconds: 120,
+      }),
+    );
   }
 
   /** Lists them by name. */
@@ -97,12 +109,16 @@ export class Workspaces {
 
   /** Saves the sandbox of one to disk and frees its memory. */
   async suspend(name: string, options?: CallOptions): Promise<Workspace> {
-    return this.#workspace(await this.#client.wire.call("POST", `${pathOf(name)}/suspend`, { json: {}, options, seconds: 600 }));
+    return this.#workspace(
+      await this.#client.wire.call("POST", `${pathOf(name)}/suspend`, { json: {}, options, seconds: 600 }),
+    );
   }
 
   /** Brings the sandbox of one back. */
   async resume(name: string, options?: CallOptions): Promise<Workspace> {
-    return this.#workspace(await this.#client.wire.call("POST", `${pathOf(name)}/resume`, { json: {}, options, seconds: 120 }));
+    return this.#workspace(
+      await this.#client.wire.call("POST", `${pathOf(name)}/resume`, { json: {}, options, seconds: 120 }),
+    );
   }
 
   /** Removes one and its sandbox; false if it is gone already. */

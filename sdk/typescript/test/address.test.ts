@@ -39,8 +39,18 @@ function startTime(): string {
 test("what is given comes first, then the environment", () => {
   process.env["FORKD_URL"] = "http://env:1/base/";
   process.env["FORKD_TOKEN"] = "t";
-  assert.deepEqual(findDaemon("https://given:2"), { url: "https://given:2", base: "https://given:2", socket: undefined, token: "t" });
-  assert.deepEqual(findDaemon(undefined, "own"), { url: "http://env:1/base/", base: "http://env:1/base", socket: undefined, token: "own" });
+  assert.deepEqual(findDaemon("https://given:2"), {
+    url: "https://given:2",
+    base: "https://given:2",
+    socket: undefined,
+    token: "t",
+  });
+  assert.deepEqual(findDaemon(undefined, "own"), {
+    url: "http://env:1/base/",
+    base: "http://env:1/base",
+    socket: undefined,
+    token: "own",
+  });
   process.env["FORKD_URL"] = "nonsense";
   assert.throws(() => findDaemon(), /^InvalidArgumentError: FORKD_URL: "nonsense": want unix:/);
 });
@@ -48,7 +58,12 @@ test("what is given comes first, then the environment", () => {
 test("then the emulated host that runs, with its token", () => {
   machine("default", "ready", startTime());
   machine("other", "ready", startTime());
-  assert.deepEqual(findDaemon(), { url: "http://127.0.0.1:4711", base: "http://127.0.0.1:4711", socket: undefined, token: "secret" });
+  assert.deepEqual(findDaemon(), {
+    url: "http://127.0.0.1:4711",
+    base: "http://127.0.0.1:4711",
+    socket: undefined,
+    token: "secret",
+  });
   process.env["FORKD_MACHINE"] = "other";
   assert.equal(findDaemon().token, "secret");
 });

@@ -73,16 +73,26 @@ test("no stream hangs without an idle limit (#1128)", async () => {
   const silent: [string, () => Promise<unknown>][] = [
     ["/exec$", () => box.commands.run("sleep 10")],
     ["/code$", () => box.runCode("import time; time.sleep(10)")],
-    ["/files/watch$", async () => {
-      for await (const _ of await box.files.watch(rig.tmp));
-    }],
-    ["/events$", async () => {
-      for await (const _ of await impatient.events());
-    }],
-  ]; // prettier-ignore
+    [
+      "/files/watch$",
+      async () => {
+        for await (const _ of await box.files.watch(rig.tmp));
+      },
+    ],
+    [
+      "/events$",
+      async () => {
+        for await (const _ of await impatient.events());
+      },
+    ],
+  ];
   for (const [path, call] of silent) {
     await rig.fault({ requests: { path, after_bytes: 90, stall: true } });
-    await assert.rejects(call(), (error) => error instanceof StreamBrokenError && /said nothing for 0.5 s/.test(error.message), path);
+    await assert.rejects(
+      call(),
+      (error) => error instanceof StreamBrokenError && /said nothing for 0.5 s/.test(error.message),
+      path,
+    );
   }
   impatient.close();
 });
@@ -100,7 +110,7 @@ test("a silent command is no silent stream", async () => {
 
 test("output is never lossy: bytes are bytes, and no character is torn", async () => {
   const all = Uint8Array.from({ length: 256 }, (_, i) => i);
-  const script = "i=0; while [ $i -lt 256 ]; do printf \"\\\\$(printf %o $i)\"; i=$((i+1)); done";
+  const script = 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %o $i)"; i=$((i+1)); done';
   const bytes = await sandbox.commands.run(script, { text: false });
   assert.deepEqual(bytes.stdout, all);
   const text = await sandbox.commands.run(script);
@@ -119,7 +129,10 @@ test("output is never lossy: bytes are bytes, and no character is torn", async (
 
 test("input goes to a command in the foreground, small and large", async () => {
   assert.equal((await sandbox.commands.run(["wc", "-c"], { stdin: "four" })).stdout.trim(), "4");
-  assert.equal((await sandbox.commands.run(["wc", "-c"], { stdin: new Uint8Array(20_000_000) })).stdout.trim(), "20000000");
+  assert.equal(
+    (await sandbox.commands.run(["wc", "-c"], { stdin: new Uint8Array(20_000_000) })).stdout.trim(),
+    "20000000",
+  );
   const stream = new Blob(["a".repeat(3_000_000)]).stream();
   assert.equal((await sandbox.commands.run(["wc", "-c"], { stdin: stream })).stdout.trim(), "3000000");
   assert.equal((await sandbox.commands.run(["head", "-c", "3"], { stdin: "x".repeat(10_000_000) })).stdout, "xxx");

@@ -29,7 +29,9 @@ interface Scenario {
 
 const contract = process.env["FORKD_CONTRACT"] ?? new URL("../../../test/contract", import.meta.url).pathname;
 const real = process.env["FORKD_CONTRACT_URL"];
-const scenarios = readdirSync(`${contract}/scenarios`).sort().flatMap((file) => parse(readFileSync(`${contract}/scenarios/${file}`, "utf8")) as Scenario[]);
+const scenarios = readdirSync(`${contract}/scenarios`)
+  .sort()
+  .flatMap((file) => parse(readFileSync(`${contract}/scenarios/${file}`, "utf8")) as Scenario[]);
 
 let rig: Rig | undefined;
 let client: Client;
@@ -51,7 +53,11 @@ test("operations.json has what the runner knows, and that is what test/contract 
   assert.deepEqual(listed.map(({ op }) => op).sort(), Object.keys(operations).sort());
   for (const { op, args = [] } of listed) {
     const known = operations[op]![1].split(" ");
-    assert.deepEqual(args.filter((arg) => !known.includes(arg)), [], op);
+    assert.deepEqual(
+      args.filter((arg) => !known.includes(arg)),
+      [],
+      op,
+    );
   }
 });
 
@@ -181,7 +187,12 @@ function meets(there: unknown, wanted: unknown, what: string): void {
     case "length":
       return assert.equal((there as unknown[] | undefined)?.length, value, what);
     case "contains":
-      return assert.ok(typeof there === "string" ? there.includes(value as string) : (there as unknown[]).some((item) => equal(item, value)), what);
+      return assert.ok(
+        typeof there === "string"
+          ? there.includes(value as string)
+          : (there as unknown[]).some((item) => equal(item, value)),
+        what,
+      );
     case "not":
       return assert.throws(() => meets(there, value, what), what);
     default:

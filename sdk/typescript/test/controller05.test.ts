@@ -18,8 +18,14 @@ test("every method", async () => {
   assert.equal(controller.baseUrl, rig.url);
   assert.ok((await controller.listSnapshots()).some(({ tag }) => tag === rig.snapshot));
   const [made] = await controller.spawnSandboxes({
-    snapshotTag: rig.snapshot, n: 1, perChildNetns: true, memoryLimitMib: 400, prewarm: true, liveFork: true, hugepages: true,
-  }); // prettier-ignore
+    snapshotTag: rig.snapshot,
+    n: 1,
+    perChildNetns: true,
+    memoryLimitMib: 400,
+    prewarm: true,
+    liveFork: true,
+    hugepages: true,
+  });
   const { id } = made!;
   assert.equal(made!.memory_limit_mib, 400);
   assert.ok((await controller.listSandboxes()).some((info) => info.id === id));
@@ -28,7 +34,12 @@ test("every method", async () => {
   const { stdout, exit_code } = await controller.execCommand(id, ["sh", "-c", "echo a; exit 2"], { timeoutSecs: 20 });
   assert.deepEqual([stdout, exit_code], ["a\n", 2]);
   assert.equal((await controller.evalCode(id, "2 ** 10")).result, "1024");
-  for (const options of [{}, { tag: "c1", diff: true }, { tag: "c2", measure_diff: true }, { tag: "c3", mode: "full", wait: true }] as const) {
+  for (const options of [
+    {},
+    { tag: "c1", diff: true },
+    { tag: "c2", measure_diff: true },
+    { tag: "c3", mode: "full", wait: true },
+  ] as const) {
     const info = await controller.branchSandbox(id, options);
     await controller.deleteSnapshot(info.tag);
   }
@@ -41,7 +52,8 @@ test("every method", async () => {
 });
 
 test("a request has a time limit, and the environment the address", async () => {
-  const slow: typeof fetch = (_, init) => new Promise((_resolve, reject) => init!.signal!.addEventListener("abort", () => reject(new Error("aborted"))));
+  const slow: typeof fetch = (_, init) =>
+    new Promise((_resolve, reject) => init!.signal!.addEventListener("abort", () => reject(new Error("aborted"))));
   await assert.rejects(new Controller({ timeoutMs: 10, fetch: slow }).listSnapshots(), /abort/);
   process.env["FORKD_URL"] = "http://from-env";
   assert.equal(new Controller().baseUrl, "http://from-env");

@@ -48,7 +48,10 @@ test("an answer is an error of its code's class, with all that is known", async 
     assert.match(error.requestId!, /^[0-9a-f]+$/);
     return /none/.test(error.message);
   });
-  await assert.rejects(client.fork(rig.snapshot, 1, { labels: { "not a label": "x" } }), { code: "invalid_field", field: "labels" });
+  await assert.rejects(client.fork(rig.snapshot, 1, { labels: { "not a label": "x" } }), {
+    code: "invalid_field",
+    field: "labels",
+  });
   await assert.rejects(Sandbox.connect("sb-none", { client }), SandboxNotFoundError);
   await assert.rejects(new Client({ url: rig.url, token: "wrong" }).version(), UnauthenticatedError);
 });
@@ -98,11 +101,14 @@ test("wrong arguments fail before anything is sent, with the parameter's name", 
     ["domain", () => new Client({ domain: "x" } as object)],
   ];
   for (const [field, call] of wrong) {
-    await assert.rejects(async () => call(), (error: InvalidArgumentError) => {
-      assert.ok(error instanceof InvalidArgumentError, `${field}: ${error}`);
-      assert.equal(error.field, field, error.message);
-      return error.message.startsWith(`${field}: `);
-    });
+    await assert.rejects(
+      async () => call(),
+      (error: InvalidArgumentError) => {
+        assert.ok(error instanceof InvalidArgumentError, `${field}: ${error}`);
+        assert.equal(error.field, field, error.message);
+        return error.message.startsWith(`${field}: `);
+      },
+    );
   }
   assert.equal((await rig.state()).total, before);
 });
@@ -119,7 +125,7 @@ test("a fork is repeated under one key, and made once", async () => {
   await rig.fault({ requests: { path: "^/v1/forks$", status: 429, retry_after: 1 } });
   const before = (await rig.state()).vms;
   const children = await client.fork(rig.snapshot, 2);
-  await rig.fault({ clear: true, requests: { path: "^/v1/forks$", after_bytes: 10 } }); // it is made, its answer is lost
+  await rig.fault({ clear: true, requests: { path: "^/v1/forks$", after_bytes: 10 } }); // its answer is lost
   const more = await client.fork(rig.snapshot, 1);
   assert.equal(await count("POST /v1/forks"), 2);
   assert.equal((await rig.state()).vms, before + 3);
@@ -141,7 +147,10 @@ test("what is not idempotent is never repeated", async () => {
 
 test("repetitions end: by their number, by the time limit, and with retries: 0", async () => {
   await rig.fault({ requests: { path: "^/v1/sandboxes$", status: 429, retry_after: 1, times: 3 } });
-  await assert.rejects(client.sandboxes(), (error: TooManyRequestsError) => error instanceof TooManyRequestsError && error.retryAfter === 1);
+  await assert.rejects(
+    client.sandboxes(),
+    (error: TooManyRequestsError) => error instanceof TooManyRequestsError && error.retryAfter === 1,
+  );
   assert.equal(await count("GET /v1/sandboxes"), 3);
   await rig.fault({ clear: true, requests: { path: "^/v1/sandboxes$", status: 503, retry_after: 30 } });
   await assert.rejects(client.sandboxes({ requestTimeout: 5 }), BusyError);
@@ -198,9 +207,15 @@ test("a daemon restarted in the middle of a stream", async () => {
 test("an answer that breaks off is a broken stream, at every byte", async () => {
   for (const after_bytes of [0, 1, 20, 40]) {
     await rig.fault({ clear: true, requests: { path: "/exec$", after_bytes } });
-    await assert.rejects(sandbox.commands.run("echo hello"), (error) => error instanceof StreamBrokenError || error instanceof ConnectionFailedError);
+    await assert.rejects(
+      sandbox.commands.run("echo hello"),
+      (error) => error instanceof StreamBrokenError || error instanceof ConnectionFailedError,
+    );
     await rig.fault({ clear: true, requests: { path: "/code$", after_bytes } });
-    await assert.rejects(sandbox.runCode("1 + 1"), (error) => error instanceof StreamBrokenError || error instanceof ConnectionFailedError);
+    await assert.rejects(
+      sandbox.runCode("1 + 1"),
+      (error) => error instanceof StreamBrokenError || error instanceof ConnectionFailedError,
+    );
   }
 });
 

@@ -17,7 +17,10 @@ test("every code of docs/errors.md has a class that is exported", () => {
   const codes = [...read("../../../docs/errors.md").matchAll(/^\| <a id="(\w+)">/gm)].map((m) => m[1]!);
   assert.deepEqual(Object.keys(forkd.errorClasses), codes);
   for (const [code, Class] of Object.entries(forkd.errorClasses)) {
-    const name = `${code.split("_").map((word) => word[0]!.toUpperCase() + word.slice(1)).join("")}Error`;
+    const name = `${code
+      .split("_")
+      .map((word) => word[0]!.toUpperCase() + word.slice(1))
+      .join("")}Error`;
     assert.equal(Class.name, name);
     assert.equal((forkd as unknown as Record<string, unknown>)[name], Class);
     assert.ok(new Class("x") instanceof forkd.ForkdError);

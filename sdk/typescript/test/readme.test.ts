@@ -10,7 +10,9 @@ import { Client } from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
 const package_ = new URL("..", import.meta.url).pathname;
-const programs = [...readFileSync(join(package_, "README.md"), "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map((m) => m[1]!);
+const programs = [...readFileSync(join(package_, "README.md"), "utf8").matchAll(/^```js\n(.*?)^```$/gms)].map(
+  (m) => m[1]!,
+);
 /** What each of them prints, over faked VMs: children have no memory of their parent's there. */
 const said = [/^hello 3\n42\n\[ .* \]\n$/, /^1 9\n$/, /^a\nb\n\nsandbox.deleted\n$/, /^list sandboxes/];
 
@@ -42,11 +44,15 @@ test("README.md has as many programs as are known here", () => assert.equal(prog
 
 const old = process.versions.node.startsWith("22.");
 programs.forEach((program, i) => {
-  test(`program ${i + 1}`, { skip: old && program.includes("await using") && "Node 22 has no await using" }, async () => {
-    const file = join(directory, `${i}.mjs`);
-    writeFileSync(file, program);
-    const env = { ...process.env, FORKD_URL: rig.url, FORKD_TOKEN: rig.token };
-    const { stdout } = await promisify(execFile)(process.execPath, [file], { env });
-    assert.match(stdout, said[i]!);
-  });
+  test(
+    `program ${i + 1}`,
+    { skip: old && program.includes("await using") && "Node 22 has no await using" },
+    async () => {
+      const file = join(directory, `${i}.mjs`);
+      writeFileSync(file, program);
+      const env = { ...process.env, FORKD_URL: rig.url, FORKD_TOKEN: rig.token };
+      const { stdout } = await promisify(execFile)(process.execPath, [file], { env });
+      assert.match(stdout, said[i]!);
+    },
+  );
 });

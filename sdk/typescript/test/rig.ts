@@ -18,7 +18,15 @@ export class Rig {
   readonly #process: ChildProcess;
 
   private constructor(process: ChildProcess, line: string) {
-    const said = JSON.parse(line) as { url: string; socket: string; token: string; snapshot: string; tmp: string; file: string; pid: number };
+    const said = JSON.parse(line) as {
+      url: string;
+      socket: string;
+      token: string;
+      snapshot: string;
+      tmp: string;
+      file: string;
+      pid: number;
+    };
     this.url = said.url;
     this.socket = said.socket;
     this.token = said.token;
@@ -67,6 +75,9 @@ function build(): string {
   const directory = mkdtempSync(join(tmpdir(), "forkd-rigd-"));
   process.on("exit", () => rmSync(directory, { recursive: true }));
   const program = join(directory, "rigd");
-  execFileSync("go", ["build", "-o", program, "./test/contract/rigd"], { cwd: new URL("../../..", import.meta.url), stdio: "inherit" });
+  execFileSync("go", ["build", "-o", program, "./test/contract/rigd"], {
+    cwd: new URL("../../..", import.meta.url),
+    stdio: "inherit",
+  });
   return program;
 }

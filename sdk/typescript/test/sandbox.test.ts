@@ -3,7 +3,16 @@ import assert from "node:assert/strict";
 import { mkdirSync, readFileSync, readlinkSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { bestOf, Client, CommandFailed, Sandbox, SandboxNotFoundError, type CommandHandle, type Event, type Result } from "../src/index.ts";
+import {
+  bestOf,
+  Client,
+  CommandFailed,
+  Sandbox,
+  SandboxNotFoundError,
+  type CommandHandle,
+  type Event,
+  type Result,
+} from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
 let rig: Rig;
@@ -30,8 +39,14 @@ test("a sandbox is made, found, listed and killed", async () => {
   assert.equal(one.info.idleTimeoutSecs, 60);
   assert.ok(one.info.expiresAtUnix);
   assert.equal((await Sandbox.connect(one.id, { client })).id, one.id);
-  assert.deepEqual((await Sandbox.list({ client, labels: { who: "me" } })).map((s) => s.id), [one.id]);
-  assert.deepEqual((await client.sandboxes({ labels: ["who"] })).map((s) => s.id), [one.id]);
+  assert.deepEqual(
+    (await Sandbox.list({ client, labels: { who: "me" } })).map((s) => s.id),
+    [one.id],
+  );
+  assert.deepEqual(
+    (await client.sandboxes({ labels: ["who"] })).map((s) => s.id),
+    [one.id],
+  );
   assert.deepEqual(await one.setLabels({ who: null, job: "8" }), { job: "8" });
   assert.equal(await one.kill(), true);
   assert.equal(await one.kill(), false);
@@ -88,7 +103,11 @@ test("settings and figures", async () => {
 });
 
 test("a command: exit code, outputs, environment, directory, input", async () => {
-  const result = await sandbox.commands.run("echo $A $FROM_FORK; pwd; cat; echo no >&2; exit 3", { env: { A: "b" }, cwd: "/usr", stdin: "in" });
+  const result = await sandbox.commands.run("echo $A $FROM_FORK; pwd; cat; echo no >&2; exit 3", {
+    env: { A: "b" },
+    cwd: "/usr",
+    stdin: "in",
+  });
   assert.deepEqual([result.exitCode, result.ok, result.outcome], [3, false, "exited"]);
   assert.equal(result.stdout, "b yes\n/usr\nin");
   assert.equal(result.stderr, "no\n");
@@ -168,7 +187,12 @@ test("a process that was detached goes on", async () => {
 
 test("a terminal", async () => {
   const shown: Uint8Array[] = [];
-  const pty = await sandbox.pty.create({ cols: 100, rows: 30, cmd: ["/bin/sh"], onData: (data) => void shown.push(data) });
+  const pty = await sandbox.pty.create({
+    cols: 100,
+    rows: 30,
+    cmd: ["/bin/sh"],
+    onData: (data) => void shown.push(data),
+  });
   await pty.write("stty size\n");
   while (!Buffer.concat(shown).includes("30 100")) {
     await new Promise((resolve) => setTimeout(resolve, 5));
@@ -195,7 +219,10 @@ test("code: results, output, errors, contexts", async () => {
   assert.deepEqual([shown.length, shown[0]!.isMainResult, shown[0]!.text], [1, true, "42"]);
   assert.equal(run.outcome, "finished");
   const failed = await sandbox.runCode("1 / 0");
-  assert.deepEqual([failed.error!.name, failed.error!.value, failed.outcome], ["ZeroDivisionError", "division by zero", "exception"]);
+  assert.deepEqual(
+    [failed.error!.name, failed.error!.value, failed.outcome],
+    ["ZeroDivisionError", "division by zero", "exception"],
+  );
   assert.match(failed.error!.traceback, /1 \/ 0/);
   const html = await sandbox.runCode("class A:\n  def _repr_html_(self): return '<b>a</b>'\nA()");
   assert.equal(html.results[0]!.html, "<b>a</b>");
@@ -226,12 +253,15 @@ test("files", async () => {
   await sandbox.files.write(`${at}/blob`, new Blob(["x", "y"]));
   await sandbox.files.write(`${at}/stream`, new Response("z".repeat(100_000)).body!);
   assert.equal((await sandbox.files.stat(`${at}/stream`)).size, 100_000);
-  assert.deepEqual((await sandbox.files.list(at, { depth: 2 })).map(({ name, type }) => [name, type]), [
-    ["a", "directory"],
-    ["b.txt", "file"],
-    ["blob", "file"],
-    ["stream", "file"],
-  ]);
+  assert.deepEqual(
+    (await sandbox.files.list(at, { depth: 2 })).map(({ name, type }) => [name, type]),
+    [
+      ["a", "directory"],
+      ["b.txt", "file"],
+      ["blob", "file"],
+      ["stream", "file"],
+    ],
+  );
   assert.equal(await sandbox.files.makeDir(`${at}/new/dir`), true);
   assert.equal(await sandbox.files.makeDir(`${at}/new/dir`), false);
   assert.equal((await sandbox.files.rename(`${at}/blob`, `${at}/moved/blob`)).path, `${at}/moved/blob`);
@@ -324,22 +354,36 @@ test("workspaces", async () => {
   assert.equal((await workspace.suspend()).status, "suspended");
   await assert.rejects(workspace.sandbox(), /suspended: resume it first/);
   assert.equal((await workspace.resume()).status, "running");
-  assert.deepEqual((await client.workspaces.list()).map(({ name }) => name), ["ts-work"]);
+  assert.deepEqual(
+    (await client.workspaces.list()).map(({ name }) => name),
+    ["ts-work"],
+  );
   assert.equal((await client.workspaces.get("ts-work")).name, "ts-work");
   assert.equal(await workspace.delete(), true);
   assert.equal(await workspace.delete(), false);
 });
 
 test("the best of several attempts lives, the others do not", async () => {
-  const best = await bestOf(sandbox, ["echo 1", "echo 333", "exit 1", "echo 22"], (_, { ok, stdout }) => ok && Number(stdout));
+  const best = await bestOf(
+    sandbox,
+    ["echo 1", "echo 333", "exit 1", "echo 22"],
+    (_, { ok, stdout }) => ok && Number(stdout),
+  );
   assert.deepEqual([best.index, best.score, best.result.stdout], [1, 333, "333\n"]);
   assert.deepEqual(best.scores, [1, 333, undefined, 22]);
   assert.equal((await best.sandbox.getInfo()).state, "running");
   const before = (await rig.state()).vms;
   await best.sandbox.kill();
-  const by = await bestOf(sandbox, [async (child) => (await child.commands.run("echo 5")).stdout, () => "6"], (_, text) => Number(text));
+  const by = await bestOf(
+    sandbox,
+    [async (child) => (await child.commands.run("echo 5")).stdout, () => "6"],
+    (_, text) => Number(text),
+  );
   assert.equal(by.result, "6");
   assert.equal(await by.sandbox.kill(), true);
-  await assert.rejects(bestOf(sandbox, ["true"], () => false), AggregateError);
+  await assert.rejects(
+    bestOf(sandbox, ["true"], () => false),
+    AggregateError,
+  );
   assert.equal((await rig.state()).vms, before - 1);
 });

@@ -9,7 +9,14 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import type { TLSSocket } from "node:tls";
-import { Client, ConnectionFailedError, InvalidArgumentError, NoSuchRouteError, Sandbox, StreamBrokenError } from "../src/index.ts";
+import {
+  Client,
+  ConnectionFailedError,
+  InvalidArgumentError,
+  NoSuchRouteError,
+  Sandbox,
+  StreamBrokenError,
+} from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
 let rig: Rig;
@@ -22,14 +29,40 @@ const pem = (name: string): string => join(directory, `${name}.pem`);
 /** Makes a key and a certificate, signed by the authority unless it is that. */
 function certificate(name: string, subject: string): void {
   const openssl = (...args: string[]): unknown => execFileSync("openssl", args, { cwd: directory, stdio: "ignore" });
-  const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", `${name}-key.pem`, "-subj", `/CN=${subject}`];
+  const key = [
+    "-newkey",
+    "ec",
+    "-pkeyopt",
+    "ec_paramgen_curve:prime256v1",
+    "-nodes",
+    "-keyout",
+    `${name}-key.pem`,
+    "-subj",
+    `/CN=${subject}`,
+  ];
   if (name === "ca") {
     openssl("req", "-x509", ...key, "-days", "2", "-out", "ca.pem");
     return;
   }
   openssl("req", "-new", ...key, "-out", `${name}.csr`);
   writeFileSync(join(directory, `${name}.ext`), "subjectAltName=DNS:localhost,IP:127.0.0.1\n");
-  openssl("x509", "-req", "-in", `${name}.csr`, "-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial", "-days", "2", "-extfile", `${name}.ext`, "-out", `${name}.pem`);
+  openssl(
+    "x509",
+    "-req",
+    "-in",
+    `${name}.csr`,
+    "-CA",
+    "ca.pem",
+    "-CAkey",
+    "ca-key.pem",
+    "-CAcreateserial",
+    "-days",
+    "2",
+    "-extfile",
+    `${name}.ext`,
+    "-out",
+    `${name}.pem`,
+  );
 }
 
 before(async () => {
@@ -38,15 +71,24 @@ before(async () => {
   certificate("ca", "authority");
   certificate("server", "localhost");
   certificate("client", "somebody");
-  const options = { key: readFileSync(pem("server-key")), cert: readFileSync(pem("server")), ca: readFileSync(pem("ca")), requestCert: true, rejectUnauthorized: false };
+  const options = {
+    key: readFileSync(pem("server-key")),
+    cert: readFileSync(pem("server")),
+    ca: readFileSync(pem("ca")),
+    requestCert: true,
+    rejectUnauthorized: false,
+  };
   server = createServer(options, (incoming, outgoing) => {
     authorized = (incoming.socket as TLSSocket).authorized;
     const there = new URL(rig.url);
     const { method = "GET", headers, url: path = "/" } = incoming;
-    const forwarded = request({ host: there.hostname, port: there.port, method, headers, path: path.replace(/^\/base/, "") }, (answer) => {
-      outgoing.writeHead(answer.statusCode!, answer.headers);
-      answer.pipe(outgoing);
-    });
+    const forwarded = request(
+      { host: there.hostname, port: there.port, method, headers, path: path.replace(/^\/base/, "") },
+      (answer) => {
+        outgoing.writeHead(answer.statusCode!, answer.headers);
+        answer.pipe(outgoing);
+      },
+    );
     incoming.pipe(forwarded);
     outgoing.on("close", () => forwarded.destroy());
   });
@@ -79,7 +121,13 @@ async function works(client: Client): Promise<void> {
 
 test("TLS, with the daemon's authority and a certificate of the client", async () => {
   const { token } = rig;
-  const client = new Client({ url, token, ca: pem("ca"), cert: readFileSync(pem("client"), "utf8"), key: pem("client-key") });
+  const client = new Client({
+    url,
+    token,
+    ca: pem("ca"),
+    cert: readFileSync(pem("client"), "utf8"),
+    key: pem("client-key"),
+  });
   await works(client);
   assert.equal(authorized, true);
   client.close();
@@ -87,7 +135,10 @@ test("TLS, with the daemon's authority and a certificate of the client", async (
 
 test("a daemon with another authority's certificate is told nothing", async () => {
   const client = new Client({ url, token: rig.token });
-  await assert.rejects(client.version(), (error: ConnectionFailedError) => error instanceof ConnectionFailedError && error.happened === "no");
+  await assert.rejects(
+    client.version(),
+    (error: ConnectionFailedError) => error instanceof ConnectionFailedError && error.happened === "no",
+  );
   client.close();
   process.env["FORKD_CA"] = pem("ca");
   const trusting = new Client({ url, token: rig.token });
@@ -110,14 +161,21 @@ test("fetch in place of node:http", async () => {
   const gone = createServer().listen(0);
   const { port } = gone.address() as AddressInfo;
   await new Promise((resolve) => gone.close(resolve));
-  await assert.rejects(new Client({ url: `http://127.0.0.1:${port}`, fetch }).version(), (error: ConnectionFailedError) => error.happened === "no");
+  await assert.rejects(
+    new Client({ url: `http://127.0.0.1:${port}`, fetch }).version(),
+    (error: ConnectionFailedError) => error.happened === "no",
+  );
   assert.throws(() => new Client({ url: rig.socket, fetch }), InvalidArgumentError);
 });
 
 test("a daemon that is too old says so", async () => {
-  const old: typeof fetch = () => Promise.resolve(Response.json({ error: "POST /v1/x: no such route", code: "no_such_route" }, { status: 404 }));
+  const old: typeof fetch = () =>
+    Promise.resolve(Response.json({ error: "POST /v1/x: no such route", code: "no_such_route" }, { status: 404 }));
   const error = await new Client({ url: rig.url, fetch: old }).version().catch((e: unknown) => e as Error);
   assert.ok(error instanceof NoSuchRouteError && /older than this package/.test(error.message));
   const proxy: typeof fetch = () => Promise.resolve(new Response("<h1>Bad gateway</h1>", { status: 502 }));
-  await assert.rejects(new Client({ url: rig.url, fetch: proxy }).version(), /502: not an answer of a forkd daemon: "<h1>Bad gateway/);
+  await assert.rejects(
+    new Client({ url: rig.url, fetch: proxy }).version(),
+    /502: not an answer of a forkd daemon: "<h1>Bad gateway/,
+  );
 });

@@ -1,7 +1,16 @@
 /** Archives that a sandbox has made cannot reach out of the directory that they are unpacked in. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { existsSync, lstatSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, test } from "node:test";
@@ -48,13 +57,24 @@ async function* inParts(bytes: Uint8Array, size = 700): AsyncGenerator<Uint8Arra
   }
 }
 
-const unpack = (entries: Entry[], format?: string): Promise<void> => unpackTree(inParts(archive(entries, format)), into);
+const unpack = (entries: Entry[], format?: string): Promise<void> =>
+  unpackTree(inParts(archive(entries, format)), into);
 
 test("what Python's tarfile packs is unpacked, in every format", async () => {
   const long = `${"d".repeat(90)}/${"n".repeat(120)}`;
   for (const format of ["PAX", "GNU", "USTAR"]) {
     const name = format === "USTAR" ? `${"d".repeat(90)}/${"n".repeat(90)}` : long;
-    await unpack([{ name: "./" }, { name: "./a/", type: "5" }, { name, content: "x".repeat(5000) }, { name: "short", content: "x".repeat(5000) }, { name: "hard", type: "1", link: format === "USTAR" ? "short" : name }, { name: "soft", type: "2", link: "a" }], format);
+    await unpack(
+      [
+        { name: "./" },
+        { name: "./a/", type: "5" },
+        { name, content: "x".repeat(5000) },
+        { name: "short", content: "x".repeat(5000) },
+        { name: "hard", type: "1", link: format === "USTAR" ? "short" : name },
+        { name: "soft", type: "2", link: "a" },
+      ],
+      format,
+    );
     assert.equal(readFileSync(join(into, name), "utf8"), "x".repeat(5000));
     assert.equal(readFileSync(join(into, "hard"), "utf8").length, 5000);
     assert.ok(lstatSync(join(into, "soft")).isSymbolicLink());
@@ -97,7 +117,13 @@ test("links are no way out, in any order", async () => {
   mkdirSync(into);
   symlinkSync(secret, join(into, "a")); // one that was there before
   await assert.rejects(unpack([{ name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
-  await assert.rejects(unpack([{ name: "a", type: "5" }, { name: "a/file", content: "overwritten" }]), { code: "unsafe_archive" });
+  await assert.rejects(
+    unpack([
+      { name: "a", type: "5" },
+      { name: "a/file", content: "overwritten" },
+    ]),
+    { code: "unsafe_archive" },
+  );
   assert.equal(readFileSync(join(secret, "file"), "utf8"), "kept");
 });
 
@@ -109,8 +135,22 @@ test("an archive that is cut off fails", async () => {
 });
 
 test("names of the API become camelCase and come back, keys of maps do not", () => {
-  const message = { snapshot_tag: "a", io_bytes_per_second: 1, list: [{ exit_code: 0 }], labels: { a_b: "c_d" }, env: { MY_VAR: "x" }, nothing: null };
-  const mine = { snapshotTag: "a", ioBytesPerSecond: 1, list: [{ exitCode: 0 }], labels: { a_b: "c_d" }, env: { MY_VAR: "x" }, nothing: null };
+  const message = {
+    snapshot_tag: "a",
+    io_bytes_per_second: 1,
+    list: [{ exit_code: 0 }],
+    labels: { a_b: "c_d" },
+    env: { MY_VAR: "x" },
+    nothing: null,
+  };
+  const mine = {
+    snapshotTag: "a",
+    ioBytesPerSecond: 1,
+    list: [{ exitCode: 0 }],
+    labels: { a_b: "c_d" },
+    env: { MY_VAR: "x" },
+    nothing: null,
+  };
   assert.deepEqual(camel(message), mine);
   assert.deepEqual(snake({ ...mine, absent: undefined }), message);
 });

@@ -2,14 +2,18 @@
 import { bestOf, Client, Sandbox, SandboxNotFoundError, type CommandResult, type Execution } from "forkd";
 
 const client = new Client({ url: "http://x" });
-const network = { mode: "allow", allow: ["pypi.org"] } as const;
-const sandbox: Sandbox = await Sandbox.create("a", { client, limits: { memoryMib: 512 }, network: { ...network, allow: [...network.allow] } });
+const sandbox: Sandbox = await Sandbox.create("a", {
+  client,
+  limits: { memoryMib: 512 },
+  network: { mode: "allow", allow: ["pypi.org"] },
+});
 const result: CommandResult = await sandbox.commands.run("x");
 const bytes: Uint8Array = (await sandbox.commands.run(["x"], { text: false })).stdout;
 const execution: Execution = await sandbox.runCode("1");
 const [snapshot, children] = await sandbox.branch(2);
 for (const child of children) {
-  console.log(child.id, snapshot.tag, result.stdout, bytes.length, execution.text, child.info.snapshotTag, child.info.labels?.["a"]);
+  console.log(child.id, snapshot.tag, result.stdout, bytes.length, execution.text);
+  console.log(child.info.snapshotTag, child.info.labels?.["a"]);
 }
 for await (const event of await client.events({ labels: { a: "b" } })) {
   console.log(event.type, event.sandboxId);
