@@ -268,16 +268,16 @@ export class Wire {
 async function* moving(body: Body, limit: Limit): AsyncGenerator<Uint8Array> {
   if (body instanceof Uint8Array) {
     for (let at = 0; at < body.length; at += partSize) {
-      limit.start();
+      limit.extend();
       yield body.subarray(at, at + partSize);
     }
   } else {
     for await (const part of body) {
-      limit.start();
+      limit.extend();
       yield part;
     }
   }
-  limit.start();
+  limit.extend();
 }
 
 /** How long a request may take, and the signal of its caller. */
@@ -301,7 +301,7 @@ class Limit {
     return this.#controller.signal;
   }
 
-  /** Begins the time of an attempt, or begins it anew. */
+  /** Begins the time of an attempt. */
   start(): void {
     this.stop();
     this.caller?.addEventListener("abort", this.#abort);
@@ -310,8 +310,16 @@ class Limit {
     }
   }
 
+  /** Begins the time of the attempt anew, if it goes on. */
+  extend(): void {
+    if (this.#timer !== undefined) {
+      this.start();
+    }
+  }
+
   stop(): void {
     clearTimeout(this.#timer);
+    this.#timer = undefined;
     this.caller?.removeEventListener("abort", this.#abort);
   }
 
