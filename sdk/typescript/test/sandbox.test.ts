@@ -67,7 +67,9 @@ test("fork, branch and rollback", async () => {
   const children = await sandbox.fork(2, { labels: { of: "fork" } });
   assert.equal(children.length, 2);
   assert.ok(children.figures!.pauseMs! >= 0);
-  const [snapshot, grandchildren] = await sandbox.branch(2, { tag: "ts-branch", mode: "live" });
+  const [snapshot, grandchildren] = await sandbox.branch(2, { tag: "ts-branch", mode: "live", labels: { turn: "1" } });
+  assert.deepEqual((await client.snapshots.get("ts-branch")).info.labels, { turn: "1" });
+  assert.equal((await sandbox.getInfo()).latestTag, "ts-branch");
   assert.equal(snapshot.tag, "ts-branch");
   assert.equal(grandchildren[0]!.info.snapshotTag, "ts-branch");
   assert.equal((await sandbox.rollback(snapshot)).rolledBackTo, "ts-branch");

@@ -172,8 +172,12 @@ export interface components {
             sandboxes: number;
             /** @description removed with the last sandbox that needs it */
             transient?: boolean;
+            /** @description given with the request for the branch */
+            labels?: components["schemas"]["Labels"];
             /** @description of a branch; so are the following */
             sandbox_id?: string;
+            /** @description the snapshot that the sandbox was at before; absent: the one it ran from, or deleted */
+            after?: string;
             /** @enum {string} */
             mode?: "live" | "diff" | "full";
             /** @description why another mode than the one asked for */
@@ -319,6 +323,10 @@ export interface components {
              */
             network: "none" | "public" | "allow" | "open";
             unique?: components["schemas"]["Unique"];
+            /** @description the snapshot it was last branched to or rolled back to, else the one it was forked from; absent if that was deleted */
+            latest_tag?: string;
+            /** @description requests since latest_tag that may have changed files or processes; absent if the daemon does not know, because it has been started since */
+            calls_since_latest?: number;
             /** @description its fork, rollback or resume fails with not_unique where programs repeat random numbers */
             unique_strict?: boolean;
         };
@@ -495,6 +503,8 @@ export interface components {
             wait?: boolean;
             /** @description the snapshot that the sandbox runs from */
             parent_tag?: string;
+            /** @description of the snapshot; what is forked from it does not inherit them */
+            labels?: components["schemas"]["Labels"];
             /** @description of forkd 0.5 */
             diff?: boolean;
             /** @description of forkd 0.5 */
@@ -842,6 +852,10 @@ export interface components {
             private_kib: number;
             /** @description guest pages written since the fork, or the latest branch */
             guest_dirty_kib: number;
+            /** @description guest memory written since the sandbox's latest_tag; an idle guest writes a little */
+            memory_since_latest_kib?: number;
+            /** @description of its disk, written since the sandbox's latest_tag */
+            disk_since_latest_kib?: number;
             guest_pss_kib: number;
             /** @description private pages that are not guest RAM */
             vmm_private_kib: number;
