@@ -1,0 +1,55 @@
+"""Makes errors of what the daemon answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from . import _codes
+from ._errors import ForkdError
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> ForkdError:
+    """The error that an answer stands for."""
+    try:
+        problem = json.loads(body)
+        problem = problem if isinstance(problem, dict) else {}
+    except ValueError:
+        problem = {}
+    message = (
+        problem.get("detail")
+        or problem.get("error")
+        or body[:300].decode("utf-8", "replace").strip()
+        or f"HTTP status {status}"
+    )
+    return problem_of(
+        message,
+        problem.get("code", ""),
+        status,
+        field=problem.get("field"),
+        fix=problem.get("fix"),
+        request_id=headers.get("x-request-id"),
+        retry_after=retry_after(headers),
+    )
+
+
+def problem_of(
+    message: str,
+    code: str,
+    status: int,
+    *,
+    field: str | None = None,
+    fix: str | None = None,
+    request_id: str | None = None,
+    retry_after: float | None = None,
+) -> ForkdError:
+    """The error of a code, or of the status if this version does not know the code."""
+    cls = _codes.BY_CODE.get(code) or _codes.BY_STATUS.get(status) or ForkdError
+    return cls(message, code=code, field=field, fix=fix, status=status, request_id=request_id, retry_after=retry_after)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    try:
+        return float(headers["retry-after"])
+    except (KeyError, ValueError):
+        return None

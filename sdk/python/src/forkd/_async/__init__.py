@@ -1,0 +1,1 @@
+"""One half of the SDK. The sync half is made from the async one by tools/unasync.py."""

@@ -1,0 +1,71 @@
+"""Several attempts side by side, of which the best is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .. import _args
+from .._errors import ForkdError
+from . import _runtime
+from ._sandbox import AsyncSandbox
+
+Attempt = str | Sequence[str] | Callable[[AsyncSandbox], Any]
+"""A command, as commands.run takes it, or a function that is called with the child."""
+
+Judge = Callable[[AsyncSandbox, Any], "float | bool | None | Awaitable[float | bool | None]"]
+"""Is called with a child and what its attempt returned, and returns how good that is; None: it is no good."""
+
+
+@dataclass
+class AsyncBest:
+    """The best of several attempts."""
+
+    sandbox: AsyncSandbox
+    """The child whose attempt is the best. It lives, and is the caller's to use or to kill."""
+    result: Any
+    """What the attempt returned: of a command, a CommandResult."""
+    score: float
+    index: int
+    """Which attempt it was."""
+    results: list[Any]
+    """What every attempt returned, or the exception that it ended with."""
+    scores: list[float | None]
+
+
+async def best_of(sandbox: AsyncSandbox, attempts: Sequence[Attempt], judge: Judge, **options: Any) -> AsyncBest:
+    """Forks a child of a sandbox for every attempt, runs the attempts side by side, judges each in its child,
+    keeps the child with the highest score and kills the others. The options are those of Sandbox.fork.
+
+    An attempt that raises, or whose score is None, is out. If all are, every child is killed and an
+    ExceptionGroup has what they raised."""
+    if isinstance(attempts, str) or not attempts:
+        raise _args.wrong("attempts", attempts, "a list of commands or functions that is not empty")
+    for attempt in attempts:
+        if not callable(attempt):
+            _args.command(attempt)
+    children = await sandbox.fork(len(attempts), **options)
+    best: int | None = None
+    try:
+        tried = await _runtime.gather([partial(_try, c, a, judge) for c, a in zip(children, attempts)])
+        results = [t if isinstance(t, Exception) else t[0] for t in tried]
+        scores = [None if isinstance(t, Exception) or t[1] is None else float(t[1]) for t in tried]
+        ranked = [i for i, score in enumerate(scores) if score is not None]
+        if not ranked:
+            failed = [t for t in tried if isinstance(t, Exception)]
+            failed = failed or [ForkdError("judge returned None for every attempt", code="no_attempt")]
+            raise ExceptionGroup(f"none of {len(children)} attempts is any good", failed)
+        best = max(ranked, key=lambda i: (scores[i], -i))
+        return AsyncBest(children[best], results[best], scores[best] or 0.0, best, results, scores)
+    finally:
+        await _runtime.gather([c.kill for i, c in enumerate(children) if i != best])
+
+
+async def _try(child: AsyncSandbox, attempt: Attempt, judge: Judge) -> tuple[Any, Any]:
+    if callable(attempt):
+        result = await _runtime.resolved(attempt(child))
+    else:
+        result = await child.commands.run(attempt)
+    return result, await _runtime.resolved(judge(child, result))

@@ -1,0 +1,172 @@
+"""The client of a daemon."""
+
+from __future__ import annotations
+
+# sync: import atexit
+import json
+import threading
+from builtins import list as List
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from .. import _args
+from .._address import Address, locate
+from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
+from .._lines import ServerEvents
+from .._wire import Event, Limits, Version
+from ._sandbox import AsyncSandbox, AsyncSandboxes, NetworkPolicy, fork, fork_body
+from ._snapshot import AsyncSnapshots
+from ._transport import AsyncTransport
+from ._workspace import AsyncWorkspaces
+
+
+class AsyncClient:
+    """Calls one daemon. Without url, it is found as the command forkd finds it: by $FORKD_URL, else in a
+    running emulated host, else at the local socket.
+
+    It may be used by several threads and event loops at once, and by a process that was forked. A with
+    block closes its connections."""
+
+    snapshots: AsyncSnapshots
+    workspaces: AsyncWorkspaces
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        timeout: float = 300.0,
+        retries: int = 2,
+    ) -> None:
+        """url is unix:///path, http://host:port or https://host:port; token the daemon's; ca a file in PEM with
+        the authority of its certificate; cert and key files with a certificate of this client. $FORKD_URL,
+        $FORKD_TOKEN, $FORKD_CA, $FORKD_CERT and $FORKD_KEY stand for what is left out.
+
+        timeout is how long a call may go without an answer, in seconds; commands and code have limits of
+        their own. retries is how often a request that does nothing twice is sent again."""
+        seconds = _args.seconds("timeout", timeout)
+        self._set(locate(url, token, ca, cert, key), seconds or 300.0, _args.whole("retries", retries, 0, 100))
+
+    def _set(self, address: Address, timeout: float, retries: int) -> None:
+        self._transport = AsyncTransport(address, timeout, retries)
+        self.snapshots, self.workspaces = AsyncSnapshots(self), AsyncWorkspaces(self)
+
+    _defaults: ClassVar[dict[Address, AsyncClient]] = {}
+    _defaults_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def default(cls) -> AsyncClient:
+        """The client that Sandbox.create and others use if they are given none: one for the whole process, or
+        for each daemon if the environment names another one. It is closed when the process ends."""
+        address = locate()
+        with cls._defaults_lock:
+            if address not in cls._defaults:
+                client = cls._defaults[address] = object.__new__(cls)
+                client._set(address, 300.0, 2)
+                # sync: atexit.register(client.close)
+            return cls._defaults[address]
+
+    @property
+    def url(self) -> str:
+        """Where the daemon is."""
+        return self._transport.address.url
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    async def version(self) -> Version:
+        """The version of the daemon, and what its host can do."""
+        return Version.from_json((await self._transport.call("GET", "/version")).json())
+
+    async def healthy(self) -> bool:
+        """Whether a daemon answers. It needs no token."""
+        try:
+            return bool((await self._transport.call("GET", "/healthz")).json().get("ok"))
+        except (ConnectionFailedError, ForkdError):
+            return False
+
+    async def fork(
+        self,
+        snapshot: str,
+        n: int = 1,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        unique: str | None = None,
+        hostname_prefix: str | None = None,
+        allow_partial: bool = False,
+    ) -> AsyncSandboxes:
+        """Forks n sandboxes from a snapshot: all of them, or none. With allow_partial those that live are in
+        the PartialForkError that says how many do not.
+
+        env is set for commands and code; network is where they may connect to, that of the snapshot if it
+        is None; ttl deletes a sandbox after so many seconds, and idle_timeout suspends one after so many
+        without a request, until the next. unique is "strict" if a fork whose programs would repeat random
+        numbers is to fail."""
+        body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
+        return await fork(self, body | {"snapshot_tag": _args.name("snapshot", snapshot)})
+
+    async def sandboxes(self, labels: Mapping[str, str | None] | None = None) -> List[AsyncSandbox]:
+        """The sandboxes that there are; see AsyncSandbox.list."""
+        return await AsyncSandbox.list(labels, client=self)
+
+    async def connect(self, id: str) -> AsyncSandbox:
+        """The sandbox of an id; see AsyncSandbox.connect."""
+        return await AsyncSandbox.connect(id, client=self)
+
+    @asynccontextmanager
+    async def events(
+        self,
+        *,
+        sandbox: str | List[str] | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        after: str | None = None,
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """What happens to sandboxes and snapshots, from when the block is entered:
+
+            with client.events(labels={"job": "7"}) as events:
+                for event in events:
+                    print(event.type, event.sandbox_id)
+
+        sandbox and labels choose sandboxes. after is the id of an event: what followed it comes first. The
+        StreamBrokenError of a stream that ends has the id after which to go on."""
+        ids = [sandbox] if isinstance(sandbox, str) else sandbox or []
+        params = [("sandbox", _args.identifier("sandbox", id)) for id in ids] + _args.label_filter(labels)
+        if after is not None:
+            params.append(("after", _args.text("after", after)))
+        async with self._transport.stream("GET", "/v1/events", params=params) as response:
+            yield self._events(self._transport.chunks(response, "the stream of events"), after)
+
+    async def _events(self, chunks: AsyncIterator[bytes], last: str | None) -> AsyncIterator[Event]:
+        events = ServerEvents()
+        try:
+            async for chunk in chunks:
+                for event in events.feed(chunk):
+                    last = event.id or last
+                    if event.data:
+                        yield Event.from_json(json.loads(event.data))
+        except StreamBrokenError as e:
+            e.after = last
+            raise
+        raise StreamBrokenError("the stream of events broke off: the daemon went away", after=last)
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

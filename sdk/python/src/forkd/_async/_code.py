@@ -1,0 +1,116 @@
+"""Code in warm interpreters."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .. import _args
+from .._answers import problem_of
+from .._errors import StreamBrokenError
+from .._execution import Execution, ExecutionError, Result, context_id
+from .._lines import Lines
+from .._output import event_of
+from .._wire import CodeContext
+from . import _runtime
+
+if TYPE_CHECKING:
+    from ._sandbox import AsyncSandbox
+
+Context = CodeContext | str
+
+
+async def run_code(
+    sandbox: AsyncSandbox,
+    code: str,
+    language: str | None,
+    context: Context | None,
+    on_stdout: Callable[[str], Any] | None,
+    on_stderr: Callable[[str], Any] | None,
+    on_result: Callable[[Result], Any] | None,
+    timeout: float | None,
+    env: Mapping[str, str] | None,
+) -> Execution:
+    """See AsyncSandbox.run_code."""
+    if language is not None and context is not None:
+        raise _args.wrong("language", language, "no language together with context, which has its own")
+    body = _args.given(
+        code=_args.text("code", code, empty=True),
+        language=_args.optional_text("language", language),
+        context_id=_args.optional_text("context", context_id(context)),
+        timeout_secs=_args.seconds("timeout", timeout, most=3600),
+        env=_args.env(env),
+    )
+    execution, ended, lines = Execution(), False, Lines()
+    transport = sandbox._transport
+    async with transport.stream(
+        "POST", sandbox._path("/code"), json=body, headers={"Accept": "application/x-ndjson"}
+    ) as response:
+        async for chunk in transport.chunks(response, "the stream of the code"):
+            for line in lines.feed(chunk):
+                event = event_of(line)
+                if event.get("error"):
+                    raise problem_of(event["error"], event.get("code", ""), event.get("status", 0))
+                if text := event.get("stdout"):
+                    execution.logs.stdout.append(text)
+                    await _runtime.resolved(on_stdout and on_stdout(text))
+                if text := event.get("stderr"):
+                    execution.logs.stderr.append(text)
+                    await _runtime.resolved(on_stderr and on_stderr(text))
+                if shown := event.get("result"):
+                    execution.results.append(Result.of(shown))
+                    await _runtime.resolved(on_result and on_result(execution.results[-1]))
+                if raised := event.get("exception"):
+                    execution.error = ExecutionError(
+                        raised.get("name", ""), raised.get("value", ""), raised.get("traceback", "")
+                    )
+                if (end := event.get("end")) is not None:
+                    execution.end(end)
+                    ended = True
+    if not ended:
+        raise StreamBrokenError("the stream of the code broke off before its end: the daemon went away")
+    return execution
+
+
+class AsyncContexts:
+    """The interpreters of a sandbox. Each has variables of its own, and runs one call at a time. The one that
+    run_code uses by default has the name of its language as its id."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def create(self, language: str | None = None, *, cwd: str | None = None) -> CodeContext:
+        """Starts an interpreter: of Python, unless a language is named, in the user's home unless cwd is."""
+        body = _args.given(
+            language=_args.optional_text("language", language), cwd=None if cwd is None else _args.path("cwd", cwd)
+        )
+        return CodeContext.from_json((await self._sandbox._call("POST", "/contexts", body, once=True)).json())
+
+    async def list(self) -> List[CodeContext]:
+        """The interpreters that there are."""
+        return [CodeContext.from_json(c) for c in (await self._sandbox._call("GET", "/contexts")).json()]
+
+    async def restart(self, context: Context | None = None) -> None:
+        """Replaces an interpreter: what runs in it ends, and its variables are lost. None: that of Python."""
+        await self._sandbox._call("POST", "/eval/restart", self._body(context))
+
+    async def interrupt(self, context: Context | None = None) -> bool:
+        """Interrupts what runs in an interpreter, once, as Ctrl-C does. False: nothing ran."""
+        answer = await self._sandbox._call("POST", "/eval/interrupt", self._body(context))
+        return bool(answer.json().get("interrupted"))
+
+    async def remove(self, context: Context) -> bool:
+        """Ends an interpreter. False: there is none of that id any more."""
+        from .._codes import NotFoundInSandboxError
+
+        id = _args.text("context", context_id(context))
+        try:
+            await self._sandbox._call("DELETE", f"/contexts/{quote(id, safe='')}")
+        except NotFoundInSandboxError:
+            return False
+        return True
+
+    def _body(self, context: Context | None) -> dict[str, Any]:
+        return _args.given(context_id=_args.optional_text("context", context_id(context)))

@@ -1,0 +1,443 @@
+"""Sandboxes."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+from .. import _args
+from .._codes import SandboxNotFoundError
+from .._errors import PartialForkError
+from .._execution import Execution, Result
+from .._lines import Lines
+from .._names import SANDBOX, unknown
+from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
+from . import _runtime
+from ._code import AsyncContexts, run_code
+from ._commands import AsyncCommands, AsyncPty
+from ._files import AsyncFiles
+from ._socket import AsyncPortConnection, open_port
+from ._transport import Answer, AsyncTransport
+
+if TYPE_CHECKING:
+    from ._client import AsyncClient
+    from ._snapshot import AsyncSnapshot
+
+T = TypeVar("T")
+
+NetworkPolicy = Network | str | Mapping[str, Any]
+"""A policy, or a mode alone: none, public, allow or open."""
+
+BRANCH_MODES = ("live", "diff", "full")
+UNIQUE_MODES = ("report", "strict")
+
+
+class AsyncSandboxes(list["AsyncSandbox"]):
+    """The children of a fork. A with block kills them at its end."""
+
+    async def kill(self) -> None:
+        """Kills all, also if some cannot be killed; that is raised afterwards."""
+        _runtime.first_error(await _runtime.gather([s.kill for s in self]))
+
+    async def map(
+        self,
+        call: Callable[[AsyncSandbox], Awaitable[T]],  # async only
+        # sync: call: Callable[[Sandbox], T],
+    ) -> list[T]:
+        """Calls call with every sandbox, side by side, and returns what it returned, in their order. The first
+        error is raised when all have ended."""
+        results = await _runtime.gather([partial(call, s) for s in self])
+        _runtime.first_error(results)
+        return results  # type: ignore[return-value]  # there is no error in it
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+
+def fork_body(
+    n: int,
+    labels: Mapping[str, str] | None,
+    env: Mapping[str, str] | None,
+    network: NetworkPolicy | None,
+    limits: Limits | Mapping[str, Any] | None,
+    ttl: float | None,
+    idle_timeout: float | None,
+    unique: str | None,
+    hostname_prefix: str | None,
+    allow_partial: bool,
+) -> dict[str, Any]:
+    return _args.given(
+        n=_args.whole("n", n, 1, 1000),
+        labels=_args.strings("labels", labels),
+        env=_args.env(env),
+        network=_args.network(network),
+        limits=_args.message("limits", limits),
+        ttl_secs=_args.seconds("ttl", ttl, zero=True),
+        idle_timeout_secs=_args.seconds("idle_timeout", idle_timeout, zero=True),
+        unique=_args.one_of("unique", unique, UNIQUE_MODES),
+        hostname_prefix=_args.optional_text("hostname_prefix", hostname_prefix),
+        allow_partial=allow_partial or None,
+    )
+
+
+async def fork(client: AsyncClient, body: dict[str, Any]) -> AsyncSandboxes:
+    """Forks as a request says."""
+    answer = (await client._transport.call("POST", "/v1/forks", body, once=True)).json()
+    made = AsyncSandboxes(AsyncSandbox._of(client, SandboxInfo.from_json(s)) for s in answer["sandboxes"])
+    if failed := answer.get("failed", 0):
+        raise PartialForkError(
+            f"{failed} of {body['n']} children did not start; the {len(made)} others live: see sandboxes",
+            sandboxes=made,
+            failed=failed,
+        )
+    return made
+
+
+class AsyncSandbox:
+    """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
+
+    Sandbox.create forks one from a snapshot, and connect finds one that runs. A with block kills it at its
+    end. What a sandbox holds costs nothing here: connections belong to the client."""
+
+    client: AsyncClient
+    id: str
+    snapshot_tag: str
+    commands: AsyncCommands
+    pty: AsyncPty
+    files: AsyncFiles
+    contexts: AsyncContexts
+    network: AsyncNetworkOf
+    limits: AsyncLimitsOf
+
+    # sync: def __new__(
+    # sync:     cls, tag: str | None = None, target: str | None = None, timeout: int = 30, *, spawn: bool = True
+    # sync: ) -> Self:
+    # sync:     """As forkd 0.5: Sandbox(tag) forks a snapshot by the command forkd and speaks to its agent."""
+    # sync:     from .._compat05 import LegacySandbox
+    # sync:
+    # sync:     kind = cls if issubclass(cls, LegacySandbox) else LegacySandbox
+    # sync:     return object.__new__(kind)  # type: ignore[return-value]  # it is a Sandbox
+
+    def __init__(self) -> None:  # async only
+        raise TypeError("use AsyncSandbox.create(snapshot) or AsyncSandbox.connect(id)")  # async only
+
+    @classmethod
+    def _of(cls, client: AsyncClient, info: SandboxInfo) -> Self:
+        self = object.__new__(cls)
+        self.client, self.id, self.snapshot_tag, self._info = client, info.id, info.snapshot_tag, info
+        self.commands, self.pty, self.files = AsyncCommands(self), AsyncPty(self), AsyncFiles(self)
+        self.contexts, self.network, self.limits = AsyncContexts(self), AsyncNetworkOf(self), AsyncLimitsOf(self)
+        return self
+
+    _info: SandboxInfo
+
+    @classmethod
+    async def create(
+        cls,
+        snapshot: str,  # async only
+        # sync: snapshot: str | None = None,
+        *,
+        client: AsyncClient | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        unique: str | None = None,
+        hostname_prefix: str | None = None,
+        # sync: tag: str | None = None,
+        # sync: target: str | None = None,
+        # sync: timeout: int = 30,
+        # sync: spawn: bool = True,
+    ) -> Self:
+        """Forks one sandbox from a snapshot. See Client.fork for the parameters. Without a client, it uses the
+        one that all such calls share; see Client.default."""
+        # sync: if snapshot is None:  # as forkd 0.5, where this is another name of the constructor
+        # sync:     return cls(tag, target, timeout, spawn=spawn)
+        client = client or _client_class().default()
+        made = await client.fork(
+            snapshot,
+            1,
+            labels=labels,
+            env=env,
+            network=network,
+            limits=limits,
+            ttl=ttl,
+            idle_timeout=idle_timeout,
+            unique=unique,
+            hostname_prefix=hostname_prefix,
+        )
+        return cls._of(client, made[0]._info)
+
+    @classmethod
+    async def connect(cls, id: str, *, client: AsyncClient | None = None) -> Self:
+        """The sandbox of an id. SandboxNotFoundError: there is none."""
+        client = client or _client_class().default()
+        answer = await client._transport.call("GET", f"/v1/sandboxes/{_args.identifier('id', id)}")
+        return cls._of(client, SandboxInfo.from_json(answer.json()))
+
+    @classmethod
+    async def list(
+        cls, labels: Mapping[str, str | None] | None = None, *, client: AsyncClient | None = None
+    ) -> List[Self]:
+        """The sandboxes that there are, oldest first: those with all of the labels, {"job": "7"}, or
+        {"job": None} for any value."""
+        client = client or _client_class().default()
+        answer = await client._transport.call("GET", "/v1/sandboxes", params=_args.label_filter(labels))
+        return [cls._of(client, SandboxInfo.from_json(s)) for s in answer.json()]
+
+    def _path(self, rest: str = "") -> str:
+        return f"/v1/sandboxes/{quote(self.id, safe='')}{rest}"
+
+    async def _call(self, method: str, rest: str = "", json: Any = None, **more: Any) -> Answer:
+        return await self._transport.call(method, self._path(rest), json, **more)
+
+    @property
+    def _transport(self) -> AsyncTransport:
+        return self.client._transport
+
+    async def _changed(self, method: str, rest: str, json: Any = None) -> SandboxInfo:
+        """A request that is answered with what the sandbox is now."""
+        self._info = SandboxInfo.from_json((await self._call(method, rest, json)).json())
+        return self._info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.snapshot_tag}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise unknown(self, name, SANDBOX)
+
+    # What it is.
+
+    async def info(self) -> SandboxInfo:
+        """What the daemon knows of it now."""
+        return await self._changed("GET", "")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Its labels, as of the latest call that was answered with them."""
+        return dict(self._info.labels or {})
+
+    async def set_labels(self, labels: Mapping[str, str | None]) -> dict[str, str]:
+        """Sets labels, takes those away whose value is None, and leaves the others. Returns all of them."""
+        if not isinstance(labels, Mapping):
+            raise _args.wrong("labels", labels, "a mapping of names to values, or to None")
+        body = {
+            _args.text("labels", k): None if v is None else _args.text("labels", v, empty=True)
+            for k, v in labels.items()
+        }
+        await self._changed("PATCH", "/labels", body)
+        return self.labels
+
+    async def stats(self) -> Stats:
+        """What it costs its host."""
+        return Stats.from_json((await self._call("GET", "/stats")).json())
+
+    async def ping(self) -> Pong:
+        """Asks its agent, which has ten seconds to answer."""
+        return Pong.from_json((await self._call("POST", "/ping")).json())
+
+    async def console(self) -> str:
+        """The last 64 KiB of its serial console."""
+        return (await self._call("GET", "/console")).body.decode("utf-8", "surrogateescape")
+
+    async def logs(
+        self, *, follow: bool = False, tail: int | None = None, since: str | None = None
+    ) -> AsyncIterator[str]:
+        """The lines of its serial console: the last of them, and with follow those that come, until the sandbox
+        ends. since is a time (RFC 3339) or how long ago, such as "10m"."""
+        params = [("follow", "true")] if follow else []
+        if tail is not None:
+            params.append(("tail", str(_args.whole("tail", tail, 0, 10**9))))
+        if since is not None:
+            params.append(("since", _args.text("since", since)))
+        lines = Lines()
+        async with self._transport.stream("GET", self._path("/logs"), params=params, idle=None) as response:
+            async for chunk in self._transport.chunks(response, f"the log of {self.id}"):
+                for line in lines.feed(chunk):
+                    yield line.decode("utf-8", "surrogateescape")
+        if lines.rest:
+            yield bytes(lines.rest).decode("utf-8", "surrogateescape")
+
+    # Its life.
+
+    async def kill(self) -> bool:
+        """Ends it; nothing of it is left. False: it was gone already."""
+        try:
+            await self._call("DELETE")
+        except SandboxNotFoundError:
+            return False
+        return True
+
+    async def fork(
+        self,
+        n: int = 1,
+        *,
+        mode: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        unique: str | None = None,
+        hostname_prefix: str | None = None,
+        allow_partial: bool = False,
+    ) -> AsyncSandboxes:
+        """Makes n children that go on from where it is now, with its memory, processes and disk, while it runs
+        on. Other parameters are those of Client.fork; network, limits and unique are its own unless given."""
+        body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
+        body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
+        return await fork(self.client, body)
+
+    async def branch(
+        self, n: int = 0, *, tag: str | None = None, mode: str | None = None, wait: bool = True
+    ) -> tuple[AsyncSnapshot, AsyncSandboxes]:
+        """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
+        A tag is made up if none is given. With wait=False a live branch is returned before it is complete."""
+        from ._snapshot import branch
+
+        _args.whole("n", n, 0, 1000)
+        body = _args.given(
+            tag=None if tag is None else _args.name("tag", tag),
+            mode=_args.one_of("mode", mode, BRANCH_MODES),
+            wait=wait,
+        )
+        snapshot = await branch(self.client, self._path("/branch"), body)
+        return snapshot, await snapshot.fork(n) if n else AsyncSandboxes()
+
+    async def rollback(self, to: str | AsyncSnapshot | None = None, *, unique: str | None = None) -> RolledBack:
+        """Puts it back, in place: to its own snapshot, an ancestor of that, or a branch that was made of it."""
+        tag = to if isinstance(to, str) or to is None else to.tag
+        body = _args.given(
+            to=None if tag is None else _args.name("to", tag), unique=_args.one_of("unique", unique, UNIQUE_MODES)
+        )
+        answer = (await self._call("POST", "/rollback", body)).json()
+        self._info = SandboxInfo.from_json(answer)
+        return RolledBack.from_json(answer)
+
+    async def pause(self) -> SandboxInfo:
+        """Stops it where it is."""
+        return await self._changed("POST", "/pause", {})
+
+    async def resume(self, *, unique: str | None = None) -> SandboxInfo:
+        """Lets it run on after a pause, or brings it back after a suspension."""
+        return await self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
+
+    async def suspend(self) -> SandboxInfo:
+        """Saves it to disk and frees its memory."""
+        return await self._changed("POST", "/suspend", {})
+
+    # Code.
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: CodeContext | str | None = None,
+        on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Runs code in a warm interpreter, whose variables stay, and returns what it has shown and written. An
+        exception that it does not catch is in error. The callbacks are given output and results as they come.
+
+        language is python, javascript, typescript or bash, where the image has it; context is an interpreter
+        of contexts. timeout is in seconds: 30 if it is None, 3600 at most. env is for this call only. If
+        this call is left, the code is interrupted."""
+        return await run_code(self, code, language, context, on_stdout, on_stderr, on_result, timeout, env)
+
+    async def eval(self, code: str) -> str | None:
+        """As forkd 0.5: the repr of an expression in the warm Python interpreter. RuntimeError: it raised one.
+        run_code does more."""
+        answer = (await self._call("POST", "/eval", {"code": _args.text("code", code)})).json()
+        if answer.get("error"):
+            raise RuntimeError(f"forkd eval: {answer['error']}")
+        return answer.get("result")  # type: ignore[no-any-return]  # a string
+
+    # Ports.
+
+    async def url(self, port: int, *, ttl: float | None = None) -> str:
+        """A URL that gives everyone who has it access to an HTTP server in the sandbox, for ttl seconds (an
+        hour). The daemon must serve a domain (--proxy-domain)."""
+        body = _args.given(ttl_secs=_args.seconds("ttl", ttl))
+        answer = await self._call("POST", f"/ports/{_args.whole('port', port, 1, 65535)}/url", body)
+        return str(answer.json()["url"])
+
+    def connect_port(self, port: int) -> AbstractAsyncContextManager[AsyncPortConnection]:
+        """A TCP connection to a server on the loopback address of the sandbox, for the length of a with block."""
+        return open_port(self._transport, self._path(f"/tcp/{_args.whole('port', port, 1, 65535)}"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+
+def _client_class() -> type[AsyncClient]:
+    from ._client import AsyncClient
+
+    return AsyncClient
+
+
+class AsyncNetworkOf:
+    """Where a sandbox may connect to."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def get(self) -> SandboxNetwork:
+        """The policy, and what the sandbox did."""
+        return SandboxNetwork.from_json((await self._sandbox._call("GET", "/network")).json())
+
+    async def set(self, policy: NetworkPolicy | None = None, /, **fields: Any) -> SandboxNetwork:
+        """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow", allow=["pypi.org"]).
+        It is in force when this returns, and connections that it does not let through are reset."""
+        if (policy is None) == (not fields):
+            raise _args.wrong("policy", policy, "a mode, a Network, or its fields by name")
+        if unknown := set(fields) - set(Network.__dataclass_fields__):
+            raise _args.wrong(
+                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Network.__dataclass_fields__)
+            )
+        body = _args.network(fields if policy is None else policy)
+        return SandboxNetwork.from_json((await self._sandbox._call("PUT", "/network", body)).json())
+
+
+class AsyncLimitsOf:
+    """What a sandbox may take from its host."""
+
+    def __init__(self, sandbox: AsyncSandbox) -> None:
+        self._sandbox = sandbox
+
+    async def get(self) -> SandboxLimits:
+        """The limits, and what the sandbox takes."""
+        return SandboxLimits.from_json((await self._sandbox._call("GET", "/limits")).json())
+
+    async def set(self, limits: Limits | None = None, /, **fields: Any) -> SandboxLimits:
+        """Replaces the limits: set(Limits(…)), or by fields: set(memory_mib=512, cpus=0.5). What is left out has
+        no limit of its own."""
+        if unknown := set(fields) - set(Limits.__dataclass_fields__):
+            raise _args.wrong(
+                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Limits.__dataclass_fields__)
+            )
+        body = _args.message("limits", fields if limits is None else limits)
+        return SandboxLimits.from_json((await self._sandbox._call("PUT", "/limits", body)).json())

@@ -1,0 +1,150 @@
+"""Snapshots."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .. import _args
+from .._wire import Baked, Limits, SnapshotInfo, SnapshotInfoDetail, Verified
+
+if TYPE_CHECKING:
+    from ._client import AsyncClient
+    from ._sandbox import AsyncSandboxes, NetworkPolicy
+
+BAKE = 7200.0  # seconds: a boot and any number of warm-up steps, each with a limit of its own
+TEMPLATES = ("host", "portable")
+
+
+class AsyncSnapshot:
+    """A snapshot: what sandboxes are forked from. client.snapshots finds them, and branch makes them."""
+
+    def __init__(self, client: AsyncClient, tag: str, info: SnapshotInfo | None = None) -> None:
+        self.client = client
+        self.tag = tag
+        self.details = info
+        """What the daemon answered with when this was made or listed; None: it did not."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.tag}>"
+
+    async def info(self) -> SnapshotInfoDetail:
+        """Everything that is known of it."""
+        return await self.client.snapshots.info(self.tag)
+
+    async def fork(self, n: int = 1, **options: Any) -> AsyncSandboxes:
+        """Forks n sandboxes from it; the options are those of Client.fork."""
+        return await self.client.fork(self.tag, n, **options)
+
+    async def delete(self, *, cascade: bool = False, force: bool = False) -> bool:
+        """Removes it; see AsyncSnapshots.delete."""
+        return await self.client.snapshots.delete(self.tag, cascade=cascade, force=force)
+
+    async def verify(self) -> Verified:
+        """Compares every file with its digest. SnapshotUnusableError: one is not as it was."""
+        return await self.client.snapshots.verify(self.tag)
+
+    async def compact(self, to: str) -> AsyncSnapshot:
+        """Makes a snapshot with the same content that needs no other one."""
+        return await self.client.snapshots.compact(self.tag, to)
+
+
+async def branch(client: AsyncClient, path: str, body: dict[str, Any]) -> AsyncSnapshot:
+    """Makes a snapshot of the sandbox of a path."""
+    info = SnapshotInfo.from_json((await client._transport.call("POST", path, body, once=True)).json())
+    return AsyncSnapshot(client, info.tag, info)
+
+
+class AsyncSnapshots:
+    """The snapshots of a daemon."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def _call(self, method: str, tag: str, rest: str = "", json: Any = None, **more: Any) -> Any:
+        path = f"/v1/snapshots/{quote(_args.name('tag', tag), safe='')}{rest}"
+        answer = await self._client._transport.call(method, path, json, **more)
+        return answer.json() if answer.body else None
+
+    async def list(self) -> List[AsyncSnapshot]:
+        """All of them, by tag."""
+        answer = await self._client._transport.call("GET", "/v1/snapshots")
+        infos = [SnapshotInfo.from_json(s) for s in answer.json()]
+        return [AsyncSnapshot(self._client, i.tag, i) for i in infos]
+
+    async def get(self, tag: str) -> AsyncSnapshot:
+        """The snapshot of a tag. SnapshotNotFoundError: there is none."""
+        return AsyncSnapshot(self._client, tag, await self.info(tag))  # type: ignore[arg-type]  # its fields are more
+
+    async def info(self, tag: str) -> SnapshotInfoDetail:
+        """Everything that is known of a snapshot."""
+        return SnapshotInfoDetail.from_json(await self._call("GET", tag, "/info"))
+
+    async def delete(self, tag: str, *, cascade: bool = False, force: bool = False) -> bool:
+        """Removes a snapshot: with cascade, those that build on it too; with force, it leaves them behind.
+        False: it was gone already."""
+        from .._codes import SnapshotNotFoundError
+
+        if cascade and force:
+            raise _args.wrong("force", force, "cascade or force, not both")
+        params = [("cascade", "true")] if cascade else [("force", "true")] if force else []
+        try:
+            await self._call("DELETE", tag, params=params)
+        except SnapshotNotFoundError:
+            return False
+        return True
+
+    async def verify(self, tag: str) -> Verified:
+        """Compares every file of a snapshot with its digest."""
+        return Verified.from_json(await self._call("POST", tag, "/verify"))
+
+    async def compact(self, tag: str, to: str) -> AsyncSnapshot:
+        """Makes a snapshot with the same content that needs no other one, under the tag to."""
+        info = SnapshotInfo.from_json(await self._call("POST", tag, "/compact", {"to": _args.name("to", to)}))
+        return AsyncSnapshot(self._client, info.tag, info)
+
+    async def bake(
+        self,
+        tag: str,
+        *,
+        kernel: str,
+        rootfs: str,
+        initrd: str | None = None,
+        memory_mib: int | None = None,
+        vcpus: int | None = None,
+        cpu_template: str | None = None,
+        env: Mapping[str, str] | None = None,
+        commands: Sequence[str] = (),
+        python: str | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        unique: str | None = None,
+        ready_timeout: float | None = None,
+        warmup_timeout: float | None = None,
+    ) -> AsyncSnapshot:
+        """Boots a parent, runs commands and Python code in it to warm it up, and makes it a snapshot. Paths are
+        of the daemon's host. `forkd build RECIPE` makes such files; see docs/recipes.md."""
+        warmup = _args.given(
+            commands=[_args.text("commands", c) for c in commands] or None, python=_args.optional_text("python", python)
+        )
+        body = _args.given(
+            tag=_args.name("tag", tag),
+            kernel=_args.path("kernel", kernel),
+            rootfs=_args.path("rootfs", rootfs),
+            initrd=None if initrd is None else _args.path("initrd", initrd),
+            mem_size_mib=None if memory_mib is None else _args.whole("memory_mib", memory_mib, 64, 1 << 30),
+            vcpus=None if vcpus is None else _args.whole("vcpus", vcpus, 1, 4096),
+            cpu_template=_args.one_of("cpu_template", cpu_template, TEMPLATES),
+            env=_args.env(env),
+            warmup=warmup or None,
+            network=_args.network(network),
+            limits=_args.message("limits", limits),
+            unique=_args.one_of("unique", unique, ("report", "strict")),
+            ready_timeout_secs=_args.seconds("ready_timeout", ready_timeout),
+            warmup_timeout_secs=_args.seconds("warmup_timeout", warmup_timeout),
+        )
+        answer = await self._client._transport.call("POST", "/v1/snapshots", body, once=True, timeout=BAKE)
+        info = Baked.from_json(answer.json())
+        return AsyncSnapshot(self._client, info.tag, info)  # type: ignore[arg-type]  # its fields are more

@@ -1,0 +1,157 @@
+"""What code in an interpreter has shown and how it ended. Notebooks display these objects as they would
+display what the code itself has shown."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._wire import CodeContext
+
+# The attributes of a result and their media types, with those of E2B's SDK.
+FORMATS = {
+    "text": "text/plain",
+    "html": "text/html",
+    "markdown": "text/markdown",
+    "svg": "image/svg+xml",
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "pdf": "application/pdf",
+    "latex": "text/latex",
+    "json": "application/json",
+    "javascript": "application/javascript",
+    "data": "e2b/data",
+    "chart": "e2b/chart",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A value that code has shown, in the forms in which it can be displayed. Those that it does not have are
+    None. What is no text, such as png, is base64."""
+
+    is_main_result: bool = False
+    """It is the value of the last expression, and was not shown by display()."""
+    text: str | None = None
+    html: str | None = None
+    markdown: str | None = None
+    svg: str | None = None
+    png: str | None = None
+    jpeg: str | None = None
+    pdf: str | None = None
+    latex: str | None = None
+    json: Any = None
+    javascript: str | None = None
+    data: Any = None
+    """The columns of a data frame."""
+    chart: Any = None
+    """What a figure shows: its kind, its axes and its values."""
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+    """All forms by their media types, those without an attribute too."""
+
+    @classmethod
+    def of(cls, result: dict[str, Any]) -> Result:
+        """The result of a message of the API."""
+        raw = result.get("data") or {}
+        return cls(bool(result.get("main")), **{name: raw.get(kind) for name, kind in FORMATS.items()}, raw=raw)
+
+    def formats(self) -> list[str]:
+        """The names of the attributes that it has."""
+        return [name for name in FORMATS if getattr(self, name) is not None]
+
+    def __str__(self) -> str:
+        return self.text if self.text is not None else f"Result({', '.join(self.formats())})"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return dict(self.raw)
+
+
+@dataclass(frozen=True)
+class ExecutionError:
+    """An exception that code did not catch; Timeout or InterpreterDied if it was ended."""
+
+    name: str
+    value: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
+
+@dataclass
+class Logs:
+    """What code wrote, in the parts in which it came."""
+
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Execution:
+    """A run of code: what it has shown, what it wrote, and how it ended."""
+
+    results: list[Result] = field(default_factory=list)
+    logs: Logs = field(default_factory=Logs)
+    error: ExecutionError | None = None
+    """None: it came to its end."""
+    execution_count: int = 0
+    """Of its interpreter, from 1."""
+    outcome: str = "finished"
+    """finished, exception, timeout, or died if its interpreter did."""
+    state_lost: bool = False
+    """The variables of the context are lost: its interpreter died or was killed."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+    @property
+    def timed_out(self) -> bool:
+        return self.outcome == "timeout"
+
+    @property
+    def text(self) -> str | None:
+        """The text of the main result."""
+        return next((r.text for r in self.results if r.is_main_result), None)
+
+    @property
+    def stdout(self) -> str:
+        return "".join(self.logs.stdout)
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self.logs.stderr)
+
+    def end(self, message: dict[str, Any]) -> None:
+        """Takes in how it ended."""
+        self.execution_count = message.get("execution_count", self.execution_count)
+        self.outcome, self.state_lost = message.get("outcome", "finished"), bool(message.get("state_lost"))
+        if self.error is None and self.outcome == "timeout":
+            self.error = ExecutionError("Timeout", "the code took longer than its timeout", "")
+        elif self.error is None and self.outcome == "died":
+            self.error = ExecutionError("InterpreterDied", "the interpreter ended while the code ran", "")
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays."""
+        parts = [pre(self.stdout, ""), pre(self.stderr, "background:#fdd")]
+        for r in self.results:
+            if r.html is not None:
+                parts.append(r.html)
+            elif r.svg is not None:
+                parts.append(r.svg)
+            elif image := next((k for k in ("png", "jpeg") if getattr(r, k)), None):
+                parts.append(f'<img src="data:image/{image};base64,{html.escape(getattr(r, image))}">')
+            elif r.text is not None:
+                parts.append(pre(r.text, ""))
+        if self.error is not None:
+            parts.append(pre(self.error.traceback or str(self.error), "background:#fdd"))
+        return "".join(parts)
+
+
+def pre(text: str, style: str) -> str:
+    return f'<pre style="{style}">{html.escape(text)}</pre>' if text else ""
+
+
+def context_id(context: CodeContext | str | None) -> str | None:
+    return context.id if isinstance(context, CodeContext) else context

@@ -1,0 +1,54 @@
+"""Streams as the daemon sends them, from bytes: lines of JSON, and server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAX_LINE = 64 << 20  # bytes: more is no line of a daemon
+
+
+class Lines:
+    """Cuts bytes into lines. Only a line feed ends one: JSON may hold the other separators of Unicode."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The lines that are complete with chunk, without their ends."""
+        self.rest += chunk
+        if len(self.rest) > MAX_LINE:
+            raise ValueError("a line of the daemon has more than 64 MiB")
+        *lines, rest = bytes(self.rest).split(b"\n") if b"\n" in chunk else (bytes(self.rest),)
+        if lines:
+            self.rest = bytearray(rest)
+        for line in lines:
+            yield line.removesuffix(b"\r")
+
+
+class ServerEvent(NamedTuple):
+    id: str
+    type: str
+    data: str  # empty: only the id moved on
+
+
+class ServerEvents:
+    """Reads server-sent events from their lines."""
+
+    def __init__(self) -> None:
+        self.lines = Lines()
+        self.id, self.type, self.data = "", "", list[str]()
+
+    def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
+        for line in self.lines.feed(chunk):
+            name, _, value = line.decode("utf-8", "replace").partition(":")
+            value = value.removeprefix(" ")
+            if not line:
+                yield ServerEvent(self.id, self.type, "\n".join(self.data))
+                self.type, self.data = "", []
+            elif name == "id":
+                self.id = value
+            elif name == "event":
+                self.type = value
+            elif name == "data":
+                self.data.append(value)

@@ -1,0 +1,147 @@
+"""Output of commands, and how they ended."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Stream = Literal["stdout", "stderr"]
+
+MAX_KEPT = 64 << 20  # bytes of each output that a result keeps; callbacks are given all
+
+
+class _Ended:
+    """What results have in common."""
+
+    stdout: Any
+    stderr: Any
+    exit_code: int
+    outcome: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command exited with 0."""
+        return self.outcome == "exited" and self.exit_code == 0
+
+    @property
+    def timed_out(self) -> bool:
+        return self.outcome == "timeout"
+
+    @property
+    def stdout_bytes(self) -> bytes:
+        return encoded(self.stdout)
+
+    @property
+    def stderr_bytes(self) -> bytes:
+        return encoded(self.stderr)
+
+
+@dataclass
+class CommandResult(_Ended):
+    """How a command ended, and what it wrote as text. Bytes that are no UTF-8 stand in it as surrogates
+    (PEP 383), so that nothing is lost: stdout_bytes has what was written, byte for byte."""
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    """The command's own, or what a shell would report: 128 and the number of the signal, 124 for a
+    timeout, 127 and 126 for a command that cannot be found or executed."""
+    outcome: str = "exited"
+    """exited, signaled, timeout, not_found or not_executable."""
+    signal: str | None = None
+    """The name of the signal that ended it, such as SIGKILL."""
+    truncated: bool = False
+    """An output had more than 64 MiB; the result has the first of them."""
+    error: str | None = None
+    """What went wrong, in words; None: it exited by itself."""
+
+
+@dataclass
+class BytesResult(_Ended):
+    """How a command ended that was run with text=False, and the bytes that it wrote. The fields are those
+    of CommandResult."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+    outcome: str = "exited"
+    signal: str | None = None
+    truncated: bool = False
+    error: str | None = None
+
+
+def encoded(output: str | bytes) -> bytes:
+    return output.encode("utf-8", "surrogateescape") if isinstance(output, str) else output
+
+
+class Output(NamedTuple):
+    """A part of what a command writes."""
+
+    stream: Stream
+    data: str | bytes  # as the command was started: with text=True a string
+
+
+class Collector:
+    """Takes the output of a command as it comes, hands it on, and keeps it for the result."""
+
+    def __init__(
+        self, text: bool, on_stdout: Callable[[Any], Any] | None = None, on_stderr: Callable[[Any], Any] | None = None
+    ) -> None:
+        self.text = text
+        self.on: dict[Stream, Callable[[Any], Any] | None] = {"stdout": on_stdout, "stderr": on_stderr}
+        self.kept: dict[Stream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        self.truncated = False
+        decoder = codecs.getincrementaldecoder("utf-8")  # characters may be cut by the parts in which output comes
+        self.decoders = {name: decoder("surrogateescape") for name in self.kept}
+
+    def add(self, stream: Stream, data: bytes) -> list[Output]:
+        """Keeps data. What it returns is to be handed on; see call."""
+        kept = self.kept[stream]
+        room = MAX_KEPT - len(kept)
+        kept += data[:room]
+        self.truncated |= len(data) > room
+        part = self.decoders[stream].decode(data) if self.text else data
+        return [Output(stream, part)] if part else []
+
+    def rest(self) -> list[Output]:
+        """Bytes at the end that are no whole character."""
+        if not self.text:
+            return []
+        return [Output(s, part) for s, d in self.decoders.items() if (part := d.decode(b"", final=True))]
+
+    def call(self, part: Output) -> Any:
+        """Calls the function for a part of the output, and returns what it returns."""
+        call = self.on[part.stream]
+        return None if call is None else call(part.data)
+
+    def result(self, end: dict[str, Any]) -> Any:
+        out, err = bytes(self.kept["stdout"]), bytes(self.kept["stderr"])
+        more = (
+            end.get("exit_code", -1),
+            end.get("outcome", "exited"),
+            end.get("signal"),
+            self.truncated,
+            end.get("error"),
+        )
+        if not self.text:
+            return BytesResult(out, err, *more)
+        return CommandResult(out.decode("utf-8", "surrogateescape"), err.decode("utf-8", "surrogateescape"), *more)
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """A message of a stream of lines; an empty one for an empty line."""
+    return json.loads(line) if line else {}
+
+
+def output_of(message: dict[str, Any]) -> Iterator[tuple[Stream, bytes]]:
+    """The output that a message has: text, or bytes where it is none."""
+    stream: Stream
+    for stream in ("stdout", "stderr"):
+        if text := message.get(stream):
+            yield stream, text.encode()
+        if coded := message.get(stream + "_base64"):
+            yield stream, base64.b64decode(coded)

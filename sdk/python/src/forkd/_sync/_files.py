@@ -1,0 +1,194 @@
+# Made from _async/_files.py by tools/unasync.py. Do not edit.
+"""Files of a sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+from builtins import list as List
+from collections.abc import Iterable, Iterator, Iterable
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Literal, overload
+
+from .. import _args, _tar
+from .._answers import problem_of
+from .._codes import ConflictError, NotFoundInSandboxError
+from .._errors import StreamBrokenError
+from .._lines import ServerEvents
+from .._names import FILES, unknown
+from .._wire import File, FileChange
+from . import _runtime
+
+if TYPE_CHECKING:
+    from ._sandbox import Sandbox
+
+Path = str | os.PathLike[str]
+Content = str | bytes | IO[bytes] | Iterable[bytes] | Iterable[bytes]
+
+SPOOLED = 16 << 20  # bytes of an archive that are held in memory
+
+
+def where(path: Path, user: str | None) -> List[tuple[str, str]]:
+    params = [("path", _args.path("path", path))]
+    return params if user is None else [*params, ("username", _args.text("user", user))]
+
+
+class Files:
+    """Reads and writes files in a sandbox. A path that is not absolute begins at the home of the user, who
+    is the sandbox's own unless one is named."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise unknown(self, name, FILES)
+
+    @overload
+    def read(self, path: Path, *, format: Literal["text"] = "text", user: str | None = None) -> str: ...
+
+    @overload
+    def read(self, path: Path, *, format: Literal["bytes"], user: str | None = None) -> bytes: ...
+
+    def read(
+        self, path: Path, *, format: Literal["text", "bytes"] = "text", user: str | None = None
+    ) -> str | bytes:
+        """The content of a file: as text, in which bytes that are no UTF-8 stand as surrogates, or as bytes."""
+        _args.one_of("format", format, ("text", "bytes"))
+        data = self.read_bytes(path, user=user)
+        return data if format == "bytes" else data.decode("utf-8", "surrogateescape")
+
+    def read_bytes(self, path: Path, *, user: str | None = None) -> bytes:
+        """The content of a file."""
+        return (self._sandbox._call("GET", "/files", params=where(path, user))).body
+
+    @contextmanager
+    def read_stream(self, path: Path, *, user: str | None = None) -> Iterator[Iterator[bytes]]:
+        """The content of a file in parts, for files that should not be held in memory."""
+        transport = self._sandbox.client._transport
+        with transport.stream(
+            "GET", self._sandbox._path("/files"), params=where(path, user), idle=transport.timeout
+        ) as response:
+            yield transport.chunks(response, f"the content of {path}")
+
+    def write(self, path: Path, data: Content, *, user: str | None = None) -> None:
+        """Replaces a file, whole or not at all, and makes its directories. data is text, bytes, a file that is
+        open for reading bytes, or an iterable of bytes; at most 1 GiB."""
+        self._upload("/files", where(path, user), "application/octet-stream", data)
+
+    def _upload(self, path: str, params: List[tuple[str, str]], kind: str, data: object) -> None:
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            content: object = _args.data("data", data)
+        elif hasattr(data, "read") or hasattr(data, "__iter__") or hasattr(data, "__iter__"):
+            content = _runtime.bytes_of(data)
+        else:
+            raise _args.wrong("data", data, "str, bytes, a file or an iterable of bytes")
+        self._sandbox._call("PUT", path, params=params, content=content, headers={"Content-Type": kind})
+
+    def list(self, path: Path, *, depth: int = 1, user: str | None = None) -> List[File]:
+        """What is in a directory, and below it with a depth above 1; at most 20000 entries."""
+        params = [*where(path, user), ("depth", str(_args.whole("depth", depth, 1, 64)))]
+        return [File.from_json(f) for f in (self._sandbox._call("GET", "/files/list", params=params)).json()]
+
+    def stat(self, path: Path, *, user: str | None = None) -> File:
+        """Describes a file, a directory or a link."""
+        return File.from_json((self._sandbox._call("GET", "/files/stat", params=where(path, user))).json())
+
+    def exists(self, path: Path, *, user: str | None = None) -> bool:
+        """Whether there is something at a path."""
+        try:
+            self.stat(path, user=user)
+        except NotFoundInSandboxError:
+            return False
+        return True
+
+    def make_dir(self, path: Path, *, user: str | None = None) -> bool:
+        """Makes a directory and its parents. False: it was there."""
+        body = _args.given(path=_args.path("path", path), username=_args.optional_text("user", user))
+        try:
+            self._sandbox._call("POST", "/files/mkdir", body)
+        except ConflictError:
+            return False
+        return True
+
+    def rename(self, old: Path, new: Path, *, user: str | None = None) -> File:
+        """Gives a file or a directory another path, and makes the parents of that. A file there is replaced."""
+        body = {"from": _args.path("old", old), "to": _args.path("new", new)} | _args.given(
+            username=_args.optional_text("user", user)
+        )
+        return File.from_json((self._sandbox._call("POST", "/files/move", body)).json())
+
+    def remove(self, path: Path, *, user: str | None = None) -> None:
+        """Removes a file, or a directory with everything in it. What is not there is removed already."""
+        self._sandbox._call("DELETE", "/files", params=where(path, user))
+
+    @contextmanager
+    def watch(
+        self, path: Path, *, recursive: bool = False, user: str | None = None
+    ) -> Iterator[Iterator[FileChange]]:
+        """What changes in a directory, from when the block is entered:
+
+        with sandbox.files.watch("/srv") as changes:
+            for change in changes:
+                print(change.type, change.name)
+        """
+        params = where(path, user) + ([("recursive", "true")] if recursive else [])
+        transport = self._sandbox.client._transport
+        with transport.stream("GET", self._sandbox._path("/files/watch"), params=params) as response:
+            changes = self._changes(transport.chunks(response, f"the watch of {path}"), path)
+            begun = next(changes)
+            if begun.type != "begun":
+                raise StreamBrokenError(f"the watch of {path} does not begin: {begun.type}")
+            yield changes
+
+    def _changes(self, chunks: Iterator[bytes], path: Path) -> Iterator[FileChange]:
+        events = ServerEvents()
+        for chunk in chunks:
+            for event in events.feed(chunk):
+                if not event.data:
+                    continue
+                change = FileChange.from_json(json.loads(event.data))
+                if change.problem is not None:
+                    raise problem_of(
+                        change.problem.detail, change.problem.code, change.problem.status, fix=change.problem.fix
+                    )
+                yield change
+        raise StreamBrokenError(f"the watch of {path} broke off: the daemon went away")
+
+    @overload
+    def read_tree(self, path: Path, to: None = None, *, user: str | None = None) -> bytes: ...
+
+    @overload
+    def read_tree(self, path: Path, to: Path, *, user: str | None = None) -> None: ...
+
+    def read_tree(self, path: Path, to: Path | None = None, *, user: str | None = None) -> bytes | None:
+        """Downloads a directory into the directory to of this host, which is made; without it, as the bytes
+        of a tar archive. Nothing that a sandbox puts into it leads out of the directory."""
+        import tempfile
+
+        transport = self._sandbox.client._transport
+        with tempfile.SpooledTemporaryFile(SPOOLED) as archive:
+            with transport.stream(
+                "GET", self._sandbox._path("/archive"), params=where(path, user), idle=transport.timeout
+            ) as response:
+                for chunk in transport.chunks(response, f"the archive of {path}"):
+                    archive.write(chunk)
+            if to is not None:
+                _runtime.in_thread(_tar.unpack, archive, os.fspath(to))
+                return None
+            archive.seek(0)
+            return archive.read()
+
+    def write_tree(self, path: Path, source: Path | bytes, *, user: str | None = None) -> None:
+        """Uploads a directory of this host, or the bytes of a tar archive, into a directory of the sandbox,
+        which is made. Files that are there are replaced, and others stay."""
+        params = where(path, user)
+        if isinstance(source, bytes):
+            self._upload("/archive", params, "application/x-tar", source)
+            return
+        import tempfile
+
+        with tempfile.SpooledTemporaryFile(SPOOLED) as archive:
+            _runtime.in_thread(_tar.pack, _args.path("source", source), archive)
+            self._upload("/archive", params, "application/x-tar", archive)

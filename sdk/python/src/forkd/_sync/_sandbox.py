@@ -1,0 +1,440 @@
+# Made from _async/_sandbox.py by tools/unasync.py. Do not edit.
+"""Sandboxes."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import Iterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+from .. import _args
+from .._codes import SandboxNotFoundError
+from .._errors import PartialForkError
+from .._execution import Execution, Result
+from .._lines import Lines
+from .._names import SANDBOX, unknown
+from .._wire import CodeContext, Limits, Network, Pong, RolledBack, SandboxInfo, SandboxLimits, SandboxNetwork, Stats
+from . import _runtime
+from ._code import Contexts, run_code
+from ._commands import Commands, Pty
+from ._files import Files
+from ._socket import PortConnection, open_port
+from ._transport import Answer, Transport
+
+if TYPE_CHECKING:
+    from ._client import Client
+    from ._snapshot import Snapshot
+
+T = TypeVar("T")
+
+NetworkPolicy = Network | str | Mapping[str, Any]
+"""A policy, or a mode alone: none, public, allow or open."""
+
+BRANCH_MODES = ("live", "diff", "full")
+UNIQUE_MODES = ("report", "strict")
+
+
+class Sandboxes(list["Sandbox"]):
+    """The children of a fork. A with block kills them at its end."""
+
+    def kill(self) -> None:
+        """Kills all, also if some cannot be killed; that is raised afterwards."""
+        _runtime.first_error(_runtime.gather([s.kill for s in self]))
+
+    def map(
+        self,
+        call: Callable[[Sandbox], T],
+    ) -> list[T]:
+        """Calls call with every sandbox, side by side, and returns what it returned, in their order. The first
+        error is raised when all have ended."""
+        results = _runtime.gather([partial(call, s) for s in self])
+        _runtime.first_error(results)
+        return results  # type: ignore[return-value]  # there is no error in it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def fork_body(
+    n: int,
+    labels: Mapping[str, str] | None,
+    env: Mapping[str, str] | None,
+    network: NetworkPolicy | None,
+    limits: Limits | Mapping[str, Any] | None,
+    ttl: float | None,
+    idle_timeout: float | None,
+    unique: str | None,
+    hostname_prefix: str | None,
+    allow_partial: bool,
+) -> dict[str, Any]:
+    return _args.given(
+        n=_args.whole("n", n, 1, 1000),
+        labels=_args.strings("labels", labels),
+        env=_args.env(env),
+        network=_args.network(network),
+        limits=_args.message("limits", limits),
+        ttl_secs=_args.seconds("ttl", ttl, zero=True),
+        idle_timeout_secs=_args.seconds("idle_timeout", idle_timeout, zero=True),
+        unique=_args.one_of("unique", unique, UNIQUE_MODES),
+        hostname_prefix=_args.optional_text("hostname_prefix", hostname_prefix),
+        allow_partial=allow_partial or None,
+    )
+
+
+def fork(client: Client, body: dict[str, Any]) -> Sandboxes:
+    """Forks as a request says."""
+    answer = (client._transport.call("POST", "/v1/forks", body, once=True)).json()
+    made = Sandboxes(Sandbox._of(client, SandboxInfo.from_json(s)) for s in answer["sandboxes"])
+    if failed := answer.get("failed", 0):
+        raise PartialForkError(
+            f"{failed} of {body['n']} children did not start; the {len(made)} others live: see sandboxes",
+            sandboxes=made,
+            failed=failed,
+        )
+    return made
+
+
+class Sandbox:
+    """A sandbox: a virtual machine that can be forked, branched and rolled back while it runs.
+
+    Sandbox.create forks one from a snapshot, and connect finds one that runs. A with block kills it at its
+    end. What a sandbox holds costs nothing here: connections belong to the client."""
+
+    client: Client
+    id: str
+    snapshot_tag: str
+    commands: Commands
+    pty: Pty
+    files: Files
+    contexts: Contexts
+    network: NetworkOf
+    limits: LimitsOf
+
+    def __new__(
+        cls, tag: str | None = None, target: str | None = None, timeout: int = 30, *, spawn: bool = True
+    ) -> Self:
+        """As forkd 0.5: Sandbox(tag) forks a snapshot by the command forkd and speaks to its agent."""
+        from .._compat05 import LegacySandbox
+    
+        kind = cls if issubclass(cls, LegacySandbox) else LegacySandbox
+        return object.__new__(kind)  # type: ignore[return-value]  # it is a Sandbox
+
+
+    @classmethod
+    def _of(cls, client: Client, info: SandboxInfo) -> Self:
+        self = object.__new__(cls)
+        self.client, self.id, self.snapshot_tag, self._info = client, info.id, info.snapshot_tag, info
+        self.commands, self.pty, self.files = Commands(self), Pty(self), Files(self)
+        self.contexts, self.network, self.limits = Contexts(self), NetworkOf(self), LimitsOf(self)
+        return self
+
+    _info: SandboxInfo
+
+    @classmethod
+    def create(
+        cls,
+        snapshot: str | None = None,
+        *,
+        client: Client | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        unique: str | None = None,
+        hostname_prefix: str | None = None,
+        tag: str | None = None,
+        target: str | None = None,
+        timeout: int = 30,
+        spawn: bool = True,
+    ) -> Self:
+        """Forks one sandbox from a snapshot. See Client.fork for the parameters. Without a client, it uses the
+        one that all such calls share; see Client.default."""
+        if snapshot is None:  # as forkd 0.5, where this is another name of the constructor
+            return cls(tag, target, timeout, spawn=spawn)
+        client = client or _client_class().default()
+        made = client.fork(
+            snapshot,
+            1,
+            labels=labels,
+            env=env,
+            network=network,
+            limits=limits,
+            ttl=ttl,
+            idle_timeout=idle_timeout,
+            unique=unique,
+            hostname_prefix=hostname_prefix,
+        )
+        return cls._of(client, made[0]._info)
+
+    @classmethod
+    def connect(cls, id: str, *, client: Client | None = None) -> Self:
+        """The sandbox of an id. SandboxNotFoundError: there is none."""
+        client = client or _client_class().default()
+        answer = client._transport.call("GET", f"/v1/sandboxes/{_args.identifier('id', id)}")
+        return cls._of(client, SandboxInfo.from_json(answer.json()))
+
+    @classmethod
+    def list(
+        cls, labels: Mapping[str, str | None] | None = None, *, client: Client | None = None
+    ) -> List[Self]:
+        """The sandboxes that there are, oldest first: those with all of the labels, {"job": "7"}, or
+        {"job": None} for any value."""
+        client = client or _client_class().default()
+        answer = client._transport.call("GET", "/v1/sandboxes", params=_args.label_filter(labels))
+        return [cls._of(client, SandboxInfo.from_json(s)) for s in answer.json()]
+
+    def _path(self, rest: str = "") -> str:
+        return f"/v1/sandboxes/{quote(self.id, safe='')}{rest}"
+
+    def _call(self, method: str, rest: str = "", json: Any = None, **more: Any) -> Answer:
+        return self._transport.call(method, self._path(rest), json, **more)
+
+    @property
+    def _transport(self) -> Transport:
+        return self.client._transport
+
+    def _changed(self, method: str, rest: str, json: Any = None) -> SandboxInfo:
+        """A request that is answered with what the sandbox is now."""
+        self._info = SandboxInfo.from_json((self._call(method, rest, json)).json())
+        return self._info
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.snapshot_tag}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise unknown(self, name, SANDBOX)
+
+    # What it is.
+
+    def info(self) -> SandboxInfo:
+        """What the daemon knows of it now."""
+        return self._changed("GET", "")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Its labels, as of the latest call that was answered with them."""
+        return dict(self._info.labels or {})
+
+    def set_labels(self, labels: Mapping[str, str | None]) -> dict[str, str]:
+        """Sets labels, takes those away whose value is None, and leaves the others. Returns all of them."""
+        if not isinstance(labels, Mapping):
+            raise _args.wrong("labels", labels, "a mapping of names to values, or to None")
+        body = {
+            _args.text("labels", k): None if v is None else _args.text("labels", v, empty=True)
+            for k, v in labels.items()
+        }
+        self._changed("PATCH", "/labels", body)
+        return self.labels
+
+    def stats(self) -> Stats:
+        """What it costs its host."""
+        return Stats.from_json((self._call("GET", "/stats")).json())
+
+    def ping(self) -> Pong:
+        """Asks its agent, which has ten seconds to answer."""
+        return Pong.from_json((self._call("POST", "/ping")).json())
+
+    def console(self) -> str:
+        """The last 64 KiB of its serial console."""
+        return (self._call("GET", "/console")).body.decode("utf-8", "surrogateescape")
+
+    def logs(
+        self, *, follow: bool = False, tail: int | None = None, since: str | None = None
+    ) -> Iterator[str]:
+        """The lines of its serial console: the last of them, and with follow those that come, until the sandbox
+        ends. since is a time (RFC 3339) or how long ago, such as "10m"."""
+        params = [("follow", "true")] if follow else []
+        if tail is not None:
+            params.append(("tail", str(_args.whole("tail", tail, 0, 10**9))))
+        if since is not None:
+            params.append(("since", _args.text("since", since)))
+        lines = Lines()
+        with self._transport.stream("GET", self._path("/logs"), params=params, idle=None) as response:
+            for chunk in self._transport.chunks(response, f"the log of {self.id}"):
+                for line in lines.feed(chunk):
+                    yield line.decode("utf-8", "surrogateescape")
+        if lines.rest:
+            yield bytes(lines.rest).decode("utf-8", "surrogateescape")
+
+    # Its life.
+
+    def kill(self) -> bool:
+        """Ends it; nothing of it is left. False: it was gone already."""
+        try:
+            self._call("DELETE")
+        except SandboxNotFoundError:
+            return False
+        return True
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        mode: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        idle_timeout: float | None = None,
+        unique: str | None = None,
+        hostname_prefix: str | None = None,
+        allow_partial: bool = False,
+    ) -> Sandboxes:
+        """Makes n children that go on from where it is now, with its memory, processes and disk, while it runs
+        on. Other parameters are those of Client.fork; network, limits and unique are its own unless given."""
+        body = fork_body(n, labels, env, network, limits, ttl, idle_timeout, unique, hostname_prefix, allow_partial)
+        body |= _args.given(source_id=self.id, mode=_args.one_of("mode", mode, BRANCH_MODES))
+        return fork(self.client, body)
+
+    def branch(
+        self, n: int = 0, *, tag: str | None = None, mode: str | None = None, wait: bool = True
+    ) -> tuple[Snapshot, Sandboxes]:
+        """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
+        A tag is made up if none is given. With wait=False a live branch is returned before it is complete."""
+        from ._snapshot import branch
+
+        _args.whole("n", n, 0, 1000)
+        body = _args.given(
+            tag=None if tag is None else _args.name("tag", tag),
+            mode=_args.one_of("mode", mode, BRANCH_MODES),
+            wait=wait,
+        )
+        snapshot = branch(self.client, self._path("/branch"), body)
+        return snapshot, snapshot.fork(n) if n else Sandboxes()
+
+    def rollback(self, to: str | Snapshot | None = None, *, unique: str | None = None) -> RolledBack:
+        """Puts it back, in place: to its own snapshot, an ancestor of that, or a branch that was made of it."""
+        tag = to if isinstance(to, str) or to is None else to.tag
+        body = _args.given(
+            to=None if tag is None else _args.name("to", tag), unique=_args.one_of("unique", unique, UNIQUE_MODES)
+        )
+        answer = (self._call("POST", "/rollback", body)).json()
+        self._info = SandboxInfo.from_json(answer)
+        return RolledBack.from_json(answer)
+
+    def pause(self) -> SandboxInfo:
+        """Stops it where it is."""
+        return self._changed("POST", "/pause", {})
+
+    def resume(self, *, unique: str | None = None) -> SandboxInfo:
+        """Lets it run on after a pause, or brings it back after a suspension."""
+        return self._changed("POST", "/resume", _args.given(unique=_args.one_of("unique", unique, UNIQUE_MODES)))
+
+    def suspend(self) -> SandboxInfo:
+        """Saves it to disk and frees its memory."""
+        return self._changed("POST", "/suspend", {})
+
+    # Code.
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: CodeContext | str | None = None,
+        on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Runs code in a warm interpreter, whose variables stay, and returns what it has shown and written. An
+        exception that it does not catch is in error. The callbacks are given output and results as they come.
+
+        language is python, javascript, typescript or bash, where the image has it; context is an interpreter
+        of contexts. timeout is in seconds: 30 if it is None, 3600 at most. env is for this call only. If
+        this call is left, the code is interrupted."""
+        return run_code(self, code, language, context, on_stdout, on_stderr, on_result, timeout, env)
+
+    def eval(self, code: str) -> str | None:
+        """As forkd 0.5: the repr of an expression in the warm Python interpreter. RuntimeError: it raised one.
+        run_code does more."""
+        answer = (self._call("POST", "/eval", {"code": _args.text("code", code)})).json()
+        if answer.get("error"):
+            raise RuntimeError(f"forkd eval: {answer['error']}")
+        return answer.get("result")  # type: ignore[no-any-return]  # a string
+
+    # Ports.
+
+    def url(self, port: int, *, ttl: float | None = None) -> str:
+        """A URL that gives everyone who has it access to an HTTP server in the sandbox, for ttl seconds (an
+        hour). The daemon must serve a domain (--proxy-domain)."""
+        body = _args.given(ttl_secs=_args.seconds("ttl", ttl))
+        answer = self._call("POST", f"/ports/{_args.whole('port', port, 1, 65535)}/url", body)
+        return str(answer.json()["url"])
+
+    def connect_port(self, port: int) -> AbstractContextManager[PortConnection]:
+        """A TCP connection to a server on the loopback address of the sandbox, for the length of a with block."""
+        return open_port(self._transport, self._path(f"/tcp/{_args.whole('port', port, 1, 65535)}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def _client_class() -> type[Client]:
+    from ._client import Client
+
+    return Client
+
+
+class NetworkOf:
+    """Where a sandbox may connect to."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def get(self) -> SandboxNetwork:
+        """The policy, and what the sandbox did."""
+        return SandboxNetwork.from_json((self._sandbox._call("GET", "/network")).json())
+
+    def set(self, policy: NetworkPolicy | None = None, /, **fields: Any) -> SandboxNetwork:
+        """Replaces the policy: set("none"), set(Network(…)), or by its fields: set(mode="allow", allow=["pypi.org"]).
+        It is in force when this returns, and connections that it does not let through are reset."""
+        if (policy is None) == (not fields):
+            raise _args.wrong("policy", policy, "a mode, a Network, or its fields by name")
+        if unknown := set(fields) - set(Network.__dataclass_fields__):
+            raise _args.wrong(
+                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Network.__dataclass_fields__)
+            )
+        body = _args.network(fields if policy is None else policy)
+        return SandboxNetwork.from_json((self._sandbox._call("PUT", "/network", body)).json())
+
+
+class LimitsOf:
+    """What a sandbox may take from its host."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def get(self) -> SandboxLimits:
+        """The limits, and what the sandbox takes."""
+        return SandboxLimits.from_json((self._sandbox._call("GET", "/limits")).json())
+
+    def set(self, limits: Limits | None = None, /, **fields: Any) -> SandboxLimits:
+        """Replaces the limits: set(Limits(…)), or by fields: set(memory_mib=512, cpus=0.5). What is left out has
+        no limit of its own."""
+        if unknown := set(fields) - set(Limits.__dataclass_fields__):
+            raise _args.wrong(
+                min(unknown), fields[min(unknown)], "one of the fields " + ", ".join(Limits.__dataclass_fields__)
+            )
+        body = _args.message("limits", fields if limits is None else limits)
+        return SandboxLimits.from_json((self._sandbox._call("PUT", "/limits", body)).json())

@@ -1,0 +1,210 @@
+# Made from _async/_transport.py by tools/unasync.py. Do not edit.
+"""Requests to the daemon: connections, repetition, errors, and streams."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .._address import Address, what_helps
+from .._answers import error_of
+from .._errors import ConnectionFailedError, ForkdError, StreamBrokenError
+from .._version import VERSION
+from . import _runtime
+
+if TYPE_CHECKING:
+    import httpx2
+
+Params = Sequence[tuple[str, str]]
+
+CONNECT = 10.0  # seconds
+IDLE = 100.0  # seconds: the daemon says something at least every 30 on a stream where nothing happens
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        try:
+            return jsonlib.loads(self.body)
+        except ValueError as e:
+            raise ForkdError(
+                f"the answer is no JSON ({e}): is that a forkd daemon?", code="bad_answer", status=self.status
+            ) from e
+
+
+def pool_options(address: Address) -> dict[str, Any]:
+    """The settings of a pool. As many connections as there are streams; those that are idle are kept for
+    a while, but fewer. The kernel ends a connection whose peer is gone."""
+    import httpx2
+
+    alive = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if address.socket is None:
+        alive += [
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ]
+    return {
+        "verify": address.tls(),
+        "trust_env": False,
+        "uds": address.socket,
+        "socket_options": alive,
+        "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=30),
+    }
+
+
+class Transport:
+    """Sends requests to one daemon."""
+
+    def __init__(self, address: Address, timeout: float, retries: int) -> None:
+        self.address, self.timeout, self.retries = address, timeout, retries
+        self.idle = IDLE  # how long a stream may be silent
+        self.pools = _runtime.Pools(address, pool_options)
+
+    def close(self) -> None:
+        self.pools.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        params: Params = (),
+        content: Any = None,
+        once: bool = False,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Sends a request and returns its answer, whose status is a success.
+
+        A GET, and with once a POST that carries a key of its own, is sent again if the connection fails or
+        the daemon says when to: at most retries times, and within the timeout. Nothing else is."""
+        sent = self.headers(headers, json)
+        if once:
+            sent["Idempotency-Key"] = str(uuid.uuid4())
+        if json is not None:
+            content = jsonlib.dumps(json).encode()
+        limit = timeout or self.timeout
+        deadline = time.monotonic() + limit
+        left = self.retries if once or method == "GET" else 0
+        while True:
+            try:
+                return self.send(method, path, params, content, sent, limit)
+            except (ConnectionFailedError, ForkdError) as e:
+                failed_at_all = isinstance(e, ConnectionFailedError)
+                wait = (
+                    0.1 * 4 ** (self.retries - left)
+                    if failed_at_all
+                    else e.retry_after
+                    if e.status in (429, 503)
+                    else None
+                )
+                if not left or wait is None or time.monotonic() + wait > deadline:
+                    raise
+            left -= 1
+            _runtime.sleep(wait)
+
+    def send(
+        self, method: str, path: str, params: Params, content: Any, headers: Mapping[str, str], limit: float
+    ) -> Answer:
+        with self.stream(method, path, params=params, content=content, headers=headers, idle=limit) as response:
+            try:
+                return Answer(response.status_code, response.headers, response.read())
+            except Exception as e:
+                raise self.lost(e, limit) from e
+
+    def headers(self, more: Mapping[str, str] | None = None, json: Any = None) -> dict[str, str]:
+        out = {"User-Agent": f"forkd-python/{VERSION}", "Accept-Encoding": "identity"}
+        if self.address.token:
+            out["Authorization"] = f"Bearer {self.address.token}"
+        if json is not None:
+            out["Content-Type"] = "application/json"
+        return out | dict(more or {})
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params = (),
+        content: Any = None,
+        headers: Mapping[str, str] | None = None,
+        json: Any = None,
+        idle: float | None = -1,
+        switch: bool = False,
+    ) -> Iterator[httpx2.Response]:
+        """Sends a request, and opens its answer, whose status is a success, or 101 with switch. idle is how
+        long it may be silent, in seconds, if not as long as streams may; None: for as long as it likes."""
+        import httpx2
+
+        if idle == -1:
+            idle = self.idle
+
+        if json is not None:
+            content = jsonlib.dumps(json).encode()
+        url = self.address.base + path
+        if params:
+            url += "?" + str(httpx2.QueryParams(list(params)))
+        pool = self.pools.get()
+        with ExitStack() as stack:
+            try:
+                response = stack.enter_context(
+                    pool.stream(
+                        method,
+                        url,
+                        content=content,
+                        headers=self.headers(headers, json),
+                        timeout=httpx2.Timeout(idle, connect=CONNECT, pool=None),
+                    )
+                )
+                if response.status_code >= 300 or (response.status_code == 101) != switch:
+                    body = b"" if response.status_code == 101 else response.read()
+                    raise error_of(response.status_code, response.headers, body)
+            except httpx2.TransportError as e:
+                raise self.lost(e, idle) from e
+            yield response
+
+    def lost(self, e: Exception, limit: float | None) -> Exception:
+        """The error for a request that got no answer."""
+        import httpx2
+
+        where = f"no forkd daemon answers at {self.address.url}"
+        if isinstance(e, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)):
+            return ConnectionFailedError(
+                f"{where}: {str(e) or type(e).__name__}; nothing was sent", happened="no", fix=what_helps(self.address)
+            )
+        if isinstance(e, httpx2.ReadTimeout):
+            return ConnectionFailedError(
+                f"the daemon at {self.address.url} did not answer within {limit:g} s; it may be done"
+            )
+        if isinstance(e, httpx2.TransportError):
+            return ConnectionFailedError(
+                f"the daemon at {self.address.url} broke off ({str(e) or type(e).__name__}); it may be done"
+            )
+        return e
+
+    def chunks(self, response: httpx2.Response, what: str) -> Iterator[bytes]:
+        """The bytes of a stream. Its end is that of the iteration, or an error if it broke off."""
+        import httpx2
+
+        try:
+            for chunk in response.iter_bytes():
+                yield chunk
+        except httpx2.TransportError as e:
+            why = (
+                "the daemon was silent for too long"
+                if isinstance(e, httpx2.TimeoutException)
+                else str(e) or type(e).__name__
+            )
+            raise StreamBrokenError(f"{what} broke off: {why}") from e

@@ -1,0 +1,131 @@
+# Made from _async/_workspace.py by tools/unasync.py. Do not edit.
+"""Workspaces."""
+
+from __future__ import annotations
+
+from builtins import list as List
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from .. import _args
+from .._codes import WorkspaceNotFoundError
+from .._errors import ForkdError
+from .._wire import Limits, WorkspaceInfo
+
+if TYPE_CHECKING:
+    from ._client import Client
+    from ._sandbox import Sandbox, NetworkPolicy
+
+
+class Workspace:
+    """A sandbox under a name, which survives suspensions."""
+
+    client: Client
+    name: str
+    details: WorkspaceInfo
+    """What the daemon answered with last."""
+
+    def __init__(self, client: Client, info: WorkspaceInfo) -> None:
+        self.client, self.details = client, info
+        self.name = info.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {self.status}>"
+
+    @property
+    def status(self) -> str:
+        """running, suspended or stale, as of the latest call."""
+        return self.details.status
+
+    def info(self) -> WorkspaceInfo:
+        """What the daemon knows of it now."""
+        self.details = (self.client.workspaces.get(self.name)).details
+        return self.details
+
+    def sandbox(self) -> Sandbox:
+        """Its sandbox. A workspace that is suspended has none: resume it first."""
+        from ._sandbox import Sandbox
+
+        if not (id := (self.info()).live_sandbox_id):
+            raise ForkdError(
+                f"workspace {self.name} is {self.status} and has no sandbox",
+                code="sandbox_state",
+                fix="call resume first",
+            )
+        return Sandbox.connect(id, client=self.client)
+
+    def suspend(self) -> WorkspaceInfo:
+        """Saves its sandbox to disk and frees its memory."""
+        self.details = (self.client.workspaces.suspend(self.name)).details
+        return self.details
+
+    def resume(self) -> WorkspaceInfo:
+        """Brings its sandbox back."""
+        self.details = (self.client.workspaces.resume(self.name)).details
+        return self.details
+
+    def delete(self) -> bool:
+        """Removes it with its sandbox. False: it was gone already."""
+        return self.client.workspaces.delete(self.name)
+
+
+class Workspaces:
+    """The workspaces of a daemon."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _call(self, method: str, name: str, rest: str = "", json: Any = None) -> Workspace:
+        path = f"/v1/workspaces/{quote(_args.name('name', name), safe='')}{rest}"
+        answer = self._client._transport.call(method, path, json)
+        return Workspace(self._client, WorkspaceInfo.from_json(answer.json()))
+
+    def create(
+        self,
+        name: str,
+        snapshot: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        network: NetworkPolicy | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        idle_timeout: float | None = None,
+    ) -> Workspace:
+        """Starts a sandbox under a name. WorkspaceExistsError: the name is taken."""
+        body = _args.given(
+            name=_args.name("name", name),
+            snapshot_tag=_args.name("snapshot", snapshot),
+            labels=_args.strings("labels", labels),
+            env=_args.env(env),
+            network=_args.network(network),
+            limits=_args.message("limits", limits),
+            idle_timeout_secs=_args.seconds("idle_timeout", idle_timeout, zero=True),
+        )
+        answer = self._client._transport.call("POST", "/v1/workspaces", body, once=True)
+        return Workspace(self._client, WorkspaceInfo.from_json(answer.json()))
+
+    def list(self) -> List[Workspace]:
+        """All of them, by name."""
+        answer = self._client._transport.call("GET", "/v1/workspaces")
+        return [Workspace(self._client, WorkspaceInfo.from_json(w)) for w in answer.json()]
+
+    def get(self, name: str) -> Workspace:
+        """The workspace of a name. WorkspaceNotFoundError: there is none."""
+        return self._call("GET", name)
+
+    def suspend(self, name: str) -> Workspace:
+        """Saves the sandbox of a workspace to disk and frees its memory."""
+        return self._call("POST", name, "/suspend", {})
+
+    def resume(self, name: str) -> Workspace:
+        """Brings the sandbox of a workspace back."""
+        return self._call("POST", name, "/resume", {})
+
+    def delete(self, name: str) -> bool:
+        """Removes a workspace with its sandbox. False: it was gone already."""
+        try:
+            self._client._transport.call("DELETE", f"/v1/workspaces/{quote(_args.name('name', name), safe='')}")
+        except WorkspaceNotFoundError:
+            return False
+        return True

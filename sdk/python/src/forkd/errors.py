@@ -1,0 +1,25 @@
+"""All errors of this package: one class for every code of docs/errors.md, and those of the client's own."""
+
+from ._codes import *  # noqa: F403
+from ._codes import BY_CODE as BY_CODE
+from ._codes import __all__ as _codes
+from ._errors import (
+    CommandFailed,
+    ConnectionFailedError,
+    ForkdError,
+    InputClosedError,
+    InvalidArgumentError,
+    PartialForkError,
+    StreamBrokenError,
+)
+
+__all__ = [
+    "CommandFailed",
+    "ConnectionFailedError",
+    "ForkdError",
+    "InputClosedError",
+    "InvalidArgumentError",
+    "PartialForkError",
+    "StreamBrokenError",
+]
+__all__ += _codes

@@ -1,0 +1,241 @@
+"""Forks, branches, rollbacks, and what else a sandbox and a daemon have."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from forkd import Client, Limits, Network, NetworkLimits, PartialForkError, Sandbox, Sandboxes, best_of
+from forkd.errors import (
+    NotInLineError,
+    SandboxNotFoundError,
+    SandboxStateError,
+    SnapshotExistsError,
+    SnapshotNotFoundError,
+    WorkspaceExistsError,
+    WorkspaceNotFoundError,
+)
+
+
+def test_create_connect_list_kill(rig: Any, client: Client) -> None:
+    with Sandbox.create(
+        rig.snapshot, client=client, labels={"job": "create"}, ttl=3600, idle_timeout=600, env={"A": "b"}
+    ) as sandbox:
+        assert (
+            sandbox.id.startswith("sb-")
+            and sandbox.snapshot_tag == rig.snapshot
+            and sandbox.labels == {"job": "create"}
+        )
+        info = sandbox.info()
+        assert info.state == "running" and info.expires_at_unix and info.idle_timeout_secs == 600
+        assert Sandbox.connect(sandbox.id, client=client).id == client.connect(sandbox.id).id == sandbox.id
+        assert [s.id for s in Sandbox.list({"job": "create"}, client=client)] == [sandbox.id]
+        assert sandbox.id in [s.id for s in client.sandboxes({"job": None})]
+        assert not client.sandboxes({"job": "none such"})
+        assert sandbox.set_labels({"job": None, "owner": "me"}) == {"owner": "me"}
+        assert sandbox.ping().pong and sandbox.stats().vmm_pid > 0
+    with pytest.raises(SandboxNotFoundError):
+        Sandbox.connect(sandbox.id, client=client)
+    with pytest.raises(SnapshotNotFoundError):
+        Sandbox.create("none-such", client=client)
+
+
+def test_environment_names_the_daemon(rig: Any) -> None:
+    with Sandbox.create(rig.snapshot) as sandbox:
+        assert sandbox.client is Client.default() and sandbox.client.url == rig.url
+        assert [s.id for s in Sandbox.list() if s.id == sandbox.id]
+
+
+def test_fork_of_a_sandbox(sandbox: Sandbox) -> None:
+    with sandbox.fork(8, labels={"try": "1"}) as tries:
+        assert isinstance(tries, Sandboxes) and len({s.id for s in tries}) == 8
+        assert tries[0].labels == {"try": "1"}
+        assert tries.map(lambda s: s.commands.run(["echo", s.id]).stdout.strip()) == [s.id for s in tries]
+    assert not {s.id for s in tries} & {s.id for s in sandbox.client.sandboxes()}
+
+
+def test_branch_rollback_and_the_line_of_a_sandbox(sandbox: Sandbox, rig: Any) -> None:
+    snap, kids = sandbox.branch(2, tag="branched")
+    assert (
+        snap.tag == "branched"
+        and snap.details
+        and snap.details.sandbox_id == sandbox.id
+        and [k.snapshot_tag for k in kids] == ["branched"] * 2
+    )
+    with pytest.raises(SnapshotExistsError):
+        sandbox.branch(tag="branched")
+    assert sandbox.rollback(snap).rolled_back_to == "branched"
+    assert sandbox.rollback(rig.snapshot).rolled_back_to == rig.snapshot
+    unnamed, none = sandbox.branch(mode="full")
+    assert unnamed.tag.startswith("branch-") and none == []
+    other, _ = kids[0].branch()
+    with pytest.raises(NotInLineError):
+        sandbox.rollback(other)
+    kids.kill()
+    assert [other.delete(), unnamed.delete(), snap.delete(cascade=True), snap.delete()] == [True, True, True, False]
+
+
+def test_pause_resume_suspend(sandbox: Sandbox) -> None:
+    assert sandbox.pause().state == "paused"
+    with pytest.raises(SandboxStateError):
+        sandbox.commands.run("true")
+    assert sandbox.resume().state == "running"
+    assert sandbox.suspend().state == "suspended"
+    assert sandbox.resume(unique="report").state == "running"
+
+
+def test_partial_fork_raises_with_the_living(rig: Any, client: Client) -> None:
+    rig.fault(fail_children=2)
+    with pytest.raises(PartialForkError) as caught:
+        client.fork(rig.snapshot, 5, allow_partial=True)
+    assert caught.value.failed == 2 and len(caught.value.sandboxes) == 3
+    with caught.value.sandboxes as living:
+        assert living.map(lambda s: s.commands.run("echo here").stdout) == ["here\n"] * 3
+
+
+def test_best_of_keeps_the_best_and_kills_the_rest(sandbox: Sandbox, client: Client) -> None:
+    def fails(child: Sandbox) -> int:
+        raise ValueError("no idea")
+
+    before = {s.id for s in client.sandboxes()}
+    best = best_of(
+        sandbox,
+        ["echo 1", lambda s: s.commands.run("echo 7"), ["echo", "3"], fails, "echo none"],
+        lambda s, r: int(r.stdout) if r.stdout != "none\n" else None,
+    )
+    assert (best.index, best.score, best.result.stdout) == (1, 7.0, "7\n")
+    assert best.scores == [1.0, 7.0, 3.0, None, None] and isinstance(best.results[3], ValueError)
+    assert {s.id for s in client.sandboxes()} - before == {best.sandbox.id}
+    best.sandbox.kill()
+    with pytest.raises(ExceptionGroup, match="none of 2 attempts") as caught:
+        best_of(sandbox, [fails, "true"], lambda s, r: None)
+    assert isinstance(caught.value.exceptions[0], ValueError)
+    assert {s.id for s in client.sandboxes()} == before
+
+
+def test_network_and_limits(sandbox: Sandbox) -> None:
+    assert sandbox.network.set("none").mode == sandbox.network.get().mode == "none"
+    got = sandbox.network.set(mode="allow", allow=["pypi.org", "10.0.0.0/8:5432"])
+    assert (
+        got.mode == "allow"
+        and got.allow == ["pypi.org:80", "pypi.org:443", "10.0.0.0/8:5432"]
+        or got.allow == ["pypi.org", "10.0.0.0/8:5432"]
+    )
+    got = sandbox.network.set(Network(mode="public", deny=["10.0.0.0/8"], limits=NetworkLimits(connections=5)))
+    assert got.limits is not None and got.limits.connections == 5
+    limits = sandbox.limits.set(Limits(memory_mib=512, cpus=0.5))
+    assert (limits.memory_mib, limits.cpus) == (512, 0.5) and limits.usage.memory_bytes >= 0
+    assert sandbox.limits.set(cpu_weight=50).memory_mib in (None, 0)
+    assert sandbox.limits.get().cpu_weight == 50
+
+
+def test_ports(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def echo() -> None:
+            conn, _ = server.accept()
+            with conn:
+                while data := conn.recv(100):
+                    conn.sendall(data.upper())
+
+        threading.Thread(target=echo, daemon=True).start()
+        with sandbox.connect_port(port) as conn:
+            conn.send(b"hello")
+            assert conn.receive() == b"HELLO"
+            with pytest.raises(TimeoutError):
+                conn.receive(timeout=0.1)
+            conn.end()
+            assert conn.receive() == b""
+    assert sandbox.url(port, ttl=60).startswith(f"http://{port}-{sandbox.id}")
+
+
+def test_console_and_logs(sandbox: Sandbox) -> None:
+    assert "hello" in sandbox.console()
+    assert list(sandbox.logs(tail=1)) == ["bye"]
+    followed = sandbox.logs(follow=True)
+    assert next(iter(followed)) == "hello"
+    followed.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def test_snapshots(client: Client, sandbox: Sandbox, rig: Any) -> None:
+    assert rig.snapshot in [s.tag for s in client.snapshots.list()]
+    assert client.snapshots.get(rig.snapshot).info().chain_depth >= 0
+    with pytest.raises(SnapshotNotFoundError):
+        client.snapshots.get("none-such")
+    snap, _ = sandbox.branch(tag="to-compact")
+    assert snap.verify().ok
+    assert snap.compact("compacted").tag == "compacted"
+    with client.snapshots.get("compacted").fork(2) as made:
+        assert len(made) == 2
+    assert client.snapshots.delete("compacted") is True and snap.delete(force=True) is True
+
+
+def test_bake(client: Client, rig: Any) -> None:
+    part = rig.tmp / "part"
+    part.write_bytes(bytes(4096))
+    try:
+        snap = client.snapshots.bake(
+            "baked",
+            kernel=str(part),
+            rootfs=str(part),
+            initrd=str(part),
+            memory_mib=64,
+            commands=["true"],
+            network="none",
+        )
+        assert snap.tag == "baked" and snap.details and snap.details.bootable
+    finally:
+        client.snapshots.delete("baked")
+
+
+def test_workspaces(client: Client, rig: Any) -> None:
+    workspace = client.workspaces.create("mine", rig.snapshot, labels={"w": "1"})
+    try:
+        assert workspace.status == "running" and workspace.sandbox().labels == {"w": "1"}
+        with pytest.raises(WorkspaceExistsError):
+            client.workspaces.create("mine", rig.snapshot)
+        assert workspace.suspend().status == "suspended" and client.workspaces.get("mine").status == "suspended"
+        assert workspace.resume().status == "running"
+        assert "mine" in [w.name for w in client.workspaces.list()]
+    finally:
+        assert workspace.delete() is True
+    assert client.workspaces.delete("mine") is False
+    with pytest.raises(WorkspaceNotFoundError):
+        workspace.info()
+
+
+def test_events(client: Client, rig: Any) -> None:
+    with Sandbox.create(rig.snapshot, client=client, labels={"watched": "yes"}) as sandbox:
+        with client.events(labels={"watched": "yes"}) as events:
+            sandbox.pause()
+            sandbox.resume()
+            paused, running = next(events), next(events)
+        assert [(e.type, e.sandbox_id) for e in (paused, running)] == [
+            ("sandbox.paused", sandbox.id),
+            ("sandbox.running", sandbox.id),
+        ]
+        with client.events(sandbox=[sandbox.id], after=paused.id) as events:
+            assert next(events).id == running.id
+
+
+def test_version(client: Client) -> None:
+    assert client.version().api == "v1" and client.healthy() and "http" in repr(client)
+
+
+def test_a_name_of_e2b_says_the_one_here(sandbox: Sandbox) -> None:
+    from forkd import _names
+
+    for owner, names in ((sandbox, _names.SANDBOX), (sandbox.files, _names.FILES)):
+        for name, here in names.items():
+            with pytest.raises(AttributeError) as caught:
+                getattr(owner, name)
+            assert str(caught.value).endswith(f"has no {name}; here it is {here}")
+            place = owner
+            for part in re.match(r"[\w.]+", here)[0].split("."):  # type: ignore[index]  # it matches
+                place = getattr(place, part)
+    assert not hasattr(sandbox, "anything_else")
