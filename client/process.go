@@ -192,7 +192,14 @@ func (p *Process) waitTaken() error {
 			}
 		case <-p.closed:
 			return ErrStdinClosed
-		case <-p.done:
+		case <-p.done: // after all that was received
+			select {
+			case taken := <-p.taken:
+				if taken >= p.sent {
+					return nil
+				}
+			default:
+			}
 			return io.ErrClosedPipe
 		}
 	}
