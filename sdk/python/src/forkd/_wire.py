@@ -85,6 +85,8 @@ class Version(Record):
     version: str = ""
     api: str = ""
     accel: str = ""
+    scope: str | None = None
+    """of the client that asks"""
     host_memory_mib: int = 0
     """that the daemon's host has: no VM can have more"""
     no_kvm: str | None = None
