@@ -22,6 +22,7 @@ WRONG: list[tuple[str, Callable[[Client, Sandbox], Any]]] = [
     ("mode", lambda c, s: s.fork(1, mode="fast")),
     ("mode", lambda c, s: s.branch(mode="slow")),
     ("tag", lambda c, s: s.branch(tag=".hidden")),
+    ("labels", lambda c, s: s.branch(labels={"turn": 7})),  # type: ignore[dict-item]
     ("to", lambda c, s: s.rollback("")),
     ("unique", lambda c, s: s.resume(unique="yes")),
     ("ttl", lambda c, s: c.fork("base", ttl=-1)),

@@ -70,7 +70,8 @@ def test_branch_rollback_and_the_line_of_a_sandbox(sandbox: Sandbox, rig: Any) -
         sandbox.branch(tag="branched")
     assert sandbox.rollback(snap).rolled_back_to == "branched"
     assert sandbox.rollback(rig.snapshot).rolled_back_to == rig.snapshot
-    unnamed, none = sandbox.branch(mode="full")
+    unnamed, none = sandbox.branch(mode="full", labels={"turn": "7"})
+    assert unnamed.details and unnamed.details.labels == {"turn": "7"}
     assert unnamed.tag.startswith("branch-") and none == []
     other, _ = kids[0].branch()
     with pytest.raises(NotInLineError):

@@ -304,10 +304,17 @@ class AsyncSandbox:
         return await fork(self.client, body)
 
     async def branch(
-        self, n: int = 0, *, tag: str | None = None, mode: str | None = None, wait: bool = True
+        self,
+        n: int = 0,
+        *,
+        tag: str | None = None,
+        mode: str | None = None,
+        wait: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> tuple[AsyncSnapshot, AsyncSandboxes]:
         """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
-        A tag is made up if none is given. With wait=False a live branch is returned before it is complete."""
+        A tag is made up if none is given. With wait=False a live branch is returned before it is complete.
+        labels are those of the snapshot; what is forked from it does not inherit them."""
         from ._snapshot import branch
 
         _args.whole("n", n, 0, 1000)
@@ -315,6 +322,7 @@ class AsyncSandbox:
             tag=None if tag is None else _args.name("tag", tag),
             mode=_args.one_of("mode", mode, BRANCH_MODES),
             wait=wait,
+            labels=_args.strings("labels", labels),
         )
         snapshot = await branch(self.client, self._path("/branch"), body)
         return snapshot, await snapshot.fork(n) if n else AsyncSandboxes()

@@ -301,10 +301,17 @@ class Sandbox:
         return fork(self.client, body)
 
     def branch(
-        self, n: int = 0, *, tag: str | None = None, mode: str | None = None, wait: bool = True
+        self,
+        n: int = 0,
+        *,
+        tag: str | None = None,
+        mode: str | None = None,
+        wait: bool = True,
+        labels: Mapping[str, str] | None = None,
     ) -> tuple[Snapshot, Sandboxes]:
         """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
-        A tag is made up if none is given. With wait=False a live branch is returned before it is complete."""
+        A tag is made up if none is given. With wait=False a live branch is returned before it is complete.
+        labels are those of the snapshot; what is forked from it does not inherit them."""
         from ._snapshot import branch
 
         _args.whole("n", n, 0, 1000)
@@ -312,6 +319,7 @@ class Sandbox:
             tag=None if tag is None else _args.name("tag", tag),
             mode=_args.one_of("mode", mode, BRANCH_MODES),
             wait=wait,
+            labels=_args.strings("labels", labels),
         )
         snapshot = branch(self.client, self._path("/branch"), body)
         return snapshot, snapshot.fork(n) if n else Sandboxes()
