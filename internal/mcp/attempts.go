@@ -188,7 +188,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 	r, err := runCommand(ctx, cl, a.box, shell(a.Command), attemptHead, attemptTail)
 	a.DurationMS = since().Milliseconds()
 	switch {
-	case context.Cause(ctx) == errBeaten:
+	case errors.Is(context.Cause(ctx), errBeaten):
 		a.Outcome = "stopped"
 		return
 	case err != nil:
@@ -210,7 +210,7 @@ func (a *attempt) run(ctx context.Context, cl *client.Client, in *attemptArgs) {
 	}
 	r, err = runCommand(ctx, cl, a.box, shell(in.Score), 0, attemptTail)
 	switch score, ok := lastNumber(r.Stdout); {
-	case context.Cause(ctx) == errBeaten: // it succeeded all the same
+	case errors.Is(context.Cause(ctx), errBeaten): // it succeeded all the same
 	case err != nil:
 		a.Error = "score: " + err.Error()
 	case !ok:

@@ -93,9 +93,11 @@ func (j joined) Value(key any) any {
 // recover from that too.
 func serve(h http.Handler, w http.ResponseWriter, r *http.Request) (err error) {
 	defer func() {
-		switch p := recover(); {
+		p := recover()
+		aborted, _ := p.(error)
+		switch {
 		case p == nil:
-		case p == http.ErrAbortHandler: //nolint:errorlint // a panic is no chain of errors
+		case errors.Is(aborted, http.ErrAbortHandler):
 			err = io.ErrUnexpectedEOF
 		default:
 			err = fmt.Errorf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack())
