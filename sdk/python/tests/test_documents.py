@@ -15,7 +15,11 @@ import pytest
 from forkd import Client
 
 SDK = Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (SDK / "README.md").read_text(), re.S)
+BLOCKS = [
+    block
+    for readme in (SDK / "README.md", SDK.parent.parent / "README.md")
+    for block in re.findall(r"```python\n(.*?)```", readme.read_text(), re.S)
+]
 EXAMPLES = {
     "best_of_n": "fix 0 passes 3 of 3 checks: s/len(x)/len(xs)/\n",
     "undo": "step one\nstep two\n'exit 1' failed: back at the branch\nstep three\n",
