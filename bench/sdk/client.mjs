@@ -1,0 +1,41 @@
+// The TypeScript SDK for bench/sdk: each line of input is work, and is answered with the seconds it took.
+import { rmSync } from "node:fs";
+import { createInterface } from "node:readline";
+import { Sandbox } from "../../sdk/typescript/src/index.ts";
+
+const [tag, path] = process.argv.slice(2);
+const large = new Uint8Array(100 << 20).fill(7);
+let box;
+
+async function started() {
+  const made = await Sandbox.create(tag);
+  const { stdout } = await made.commands.run("echo hi");
+  if (stdout !== "hi\n") throw new Error(`echo said ${stdout}`);
+  return made;
+}
+
+const works = {
+  create: async () => void (box = await started()),
+  command: () => box.commands.run("echo hi"),
+  code: () => box.runCode("1+1"),
+  up: () => box.files.write(path, large),
+  down: async () => {
+    if ((await box.files.readBytes(path)).length !== large.length) throw new Error("a part of the file is missing");
+  },
+  kill: () => box.kill(),
+};
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const [work, n] = line.split(" ");
+  if (work === "code") await box.runCode("1+1"); // starts the interpreter
+  const began = performance.now();
+  if (work === "many") {
+    const made = await Promise.all(Array.from({ length: Number(n) }, started));
+    console.log((performance.now() - began) / 1000);
+    await Promise.all(made.map((one) => one.kill()));
+    continue;
+  }
+  await works[work]();
+  console.log((performance.now() - began) / 1000);
+  if (work === "down") rmSync(path);
+}
