@@ -51,6 +51,12 @@ func readSettings(path string) ([]byte, fs.FileMode, error) {
 	if err != nil {
 		return nil, 0, err
 	}
+	if !info.Mode().IsRegular() || info.Size() > maxSettings {
+		return nil, 0, fmt.Errorf("%s: left as it is: want a regular file of at most %d bytes", path, maxSettings)
+	}
 	text, err := os.ReadFile(path)
 	return text, info.Mode().Perm(), err
 }
+
+// maxSettings bounds a settings file, in bytes. A project may have a link to a device in its place.
+const maxSettings = 4 << 20

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/BurntSushi/toml"
+	"github.com/forkd/forkd/client"
 )
 
 // hookRun runs `forkd hook` with a home directory of its own.
@@ -243,6 +244,22 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
+// A project may have a link in the place of its settings, to a device that has no end.
+func TestSettingsThatAreNoFile(t *testing.T) {
+	home := hookHome(t)
+	path := filepath.Join(home, ".claude", "settings.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", path); err != nil {
+		t.Fatal(err)
+	}
+	_, err, code := hookRun(t, "claude-code", "-w", "desk", "--install")
+	if code != exitError || !strings.Contains(err, "want a regular file") {
+		t.Errorf("%d, %s", code, err)
+	}
+}
+
 func TestInstallCodexNotify(t *testing.T) {
 	for _, before := range []string{
 		"",
@@ -323,5 +340,16 @@ func TestHookUsage(t *testing.T) {
 	}
 	if out, _, code := hookRun(t, "codex", "-w", "desk", "-o", "json"); code != 0 || !json.Valid([]byte(out)) {
 		t.Errorf("%d, %s", code, out)
+	}
+}
+
+// A tag that somebody else has chosen does not make the number of the next turn wrap around.
+func TestNumberOfTheNextTurn(t *testing.T) {
+	all := map[string]client.Snapshot{}
+	for _, tag := range []string{"desk-turn-3", "desk-turn-9223372036854775807", "desk-turn-x", "else-turn-8"} {
+		all[tag] = client.Snapshot{Tag: tag}
+	}
+	if n := (&turns{name: "desk", all: all}).next(); n != 4 {
+		t.Errorf("turn %d, want 4", n)
 	}
 }

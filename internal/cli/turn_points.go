@@ -73,13 +73,16 @@ func (t *turns) number(s client.Snapshot) (int, bool) {
 	return n, err == nil && n >= 0 && s.SandboxID == t.id && s.Status == "ready"
 }
 
+// maxTurn is the largest number of a turn. A tag with a larger one is none of a turn's.
+const maxTurn = 1 << 30
+
 // next returns the number of the next turn. Tags count that are not this sandbox's too: an earlier
 // workspace of the same name may have left some.
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
 		if rest, ok := strings.CutPrefix(tag, t.name+turnInfix); ok {
-			if k, err := strconv.Atoi(rest); err == nil && k >= n {
+			if k, err := strconv.Atoi(rest); err == nil && k >= n && k < maxTurn {
 				n = k + 1
 			}
 		}

@@ -63,6 +63,9 @@ func (v *VMM) call(ctx context.Context, kind vmmproto.Kind, body vmmproto.Messag
 		if errors.Is(err, unix.EAGAIN) {
 			return v.condemn(errors.New("it answered requests that it has not received"))
 		}
+		if IsShortage(err) { // other VMMs of the same user may have all descriptors that can be under way
+			return err
+		}
 		return errors.Join(ErrGone, err)
 	}
 	select {

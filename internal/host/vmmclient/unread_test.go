@@ -3,6 +3,7 @@ package vmmclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -102,5 +103,52 @@ func TestAttachKillsAVMMThatDoesNotListen(t *testing.T) {
 		t.Error("its process lives on")
 		_ = p.Kill()
 		<-ended
+	}
+}
+
+// What the daemon or its user has run out of does not say that a VMM has gone.
+func TestAShortageIsNoEnd(t *testing.T) {
+	dir := t.TempDir()
+	listener, err := ctlsock.Listen(filepath.Join(dir, ControlSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(listener)
+	bin := filepath.Join(dir, "sleeper")
+	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Record: filepath.Join(dir, pidFile)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Wait() }()
+	for range 10000 { // until the queue of connections that nobody has taken is full
+		c, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
+		if err != nil {
+			break
+		}
+		defer c.Close()
+	}
+	if _, err := Attach(nil, "test", dir); !IsShortage(err) {
+		t.Errorf("Attach = %v", err)
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("its process has ended: %v", err)
+	default:
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+		<-ended
+	}
+	for _, err := range []error{unix.ENOBUFS, unix.ETOOMANYREFS, unix.EMFILE} {
+		if !IsShortage(fmt.Errorf("send: %w", err)) {
+			t.Errorf("%v is taken for the end of a VMM", err)
+		}
+	}
+	if IsShortage(unix.EPIPE) || IsShortage(unix.ECONNREFUSED) || IsShortage(nil) {
+		t.Error("the end of a VMM is taken for a shortage")
 	}
 }

@@ -143,30 +143,37 @@ func Spawn(ctx context.Context, cfg Config) (_ *VMM, err error) {
 }
 
 // Attach finds the VMM that another daemon started in dir and left running, and its leaf in
-// cgroups. A VMM of ours listens for as long as it lives. One that does not is killed: it has closed
-// its socket, and no daemon could reach it any more. After an error that IsShortage reports nothing
-// has been touched.
+// cgroups. A VMM of ours listens for as long as it lives. If nothing listens, the VMM has closed its
+// socket, no daemon could reach it any more, and it is killed. After an error that IsShortage reports
+// nothing has been touched.
 func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	proc, err := process.Find("forkd-vmm", filepath.Join(dir, pidFile))
 	if err != nil {
 		return nil, err
 	}
 	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
-	if IsShortage(err) {
-		proc.Release()
-		return nil, err
-	}
-	if err != nil {
+	switch {
+	case err == nil:
+		return newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl), nil
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil, errors.Join(err, kill(proc))
 	}
-	return newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl), nil
+	proc.Release()
+	return nil, fmt.Errorf("%w: %w", errUndecided, err)
 }
 
-// IsShortage reports whether an error says nothing about a VMM: it came of what the daemon ran out
-// of, or (EAGAIN) of a VMM that lives and has not taken the connections of earlier daemons yet.
+// errUndecided marks errors of connecting that do not say whether a VMM listens, such as EAGAIN: a VMM
+// that lives has not taken the connections of earlier daemons yet.
+var errUndecided = errors.New("it is not known whether the VMM can be reached")
+
+// IsShortage reports whether an error says nothing about a VMM, but of what the daemon ran out of.
 func IsShortage(err error) bool {
-	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM) ||
-		errors.Is(err, unix.EAGAIN)
+	for _, short := range []error{errUndecided, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, unix.ETOOMANYREFS} {
+		if errors.Is(err, short) {
+			return true
+		}
+	}
+	return false
 }
 
 // kill ends a process that has no client, and waits for its end.
