@@ -209,9 +209,9 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	files.Layer = b.layer
+	var top *os.File
 	if b.lease.Manifest().Disk != nil {
-		top, err := b.prepareTop(ctx, rec)
-		if err != nil {
+		if top, err = b.prepareTop(ctx, rec); err != nil {
 			return err
 		}
 		defer top.Close()
@@ -224,6 +224,9 @@ func (b *branch) freeze(ctx context.Context) error {
 	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template,
 		Fallback: b.done.Fallback,
 		Pause:    snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}
+	if err != nil && !errors.Is(err, vmmclient.ErrNoAnswer) {
+		err = errors.Join(err, b.refuseKeeper(top))
+	}
 	if _, settled := b.s.settle(b.v); settled != nil {
 		return errors.Join(err, settled)
 	}

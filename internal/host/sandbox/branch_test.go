@@ -274,6 +274,59 @@ func TestRestartDuringABranch(t *testing.T) {
 	}
 }
 
+// VMs share no open file of a disk layer: one that was taken over could stay in a call that moves its
+// offset, and all others would wait.
+func TestDiskLayersAreOpenedForEachVM(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	w.branch(t, id, "b", vm.BranchDiff)
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 2}); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := w.Snapshots().Acquire("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	if len(lease.Disk()) < 2 {
+		t.Fatalf("%d disk layers", len(lease.Disk()))
+	}
+	for _, f := range lease.Disk() {
+		if at, err := f.Seek(0, io.SeekCurrent); err != nil || at != 0 {
+			t.Errorf("%s: a VM has moved the offset to %d, %v", f.Name(), at, err)
+		}
+	}
+	w.KillAll()
+}
+
+// A VM that refuses a branch and keeps a file that it was given for it is given no more of them: such a
+// file has no name any more, and could grow until the VM ends.
+func TestFilesOfARefusedBranch(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	w.writers = 0
+	id := w.source(t)
+	w.vmms.BranchErr = errors.New("not now")
+	branch := func() error {
+		_, err := w.Branch(t.Context(), id, BranchRequest{Tag: "b", Mode: vm.BranchDiff})
+		return err
+	}
+	if err := branch(); err == nil || strings.Contains(err.Error(), "is open for writing") {
+		t.Errorf("a VM that closes its files: %v", err)
+	}
+	w.vmms.KeepTops = true
+	if err := branch(); err == nil || !strings.Contains(err.Error(), "is open for writing") {
+		t.Errorf("a VM that keeps them: %v", err)
+	}
+	w.vmms.BranchErr = nil
+	if err := branch(); err == nil || !strings.Contains(err.Error(), "is open for writing") {
+		t.Errorf("its next branch: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
+
 // A disk top that its VM keeps open for writing becomes a layer of no snapshot: not of the branch
 // that froze it, of no later one, and of no suspended state. Once that is known the VM is asked for
 // no more of them. The sandbox runs on.

@@ -3,10 +3,10 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -37,10 +37,36 @@ func restoreVM(ctx context.Context, vmm vmpool.VMM, lease *store.Lease, top, fra
 	req := vmmproto.Restore{Extents: lease.Extents(), VMGenID: identity.NewGenerationID(), Resume: true,
 		FirstWrites: lease.FirstWrites()}
 	if d := lease.Manifest().Disk; d != nil {
-		files.Disks = [][]*os.File{append(slices.Clone(lease.Disk()), top)}
+		own, err := reopened(lease.Disk())
+		if err != nil {
+			return vmmproto.RestoreResult{}, err
+		}
+		defer closeAll(own)
+		files.Disks = [][]*os.File{append(own, top)}
 		req.Disks = []vmmproto.Disk{{SizeBytes: d.SizeBytes}}
 	}
 	return vmm.Restore(ctx, req, files)
+}
+
+// reopened returns files of its own for those of others. A VMM asks its disk layers where they have
+// holes, by lseek(2). Processes that share an open file take turns at that: one that was taken over could
+// stay in its turn for ever, and each fork of the snapshot would wait for it.
+func reopened(files []*os.File) (own []*os.File, err error) {
+	for _, f := range files {
+		again, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+		if err != nil {
+			closeAll(own)
+			return nil, fmt.Errorf("open %s once more: %w", f.Name(), err)
+		}
+		own = append(own, again)
+	}
+	return own, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // restore puts the snapshot that v was leased into its VM, with the empty top that r names on its

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"time"
@@ -54,6 +55,31 @@ func (b *branch) refuseWriters() error {
 		_ = f.Close() // nothing was buffered that could fail to be written
 	}
 	for _, f := range append([]*os.File{b.state, b.layer}, b.lower...) {
+		if err := noWriters(f.Name(), b.m.writers); err != nil {
+			b.v.kept = err
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseKeeper makes sure that a VMM that has refused a branch does not keep what it was given for it,
+// and what is removed now: each of these files could grow until it ends. top is the new disk top, which
+// the VMM may use in spite of its answer; nil if there is none.
+func (b *branch) refuseKeeper(top *os.File) error {
+	unused := []*os.File{b.state, b.layer}
+	if top != nil {
+		rec, v, err := b.s.withVM(b.op)
+		if err != nil {
+			return err
+		}
+		if stats, err := v.vmm.Stats(context.Background()); err == nil && rec.Pending != nil &&
+			stats.TopSwaps <= rec.Pending.Swaps {
+			unused = append(unused, top)
+		}
+	}
+	for _, f := range unused {
+		_ = f.Close() // nothing was buffered that could fail to be written
 		if err := noWriters(f.Name(), b.m.writers); err != nil {
 			b.v.kept = err
 			return err

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -64,9 +65,10 @@ type VMMs struct {
 	Killing    func()                // called by every Kill; nil: nothing
 	Most       int                   // layers that a VM has had above those of its snapshot
 	Copying    chan struct{}         // closed when a live branch is copied; nil: at once
-	KeepTops   bool                  // VMs keep tops open for writing after they were frozen
-	RebaseErr  error                 // before anything is replaced
-	LateRebase error                 // after that
+	// VMs keep what they were to close open for writing: frozen tops, files of a refused branch
+	KeepTops   bool
+	RebaseErr  error // before anything is replaced
+	LateRebase error // after that
 }
 
 // VMM is one of them.
@@ -237,6 +239,9 @@ func (v *VMM) Restore(_ context.Context, req vmmproto.Restore, files vmmclient.R
 	v.all.Restores++
 	v.all.Expected = append(v.all.Expected, req.FirstWrites)
 	for _, disk := range files.Disks {
+		for _, layer := range disk[:len(disk)-1] {
+			_, _ = layer.Seek(1, io.SeekStart) // as VMs do to find holes
+		}
 		if err := v.swapTop(disk[len(disk)-1]); err != nil {
 			return vmmproto.RestoreResult{}, err
 		}
@@ -286,6 +291,13 @@ func (v *VMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (v
 func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
 	err error) {
 	if v.all.BranchErr != nil {
+		if v.all.KeepTops {
+			own, err := duplicate(f.State)
+			if err != nil {
+				return r, err
+			}
+			v.kept = append(v.kept, own)
+		}
 		return r, v.all.BranchErr
 	}
 	f.State.WriteString("state")
