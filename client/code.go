@@ -64,12 +64,16 @@ func (e Execution) Text() string {
 	return ""
 }
 
-// CodeHandlers are told of what code says as it comes. Those that are nil are not called; an error of
-// one ends the code, and RunCode returns it.
+// CodeHandlers are called with what code says as it comes. Those that are nil are not called; an error
+// of one ends the code, and RunCode returns it.
 type CodeHandlers struct {
 	Stdout, Stderr func(text string) error
 	Result         func(CodeResult) error
 	Exception      func(CodeException) error
+
+	// Keep is how many bytes of output and results the Execution has; what comes after them is left
+	// out of it. 0: all.
+	Keep int
 }
 
 // RunCode runs code in a warm interpreter of a sandbox. The error is nil if it is known how the code
@@ -89,30 +93,63 @@ func (c *Client) RunCode(ctx context.Context, id string, req CodeRequest, on Cod
 		return e, err
 	}
 	defer resp.Body.Close()
+	run := codeRun{Execution: &e, on: on}
+	defer func() { e.Stdout, e.Stderr = run.stdout.String(), run.stderr.String() }()
 	for events := json.NewDecoder(resp.Body); ; {
 		var event v1.CodeEvent
 		if err := events.Decode(&event); err != nil {
 			return e, broken(ctx, "run code", 0, err)
 		}
-		if done, err := e.take(event, on); done || err != nil {
+		if done, err := run.take(event); done || err != nil {
 			return e, err
 		}
 	}
 }
 
+// codeRun is code that runs, and what it has said so far.
+type codeRun struct {
+	*Execution
+	on             CodeHandlers
+	stdout, stderr strings.Builder
+	kept           int // bytes, see CodeHandlers.Keep
+}
+
+// keeps reports whether so many more bytes are kept, and counts them.
+func (e *codeRun) keeps(n int) bool {
+	if e.on.Keep > 0 && e.kept+n > e.on.Keep {
+		return false
+	}
+	e.kept += n
+	return true
+}
+
+func sizeOf(r v1.CodeResult) (n int) {
+	for name, data := range r.Data {
+		n += len(name) + len(data) + 64 // what the map takes
+	}
+	return n + 64
+}
+
 // take adds an event, and reports whether it is the last one.
-func (e *Execution) take(event v1.CodeEvent, on CodeHandlers) (done bool, err error) {
+func (e *codeRun) take(event v1.CodeEvent) (done bool, err error) {
+	on := e.on
 	switch {
 	case event.Started != nil:
 		e.ExecutionCount = event.Started.ExecutionCount
 	case event.Stdout != "":
-		e.Stdout += event.Stdout
+		if e.keeps(len(event.Stdout)) {
+			e.stdout.WriteString(event.Stdout)
+		}
 		err = call(on.Stdout, event.Stdout)
 	case event.Stderr != "":
-		e.Stderr += event.Stderr
+		if e.keeps(len(event.Stderr)) {
+			e.stderr.WriteString(event.Stderr)
+		}
 		err = call(on.Stderr, event.Stderr)
 	case event.Result != nil:
-		e.Results = append(e.Results, CodeResult(*event.Result))
+		if e.keeps(sizeOf(*event.Result)) {
+			e.Results = append(e.Results, CodeResult(*event.Result))
+		}
 		err = call(on.Result, CodeResult(*event.Result))
 	case event.Exception != nil:
 		e.Exception = event.Exception

@@ -32,6 +32,7 @@ func codeTools() []tool {
 // Bounds on what code shows.
 const (
 	maxPrinted = 8 << 20 // bytes after which it is interrupted
+	maxValues  = 4 << 20 // bytes of values that are kept for the answer
 	maxShown   = 8       // images of one call
 )
 
@@ -101,9 +102,21 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 			return err
 		}
 	}
+	values := 0
+	result := func(v client.CodeResult) error {
+		for name, data := range v.Data {
+			values += len(name) + len(data)
+		}
+		if values += 64; values > maxPrinted { // also of results without anything in them
+			return errPrinted
+		}
+		return nil
+	}
 	var e client.Execution
 	err = c.during(ctx, func() string { return "the code runs" }, func() error {
-		e, err = c.RunCode(ctx, in.SandboxID, req, client.CodeHandlers{Stdout: print(stdout), Stderr: print(stderr)})
+		e, err = c.RunCode(ctx, in.SandboxID, req, client.CodeHandlers{
+			Stdout: print(stdout), Stderr: print(stderr), Result: result, Keep: maxValues,
+		})
 		return err
 	})
 	if errors.Is(err, errPrinted) {
@@ -125,7 +138,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (r codeResult, err error
 	return r, nil
 }
 
-var errPrinted = fmt.Errorf("the code printed more than %d MiB", maxPrinted>>20)
+var errPrinted = fmt.Errorf("the code printed or showed more than %d MiB", maxPrinted>>20)
 
 // textForms are the forms of a value that a model can read, the best first.
 var textForms = []string{"text/markdown", "text/plain", "text/latex", "text/html", "image/svg+xml"}
@@ -149,7 +162,7 @@ func shortened(text string) string {
 
 // show adds the images among values to the answer.
 func (c *call) show(values []client.CodeResult) {
-	shown := 0
+	shown, bytes := 0, 0
 	for _, v := range values {
 		for _, form := range []string{"image/png", "image/jpeg"} {
 			data := v.Bytes(form)
@@ -159,11 +172,12 @@ func (c *call) show(values []client.CodeResult) {
 			case shown == maxShown:
 				c.say(fmt.Sprintf("[… more than %d images: the others are omitted …]", maxShown))
 				return
-			case len(data) > maxImage:
+			case len(data) > maxImage, bytes+len(data) > 2*maxImage:
 				c.say(fmt.Sprintf("[… an image of %d bytes is omitted: make it smaller, or save it to a file …]", len(data)))
 			default:
 				c.content = append(c.content, &sdk.ImageContent{Data: data, MIMEType: form})
 				shown++
+				bytes += len(data)
 			}
 			break // one form of a value is enough
 		}

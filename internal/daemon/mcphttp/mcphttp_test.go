@@ -283,6 +283,7 @@ func TestWrongMessages(t *testing.T) {
 		"from a page's iframe":  {map[string]string{"Sec-Fetch-Site": "cross-site"}, listTools, 403, "cross-origin"},
 		"not JSON":              {nil, "{", 400, ""},
 		"nothing":               {nil, "", 400, ""},
+		"a batch":               {nil, " [" + listTools + "," + listTools + "]", 400, "it is an array"},
 		"another type":          {map[string]string{"Content-Type": "text/plain"}, listTools, 415, ""},
 		"no stream is accepted": {map[string]string{"Accept": "application/json"}, listTools, 400, "text/event-stream"},
 		"too long": {nil, `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"` + strings.Repeat("x",

@@ -210,13 +210,14 @@ func (b *Book) carryOut(key Key, request Request, do func() (Answer, error)) (a 
 	defer func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		done := b.under[key]
+		delete(b.under, key) // a large answer counts in its client's share, or those of others would go for it
 		if err != nil {
 			b.dropLocked(key)
 		} else {
 			_ = b.writeLocked(key, request, &a) // it was carried out; who asks again is told ErrUnknown
 		}
-		close(b.under[key])
-		delete(b.under, key)
+		close(done)
 	}()
 	a, err = do()
 	return a, err

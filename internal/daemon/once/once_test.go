@@ -206,3 +206,12 @@ func TestClientsDoNotPushOneAnotherOut(t *testing.T) {
 	check(t, b, KeyOf("loud", "1"), Request{}, made("1"), "1", false)
 	check(t, b, KeyOf("loud", "5"), Request{}, made("1"), big, true)
 }
+
+// One answer that is more than all may be does not push out those of others either.
+func TestOneAnswerDoesNotPushOthersOut(t *testing.T) {
+	b := open(t, t.TempDir())
+	check(t, b, KeyOf("quiet", "1"), Request{}, made("1"), "1", false)
+	huge := `"` + strings.Repeat("x", maxBytes+1) + `"`
+	check(t, b, KeyOf("loud", "1"), Request{}, made(huge), huge, false)
+	check(t, b, KeyOf("quiet", "1"), Request{}, made("2"), "1", true)
+}

@@ -11,6 +11,10 @@ import (
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
 const maxMessage = 4 << 20
 
+// toolAnswer is how many bytes the answer of a tool takes of its client's memory, roughly: tools bound what
+// they answer, and it waits for the client.
+const toolAnswer = 6 << 20
+
 // tools answers a message of the Model Context Protocol. Who sends it, and from where, is checked
 // as for every route; what its tools call is checked again, for each call is a request of its own.
 func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
@@ -22,6 +26,13 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(shareOf(r).body(http.MaxBytesReader(w, r.Body, maxMessage)))
 	_ = rc.SetReadDeadline(time.Time{})
 	if err != nil {
+		return err
+	}
+	// as of 2025-03-26: any number of calls, for one place
+	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
+		return badRequest("the message: it is an array: send one message at a time")
+	}
+	if err := shareOf(r).take(toolAnswer); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(r.Context())

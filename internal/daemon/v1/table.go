@@ -36,7 +36,8 @@ func (a *api) routes() []route {
 	control := calls().through
 	logs := newPlaces(a.Limits.Followers, max(1, a.Limits.Followers/2)).through
 	followers := newPlaces(a.Limits.Followers, a.Limits.Followers).through
-	messages := newPlaces(a.Limits.Calls, a.Limits.Calls).through // a subscription is one as long as it lasts
+	// A subscription is a message as long as it lasts.
+	messages := newPlaces(max(1, a.Limits.Calls/8), max(1, a.Limits.Calls/8)).through
 	const ok, created = http.StatusOK, http.StatusCreated
 	child := apiv1.ForkRequest{N: 1}
 	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
