@@ -201,9 +201,17 @@ func TestRollback(t *testing.T) {
 	}
 	d.alive(t, box.ID)
 	d.branchOf(t, box.ID, "fresh", "live")
-	_, err := d.Rollback(d.ctx(t, quietLimit), box.ID, "point")
-	wantError(t, "a snapshot that is not in the line any more", err, 409, "point", tag)
-	d.kill(t, box)
+	if _, err := d.Rollback(d.ctx(t, bakeLimit), box.ID, "point"); err != nil { // forward again
+		t.Fatal(err)
+	}
+	if got := d.value(t, box.ID, "state"); got != "'before'" {
+		t.Errorf("memory, forward again: %s", got)
+	}
+	other := d.fork(t, 1)[0]
+	d.branchOf(t, other.ID, "elsewhere", "live")
+	_, err := d.Rollback(d.ctx(t, quietLimit), box.ID, "elsewhere")
+	wantError(t, "a snapshot of another sandbox", err, 409, "elsewhere", tag)
+	d.kill(t, box, other)
 	d.removeBranches(t)
 }
 
