@@ -37,10 +37,12 @@ func (h *held) hold(sandbox string, pid uint32, cancel context.CancelCauseFunc) 
 func (h *held) letGo(sandbox string, pid uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	cancel := h.detach[heldProcess{sandbox, pid}]
+	of := heldProcess{sandbox, pid}
+	cancel := h.detach[of]
 	if cancel == nil {
 		return false
 	}
+	delete(h.detach, of) // before its answer has ended: a second request finds none
 	cancel(agentclient.ErrDetached)
 	return true
 }
