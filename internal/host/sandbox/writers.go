@@ -54,7 +54,12 @@ func (b *branch) refuseWriters() error {
 	for _, f := range []*os.File{b.state, b.layer} {
 		_ = f.Close() // nothing was buffered that could fail to be written
 	}
-	for _, f := range append([]*os.File{b.state, b.layer}, b.lower...) {
+	return b.refuse(append([]*os.File{b.state, b.layer}, b.lower...))
+}
+
+// refuse fails where the VM has one of the files open for writing, and notes that it is given no more.
+func (b *branch) refuse(files []*os.File) error {
+	for _, f := range files {
 		if err := noWriters(f.Name(), b.m.writers); err != nil {
 			b.v.kept = err
 			return err
@@ -80,10 +85,6 @@ func (b *branch) refuseKeeper(top *os.File) error {
 	}
 	for _, f := range unused {
 		_ = f.Close() // nothing was buffered that could fail to be written
-		if err := noWriters(f.Name(), b.m.writers); err != nil {
-			b.v.kept = err
-			return err
-		}
 	}
-	return nil
+	return b.refuse(unused)
 }
