@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -55,6 +56,13 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	if err := m.inLine(rec, lease); err != nil {
 		return r, cmp.Or(m.MayUse(ctx, to), err)
 	}
+	// Before the point of no return: a client that gives up while it waits has its sandbox as it was.
+	release, err := takePlace(ctx, m.restores, rec.Owner)
+	if err != nil {
+		return r, err
+	}
+	release = sync.OnceFunc(release)
+	defer release()
 	name := rec.nextTop()
 	top, err := m.newTopOver(s.data, lease, name)
 	if err != nil {
@@ -74,7 +82,7 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 	if err != nil {
 		return r, err
 	}
-	err = m.rollBack(ctx, s, v, &rec, lease, top, &r, start)
+	err = m.rollBack(ctx, s, v, &rec, lease, top, release, &r, start)
 	if err == nil {
 		err = s.commitRollback(v, rec, lease, name) // rec has what was found in the guest
 	}
@@ -109,16 +117,13 @@ func (m *Manager) endRolledBack(s *Sandbox, v *liveVM, to string, err error) err
 // rollBackOp is what errors call it.
 const rollBackOp = "roll back"
 
-// rollBack restores and waits for the agent. The request's end does not stop it half-way.
+// rollBack restores, gives back the place for that by release, and waits for the agent. The request's
+// end does not stop it half-way.
 func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease, top *os.File,
-	r *RollbackResult, start time.Time) error {
+	release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
-	release, err := takePlace(ctx, m.restores, rec.Owner)
-	if err != nil {
-		return err
-	}
-	err = m.restoreRolledBack(ctx, s, v, rec, lease, top)
+	err := m.restoreRolledBack(ctx, s, v, rec, lease, top)
 	release()
 	if err != nil {
 		return err

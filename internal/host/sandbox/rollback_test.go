@@ -1,10 +1,13 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -117,5 +120,47 @@ func TestRestartDuringARollback(t *testing.T) {
 	if n, err := w.Recover(); n != 0 || err != nil {
 		t.Errorf("recovered %d, %v", n, err)
 	}
+	w.checkClean(t)
+}
+
+// A client that gives up while its rollback waits for a place has its sandbox as it was.
+func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	_, total := w.restores.Count()
+	var leave []func()
+	for i := range total { // each owner may have all places but one
+		done, err := takePlace(OwnedBy(t.Context(), fmt.Sprint("token:", i), 0, ""), w.restores, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, done)
+	}
+	ctx, giveUp := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer giveUp()
+	if _, err := w.Rollback(ctx, id, ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without a place: %v", err)
+	}
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := s.Info(); i.State != Running || s.record.Restoring {
+		t.Errorf("it is %v, restoring: %v", i.State, s.record.Restoring)
+	}
+	if err := w.Use(t.Context(), id, "use", nothing); err != nil {
+		t.Errorf("its guest: %v", err)
+	}
+	for _, done := range leave {
+		done()
+	}
+	if _, err := w.Rollback(t.Context(), id, ""); err != nil {
+		t.Errorf("when there are places: %v", err)
+	}
+	if n, _ := w.restores.Count(); n != 0 {
+		t.Errorf("%d places are taken when it is done", n)
+	}
+	w.KillAll()
 	w.checkClean(t)
 }
