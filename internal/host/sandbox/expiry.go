@@ -116,7 +116,7 @@ func (s *Sandbox) dueLocked() bool {
 // suspendExpired suspends a sandbox when whatever else is done with it is finished. One that has
 // exited and left nothing to bring back is deleted.
 func (m *Manager) suspendExpired(s *Sandbox) {
-	unlock, err := s.lock(context.Background())
+	unlock, err := m.lockToSuspend(s)
 	if err != nil {
 		return
 	}

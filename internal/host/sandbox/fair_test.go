@@ -201,3 +201,48 @@ func TestSuspensionsAreFew(t *testing.T) {
 	w.KillAll()
 	w.checkClean(t)
 }
+
+// A sandbox that is to be suspended without a request can be used until there is a place for that, and
+// takes none while something else is done with it.
+func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var leave []func()
+	for i := range maxSuspends {
+		done, err := takePlace(OwnedBy(t.Context(), fmt.Sprint("token:", i), 0, ""), w.suspends, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, done)
+	}
+	soon := Expiry{At: time.Now().Add(time.Millisecond), Suspends: true}
+	if _, err := w.SetExpiry(t.Context(), id, soon); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // it would have been locked by then
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := w.Pause(ctx, id); err != nil {
+		t.Errorf("a request meanwhile: %v", err)
+	}
+	unlock, err := s.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, done := range leave {
+		done()
+	}
+	time.Sleep(20 * time.Millisecond) // it would have kept its place by then
+	if n, _ := w.suspends.Count(); n != 0 {
+		t.Errorf("%d places are taken by a sandbox that something else is done with", n)
+	}
+	unlock()
+	waitState(t, w, id, Suspended)
+	w.KillAll()
+	w.checkClean(t)
+}

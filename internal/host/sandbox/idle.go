@@ -6,8 +6,7 @@ import (
 )
 
 func (m *Manager) suspendIdle(s *Sandbox) {
-	ctx := context.Background()
-	unlock, err := s.lock(ctx)
+	unlock, err := m.lockToSuspend(s)
 	if err != nil {
 		return
 	}
@@ -16,7 +15,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		return
 	}
 	if err = s.catchUp(); err == nil {
-		err = m.suspend(ctx, s, true, nil)
+		err = m.suspend(context.Background(), s, true, nil)
 	}
 	if err != nil && !errors.Is(err, errBusy) && s.Info().State != Stopping {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)

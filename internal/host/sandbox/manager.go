@@ -197,12 +197,24 @@ func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	return func() {
-		if s.Info().State == Stopping {
-			os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
-		}
-		<-s.ops
-	}, nil
+	return s.unlock, nil
+}
+
+// tryLock is lock that does not wait.
+func (s *Sandbox) tryLock() bool {
+	select {
+	case s.ops <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Sandbox) unlock() {
+	if s.Info().State == Stopping {
+		os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
+	}
+	<-s.ops
 }
 
 // shape is the VM that a snapshot's state fits into.
@@ -211,10 +223,16 @@ func shape(m snapshot.Machine) vm.Shape {
 }
 
 // takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
-// sandbox. One place is for others: VMs that do not answer, however many a client has, hold the rest.
+// sandbox.
 func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
+	return g.Wait(ctx, placeShare(ctx, g, sandboxOwner))
+}
+
+// placeShare is the share of the client, or owner, that takePlace is for. One place is for others: VMs
+// that do not answer, however many a client has, hold the rest.
+func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
 	_, total := g.Count()
-	return g.Wait(ctx, shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1))
+	return shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1)
 }
 
 // maxVerifies is how many snapshots are verified at once. Each reads gigabytes of the disk and takes a

@@ -40,6 +40,11 @@ func (m *Manager) SuspendWith(ctx context.Context, id string, change ExpiryChang
 		defer startTime()
 		expiry = &e
 	}
+	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
+	if err != nil {
+		return Info{}, err
+	}
+	defer leave()
 	if err := m.suspend(ctx, s, false, expiry); err != nil {
 		return Info{}, s.explain("suspend", v, err)
 	}
@@ -81,14 +86,34 @@ var errBusy = errors.New("a request came in")
 // all the while. One that waits for its turn runs on.
 const maxSuspends = 4
 
-// suspend is Suspend of a sandbox whose ops the caller holds, which has the expiry then, if that is
-// not nil. An automatic suspension gives way to requests: errBusy.
-func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
-	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
-	if err != nil {
-		return err
+// lockToSuspend locks a sandbox that is to be suspended without a request, and takes a place for that.
+// It waits for one while it has the other for neither: requests to the sandbox do not wait until others
+// have been suspended, nor these until a long request is done.
+func (m *Manager) lockToSuspend(s *Sandbox) (unlock func(), err error) {
+	ctx, owner := context.Background(), s.Info().Owner
+	for {
+		leave, err := takePlace(ctx, m.suspends, owner)
+		if err != nil {
+			return nil, err
+		}
+		if s.tryLock() {
+			return func() { s.unlock(); leave() }, nil
+		}
+		leave()
+		unlock, err := s.lock(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if leave, err := m.suspends.Enter(placeShare(ctx, m.suspends, owner)); err == nil {
+			return func() { unlock(); leave() }, nil
+		}
+		unlock()
 	}
-	defer leave()
+}
+
+// suspend is Suspend of a sandbox whose ops the caller holds, with a place in m.suspends. The sandbox
+// has the expiry then, if that is not nil. An automatic suspension gives way to requests: errBusy.
+func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Expiry) error {
 	var undo cleanup.Stack
 	defer undo.Run()
 	if err := m.standStill(ctx, s, auto, &undo); err != nil {
