@@ -168,7 +168,8 @@ func (m *Manager) List() []Info {
 }
 
 // lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is
-// refused.
+// refused, and one that the client of ctx may not know of any more: its labels may have changed
+// meanwhile.
 func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
 	s, err := m.Get(id)
 	if err != nil {
@@ -178,7 +179,7 @@ func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(),
 	if err != nil {
 		return nil, nil, err
 	}
-	if s.Info().State == Stopping {
+	if i := s.Info(); i.State == Stopping || !PrefixOf(ctx).HasLabels(i.Labels) {
 		err = &NotFoundError{ID: id}
 	} else {
 		err = s.catchUp()

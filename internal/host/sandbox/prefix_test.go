@@ -50,3 +50,38 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	}
 	w.KillAll()
 }
+
+// A client that waits for its turn with a sandbox is refused if the sandbox is another team's by then.
+func TestReachIsAskedAgain(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	mustBake(t, w)
+	id := forkOne(t, w, ForkRequest{Labels: map[string]string{"team-a/x": "", "team-b/x": ""}})
+	s, err := w.Get(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := s.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := OwnedBy(t.Context(), "token:a", 0, "team-a/")
+	if err := w.Reach(a, id); err != nil {
+		t.Fatal(err)
+	}
+	paused := make(chan error)
+	go func() { _, err := w.Pause(a, id); paused <- err }()
+	if err := s.updateAll(func(r *record) { r.Labels = map[string]string{"team-b/x": ""} }); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	var missing *NotFoundError
+	if err := <-paused; !errors.As(err, &missing) {
+		t.Errorf("pause by the team that has lost it: %v", err)
+	}
+	if _, err := w.Pause(OwnedBy(t.Context(), "token:b", 0, "team-b/"), id); err != nil {
+		t.Errorf("pause by the other: %v", err)
+	}
+	w.KillAll()
+	w.checkClean(t)
+}
