@@ -162,7 +162,13 @@ func (b *bake) run(ctx context.Context) error {
 	if err := b.vmm.Kill(); err != nil { // the disk layer must have no writer any more
 		return fmt.Errorf("end the parent's VMM: %w", err)
 	}
-	if b.result.Info, err = b.staging.Publish(manifest, extents); err != nil {
+	disk, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	b.staging.DurableFirst()
+	if b.result.Info, err = b.staging.Publish(manifest, extents, []*os.File{disk}); err != nil {
 		return err
 	}
 	b.result.Persist = time.Since(start)

@@ -28,8 +28,10 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 		return store.Info{}, err
 	}
 	defer staging.Discard()
+	staging.DurableFirst()
 	old := lease.Manifest()
 	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest, Branch: branch}
+	var disk []*os.File
 	if old.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}
 		err := stageFile(staging, snapshot.DiskLayerFile, func(f *os.File) error {
@@ -38,6 +40,12 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 		if err != nil {
 			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
 		}
+		layer, err := os.Open(staging.Path(snapshot.DiskLayerFile))
+		if err != nil {
+			return store.Info{}, fmt.Errorf("compact snapshot %q: %w", from, err)
+		}
+		defer layer.Close()
+		disk = append(disk, layer)
 	}
 	err = stageFile(staging, snapshot.StateFile, func(f *os.File) error {
 		_, err := io.Copy(f, io.NewSectionReader(lease.State(), 0, int64(old.State.Bytes)))
@@ -60,7 +68,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 	if err := ctx.Err(); err != nil {
 		return store.Info{}, err
 	}
-	return staging.Publish(fresh, extents)
+	return staging.Publish(fresh, extents, disk)
 }
 
 // stageFile makes one file of a snapshot.

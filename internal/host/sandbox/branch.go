@@ -356,7 +356,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	if b.stays() { // before it is published: who sees it must see that nothing has changed since
 		b.s.since.mark(b.calls)
 	}
-	if result.Info, err = b.staging.PublishHot(m, extents, disk); err != nil {
+	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {
 		b.s.since.forget()
 		err = errors.Join(err, b.s.update(func(r *record) {
 			r.Count--

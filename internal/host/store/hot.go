@@ -15,20 +15,24 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// PublishHot completes a branch and makes it visible: sandboxes can be forked from it as soon as
-// PublishHot returns, while the flusher writes it to disk. m must have the machine, the guest, the
-// parent, the inherited memory layers, and the disk with all its layers but the last; disk are the
-// files of all of them, the last being the new one. They must lie on the store's file system: the
-// snapshot links them, so it needs no other snapshot to stay.
-func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
-	if err := g.prepareHot(m, extents, disk); err != nil {
+// Publish completes the snapshot and makes it visible: it fills in m's identity, own files and their
+// lengths. Sandboxes can be forked from it as soon as Publish returns, while the flusher writes it to
+// disk; see DurableFirst. Digests of layers follow in the background. m must have the machine and the
+// guest; of a branch, the parent and the inherited memory layers; and the disk with all its layers but
+// the last, and with its base unless that was given to UseBase. disk are the files of all these layers,
+// the last being the new one. They must lie on the store's file system: the snapshot links them, so it
+// needs no other snapshot to stay.
+func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
+	if err := g.complete(m, extents, disk); err != nil {
 		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 	}
 	s := g.store
-	if g.over {
+	if g.over || g.first {
 		if err := s.persist(g.dir, m); err != nil { // before what it takes the place of goes
 			return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
 		}
+	}
+	if g.over {
 		var none *NotFoundError
 		var onlyThis *ExistsError // it is gone, and the tag is reserved for this one
 		if _, err := s.Delete(g.tag, DeleteForce); err != nil && !errors.As(err, &none) && !errors.As(err, &onlyThis) {
@@ -44,14 +48,28 @@ func (g *Staging) PublishHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	info := s.infoLocked(e)
 	s.mu.Unlock()
 	g.done = true
-	s.flusher.add(e)
-	return info, nil
+	if !g.first {
+		s.flusher.add(e)
+		return info, nil
+	}
+	s.flusher.flush(e) // all but a rename is done; where that fails the flusher goes on
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.infoLocked(e), nil
 }
 
-func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
+// complete fills in m and writes what is missing in the staging directory.
+func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
 	st, err := os.Stat(g.store.ramLayer(g.id))
 	if err != nil {
 		return err
+	}
+	if g.basing != nil && m.Disk != nil {
+		<-g.basing.done
+		if g.basing.err != nil {
+			return g.basing.err
+		}
+		m.Disk.Base = g.basing.base
 	}
 	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
 	if err := g.linkMemory(m); err != nil {
@@ -62,10 +80,8 @@ func (g *Staging) prepareHot(m *snapshot.Manifest, extents []vm.Extent, disk []*
 	if err != nil {
 		return err
 	}
-	if err := g.store.essential(func() error {
-		return os.WriteFile(g.Path(snapshot.MemoryMapFile), p,
-			0o600)
-	}); err != nil {
+	err = g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.MemoryMapFile), p, 0o600) })
+	if err != nil {
 		return err
 	}
 	if m.State, err = g.describe(snapshot.StateFile); err != nil {
@@ -99,7 +115,7 @@ func (g *Staging) linkMemory(m *snapshot.Manifest) error {
 	return nil
 }
 
-// describe is own without flushing.
+// describe describes one of the snapshot's own files.
 func (g *Staging) describe(name string) (snapshot.File, error) {
 	st, err := os.Stat(g.Path(name))
 	if err != nil {
@@ -126,9 +142,12 @@ func (g *Staging) linkDisk(d *snapshot.Disk, files []*os.File) error {
 	return nil
 }
 
-// linkFile gives an open file another name. The name that it was opened by may be gone, but not its
-// last one.
+// linkFile gives an open file another name, if it has not got it. The name that it was opened by may
+// be gone, but not its last one.
 func linkFile(f *os.File, to string) error {
+	if id, err := identify(f); err == nil && id == identifyPath(to) {
+		return nil
+	}
 	if err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW); err != nil {
 		return fmt.Errorf("link disk layer %s to %s: %w", f.Name(), to, err)
 	}

@@ -1,15 +1,12 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/format/snapshot"
-	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -23,6 +20,7 @@ type Staging struct {
 	since time.Time
 	done  bool
 	over  bool // see StageOver
+	first bool // see DurableFirst
 
 	below  string  // see Inherit
 	basing *basing // nil without UseBase
@@ -35,7 +33,7 @@ type Staging struct {
 func (s *Store) Stage(tag string) (*Staging, error) { return s.stage(tag, false) }
 
 // StageOver is Stage for a snapshot that takes the place of one with its tag, if there is one:
-// PublishHot deletes that as Delete does with DeleteForce, when the new one is complete and on
+// Publish deletes that as Delete does with DeleteForce, when the new one is complete and on
 // disk. It fails with an *InUseError if that would fail now.
 func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, true) }
 
@@ -77,6 +75,9 @@ func (g *Staging) SetStep(step string) {
 	g.store.mu.Unlock()
 }
 
+// DurableFirst has Publish bring the snapshot to disk before it makes it visible.
+func (g *Staging) DurableFirst() { g.first = true }
+
 // Inherit says that the inherited memory layers are those of a leased snapshot, where that is not
 // the parent.
 func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
@@ -85,7 +86,7 @@ func (g *Staging) Inherit(from *Lease) { g.below = from.Manifest().ID }
 func (g *Staging) Path(name string) string { return filepath.Join(g.dir, name) }
 
 // Create makes the empty file name of the snapshot, open for reading and writing. The memory layer
-// is created on the RAM file system and flushed to disk by Publish.
+// is created on the RAM file system and copied to disk when the snapshot is flushed.
 func (g *Staging) Create(name string) (*os.File, error) {
 	path := g.Path(name)
 	if name == snapshot.MemoryLayerFile {
@@ -96,81 +97,6 @@ func (g *Staging) Create(name string) (*os.File, error) {
 		return nil, fmt.Errorf("stage snapshot %q: %w", g.tag, err)
 	}
 	return f, nil
-}
-
-// Publish completes the snapshot: it fills in m's identity, own files and their lengths, flushes
-// everything to disk, and makes the snapshot visible under its tag in one step. m must have the
-// machine, the guest, and the disk if there is a disk layer, with its base unless that was given to
-// UseBase. Digests of layers follow in the background.
-func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent) (Info, error) {
-	if err := g.publish(m, extents); err != nil {
-		return Info{}, fmt.Errorf("publish snapshot %q: %w", g.tag, err)
-	}
-	s := g.store
-	s.mu.Lock()
-	delete(s.reserved, g.tag)
-	e := &entry{tag: g.tag, dir: s.dir(g.tag), manifest: m, created: m.Created}
-	s.byTag[g.tag] = e
-	s.tell(event.SnapshotCreated, e)
-	info := s.infoLocked(e)
-	s.mu.Unlock()
-	g.done = true
-	s.sealer.add(g.tag)
-	return info, nil
-}
-
-func (g *Staging) publish(m *snapshot.Manifest, extents []vm.Extent) error {
-	if len(m.Memory) > 0 {
-		return errors.New("a snapshot with inherited layers is published hot")
-	}
-	if err := g.flushMemory(); err != nil {
-		return err
-	}
-	if g.basing != nil && m.Disk != nil {
-		<-g.basing.done
-		if g.basing.err != nil {
-			return g.basing.err
-		}
-		m.Disk.Base = g.basing.base
-	}
-	layer, err := g.own(snapshot.MemoryLayerFile)
-	if err != nil {
-		return err
-	}
-	m.Memory = append(m.Memory, layer)
-	p, err := encodeMap(m, extents)
-	if err != nil {
-		return err
-	}
-	if err := writeSynced(g.Path(snapshot.MemoryMapFile), p); err != nil {
-		return err
-	}
-	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
-	if m.State, err = g.own(snapshot.StateFile); err != nil {
-		return err
-	}
-	if m.Map, err = g.own(snapshot.MemoryMapFile); err != nil {
-		return err
-	}
-	if m.Disk != nil {
-		if layer, err = g.own(snapshot.DiskLayerFile); err != nil {
-			return err
-		}
-		m.Disk.Layers = append(m.Disk.Layers, layer)
-	}
-	if p, err = m.Encode(); err != nil {
-		return err
-	}
-	if err := g.store.essential(func() error { return writeSynced(g.Path(snapshot.ManifestFile), p) }); err != nil {
-		return err
-	}
-	if err := atomicfile.SyncDir(g.dir); err != nil {
-		return err
-	}
-	if err := os.Rename(g.dir, g.store.dir(g.tag)); err != nil {
-		return err
-	}
-	return atomicfile.SyncDir(g.store.snapshots())
 }
 
 // encodeMap returns the memory.map of a snapshot that has all its memory layers.
@@ -185,42 +111,6 @@ func layerSizes(m *snapshot.Manifest) []uint64 {
 		sizes[i] = l.Bytes
 	}
 	return sizes
-}
-
-// flushMemory copies the memory layer to disk, where own then flushes it.
-func (g *Staging) flushMemory() error {
-	hot, err := os.Open(g.store.ramLayer(g.id))
-	if err != nil {
-		return err
-	}
-	defer hot.Close()
-	to := g.Path(snapshot.MemoryLayerFile)
-	if err := copyFile(to, hot); err != nil {
-		return err
-	}
-	disk, err := os.Open(to)
-	if err != nil {
-		return err
-	}
-	defer disk.Close()
-	return setOrigin(g.store.layerDir(g.id), disk)
-}
-
-// own flushes one of the snapshot's files and describes it.
-func (g *Staging) own(name string) (snapshot.File, error) {
-	f, err := os.Open(g.Path(name))
-	if err != nil {
-		return snapshot.File{}, err
-	}
-	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return snapshot.File{}, fmt.Errorf("flush %s: %w", name, err)
-	}
-	st, err := f.Stat()
-	if err != nil {
-		return snapshot.File{}, err
-	}
-	return snapshot.File{Owner: g.id, Bytes: uint64(st.Size())}, nil
 }
 
 // Discard removes everything of an unpublished snapshot and frees its tag.
@@ -245,13 +135,4 @@ func (g *Staging) Discard() {
 func (g *Staging) remove() {
 	os.RemoveAll(g.dir)
 	os.RemoveAll(g.store.layerDir(g.id))
-}
-
-func writeSynced(path string, p []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(p)
-	return errors.Join(err, f.Sync(), f.Close())
 }

@@ -94,19 +94,20 @@ func complete(t *testing.T, s *Store, d dirs, g *Staging, parent string) (err er
 		lower = append(lower, lease.Disk()[1:]...)
 	}
 	extents := []vm.Extent{{Length: 2 * vm.PageSize, Layer: uint32(len(m.Memory))}}
+	name := "top"
 	if parent == "" {
-		if err := os.Rename(g.Path("top"), g.Path(snapshot.DiskLayerFile)); err != nil {
+		g.DurableFirst()
+		name = snapshot.DiskLayerFile
+		if err := os.Rename(g.Path("top"), g.Path(name)); err != nil {
 			t.Fatal(err)
 		}
-		_, err = g.Publish(m, extents)
-	} else {
-		var top *os.File
-		if top, err = os.Open(g.Path("top")); err != nil {
-			t.Fatal(err)
-		}
-		defer top.Close()
-		_, err = g.PublishHot(m, extents, append(lower, top))
 	}
+	top, err := os.Open(g.Path(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer top.Close()
+	_, err = g.Publish(m, extents, append(lower, top))
 	return err
 }
 
