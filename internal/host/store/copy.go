@@ -12,7 +12,10 @@ import (
 // copyFile copies src to the new file to. Holes stay holes: a memory layer is as long as the
 // guest's RAM and mostly empty, and on a RAM file system every page written is a page of the host's
 // memory. An error leaves no file behind.
-func copyFile(to string, src *os.File) (err error) {
+func copyFile(to string, src *os.File) error { return copyParts(to, src, nil) }
+
+// copyParts is copyFile for parts of src; nil: all of it. The rest becomes holes.
+func copyParts(to string, src *os.File, parts []part) (err error) {
 	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -22,14 +25,17 @@ func copyFile(to string, src *os.File) (err error) {
 			os.Remove(to)
 		}
 	}()
-	if err := copyData(dst, src); err != nil {
+	if err := copyData(dst, src, parts); err != nil {
 		return fmt.Errorf("copy %s to %s: %w", src.Name(), to, err)
 	}
 	return nil
 }
 
-// copyData copies the parts of src that are not holes.
-func copyData(dst, src *os.File) error {
+// part is a piece of a file, in bytes.
+type part struct{ start, end int64 }
+
+// copyData copies those parts of src that are not holes; nil: all of it.
+func copyData(dst, src *os.File, parts []part) error {
 	st, err := src.Stat()
 	if err != nil {
 		return err
@@ -37,19 +43,34 @@ func copyData(dst, src *os.File) error {
 	if err := dst.Truncate(st.Size()); err != nil {
 		return err
 	}
-	for end := int64(0); ; {
-		start, err := src.Seek(end, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) { // nothing but a hole follows
+	if parts == nil {
+		parts = []part{{0, st.Size()}}
+	}
+	for _, p := range parts {
+		if err := copyPart(dst, src, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyPart copies what is data in one part.
+func copyPart(dst, src *os.File, p part) error {
+	for at := p.start; at < p.end; {
+		start, err := src.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= p.end { // nothing but a hole follows
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if end, err = src.Seek(start, unix.SEEK_HOLE); err != nil {
+		if at, err = src.Seek(start, unix.SEEK_HOLE); err != nil {
 			return err
 		}
-		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, end-start)); err != nil {
+		n := min(at, p.end) - start
+		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, n)); err != nil {
 			return err
 		}
 	}
+	return nil
 }

@@ -248,8 +248,12 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 	if need := blocks(s.ramLayer(l.Owner)); need > room {
 		return fmt.Errorf("memory layer of %d MiB, %d MiB are left: %w", need>>20, room>>20, unix.ENOSPC)
 	}
+	parts, err := s.ownParts(dir, m, l)
+	if err != nil {
+		return err
+	}
 	return atomicfile.Fill(to, func(tmp string) error {
-		if err := copyFile(tmp, hot); err != nil {
+		if err := copyParts(tmp, hot, parts); err != nil {
 			return err
 		}
 		disk, err := os.Open(tmp)
@@ -262,6 +266,23 @@ func (s *Store) flushLayer(dir string, m *snapshot.Manifest, l snapshot.File) er
 		}
 		return setOrigin(s.layerDir(l.Owner), disk) // before it has its name: who finds the file finds the copy in RAM
 	})
+}
+
+// ownParts returns the parts of a layer that extents lie over if it is m's own, nil otherwise. A VMM
+// may have filled its holes, see trim: they are holes on disk all the same.
+func (s *Store) ownParts(dir string, m *snapshot.Manifest, l snapshot.File) ([]part, error) {
+	if l.Owner != m.ID {
+		return nil, nil
+	}
+	extents, err := s.readMap(dir, m)
+	if err != nil {
+		return nil, err
+	}
+	parts := []part{}
+	for _, e := range extentsOver(extents, len(m.Memory)-1) {
+		parts = append(parts, part{int64(e.Offset), int64(e.Offset + e.Length)})
+	}
+	return parts, nil
 }
 
 func syncFile(path string) error {

@@ -28,26 +28,32 @@ const originFile = "origin"
 
 // openLayer opens a memory layer, in RAM if it is there or there is room for it. Where there is
 // none it opens the file on disk instead: slower for the first touch of a page, otherwise the same.
-// unflushed says that the snapshot may have the layer in RAM only.
-func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (*os.File, error) {
+// unflushed says that the snapshot may have the layer in RAM only. usual is how many bytes the layer
+// takes without what VMMs have added, as far as that is known.
+func (s *Store) openLayer(dir string, m *snapshot.Manifest, l snapshot.File, unflushed bool) (
+	f *os.File, usual uint64, err error) {
 	disk, err := s.openSized(layerPath(dir, m, l.Owner), l.Bytes)
 	if errors.Is(err, errMissing) && unflushed {
-		return s.openHot(l)
+		if f, err = s.openHot(l); err != nil {
+			return nil, 0, err
+		}
+		return f, fileBlocks(f), nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	usual = fileBlocks(disk)
 	hot, err := s.openCopy(l, disk)
 	if err == nil && hot == nil && s.hasRoom(l.Bytes) {
 		hot, err = s.readBack(l, disk)
 	}
 	if err != nil {
-		return nil, errors.Join(err, disk.Close())
+		return nil, 0, errors.Join(err, disk.Close())
 	}
 	if hot == nil {
-		return disk, nil
+		return disk, usual, nil
 	}
-	return hot, disk.Close()
+	return hot, usual, disk.Close()
 }
 
 func layerPath(dir string, m *snapshot.Manifest, owner string) string {

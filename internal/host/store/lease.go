@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -19,8 +20,8 @@ type hotFiles struct {
 	extents  []vm.Extent
 	state    *os.File
 	layers   []*os.File
-	usual    []uint64   // bytes that each layer took when it was opened, see trim
-	disk     []*os.File // base image, then layers; empty without a disk
+	usual    []atomic.Uint64 // bytes that each layer takes without what VMMs have added, see trim
+	disk     []*os.File      // base image, then layers; empty without a disk
 
 	firstWrites firstWrites
 }
@@ -121,7 +122,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		h.close()
 		return nil, err
 	}
-	h.measure()
+	h.measureOwn()
 	e.hot = h
 	return h, nil
 }
@@ -156,21 +157,16 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 	if h.state, err = s.openAlone(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
 		return damaged(snapshot.StateFile, err)
 	}
-	for _, l := range m.Memory {
-		f, err := s.openLayer(dir, m, l, unflushed)
+	h.usual = make([]atomic.Uint64, len(m.Memory))
+	for i, l := range m.Memory {
+		f, usual, err := s.openLayer(dir, m, l, unflushed)
 		if err != nil {
 			return damaged(snapshot.MemoryLayerFile, err)
 		}
 		h.layers = append(h.layers, f)
+		h.usual[i].Store(usual)
 	}
-	p, err := s.readBounded(filepath.Join(dir, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
-	if err == nil && uint64(len(p)) != m.Map.Bytes {
-		err = fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
-	}
-	if err == nil {
-		h.extents, err = snapshot.ParseMemoryMap(p, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
-	}
-	if err != nil {
+	if h.extents, err = s.readMap(dir, m); err != nil {
 		return damaged(snapshot.MemoryMapFile, err)
 	}
 	if m.Disk == nil {
@@ -190,6 +186,18 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 		h.disk = append(h.disk, f)
 	}
 	return nil
+}
+
+// readMap reads the memory map of a snapshot.
+func (s *Store) readMap(dir string, m *snapshot.Manifest) ([]vm.Extent, error) {
+	p, err := s.readBounded(filepath.Join(dir, snapshot.MemoryMapFile), int64(snapshot.MaxMemoryMap))
+	if err != nil {
+		return nil, err
+	}
+	if uint64(len(p)) != m.Map.Bytes {
+		return nil, fmt.Errorf("%d bytes: the manifest says %d", len(p), m.Map.Bytes)
+	}
+	return snapshot.ParseMemoryMap(p, layerSizes(m), vm.RAMEnd(m.Machine.MemoryBytes))
 }
 
 // Room returns how many bytes the disk under the store has left.

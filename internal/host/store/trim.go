@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // Layers in RAM are sparse. VMMs have them open for reading, and a VMM that its guest has taken over
@@ -16,24 +17,44 @@ import (
 // trimSlack is by how much a layer may grow before it is looked at, in bytes.
 const trimSlack = 1 << 20
 
-// measure notes what the layers of h take.
-func (h *hotFiles) measure() {
-	for _, f := range h.layers {
-		h.usual = append(h.usual, fileBlocks(f))
+// measureOwn bounds what is usual for the snapshot's own layer, the last, by its extents: an earlier
+// daemon's VMMs may have filled holes before the layer was opened here.
+func (h *hotFiles) measureOwn() {
+	last := len(h.layers) - 1
+	if last < 0 {
+		return
 	}
+	covered := uint64(0)
+	for _, e := range extentsOver(h.extents, last) {
+		covered += e.Length
+	}
+	h.usual[last].Store(min(h.usual[last].Load(), covered))
+}
+
+// extentsOver returns the extents that lie over one layer.
+func extentsOver(extents []vm.Extent, layer int) []vm.Extent {
+	var over []vm.Extent
+	for _, e := range extents {
+		if int(e.Layer) == layer {
+			over = append(over, e)
+		}
+	}
+	return over
 }
 
 // trim gives the pages of holes back in layers that have grown. A layer that is not on disk yet stays
 // as it is until a later lease ends. The caller holds a lease.
 func (s *Store) trim(e *entry, h *hotFiles) {
 	for i, l := range h.manifest.Memory {
-		if fileBlocks(h.layers[i]) <= h.usual[i]+trimSlack {
+		if fileBlocks(h.layers[i]) <= h.usual[i].Load()+trimSlack {
 			continue
 		}
 		s.mu.Lock()
 		dir := e.dir
 		s.mu.Unlock()
-		_ = s.trimLayer(dir, h.manifest, l, h.layers[i]) // the next lease that ends tries again
+		if s.trimLayer(dir, h.manifest, l, h.layers[i]) == nil { // else the next lease that ends tries again
+			h.usual[i].Store(fileBlocks(h.layers[i])) // the disk's blocks may be larger, or compressed
+		}
 	}
 }
 

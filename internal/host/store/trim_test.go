@@ -135,3 +135,62 @@ func TestHolesOfLayersAreGivenBack(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Holes that were filled under an earlier daemon, or before the layer was on disk, are given back too,
+// and are no data of the file on disk.
+func TestHolesFilledEarlierAreGivenBack(t *testing.T) {
+	const size = 16 << 20
+	d := newDirs(t)
+	d.onTmpfs(t)
+	s := d.open(t)
+	publishSparse(t, s, d, "base", size, true)
+	lease, err := s.Acquire("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fillHoles(t, lease.Layers()[0], size) // the daemon goes down before the lease ends
+	s.Close()
+	s = d.open(t)
+	if lease, err = s.Acquire("base"); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := os.Open(lease.Layers()[0].Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer layer.Close()
+	lease.Release()
+	if now := fileBlocks(layer); now > size/2 {
+		t.Errorf("after a restart the layer takes %d bytes", now)
+	}
+
+	other := s.byTag["base"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	publishSparse(t, s, d, "hot", size, false)
+	if lease, err = s.Acquire("hot"); err != nil {
+		t.Fatal(err)
+	}
+	hot := lease.Layers()[0]
+	fillHoles(t, hot, size)
+	other.flushMu.Unlock()
+	if err := s.WaitFlushed(t.Context(), "hot"); err != nil {
+		t.Fatal(err)
+	}
+	if n := blocks(filepath.Join(s.dir("hot"), snapshot.MemoryLayerFile)); n > size/2 {
+		t.Errorf("the layer takes %d bytes on disk", n)
+	}
+	again, err := s.Acquire("hot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Release()
+	lease.Release()
+	if now := fileBlocks(hot); now > size/2 {
+		t.Errorf("after its flush the layer takes %d bytes", now)
+	}
+	if err := s.Verify(t.Context(), "hot"); err != nil {
+		t.Error(err)
+	}
+}
