@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/build/image"
+	"github.com/forkd/forkd/internal/doctor"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -87,8 +89,9 @@ func TestABuildAsksForKVMFirst(t *testing.T) {
 		t.Errorf("build: %v", err)
 	}
 	t.Setenv(tokenEnv, apirig.Token)
-	if f := checkDaemon(t.Context(), rig.URL)[0]; f.Verdict != fail ||
-		!strings.Contains(f.Detail, "cannot run VMs: "+why) {
-		t.Errorf("doctor: %+v", f)
+	findings := doctorHost(rig.URL, &tokenFlags{}).Diagnose(t.Context())
+	i := slices.IndexFunc(findings, func(f doctor.Finding) bool { return f.Check == "daemon" })
+	if i < 0 || findings[i].Verdict != doctor.Fail || !strings.Contains(findings[i].Detail, "cannot run VMs: "+why) {
+		t.Errorf("doctor: %+v", findings)
 	}
 }

@@ -1,39 +1,20 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/doctor"
 )
-
-// verdict of one check.
-type verdict string
-
-const (
-	pass verdict = "pass"
-	warn verdict = "warn"
-	fail verdict = "fail"
-	skip verdict = "skip"
-)
-
-// finding is what one check of doctor's has found.
-type finding struct {
-	Check   string  `json:"check"`
-	Verdict verdict `json:"verdict"`
-	Detail  string  `json:"detail"`
-	Fix     *fix    `json:"fix,omitempty"`
-}
-
-func found(check string, v verdict, detail string) finding {
-	return finding{Check: check, Verdict: v, Detail: detail}
-}
 
 func newDoctorCmd() *cobra.Command {
 	var output, url string
@@ -54,9 +35,14 @@ func newDoctorCmd() *cobra.Command {
 			if !fixing && (yes || dry) {
 				return usageError{errors.New("--yes and --dry-run go with --fix")}
 			}
-			findings := diagnose(cmd.Context(), url, &tokens)
-			if fixing && newFixer(cmd, yes, dry).fixAll(cmd.Context(), findings) {
-				findings = merged(findings, diagnose(cmd.Context(), url, &tokens))
+			host := doctorHost(url, &tokens)
+			findings := host.Diagnose(cmd.Context())
+			fixer := doctor.Fixer{Yes: yes, Dry: dry, Out: cmd.ErrOrStderr()}
+			if in := cmd.InOrStdin(); isTerminalInput(in) {
+				fixer.In = bufio.NewReader(in)
+			}
+			if fixing && fixer.FixAll(cmd.Context(), findings) {
+				findings = doctor.Merge(findings, host.Diagnose(cmd.Context()))
 			}
 			return report(cmd, findings, output == "json", all || fixing)
 		},
@@ -73,95 +59,28 @@ func newDoctorCmd() *cobra.Command {
 	return cmd
 }
 
-func diagnose(ctx context.Context, url string, tokens *tokenFlags) []finding {
-	m, machine := checkMachine()
-	inMachine := machine.Verdict == pass && url == "" && os.Getenv(urlEnv) == "" // as connect chooses
-	findings := []finding{checkHWVirt(hostFile("/proc/cpuinfo")), checkKVM(machine.Verdict == pass), checkCgroup(),
-		checkMemfd(), checkUffd()}
-	findings = append(append(findings, checkHost()...), checkJails()...)
-	if inMachine {
-		findings = needless(findings)
+// doctorHost is this host and the daemon that commands would use.
+func doctorHost(address string, tokens *tokenFlags) doctor.Host {
+	return doctor.Host{
+		Version:   version,
+		Named:     address != "" || os.Getenv(urlEnv) != "", // as connect chooses
+		TokenFile: tokens.path,
+		Machine:   runningMachine,
+		Connect: func(ctx context.Context) (*client.Client, string, error) {
+			return connect(ctx, address, nil)
+		},
 	}
-	findings = append([]finding{checkPlatform(), machine, checkEmbedded(), checkNetwork()}, findings...)
-	if inMachine {
-		findings = append(findings, checkMachineSpace(ctx, m)...)
-	} else {
-		findings = append(findings, checkOwnSpace()...)
-		findings = append(findings, checkDirectories()...)
-	}
-	findings = append(findings, checkTokenFile(tokens), checkCache())
-	return append(findings, checkDaemon(ctx, url)...)
-}
-
-// needless returns findings about this host's kernel for a host whose VMs run in an emulated one:
-// that has a kernel of its own, so nothing is to be mended here.
-func needless(findings []finding) []finding {
-	for i, f := range findings {
-		if f.Verdict == warn || f.Verdict == fail {
-			findings[i] = found(f.Check, skip, f.Detail+" (no matter: VMs run in the emulated host)")
-		}
-	}
-	return findings
-}
-
-// vmsRun sums up the checks of KVM and of the emulated host: either is enough.
-func vmsRun(findings []finding) finding {
-	const check = "VMs can run"
-	for _, f := range findings {
-		switch {
-		case f.Check == "emulated host" && f.Verdict == pass:
-			return found(check, pass, "in the emulated host "+f.Detail)
-		case f.Check == "/dev/kvm" && f.Verdict == pass:
-			return found(check, pass, "on this host: "+f.Detail)
-		case f.Check == "/dev/kvm" && (f.Verdict == fail || f.Verdict == warn):
-			return f
-		}
-	}
-	return found(check, fail, "neither here nor in an emulated host").byHand("forkd machine start")
-}
-
-// foremost are the checks that decide whether forkd can be used, besides vmsRun.
-var foremost = []string{"daemon", "disk space", "limits of sandboxes", "network of sandboxes"}
-
-// first returns what to print unless all is asked for: what decides, and what fails.
-func first(findings []finding) []finding {
-	list := []finding{vmsRun(findings)}
-	for _, name := range foremost {
-		for _, f := range findings {
-			if f.Check == name {
-				list = append(list, f)
-			}
-		}
-	}
-	for _, f := range findings {
-		if f.Verdict == fail && !slices.ContainsFunc(list, func(l finding) bool { return l.Check == f.Check }) {
-			list = append(list, f)
-		}
-	}
-	return list
-}
-
-// merged returns what a second look has found, with what was done after the first.
-func merged(before, after []finding) []finding {
-	for i := range after {
-		for _, b := range before {
-			if b.Check == after[i].Check && b.Fix != nil && b.Fix.Result != "" {
-				after[i].Fix = b.Fix
-			}
-		}
-	}
-	return after
 }
 
 // report prints findings, and is the error of the command if a check has failed.
-func report(cmd *cobra.Command, findings []finding, json, all bool) error {
-	count := map[verdict]int{}
+func report(cmd *cobra.Command, findings []doctor.Finding, json, all bool) error {
+	count := map[doctor.Verdict]int{}
 	for _, f := range findings {
 		count[f.Verdict]++
 	}
 	out, more := cmd.OutOrStdout(), ""
 	if !all && !json {
-		findings, more = first(findings), "; all of them: forkd doctor --all"
+		findings, more = doctor.Foremost(findings), "; all of them: forkd doctor --all"
 	}
 	var err error
 	switch width := tableWidth(cmd); {
@@ -174,29 +93,29 @@ func report(cmd *cobra.Command, findings []finding, json, all bool) error {
 			for _, f := range findings {
 				command := "-"
 				if f.Fix != nil {
-					command = f.Fix.Command + f.Fix.outcome()
+					command = f.Fix.String()
 				}
 				row(f.Check, f.Verdict, f.Detail, command)
 			}
 		})
 	}
 	if !json {
-		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[pass], count[warn],
-			count[fail], count[skip], more)
+		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %d pass, %d warn, %d fail, %d skipped%s\n", count[doctor.Pass],
+			count[doctor.Warn], count[doctor.Fail], count[doctor.Skip], more)
 	}
-	if err == nil && count[fail] > 0 {
+	if err == nil && count[doctor.Fail] > 0 {
 		return exitCode(exitError)
 	}
 	return err
 }
 
 // printFindings is for people: details in lines of the terminal's width, and the fix below.
-func printFindings(out io.Writer, width int, findings []finding) error {
+func printFindings(out io.Writer, width int, findings []doctor.Finding) error {
 	checks := 0
 	for _, f := range findings {
 		checks = max(checks, utf8.RuneCountInString(f.Check))
 	}
-	colours := map[verdict]string{pass: green, warn: yellow, fail: red, skip: ""}
+	colours := map[doctor.Verdict]string{doctor.Pass: green, doctor.Warn: yellow, doctor.Fail: red, doctor.Skip: ""}
 	var text strings.Builder
 	indent := strings.Repeat(" ", len("pass")+checks+2*tableGap)
 	for _, f := range findings {
@@ -207,7 +126,7 @@ func printFindings(out io.Writer, width int, findings []finding) error {
 		fmt.Fprintf(&text, "%s  %-*s  %s\n", v, checks, f.Check,
 			strings.Join(wrapped(oneLine(f.Detail), width-len(indent)), "\n"+indent))
 		if f.Fix != nil { // whole, for whoever copies it
-			fmt.Fprintf(&text, "%s→ %s%s\n", indent, f.Fix.Command, f.Fix.outcome())
+			fmt.Fprintf(&text, "%s→ %s\n", indent, f.Fix)
 		}
 	}
 	_, err := io.WriteString(out, text.String())

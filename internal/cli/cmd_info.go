@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/doctor"
 )
 
 // overview is what `forkd info` says.
@@ -81,8 +82,8 @@ func printOverview(cmd *cobra.Command, o *overview) error {
 		if o.Daemon.NoKVM != "" {
 			row("NO VMS", o.Daemon.NoKVM)
 		}
-		row("TAKES", strings.TrimPrefix(describeAdmission(o.Daemon.Admission), "takes "))
-		row("LIMITS", judgeLimits(o.Daemon.LimitsMissing).Detail)
+		row("TAKES", strings.TrimPrefix(doctor.DescribeAdmission(o.Daemon.Admission), "takes "))
+		row("LIMITS", doctor.DescribeLimits(o.Daemon))
 		row("SANDBOXES", counts(o.Sandboxes))
 		row("SNAPSHOTS", counts(o.Snapshots))
 		row("WORKSPACES", o.Workspaces)

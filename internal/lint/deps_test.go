@@ -115,10 +115,16 @@ var rooms = []room{
 		folder:   "internal/cli",
 		packages: []string{"."},
 		imports: []string{"api/v1", "client", "internal/agent05", "internal/mcp", "internal/daemon", "internal/daemon/auth",
-			"internal/build/...", "internal/emu/...", "internal/jail",
-			"internal/proto/vm", "internal/vmm/kvm", "recipes"},
+			"internal/build/...", "internal/doctor", "internal/emu/...", "internal/proto/vm", "internal/vmm/kvm", "recipes"},
 		reason: "the command line has no back door: everything it does to sandboxes goes through the REST API. It imports " +
-			"the daemon to start it, the file of its tokens, and KVM and the jail to probe the host in doctor",
+			"the daemon to start it, and the file of its tokens",
+	},
+	{
+		folder:   "internal/doctor",
+		packages: []string{"."},
+		imports: []string{"client", "internal/daemon", "internal/daemon/auth", "internal/emu/machineapi",
+			"internal/emu/tcghost", "internal/jail", "internal/vmm/kvm"},
+		reason: "it tries what a daemon needs of this host, and asks a daemon as any client does",
 	},
 	{
 		folder:   "internal/vmtest",

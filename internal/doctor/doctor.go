@@ -1,0 +1,240 @@
+// Package doctor finds out whether this host can run forkd, and what to do if it cannot.
+//
+// A check is a row of a table in Host.checks: its name, a probe, and the fix that belongs to it.
+// The package prints nothing and knows no command line; internal/cli shows what it returns.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/emu/tcghost"
+)
+
+// Verdict is the result of one check.
+type Verdict string
+
+// A warning costs time, room or safety, and forkd runs without.
+const (
+	Pass Verdict = "pass"
+	Warn Verdict = "warn"
+	Fail Verdict = "fail"
+	Skip Verdict = "skip"
+)
+
+// Finding is what one check has found.
+type Finding struct {
+	Check   string  `json:"check"`
+	Verdict Verdict `json:"verdict"` // empty in the package: the check does not apply here
+	Detail  string  `json:"detail"`
+	Fix     *Fix    `json:"fix,omitempty"`
+}
+
+func pass(detail string, args ...any) Finding { return found(Pass, detail, args) }
+func warn(detail string, args ...any) Finding { return found(Warn, detail, args) }
+func fail(detail string, args ...any) Finding { return found(Fail, detail, args) }
+func skip(detail string, args ...any) Finding { return found(Skip, detail, args) }
+
+func found(v Verdict, detail string, args []any) Finding {
+	if len(args) > 0 {
+		detail = fmt.Sprintf(detail, args...)
+	}
+	return Finding{Verdict: v, Detail: detail}
+}
+
+// by adds a fix that is not the one of the check's row.
+func (f Finding) by(fix Fix) Finding {
+	f.Fix = &fix
+	return f
+}
+
+// Host is what the checks look at. All functions must be set.
+type Host struct {
+	Version   string // of this program
+	Named     bool   // the user has named a daemon, so that an emulated host does not matter
+	TokenFile func() (path string, err error)
+	Machine   func() (m tcghost.Machine, ready bool, err error)
+	Connect   func(context.Context) (c *client.Client, where string, err error)
+
+	ctx       context.Context
+	root      bool
+	read      func(name string) string // a small file of /proc or /sys; empty if there is none
+	inMachine bool                     // the daemon is in an emulated host
+	machine   tcghost.Machine
+	emulated  Finding
+	kvm       Finding
+	room      map[string]Finding // of the emulated host, by directory
+	daemon    answer
+}
+
+// check is a row of the table.
+type check struct {
+	name  string
+	probe func(*Host) Finding
+	fix   *Fix // of warnings and failures for which the probe names no other
+}
+
+// checks returns the table in three parts. The second is about this host's kernel, which does not
+// matter where VMs run in an emulated host.
+func checks() (first, kernel, last []check) {
+	row := func(name string, probe func(*Host) Finding) check { return check{name: name, probe: probe} }
+	mend := func(name string, probe func(*Host) Finding, fix Fix) check { return check{name, probe, &fix} }
+	return []check{
+			row("platform", (*Host).platform),
+			row(checkMachine, func(h *Host) Finding { return h.emulated }),
+			mend("program", (*Host).program, byHand("scripts/build")),
+			row(checkNetwork, (*Host).network),
+		}, []check{
+			mend("hardware virtualization", (*Host).virtualization, byHand(emulateHost)),
+			row(checkKVM, func(h *Host) Finding { return h.kvm }),
+			row("cgroup v2", (*Host).cgroup),
+			row("memfd", (*Host).memfd),
+			row("userfaultfd", (*Host).uffd),
+			mend("kernel", (*Host).kernel, byHand("apt install linux-image-amd64 # of trixie or bookworm-backports; then reboot")),
+			mend("kvm.nx_huge_pages", (*Host).nxHugePages,
+				byHand("echo options kvm nx_huge_pages=never > /etc/modprobe.d/forkd.conf # then reboot")),
+			row("cgroup favordynmods", (*Host).cgroupMount),
+			row("threads", (*Host).threads),
+			row("vm.overcommit_memory", (*Host).overcommit),
+			mend("vm.max_map_count", (*Host).maps, asRoot("sysctl -w vm.max_map_count=65530")),
+			mend("memory", (*Host).memory, byHand("forkd top --once # and 'forkd suspend ID' what can wait")),
+			row("swap", (*Host).swap),
+			mend("huge pages", (*Host).hugePages, asRoot("sysctl -w vm.nr_hugepages=0")),
+			mend("jail", (*Host).jail, byHand("forkd daemon --no-namespaces")),
+			mend("seccomp", (*Host).seccomp, byHand("apt install linux-image-amd64 # then reboot")),
+			mend("landlock", (*Host).landlock, bootWith("lsm=landlock,lockdown,yama,integrity,apparmor,bpf")),
+			mend("cores", (*Host).cores, byHand("echo off > /sys/devices/system/cpu/smt/control")),
+			mend("ksm", (*Host).ksm, asRoot("echo 2 > /sys/kernel/mm/ksm/run")),
+			row("flaws of the CPU", (*Host).cpuFlaws),
+		}, []check{
+			row("tmpfs for hot memory", (*Host).hotSpace),
+			row(checkDisk, (*Host).diskSpace),
+			row("disk space of the host", (*Host).machineFile),
+			row("directories", (*Host).directories),
+			row("token file", (*Host).tokenFile),
+			row("cache", (*Host).cache),
+			row(checkDaemon, (*Host).answers),
+			row("version of the daemon", of((*Host).daemonVersion)),
+			mend(checkLimits, of((*Host).limits),
+				byHand("systemd-run --user --scope -p Delegate=yes forkd daemon # or as root")),
+			row("sandboxes of an earlier daemon", of((*Host).leftAlone)),
+			row("snapshots", of((*Host).snapshots)),
+		}
+}
+
+// Names of the checks that decide whether forkd can be used.
+const (
+	checkVMs     = "VMs can run"
+	checkMachine = "emulated host"
+	checkKVM     = "/dev/kvm"
+	checkNetwork = "network of sandboxes"
+	checkDisk    = "disk space"
+	checkDaemon  = "daemon"
+	checkLimits  = "limits of sandboxes"
+)
+
+// Diagnose does all checks.
+func (h Host) Diagnose(ctx context.Context) []Finding {
+	h.ctx, h.root, h.read = ctx, os.Getuid() == 0, hostFile
+	h.machine, h.emulated = h.lookForMachine()
+	h.inMachine = h.emulated.Verdict == Pass && !h.Named
+	h.kvm = probeKVM(kvmModule(h.read("/proc/cpuinfo")), h.emulated.Verdict == Pass)
+	h.room = h.askMachine()
+	h.daemon = h.askDaemon()
+	first, kernel, last := checks()
+	here := h.do(kernel)
+	if h.inMachine {
+		here = needless(here)
+	}
+	return slices.Concat(h.do(first), here, h.do(last))
+}
+
+// do does the checks that apply.
+func (h *Host) do(rows []check) (findings []Finding) {
+	for _, c := range rows {
+		f := c.probe(h)
+		if f.Verdict == "" {
+			continue
+		}
+		f.Check = c.name
+		if f.Fix == nil && c.fix != nil && (f.Verdict == Warn || f.Verdict == Fail) {
+			f = f.by(*c.fix)
+		}
+		findings = append(findings, f)
+	}
+	return findings
+}
+
+// needless returns findings about this host's kernel for a host whose VMs run in an emulated one:
+// the emulated host has its own kernel, so nothing is to be fixed here.
+func needless(findings []Finding) []Finding {
+	for i, f := range findings {
+		if f.Verdict == Warn || f.Verdict == Fail {
+			findings[i] = Finding{Check: f.Check, Verdict: Skip,
+				Detail: f.Detail + " (no matter: VMs run in the emulated host)"}
+		}
+	}
+	return findings
+}
+
+// vmsRun sums up the checks of KVM and of the emulated host: either is enough.
+func vmsRun(findings []Finding) Finding {
+	summary := fail("neither here nor in an emulated host").by(byHand(emulateHost))
+	for _, f := range findings {
+		switch {
+		case f.Check == checkMachine && f.Verdict == Pass:
+			summary = pass("in the emulated host %s", f.Detail)
+		case f.Check == checkKVM && f.Verdict == Pass:
+			summary = pass("on this host: %s", f.Detail)
+		case f.Check == checkKVM && (f.Verdict == Fail || f.Verdict == Warn):
+			return f
+		default:
+			continue
+		}
+		break
+	}
+	summary.Check = checkVMs
+	return summary
+}
+
+// Foremost returns the findings that decide whether forkd can be used, and those that fail.
+func Foremost(findings []Finding) []Finding {
+	list := []Finding{vmsRun(findings)}
+	add := func(want func(Finding) bool) {
+		for _, f := range findings {
+			if want(f) && !slices.ContainsFunc(list, func(l Finding) bool { return l.Check == f.Check }) {
+				list = append(list, f)
+			}
+		}
+	}
+	for _, name := range []string{checkDaemon, checkDisk, checkLimits, checkNetwork} {
+		add(func(f Finding) bool { return f.Check == name })
+	}
+	add(func(f Finding) bool { return f.Verdict == Fail })
+	return list
+}
+
+// Merge returns the findings of a second look, with the fixes that were tried after the first.
+func Merge(before, after []Finding) []Finding {
+	for i := range after {
+		for _, b := range before {
+			if b.Check == after[i].Check && b.Fix != nil && b.Fix.Result != "" {
+				after[i].Fix = b.Fix
+			}
+		}
+	}
+	return after
+}
+
+// hostFile reads a small file of /proc or /sys; empty if there is none.
+func hostFile(name string) string {
+	p, _ := os.ReadFile(name)
+	return strings.TrimSpace(string(p))
+}
+
+// quoted is text as one word of a shell.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

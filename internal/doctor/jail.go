@@ -1,0 +1,174 @@
+package doctor
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/embedded"
+	"github.com/forkd/forkd/internal/jail"
+)
+
+// These checks are of what keeps a guest in that has found a flaw in its VMM.
+
+func (h *Host) jail() Finding { return h.judgeJail(tryJail()) }
+
+// tryJail lets a VMM enter its jail.
+func tryJail() error {
+	program, err := embedded.Open(embedded.VMM)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "forkd-doctor")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, embedded.VMM)
+	// see jail.Starter
+	if err := errors.Join(os.WriteFile(path, program, 0o700), os.Chmod(path, 0o755), os.Chmod(dir, 0o711)); err != nil {
+		return err
+	}
+	jails, err := jail.New(jail.Options{})
+	if err != nil {
+		return err
+	}
+	return jails.Try(path)
+}
+
+func (h *Host) judgeJail(err error) Finding {
+	const without = "; forkd daemon --no-namespaces does without, and a guest that takes over its VMM is kept in by less"
+	switch {
+	case errors.Is(err, embedded.ErrNotBuiltIn):
+		return skip(err.Error())
+	case err != nil && h.root:
+		return warn("this host lets root make no namespaces, perhaps because it is a container: " + err.Error() + without)
+	case err != nil:
+		bad := warn("this host gives users no namespaces: " + err.Error() + without)
+		for _, s := range namespaceSettings() {
+			if h.read("/proc/sys/"+strings.ReplaceAll(s.name, ".", "/")) == s.forbids {
+				return bad.by(asRoot("sysctl -w " + s.name + "=" + s.allows))
+			}
+		}
+		return bad
+	case !h.root:
+		return pass("complete; all VMMs are your user, and a VMM that is not from the pool takes some 5 ms longer to " +
+			"start than with a daemon that is root")
+	}
+	return pass("complete; every VMM has a user of its own")
+}
+
+// namespaceSettings are the settings with which distributions keep users from namespaces.
+func namespaceSettings() []struct{ name, forbids, allows string } {
+	return []struct{ name, forbids, allows string }{
+		{"kernel.unprivileged_userns_clone", "0", "1"},             // Debian
+		{"kernel.apparmor_restrict_unprivileged_userns", "1", "0"}, // Ubuntu
+		{"user.max_user_namespaces", "0", "16384"},
+	}
+}
+
+// seccomp looks for the action that kills a VMM when it makes a forbidden call.
+func (h *Host) seccomp() Finding {
+	if !slices.Contains(strings.Fields(h.read("/proc/sys/kernel/seccomp/actions_avail")), "kill_process") {
+		return fail("this kernel has no filters for system calls (CONFIG_SECCOMP_FILTER): no VMM starts")
+	}
+	return pass("a forbidden system call ends its process")
+}
+
+func (h *Host) landlock() Finding {
+	version, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
+	return judgeLandlock(errno == 0 && version > 0)
+}
+
+func judgeLandlock(there bool) Finding {
+	if !there {
+		return warn("not in this kernel, or not among its lsm=: a VMM's empty root directory and the filter of its system " +
+			"calls have no third line behind them")
+	}
+	return pass("there")
+}
+
+// cores asks for the cookie of this process, which changes nothing.
+func (h *Host) cores() Finding {
+	err := unix.Prctl(unix.PR_SCHED_CORE, unix.PR_SCHED_CORE_GET, 0, unix.PR_SCHED_CORE_SCOPE_THREAD, 0)
+	// No cookie for want of a place to put it is EFAULT, or ENODEV without SMT.
+	return judgeCores(h.read("/sys/devices/system/cpu/smt/active"), err != unix.EINVAL)
+}
+
+func judgeCores(smt string, scheduling bool) Finding {
+	switch {
+	case smt != "1":
+		return pass("no sandbox shares a core with another one at the same time")
+	case scheduling:
+		return pass("siblings of a core run the same sandbox or wait (core scheduling)")
+	}
+	return warn("SMT is on and the kernel has no core scheduling: sandboxes can spy on each other through what the " +
+		"siblings of a core share; use a kernel with CONFIG_SCHED_CORE, or switch SMT off, and with it half of the CPUs")
+}
+
+func (h *Host) ksm() Finding {
+	if h.read("/sys/kernel/mm/ksm/run") == "1" {
+		return warn("on: sandboxes can learn by timing which pages others have")
+	}
+	return pass("off")
+}
+
+func (h *Host) cpuFlaws() Finding {
+	const dir = "/sys/devices/system/cpu/vulnerabilities"
+	entries, _ := os.ReadDir(dir) // an old kernel has none
+	flaws := map[string]string{}
+	for _, e := range entries {
+		flaws[e.Name()] = h.read(filepath.Join(dir, e.Name()))
+	}
+	return judgeCPUFlaws(flaws, h.read("/proc/cpuinfo"), h.read("/proc/cmdline"))
+}
+
+// crossing are the flaws by which one guest, or a guest and the host, could read each other's
+// memory. A process inside one guest is that guest's own business.
+var crossing = []string{"gather_data_sampling", "indirect_target_selection", "itlb_multihit", "l1tf", "mds", "meltdown",
+	"mmio_stale_data", "old_microcode", "reg_file_data_sampling", "retbleed", "spec_rstack_overflow", "spectre_v2",
+	"srbds", "tsa", "tsx_async_abort", "vmscape"}
+
+var microcodeOf = regexp.MustCompile(`(?m)^microcode\s*:\s*(\S+)`)
+
+// weakened matches a kernel command line that asks for less than all mitigations: mitigations=off,
+// or some left out, such as mitigations=auto,no_guest_host. mitigations=auto,nosmt asks for more.
+var weakened = regexp.MustCompile(`\bmitigations=(off\b|\S*no_)`)
+
+// judgeCPUFlaws looks for flaws of the CPU that the kernel does not mitigate. flaws is what the
+// kernel says of each, by name.
+func judgeCPUFlaws(flaws map[string]string, cpuinfo, cmdline string) Finding {
+	if len(flaws) == 0 {
+		return skip("this kernel says nothing about them")
+	}
+	microcode := "unknown"
+	if m := microcodeOf.FindStringSubmatch(cpuinfo); m != nil {
+		microcode = m[1]
+	}
+	var open []string
+	old := false
+	for _, name := range crossing {
+		if text := flaws[name]; strings.HasPrefix(text, "Vulnerable") || strings.HasPrefix(text, "KVM: Vulnerable") {
+			open = append(open, name+" ("+text+")")
+			old = old || strings.Contains(text, "icrocode")
+		}
+	}
+	bad := warn("guests could read what is not theirs: %s; microcode %s", strings.Join(open, ", "), microcode)
+	switch {
+	case len(open) == 0:
+		return pass("all are mitigated; microcode " + microcode)
+	case weakened.MatchString(cmdline):
+		return bad.by(byHand(`sed -i 's/mitigations=[^ "]*//' /etc/default/grub && update-grub # then reboot`))
+	case isVM(cpuinfo):
+		bad.Detail += "; this host is a virtual machine: the host around it loads the microcode"
+		return bad
+	case old:
+		return bad.by(byHand("apt install intel-microcode amd64-microcode # from non-free-firmware; then reboot"))
+	}
+	return bad.by(byHand("apt full-upgrade # to a kernel with the mitigations; then reboot"))
+}

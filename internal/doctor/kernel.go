@@ -1,0 +1,256 @@
+package doctor
+
+import (
+	"fmt"
+	"math"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// These checks look at how the host's kernel treats many VMs. None of them keeps forkd from
+// running: each costs time or room, and says how to get it back.
+
+// kernel knows what older kernels lack.
+func (h *Host) kernel() Finding {
+	release := h.read("/proc/sys/kernel/osrelease")
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return skip("release %q is not understood", release)
+	}
+	before := func(a, b int) bool { return major < a || major == a && minor < b }
+	switch {
+	case before(6, 1):
+		return warn("%s has no /dev/userfaultfd: every live branch copies memory while the sandbox is stopped (diff); "+
+			"use 6.1 or later, better 6.7", release)
+	case before(6, 7):
+		return warn("%s finds written pages by reading /proc/PID/pagemap: branches stop large sandboxes for longer; "+
+			"use 6.7 or later", release)
+	}
+	return pass(release)
+}
+
+// nxHugePages looks at KVM's mitigation of iTLB multihit, a weakness of older Intel processors.
+func (h *Host) nxHugePages() Finding {
+	switch setting := h.read("/sys/module/kvm/parameters/nx_huge_pages"); setting {
+	case "":
+		return skip("KVM has no such setting here")
+	case "Y", "1":
+		return warn("on: KVM starts a thread for every VM, which makes forks slower by up to milliseconds; where all " +
+			"guests are trusted or the CPU is not affected (itlb_multihit), switch it off")
+	default:
+		return pass(setting)
+	}
+}
+
+// cgroup looks for the controllers that limits of sandboxes need.
+func (h *Host) cgroup() Finding {
+	const root, unified = "/sys/fs/cgroup", "systemd.unified_cgroup_hierarchy=1"
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil || st.Type != unix.CGROUP2_SUPER_MAGIC {
+		none := warn("not mounted at /sys/fs/cgroup: sandboxes have no limits")
+		if err == nil && st.Type == unix.TMPFS_MAGIC { // cgroup v1 is
+			return none.by(bootWith(unified))
+		}
+		return none.by(asRoot("mount -t cgroup2 none /sys/fs/cgroup"))
+	}
+	return h.controllers(root, bootWith(unified))
+}
+
+// delegateToUsers has systemd give users all controllers that limits need.
+const delegateToUsers = "mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' > " +
+	"/etc/systemd/system/user@.service.d/forkd.conf && systemctl daemon-reload"
+
+// controllers looks below dir, where cgroup v2 is mounted. Root's daemon has the controllers of the
+// whole hierarchy, a user's those that systemd has delegated.
+func (h *Host) controllers(dir string, rootsFix Fix) Finding {
+	if !h.root {
+		dir = path.Join(dir, h.ownCgroup())
+	}
+	have := strings.Fields(h.read(path.Join(dir, "cgroup.controllers")))
+	missing := slices.DeleteFunc([]string{"cpu", "io", "memory", "pids"},
+		func(c string) bool { return slices.Contains(have, c) })
+	switch {
+	case len(missing) == 0:
+		return pass("%s: %s", dir, strings.Join(have, " "))
+	case h.root:
+		return warn("no controller %s: the kernel lacks it, or cgroup v1 has it; such limits are refused",
+			strings.Join(missing, ", ")).by(rootsFix)
+	}
+	return warn("your user has no controller %s in %s: such limits are refused; log in again afterwards",
+		strings.Join(missing, ", "), dir).by(asRoot(delegateToUsers))
+}
+
+// ownCgroup returns the path of this process in cgroup v2; empty if it is in none.
+func (h *Host) ownCgroup() string {
+	_, at, _ := strings.Cut("\n"+h.read("/proc/self/cgroup"), "\n0::")
+	at, _, _ = strings.Cut(at, "\n")
+	return at
+}
+
+// cgroupMount looks for the mount option that makes moving processes between cgroups fast.
+func (h *Host) cgroupMount() Finding {
+	for line := range strings.Lines(h.read("/proc/self/mounts")) {
+		f := strings.Fields(line)
+		if len(f) < 4 || f[2] != "cgroup2" {
+			continue
+		}
+		if slices.Contains(strings.Split(f[3], ","), "favordynmods") {
+			return pass(f[1])
+		}
+		return warn("off: starting a VMM in a cgroup waits for all CPUs, up to milliseconds").
+			by(asRoot("mount -o remount,favordynmods " + quoted(f[1])))
+	}
+	return skip("no cgroup v2 is mounted")
+}
+
+const (
+	threadsPerVM = 10  // about, KVM's own included
+	enoughVMs    = 500 // VMs that there shall be room for
+)
+
+// pidsLeft returns how many more threads the cgroups of this process allow.
+func (h *Host) pidsLeft() uint64 {
+	left := uint64(math.MaxUint64)
+	at := h.ownCgroup()
+	if at == "" {
+		return left
+	}
+	for dir := path.Clean(at); ; dir = path.Dir(dir) {
+		limit, err := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.max"), 10, 64)
+		if err == nil { // else there is none, or it is "max"
+			used, _ := strconv.ParseUint(h.read("/sys/fs/cgroup"+dir+"/pids.current"), 10, 64)
+			left = min(left, limit-min(limit, used))
+		}
+		if dir == "/" || dir == "." {
+			return left
+		}
+	}
+}
+
+func (h *Host) threads() Finding {
+	var nproc unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &nproc); err != nil || h.root { // it does not bind root
+		nproc.Cur = unix.RLIM_INFINITY
+	}
+	return judgeThreads(h.pidsLeft(), nproc.Cur)
+}
+
+// judgeThreads compares the limits on threads with what many VMs need.
+func judgeThreads(pids, nproc uint64) Finding {
+	var low, raise []string
+	for _, l := range []struct {
+		left     uint64
+		name, do string
+	}{
+		{pids, "pids.max of the cgroup", "systemctl set-property forkd TasksMax=infinity # or of the unit you start it in"},
+		{nproc, "RLIMIT_NPROC of the user", "ulimit -u unlimited # systemd: LimitNPROC="},
+	} {
+		if l.left < threadsPerVM*enoughVMs {
+			low = append(low, fmt.Sprintf("%s allows %d, which is enough for about %d sandboxes", l.name, l.left,
+				l.left/threadsPerVM))
+			raise = append(raise, l.do)
+		}
+	}
+	if len(low) > 0 {
+		return warn(strings.Join(low, "; ")).by(byHand(raise[0]))
+	}
+	return pass("room for %d sandboxes and more", enoughVMs)
+}
+
+// overcommit looks at the mode in which the kernel counts all memory that is mapped.
+func (h *Host) overcommit() Finding {
+	switch mode := h.read("/proc/sys/vm/overcommit_memory"); mode {
+	case "2":
+		return warn("2: the kernel counts the whole memory of every sandbox, not what it has written, and refuses " +
+			"forks long before memory is short: sysctl vm.overcommit_memory=1")
+	case "":
+		return skip("not readable")
+	default:
+		return pass(mode)
+	}
+}
+
+// mostMaps is how many mappings a VMM may have: at most 32768 extents of a snapshot's memory
+// (internal/format/snapshot), each a mapping, and some hundred of its own.
+const mostMaps = 32768 + 1000
+
+func (h *Host) maps() Finding {
+	limit := h.read("/proc/sys/vm/max_map_count")
+	n, err := strconv.ParseUint(limit, 10, 64)
+	switch {
+	case err != nil:
+		return skip("not readable")
+	case n < mostMaps:
+		return warn("%d: branches of sandboxes that write all over their memory may not be forked from", n)
+	}
+	return pass(limit)
+}
+
+// meminfo reads /proc/meminfo, in KiB, and numbers of pages without a unit.
+func (h *Host) meminfo() map[string]uint64 {
+	fields := map[string]uint64{}
+	for line := range strings.Lines(h.read("/proc/meminfo")) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(f[1], 10, 64); err == nil {
+			fields[strings.TrimSuffix(f[0], ":")] = n
+		}
+	}
+	return fields
+}
+
+// enoughMemory, in MiB, is what a few sandboxes of 512 MiB want that write half of theirs.
+const enoughMemory = 1024
+
+func (h *Host) memory() Finding {
+	kib := h.meminfo()
+	free, ok := kib["MemAvailable"]
+	detail := fmt.Sprintf("%d MiB available of %d MiB", free>>10, kib["MemTotal"]>>10)
+	switch {
+	case !ok:
+		return skip("/proc/meminfo is not readable")
+	case free>>10 < enoughMemory:
+		return warn(detail + ": forks are refused while less than the daemon's reserve would be left")
+	}
+	return pass(detail)
+}
+
+// swap says what becomes of memory that sandboxes do not use. Neither answer is wrong.
+func (h *Host) swap() Finding {
+	kib := h.meminfo()
+	total, ok := kib["SwapTotal"]
+	switch {
+	case !ok:
+		return skip("/proc/meminfo is not readable")
+	case total == 0:
+		return pass("none: memory of idle sandboxes stays, and when it is short, the kernel ends some")
+	}
+	return pass("%d MiB free of %d MiB: what sandboxes keep in memory may be written there", kib["SwapFree"]>>10,
+		total>>10)
+}
+
+// muchReserved, in MiB, is more than one keeps by mistake and does not miss.
+const muchReserved = 256
+
+// hugePages looks for memory that is kept for huge pages, which forkd does not use: a child that
+// writes one byte would copy 2 MiB. For the same reason it switches transparent ones off for
+// guests, whatever the host has.
+func (h *Host) hugePages() Finding {
+	kib := h.meminfo()
+	free := kib["HugePages_Free"] * kib["Hugepagesize"] >> 10
+	if free >= muchReserved {
+		return warn("%d MiB are reserved for huge pages and unused; forkd uses none", free)
+	}
+	_, mode, _ := strings.Cut(h.read("/sys/kernel/mm/transparent_hugepage/enabled"), "[")
+	mode, _, _ = strings.Cut(mode, "]")
+	if mode == "" {
+		mode = "not there"
+	}
+	return pass("none reserved; transparent ones: " + mode + ", and off in guests in any case")
+}
