@@ -116,14 +116,9 @@ func newRollbackCmd() *cobra.Command {
 			"back to the snapshot it runs from, to the ancestors of that, and to branches made of the sandbox.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				r, err := cl.RollbackWith(ctx, id, client.RollbackRequest{To: to, Unique: unique})
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), r)
-				}
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.RolledBack, error) {
+				return cl.RollbackWith(ctx, id, client.RollbackRequest{To: to, Unique: unique})
+			}, func(r client.RolledBack) error {
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s is at %s, confirmed after %.1f ms (vCPUs running after %.1f ms)\n",
 					r.ID, r.RolledBackTo, r.RollbackReadyMS, r.RollbackVMMMS)
 				printRepeats(cmd, r.Sandbox)

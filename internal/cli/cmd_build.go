@@ -77,16 +77,11 @@ func newBuildCmd() *cobra.Command {
 			if o.tag == "" {
 				o.tag = recipe.Name
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (built, error) {
 				st := newStatus(cmd.ErrOrStderr())
-				b, err := build(ctx, cl, recipe, o, st)
-				st.end()
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), b)
-				}
+				defer st.end()
+				return build(ctx, cl, recipe, o, st)
+			}, func(b built) error {
 				if verbose && b.WarmupOutput != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", strings.TrimRight(b.WarmupOutput, "\n"))
 				}

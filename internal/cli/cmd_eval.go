@@ -27,9 +27,7 @@ func newEvalCmd() *cobra.Command {
 				if interrupt && restart || len(args) > 1 {
 					return usageError{errors.New("--interrupt and --restart stand alone, without CODE")}
 				}
-				return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-					return c.stopEval(ctx, cmd, cl, args[0], restart)
-				})
+				return c.stopEval(cmd, args[0], restart)
 			}
 			req.Code = strings.Join(args[1:], " ")
 			if len(args) == 1 || len(args) == 2 && args[1] == "-" {
@@ -64,32 +62,22 @@ func newEvalCmd() *cobra.Command {
 }
 
 // stopEval interrupts the interpreter of a sandbox, or restarts it.
-func (c *common) stopEval(ctx context.Context, cmd *cobra.Command, cl *client.Client, ref string, restart bool) error {
-	id, err := sandboxID(ctx, cl, ref)
-	if err != nil {
-		return err
-	}
-	if restart {
-		if err := cl.RestartEval(ctx, id, ""); err != nil {
-			return err
+func (c *common) stopEval(cmd *cobra.Command, ref string, restart bool) error {
+	return showOf(cmd, c, ref, func(ctx context.Context, cl *client.Client, id string) (map[string]bool, error) {
+		if restart {
+			return map[string]bool{"restarted": true}, cl.RestartEval(ctx, id, "")
 		}
-		if c.json() {
-			return writeJSON(cmd.OutOrStdout(), map[string]bool{"restarted": true})
+		ran, err := cl.InterruptEval(ctx, id, "")
+		return map[string]bool{"interrupted": ran}, err
+	}, func(did map[string]bool) error {
+		switch {
+		case restart:
+			fmt.Fprintln(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
+		case !did["interrupted"]:
+			fmt.Fprintln(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: the interpreter is a new one, without the variables of the old")
 		return nil
-	}
-	ran, err := cl.InterruptEval(ctx, id, "")
-	if err != nil {
-		return err
-	}
-	if c.json() {
-		return writeJSON(cmd.OutOrStdout(), map[string]bool{"interrupted": ran})
-	}
-	if !ran {
-		fmt.Fprintln(cmd.ErrOrStderr(), "forkd: nothing ran in the interpreter")
-	}
-	return nil
+	})
 }
 
 func printEval(out, errOut io.Writer, r client.EvalResult) {

@@ -69,19 +69,14 @@ func newForkCmd() *cobra.Command {
 			case old.tag != "":
 				return old.run(cmd, &c, req)
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) (err error) {
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (f client.Forked, err error) {
 				if req.SourceID != "" {
 					if req.SourceID, err = sandboxID(ctx, cl, req.SourceID); err != nil {
-						return err
+						return f, err
 					}
 				}
-				f, err := cl.Fork(ctx, req)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), f)
-				}
+				return cl.Fork(ctx, req)
+			}, func(f client.Forked) error {
 				for _, s := range f.Sandboxes {
 					fmt.Fprintln(cmd.OutOrStdout(), s.ID)
 				}

@@ -21,25 +21,21 @@ func newImagesCmd() *cobra.Command {
 		Long:  "Those that forkd made for itself, such as the state of a suspended sandbox, are left out: they go with its sandboxes.",
 		Args:  usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				list, err := cl.Snapshots(ctx)
-				if err != nil {
-					return err
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (list []client.Snapshot, err error) {
+				list, err = cl.Snapshots(ctx)
 				list = listed(list, all)
 				if len(args) == 1 {
 					list = slices.DeleteFunc(list, func(s client.Snapshot) bool { return s.Tag != args[0] })
 				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), list)
-				}
+				return list, err
+			}, func(list []client.Snapshot) error {
 				if quiet {
 					for _, s := range list {
 						fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
 					}
 					return nil
 				}
-				err = table(cmd, "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
+				err := table(cmd, "TAG\tSTATUS\tMEMORY\tVCPUS\tAGE\tPARENT\tSANDBOXES", func(row func(...any)) {
 					for _, s := range list {
 						parent := s.BranchedFrom
 						if parent == "" {
@@ -83,25 +79,16 @@ func newRmiCmd() *cobra.Command {
 				return usageError{errors.New("--cascade and --force exclude each other")}
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				removed := []string{}
-				var errs []error
-				for _, tag := range tags {
-					if err := cl.DeleteSnapshot(ctx, tag, opts); err != nil {
-						errs = append(errs, err)
-						continue
-					}
-					removed = append(removed, tag)
-					if !c.json() {
-						fmt.Fprintln(cmd.OutOrStdout(), tag)
-					}
+				failed := 0
+				err := each(cmd, &c, tags, func(tag string) (string, error) {
+					err := cl.DeleteSnapshot(ctx, tag, opts)
+					failed += btoi(err != nil)
+					return tag, err
+				}, func(tag string) string { return tag }, func(tags []string) any { return map[string]any{"removed": tags} })
+				if len(tags) > 1 && failed > 0 {
+					return errors.Join(err, fmt.Errorf("%d of %s not removed", failed, count(len(tags), "snapshot", "snapshots")))
 				}
-				if len(tags) > 1 && len(errs) > 0 {
-					errs = append(errs, fmt.Errorf("%d of %s not removed", len(errs), count(len(tags), "snapshot", "snapshots")))
-				}
-				if c.json() {
-					errs = append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"removed": removed}))
-				}
-				return errors.Join(errs...)
+				return err
 			})
 		},
 	}
@@ -121,14 +108,12 @@ func newSnapshotInfoCmd() *cobra.Command {
 		Short: "Describe a snapshot",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				d, err := cl.Snapshot(ctx, args[0])
-				if err != nil {
-					return err
-				}
-				if c.json() || old {
-					return writeJSON(cmd.OutOrStdout(), d)
-				}
+			if old {
+				c.output = "json"
+			}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.SnapshotDetail, error) {
+				return cl.Snapshot(ctx, args[0])
+			}, func(d client.SnapshotDetail) error {
 				if d.Warning != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", d.Warning)
 				}
@@ -163,25 +148,13 @@ func newVerifyCmd() *cobra.Command {
 		Args:  usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, tags []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				verified := []string{}
-				var errs []error
-				for _, tag := range tags {
+				return each(cmd, &c, tags, func(tag string) (string, error) {
 					if !c.json() {
 						fmt.Fprintf(cmd.ErrOrStderr(), "forkd: reading every file of %s\n", tag)
 					}
-					if err := cl.VerifySnapshot(ctx, tag); err != nil {
-						errs = append(errs, err)
-						continue
-					}
-					verified = append(verified, tag)
-					if !c.json() {
-						fmt.Fprintf(cmd.OutOrStdout(), "%s: intact\n", tag)
-					}
-				}
-				if c.json() {
-					errs = append(errs, writeJSON(cmd.OutOrStdout(), map[string]any{"intact": verified}))
-				}
-				return errors.Join(errs...)
+					return tag, cl.VerifySnapshot(ctx, tag)
+				}, func(tag string) string { return tag + ": intact" },
+					func(tags []string) any { return map[string]any{"intact": tags} })
 			})
 		},
 	}

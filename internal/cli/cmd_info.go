@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -33,15 +32,9 @@ func newInfoCmd() *cobra.Command {
 		Long:  "'forkd doctor' says what this host lacks, and 'forkd df' what snapshots take on disk.",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				o, err := look(ctx, cl)
-				if err != nil {
-					return err
-				}
-				o.Where = c.where
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), o)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (overview, error) {
+				return look(ctx, cl, c.where)
+			}, func(o overview) error {
 				return printOverview(cmd, &o)
 			})
 		},
@@ -50,8 +43,8 @@ func newInfoCmd() *cobra.Command {
 	return cmd
 }
 
-func look(ctx context.Context, cl *client.Client) (o overview, err error) {
-	o = overview{Program: version, Sandboxes: map[string]int{}, Snapshots: map[string]int{}}
+func look(ctx context.Context, cl *client.Client, where string) (o overview, err error) {
+	o = overview{Program: version, Where: where, Sandboxes: map[string]int{}, Snapshots: map[string]int{}}
 	if o.Daemon, err = cl.Version(ctx); err != nil {
 		return o, err
 	}
@@ -114,26 +107,7 @@ func newWaitCmd() *cobra.Command {
 		Short: "Wait until sandboxes have ended, and say why they did",
 		Args:  usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, refs []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				ids, err := sandboxIDs(ctx, cl, refs)
-				errs := []error{err}
-				ended := []end{}
-				for _, id := range ids {
-					e, err := waitForEnd(ctx, cl, id)
-					if err != nil {
-						errs = append(errs, err)
-						continue
-					}
-					ended = append(ended, e)
-					if !c.json() {
-						fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", e.ID, e.Reason)
-					}
-				}
-				if c.json() {
-					errs = append(errs, writeJSON(cmd.OutOrStdout(), ended))
-				}
-				return errors.Join(errs...)
-			})
+			return eachSandbox(cmd, &c, refs, waitForEnd, func(e end) string { return e.ID + " " + e.Reason })
 		},
 	}
 	c.completeSandboxes(cmd)

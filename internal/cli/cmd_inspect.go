@@ -159,14 +159,9 @@ func newHistoryCmd() *cobra.Command {
 		Short: "List what a snapshot was made from, the newest first",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				line, err := history(ctx, cl, args[0])
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), line)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) ([]client.SnapshotDetail, error) {
+				return history(ctx, cl, args[0])
+			}, func(line []client.SnapshotDetail) error {
 				return table(cmd, "TAG\tAGE\tMADE BY\tSIZE\tSTATUS", func(row func(...any)) {
 					for _, d := range line {
 						by := "build"

@@ -50,6 +50,12 @@ func labelText(labels map[string]string) string {
 	return strings.Join(list, ",")
 }
 
+// labeled is what `forkd label` says.
+type labeled struct {
+	ID     string            `json:"id"`
+	Labels map[string]string `json:"labels"`
+}
+
 func newLabelCmd() *cobra.Command {
 	var c common
 	cmd := &cobra.Command{
@@ -63,17 +69,13 @@ func newLabelCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (labeled, error) {
 				s, err := cl.Sandbox(ctx, id)
 				if err == nil && len(change) > 0 {
 					s, err = cl.ChangeLabels(ctx, id, change)
 				}
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), map[string]any{"id": s.ID, "labels": s.Labels})
-				}
+				return labeled{s.ID, s.Labels}, err
+			}, func(s labeled) error {
 				for _, name := range slices.Sorted(maps.Keys(s.Labels)) {
 					fmt.Fprintf(cmd.OutOrStdout(), "%s=%s\n", name, s.Labels[name])
 				}

@@ -66,13 +66,9 @@ func newLimitCmd() *cobra.Command {
 		Short: "Say what a sandbox may take from its host, and what it takes",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				l, err := cl.Limits(ctx, id)
-				if err != nil {
-					return err
-				}
-				return printLimits(cmd, &c, l)
-			})
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.SandboxLimits, error) {
+				return cl.Limits(ctx, id)
+			}, func(l client.SandboxLimits) error { return printLimits(cmd, l) })
 		},
 	}
 	c.completeSandboxes(cmd)
@@ -91,13 +87,9 @@ func newLimitSetCmd() *cobra.Command {
 			"sandbox uses is refused.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				set, err := cl.SetLimits(ctx, id, l.Limits)
-				if err != nil {
-					return err
-				}
-				return printLimits(cmd, &c, set)
-			})
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.SandboxLimits, error) {
+				return cl.SetLimits(ctx, id, l.Limits)
+			}, func(l client.SandboxLimits) error { return printLimits(cmd, l) })
 		},
 	}
 	l.register(cmd.Flags())
@@ -106,10 +98,7 @@ func newLimitSetCmd() *cobra.Command {
 	return cmd
 }
 
-func printLimits(cmd *cobra.Command, c *common, l client.SandboxLimits) error {
-	if c.json() {
-		return writeJSON(cmd.OutOrStdout(), l)
-	}
+func printLimits(cmd *cobra.Command, l client.SandboxLimits) error {
 	or := func(set bool, format string, args ...any) string {
 		if !set {
 			return "-"

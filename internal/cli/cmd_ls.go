@@ -29,18 +29,14 @@ func newLsCmd() *cobra.Command {
 				if len(labels) > 0 {
 					return usageError{errors.New("--label chooses sandboxes: name one, or give labels")}
 				}
-				return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-					return c.listProcesses(ctx, cmd, cl, id, quiet)
-				})
+				return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) ([]client.ProcessInfo, error) {
+					return cl.Processes(ctx, id)
+				}, func(list []client.ProcessInfo) error { return printProcesses(cmd, list, quiet) })
 			}
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				list, _, err := cl.SandboxPage(ctx, client.PageRequest{Labels: labels})
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), list)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (list []client.Sandbox, err error) {
+				list, _, err = cl.SandboxPage(ctx, client.PageRequest{Labels: labels})
+				return list, err
+			}, func(list []client.Sandbox) error {
 				if quiet {
 					for _, s := range list {
 						fmt.Fprintln(cmd.OutOrStdout(), s.ID)
@@ -85,15 +81,7 @@ func newLsCmd() *cobra.Command {
 	return cmd
 }
 
-func (c *common) listProcesses(ctx context.Context, cmd *cobra.Command, cl *client.Client, id string,
-	quiet bool) error {
-	list, err := cl.Processes(ctx, id)
-	if err != nil {
-		return err
-	}
-	if c.json() {
-		return writeJSON(cmd.OutOrStdout(), list)
-	}
+func printProcesses(cmd *cobra.Command, list []client.ProcessInfo, quiet bool) error {
 	if quiet {
 		for _, p := range list {
 			fmt.Fprintln(cmd.OutOrStdout(), p.PID)
@@ -114,14 +102,9 @@ func newPingCmd() *cobra.Command {
 		Short: "Ask the agent of a sandbox for an answer",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				p, err := cl.Ping(ctx, id)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), p)
-				}
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.Pong, error) {
+				return cl.Ping(ctx, id)
+			}, func(p client.Pong) error {
 				fmt.Fprintf(cmd.OutOrStdout(), "pong: kernel %s, warm interpreters %v\n", p.Kernel, p.Warm)
 				return nil
 			})

@@ -107,13 +107,10 @@ func newNetCmd() *cobra.Command {
 		Short: "Say where a sandbox may connect to, and what it did",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				n, err := cl.Network(ctx, id)
-				if err != nil {
-					return err
-				}
-				return printNetwork(cmd, &c, n)
-			})
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
+				id string) (client.SandboxNetwork, error) {
+				return cl.Network(ctx, id)
+			}, func(n client.SandboxNetwork) error { return printNetwork(cmd, n) })
 		},
 	}
 	c.completeSandboxes(cmd)
@@ -139,13 +136,10 @@ func newNetSetCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				set, err := cl.SetNetwork(ctx, id, *network)
-				if err != nil {
-					return err
-				}
-				return printNetwork(cmd, &c, set)
-			})
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
+				id string) (client.SandboxNetwork, error) {
+				return cl.SetNetwork(ctx, id, *network)
+			}, func(n client.SandboxNetwork) error { return printNetwork(cmd, n) })
 		},
 	}
 	n.register(cmd.Flags())
@@ -156,10 +150,7 @@ func newNetSetCmd() *cobra.Command {
 	return cmd
 }
 
-func printNetwork(cmd *cobra.Command, c *common, n client.SandboxNetwork) error {
-	if c.json() {
-		return writeJSON(cmd.OutOrStdout(), n)
-	}
+func printNetwork(cmd *cobra.Command, n client.SandboxNetwork) error {
 	list := func(items []string) string {
 		if len(items) == 0 {
 			return "-"

@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -53,26 +51,7 @@ func newStateCmd(verb, short, long string, op func(context.Context, *client.Clie
 	cmd := &cobra.Command{
 		Use: verb + " ID…", Short: short, Long: long, Args: usageArgs(arguments(1, anyNumber)),
 		RunE: func(cmd *cobra.Command, ids []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				list := []client.Sandbox{}
-				ids, unclear := sandboxIDs(ctx, cl, ids)
-				errs := []error{unclear}
-				for _, id := range ids {
-					s, err := op(ctx, cl, id)
-					if err != nil {
-						errs = append(errs, err)
-						continue
-					}
-					list = append(list, s)
-					if !c.json() {
-						fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", s.ID, s.State)
-					}
-				}
-				if c.json() {
-					errs = append(errs, writeJSON(cmd.OutOrStdout(), list))
-				}
-				return errors.Join(errs...)
-			})
+			return eachSandbox(cmd, &c, ids, op, func(s client.Sandbox) string { return s.ID + " " + s.State })
 		},
 	}
 	c.completeSandboxes(cmd)

@@ -117,23 +117,21 @@ func newDfCmd() *cobra.Command {
 			"suspension comes first.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (lines []usage, err error) {
 				all, err := details(ctx, cl)
 				if err != nil {
-					return err
+					return lines, err
 				}
 				sandboxes, err := cl.Sandboxes(ctx)
 				if err != nil {
-					return err
+					return lines, err
 				}
 				builds, err := listCache(ctx, cl)
 				if err != nil { // the daemon is perhaps another host's
 					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the cache of builds: %s\n", printable(err))
 				}
-				lines := usageOf(all, sandboxes, builds)
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), lines)
-				}
+				return usageOf(all, sandboxes, builds), nil
+			}, func(lines []usage) error {
 				return table(cmd, "WHAT\tCOUNT\tIN USE\tSIZE\tREMOVABLE", func(row func(...any)) {
 					for _, l := range lines {
 						row(l.Kind, l.Count, l.InUse, mib(l.Bytes), mib(l.Removable))

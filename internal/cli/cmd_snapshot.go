@@ -101,14 +101,9 @@ func (b *bootFlags) run(cmd *cobra.Command, c *common, tag string) error {
 		}
 		*path = abs
 	}
-	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-		made, err := cl.Bake(ctx, b.BakeRequest)
-		if err != nil {
-			return err
-		}
-		if c.json() {
-			return writeJSON(cmd.OutOrStdout(), made)
-		}
+	return show(cmd, c, func(ctx context.Context, cl *client.Client) (client.Baked, error) {
+		return cl.Bake(ctx, b.BakeRequest)
+	}, func(made client.Baked) error {
 		fmt.Fprintln(cmd.OutOrStdout(), made.Tag)
 		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: booted in %.1f ms, saved in %.1f ms\n", made.BootMS, made.SaveMS)
 		return nil

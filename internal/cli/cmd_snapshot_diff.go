@@ -69,14 +69,9 @@ func newSnapshotCompactCmd() *cobra.Command {
 		Short: "Make a snapshot without layers of others",
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				s, err := cl.CompactSnapshot(ctx, from, to)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), s)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Snapshot, error) {
+				return cl.CompactSnapshot(ctx, from, to)
+			}, func(s client.Snapshot) error {
 				fmt.Fprintln(cmd.OutOrStdout(), s.Tag)
 				return nil
 			})

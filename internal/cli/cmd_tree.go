@@ -20,19 +20,17 @@ func newTreeCmd() *cobra.Command {
 			"that is gone, below its snapshot.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (roots []*relative, err error) {
 				snapshots, err := cl.Snapshots(ctx)
 				if err != nil {
-					return err
+					return roots, err
 				}
 				sandboxes, err := cl.Sandboxes(ctx)
 				if err != nil {
-					return err
+					return roots, err
 				}
-				roots := family(snapshots, sandboxes)
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), roots)
-				}
+				return family(snapshots, sandboxes), nil
+			}, func(roots []*relative) error {
 				return printFamily(cmd.OutOrStdout(), roots, "")
 			})
 		},

@@ -38,20 +38,18 @@ func newTurnsCmd() *cobra.Command {
 			"MEMORY and DISK are what the workspace had written since the turn before.",
 		Args: usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (rows []turnRow, err error) {
 				name, err := chooseWorkspace(ctx, cl, workspace)
 				if err != nil {
-					return err
+					return rows, err
 				}
 				store := &turnStore{cl: cl, name: name}
 				s, has, err := store.look(ctx)
 				if err != nil {
-					return err
+					return rows, err
 				}
-				rows := has.rows(has.current(s))
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), rows)
-				}
+				return has.rows(has.current(s)), nil
+			}, func(rows []turnRow) error {
 				return printTurns(cmd, rows)
 			})
 		},

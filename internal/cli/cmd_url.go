@@ -25,14 +25,9 @@ func newURLCmd() *cobra.Command {
 			if err != nil || port < 1 || port > maxPort {
 				return usageError{fmt.Errorf("port %q: want a number from 1 to %d", args[1], maxPort)}
 			}
-			return c.runOn(cmd, args[0], func(ctx context.Context, cl *client.Client, id string) error {
-				u, err := cl.PortURL(ctx, id, port, req)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), u)
-				}
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.PortURL, error) {
+				return cl.PortURL(ctx, id, port, req)
+			}, func(u client.PortURL) error {
 				fmt.Fprintf(cmd.ErrOrStderr(), "good until %s\n", time.Unix(u.ExpiresAt, 0).Format(time.RFC3339))
 				_, err = fmt.Fprintln(cmd.OutOrStdout(), u.URL)
 				return err

@@ -61,14 +61,9 @@ func newWorkspaceCreateCmd() *cobra.Command {
 				return err
 			}
 			req.Limits = limits.given()
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				w, err := cl.CreateWorkspace(ctx, req)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), w)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Workspace, error) {
+				return cl.CreateWorkspace(ctx, req)
+			}, func(w client.Workspace) error {
 				fmt.Fprintln(cmd.OutOrStdout(), w.Name)
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s runs in %s\n", w.Name, w.LiveSandboxID)
 				return nil
@@ -96,14 +91,9 @@ func newWorkspaceListCmd() *cobra.Command {
 		Short:   "List workspaces",
 		Args:    usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				list, err := cl.Workspaces(ctx)
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), list)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) ([]client.Workspace, error) {
+				return cl.Workspaces(ctx)
+			}, func(list []client.Workspace) error {
 				return printWorkspaces(cmd, list...)
 			})
 		},
@@ -120,14 +110,9 @@ func newWorkspaceOpCmd(verb, short string, op func(*client.Client, context.Conte
 		Short: short,
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				w, err := op(cl, ctx, args[0])
-				if err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), w)
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (client.Workspace, error) {
+				return op(cl, ctx, args[0])
+			}, func(w client.Workspace) error {
 				return printWorkspaces(cmd, w)
 			})
 		},
@@ -145,13 +130,9 @@ func newWorkspaceDeleteCmd() *cobra.Command {
 		Short:   "Remove a workspace and its sandbox",
 		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
-				if err := cl.DeleteWorkspace(ctx, args[0]); err != nil {
-					return err
-				}
-				if c.json() {
-					return writeJSON(cmd.OutOrStdout(), map[string]string{"deleted": args[0]})
-				}
+			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (map[string]string, error) {
+				return map[string]string{"deleted": args[0]}, cl.DeleteWorkspace(ctx, args[0])
+			}, func(map[string]string) error {
 				fmt.Fprintf(cmd.ErrOrStderr(), "forkd: workspace %s deleted\n", args[0])
 				return nil
 			})

@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkd/forkd/client"
+)
+
+// show is a command with a daemon: it fetches a value and prints it, with -o json as it is and else
+// by text.
+func show[T any](cmd *cobra.Command, c *common, fetch func(context.Context, *client.Client) (T, error),
+	text func(T) error) error {
+	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		v, err := fetch(ctx, cl)
+		if err != nil {
+			return err
+		}
+		return c.print(cmd, v, func() error { return text(v) })
+	})
+}
+
+// showOf is show for a value of one sandbox, which ref names as for sandboxID.
+func showOf[T any](cmd *cobra.Command, c *common, ref string,
+	fetch func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) error) error {
+	return show(cmd, c, func(ctx context.Context, cl *client.Client) (v T, err error) {
+		id, err := sandboxID(ctx, cl, ref)
+		if err != nil {
+			return v, err
+		}
+		return fetch(ctx, cl, id)
+	}, text)
+}
+
+// print prints a value, with -o json as it is and else by text.
+func (c *common) print(cmd *cobra.Command, v any, text func() error) error {
+	if c.json() {
+		return writeJSON(cmd.OutOrStdout(), v)
+	}
+	return text()
+}
+
+// each calls op for every name and goes on after errors. What op returns is printed at once, as the
+// line that it becomes by text, or at the end with -o json, as what all of them become by list.
+func each[T any](cmd *cobra.Command, c *common, names []string, op func(name string) (T, error), text func(T) string,
+	list func([]T) any) error {
+	done := []T{}
+	var errs []error
+	for _, name := range names {
+		v, err := op(name)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, v)
+		if !c.json() {
+			fmt.Fprintln(cmd.OutOrStdout(), text(v))
+		}
+	}
+	if c.json() {
+		errs = append(errs, writeJSON(cmd.OutOrStdout(), list(done)))
+	}
+	return errors.Join(errs...)
+}
+
+// eachSandbox is each for the sandboxes that refs name as for sandboxID; its JSON is an array.
+func eachSandbox[T any](cmd *cobra.Command, c *common, refs []string,
+	op func(ctx context.Context, cl *client.Client, id string) (T, error), text func(T) string) error {
+	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		ids, unclear := sandboxIDs(ctx, cl, refs)
+		return errors.Join(unclear, each(cmd, c, ids, func(id string) (T, error) { return op(ctx, cl, id) }, text,
+			func(all []T) any { return all }))
+	})
+}
