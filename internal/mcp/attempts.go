@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/forkd/forkd/client"
 )
@@ -38,8 +37,6 @@ const (
 	maxAttempts = 64
 	attemptHead = 1 << 10 // bytes of each output of each attempt, from its beginning
 	attemptTail = 3 << 10 // and from its end
-	forkTime    = 5 * time.Minute
-	cleanupTime = time.Minute
 )
 
 type attemptArgs struct {
@@ -116,7 +113,7 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 	for i := range r.Attempts {
 		a := &r.Attempts[i]
 		switch {
-		case ctx.Err() == nil && (in.Keep == "all" || a.N == r.Winner && in.Keep != "none"):
+		case in.Keep == "all" || a.N == r.Winner && in.Keep != "none":
 			a.SandboxID = a.box
 		default:
 			remove = append(remove, a.box)
@@ -125,19 +122,16 @@ func forkAndRun(ctx context.Context, c *call, in attemptArgs) (r attempts, err e
 			r.SandboxID = a.SandboxID
 		}
 	}
-	r.NotRemoved = removeAll(ctx, c.Client, remove)
 	if err := ctx.Err(); err != nil {
-		return r, err
+		return r, err // none is kept
 	}
+	r.NotRemoved = removeAll(ctx, c.Client, remove)
 	c.say(r.table())
 	return r, nil
 }
 
-// copies forks a sandbox, and returns the copies even if the caller has left meanwhile: whoever does
-// not know them could not remove them.
+// copies forks a sandbox.
 func (c *call) copies(ctx context.Context, id string, n int) (client.Forked, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forkTime)
-	defer cancel()
 	f, err := c.Fork(ctx, client.ForkRequest{SourceID: id, N: n, Labels: map[string]string{"fork_and_run": id}})
 	if isScope(err) { // a token with a label prefix may not set this label
 		f, err = c.Fork(ctx, client.ForkRequest{SourceID: id, N: n})
@@ -260,18 +254,6 @@ func scoreOf(a attempt) float64 {
 		return math.Inf(-1)
 	}
 	return *a.Score
-}
-
-// removeAll kills sandboxes, also after the caller has gone, and returns those that are left.
-func removeAll(ctx context.Context, cl *client.Client, ids []string) (left []string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
-	defer cancel()
-	for _, id := range ids {
-		if err := cl.Kill(ctx, id); err != nil && !client.IsNotFound(err) {
-			left = append(left, id)
-		}
-	}
-	return left
 }
 
 // isScope reports whether the token may not do something.

@@ -92,6 +92,7 @@ type call struct {
 	*client.Client
 	req     *sdk.CallToolRequest
 	content []sdk.Content // for the model, instead of the output as JSON
+	made    made
 }
 
 // say replaces the JSON that a model reads by text; clients still have the structured output.
@@ -157,6 +158,9 @@ func define[In, Out any](
 		sdk.AddTool(s, spec, func(ctx context.Context, req *sdk.CallToolRequest, in In) (*sdk.CallToolResult, Out, error) {
 			c := &call{Client: clientOf(ctx), req: req}
 			out, err := run(ctx, c, in)
+			if left(ctx) != nil {
+				c.takeBack(ctx)
+			}
 			return &sdk.CallToolResult{Content: c.content}, out, err
 		})
 	}}
