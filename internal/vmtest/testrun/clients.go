@@ -19,8 +19,8 @@ const clientsLimit = time.Hour
 // of forkd 0.5, those of the Model Context Protocol, schemathesis for schemathesisDuration, and what the
 // SDKs' own tests leave out.
 var clientGroups = []string{"e2b-python", "e2b-js", "code-interpreter-python", "code-interpreter-js", "e2b-quickstart",
-	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "mcp", "mcp@1.30", "schemathesis", "sdk-python",
-	"sdk-typescript"}
+	"forkd-python", "forkd-python-own", "forkd-mcp", "forkd-typescript", "contract", "mcp", "mcp@1.30", "schemathesis",
+	"sdk-python", "sdk-typescript", "sdk-go"}
 
 // schemathesisDuration and schemathesisSeed make each run of the suite send the same requests, as far
 // as it comes in that time. `scripts/compat schemathesis` sends others each time.

@@ -13,29 +13,17 @@ import sys
 import tempfile
 
 import npm
+import rig as fake
 from report import Report, want
 
 VERSION = importlib.metadata.version("mcp")
 LINE = int(VERSION.split(".")[0])
-ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 NPM = ["@modelcontextprotocol/conformance@0.2.0-alpha.12", "@modelcontextprotocol/client@2.4.0", "@modelcontextprotocol/sdk@1.32.2",
        "@modelcontextprotocol/inspector@2.12.0"]
 OLD = {"list_snapshots", "spawn_sandboxes", "branch_sandbox", "create_snapshot", "wait_for_text", "list_sandboxes", "get_sandbox",
        "kill_sandbox", "exec_command", "eval_code", "ping_sandbox"}
 
 r = Report(f"mcp {VERSION} (PyPI)" + ("" if LINE == 1 else ", " + ", ".join(NPM) + " (npm)"))
-
-
-@contextlib.contextmanager
-def daemon(program: str, *options: str):
-    """A daemon whose VMs are faked; what it says of itself."""
-    with subprocess.Popen([program, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield json.loads(process.stdout.readline())
-        finally:
-            process.stdin.close()  # tells it to end
-            status = process.wait()
-        want(status == 0, f"the daemon ended with status {status}: traffic was not as api/openapi.yaml has it, or worse")
 
 
 # What the two lines of the package call differently.
@@ -264,16 +252,15 @@ def inspector(there: str, env: dict[str, str], rig: dict) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as tmp:
-        program = os.path.join(tmp, "rigd")
-        subprocess.run(["go", "build", "-o", program, "./test/contract/rigd"], cwd=ROOT, check=True)
-        with daemon(program) as rig:
+        program = fake.build(os.path.join(tmp, "rigd"))
+        with fake.daemon(program) as rig:
             asyncio.run(in_python(rig))
             if LINE > 1:
                 there, env = npm.install(NPM, dict(os.environ))
                 in_javascript(there, env, rig)
                 inspector(there, env, rig)
         if LINE > 1:
-            with daemon(program, "-open") as rig:
+            with fake.daemon(program, "-open") as rig:
                 for revision in WHOLE:
                     conformance(there, env, rig["url"], revision)
 

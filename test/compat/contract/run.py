@@ -1,0 +1,83 @@
+"""The contract of the SDKs through Python, TypeScript and Go, against one daemon with real VMs.
+
+The scenarios are those of test/contract, but for what needs a fake daemon. The SDKs do them at once. Python does them
+with the half that is sync and with the one that is async. With COMPAT_QUICK, the latter and Go are left out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import types
+import typing
+
+import gomodule
+from report import TAG, Report
+
+URL, TOKEN = os.environ["FORKD_URL"], os.environ["FORKD_TOKEN"]
+SDK = os.path.join(gomodule.ROOT, "sdk")
+sys.path.insert(0, os.path.join(SDK, "python/tests"))
+import contract_runner  # noqa: E402
+
+r = Report("the SDKs of this repository")
+there = os.path.join(sys.prefix, "contract")
+env = {**os.environ, "PATH": os.path.join(sys.prefix, "bin") + os.pathsep + os.environ["PATH"], "FORKD_CONTRACT_URL": URL,
+       "FORKD_CONTRACT_SNAPSHOT": TAG, "FORKD_CONTRACT": os.path.join(gomodule.ROOT, "test/contract"), "npm_config_update_notifier": "false"}
+
+
+def in_python(half: str) -> None:
+    daemon = types.SimpleNamespace(url=URL, token=TOKEN, snapshot=TAG, tmp="/tmp", file=None)
+    for scenario in contract_runner.scenarios():
+        if scenario.get("needs") != "fake":
+            r.case(f"Python, {half}: {scenario['name']}", lambda scenario=scenario: contract_runner.Runner(daemon, half).run(scenario))
+
+
+def in_typescript() -> None:
+    """Runs the sources, with the one package that the runner of scenarios needs."""
+    folder = os.path.join(there, "typescript")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    for part in ("src", "test"):
+        shutil.copytree(os.path.join(SDK, "typescript", part), os.path.join(folder, part))
+    with open(os.path.join(SDK, "typescript/package.json")) as f:
+        yaml = json.load(f)["devDependencies"]["yaml"]
+    with open(os.path.join(folder, "package.json"), "w") as f:
+        json.dump({"type": "module", "private": True}, f)
+    subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent", f"yaml@{yaml}"], cwd=folder, env=env, check=True)
+    node = subprocess.run(["node", "--test", "--test-reporter=tap", "test/contract.test.ts"], cwd=folder, env=env, stdout=subprocess.PIPE, text=True,
+                          timeout=900, check=False)
+    cases = re.findall(r"^(not )?ok \d+ - (.*?)(?: # SKIP.*)?\n(?:  ---\n(.*?)^  \.\.\.$)?", node.stdout, re.MULTILINE | re.DOTALL)
+    for failed, name, details in cases:
+        took = re.search(r"duration_ms: ([\d.]+)", details)
+        if failed or f"{name} # SKIP" not in node.stdout:
+            r.add(f"TypeScript: {name}", "failed" if failed else "passed", details[-1500:] if failed else None,
+                  float(took[1]) / 1000 if took else 0)
+    if node.returncode or not cases:
+        r.add("TypeScript as a whole", "failed", f"node ended with status {node.returncode}: {node.stdout[-1000:]}")
+
+
+def in_go() -> None:
+    user = os.path.join(there, "go")
+    gomodule.make(user, "test/compat/sdk-go/testdata/user_test.go")
+    gomodule.tests(r, "Go", user, skipped=False, FORKD_CONTRACT_SNAPSHOT=TAG)
+
+
+def timed(name: str, run: typing.Callable[[], None]) -> None:
+    began = time.monotonic()
+    r.case(f"{name}: the scenarios can be done", run)
+    print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+# What Go does is also a test of test/integration, which make test runs.
+halves = {"Python": lambda: in_python("sync"), "TypeScript": in_typescript}
+if "COMPAT_QUICK" not in os.environ:
+    halves |= {"Python, async": lambda: in_python("async"), "Go": in_go}
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    for name, run in halves.items():
+        pool.submit(timed, name, run)
+r.finish()

@@ -1,0 +1,43 @@
+// The module of a user: it has no part of forkd but what it requires.
+package client_test
+
+import (
+	"crypto/rand"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/test/contract"
+)
+
+// What the examples of package client read the daemon from.
+const (
+	urlEnv      = "FORKD_URL"
+	tokenEnv    = "FORKD_TOKEN"
+	snapshotEnv = "FORKD_CONTRACT_SNAPSHOT"
+)
+
+// The Go client does the scenarios of the contract that the daemon is there for: with
+// $FORKD_CONTRACT_TMP they are those of faked VMs.
+func TestContract(t *testing.T) {
+	scenarios, err := contract.Scenarios()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := contract.Daemon{URL: os.Getenv(urlEnv), Token: os.Getenv(tokenEnv), Snapshot: os.Getenv(snapshotEnv),
+		Tmp: os.Getenv("FORKD_CONTRACT_TMP"), File: os.Getenv("FORKD_CONTRACT_FILE"), Fake: true}
+	left := "vm"
+	if d.Tmp == "" {
+		d.Tmp, d.Fake, left = "/tmp", false, "fake"
+	}
+	for _, s := range scenarios {
+		t.Run(s.Name, func(t *testing.T) {
+			if s.Needs == left {
+				t.Skip("needs ", s.Needs)
+			}
+			if err := contract.Run(t.Context(), d, s, "go"+strings.ToLower(rand.Text())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
