@@ -104,12 +104,13 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 		at := uint64(extentsFrom + i*extentStep)
 		saved.Extents = append(saved.Extents, vm.Extent{GPA: at, Offset: at, Length: extentStep / 2})
 	}
+	staging.DurableFirst()
 	_, err = staging.Publish(&snapshot.Manifest{
 		Machine: snapshot.Machine{
 			MemoryBytes: machine.MemoryBytes, VCPUs: machine.VCPUs, Template: machine.Template, Accel: accel,
 		},
 		Guest: snapshot.Guest{Kernel: "stub", Hostname: "stub"},
-	}, saved.Extents)
+	}, saved.Extents, nil)
 	return err
 }
 
