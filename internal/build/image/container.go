@@ -45,6 +45,11 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
+	if b.kind != baseDockerArchive { // its library makes the manifest of files that it has read
+		if err := checkManifest(img); err != nil {
+			return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
+		}
+	}
 	config, err := img.ConfigFile()
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: read configuration: %w", b.kind, b.arg, err)
@@ -67,6 +72,29 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 	return &content{digest: digest.String(), env: env, write: func(ctx context.Context, w io.Writer) error {
 		return writeContainer(ctx, w, img, local)
 	}}, nil
+}
+
+// Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB.
+const (
+	maxConfigBytes = 4 << 20
+	maxLayers      = 1000
+)
+
+// checkManifest refuses an image by what its manifest says of the configuration, which is read
+// into memory whole, and at most as far as the manifest says.
+func checkManifest(img v1.Image) error {
+	m, err := img.Manifest()
+	if err != nil {
+		return err
+	}
+	if n := m.Config.Size; n < 0 || n > maxConfigBytes {
+		return fmt.Errorf("the manifest says that the image's configuration has %d bytes: at most %d are read", n,
+			maxConfigBytes)
+	}
+	if n := len(m.Layers); n > maxLayers {
+		return fmt.Errorf("the image has %d layers: at most %d are read", n, maxLayers)
+	}
+	return nil
 }
 
 // writeContainer writes the flattened image. Layers from a registry are checked against their
