@@ -106,10 +106,14 @@ type codeRun struct {
 	failed error // of the sink
 }
 
-func (c *codeRun) read(body io.Reader, keep func(int) error) error {
+// decodedLine is how many bytes count against Client.Keep for each byte of a line. A byte that is not
+// text becomes three when it is decoded, and six as JSON; both are kept beside the line.
+const decodedLine = 4
+
+func (c *codeRun) read(body io.Reader, ask func(int) error) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, maxLine)
-	lines.Split((&evaluation{keep: keep}).split)
+	lines.Split((&evaluation{keep: func(n int) error { return keep(ask, decodedLine*n) }}).split)
 	for lines.Scan() {
 		done, err := c.line(lines.Bytes())
 		if err != nil {

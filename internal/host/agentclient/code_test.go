@@ -75,3 +75,21 @@ func TestRunCodeOfAHostileGuest(t *testing.T) {
 		}
 	}
 }
+
+// What decoding makes of a line counts before it is decoded, not the line alone.
+func TestRunCodeCountsWhatALineBecomes(t *testing.T) {
+	line := `{"type":"stdout","text":"` + strings.Repeat("\xff", 1<<20) + `"}`
+	c, counted := interpreter(line, `{"type":"end_of_execution"}`), 0
+	c.Keep = func(n int) error { counted += n; return nil }
+	var said []string
+	if _, err := c.RunCode(t.Context(), CodeRequest{}, heard(&said)); err != nil {
+		t.Fatal(err)
+	}
+	if most := len(line) + 3*1<<20; counted < most {
+		t.Errorf("%d bytes counted, of %d that are kept", counted, most)
+	}
+	c.Keep = func(int) error { return errTooMuch }
+	if _, err := c.RunCode(t.Context(), CodeRequest{}, heard(&said)); !errors.Is(err, errTooMuch) {
+		t.Errorf("without memory left: %v", err)
+	}
+}
