@@ -51,8 +51,7 @@ func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
 	var made sandbox.ForkResult
 	start := time.Now()
 	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
-		ask.Tag = i.StateTag
-		made, err = a.Manager.Fork(r.Context(), ask)
+		made, err = a.Manager.ForkSuspended(r.Context(), i.ID, ask)
 	} else {
 		made, _, err = a.Manager.ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
 	}

@@ -1,6 +1,7 @@
 package e2b_test
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -89,5 +90,33 @@ func TestNamesOfTemplates(t *testing.T) {
 	resp, text := r.send("POST", "/v2/sandboxes", apiKey, `{"templateID":"team/a.b"}`)
 	if resp.StatusCode != 400 || !strings.Contains(text, "leave") {
 		t.Errorf("a name with a team: %s %s", resp.Status, text)
+	}
+}
+
+// A policy that a paused sandbox is given holds in what is made of it while it is paused.
+func TestPausedSandboxPassesItsPolicyOn(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b","timeout":300}`)
+	at := "/sandboxes/" + b.ID
+	r.call("POST", at+"/pause", `{}`, 204, nil)
+	r.call("PUT", at+"/network", `{"denyOut":["0.0.0.0/0"]}`, 204, nil)
+	type shown struct {
+		Network json.RawMessage `json:"network"`
+	}
+	var own, child, copied shown
+	r.call("GET", at, "", 200, &own)
+	var forks []struct{ Sandbox box }
+	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, &forks)
+	r.call("GET", "/sandboxes/"+forks[0].Sandbox.ID, "", 200, &child)
+	r.call("POST", at+"/snapshots", `{"name":"asleep"}`, 201, nil)
+	r.call("GET", "/sandboxes/"+r.create(`{"templateID":"asleep"}`).ID, "", 200, &copied)
+	if !strings.Contains(string(own.Network), "0.0.0.0/0") {
+		t.Fatalf("the paused sandbox: %s", own.Network)
+	}
+	if string(child.Network) != string(own.Network) {
+		t.Errorf("its fork: %s, want %s", child.Network, own.Network)
+	}
+	if string(copied.Network) != string(own.Network) {
+		t.Errorf("a child of its snapshot: %s, want %s", copied.Network, own.Network)
 	}
 }

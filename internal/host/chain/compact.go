@@ -10,11 +10,20 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/vm"
 )
 
+// Source is the sandbox that a snapshot comes from: how, and what it passes on to its children.
+type Source struct {
+	Branch  snapshot.Branch
+	Network *snapshot.Network
+	Limits  vm.Limits
+	Strict  bool
+}
+
 // Compact makes to a snapshot with the content of from and no layers of others: one memory layer,
-// one disk layer. branch says how it came from a sandbox; nil: it did not.
-func Compact(ctx context.Context, st *store.Store, from, to string, branch *snapshot.Branch) (store.Info, error) {
+// one disk layer. of says how it came from a sandbox; nil: it did not.
+func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) (store.Info, error) {
 	if from == to {
 		return store.Info{}, &invalid.Error{Field: "to", Reason: "the snapshot itself; choose another tag"}
 	}
@@ -30,7 +39,11 @@ func Compact(ctx context.Context, st *store.Store, from, to string, branch *snap
 	defer staging.Discard()
 	staging.DurableFirst()
 	old := lease.Manifest()
-	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest, Branch: branch}
+	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest}
+	if of != nil {
+		fresh.Branch = &of.Branch
+		fresh.Guest.Network, fresh.Guest.Limits, fresh.Guest.Strict = of.Network, of.Limits, of.Strict
+	}
 	var disk []*os.File
 	if old.Disk != nil {
 		fresh.Disk = &snapshot.Disk{SizeBytes: old.Disk.SizeBytes, Base: old.Disk.Base}

@@ -39,6 +39,14 @@ func (s Strict) or(before bool) bool {
 	return s == StrictRefuse
 }
 
+// strictness returns the value that or makes strict of.
+func strictness(strict bool) Strict {
+	if strict {
+		return StrictRefuse
+	}
+	return StrictReport
+}
+
 // SetStrict changes what becomes of a sandbox in rollbacks and resumes from now on.
 func (m *Manager) SetStrict(ctx context.Context, id string, strict Strict) error {
 	if err := strict.check(); err != nil || strict == StrictAsBefore {

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -52,15 +53,15 @@ func (m *Manager) SuspendWith(ctx context.Context, id string, change ExpiryChang
 }
 
 // SnapshotSuspended makes a snapshot of a suspended sandbox, which stays so: of what Resume would
-// bring it back from, copied, for that goes with the sandbox. It takes a place of a branch, of
-// which it writes far more than one. An empty tag is replaced. The error of a sandbox in another
-// state is a *StateError.
+// bring it back from, copied, for that goes with the sandbox. Children have the policy and the limits
+// that the sandbox has now. It takes a place of a branch, of which it writes far more than one. An
+// empty tag is replaced. The error of a sandbox in another state is a *StateError.
 func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.Info, error) {
 	tag, err := branchTag(ctx, tag, id, time.Now())
 	if err != nil {
 		return store.Info{}, err
 	}
-	s, unlock, err := m.lockSandbox(ctx, id)
+	i, unlock, err := m.lockSuspended(ctx, id, "snapshot suspended")
 	if err != nil {
 		return store.Info{}, err
 	}
@@ -70,11 +71,51 @@ func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.
 		return store.Info{}, err
 	}
 	defer leave()
+	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &chain.Source{
+		Branch:  snapshot.Branch{SandboxID: id, Mode: vm.BranchFull.String()},
+		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict,
+	})
+}
+
+// ForkSuspended forks what Resume would bring a suspended sandbox back from; the sandbox stays
+// suspended. Where req says nothing else, children have the policy, the limits and the strictness that
+// the sandbox has now, as children of a branch of it would. The error of a sandbox in another state is
+// a *StateError.
+func (m *Manager) ForkSuspended(ctx context.Context, id string, req ForkRequest) (ForkResult, error) {
+	i, unlock, err := m.lockSuspended(ctx, id, "fork suspended")
+	if err != nil {
+		return ForkResult{}, err
+	}
+	defer unlock()
+	req.Tag = i.StateTag
+	if req.Network == nil {
+		n, err := netclient.FromSnapshot(i.Network.ForSnapshot())
+		if err != nil {
+			return ForkResult{}, err
+		}
+		req.Network = &n
+	}
+	if req.Limits == nil {
+		req.Limits = &i.Limits
+	}
+	if req.Strict == StrictAsBefore {
+		req.Strict = strictness(i.Strict)
+	}
+	return m.Fork(ctx, req)
+}
+
+// lockSuspended locks a sandbox that must be suspended.
+func (m *Manager) lockSuspended(ctx context.Context, id, op string) (Info, func(), error) {
+	s, unlock, err := m.lockSandbox(ctx, id)
+	if err != nil {
+		return Info{}, nil, err
+	}
 	i := s.Info()
 	if i.State != Suspended {
-		return store.Info{}, &StateError{ID: id, Op: "snapshot suspended", State: i.State}
+		unlock()
+		return Info{}, nil, &StateError{ID: id, Op: op, State: i.State}
 	}
-	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &snapshot.Branch{SandboxID: id, Mode: vm.BranchFull.String()})
+	return i, unlock, nil
 }
 
 // errBusy says that an idle sandbox got a request before it was suspended.
