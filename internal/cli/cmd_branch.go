@@ -14,6 +14,7 @@ import (
 func newBranchCmd() *cobra.Command {
 	var c common
 	var req client.BranchRequest
+	var labels []string
 	var figures bool
 	cmd := &cobra.Command{
 		Use:     "branch ID [TAG]",
@@ -29,6 +30,10 @@ func newBranchCmd() *cobra.Command {
 				}
 				req.Tag = args[1]
 			}
+			var err error
+			if req.Labels, err = parseLabels(labels); err != nil {
+				return err
+			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				return branch(ctx, cmd, &c, cl, args[0], req, figures)
 			})
@@ -41,6 +46,7 @@ func newBranchCmd() *cobra.Command {
 	f.StringVar(&req.ParentTag, "parent-tag", "", "refuse if the sandbox does not run from this snapshot")
 	f.BoolVar(&req.NoWait, "no-wait", false,
 		"return when the sandbox runs again, before the snapshot is complete; live only")
+	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE that the snapshot has (repeatable)")
 	f.BoolVarP(&figures, "verbose", "v", false, "say how much was saved, and how long each part took")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)
