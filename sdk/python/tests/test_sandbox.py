@@ -231,7 +231,11 @@ def test_version(client: Client) -> None:
 def test_a_name_of_e2b_says_the_one_here(sandbox: Sandbox) -> None:
     from forkd import _names
 
-    for owner, names in ((sandbox, _names.SANDBOX), (sandbox.files, _names.FILES)):
+    for owner, names in (
+        (sandbox, _names.SANDBOX),
+        (sandbox.commands, _names.COMMANDS),
+        (sandbox.files, _names.FILES),
+    ):
         for name, here in names.items():
             with pytest.raises(AttributeError) as caught:
                 getattr(owner, name)

@@ -111,6 +111,11 @@ export class Files {
     );
   }
 
+  /** E2B's name of stat. */
+  getInfo(path: string, options: FileOptions = {}): Promise<FileInfo> {
+    return this.stat(path, options);
+  }
+
   /** Reports whether there is something at a path. */
   async exists(path: string, options: FileOptions = {}): Promise<boolean> {
     try {

@@ -190,6 +190,11 @@ export class CommandHandle<T = string> {
     return this.#feed(data, false, options);
   }
 
+  /** E2B's name of write. */
+  sendStdin(data: Data, options?: CallOptions): Promise<void> {
+    return this.write(data, options);
+  }
+
   /** Ends the input. A terminal is sent Ctrl-D. */
   closeStdin(options?: CallOptions): Promise<void> {
     return this.#feed(undefined, true, options);
@@ -230,16 +235,17 @@ export class CommandHandle<T = string> {
     await this[Symbol.asyncDispose]();
   }
 
+  /** E2B's name of detach. */
+  disconnect(options?: CallOptions): Promise<void> {
+    return this.detach(options);
+  }
+
   /** Leaves the process. One that was started here is killed by that; one that was connected to goes on. */
-  disconnect(): void {
+  async [Symbol.asyncDispose](): Promise<void> {
     if (!this.#left) {
       this.#left = true;
       this.#answer.cancel();
     }
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    this.disconnect();
     await this.#end.catch(() => undefined);
   }
 }

@@ -10,11 +10,12 @@ import {
   type NetworkPolicy,
   type UniqueMode,
 } from "./client.ts";
-import { Contexts, runCode, type Execution, type RunCodeOptions } from "./code.ts";
+import { Contexts, runCode, type CodeContext, type Execution, type RunCodeOptions } from "./code.ts";
 import { Commands } from "./commands.ts";
 import type { ControllerOptions, SpawnOptions05 } from "./controller05.ts";
 import { Files } from "./files.ts";
 import type { components } from "./generated/api.ts";
+import { SandboxNotFoundError } from "./generated/errors.ts";
 import { PortConnection } from "./port.ts";
 import { Pty } from "./pty.ts";
 import { Sandbox05 } from "./sandbox05.ts";
@@ -218,6 +219,43 @@ export class Sandbox implements AsyncDisposable {
   /** Runs code in a warm interpreter and returns what it showed, wrote and raised. */
   runCode(code: string, options?: RunCodeOptions): Promise<Execution> {
     return runCode(this.client.wire, this.#path(""), code, options);
+  }
+
+  /** E2B's name of id. */
+  get sandboxId(): string {
+    return this.id;
+  }
+
+  /** Reports whether it is there, and neither paused, suspended nor ended. */
+  async isRunning(options?: CallOptions): Promise<boolean> {
+    try {
+      return (await this.getInfo(options)).state === "running";
+    } catch (error) {
+      if (error instanceof SandboxNotFoundError) {
+        return false;
+      }
+      throw error;
+    }
+  }
+
+  /** E2B's name of contexts.create. */
+  createCodeContext(options?: CallOptions & { language?: string; cwd?: string }): Promise<CodeContext> {
+    return this.contexts.create(options);
+  }
+
+  /** E2B's name of contexts.list. */
+  listCodeContexts(options?: CallOptions): Promise<CodeContext[]> {
+    return this.contexts.list(options);
+  }
+
+  /** E2B's name of contexts.restart. */
+  restartCodeContext(context: CodeContext | string, options?: CallOptions): Promise<void> {
+    return this.contexts.restart(context, options);
+  }
+
+  /** E2B's name of contexts.remove. */
+  removeCodeContext(context: CodeContext | string, options?: CallOptions): Promise<boolean> {
+    return this.contexts.remove(context, options);
   }
 
   /** Returns a URL that gives its holder access to an HTTP server in the sandbox, for ttl seconds (an hour). */

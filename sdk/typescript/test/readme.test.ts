@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { promisify } from "node:util";
-import { Client } from "../src/index.ts";
+import { Client, Sandbox } from "../src/index.ts";
 import { Rig } from "./rig.ts";
 
 const package_ = new URL("..", import.meta.url).pathname;
@@ -55,4 +55,40 @@ programs.forEach((program, i) => {
       assert.match(stdout, said[i]!);
     },
   );
+});
+
+test("what docs/sdk.md has for those who come from E2B is there", async () => {
+  const client = new Client({ url: rig.url, token: rig.token });
+  const sandbox = await Sandbox.create(rig.snapshot, { client });
+  const handle = await sandbox.commands.start(["sleep", "60"]);
+  const places: Record<string, unknown> = { Sandbox, sandbox, handle, client };
+  const document = readFileSync(join(package_, "../../docs/sdk.md"), "utf8");
+  const rows = /<!-- e2b:(.*)<!-- end of e2b -->/s.exec(document)![1]!.trim().split("\n").slice(3);
+  let methods = 0;
+  for (const row of rows) {
+    for (const [, path] of row.split("|")[4]!.matchAll(/`([\w.]+)(\([^`]*)?`/g)) {
+      methods++;
+      const there = path!.split(".").reduce((of, name) => (of as Record<string, unknown>)[name], places as unknown);
+      assert.ok(typeof there === "function" || typeof there === "string", path);
+    }
+  }
+  assert.ok(methods >= 40);
+  assert.equal(sandbox.sandboxId, sandbox.id);
+  assert.ok(await sandbox.isRunning());
+  const context = await sandbox.createCodeContext({ language: "python" });
+  assert.ok((await sandbox.listCodeContexts()).some(({ id }) => id === context.id));
+  await sandbox.restartCodeContext(context);
+  assert.ok(await sandbox.removeCodeContext(context));
+  assert.equal((await sandbox.files.getInfo("/")).type, "directory");
+  await handle.disconnect();
+  const again = await sandbox.commands.connect(handle.pid);
+  await again.kill();
+  await again.wait();
+  const cat = await sandbox.commands.start(["cat"], { stdin: true });
+  await cat.sendStdin("hi");
+  await cat.closeStdin();
+  assert.equal((await cat.wait()).stdout, "hi");
+  await sandbox.kill();
+  assert.equal(await sandbox.isRunning(), false);
+  client.close();
 });

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import re
 
 os.environ.update(E2B_API_URL=os.environ["FORKD_URL"], E2B_SANDBOX_URL=os.environ["FORKD_URL"],
                   E2B_API_KEY=os.environ["FORKD_TOKEN"], E2B_VALIDATE_API_KEY="false")
 
 import hostnames  # noqa: E402
-from e2b import SandboxException, TimeoutException  # noqa: E402
+from e2b import CommandHandle, SandboxException, TimeoutException  # noqa: E402
+from e2b.sandbox_sync.commands.command import Commands  # noqa: E402
+from e2b.sandbox_sync.commands.pty import Pty  # noqa: E402
+from e2b.sandbox_sync.filesystem.filesystem import Filesystem  # noqa: E402
 from e2b_code_interpreter import AsyncSandbox, Execution, ExecutionError, Logs, Result, Sandbox  # noqa: E402
 from report import AGE, Report, offers, recorded, want  # noqa: E402
 
 TAG = os.environ["COMPAT_INTERPRETER_TAG"]
 SLOW = 300  # seconds that the emulated host may take
 DEFAULT = {"python", "javascript"}  # languages of the contexts that are there at once
+
+
+def unknown_names() -> list[str]:
+    """What docs/sdk.md says that E2B's SDK has, and it has not."""
+    places = {"Sandbox": Sandbox, "sandbox": Sandbox, "sandbox.commands": Commands, "sandbox.pty": Pty, "sandbox.files": Filesystem, "handle": CommandHandle}
+    with open("docs/sdk.md") as f:
+        table = f.read().partition("<!-- e2b:")[2].partition("<!-- end of e2b -->")[0]
+    missing = []
+    for row in table.splitlines()[3:]:
+        for path, args in re.findall(r"`([\w.]+)(?:\(([^)`]*)\))?`", row.split("|")[2]):
+            place, _, name = path.rpartition(".")
+            method = getattr(places[place], name, None)
+            # Of a method that a class and its objects have, the signature is that for objects.
+            known = set(inspect.signature(method).parameters) | {"sandbox_id"} if args and method else set()
+            if method is None or not set(filter(None, args.split(", "))) <= known:
+                missing.append(f"{path}({args})")
+    return missing
+
+
+missing = unknown_names()  # before methods are wrapped
 used: dict[str, set[str]] = {}
 public = {}
 for cls in (Sandbox, AsyncSandbox, Execution, ExecutionError, Logs, Result):
@@ -197,6 +222,8 @@ async def as_async() -> None:
 
 
 r.case("the SciPy stack is warm: nothing is imported again", nothing_imported_again)
+if not AGE:
+    r.case("docs/sdk.md names E2B's methods as they are", lambda: want(not missing, missing))
 r.case("run_code", evaluated)
 r.case("run_code, magic commands", of_jupyter)
 r.case("run_code, errors", failed)

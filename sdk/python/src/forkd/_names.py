@@ -1,24 +1,25 @@
-"""What E2B's SDK calls the things that have another name here, for the messages of AttributeErrors."""
+"""E2B's names of what has another one here, for the messages of AttributeErrors. docs/sdk.md has all names."""
 
 from __future__ import annotations
 
 SANDBOX = {
-    "sandbox_id": "id",
-    "get_info": "info()",
-    "is_running": "ping(), or info().state",
     "get_host": "url(port)",
     "set_timeout": "create(ttl=…) or create(idle_timeout=…)",
     "get_metrics": "stats()",
     "create_snapshot": "branch()",
+    "list_snapshots": "client.snapshots.list()",
+    "delete_snapshot": "client.snapshots.delete(tag)",
     "beta_pause": "pause(), or suspend() to free its memory",
     "update_network": "network.set(…)",
-    "create_code_context": "contexts.create()",
-    "list_code_contexts": "contexts.list()",
-    "restart_code_context": "contexts.restart(context)",
-    "remove_code_context": "contexts.remove(context)",
+    "download_url": "files.read(path)",
+    "upload_url": "files.write(path, data)",
+    "git": 'commands.run(["git", …])',
+}
+COMMANDS = {
+    "stream_input": "start(cmd, stdin=True), and write(data) of its handle",
+    "close_stdin": 'send_stdin(pid, b"", close=True)',
 }
 FILES = {
-    "get_info": "stat(path)",
     "watch_dir": "watch(path)",
     "write_files": "write(path, data) or write_tree(path, source)",
 }

@@ -13,6 +13,7 @@ from .. import _args
 from .._answers import problem_of
 from .._errors import CommandFailed, ForkdError, InputClosedError, StreamBrokenError
 from .._lines import Lines
+from .._names import COMMANDS, unknown
 from .._output import BytesResult, Collector, CommandResult, Output, Stream, event_of, output_of
 from .._wire import Process
 from . import _runtime
@@ -90,6 +91,9 @@ class AsyncCommandHandle:
                     raise InputClosedError(f"process {self.pid} takes no more input")
                 await self._receive(lambda: self._taken < self._sent and not self._stdin_closed)
 
+    send_stdin = write
+    """E2B's name of write."""
+
     async def close_stdin(self) -> None:
         """Ends the input; a terminal is sent Ctrl-D."""
         await self._socket.send({"close_stdin": True})
@@ -114,6 +118,9 @@ class AsyncCommandHandle:
         while not self._ended():
             await self._receive(lambda: True)
         await self.aclose()
+
+    disconnect = detach
+    """E2B's name of detach."""
 
     async def wait(self, on_stdout: Callback | None = None, on_stderr: Callback | None = None) -> Any:
         """Waits for the end, and returns a CommandResult with all output (with text=False, a BytesResult).
@@ -209,6 +216,11 @@ class AsyncCommands:
 
     def __init__(self, sandbox: AsyncSandbox) -> None:
         self._sandbox = sandbox
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise unknown(self, name, COMMANDS)
 
     @overload
     async def run(

@@ -94,6 +94,9 @@ class AsyncFiles:
         """Describes a file, a directory or a link."""
         return File.from_json((await self._sandbox._call("GET", "/files/stat", params=where(path, user))).json())
 
+    get_info = stat
+    """E2B's name of stat."""
+
     async def exists(self, path: Path, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
         try:

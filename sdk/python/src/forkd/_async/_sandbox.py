@@ -226,6 +226,21 @@ class AsyncSandbox:
         """What the daemon knows of it now."""
         return await self._changed("GET", "")
 
+    get_info = info
+    """E2B's name of info."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """E2B's name of id."""
+        return self.id
+
+    async def is_running(self) -> bool:
+        """Whether it is there, and neither paused, suspended nor ended."""
+        try:
+            return (await self.info()).state == "running"
+        except SandboxNotFoundError:
+            return False
+
     @property
     def labels(self) -> dict[str, str]:
         """Its labels, as of the latest call that was answered with them."""
@@ -370,6 +385,22 @@ class AsyncSandbox:
         of contexts. timeout is in seconds: 30 if it is None, 3600 at most. env is for this call only. If
         this call is left, the code is interrupted."""
         return await run_code(self, code, language, context, on_stdout, on_stderr, on_result, timeout, env)
+
+    async def create_code_context(self, cwd: str | None = None, language: str | None = None) -> CodeContext:
+        """E2B's name of contexts.create."""
+        return await self.contexts.create(language, cwd=cwd)
+
+    async def list_code_contexts(self) -> List[CodeContext]:
+        """E2B's name of contexts.list."""
+        return await self.contexts.list()
+
+    async def restart_code_context(self, context: CodeContext | str) -> None:
+        """E2B's name of contexts.restart."""
+        await self.contexts.restart(context)
+
+    async def remove_code_context(self, context: CodeContext | str) -> bool:
+        """E2B's name of contexts.remove."""
+        return await self.contexts.remove(context)
 
     async def eval(self, code: str) -> str | None:
         """As forkd 0.5: the repr of an expression in the warm Python interpreter. RuntimeError: it raised one.

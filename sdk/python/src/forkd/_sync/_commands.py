@@ -14,6 +14,7 @@ from .. import _args
 from .._answers import problem_of
 from .._errors import CommandFailed, ForkdError, InputClosedError, StreamBrokenError
 from .._lines import Lines
+from .._names import COMMANDS, unknown
 from .._output import BytesResult, Collector, CommandResult, Output, Stream, event_of, output_of
 from .._wire import Process
 from . import _runtime
@@ -91,6 +92,9 @@ class CommandHandle:
                     raise InputClosedError(f"process {self.pid} takes no more input")
                 self._receive(lambda: self._taken < self._sent and not self._stdin_closed)
 
+    send_stdin = write
+    """E2B's name of write."""
+
     def close_stdin(self) -> None:
         """Ends the input; a terminal is sent Ctrl-D."""
         self._socket.send({"close_stdin": True})
@@ -115,6 +119,9 @@ class CommandHandle:
         while not self._ended():
             self._receive(lambda: True)
         self.close()
+
+    disconnect = detach
+    """E2B's name of detach."""
 
     def wait(self, on_stdout: Callback | None = None, on_stderr: Callback | None = None) -> Any:
         """Waits for the end, and returns a CommandResult with all output (with text=False, a BytesResult).
@@ -210,6 +217,11 @@ class Commands:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            raise unknown(self, name, COMMANDS)
 
     @overload
     def run(

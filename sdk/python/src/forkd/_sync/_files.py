@@ -95,6 +95,9 @@ class Files:
         """Describes a file, a directory or a link."""
         return File.from_json((self._sandbox._call("GET", "/files/stat", params=where(path, user))).json())
 
+    get_info = stat
+    """E2B's name of stat."""
+
     def exists(self, path: Path, *, user: str | None = None) -> bool:
         """Whether there is something at a path."""
         try:
