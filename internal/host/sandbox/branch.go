@@ -170,7 +170,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	rec, v, err := b.s.withVM(b.op)
 	// an earlier branch could not write down what became of it
 	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
-		if _, err = b.s.settle(v); err == nil {
+		if _, err = b.s.settle(context.Background(), v); err == nil {
 			rec, v, err = b.s.withVM(b.op)
 		}
 	}
@@ -227,7 +227,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	if err != nil && !errors.Is(err, vmmclient.ErrNoAnswer) {
 		err = errors.Join(err, b.refuseKeeper(top))
 	}
-	if _, settled := b.s.settle(b.v); settled != nil {
+	if _, settled := b.s.settle(context.Background(), b.v); settled != nil {
 		return errors.Join(err, settled)
 	}
 	if err != nil {

@@ -83,7 +83,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 		return 0, err
 	}
 	result, err := v.vmm.Rebase(ctx, b.done.Serial, layer)
-	_, settled := s.settle(v)
+	_, settled := s.settle(context.Background(), v)
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 

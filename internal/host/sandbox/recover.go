@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,8 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/vmmclient"
@@ -82,16 +82,21 @@ func (m *Manager) LeftAlone() (list []LeftAlone) {
 
 // readoptAll takes over the VMs that have a directory.
 func (m *Manager) readoptAll(entries []os.DirEntry) {
-	var group errgroup.Group
-	group.SetLimit(vmpool.AtOnce) // a VMM that does not answer takes its time
+	found := make(chan struct{}, vmpool.AtOnce)
+	var group sync.WaitGroup
 	var mu sync.Mutex
 	for _, e := range entries {
 		id := e.Name()
 		if !vmpool.IsID(id) {
 			continue
 		}
-		group.Go(func() error {
-			err := m.readopt(id)
+		found <- struct{}{}
+		group.Go(func() {
+			s, err := m.readopt(id)
+			<-found
+			if err == nil {
+				err = m.settleTakenOver(s) // all at once: those that do not answer wait together
+			}
 			if l := (*lostError)(nil); errors.As(err, &l) {
 				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
 			} else if err != nil {
@@ -104,10 +109,9 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 				m.left = append(m.left, l)
 				mu.Unlock()
 			}
-			return nil
 		})
 	}
-	_ = group.Wait()
+	group.Wait()
 	slices.SortFunc(m.left, func(a, b left) int { return strings.Compare(a.ID, b.ID) })
 }
 
@@ -197,29 +201,29 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM. It ends a VM only where nobody may use it, with a *lostError: one that
-// was never handed out, that may not have confirmed, or that has been replaced by a suspended
-// state. After any other error nothing has been touched. A healthy VM is taken over whatever else
-// is missing: without its snapshot it runs as before.
-func (m *Manager) readopt(id string) error {
+// readopt takes over one VM, which settleTakenOver makes a running sandbox. It ends a VM only where
+// nobody may use it, with a *lostError: one that was never handed out, that may not have confirmed, or
+// that has been replaced by a suspended state. After any other error nothing has been touched. A
+// healthy VM is taken over whatever else is missing: without its snapshot it runs as before.
+func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
 	if vmpool.IsShortage(err) {
-		return err
+		return nil, err
 	}
 	if err != nil {
 		os.RemoveAll(dir)
-		return lost("its process has ended or does not answer: %w", err)
+		return nil, lost("its process has ended or does not answer: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
 	r, err := m.handedOut(id, dir)
 	if l := (*lostError)(nil); errors.As(err, &l) {
 		m.kill(id, v)
 		os.RemoveAll(dir)
-		return err
+		return nil, err
 	}
 	if err != nil {
-		return &aloneError{err, vmm}
+		return nil, &aloneError{err, vmm}
 	}
 	r.PID = vmm.PID()
 	if err := r.withSecrets(filepath.Join(m.cfg.DataDir, id)); err != nil {
@@ -247,21 +251,35 @@ func (m *Manager) readopt(id string) error {
 		}
 	}
 	m.follow(v, &r)
-	paused, err := s.settle(v)
+	return s, nil
+}
+
+// answersAtStart is how long a daemon that starts waits for VMMs that it takes over. On an overloaded
+// host some are asked again later; a VMM that was taken over by its guest could take any time.
+const answersAtStart = 10 * time.Second
+
+// settleTakenOver asks the VMM of a sandbox that was taken over how it is, and makes the sandbox a
+// running or paused one. One whose VMM has not answered in time is silent: the next operation asks
+// again.
+func (m *Manager) settleTakenOver(s *Sandbox) error {
+	v := s.live
+	ctx, cancel := context.WithTimeout(context.Background(), answersAtStart)
+	defer cancel()
+	paused, err := s.settle(ctx, v)
 	if err == nil {
-		err = s.settlePause(v, paused)
+		err = s.settlePause(ctx, v, paused)
 	}
 	if errors.Is(err, vmmclient.ErrGone) { // it ended with the daemon, and only took its time
-		m.kill(id, v)
+		m.kill(s.id, v)
 		v.release()
 		if s.unpin != nil {
 			s.unpin()
 		}
-		os.RemoveAll(dir)
+		os.RemoveAll(v.dir)
 		return lost("its process has ended: %w", err)
 	}
 	if err != nil {
-		m.cfg.Log.Warn("sandbox does not answer", "sandbox", id, "error", err)
+		m.cfg.Log.Warn("sandbox does not answer", "sandbox", s.id, "error", err)
 		s.mu.Lock()
 		s.silent = true // it is asked again, see catchUp
 		s.mu.Unlock()

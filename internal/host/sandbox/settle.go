@@ -28,9 +28,10 @@ func (s *Sandbox) catchUp() error {
 	if !s.behind() {
 		return nil
 	}
-	paused, err := s.settle(s.live)
+	ctx := context.Background()
+	paused, err := s.settle(ctx, s.live)
 	if err == nil {
-		err = s.settlePause(s.live, paused)
+		err = s.settlePause(ctx, s.live, paused)
 	}
 	if errors.Is(err, vmmclient.ErrGone) {
 		return nil // its state says so soon
@@ -51,8 +52,8 @@ func (s *Sandbox) catchUp() error {
 
 // settle finds out whether the VMM has taken a new top, and whether it was rebased, and writes that
 // down. It also returns whether the VM stands still.
-func (s *Sandbox) settle(v *liveVM) (paused bool, err error) {
-	stats, err := v.vmm.Stats(context.Background())
+func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error) {
+	stats, err := v.vmm.Stats(ctx)
 	if s.answered(err) != nil {
 		return false, fmt.Errorf("ask the VMM of sandbox %q for its layers: %w", s.id, err)
 	}
@@ -82,10 +83,10 @@ func (s *Sandbox) settle(v *liveVM) (paused bool, err error) {
 // settlePause puts a VM that an earlier daemon left, or that did not answer, into the state that it
 // was meant to be in: one that stands still without having been paused on request was about to be
 // suspended, and runs on.
-func (s *Sandbox) settlePause(v *liveVM, paused bool) error {
+func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error {
 	switch {
 	case paused && !s.record.Paused:
-		return s.startVM(context.Background(), v)
+		return s.answered(v.vmm.Resume(ctx))
 	case !paused && s.record.Paused:
 		return s.update(func(r *record) { r.Paused = false })
 	}
