@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/forkd/forkd/internal/format/memlayer"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -117,12 +118,24 @@ func (v *VMM) WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched,
 	}
 }
 
-// tighten takes back memory that a copy was allowed and did not need. A VMM that has not answered
-// may still be writing it.
+// tighten takes back memory that a copy was allowed and did not need. A VMM may still be writing a copy
+// for an earlier daemon, or after a question that its caller gave up; what it has not written in the
+// time that a copy has is given up.
 func (v *VMM) tighten(err error) {
-	if !errors.Is(err, ErrNoAnswer) {
+	givenUp := errors.Is(err, ErrNoAnswer) && !errors.Is(err, context.DeadlineExceeded)
+	if !givenUp && !errors.Is(err, vm.ErrCopying) {
 		v.leaf.Tighten()
 	}
+}
+
+// tightenAfter is tighten for a copy that an earlier daemon may have asked for, when it has had its
+// time. What a VMM has in shared memory by then stays allowed, for this daemon does not know the files.
+func (v *VMM) tightenAfter(d time.Duration) {
+	timer := time.AfterFunc(d, v.leaf.Tighten)
+	go func() {
+		<-v.done
+		timer.Stop()
+	}()
 }
 
 // expect makes room for the announcement of a branch's end.

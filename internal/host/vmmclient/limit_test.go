@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -39,6 +40,85 @@ func filesOfALeaf(t *testing.T) (*cgroup.Leaf, string) {
 	return cgroup.Open(cgroup.Config{Parent: parent, RunDir: run, StateDir: run}).Find("vm"), leaf
 }
 
+// layerInRAM returns an empty memory layer on tmpfs.
+func layerInRAM(t *testing.T) *os.File {
+	t.Helper()
+	layers, err := os.MkdirTemp("/dev/shm", "forkd-test-")
+	if err != nil {
+		t.Skipf("no tmpfs: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(layers) })
+	layer, err := os.Create(filepath.Join(layers, "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { layer.Close() })
+	return layer
+}
+
+// limitIn returns the limit of memory that is written in a leaf, in bytes.
+func limitIn(t *testing.T, leaf string) uint64 {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(leaf, "memory.max"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A VMM that does not answer a branch in time keeps none of the memory that it was allowed for it.
+func TestABranchWithoutAnswerRaisesNoLimit(t *testing.T) {
+	const ram = 1 << 30
+	leaf, dir := filesOfALeaf(t)
+	if err := leaf.Set(vm.Limits{}, ram); err != nil {
+		t.Fatal(err)
+	}
+	usual, layer := limitIn(t, dir), layerInRAM(t)
+	v, _ := scriptedIn(t, leaf)
+	v.limits.long = time.Millisecond
+	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},
+		BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layer})
+	if !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("Branch = %v", err)
+	}
+	if n := limitIn(t, dir); n > usual+ram/2 {
+		t.Errorf("the limit stays %d bytes, it was %d", n, usual)
+	}
+}
+
+// A VMM that was copying a layer when its daemon ended has the memory for that until the copy has had
+// its time, although it refuses branches meanwhile.
+func TestACopyForAnEarlierDaemonRaisesNoLimit(t *testing.T) {
+	const ram = 1 << 30
+	leaf, dir := filesOfALeaf(t)
+	if err := os.WriteFile(filepath.Join(dir, "memory.max"), []byte(fmt.Sprint(4*ram)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := leaf.Set(vm.Limits{}, ram); err != nil {
+		t.Fatal(err)
+	}
+	v, vmm := scriptedIn(t, leaf)
+	go answer(t, vmm, vmmproto.KindError, vmmproto.ErrorOf(vm.ErrCopying))
+	_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchLive},
+		BranchFiles{MemoryBytes: ram, State: tempFile(t), Layer: layerInRAM(t)})
+	if !errors.Is(err, vm.ErrCopying) {
+		t.Fatalf("Branch = %v", err)
+	}
+	if n := limitIn(t, dir); n < 2*ram {
+		t.Fatalf("the limit is %d bytes while a copy may be under way", n)
+	}
+	v.tightenAfter(time.Millisecond)
+	for end := time.Now().Add(time.Minute); limitIn(t, dir) > 2*ram; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("the limit stays %d bytes", limitIn(t, dir))
+		}
+	}
+}
+
 // A VMM that never says that it has copied the layer of a live branch keeps none of the memory that it
 // was allowed for the copy.
 func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
@@ -47,28 +127,7 @@ func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	if err := leaf.Set(vm.Limits{}, ram); err != nil {
 		t.Fatal(err)
 	}
-	limit := func() uint64 {
-		text, err := os.ReadFile(filepath.Join(dir, "memory.max"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	usual := limit()
-	layers, err := os.MkdirTemp("/dev/shm", "forkd-test-")
-	if err != nil {
-		t.Skipf("no tmpfs: %v", err)
-	}
-	defer os.RemoveAll(layers)
-	layer, err := os.Create(filepath.Join(layers, "layer"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer layer.Close()
+	usual, layer := limitIn(t, dir), layerInRAM(t)
 	v, vmm := scriptedIn(t, leaf)
 	go answer(t, vmm, vmmproto.KindOK, &vmmproto.BranchResult{Mode: vm.BranchLive,
 		Save: vmmproto.SaveResult{LayerBytes: ram}})
@@ -77,7 +136,7 @@ func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := limit(); n < usual+ram {
+	if n := limitIn(t, dir); n < usual+ram {
 		t.Fatalf("the limit is %d bytes while the layer is copied, %d without", n, usual)
 	}
 	late, cancel := context.WithTimeout(t.Context(), 1)
@@ -85,7 +144,7 @@ func TestACopyWithoutEndRaisesNoLimit(t *testing.T) {
 	if _, err := v.WaitCopied(late, result.Serial); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("WaitCopied = %v", err)
 	}
-	if n := limit(); n > usual+ram/2 {
+	if n := limitIn(t, dir); n > usual+ram/2 {
 		t.Errorf("the limit stays %d bytes, it was %d", n, usual)
 	}
 }

@@ -154,7 +154,9 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	ctl, err := ctlsock.Dial(filepath.Join(dir, ControlSocket))
 	switch {
 	case err == nil:
-		return newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl), nil
+		v := newVMM(id, dir, proc, cgroups.Find(filepath.Base(dir)), ctl)
+		v.tightenAfter(v.limits.long)
+		return v, nil
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil, errors.Join(err, kill(proc))
 	}
