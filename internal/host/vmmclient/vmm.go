@@ -160,8 +160,9 @@ func Attach(cgroups *cgroup.Tree, id, dir string) (*VMM, error) {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil, errors.Join(err, kill(proc))
 	}
+	pid := proc.PID()
 	proc.Release()
-	return nil, fmt.Errorf("%w: %w", errUndecided, err)
+	return nil, fmt.Errorf("%w: process %d: %w", errUndecided, pid, err)
 }
 
 // errUndecided marks errors of connecting that do not say whether a VMM listens, such as EAGAIN: a VMM

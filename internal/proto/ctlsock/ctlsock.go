@@ -50,13 +50,17 @@ func newConn(fd int) (*Conn, error) {
 	return &Conn{file: file, raw: raw}, nil
 }
 
+// Backlog is how many connections wait for a listener that takes none: one of each daemon that wants to
+// take over a VMM that hangs. With fewer, some restarts of the daemon would put the VMM out of reach.
+const Backlog = 512
+
 // Listen makes a listening socket at path.
 func Listen(path string) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("create control socket: %w", err)
 	}
-	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 4)); err != nil {
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, Backlog)); err != nil {
 		return -1, errors.Join(fmt.Errorf("listen on control socket %s: %w", path, err), unix.Close(fd))
 	}
 	return fd, nil
