@@ -81,13 +81,18 @@ const maxTurn = 1 << 30
 func (t *turns) next() int {
 	n := 0
 	for tag := range t.all {
-		if rest, ok := strings.CutPrefix(tag, t.name+turnInfix); ok {
-			if k, err := strconv.Atoi(rest); err == nil && k >= n && k < maxTurn {
-				n = k + 1
-			}
+		if k, ok := t.tagged(tag); ok && k >= n {
+			n = k + 1
 		}
 	}
 	return max(n, 1)
+}
+
+// tagged returns the number of the turn that a tag is for, if it is for one.
+func (t *turns) tagged(tag string) (int, bool) {
+	rest, ok := strings.CutPrefix(tag, t.name+turnInfix)
+	n, err := strconv.Atoi(rest)
+	return n, ok && err == nil && n >= 0 && n < maxTurn
 }
 
 // tag returns the tag of the turn with a number.
@@ -96,7 +101,7 @@ func (t *turns) tag(n int) string { return t.name + turnInfix + strconv.Itoa(n) 
 // beingSaved reports whether a turn is being saved now.
 func (t *turns) beingSaved() bool {
 	for tag, s := range t.all {
-		if s.Status == "writing" && strings.HasPrefix(tag, t.name+turnInfix) {
+		if _, ok := t.tagged(tag); ok && s.Status == "writing" {
 			return true
 		}
 	}

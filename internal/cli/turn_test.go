@@ -406,6 +406,17 @@ func TestTurnsOfOneTeam(t *testing.T) {
 	}
 }
 
+// A sandbox waits for its own turns to be saved, not for those of one whose name begins like its own.
+func TestTurnsBeingSavedAreItsOwn(t *testing.T) {
+	for tag, want := range map[string]bool{
+		"a-turn-7": true, "a-turn-turn-7": false, "a-turn-x": false, "b-turn-7": false,
+	} {
+		if got := turnsOf([]client.Snapshot{{Tag: tag, Status: "writing"}}, "sb-a", "a").beingSaved(); got != want {
+			t.Errorf("%s: %v, want %v", tag, got, want)
+		}
+	}
+}
+
 func TestWords(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "",
