@@ -131,8 +131,8 @@ func (m *Manager) MayUse(ctx context.Context, tag string) error {
 	if p.HasTag(tag) {
 		return nil
 	}
-	d, err := m.cfg.Store.Detail(tag)
-	if err == nil && !m.isWithin(p, d.Info) {
+	i, err := m.cfg.Store.Info(tag)
+	if err == nil && !m.isWithin(p, i) {
 		err = &store.NotFoundError{Tag: tag}
 	}
 	return err

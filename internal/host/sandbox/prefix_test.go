@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -84,4 +85,28 @@ func TestReachIsAskedAgain(t *testing.T) {
 	}
 	w.KillAll()
 	w.checkClean(t)
+}
+
+// Whether a client may know of a snapshot does not cost a look at all others: lists of sandboxes ask it
+// for each of theirs.
+func TestMayUseLooksAtOneSnapshot(t *testing.T) {
+	w := newWorld(t, 0)
+	defer w.stop()
+	id := w.source(t)
+	b := OwnedBy(t.Context(), "token:b", 0, "team-b/")
+	cost := func(tag string) float64 {
+		return testing.AllocsPerRun(100, func() {
+			if w.MayUse(b, tag) == nil {
+				t.Errorf("%s is another team's", tag)
+			}
+		})
+	}
+	w.branch(t, id, "first", vm.BranchDiff)
+	few := cost("first")
+	for i := range 40 {
+		w.branch(t, id, fmt.Sprint("b", i), vm.BranchDiff)
+	}
+	if many := cost("b39"); many > few {
+		t.Errorf("%v allocations with 40 more snapshots, %v without", many, few)
+	}
 }

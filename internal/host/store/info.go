@@ -93,6 +93,29 @@ func (s *Store) List() []Info {
 	return list
 }
 
+// Info returns the line of the list that is the snapshot tag. It costs much less than Detail.
+func (s *Store) Info(tag string) (Info, error) {
+	if err := snapshot.CheckTag(tag); err != nil {
+		return Info{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, info, err := s.findLocked(tag)
+	return info, err
+}
+
+// findLocked returns a snapshot, nil for one that is being made, and its line of the list.
+func (s *Store) findLocked(tag string) (*entry, Info, error) {
+	e := s.byTag[tag]
+	if g := s.reserved[tag]; e == nil && g != nil {
+		return nil, Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true, Step: g.step}, nil
+	}
+	if e == nil || e.deleting {
+		return nil, Info{}, &NotFoundError{Tag: tag}
+	}
+	return e, s.infoLocked(e), nil
+}
+
 // Detail describes the snapshot tag. For a damaged one only Info is filled in.
 func (s *Store) Detail(tag string) (Detail, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
@@ -100,14 +123,11 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byTag[tag]
-	if g := s.reserved[tag]; e == nil && g != nil {
-		return Detail{Info: Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true, Step: g.step}}, nil
+	e, info, err := s.findLocked(tag)
+	if err != nil || e == nil {
+		return Detail{Info: info}, err
 	}
-	if e == nil || e.deleting {
-		return Detail{}, &NotFoundError{Tag: tag}
-	}
-	d := Detail{Info: s.infoLocked(e), Dependents: s.dependentsLocked(e)}
+	d := Detail{Info: info, Dependents: s.dependentsLocked(e)}
 	m := e.manifest
 	if m == nil {
 		return d, nil
