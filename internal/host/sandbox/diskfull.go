@@ -85,5 +85,5 @@ func (m *Manager) resumeFull(s *Sandbox, v *liveVM) error {
 		return nil
 	}
 	m.cfg.Log.Info("a sandbox that waited for room runs on", "sandbox", s.id)
-	return s.unpause(context.Background(), v)
+	return m.unpause(context.Background(), s, v)
 }

@@ -38,7 +38,7 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 }
 
 // unpause lets the VM of a paused s run again.
-func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
+func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
 	if s.record.Paused { // not if it waits for room on the disk, which writing would take
 		if err := s.update(func(r *record) { r.Paused = false }); err != nil {
 			return err
@@ -51,7 +51,7 @@ func (s *Sandbox) unpause(ctx context.Context, v *liveVM) error {
 		return err
 	}
 	s.usage.touch()
-	go v.debts.pay()
+	m.background.Go(v.debts.pay)
 	return nil
 }
 
@@ -92,7 +92,7 @@ func (m *Manager) resume(ctx context.Context, s *Sandbox, expiry func() Expiry) 
 	switch s.Info().State {
 	case Running:
 	case Paused:
-		if err := s.unpause(ctx, s.live); err != nil {
+		if err := m.unpause(ctx, s, s.live); err != nil {
 			return s.explain("resume", s.live, err)
 		}
 	case Suspended:
