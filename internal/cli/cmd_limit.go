@@ -66,7 +66,8 @@ func newLimitCmd() *cobra.Command {
 		Short: "Say what a sandbox may take from its host, and what it takes",
 		Args:  usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.SandboxLimits, error) {
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
+				id string) (client.SandboxLimits, error) {
 				return cl.Limits(ctx, id)
 			}, func(l client.SandboxLimits) error { return printLimits(cmd, l) })
 		},
@@ -87,7 +88,8 @@ func newLimitSetCmd() *cobra.Command {
 			"sandbox uses is refused.",
 		Args: usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) (client.SandboxLimits, error) {
+			return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
+				id string) (client.SandboxLimits, error) {
 				return cl.SetLimits(ctx, id, l.Limits)
 			}, func(l client.SandboxLimits) error { return printLimits(cmd, l) })
 		},

@@ -29,7 +29,8 @@ func newLsCmd() *cobra.Command {
 				if len(labels) > 0 {
 					return usageError{errors.New("--label chooses sandboxes: name one, or give labels")}
 				}
-				return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client, id string) ([]client.ProcessInfo, error) {
+				return showOf(cmd, &c, args[0], func(ctx context.Context, cl *client.Client,
+					id string) ([]client.ProcessInfo, error) {
 					return cl.Processes(ctx, id)
 				}, func(list []client.ProcessInfo) error { return printProcesses(cmd, list, quiet) })
 			}
