@@ -116,7 +116,7 @@ func newRoot(stdio Stdio) *cobra.Command {
 			newPortForwardCmd(), newURLCmd(), newForwardGuestsCmd(), newMCPCmd()}},
 		{"This host:", []*cobra.Command{newDoctorCmd(), newInfoCmd(), newVersionCmd(), newDaemonCmd(), newTokenCmd(),
 			newMachineCmd(),
-			newCacheCmd(), newCleanupCmd(), newE2BCmd(), newDemoCmd()}},
+			newCacheCmd(), newCleanupCmd(), newE2BCmd()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, c := range g.commands {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 type overview struct {
 	Program    string         `json:"program"` // version of this one
 	Where      string         `json:"daemon_url"`
+	TokenFile  string         `json:"token_file,omitempty"` // with the token of an emulated host's daemon
 	Daemon     client.Version `json:"daemon"`
 	Sandboxes  map[string]int `json:"sandboxes"` // by state
 	Snapshots  map[string]int `json:"snapshots"` // by status
@@ -33,7 +35,13 @@ func newInfoCmd() *cobra.Command {
 		Args:  usageArgs(arguments(0, 0)),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd, &c, func(ctx context.Context, cl *client.Client) (overview, error) {
-				return look(ctx, cl, c.where)
+				o, err := look(ctx, cl, c.where)
+				if c.url == "" && os.Getenv(urlEnv) == "" { // as connect chooses
+					if m, ready, _ := runningMachine(); ready {
+						o.TokenFile = tokenFile(m)
+					}
+				}
+				return o, err
 			}, func(o overview) error {
 				return printOverview(cmd, &o)
 			})

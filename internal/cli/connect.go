@@ -198,7 +198,7 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", "", err
 	}
-	if token, err = daemonToken(filepath.Join(dir, "token")); err != nil {
+	if token, err = daemonToken(tokenFile(m)); err != nil {
 		return "", "", err
 	}
 	address = "http://" + s.DaemonAddr
@@ -220,6 +220,9 @@ func machineDaemon(ctx context.Context, m tcghost.Machine, progress io.Writer) (
 	return address, token, waitDaemon(ctx, m, address)
 }
 
+// tokenFile has the token of the daemon in an emulated host.
+func tokenFile(m tcghost.Machine) string { return filepath.Join(m.DaemonDir(), "token") }
+
 // startMachineDaemon runs this very program as the daemon of an emulated host.
 func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) error {
 	self, err := os.Executable()
@@ -230,7 +233,7 @@ func startMachineDaemon(ctx context.Context, m tcghost.Machine, dir string) erro
 	if err := installProgram(program, self); err != nil {
 		return fmt.Errorf("start the daemon in the emulated host: %w", err)
 	}
-	argv := append([]string{program, "daemon", "--token-file", filepath.Join(dir, "token"),
+	argv := append([]string{program, "daemon", "--token-file", tokenFile(m),
 		"--guest-port", strconv.Itoa(agent05.Port)}, tcghost.DaemonArgs()...)
 	// Kernels and images are there, built by this host; the daemon can read them.
 	_, err = m.StartDaemon(ctx, machineapi.DaemonStart{Argv: argv, Env: []string{"FORKD_CACHE=" + m.CacheDir()}})

@@ -16,6 +16,7 @@ const (
 	aTerminal  = "'forkd shell ID' starts bash or sh in a sandbox, with this terminal"
 	aCopy      = "'forkd fork --from-sandbox ID' starts a copy of a sandbox as it runs"
 	noLogin    = "there is nobody to log in to: FORKD_URL and FORKD_TOKEN say which daemon, and 'forkd token new NAME' makes a token"
+	demoThere  = "the demo comes with the source: 'make demo' builds a snapshot, forks it and says what it cost"
 	theLists   = "'forkd ls' lists sandboxes, 'forkd images' snapshots"
 	noPlan     = "there is nothing like it: 'forkd fork TAG -n N' starts sandboxes, 'forkd label' groups them"
 )
@@ -39,10 +40,11 @@ var elsewhere = map[string]string{
 	"stack":      oneHost,
 	"swarm":      oneHost,
 	"trust":      "'forkd verify TAG' compares a snapshot with its digests",
-	"bench":      "benchmarks come with the source: 'scripts/bench'; 'forkd demo' shows the main figures",
+	"bench":      "benchmarks come with the source: 'make bench'; 'make demo' shows the main figures",
 	"buildx":     "'forkd build RECIPE' makes a snapshot; 'forkd cache prune' cleans up after builds",
 	"builder":    "'forkd cache ls' and 'forkd cache prune' are for what builds leave",
 	"compose":    noPlan,
+	"demo":       demoThere,
 	"deploy":     noPlan,
 	"merge":      "branches are not merged: 'forkd cp -r' copies files between sandboxes, 'forkd rollback ID --to TAG' goes back to a branch",
 	"create":     "'forkd fork TAG' starts a sandbox; 'forkd pause ID' stops it where it is",
@@ -58,7 +60,7 @@ var elsewhere = map[string]string{
 	"port":       "'forkd port-forward ID PORT' makes a port of a sandbox one of this host; 'forkd url ID PORT' makes a URL",
 	"pull":       "'forkd build docker://IMAGE' pulls a container image and makes a snapshot of it",
 	"push":       "snapshots stay on their host; 'forkd images' lists them",
-	"quickstart": "'forkd demo' builds a snapshot, forks it and says what it cost",
+	"quickstart": demoThere,
 	"rename":     "sandboxes have ids: 'forkd label ID name=NAME' marks one; 'forkd workspace create NAME' starts one under a name",
 	"restart":    "'forkd rollback ID' puts a sandbox back to its snapshot, running; 'forkd eval --restart ID' replaces its interpreter",
 	"save":       "'forkd branch ID' makes a snapshot, which stays on its host",

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"bytes"
@@ -65,7 +65,7 @@ var branchPaths = [branchChildren]struct {
 }
 
 // branch branches the last child while it computes and forks children from it.
-func (d *demo) branch(st *status) (string, error) {
+func (d *demo) branch() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", fmt.Errorf("no child to branch")
 	}
@@ -88,14 +88,13 @@ func (d *demo) branch(st *status) (string, error) {
 		b.PauseMS, b.ReadyMS, b.DirtyBytes = *snap.PauseMS, *snap.ReadyMS, *snap.DirtyBytes
 	}
 	forked, err := d.client.Fork(d.ctx, client.ForkRequest{
-		SnapshotTag: snap.Tag, N: branchChildren, HostnamePrefix: "demo", TTLSecs: demoTTL.Seconds(),
+		SnapshotTag: snap.Tag, N: branchChildren, HostnamePrefix: "demo", TTLSecs: ttl.Seconds(),
 	})
 	if err != nil {
 		return "", err
 	}
 	d.branched, b.ForkWallMS = forked.Sandboxes, forked.ForkWallMS
 	for i, s := range forked.Sandboxes {
-		st.step("branch a child while it computes", fmt.Sprintf("child %d of %d", i+1, branchChildren))
 		if err := d.follow(i, s.ID, at.N); err != nil {
 			return "", err
 		}
@@ -106,7 +105,7 @@ func (d *demo) branch(st *status) (string, error) {
 
 // startComputing gives a sandbox what a branch is to keep: computing memory, a file, and a process.
 func (d *demo) startComputing(id string) error {
-	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: demoTimeout})
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: branchStart, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
 		err = fmt.Errorf("%s", r.Error)
 	}
@@ -128,7 +127,7 @@ func (d *demo) computed(id, expression string) (c computation, err error) {
 with lock:
     found = json.dumps({"N": n, "Total": total, "Answer": ` + expression + `})
 print(found)`
-	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code, TimeoutSecs: demoTimeout})
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code, TimeoutSecs: timeout})
 	if err == nil && r.Error != "" {
 		err = fmt.Errorf("%s", r.Error)
 	}
@@ -168,9 +167,16 @@ func (d *demo) follow(i int, id string, atLeast int64) error {
 // shell runs a script that must succeed.
 func (d *demo) shell(id, script string) error {
 	r, err := d.client.Exec(d.ctx, id, client.ExecRequest{Args: []string{"/bin/sh", "-c", script},
-		TimeoutSecs: demoTimeout})
+		TimeoutSecs: timeout})
 	if err == nil && (r.ExitCode != 0 || r.Error != "") {
 		err = fmt.Errorf("%s: exit code %d %s %s", script, r.ExitCode, r.Error, r.Stderr)
 	}
 	return err
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

@@ -1,80 +1,86 @@
-package cli
+// Command demo forks many children of one warm parent, lets each compute something else, checks every answer
+// and prints what everything took.
+//
+// It starts what is missing (the emulated host where KVM is not usable, the daemon), lets the
+// command line build and bake the recipe python-numpy unless that was done before, forks children,
+// lets one fetch from a server that its policy allows and from one that it does not, and branches
+// another. It removes its children; the emulated host and the daemon stay. The exit code is 1 unless
+// all answers are right.
+//
+// Everything that it does to sandboxes goes through package mainent. `forkd` has to be in the PATH.
+package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/build/image"
 )
 
-type demoOptions struct {
-	url    string
-	output string
-	save   string
-	n      int
-}
-
-func newDemoCmd() *cobra.Command {
-	var o demoOptions
-	cmd := &cobra.Command{
-		Use:   "demo",
-		Short: "Fork many children of one warm parent, let each compute something else, check and measure",
-		Long: "Starts what is missing (the emulated host where KVM is not usable, the daemon), builds and bakes the recipe\n" +
-			"python-numpy unless that was done before, forks children, checks an answer of each, lets one fetch from a server\n" +
-			"that its policy allows and from one that it does not, branches another, and prints what everything took. It\n" +
-			"removes its children; the emulated host and the daemon stay. Exits with 1 unless all answers are right.",
-		Args: usageArgs(arguments(0, 0)),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(o.output); err != nil {
-				return err
-			}
-			ctx, cancel := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer cancel()
-			return runDemo(ctx, cmd, o)
-		},
+func main() {
+	var address, save, output string
+	d := &demo{progress: os.Stderr}
+	flag.IntVar(&d.n, "n", 100, "how many children, 1 to 1000")
+	flag.IntVar(&d.n, "count", 100, "the same as -n")
+	flag.StringVar(&save, "save", "", "also write the figures to this file, as JSON")
+	flag.StringVar(&address, "daemon-url", os.Getenv("FORKD_URL"), "use this daemon and start nothing; default $FORKD_URL")
+	flag.StringVar(&output, "o", "text", "text or json")
+	flag.Parse()
+	if flag.NArg() > 0 || output != "text" && output != "json" || d.n < 1 || d.n > 1000 {
+		flag.Usage()
+		os.Exit(2)
 	}
-	f := cmd.Flags()
-	f.IntVarP(&o.n, "count", "n", 100, "how many children, 1 to 1000")
-	f.StringVar(&o.save, "save", "", "also write the figures to this file, as JSON")
-	f.StringVar(&o.url, "daemon-url", os.Getenv(urlEnv), "use this daemon and start nothing; default $"+urlEnv)
-	f.StringVarP(&o.output, "output", "o", "text", "text or json")
-	return cmd
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	d.ctx = ctx
+	if err := d.runAndReport(address, save, output == "json"); err != nil {
+		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
+		os.Exit(1)
+	}
 }
 
-func runDemo(ctx context.Context, cmd *cobra.Command, o demoOptions) error {
-	d := &demo{ctx: ctx, n: o.n, progress: cmd.ErrOrStderr()}
+func (d *demo) runAndReport(address, save string, asJSON bool) (err error) {
+	if d.program, err = exec.LookPath("forkd"); err != nil {
+		return err
+	}
+	d.shown = d.program
+	if dir, err := os.Getwd(); err == nil {
+		if rel, err := filepath.Rel(dir, d.program); err == nil && filepath.IsLocal(rel) {
+			d.shown = rel
+		}
+	}
 	defer d.cleanUp()
-	err := d.run(o.url)
-	if err == nil && o.output == "json" {
-		err = writeJSON(cmd.OutOrStdout(), d.figures)
+	err = d.run(address)
+	if err == nil && asJSON {
+		err = writeJSON(os.Stdout, d.figures)
 	} else if err == nil {
-		err = d.report(cmd.OutOrStdout())
+		err = d.report(os.Stdout)
 	}
-	if err == nil && o.save != "" {
-		err = saveFigures(o.save, d.figures)
+	if err == nil && save != "" {
+		err = saveFigures(save, d.figures)
 	}
-	if err == nil && d.figures.Correct != o.n {
-		return fmt.Errorf("%d of %d answers are right", d.figures.Correct, o.n)
-	}
-	if err == nil && !d.figures.Network.complete() {
+	switch {
+	case err != nil:
+		return err
+	case d.figures.Correct != d.n:
+		return fmt.Errorf("%d of %d answers are right", d.figures.Correct, d.n)
+	case !d.figures.Network.complete():
 		return errors.New("the network of a child is not what its policy says")
-	}
-	if err == nil && !d.figures.Branch.complete() {
+	case !d.figures.Branch.complete():
 		return errors.New("not all children of the branch are right")
 	}
-	return err
+	return nil
 }
 
 // demo is one run.
@@ -83,11 +89,10 @@ type demo struct {
 	n        int
 	progress io.Writer
 
+	program   string // the path of forkd
+	shown     string // the same, as one would type it
 	client    *client.Client
-	where     demoHost
-	recipe    *image.Recipe
-	image     *image.Image
-	kernel    *image.KernelFiles
+	where     host
 	tag       string
 	forked    client.Forked
 	branched  []client.Sandbox // children of the branch
@@ -104,37 +109,41 @@ type stage struct {
 }
 
 // step runs one stage and remembers how long it took.
-func (d *demo) step(name string, f func(st *status) (detail string, err error)) error {
-	st := newStatus(d.progress)
-	st.step(name, "")
+func (d *demo) step(name string, f func() (detail string, err error)) error {
+	fmt.Fprintf(d.progress, "forkd: %s\n", name)
 	start := time.Now()
-	detail, err := f(st)
-	st.end()
+	detail, err := f()
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	s := stage{name, detail, time.Since(start)}
-	d.stages = append(d.stages, s)
-	fmt.Fprintf(d.progress, "%8.1f s  %s: %s\n", s.took.Seconds(), s.name, s.detail)
+	d.done(stage{name, detail, time.Since(start)})
 	return nil
 }
 
-func (d *demo) run(url string) error {
-	steps := []struct {
+func (d *demo) done(s stage) {
+	d.stages = append(d.stages, s)
+	fmt.Fprintf(d.progress, "%8.1f s  %s: %s\n", s.took.Seconds(), s.name, s.detail)
+}
+
+func (d *demo) run(address string) error {
+	err := d.step("start the host", func() (string, error) { return d.startHost(address) })
+	if err != nil {
+		return err
+	}
+	if err := d.buildParent(); err != nil {
+		return err
+	}
+	for _, s := range []struct {
 		name string
-		f    func(*status) (string, error)
+		f    func() (string, error)
 	}{
-		{"start the host", func(st *status) (string, error) { return d.startHost(url, st) }},
-		{"build the image", d.buildImage},
-		{"bake the parent", d.bake},
 		{fmt.Sprintf("fork %d children", d.n), d.fork},
 		{"measure their memory", d.measureMemory},
 		{"evaluate a different numpy expression in each", d.evaluate},
 		{"compare warm eval and cold exec", d.compare},
 		{"let a child fetch what its policy allows", d.network},
 		{"branch a child while it computes", d.branch},
-	}
-	for _, s := range steps {
+	} {
 		if err := d.step(s.name, s.f); err != nil {
 			return err
 		}
@@ -142,14 +151,14 @@ func (d *demo) run(url string) error {
 	return nil
 }
 
-// demoTTL removes the children of a demo that could not clean up.
-const demoTTL = 30 * time.Minute
+// ttl removes the children of a demo that could not clean up.
+const ttl = 30 * time.Minute
 
-func (d *demo) fork(*status) (string, error) {
+func (d *demo) fork() (string, error) {
 	var err error
 	// Partial results, because the report is to say how many of them did not start.
 	d.forked, err = d.client.Fork(d.ctx, client.ForkRequest{
-		SnapshotTag: d.tag, N: d.n, HostnamePrefix: "demo", AllowPartial: true, TTLSecs: demoTTL.Seconds(),
+		SnapshotTag: d.tag, N: d.n, HostnamePrefix: "demo", AllowPartial: true, TTLSecs: ttl.Seconds(),
 	})
 	if err != nil {
 		return "", err
@@ -166,34 +175,32 @@ func (d *demo) fork(*status) (string, error) {
 	return fmt.Sprintf("%d confirmed", len(d.forked.Sandboxes)), nil
 }
 
-// demoTimeout bounds what runs in a child, in seconds. On an overloaded emulated host importing
+// timeout bounds what runs in a child, in seconds. On an overloaded emulated host importing
 // numpy takes half a minute.
-const demoTimeout = 120
+const timeout = 120
 
-// demoCalls is how many children are asked at once.
-const demoCalls = 8
+// calls is how many children are asked at once.
+const calls = 8
 
-// each calls f for every child, several at once, and reports progress.
-func (d *demo) each(st *status, name string, f func(i int, id string) error) error {
+// each calls f for every child, several at once.
+func (d *demo) each(f func(i int, id string) error) error {
 	var group sync.WaitGroup
-	var done atomic.Int64
 	errs := make([]error, len(d.forked.Sandboxes))
-	slots := make(chan struct{}, demoCalls)
+	slots := make(chan struct{}, calls)
 	for i, s := range d.forked.Sandboxes {
 		slots <- struct{}{}
 		group.Go(func() {
 			defer func() { <-slots }()
 			errs[i] = f(i, s.ID)
-			st.step(name, fmt.Sprintf("%d of %d", done.Add(1), len(errs)))
 		})
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (d *demo) measureMemory(st *status) (string, error) {
+func (d *demo) measureMemory() (string, error) {
 	stats := make([]client.Stats, len(d.forked.Sandboxes))
-	err := d.each(st, "measure their memory", func(i int, id string) (err error) {
+	err := d.each(func(i int, id string) (err error) {
 		stats[i], err = d.client.Stats(d.ctx, id)
 		return err
 	})
@@ -204,11 +211,11 @@ func (d *demo) measureMemory(st *status) (string, error) {
 	return fmt.Sprintf("%d KiB Pss per child", d.figures.PSSKiB), nil
 }
 
-func (d *demo) evaluate(st *status) (string, error) {
+func (d *demo) evaluate() (string, error) {
 	var mu sync.Mutex
-	err := d.each(st, "evaluate a different numpy expression in each", func(i int, id string) error {
-		s := demoSum(i)
-		r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: s.code, TimeoutSecs: demoTimeout})
+	err := d.each(func(i int, id string) error {
+		s := sumOf(i)
+		r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: s.code, TimeoutSecs: timeout})
 		if d.ctx.Err() != nil {
 			return d.ctx.Err()
 		}
@@ -229,15 +236,15 @@ func (d *demo) evaluate(st *status) (string, error) {
 	return fmt.Sprintf("%d of %d answers are right", d.figures.Correct, d.n), err
 }
 
-// demoRuns is how often the two ways to run Python are timed; the median counts.
-const demoRuns = 3
+// runs is how often the two ways to run Python are timed; the median counts.
+const runs = 3
 
 // compare times an evaluation in the warm interpreter and a Python that starts and imports numpy,
 // each in children of its own, one at a time.
-func (d *demo) compare(*status) (string, error) {
+func (d *demo) compare() (string, error) {
 	const code = "np.arange(16.0).sum()"
 	var warm, cold []float64
-	for _, s := range d.forked.Sandboxes[:min(demoRuns, len(d.forked.Sandboxes))] {
+	for _, s := range d.forked.Sandboxes[:min(runs, len(d.forked.Sandboxes))] {
 		start := time.Now()
 		if _, err := d.client.Eval(d.ctx, s.ID, client.EvalRequest{Code: "float(" + code + ")"}); err != nil {
 			return "", err
@@ -245,7 +252,7 @@ func (d *demo) compare(*status) (string, error) {
 		warm = append(warm, msSince(start))
 		start = time.Now()
 		r, err := d.client.Exec(d.ctx, s.ID, client.ExecRequest{
-			Args: []string{"python3", "-c", "import numpy as np; print(" + code + ")"}, TimeoutSecs: demoTimeout,
+			Args: []string{"python3", "-c", "import numpy as np; print(" + code + ")"}, TimeoutSecs: timeout,
 		})
 		if err == nil && r.ExitCode != 0 {
 			err = fmt.Errorf("python3: %s %s", r.Error, r.Stderr)
@@ -280,6 +287,14 @@ func (d *demo) cleanUp() {
 	if err := d.client.DeleteSnapshot(ctx, d.branchTag, client.DeleteOptions{}); err != nil {
 		fmt.Fprintf(d.progress, "forkd: remove snapshot %s: %v\n", d.branchTag, err)
 	}
+}
+
+func msSince(start time.Time) float64 { return float64(time.Since(start).Microseconds()) / 1000 }
+
+func writeJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
 }
 
 func saveFigures(path string, f figures) error {

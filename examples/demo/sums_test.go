@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"os/exec"
@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-func TestDemoSumsDiffer(t *testing.T) {
+func TestSumsDiffer(t *testing.T) {
 	seen := make(map[string]int)
 	for i := range 1000 {
-		s := demoSum(i)
+		s := sumOf(i)
 		if j, twice := seen[s.code]; twice {
 			t.Errorf("sums %d and %d are both %s", j, i, s.code)
 		}
@@ -17,15 +17,15 @@ func TestDemoSumsDiffer(t *testing.T) {
 	}
 }
 
-// TestDemoSums asks numpy itself, where there is one.
-func TestDemoSums(t *testing.T) {
+// TestSums asks numpy itself, where there is one.
+func TestSums(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil || exec.Command(python, "-c", "import numpy").Run() != nil {
 		t.Skip("no python3 with numpy on this host")
 	}
 	script, want := "import numpy as np\n", ""
 	for i := range 1000 {
-		s := demoSum(i)
+		s := sumOf(i)
 		script += "print(repr(" + s.code + "))\n"
 		want += s.want + "\n"
 	}
@@ -38,7 +38,7 @@ func TestDemoSums(t *testing.T) {
 	got, wanted := strings.Split(string(out), "\n"), strings.Split(want, "\n")
 	for i := range min(len(got), len(wanted)) {
 		if got[i] != wanted[i] {
-			t.Errorf("%s: numpy says %s, want %s", demoSum(i).code, got[i], wanted[i])
+			t.Errorf("%s: numpy says %s, want %s", sumOf(i).code, got[i], wanted[i])
 		}
 	}
 	if len(got) != len(wanted) {

@@ -1,10 +1,9 @@
-package cli
+package main
 
 import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -113,7 +112,7 @@ func (d *demo) report(w io.Writer) error {
 	}
 	section("What runs now")
 	line("children", "none, they were removed")
-	line(d.where.name, "still up; try: %s fork %s -n 3", os.Args[0], d.tag)
+	line(d.where.name, "still up; try: %s fork %s -n 3", d.shown, d.tag)
 	if d.where.stop != "" {
 		line("to stop it", "%s", d.where.stop)
 	}

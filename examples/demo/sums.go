@@ -1,4 +1,4 @@
-package cli
+package main
 
 import "fmt"
 
@@ -8,9 +8,9 @@ type sum struct {
 	want string // the repr of the answer
 }
 
-// demoSum returns the i-th sum, i ≥ 0. No two are alike. All answers are integers that float64
+// sumOf returns the i-th sum, i ≥ 0. No two are alike. All answers are integers that float64
 // holds exactly, so that no rounding decides whether an answer is right.
-func demoSum(i int) sum {
+func sumOf(i int) sum {
 	k := int64(i/5 + 2)
 	switch i % 5 {
 	case 0: // Gauss: 1 + 2 + … + m = m(m+1)/2

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"crypto/rand"
@@ -29,7 +29,7 @@ func (n *netFigures) complete() bool { return n == nil || n.Allowed && n.Refused
 
 // network lets the first child fetch from two servers of which its policy allows one, and then
 // allows the other one as well, to show that the policy alone had kept it away.
-func (d *demo) network(*status) (string, error) {
+func (d *demo) network() (string, error) {
 	if len(d.forked.Sandboxes) == 0 {
 		return "", errors.New("no child to connect")
 	}
@@ -37,12 +37,12 @@ func (d *demo) network(*status) (string, error) {
 	if err != nil {
 		return "left out: " + err.Error(), nil
 	}
-	first, err := serveDemo(listen, seen)
+	first, err := serve(listen, seen)
 	if err != nil {
 		return "", err
 	}
 	defer first.close()
-	second, err := serveDemo(listen, seen)
+	second, err := serve(listen, seen)
 	if err != nil {
 		return "", err
 	}
@@ -91,7 +91,7 @@ func (d *demo) allow(id string, addresses ...string) error {
 }
 
 // fetches reports whether a child gets a server's answer.
-func (d *demo) fetches(id string, s *demoServer) (bool, error) {
+func (d *demo) fetches(id string, s *server) (bool, error) {
 	code := fmt.Sprintf(`
 import http.client
 def fetch(address):
@@ -101,8 +101,8 @@ def fetch(address):
         return c.getresponse().read().decode()
     except ConnectionRefusedError:
         return ""
-fetch(%q)`, demoTimeout, s.seen)
-	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code, TimeoutSecs: demoTimeout})
+fetch(%q)`, timeout, s.seen)
+	r, err := d.client.Eval(d.ctx, id, client.EvalRequest{Code: code, TimeoutSecs: timeout})
 	switch {
 	case err != nil:
 		return false, err
@@ -112,21 +112,21 @@ fetch(%q)`, demoTimeout, s.seen)
 	return *r.Result == "'"+s.answer+"'", nil
 }
 
-// demoServer is an HTTP server with one answer.
-type demoServer struct {
+// server is an HTTP server with one answer.
+type server struct {
 	seen   string // its address, with the port, as sandboxes see it
 	answer string // nobody can guess it
 	asked  atomic.Int64
 	server http.Server
 }
 
-func serveDemo(listen, seen string) (*demoServer, error) {
+func serve(listen, seen string) (*server, error) {
 	l, err := net.Listen("tcp4", net.JoinHostPort(listen, "0"))
 	if err != nil {
 		return nil, err
 	}
 	port := l.Addr().(*net.TCPAddr).Port
-	s := &demoServer{seen: net.JoinHostPort(seen, strconv.Itoa(port)), answer: rand.Text()}
+	s := &server{seen: net.JoinHostPort(seen, strconv.Itoa(port)), answer: rand.Text()}
 	s.server.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		s.asked.Add(1)
 		_, _ = io.WriteString(w, s.answer)
@@ -135,7 +135,7 @@ func serveDemo(listen, seen string) (*demoServer, error) {
 	return s, nil
 }
 
-func (s *demoServer) close() { _ = s.server.Close() }
+func (s *server) close() { _ = s.server.Close() }
 
 // hostLoopback is the address by which an emulated host reaches this host's loopback (QEMU manual,
 // "User-mode networking").

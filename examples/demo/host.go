@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// host says where the demo's daemon runs and how to stop it.
+type host struct {
+	accel  string // "kvm" or "tcg", in the daemon's words
+	name   string
+	stop   string // a command, empty if the demo was given the daemon
+	remote bool   // it may be another host than this one
+}
+
+// info is the part of `forkd info -o json` that the demo needs.
+type info struct {
+	URL       string         `json:"daemon_url"`
+	TokenFile string         `json:"token_file"` // of an emulated host's daemon
+	Daemon    client.Version `json:"daemon"`
+}
+
+// forkd runs the command line and decodes its JSON into answer.
+func (d *demo) forkd(answer any, args ...string) error {
+	cmd := exec.CommandContext(d.ctx, d.program, append(args, "-o", "json")...)
+	cmd.Stderr = d.progress
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("forkd %s: %w", strings.Join(args, " "), err)
+	}
+	return json.Unmarshal(out, answer)
+}
+
+// startHost connects to the daemon that was named, or to the one that the command line finds. If
+// there is none, it starts a daemon where KVM is usable, and else the emulated host.
+func (d *demo) startHost(address string) (string, error) {
+	var i info
+	var err error
+	switch {
+	case address != "":
+		d.where = host{name: "the daemon at " + address, remote: isRemote(address)}
+		err = d.forkd(&i, "info", "--daemon-url", address)
+	default:
+		i, err = d.findDaemon()
+	}
+	if err != nil {
+		return "", err
+	}
+	token := os.Getenv("FORKD_TOKEN")
+	if i.TokenFile != "" {
+		p, err := os.ReadFile(i.TokenFile)
+		if err != nil {
+			return "", err
+		}
+		token = strings.TrimSpace(string(p))
+		name := filepath.Base(filepath.Dir(filepath.Dir(i.TokenFile)))
+		d.where.name, d.where.stop = "emulated host "+name, d.shown+" machine stop --name "+name
+	}
+	if d.client, err = client.New(i.URL, token); err != nil {
+		return "", err
+	}
+	d.where.accel, d.figures.Accel = i.Daemon.Accel, i.Daemon.Accel
+	return fmt.Sprintf("forkd %s in %s", i.Daemon.Version, d.where.name), nil
+}
+
+func (d *demo) findDaemon() (i info, err error) {
+	d.where = host{name: "the daemon of this host"}
+	quiet := *d
+	quiet.progress = io.Discard // it is no news that there is no daemon
+	if err := quiet.forkd(&i, "info"); err == nil && i.Daemon.NoKVM == "" {
+		return i, nil
+	}
+	if i.Daemon.NoKVM == "" && d.hasKVM() {
+		err = d.startDaemon()
+	} else {
+		fmt.Fprintln(d.progress, "forkd: KVM is not usable here: emulating a host that has it")
+		err = d.forkd(new(any), "machine", "start")
+	}
+	if err != nil {
+		return i, err
+	}
+	return i, d.forkd(&i, "info")
+}
+
+// hasKVM reports whether this host runs VMs as it should.
+func (d *demo) hasKVM() bool {
+	var findings []struct{ Check, Verdict string }
+	out, _ := exec.CommandContext(d.ctx, d.program, "doctor", "-o", "json").Output() // it exits with 1 if a check fails
+	if err := json.Unmarshal(out, &findings); err != nil {
+		return false
+	}
+	for _, f := range findings {
+		if f.Check == "/dev/kvm" {
+			return f.Verdict == "pass"
+		}
+	}
+	return false
+}
+
+// daemonStart bounds the start of a daemon.
+const daemonStart = time.Minute
+
+// startDaemon starts a daemon in a session of its own, which outlives the demo, and waits until it
+// answers.
+func (d *demo) startDaemon() error {
+	log, err := os.Create(filepath.Join(os.TempDir(), fmt.Sprintf("forkd-demo-daemon-%d.log", os.Getuid())))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(d.program, "daemon")
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the daemon: %w", err)
+	}
+	d.where.stop = fmt.Sprintf("kill %d", cmd.Process.Pid)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // its log says why it ended
+	}()
+	ctx, cancel := context.WithTimeout(d.ctx, daemonStart)
+	defer cancel()
+	for exec.CommandContext(ctx, d.program, "info").Run() != nil {
+		select {
+		case <-ended:
+			p, _ := os.ReadFile(log.Name()) // without it the error says less
+			return fmt.Errorf("the daemon ended at once:\n%s", strings.TrimSpace(string(p)))
+		case <-ctx.Done():
+			return fmt.Errorf("the daemon does not answer (see %s): %w", log.Name(), ctx.Err())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// recipe is what the parent is baked from.
+const recipe = "python-numpy"
+
+// tagPrefix begins the tags of the demo's snapshots. The rest names the program that baked them, so
+// that a snapshot of another version is not taken for ours.
+const tagPrefix = "demo-"
+
+// built is the part of `forkd build -o json` that the demo needs.
+type built struct {
+	client.Baked
+	Reused  bool    `json:"reused"`
+	ImageMS float64 `json:"image_ms"`
+	BakeMS  float64 `json:"bake_ms"`
+}
+
+// buildParent builds the image and bakes the parent, which are two stages of one command.
+func (d *demo) buildParent() error {
+	program, err := os.ReadFile(d.program)
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(program)
+	d.tag = tagPrefix + hex.EncodeToString(sum[:])[:12]
+	var b built
+	if err := d.forkd(&b, "build", recipe, "--tag", d.tag, "--reuse"); err != nil {
+		return fmt.Errorf("build the parent: %w", err)
+	}
+	s, err := d.client.Snapshot(d.ctx, d.tag)
+	if err != nil {
+		return err
+	}
+	d.done(stage{"build the image", fmt.Sprintf("recipe %s, guest kernel %s", recipe, s.Kernel), milliseconds(b.ImageMS)})
+	if b.Reused {
+		d.done(stage{"bake the parent", "snapshot " + d.tag + " is there already", 0})
+		return nil
+	}
+	d.removeOld()
+	d.done(stage{"bake the parent", fmt.Sprintf("boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s", b.BootMS/1000,
+		b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000), milliseconds(b.BakeMS)})
+	return nil
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// removeOld removes the unused snapshots that earlier versions of the demo baked. It is not the
+// demo's business if that fails.
+func (d *demo) removeOld() {
+	list, err := d.client.Snapshots(d.ctx)
+	if err != nil {
+		return
+	}
+	for _, s := range list {
+		if strings.HasPrefix(s.Tag, tagPrefix) && s.Tag != d.tag {
+			_ = d.client.DeleteSnapshot(d.ctx, s.Tag, client.DeleteOptions{})
+		}
+	}
+}
