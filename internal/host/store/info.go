@@ -121,19 +121,29 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return Detail{}, err
 	}
+	d, files, err := s.detail(tag)
+	if err == nil && d.ID != "" {
+		d.MemoryPhysical, d.DiskPhysical = blocks(files.memory), blocks(files.disk)
+	}
+	return d, err
+}
+
+// detail is Detail without what the files take, and returns the files.
+func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var files ownFiles
 	e, info, err := s.findLocked(tag)
 	if err != nil || e == nil {
-		return Detail{Info: info}, err
+		return Detail{Info: info}, files, err
 	}
 	d := Detail{Info: info, Dependents: s.dependentsLocked(e)}
 	m := e.manifest
 	if m == nil {
-		return d, nil
+		return d, files, nil
 	}
+	files = s.ownFilesLocked(e)
 	d.ID, d.MemoryLogical, d.StateBytes, d.Sealed = m.ID, m.Machine.MemoryBytes, m.State.Bytes, sealed(m)
-	d.MemoryPhysical, d.DiskPhysical = s.ownBlocksLocked(e)
 	d.MemoryLayers = len(m.Memory)
 	if m.Disk != nil {
 		d.DiskLayers = len(m.Disk.Layers)
@@ -147,7 +157,7 @@ func (s *Store) Detail(tag string) (Detail, error) {
 	}
 	slices.Reverse(d.Ancestors)
 	slices.Reverse(d.AncestorIDs)
-	return d, nil
+	return d, files, nil
 }
 
 // parentsLocked returns the parents of all snapshots by their ids, for m; nothing if it has none. A
@@ -205,14 +215,16 @@ func (s *Store) Known(ids []string) []string {
 	return known
 }
 
-// ownBlocksLocked returns what the layers that are e's own take on disk, in bytes; that of the
-// memory in RAM if it is nowhere else.
-func (s *Store) ownBlocksLocked(e *entry) (memory, disk uint64) {
-	layer := filepath.Join(e.dir, snapshot.MemoryLayerFile)
+// ownFiles are the paths of the layers that are a snapshot's own.
+type ownFiles struct{ memory, disk string }
+
+// ownFilesLocked returns the layers that are e's own; that of the memory in RAM if it is nowhere else.
+func (s *Store) ownFilesLocked(e *entry) ownFiles {
+	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
 	if e.unflushed {
-		layer = s.ramLayer(e.manifest.ID)
+		files.memory = s.ramLayer(e.manifest.ID)
 	}
-	return blocks(layer), blocks(filepath.Join(e.dir, snapshot.DiskLayerFile))
+	return files
 }
 
 // BaseImage returns where the image of base was when a snapshot was last baked from it, or nothing

@@ -41,28 +41,37 @@ func (s *Store) stage(tag string, over bool) (*Staging, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.reserved[tag] != nil {
-		return nil, &ExistsError{Tag: tag, InFlight: true}
-	}
-	if e := s.byTag[tag]; e != nil && !e.phantom && !over {
-		return nil, &ExistsError{Tag: tag}
-	} else if e != nil && over {
-		if err := e.usedLocked(); err != nil {
-			return nil, fmt.Errorf("replace snapshot %q: %w", tag, err)
-		}
-	}
 	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC(), over: over}
 	g.dir = filepath.Join(s.staging(), g.id)
+	if err := s.reserveTag(g); err != nil {
+		return nil, err
+	}
 	for _, dir := range []string{g.dir, s.layerDir(g.id)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			g.remove()
+			g.Discard()
 			return nil, fmt.Errorf("stage snapshot %q: %w", tag, err)
 		}
 	}
-	s.reserved[tag] = g
 	return g, nil
+}
+
+// reserveTag reserves the tag of g.
+func (s *Store) reserveTag(g *Staging) error {
+	tag, over := g.tag, g.over
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reserved[tag] != nil {
+		return &ExistsError{Tag: tag, InFlight: true}
+	}
+	if e := s.byTag[tag]; e != nil && !e.phantom && !over {
+		return &ExistsError{Tag: tag}
+	} else if e != nil && over {
+		if err := e.usedLocked(); err != nil {
+			return fmt.Errorf("replace snapshot %q: %w", tag, err)
+		}
+	}
+	s.reserved[tag] = g
+	return nil
 }
 
 // ID returns the identifier the snapshot will have.

@@ -29,8 +29,8 @@
 //	reserveMu, flusher.mu, sealer.mu ───▶ nothing
 //
 // flushMu and hotMu are held while files are copied, synced and opened, and only by who works on
-// that one snapshot; mu only for as long as it takes to look something up. No file is opened or
-// written under mu, except that Stage makes two directories.
+// that one snapshot; mu only for as long as it takes to look something up. No file is looked at,
+// opened or written under mu.
 package store
 
 import (

@@ -48,13 +48,14 @@ func (s *Store) follow(id string) (*entry, error) {
 // no further, if it was deleted and is still followed. It is 0 otherwise.
 func (s *Store) UnnamedBytes(id string) uint64 {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	e := s.byTag[unnamedPrefix+id]
 	if e == nil {
+		s.mu.Unlock()
 		return 0
 	}
-	memory, disk := s.ownBlocksLocked(e)
-	return memory + disk + e.manifest.State.Bytes
+	files, state := s.ownFilesLocked(e), e.manifest.State.Bytes
+	s.mu.Unlock()
+	return blocks(files.memory) + blocks(files.disk) + state
 }
 
 // removeOrUnname deletes a condemned snapshot, or takes its name away while somebody follows it.
