@@ -140,3 +140,39 @@ func TestRequestsAfterTheEndGoNowhere(t *testing.T) {
 		}
 	}
 }
+
+// A daemon that is short of descriptors loses a stream of a guest, and not its VMM.
+func TestStreamsAreLostForWantOfDescriptors(t *testing.T) {
+	v, vmm := scripted(t)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	var w codec.Writer
+	w.U32(7)
+	sent := vmm.Send(vmmproto.KindConn, w.Bytes(), 0)
+	result := make(chan error, 1)
+	go func() { result <- v.Pause(t.Context()) }()
+	within(t, "the answer behind a lost stream", func() {
+		_, _, _, err := vmm.Receive()
+		sent = errors.Join(sent, err, vmm.Send(vmmproto.KindOK, nil))
+		err = <-result
+		sent = errors.Join(sent, err)
+	})
+	if back := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); back != nil {
+		t.Fatal(back)
+	}
+	if sent != nil {
+		t.Error(sent)
+	}
+	select {
+	case c := <-v.Conns():
+		t.Errorf("a stream without a descriptor: %+v", c)
+	case <-v.Done():
+		t.Errorf("the VMM was killed: %+v", v.Exit())
+	default:
+	}
+}

@@ -28,6 +28,11 @@ func (v *VMM) receive() {
 	defer close(v.conns)
 	for unasked := 0; ; {
 		kind, body, fds, err := v.ctl.Receive()
+		if errors.Is(err, ctlsock.ErrFDsLost) && kind == vmmproto.KindConn {
+			if unasked++; unasked <= maxUnasked {
+				continue // the daemon is short of descriptors: the stream is refused
+			}
+		}
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, os.ErrClosed) {
 				_ = v.condemn(err)

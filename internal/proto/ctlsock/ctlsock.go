@@ -147,20 +147,25 @@ func (c *Conn) Packet(kind codec.Kind, body []byte) (fd int, packet []byte, err 
 	return fd, append([]byte{byte(kind)}, body...), err
 }
 
+// ErrFDsLost says that a message came without its descriptors, because this process has no room for
+// more of them.
+var ErrFDsLost = errors.New("the descriptors of a message were lost: this process has too many open files")
+
 // Receive waits for one message. The descriptors become the caller's; the body is valid until the
-// next call. At the end of the connection it returns io.EOF.
+// next call. At the end of the connection it returns io.EOF. With ErrFDsLost it returns the message
+// too, and the connection goes on.
 func (c *Conn) Receive() (kind codec.Kind, body []byte, fds []int, err error) {
 	lost := c.raw.Read(func(fd uintptr) bool {
 		body, fds, err = c.receive(int(fd))
 		return !errors.Is(err, unix.EAGAIN)
 	})
-	if err = cmp.Or(lost, err); err != nil {
+	if err = cmp.Or(lost, err); err != nil && !errors.Is(err, ErrFDsLost) {
 		if !errors.Is(err, io.EOF) {
 			err = fmt.Errorf("receive control message: %w", err)
 		}
 		return 0, nil, nil, err
 	}
-	return codec.Kind(body[0]), body[1:], fds, nil
+	return codec.Kind(body[0]), body[1:], fds, err
 }
 
 // receive takes one packet of at least a byte.
@@ -186,11 +191,15 @@ func (c *Conn) receive(fd int) (packet []byte, fds []int, err error) {
 		return nil, nil, err
 	}
 	fds, err = parseFDs(c.oob[:oobn])
-	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+	if err == nil && flags&unix.MSG_TRUNC != 0 {
 		err = errors.New("it was truncated")
 	}
 	if err == nil && n == 0 {
 		err = io.EOF
+	}
+	if err == nil && flags&unix.MSG_CTRUNC != 0 { // there is room in oob for all that a message can carry
+		CloseAll(fds)
+		return c.buf[:n], nil, ErrFDsLost
 	}
 	if err != nil {
 		CloseAll(fds)
