@@ -36,6 +36,7 @@ type conn struct {
 	mu     sync.Mutex
 	posted []request // not sent yet
 	sent   []request // not answered yet, oldest first
+	since  time.Time // from when on the oldest of these has forkd-net's attention
 	broken bool      // no request is taken any more
 }
 
@@ -45,10 +46,10 @@ type request struct {
 	body   []byte
 	file   *os.File                     // donated, and closed here; nil: none
 	answer func(body []byte, err error) // called once; body is valid during the call
-	since  time.Time
 }
 
-// answerTimeout is how long forkd-net may leave a request unanswered, which takes it microseconds.
+// answerTimeout is how long forkd-net may leave a request unanswered, from when it has answered those
+// before it. It takes microseconds.
 // One that takes longer, on however overloaded a host, hangs: it is ended, for another to take its
 // place.
 const answerTimeout = 30 * time.Second
@@ -69,7 +70,7 @@ func (n *conn) post(kind netproto.Kind, m codec.Message, file *os.File, answer f
 	if m != nil {
 		m.Append(&w)
 	}
-	r := request{kind: kind, body: w.Bytes(), file: file, answer: answer, since: time.Now()}
+	r := request{kind: kind, body: w.Bytes(), file: file, answer: answer}
 	n.mu.Lock()
 	refused := n.broken
 	if !refused {
@@ -138,7 +139,10 @@ func (n *conn) send() {
 			if r.file != nil {
 				fds = append(fds, int(r.file.Fd()))
 			}
-			n.sent = append(n.sent, request{kind: r.kind, answer: r.answer, since: r.since})
+			if len(n.sent) == 0 {
+				n.since = time.Now()
+			}
+			n.sent = append(n.sent, request{kind: r.kind, answer: r.answer})
 			n.mu.Unlock()
 			err := n.ctl.Send(r.kind, r.body, fds...)
 			r.close()
@@ -162,6 +166,7 @@ func (n *conn) receive() {
 		var r request
 		if len(n.sent) > 0 {
 			r, n.sent = n.sent[0], n.sent[1:]
+			n.since = time.Now() // the next one has waited for this one
 		}
 		n.mu.Unlock()
 		if r.answer == nil {
@@ -215,7 +220,7 @@ func (n *conn) watch() {
 func (n *conn) hangs() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.sent) > 0 && time.Since(n.sent[0].since) > n.timeout
+	return len(n.sent) > 0 && time.Since(n.since) > n.timeout
 }
 
 // endTimeout is how long a process may take to end after SIGKILL.

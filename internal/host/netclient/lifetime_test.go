@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/process"
 	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/proto/ctlsock"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -217,5 +219,52 @@ func TestCloseWithoutSandboxesEndsIt(t *testing.T) {
 	c.Close()
 	if err := syscall.Kill(was, 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("process %d: %v", was, err)
+	}
+}
+
+// The clock of a request begins when forkd-net has answered those before it: many requests at once are
+// no sign of one that hangs.
+func TestRequestsBehindOthersDoNotHang(t *testing.T) {
+	const requests, patience = 8, 2 * time.Second
+	dir := t.TempDir()
+	listener, err := ctlsock.Listen(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(listener)
+	ctl, err := ctlsock.Dial(filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forkdNet, err := ctlsock.Accept(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer forkdNet.Close()
+	bin := filepath.Join(dir, "sleeper")
+	if err := os.WriteFile(bin, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	proc, err := process.Start(process.Spec{Name: "sleeper", Bin: bin, Record: filepath.Join(dir, "pid")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newConn(proc, nil, ctl, patience)
+	defer n.end()
+	answers := make(chan error, requests)
+	for range requests {
+		n.post(netproto.KindStats, nil, nil, func(_ []byte, err error) { answers <- err })
+	}
+	for range requests {
+		if _, _, _, err := forkdNet.Receive(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(patience / 4) // each takes a while
+		if err := forkdNet.Send(netproto.KindOK, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-answers; err != nil {
+			t.Fatal(err)
+		}
 	}
 }
