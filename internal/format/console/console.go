@@ -34,9 +34,14 @@ const (
 	times  = 8 // where the times begin in the header
 )
 
-// Format makes f an empty ring.
+// Format makes f, a new file, an empty ring. The file has all its blocks: a store to a mapped hole of
+// a full file system would be a SIGBUS for the writer.
 func Format(f *os.File) error {
-	if err := f.Truncate(header + Size); err != nil {
+	err := unix.Fallocate(int(f.Fd()), 0, 0, header+Size)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		_, err = f.WriteAt(make([]byte, header+Size), 0)
+	}
+	if err != nil {
 		return fmt.Errorf("make console ring: %w", err)
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func newRing(t *testing.T) (*Ring, *os.File) {
@@ -43,6 +45,18 @@ func TestTailKeepsTheLastBytes(t *testing.T) {
 	}
 	if !bytes.Equal(r.Tail(), got.Bytes) {
 		t.Fatal("the writer of a flood has another tail")
+	}
+}
+
+// A writer stores through a mapping: in a file with holes, a full disk would be its SIGBUS.
+func TestARingHasAllItsBlocks(t *testing.T) {
+	_, f := newRing(t)
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || st.Blocks*512 < header+Size {
+		t.Errorf("the ring of %d bytes takes %d on disk (%v)", header+Size, st.Blocks*512, err)
+	}
+	if got, err := Tail(f); err != nil || len(got.Bytes) != 0 {
+		t.Errorf("an empty ring has %d bytes, %v", len(got.Bytes), err)
 	}
 }
 
