@@ -122,7 +122,7 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 	switch {
 	case err == nil, errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
 		return s.openCopy(l, disk)
-	case errors.Is(err, unix.ENOSPC):
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return nil, nil
 	}
 	return nil, fmt.Errorf("read it back into RAM: %w", err)

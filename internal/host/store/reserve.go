@@ -39,7 +39,7 @@ func (s *Store) keepReserve() {
 // writes again.
 func (s *Store) essential(write func() error) error {
 	err := write()
-	if !errors.Is(err, unix.ENOSPC) {
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
 		return err
 	}
 	s.reserveMu.Lock()

@@ -79,7 +79,7 @@ func CodeOf(err error) ErrorCode {
 		return coded.Code
 	case errors.As(err, &code):
 		return code
-	case errors.Is(err, syscall.ENOSPC):
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return ErrNoSpace
 	}
 	return ErrOther

@@ -18,8 +18,6 @@ import (
 	"errors"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/virtq"
 )
@@ -160,7 +158,7 @@ func (d *Device) Notify() (more bool, err error) {
 		case errors.Is(err, errMore):
 			d.queue.Unpop()
 			continue
-		case errors.Is(err, unix.ENOSPC):
+		case noRoom(err):
 			d.queue.Unpop()
 			d.full()
 			return false, nil

@@ -2,6 +2,7 @@ package blk
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 	"github.com/forkd/forkd/internal/vmm/virtio"
 	"github.com/forkd/forkd/internal/vmm/virtio/mmio"
@@ -111,5 +113,20 @@ func TestWritesWaitForRoom(t *testing.T) {
 	}
 	if s, data := g.request(typeIn, 0, nil, uint32(len(payload))); s != statusOK || !bytes.Equal(data, payload) {
 		t.Fatalf("what it wrote: status %d", s)
+	}
+}
+
+// A quota that is used up is a full disk, not a defect of it: the guest sees no error.
+func TestQuotaIsNoRoom(t *testing.T) {
+	for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
+		if _, pending := result(&os.PathError{Op: "write", Path: "top", Err: full}); !errors.Is(pending, full) {
+			t.Errorf("%v: the driver was answered", full)
+		}
+		if code := vm.CodeOf(full); code != vm.ErrNoSpace {
+			t.Errorf("%v: code %v", full, code)
+		}
+	}
+	if _, pending := result(unix.EIO); pending != nil {
+		t.Error("an I/O error was not answered")
 	}
 }

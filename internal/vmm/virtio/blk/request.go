@@ -43,7 +43,7 @@ var errMore = errors.New("block request is not complete")
 // serve carries out the next piece of the request in c, the one after d.done. With the last piece
 // it returns how many bytes the device wrote to c, else errMore. What goes wrong with the disk or
 // its addresses is told to the driver in the request's status. Another error means that there was
-// no room to tell it, or, if it is ENOSPC, that the piece is to be served again when the host has
+// no room to tell it, or, if noRoom says so, that the piece is to be served again when the host has
 // room.
 func (d *Device) serve(c *virtq.Chain) (written uint32, err error) {
 	status := c.CutLast()
@@ -180,15 +180,18 @@ func (d *Device) zero(c *virtq.Chain, kind uint32) error {
 }
 
 // result turns an error into a status, which tells the driver nothing about the host. It returns
-// errMore and ENOSPC as they are: the driver gets no answer yet.
+// errMore and what noRoom reports as they are: the driver gets no answer yet.
 func result(err error) (status byte, pending error) {
 	switch {
 	case err == nil:
 		return statusOK, nil
-	case errors.Is(err, errMore) || errors.Is(err, unix.ENOSPC):
+	case errors.Is(err, errMore) || noRoom(err):
 		return statusIOErr, err
 	case errors.Is(err, errUnsupported):
 		return statusUnsupported, nil
 	}
 	return statusIOErr, nil
 }
+
+// noRoom reports whether the host has no room, or its owner's quota is used up.
+func noRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
