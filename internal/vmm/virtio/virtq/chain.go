@@ -14,8 +14,11 @@ const MaxChain = 1024
 
 // MaxBytes bounds the bytes of one chain: the longest request of any device is one of a disk, 8 MiB
 // and its header. While a live branch is copied, taking a chain off its queue saves the pages that
-// the chain lets the device write, and a pause waits for that.
+// the chain lets the device write, MaxPages at most, and a pause waits for that.
 const MaxBytes = 9 << 20
+
+// MaxPages bounds the pages that one chain touches: each descriptor may begin and end inside a page.
+const MaxPages = MaxBytes/guestmem.PageSize + 2*MaxChain
 
 // Descriptor flags (virtio 1.2 §2.7.5).
 const (

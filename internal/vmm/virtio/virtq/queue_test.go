@@ -196,6 +196,50 @@ func TestTotalBytesAreBounded(t *testing.T) {
 	}
 }
 
+// Descriptors of a few bytes each may save two pages each. What a chain saves is bounded in pages too.
+func TestPagesOfAChainAreBounded(t *testing.T) {
+	const page, memory = guestmem.PageSize, 40 << 20
+	for name, length := range map[string]uint32{"two bytes": 2, "a page and two bytes": page + 2, "nine KiB": 9 << 10,
+		"the most": MaxBytes / MaxChain} {
+		mem, err := guestmem.New(memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer mem.Close()
+		q, err := New(mem, Config{Size: size, Desc: descAt, Driver: availAt, Device: usedAt, Indirect: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &driver{t: t, mem: mem, q: q}
+		n := min(MaxChain, MaxBytes/int(length))
+		for i := range uint16(n) {
+			stride := guestmem.GPA(length+2*page) &^ (page - 1)
+			flags := uint16(descNext | descWrite)
+			if int(i) == n-1 {
+				flags = descWrite
+			}
+			d.desc(1<<20, int(i), 2<<20+guestmem.GPA(i)*stride+page-1, length, flags, i+1)
+		}
+		d.desc(descAt, 0, 1<<20, uint32(n)*descSize, descIndirect, 0)
+		d.publish(0)
+		pages := make(map[guestmem.GPA]bool)
+		mem.SetFreezer(func(gpa guestmem.GPA, n int) {
+			if gpa < 2<<20 { // the rings
+				return
+			}
+			for at := gpa &^ (page - 1); at < gpa+guestmem.GPA(n); at += page {
+				pages[at] = true
+			}
+		})
+		if _, err := q.Pop(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(pages) < n || len(pages) > MaxPages {
+			t.Errorf("%s: a chain of %d saves %d pages, want %d to %d", name, n, len(pages), n, MaxPages)
+		}
+	}
+}
+
 func TestUnpopGivesTheChainAgain(t *testing.T) {
 	d := newDriver(t, true)
 	d.desc(descAt, 3, bufAt, 4, descWrite, 0)
