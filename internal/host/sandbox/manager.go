@@ -252,10 +252,9 @@ func (m *Manager) VerifySnapshot(ctx context.Context, tag string) error {
 
 // DeleteSnapshot removes a snapshot as store.Delete does, and the shells that waited for its forks.
 func (m *Manager) DeleteSnapshot(tag string, mode store.DeleteMode) error {
-	ids := m.cfg.Store.IDs()
 	gone, err := m.cfg.Store.Delete(tag, mode)
-	for _, t := range gone {
-		m.pool.Drop(ids[t])
+	for _, d := range gone {
+		m.pool.Drop(d.ID)
 	}
 	return err
 }

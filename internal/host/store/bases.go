@@ -215,7 +215,7 @@ func (s *Store) dropBases() error {
 		used[hexOf(g.base)] = true
 	}
 	for _, e := range s.byTag {
-		if e.manifest == nil && !e.phantom {
+		if e.manifest == nil && e.phase != phaseFailed {
 			s.mu.Unlock()
 			return nil
 		}

@@ -23,9 +23,12 @@ const (
 // deletedPrefix marks a directory whose deletion has begun; no tag begins with a dot.
 const deletedPrefix = ".deleted-"
 
-// Delete removes the snapshot tag and returns the tags that went, dependents first. The error is a
+// Deleted is a snapshot that a deletion has removed.
+type Deleted struct{ Tag, ID string } // the latter is empty where the snapshot was damaged
+
+// Delete removes the snapshot tag and returns what went, dependents first. The error is a
 // *NotFoundError or an *InUseError if nothing was removed.
-func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
+func (s *Store) Delete(tag string, mode DeleteMode) ([]Deleted, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
@@ -33,25 +36,23 @@ func (s *Store) Delete(tag string, mode DeleteMode) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	tags := make([]string, len(victims))
+	going := make([]Deleted, len(victims))
 	for i, e := range victims {
-		tags[i] = e.tag
+		going[i] = Deleted{Tag: e.tag, ID: e.id()}
 	}
-	var gone []string
 	for i, e := range victims {
 		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
 			for _, rest := range victims[i:] {
-				rest.deleting = false
+				rest.undeleteLocked()
 			}
 			s.mu.Unlock()
-			return gone, fmt.Errorf("delete snapshot %q: %w", tags[i], err)
+			return going[:i], fmt.Errorf("delete snapshot %q: %w", going[i].Tag, err)
 		}
-		gone = append(gone, tags[i])
 	}
 	s.keepReserve() // there is room now
 	s.flusher.retry()
-	return gone, nil
+	return going, nil
 }
 
 // condemn chooses what to delete and hides it from new leases.
@@ -62,7 +63,7 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 	if e == nil && s.reserved[tag] != nil {
 		return nil, &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e == nil || e.deleting {
+	if e == nil || !e.listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
 	victims := []*entry{e}
@@ -80,14 +81,14 @@ func (s *Store) condemn(tag string, mode DeleteMode) ([]*entry, error) {
 		}
 	}
 	for _, v := range victims {
-		v.deleting = true
+		v.enterLocked(phaseDeleting)
 	}
 	return victims, nil
 }
 
 // usedLocked returns an *InUseError if somebody uses e.
 func (e *entry) usedLocked() error {
-	if n := e.leases + e.pins; n > 0 {
+	if n := e.refs.keeping(); n > 0 {
 		return &InUseError{Tag: e.tag, Leases: n}
 	}
 	return nil
@@ -100,7 +101,7 @@ func (s *Store) builtUponLocked(e *entry) error {
 	suspended := 0
 	for _, tag := range s.dependentsLocked(e) {
 		if d := s.byTag[tag]; d.manifest.Transient {
-			suspended += max(1, d.leases+d.pins) // one that is about to go has none
+			suspended += max(1, d.refs.keeping()) // one that is about to go has none
 		} else {
 			named = append(named, tag)
 		}
@@ -142,10 +143,11 @@ func (s *Store) remove(e *entry) error {
 		return err
 	}
 	s.mu.Lock()
-	delete(s.byTag, e.tag)
-	if !e.unnamed { // else it was told when it lost its name
+	s.dropLocked(e)
+	if !e.isUnnamed() { // else it was told when it lost its name
 		s.tell(event.SnapshotDeleted, e)
 	}
+	e.enterLocked(phaseGone)
 	var cold []string
 	if e.manifest != nil {
 		for _, l := range e.manifest.Memory {

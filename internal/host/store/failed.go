@@ -16,8 +16,10 @@ func (s *Store) ListFailed(tag string, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byTag[tag] == nil && s.reserved[tag] == nil {
-		s.byTag[tag] = &entry{tag: tag, dir: s.dir(tag), created: time.Now().UTC(), phantom: true,
+		e := &entry{tag: tag, dir: s.dir(tag), created: time.Now().UTC(),
 			damage: &DamagedError{Tag: tag, File: "branch", Err: reason}}
+		e.enterLocked(phaseFailed)
+		s.addLocked(e)
 		s.forgetFailedLocked()
 		s.events.Emit(event.Event{Kind: event.SnapshotFailed, Snapshot: tag, Detail: reason.Error()})
 	}
@@ -28,7 +30,7 @@ func (s *Store) forgetFailedLocked() {
 	n := 0
 	var oldest *entry
 	for _, e := range s.byTag {
-		if !e.phantom || e.deleting {
+		if e.phase != phaseFailed {
 			continue
 		}
 		if n++; oldest == nil || e.created.Before(oldest.created) {
@@ -36,6 +38,7 @@ func (s *Store) forgetFailedLocked() {
 		}
 	}
 	if n > maxFailed {
-		delete(s.byTag, oldest.tag)
+		oldest.enterLocked(phaseGone)
+		s.dropLocked(oldest)
 	}
 }

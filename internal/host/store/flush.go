@@ -103,8 +103,8 @@ func (f *flusher) flush(e *entry) {
 	if err == nil && !e.published.IsZero() {
 		e.flushTime = time.Since(e.published)
 	}
-	tag, gone := e.tag, e.deleting || e.unnamed
-	if err == nil && !gone {
+	tag, listed := e.tag, e.listed()
+	if err == nil && listed {
 		s.tell(event.SnapshotPersisted, e)
 	}
 	s.mu.Unlock()
@@ -116,7 +116,7 @@ func (f *flusher) flush(e *entry) {
 	switch {
 	case err != nil:
 		f.later(e)
-	case !gone:
+	case listed:
 		s.sealer.add(tag)
 	}
 }

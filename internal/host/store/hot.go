@@ -41,9 +41,13 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	}
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
-	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, unflushed: true, flushed: make(chan struct{}),
+	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
 		published: time.Now()}
-	s.byTag[g.tag] = e
+	e.enterLocked(phaseHot)
+	if old := s.byTag[g.tag]; old != nil {
+		old.enterLocked(phaseGone) // it had failed
+	}
+	s.addLocked(e)
 	s.tell(event.SnapshotCreated, e)
 	info := s.infoLocked(e)
 	s.mu.Unlock()
@@ -160,9 +164,9 @@ func (s *Store) flush(e *entry) error {
 	e.flushMu.Lock() // a deletion waits
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	gone, m, dir := e.deleting || e.unnamed, e.manifest, e.dir
+	listed, m, dir := e.listed(), e.manifest, e.dir
 	s.mu.Unlock()
-	if gone {
+	if !listed {
 		return nil
 	}
 	if err := s.persist(dir, m); err != nil {
@@ -178,7 +182,7 @@ func (s *Store) flush(e *entry) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.unflushed = false
+	e.enterLocked(phaseStored)
 	return nil
 }
 
@@ -319,7 +323,8 @@ func (s *Store) reload(name string) bool {
 		}
 		return false
 	}
-	s.byTag[m.Tag] = &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, unflushed: true,
-		flushed: make(chan struct{})}
+	e := &entry{tag: m.Tag, dir: dir, manifest: m, created: m.Created, flushed: make(chan struct{})}
+	e.enterLocked(phaseHot)
+	s.addLocked(e)
 	return true
 }

@@ -10,7 +10,7 @@ const maxIdle = 32
 // releasedLocked notes the end of a lease of e, and returns a snapshot whose files are to be
 // closed, or nil.
 func (s *Store) releasedLocked(e *entry) (victim *entry) {
-	if e.leases+e.followers > 0 {
+	if e.refs.using() > 0 {
 		return nil
 	}
 	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
@@ -26,7 +26,7 @@ func (s *Store) closeIdle(e *entry) {
 	e.hotMu.Lock() // a new lease opens the files behind it
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
-	busy := e.leases+e.followers > 0
+	busy := e.refs.using() > 0
 	s.mu.Unlock()
 	if !busy {
 		e.closeHot()

@@ -49,8 +49,8 @@ type Detail struct {
 }
 
 func (s *Store) infoLocked(e *entry) Info {
-	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.leases + e.pins,
-		InRAM: e.unflushed, FlushedIn: e.flushTime}
+	info := Info{Tag: e.tag, Dir: e.dir, Created: e.created, Leases: e.refs.keeping(),
+		InRAM: e.inRAM(), FlushedIn: e.flushTime}
 	if e.flushErr != nil {
 		info.FlushErr = e.flushErr.Error()
 	}
@@ -75,7 +75,7 @@ func (s *Store) List() []Info {
 	defer s.mu.Unlock()
 	list := make([]Info, 0, len(s.byTag))
 	for _, e := range s.byTag {
-		if !e.deleting && !e.unnamed {
+		if e.listed() {
 			list = append(list, s.infoLocked(e))
 		}
 	}
@@ -110,7 +110,7 @@ func (s *Store) findLocked(tag string) (*entry, Info, error) {
 	if g := s.reserved[tag]; e == nil && g != nil {
 		return nil, Info{Tag: tag, Dir: s.dir(tag), Created: g.since, Writing: true, Step: g.step}, nil
 	}
-	if e == nil || e.deleting {
+	if e == nil || !e.listed() {
 		return nil, Info{}, &NotFoundError{Tag: tag}
 	}
 	return e, s.infoLocked(e), nil
@@ -151,41 +151,17 @@ func (s *Store) detail(tag string) (Detail, ownFiles, error) {
 	if n := len(m.Memory); n > 1 {
 		d.ParentDigest = m.Memory[n-2].Digest
 	}
-	parents := s.parentsLocked(m)
-	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; p = parents[p.ID] {
+	for p := m.Parent; p != nil && len(d.Ancestors) < snapshot.MaxChain; {
 		d.Ancestors, d.AncestorIDs = append(d.Ancestors, p.Tag), append(d.AncestorIDs, p.ID)
+		above := s.byID[p.ID]
+		if above == nil {
+			break
+		}
+		p = above.manifest.Parent
 	}
 	slices.Reverse(d.Ancestors)
 	slices.Reverse(d.AncestorIDs)
 	return d, files, nil
-}
-
-// parentsLocked returns the parents of all snapshots by their ids, for m; nothing if it has none. A
-// look for each of its ancestors would pass over all snapshots as often.
-func (s *Store) parentsLocked(m *snapshot.Manifest) map[string]*snapshot.Ref {
-	if m.Parent == nil {
-		return nil
-	}
-	parents := make(map[string]*snapshot.Ref, len(s.byTag))
-	for _, e := range s.byTag {
-		if e.manifest != nil {
-			parents[e.manifest.ID] = e.manifest.Parent
-		}
-	}
-	return parents
-}
-
-// IDs returns the ids of all snapshots by their tags. Damaged ones, and those being made, have none.
-func (s *Store) IDs() map[string]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ids := make(map[string]string, len(s.byTag))
-	for tag, e := range s.byTag {
-		if e.manifest != nil {
-			ids[tag] = e.manifest.ID
-		}
-	}
-	return ids
 }
 
 // Has reports whether the snapshot with an ID is there under tag.
@@ -193,22 +169,16 @@ func (s *Store) Has(tag, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
-	return e != nil && !e.deleting && e.manifest != nil && e.manifest.ID == id
+	return e != nil && e.listed() && e.id() == id
 }
 
 // Known returns those of ids that snapshots have.
 func (s *Store) Known(ids []string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make(map[string]bool, len(s.byTag))
-	for _, e := range s.byTag {
-		if e.manifest != nil && !e.deleting && !e.unnamed {
-			all[e.manifest.ID] = true
-		}
-	}
 	var known []string
 	for _, id := range ids {
-		if all[id] {
+		if e := s.byID[id]; e != nil && e.listed() {
 			known = append(known, id)
 		}
 	}
@@ -221,7 +191,7 @@ type ownFiles struct{ memory, disk string }
 // ownFilesLocked returns the layers that are e's own; that of the memory in RAM if it is nowhere else.
 func (s *Store) ownFilesLocked(e *entry) ownFiles {
 	files := ownFiles{filepath.Join(e.dir, snapshot.MemoryLayerFile), filepath.Join(e.dir, snapshot.DiskLayerFile)}
-	if e.unflushed {
+	if e.inRAM() {
 		files.memory = s.ramLayer(e.manifest.ID)
 	}
 	return files

@@ -65,16 +65,16 @@ func (s *Store) Acquire(tag string) (*Lease, error) {
 	case e == nil && s.reserved[tag] != nil:
 		s.mu.Unlock()
 		return nil, &ExistsError{Tag: tag, InFlight: true}
-	case e == nil || e.deleting:
+	case e == nil || !e.listed():
 		s.mu.Unlock()
 		return nil, &NotFoundError{Tag: tag}
 	case e.damage != nil:
 		s.mu.Unlock()
 		return nil, e.damage
 	}
-	e.leases++
+	e.refs.lease++
 	s.mu.Unlock()
-	return s.lease(e, &e.leases)
+	return s.lease(e, &e.refs.lease)
 }
 
 // lease makes a lease of e that has been counted in count.
@@ -96,7 +96,7 @@ func (s *Store) releaser(e *entry, count *int) (release func()) {
 	return sync.OnceFunc(func() {
 		s.mu.Lock()
 		*count--
-		if e.unnamed || count == &e.leases { // a follower is no reason for a transient snapshot to stay, nor to go
+		if e.isUnnamed() || count == &e.refs.lease { // a follower is no reason for a transient snapshot to stay, nor to go
 			s.dropTransientLocked(e)
 		}
 		victim := s.releasedLocked(e)
@@ -115,7 +115,7 @@ func (s *Store) heat(e *entry) (*hotFiles, error) {
 		return e.hot, nil
 	}
 	s.mu.Lock()
-	m, dir, unflushed := e.manifest, e.dir, e.unflushed
+	m, dir, unflushed := e.manifest, e.dir, e.inRAM()
 	s.mu.Unlock()
 	h := &hotFiles{manifest: m}
 	if err := s.openFiles(h, dir, unflushed); err != nil {

@@ -170,9 +170,9 @@ func (s *Store) seal(ctx context.Context, tag string) error {
 	e.flushMu.Lock() // a deletion waits
 	defer e.flushMu.Unlock()
 	s.mu.Lock()
-	gone := s.byTag[tag] != e || e.deleting || e.manifest == nil || e.manifest.ID != m.ID
+	same := s.byTag[tag] == e && e.listed() && e.id() == m.ID
 	s.mu.Unlock()
-	if gone {
+	if !same {
 		return nil
 	}
 	path := s.file(tag, snapshot.ManifestFile)

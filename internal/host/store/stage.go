@@ -63,7 +63,7 @@ func (s *Store) reserveTag(g *Staging) error {
 	if s.reserved[tag] != nil {
 		return &ExistsError{Tag: tag, InFlight: true}
 	}
-	if e := s.byTag[tag]; e != nil && !e.phantom && !over {
+	if e := s.byTag[tag]; e != nil && e.phase != phaseFailed && !over {
 		return &ExistsError{Tag: tag}
 	} else if e != nil && over {
 		if err := e.usedLocked(); err != nil {

@@ -22,6 +22,8 @@
 //	<ram>/<id>/memory.layer            the hot copy of a snapshot's memory layer
 //	<ram>/<id>/origin                  of which file on disk that is a copy; none until it is flushed
 //
+// An entry's life is drawn, and written, in phase.go.
+//
 // Locks are taken in this order; one without an arrow into it is taken alone or first:
 //
 //	entry.flushMu ─▶ entry.hotMu ─▶ moves ─┐
@@ -76,26 +78,22 @@ type Store struct {
 
 	mu       sync.Mutex
 	byTag    map[string]*entry
+	byID     map[string]*entry   // those with a manifest
 	reserved map[string]*Staging // by tag, in flight
 	idle     []*entry            // whose last lease has ended, the most recent last; some of them may be leased again
 }
 
 // entry is one published snapshot.
 type entry struct {
-	tag      string
-	dir      string             // in snapshots, or in staging while unflushed
+	tag      string             // while it is unnamed, the name of its directory
+	dir      string             // in snapshots, or in staging while hot
 	manifest *snapshot.Manifest // nil if damaged
 	damage   error              // why the snapshot cannot be used
-	phantom  bool               // see ListFailed
 	created  time.Time
-	leases   int
-	pins     int // by suspended sandboxes: as a lease, but no file is open
-	deleting bool
 
-	followers int  // those who need its files but do not keep it from being deleted, see Follow
-	unnamed   bool // deleted, but followed: tag is the name of its directory
+	life
+	refs refs
 
-	unflushed bool          // its memory layer, at least, is in RAM only
 	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
 	flushErr  error         // of the latest one
 	published time.Time     // by this daemon
@@ -104,6 +102,14 @@ type entry struct {
 
 	hotMu sync.Mutex // serializes the first use
 	hot   *hotFiles  // nil until first used; guarded by hotMu
+}
+
+// id returns the snapshot's ID; nothing if it is damaged.
+func (e *entry) id() string {
+	if e.manifest == nil {
+		return ""
+	}
+	return e.manifest.ID
 }
 
 // tell tells whoever follows of a snapshot. Transient ones concern nobody.
@@ -123,7 +129,7 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 // process owns the store.
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
-		byTag: make(map[string]*entry), reserved: make(map[string]*Staging)}
+		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
 	var undo cleanup.Stack
 	defer undo.Run()
 	undo.Add(func() { s.closeDirs() })
@@ -139,8 +145,8 @@ func Open(cfg Config) (*Store, error) {
 	var unflushed []*entry
 	for _, e := range s.byTag {
 		switch {
-		case e.unnamed: // it is not worth any work
-		case e.unflushed:
+		case e.isUnnamed(): // it is not worth any work
+		case e.inRAM():
 			unflushed = append(unflushed, e)
 		case e.manifest != nil && !sealed(e.manifest):
 			s.sealer.add(e.tag)
@@ -232,8 +238,7 @@ func (s *Store) scan() error {
 		if !d.IsDir() || snapshot.CheckTag(d.Name()) != nil {
 			continue // not ours to judge: nothing can name it
 		}
-		e := s.load(d.Name())
-		s.byTag[e.tag] = e
+		s.addLocked(s.load(d.Name()))
 	}
 	s.refuseTwins()
 	if err := emptyDir(s.staging(), s.reload); err != nil {
@@ -258,7 +263,10 @@ func (s *Store) refuseTwins() {
 		for i, e := range twins {
 			if len(twins) > 1 {
 				err := fmt.Errorf("snapshot %q has the same id: remove one of them", twins[(i+1)%len(twins)].tag)
+				s.dropLocked(e)
 				e.manifest, e.damage = nil, &DamagedError{Tag: e.tag, File: snapshot.ManifestFile, Err: err}
+				e.enterLocked(phaseDamaged)
+				s.addLocked(e)
 			}
 		}
 	}
@@ -277,8 +285,10 @@ func (s *Store) load(tag string) *entry {
 	}
 	if err != nil {
 		e.damage = &DamagedError{Tag: tag, File: snapshot.ManifestFile, Err: err}
+		e.enterLocked(phaseDamaged)
 		return e
 	}
+	e.enterLocked(phaseStored)
 	e.manifest, e.created = m, m.Created
 	return e
 }
@@ -307,16 +317,6 @@ func emptyDir(dir string, keep func(name string) bool) error {
 	return nil
 }
 
-// byIDLocked returns the snapshot with an ID, or nil.
-func (s *Store) byIDLocked(id string) *entry {
-	for _, e := range s.byTag {
-		if e.manifest != nil && e.manifest.ID == id {
-			return e
-		}
-	}
-	return nil
-}
-
 // ownsMemoryLocked reports whether a snapshot needs the memory layer of owner.
 func (s *Store) ownsMemoryLocked(owner string) bool {
 	for _, e := range s.byTag {
@@ -334,7 +334,7 @@ func (s *Store) dependentsLocked(e *entry) []string {
 		return nil
 	}
 	for _, d := range s.byTag {
-		if !d.unnamed && d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
+		if !d.isUnnamed() && d.manifest != nil && d.manifest.Parent != nil && d.manifest.Parent.ID == e.manifest.ID {
 			tags = append(tags, d.tag)
 		}
 	}

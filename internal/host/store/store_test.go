@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -233,8 +234,9 @@ func TestDeleteRules(t *testing.T) {
 	}
 	lease.Release()
 	lease.Release()
+	want := []Deleted{{"child", s.byTag["child"].id()}, {"base", s.byTag["base"].id()}}
 	gone, err := s.Delete("base", DeleteCascade)
-	if err != nil || strings.Join(gone, ",") != "child,base" {
+	if err != nil || !slices.Equal(gone, want) || len(s.byTag)+len(s.byID) != 0 {
 		t.Fatalf("cascade: %v, %v", gone, err)
 	}
 	var missing *NotFoundError

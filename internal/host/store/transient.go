@@ -9,17 +9,17 @@ import (
 // dropTransientLocked removes e in the background if it is transient or has no name, and no sandbox
 // needs it any more.
 func (s *Store) dropTransientLocked(e *entry) {
-	if e.manifest == nil || e.deleting || e.leases+e.pins > 0 {
+	if e.manifest == nil || e.phase == phaseDeleting || e.phase == phaseGone || e.refs.keeping() > 0 {
 		return
 	}
-	if e.unnamed && e.followers > 0 || !e.unnamed && !e.manifest.Transient {
+	if e.isUnnamed() && e.refs.follow > 0 || !e.isUnnamed() && !e.manifest.Transient {
 		return
 	}
-	e.deleting = true
+	e.enterLocked(phaseDeleting)
 	s.drops.Go(func() {
 		if err := s.removeOrUnname(e); err != nil {
 			s.mu.Lock()
-			e.deleting = false // the next start tries again
+			e.undeleteLocked() // the next start tries again
 			s.mu.Unlock()
 		}
 	})
@@ -44,17 +44,17 @@ func (s *Store) Pin(tag string) (unpin func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.byTag[tag]
-	if e == nil || e.deleting {
+	if e == nil || !e.listed() {
 		return nil, &NotFoundError{Tag: tag}
 	}
-	e.pins++
+	e.refs.pin++
 	done := false
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !done {
 			done = true
-			e.pins--
+			e.refs.pin--
 			s.dropTransientLocked(e)
 		}
 	}, nil
@@ -72,7 +72,7 @@ func (s *Store) Cool(tag string) {
 	e.hotMu.Lock() // a new lease opens the files behind it
 	defer e.hotMu.Unlock()
 	s.mu.Lock()
-	busy := e.leases+e.followers > 0 || e.unflushed || e.manifest == nil
+	busy := e.refs.using() > 0 || e.inRAM() || e.manifest == nil
 	var cold []string
 	if !busy {
 		for _, l := range e.manifest.Memory {
@@ -96,7 +96,7 @@ func (s *Store) Cool(tag string) {
 func (s *Store) memoryUsersLocked(owner string) int {
 	n := 0
 	for _, e := range s.byTag {
-		if e.manifest != nil && (!e.deleting || e.unflushed) && hasMemory(e.manifest, owner) {
+		if e.manifest != nil && (e.phase != phaseDeleting || e.inRAM()) && hasMemory(e.manifest, owner) {
 			n++
 		}
 	}

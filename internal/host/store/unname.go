@@ -21,7 +21,7 @@ func (s *Store) Follow(id string) (unfollow func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.releaser(e, &e.followers), nil
+	return s.releaser(e, &e.refs.follow), nil
 }
 
 // AcquireFollowed is Follow with the snapshot's files.
@@ -30,17 +30,17 @@ func (s *Store) AcquireFollowed(id string) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.lease(e, &e.followers)
+	return s.lease(e, &e.refs.follow)
 }
 
 func (s *Store) follow(id string) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.byIDLocked(id)
-	if e == nil || e.deleting {
+	e := s.byID[id]
+	if e == nil || e.phase == phaseDeleting {
 		return nil, &NotFoundError{Tag: id}
 	}
-	e.followers++
+	e.refs.follow++
 	return e, nil
 }
 
@@ -61,7 +61,7 @@ func (s *Store) UnnamedBytes(id string) uint64 {
 // removeOrUnname deletes a condemned snapshot, or takes its name away while somebody follows it.
 func (s *Store) removeOrUnname(e *entry) error {
 	s.mu.Lock()
-	followed := e.followers > 0
+	followed := e.refs.follow > 0
 	s.mu.Unlock()
 	if !followed {
 		return s.remove(e)
@@ -80,9 +80,14 @@ func (s *Store) removeOrUnname(e *entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tell(event.SnapshotDeleted, e)
-	delete(s.byTag, e.tag)
-	e.tag, e.dir, e.unnamed, e.deleting = name, s.dir(name), true, false
-	s.byTag[name] = e
+	s.dropLocked(e)
+	e.tag, e.dir = name, s.dir(name)
+	if e.inRAM() {
+		e.enterLocked(phaseUnnamedHot)
+	} else {
+		e.enterLocked(phaseUnnamed)
+	}
+	s.addLocked(e)
 	s.dropTransientLocked(e) // who followed it may have gone meanwhile
 	return nil
 }
@@ -95,7 +100,12 @@ func (s *Store) reloadUnnamed(id string) error {
 		return os.RemoveAll(dir)
 	}
 	own := identifyPath(layerPath(dir, m, id))
-	s.byTag[unnamedPrefix+id] = &entry{tag: unnamedPrefix + id, dir: dir, manifest: m, created: m.Created, unnamed: true,
-		unflushed: own == (fileID{})}
+	e := &entry{tag: unnamedPrefix + id, dir: dir, manifest: m, created: m.Created}
+	if own == (fileID{}) {
+		e.enterLocked(phaseUnnamedHot)
+	} else {
+		e.enterLocked(phaseUnnamed)
+	}
+	s.addLocked(e)
 	return nil
 }

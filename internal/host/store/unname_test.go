@@ -44,7 +44,7 @@ func TestFollowedSnapshotCanBeDeleted(t *testing.T) {
 			t.Errorf("a leased snapshot: %v", err)
 		}
 		held.Release()
-		if gone, err := s.Delete("b", DeleteSingle); err != nil || len(gone) != 1 || gone[0] != "b" {
+		if gone, err := s.Delete("b", DeleteSingle); err != nil || len(gone) != 1 || gone[0] != (Deleted{"b", info.ID}) {
 			t.Fatalf("%v, %v", gone, err)
 		}
 		if _, err := s.Acquire("b"); err == nil {

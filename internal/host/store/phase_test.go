@@ -1,0 +1,67 @@
+package store
+
+import (
+	"slices"
+	"testing"
+)
+
+// Every pair of phases is walked, and for a deletion every phase that came before it: what the drawing
+// in phase.go has is allowed, and all else is refused and changes nothing.
+func TestPhases(t *testing.T) {
+	drawn := map[phase][]phase{
+		0:               {phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed},
+		phaseHot:        {phaseStored, phaseDeleting},
+		phaseStored:     {phaseDamaged, phaseDeleting},
+		phaseDamaged:    {phaseDeleting},
+		phaseFailed:     {phaseDeleting, phaseGone},
+		phaseUnnamedHot: {phaseDeleting},
+		phaseUnnamed:    {phaseDeleting},
+	}
+	ofDeletion := map[phase][]phase{ // by what came before it
+		phaseHot:        {phaseHot, phaseStored, phaseUnnamedHot, phaseGone},
+		phaseStored:     {phaseStored, phaseUnnamed, phaseGone},
+		phaseDamaged:    {phaseDamaged, phaseGone},
+		phaseFailed:     {phaseFailed, phaseGone},
+		phaseUnnamedHot: {phaseUnnamedHot, phaseGone},
+		phaseUnnamed:    {phaseUnnamed, phaseGone},
+	}
+	try := func(l life, to phase, allowed bool) {
+		t.Helper()
+		was := l
+		entered := l.enterLocked(to)
+		switch {
+		case entered != allowed, !allowed && l != was:
+			t.Errorf("%v (before: %v) to %v: %v, now %v", was.phase, was.before, to, entered, l.phase)
+		case to == phaseStored && was.phase == phaseDeleting && was.before == phaseHot:
+			if l.phase != phaseDeleting || l.before != phaseStored || l.inRAM() {
+				t.Errorf("flushed while it is deleted: %+v", l)
+			}
+		case allowed && l.phase != to:
+			t.Errorf("%v to %v: now %v", was.phase, to, l.phase)
+		}
+	}
+	for to := phase(1); to <= phaseGone; to++ {
+		for from := phase(0); from <= phaseGone; from++ {
+			if from != phaseDeleting {
+				try(life{phase: from}, to, slices.Contains(drawn[from], to))
+			}
+		}
+		for before, allowed := range ofDeletion {
+			try(life{phase: phaseDeleting, before: before}, to, slices.Contains(allowed, to))
+		}
+	}
+}
+
+// What an entry is while it is deleted, it was before: a deletion that fails changes nothing.
+func TestDeletionThatFails(t *testing.T) {
+	for _, p := range []phase{phaseHot, phaseStored, phaseDamaged, phaseFailed, phaseUnnamedHot, phaseUnnamed} {
+		l := life{phase: p}
+		inRAM, unnamed := l.inRAM(), l.isUnnamed()
+		if !l.enterLocked(phaseDeleting) || l.inRAM() != inRAM || l.isUnnamed() != unnamed || l.listed() {
+			t.Errorf("%v while it is deleted: %+v", p, l)
+		}
+		if l.undeleteLocked(); l.phase != p {
+			t.Errorf("%v is %v after a deletion that failed", p, l.phase)
+		}
+	}
+}
