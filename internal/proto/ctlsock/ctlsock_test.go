@@ -156,3 +156,37 @@ func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
 		CloseAll(fds)
 	}
 }
+
+// A process that has no room for a descriptor gets the message without it, and the next one as ever.
+func TestMessagesWhoseDescriptorsFindNoRoom(t *testing.T) {
+	a, b := pair(t)
+	send := func(fds ...int) {
+		t.Helper()
+		if err := a.Send(vmmproto.KindConn, []byte("port"), fds...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(0, 1)
+	send()
+	send(0)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	kind, body, fds, err := b.Receive()
+	if back := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); back != nil {
+		t.Fatal(back)
+	}
+	if !errors.Is(err, ErrFDsLost) || kind != vmmproto.KindConn || string(body) != "port" || len(fds) != 0 {
+		t.Errorf("message %d %q with %d descriptors, %v", kind, body, len(fds), err)
+	}
+	for want := range 2 {
+		if _, _, fds, err = b.Receive(); err != nil || len(fds) != want {
+			t.Errorf("message %d behind it: %d descriptors, %v", want, len(fds), err)
+		}
+		CloseAll(fds)
+	}
+}
