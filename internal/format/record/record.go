@@ -1,7 +1,8 @@
 // Package record is the format of the records that the daemon keeps of its own work: a sandbox, the
-// suspended state of one, a workspace, and the answer to a request that is carried out once.
+// suspended state of one, the secrets of its network, a workspace, the file of a base image, and the
+// answer to a request that is carried out once.
 //
-// A record is one JSON object. Its version is the version of all four kinds. A reader accepts the
+// A record is one JSON object. Its version is the version of all kinds. A reader accepts the
 // present version, and version 0, which is what forkd wrote before records had a version. It
 // refuses all other versions, every field that it does not know, and every record that lacks a
 // field without which it would mean more than it did: a record without a network policy says

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// kind is one of the four kinds of records, as values of any type.
+// kind is one of the kinds of records, as values of any type.
 type kind struct {
 	parse func(path string, p []byte) (any, error)
 	again func(v any) ([]byte, error) // encodes what parse returned
@@ -26,6 +26,8 @@ func kinds() map[string]kind {
 		"suspended": kindOf(ParseSuspended, EncodeSuspended),
 		"workspace": kindOf(ParseWorkspace, EncodeWorkspace),
 		"once":      kindOf(ParseOnce, EncodeOnce),
+		"secrets":   kindOf(ParseSecrets, EncodeSecrets),
+		"base":      kindOf(ParseBase, EncodeBase),
 	}
 }
 
@@ -159,6 +161,7 @@ func TestGoldenFilesAreWhole(t *testing.T) {
 		"sandbox.v0.json": &sandboxV0{}, "sandbox-at.v1.json": &sandboxFile{},
 		"workspace.v0.json": &workspaceV0{}, "workspace.v1.json": &workspaceFile{},
 		"once.v0.json": &onceV0{}, "once.v1.json": &onceFile{},
+		"secrets.v1.json": &secretsFile{}, "base.v0.json": &Base{}, "base.v1.json": &baseFile{},
 	} {
 		if f := decode(all[name], v); f != nil {
 			t.Fatal(f)
@@ -225,6 +228,9 @@ func mutated(object map[string]any, change func(object map[string]any, name stri
 // No member goes missing unnoticed, but for those that need not be there.
 func TestMissingMembers(t *testing.T) {
 	for file, p := range golden(t) {
+		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
+			continue
+		}
 		var object map[string]any
 		if err := json.Unmarshal(p, &object); err != nil {
 			t.Fatal(err)
@@ -261,6 +267,9 @@ func TestMissingMembers(t *testing.T) {
 // No member is read that is not known, is in other letters, or null.
 func TestUnknownMembers(t *testing.T) {
 	for file, p := range golden(t) {
+		if p[0] == '[' { // secrets of version 0, see TestErrorsQuoteNoSecrets
+			continue
+		}
 		var object map[string]any
 		if err := json.Unmarshal(p, &object); err != nil {
 			t.Fatal(err)
@@ -338,6 +347,37 @@ func TestErrors(t *testing.T) {
 			!strings.Contains(e.Reason, otherForkd) || e.Torn {
 			t.Errorf("%s: %v", c.new, err)
 		}
+	}
+}
+
+// Errors of secrets name the field and the fix, and quote nothing. A list, which was version 0, is read
+// as strictly as an object.
+func TestErrorsQuoteNoSecrets(t *testing.T) {
+	for _, file := range []string{"secrets.v0.json", "secrets.v1.json"} {
+		text := string(golden(t)[file])
+		for _, c := range []struct{ old, new, field string }{
+			{`"value":"Bearer abc"`, `"value":4711`, "secrets[0].value"},
+			{`"value":"Bearer abc"`, `"value":4711,"Value":"k"`, "secrets[0].value"},
+			{`"host":"api`, `"later":4711,"host":"api`, "secrets[0].later"},
+			{`,"value":"Bearer abc"`, ``, "secrets[0].value"},
+			{`"value":"Bearer abc"`, `"value":""`, "secrets"},
+			{`"Bearer abc"},`, `4711}}`, ""},
+		} {
+			changed := strings.Replace(text, c.old, c.new, 1)
+			if changed == text {
+				t.Fatalf("there is no %s in %s", c.old, text)
+			}
+			_, err := ParseSecrets("f", []byte(changed))
+			e := (*Error)(nil)
+			if !errors.As(err, &e) || e.Field != c.field || strings.Contains(err.Error(), "4711") ||
+				!strings.Contains(e.Reason, otherForkd) {
+				t.Errorf("%s: %s: %v", file, c.new, err)
+			}
+		}
+	}
+	_, err := ParseSecrets("f", []byte(strings.Replace(string(golden(t)["secrets.v1.json"]), "1", "2", 1)))
+	if err == nil || !strings.Contains(err.Error(), "version: 2: this forkd reads version 1") {
+		t.Errorf("version 2: %v", err)
 	}
 }
 

@@ -2,13 +2,13 @@ package sandbox
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -20,13 +20,6 @@ import (
 // none. It stays while the sandbox is suspended, and goes with it.
 const secretsName = "secrets.json"
 
-// storedSecret is a secret in that file.
-type storedSecret struct {
-	Host   string `json:"host"`
-	Header string `json:"header"`
-	Value  string `json:"value"`
-}
-
 // writeSecrets replaces the secrets in a data directory.
 func writeSecrets(data string, secrets []netproto.Secret) error {
 	path := filepath.Join(data, secretsName)
@@ -36,11 +29,11 @@ func writeSecrets(data string, secrets []netproto.Secret) error {
 		}
 		return nil
 	}
-	stored := make([]storedSecret, len(secrets))
-	for i, s := range secrets {
-		stored[i] = storedSecret{s.Host, s.Header, string(s.Value)}
+	var stored durable.Secrets
+	for _, s := range secrets {
+		stored.List = append(stored.List, durable.Secret{Host: s.Host, Header: s.Header, Value: string(s.Value)})
 	}
-	p, err := json.Marshal(stored)
+	p, err := durable.EncodeSecrets(&stored)
 	if err == nil {
 		err = os.MkdirAll(data, 0o700)
 	}
@@ -55,19 +48,20 @@ func writeSecrets(data string, secrets []netproto.Secret) error {
 
 // readSecrets returns the secrets in a data directory.
 func readSecrets(data string) ([]netproto.Secret, error) {
-	p, err := os.ReadFile(filepath.Join(data, secretsName))
+	path := filepath.Join(data, secretsName)
+	p, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	var stored []storedSecret
-	if json.Unmarshal(p, &stored) != nil { // whose error could quote a value
-		return nil, fmt.Errorf("%s in %s is damaged: give the sandbox its secrets again", secretsName, data)
+	stored, err := durable.ParseSecrets(path, p)
+	if err != nil {
+		return nil, err
 	}
-	secrets := make([]netproto.Secret, len(stored))
-	for i, s := range stored {
+	secrets := make([]netproto.Secret, len(stored.List))
+	for i, s := range stored.List {
 		secrets[i] = netproto.Secret{Host: s.Host, Header: s.Header, Value: netproto.Hidden(s.Value)}
 	}
 	return secrets, nil

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/private"
 )
@@ -22,14 +22,9 @@ import (
 // else says so: a path in a manifest would let whoever makes one choose a file of this host as the
 // guest's disk. For every base there are
 //
-//	<root>/bases/<hex>.json   a baseRecord
+//	<root>/bases/<hex>.json   a record.Base
 //	<root>/bases/<hex>        another name of the image's file, where that is on the same file system: the image may then
 //	                          be moved, or removed from its cache
-type baseRecord struct {
-	Digest string `json:"digest"`
-	Path   string `json:"path"` // of the image in the latest bake from it
-	File   fileID `json:"file"` // what the digest was computed of
-}
 
 // maxBaseRecord bounds a record, in bytes: a path may have 4096, and JSON escapes up to six for
 // one.
@@ -96,7 +91,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	if err != nil {
 		return snapshot.Base{}, err
 	}
-	rec := baseRecord{Digest: s.knownDigest(id), Path: path, File: id}
+	rec := record.Base{Digest: s.knownDigest(id), Path: path, File: record.File(id)}
 	if rec.Digest == "" {
 		if rec.Digest, err = digest(ctx, f); err != nil {
 			return snapshot.Base{}, err
@@ -117,14 +112,13 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 			return base, nil
 		}
 	}
-	p, err := json.MarshalIndent(rec, "", "  ")
+	p, err := record.EncodeBase(&rec)
 	if err != nil {
 		return base, err
 	}
 	if err := s.linkBase(f, base.Digest); err != nil {
 		return base, err
 	}
-	p = append(p, '\n')
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
@@ -155,7 +149,7 @@ func (s *Store) knownDigest(id fileID) string {
 		if !ok {
 			continue
 		}
-		if rec, err := s.readBase(name); err == nil && rec.File == id {
+		if rec, err := s.readBase(name); err == nil && fileID(rec.File) == id {
 			return rec.Digest
 		}
 	}
@@ -163,17 +157,18 @@ func (s *Store) knownDigest(id fileID) string {
 }
 
 // readBase reads the record of a base.
-func (s *Store) readBase(digest string) (baseRecord, error) {
-	var rec baseRecord
-	p, err := s.readBounded(s.baseRecord(digest), maxBaseRecord)
+func (s *Store) readBase(digest string) (*record.Base, error) {
+	path := s.baseRecord(digest)
+	p, err := s.readBounded(path, maxBaseRecord)
 	if err != nil {
-		return rec, err
+		return nil, err
 	}
-	if err := json.Unmarshal(p, &rec); err != nil {
-		return rec, err
+	rec, err := record.ParseBase(path, p)
+	if err != nil {
+		return nil, err
 	}
 	if hexOf(rec.Digest) != hexOf(digest) {
-		return rec, fmt.Errorf("record is that of %s", rec.Digest)
+		return nil, fmt.Errorf("record is that of %s", rec.Digest)
 	}
 	return rec, nil
 }

@@ -165,3 +165,35 @@ func TestBasesOfDamagedSnapshotsAreKept(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The record of a base that the first release wrote, without a version, is still read. One of a later
+// version is refused with its file and the fix.
+func TestRecordsOfBasesHaveAVersion(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "a", "")
+	path := s.baseRecord(s.byTag["a"].manifest.Disk.Base.Digest)
+	p, err := os.ReadFile(path)
+	if err != nil || !strings.HasPrefix(string(p), `{"version":1,`) {
+		t.Fatalf("%s, %v", p, err)
+	}
+	for head, want := range map[string]string{
+		`{`: "", `{"version":2,`: "version: 2", `{"version":1,"later":1,`: "later: unknown",
+	} {
+		changed := strings.Replace(string(p), `{"version":1,`, head, 1)
+		if err := os.WriteFile(path, []byte(changed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.byTag["a"].cool()
+		lease, err := s.Acquire("a")
+		switch {
+		case err == nil:
+			lease.Release()
+		case want == "" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), path):
+			t.Errorf("%s: %v", head, err)
+		}
+		if want != "" && err == nil {
+			t.Errorf("%s was read", head)
+		}
+	}
+}

@@ -1,0 +1,55 @@
+package record
+
+// Base is the record of a base image: which file has the content of a digest.
+type Base struct {
+	Digest string `json:"digest"`
+	Path   string `json:"path"` // of the image in the latest bake from it
+	File   File   `json:"file"` // what the digest was computed of
+}
+
+// File tells a file from all others, and from itself after a change.
+type File struct {
+	Dev      uint64 `json:"dev"`
+	Ino      uint64 `json:"ino"`
+	Bytes    uint64 `json:"bytes"`
+	ModNanos int64  `json:"mtime_ns"`
+}
+
+// baseFile is the content of the record of a base image.
+type baseFile struct {
+	Version int `json:"version"`
+	Base
+}
+
+// EncodeBase returns the bytes of the record of a base image. It refuses a record that ParseBase would
+// refuse.
+func EncodeBase(b *Base) ([]byte, error) {
+	if f := b.check(); f != nil {
+		return nil, f
+	}
+	return encode(baseFile{Version, *b})
+}
+
+// ParseBase decodes and checks the record of a base image. Version 0 had the same fields. Errors are
+// *Error and name path, which is not read.
+func ParseBase(path string, p []byte) (*Base, error) {
+	var now baseFile
+	var old Base
+	if err := parse(path, p, &now, &old, func() { now.Base = old }); err != nil {
+		return nil, err
+	}
+	if f := now.check(); f != nil {
+		return nil, f.in(path)
+	}
+	return &now.Base, nil
+}
+
+func (b *Base) check() *fault {
+	switch {
+	case b.Digest == "":
+		return wrong("digest", "empty: %s", otherForkd)
+	case b.Path == "":
+		return wrong("path", "empty: %s", otherForkd)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package record
+
+import (
+	"bytes"
+	"slices"
+)
+
+// Secrets is the record of the secrets of a sandbox's network.
+type Secrets struct {
+	List []Secret `json:"secrets"`
+}
+
+// Secret is a header that forkd-net adds to requests to a host.
+type Secret struct {
+	Host   string `json:"host"`
+	Header string `json:"header"`
+	Value  string `json:"value"` // all of it, such as "Bearer …"
+}
+
+// secretsFile is the content of the record of secrets.
+type secretsFile struct {
+	Version int `json:"version"`
+	Secrets
+}
+
+// EncodeSecrets returns the bytes of a record of secrets. It refuses a record that ParseSecrets would
+// refuse.
+func EncodeSecrets(s *Secrets) ([]byte, error) {
+	if f := s.check(); f != nil {
+		return nil, f
+	}
+	return encode(secretsFile{Version, *s})
+}
+
+// ParseSecrets decodes and checks a record of secrets. Version 0 was a list. Errors are *Error and name
+// path, which is not read; they quote nothing of the record but the names of its fields, and its
+// version.
+func ParseSecrets(path string, p []byte) (*Secrets, error) {
+	if text := bytes.TrimSpace(p); len(text) > 0 && text[0] == '[' {
+		p = slices.Concat([]byte(`{"secrets":`), text, []byte("}"))
+	}
+	var now secretsFile
+	var old Secrets
+	if err := parse(path, p, &now, &old, func() { now.Secrets = old }); err != nil {
+		if e := err.(*Error); e.Field != "version" {
+			e.Reason = "unknown, missing or damaged: " + otherForkd + ", or give the sandbox its secrets again"
+		}
+		return nil, err
+	}
+	if f := now.check(); f != nil {
+		return nil, f.in(path)
+	}
+	return &now.Secrets, nil
+}
+
+func (s *Secrets) check() *fault {
+	if len(s.List) == 0 {
+		return wrong("secrets", "none: %s", otherForkd)
+	}
+	for _, one := range s.List {
+		if one.Host == "" || one.Header == "" || one.Value == "" {
+			return wrong("secrets", "one lacks its host, header or value: %s", otherForkd)
+		}
+	}
+	return nil
+}
