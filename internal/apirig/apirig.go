@@ -196,7 +196,7 @@ func New(t T, o Options) *Rig {
 		Guard: guard, Audit: log,
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
 		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone,
-		MCP: mcphttp.New("test")})
+		MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	var next http.Handler = api
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)

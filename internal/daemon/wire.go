@@ -146,7 +146,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
-		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version),
+		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
 	})
 	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys,
 		Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})

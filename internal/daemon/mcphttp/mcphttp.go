@@ -8,9 +8,11 @@
 package mcphttp
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"sync"
+	"time"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -19,10 +21,15 @@ import (
 	"github.com/forkd/forkd/internal/mcp"
 )
 
+// defaultKeepalive is less than what proxies let a silent connection live, often a minute.
+const defaultKeepalive = 15 * time.Second
+
 // New returns a function for v1.Config.MCP: it makes the handler of messages, whose tools call api.
-func New(version string) func(api http.Handler) http.Handler {
+// keepalive is how often a silent stream says that it lives; 0: every 15 seconds.
+func New(version string, keepalive time.Duration) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
-		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
+		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{},
+			keepalive: cmp.Or(keepalive, defaultKeepalive)}
 		for _, scope := range []mcp.Scope{mcp.Read, mcp.Run, mcp.Admin} {
 			f.shared[scope] = sync.OnceValue(func() *sdk.Server { return f.catalog.Shared(scope) })
 		}
@@ -36,10 +43,11 @@ func New(version string) func(api http.Handler) http.Handler {
 }
 
 type face struct {
-	api      http.Handler
-	catalog  *mcp.Catalog
-	shared   map[mcp.Scope]func() *sdk.Server // made when the first message needs it
-	protocol http.Handler
+	api       http.Handler
+	catalog   *mcp.Catalog
+	shared    map[mcp.Scope]func() *sdk.Server // made when the first message needs it
+	protocol  http.Handler
+	keepalive time.Duration
 }
 
 type serverKey struct{}
@@ -59,15 +67,19 @@ const (
 // ServeHTTP answers one message with the tools of the client's scope, which call the API as the
 // client.
 func (f *face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(r.Context()).Scope)
-	ctx := mcp.With(r.Context(), cl)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(ctx).Scope)
+	ctx = mcp.With(ctx, cl)
 	var s *sdk.Server
 	if r.Header.Get(methodHeader) == listenMethod {
-		s = f.catalog.Server(r.Context(), cl, scope)
+		s = f.catalog.Server(ctx, cl, scope)
 	} else {
 		s = f.shared[scope]()
 	}
-	f.protocol.ServeHTTP(w, r.WithContext(context.WithValue(ctx, serverKey{}, s)))
+	answer, ended := alive(w, f.keepalive, cancel)
+	defer ended()
+	f.protocol.ServeHTTP(answer, r.WithContext(context.WithValue(ctx, serverKey{}, s)))
 }
 
 func scopeOf(s auth.Scope) mcp.Scope {

@@ -24,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -40,11 +41,16 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
+	return startWith(t, v1.Limits{}, tokens...)
+}
+
+func startWith(t *testing.T, limits v1.Limits, tokens ...auth.Token) *apirig.Rig {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Agent: func(dir string) *exec.Cmd {
+	rig := apirig.Start(t, apirig.Options{Tokens: tokens, Limits: limits, Agent: func(dir string) *exec.Cmd {
 		cmd := exec.Command(self)
 		cmd.Env = append(os.Environ(), agentDirEnv+"="+dir)
 		return cmd

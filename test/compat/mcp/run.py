@@ -253,14 +253,14 @@ def inspector(there: str, env: dict[str, str], rig: dict) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as tmp:
         program = fake.build(os.path.join(tmp, "rigd"))
-        with fake.daemon(program) as rig:
+        with fake.daemon(program, "-keepalive", "50ms") as rig:
             asyncio.run(in_python(rig))
             if LINE > 1:
                 there, env = npm.install(NPM, dict(os.environ))
                 in_javascript(there, env, rig)
                 inspector(there, env, rig)
         if LINE > 1:
-            with fake.daemon(program, "-open") as rig:
+            with fake.daemon(program, "-open", "-keepalive", "50ms") as rig:
                 for revision in WHOLE:
                     conformance(there, env, rig["url"], revision)
 
