@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
@@ -221,8 +222,13 @@ func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger b
 		return err
 	}
 	defer leave()
-	_, err = a.Manager.BringBack(ctx, i.ID, n.Timeout)
-	return err
+	return a.Manager.With(ctx, i.ID, func(h *sandbox.Held) error {
+		i := h.Info()
+		if i.State != sandbox.Suspended { // one that an operator has paused stays so
+			return nil
+		}
+		return h.Resume(ctx, &sandbox.Expiry{At: time.Now().Add(n.Timeout), Suspends: i.ExpirySuspends})
+	})
 }
 
 // goneBody is what E2B's proxy says of a sandbox or a port that cannot be reached.

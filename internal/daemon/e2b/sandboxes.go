@@ -191,17 +191,24 @@ func (a *api) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int) e
 		return err
 	}
 	status := ifRunning
-	i, err = a.Manager.ResumeWith(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
-		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: i.ExpirySuspends}
+	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+		was := h.Info()
+		e := &sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
 		if req.Pauses != nil {
 			e.Suspends = *req.Pauses
 		}
-		if stateOf(i) != paused {
-			return e, lengthens(i, e)
+		changes := lengthens(was, *e)
+		if stateOf(was) == paused {
+			status = http.StatusCreated
+			_, own := annotationOf(was)
+			changes = own || !was.Expires.IsZero() // one of /v1 may be meant to have no end
 		}
-		status = http.StatusCreated
-		_, own := annotationOf(i)
-		return e, own || !i.Expires.IsZero() // one of /v1 may be meant to have no end
+		if !changes {
+			e = nil
+		}
+		err := h.Resume(r.Context(), e)
+		i = h.Info()
+		return err
 	})
 	if err != nil {
 		return err
@@ -229,15 +236,17 @@ func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) e
 	if err != nil {
 		return err
 	}
-	asleep := false
-	_, err = a.Manager.ChangeExpiry(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
-		asleep = stateOf(i) == paused
-		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: i.ExpirySuspends}
-		return e, !asleep && (!onlyLonger || lengthens(i, e))
+	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+		was := h.Info()
+		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
+		switch {
+		case stateOf(was) == paused:
+			return &sandbox.NotFoundError{ID: was.ID} // as E2B's API answers
+		case onlyLonger && !lengthens(was, e):
+			return nil
+		}
+		return h.SetExpiry(e)
 	})
-	if err == nil && asleep {
-		err = &sandbox.NotFoundError{ID: i.ID} // as E2B's API answers
-	}
 	if err != nil {
 		return err
 	}
@@ -271,8 +280,8 @@ func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 					"try again, or pause it without requireHealthyGuest", i.ID, err)}
 		}
 	}
-	_, err = a.Manager.SuspendWith(r.Context(), i.ID, func(i sandbox.Info) (sandbox.Expiry, bool) {
-		return sandbox.Expiry{Suspends: i.ExpirySuspends}, true
+	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+		return h.Suspend(r.Context(), &sandbox.Expiry{Suspends: h.Info().ExpirySuspends})
 	})
 	if err != nil {
 		return err

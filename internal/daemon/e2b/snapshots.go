@@ -51,7 +51,10 @@ func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
 	var made sandbox.ForkResult
 	start := time.Now()
 	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
-		made, err = a.Manager.ForkSuspended(r.Context(), i.ID, ask)
+		err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
+			made, err = h.Fork(r.Context(), ask)
+			return err
+		})
 	} else {
 		made, _, err = a.Manager.ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
 	}
@@ -105,7 +108,10 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	var made store.Info
 	if i.State == sandbox.Suspended { // it is not brought back
-		made, err = a.Manager.SnapshotSuspended(r.Context(), i.ID, ask.Tag)
+		err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
+			made, err = h.Copy(r.Context(), ask.Tag)
+			return err
+		})
 	} else {
 		var b sandbox.BranchResult
 		start := time.Now()

@@ -97,18 +97,25 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if err := checkLabels(req.Labels); err != nil {
 		return BranchResult{}, err
 	}
-	var free cleanup.Stack
-	defer free.Run()
-	s, unlock, err := m.lockAwake(ctx, id)
-	if err != nil {
+	var r BranchResult
+	err = m.With(ctx, id, func(h *Held) (err error) {
+		r, err = h.branch(ctx, req, start)
+		return err
+	})
+	return r, err
+}
+
+// branch is Branch, of a request that was checked and came in at start.
+func (h *Held) branch(ctx context.Context, req BranchRequest, start time.Time) (BranchResult, error) {
+	m, s := h.m, h.s
+	if err := h.wake(ctx); err != nil {
 		return BranchResult{}, err
 	}
-	free.Add(unlock)
 	done, err := m.enterBranches(ctx)
 	if err != nil {
 		return BranchResult{}, err
 	}
-	free.Add(done)
+	h.free.Add(done)
 	b := &branch{m: m, s: s, v: s.live, op: "branch", req: req, start: start,
 		figure: snapshot.Branch{Mode: req.Mode.String()}}
 	if err := b.freeze(ctx); err != nil {
@@ -124,14 +131,14 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	result := BranchResult{Figure: b.figure, Info: store.Info{
 		Tag: req.Tag, Created: start, Writing: true, Parent: parent.Tag, Machine: parent.Machine, Guest: parent.Guest,
 	}}
-	rest := free // the places are held until the layer is complete
-	free = cleanup.Stack{}
+	rest := h.free // sandbox and places are held until the layer is complete
+	h.free = cleanup.Stack{}
 	complete := m.leaveUnwatched(req.Tag)
 	m.background.Go(func() {
 		defer complete() // when its places are free: who waited for it may branch next
 		defer rest.Run()
 		if _, err := b.finish(context.WithoutCancel(ctx)); err != nil {
-			m.cfg.Log.Error("branch", "sandbox", id, "snapshot", req.Tag, "error", err)
+			m.cfg.Log.Error("branch", "sandbox", s.id, "snapshot", req.Tag, "error", err)
 			m.cfg.Store.ListFailed(req.Tag, err)
 		}
 	})

@@ -14,47 +14,30 @@ type Expiry struct {
 // expiryRetry is when a suspension is tried again that failed, as on a full disk.
 const expiryRetry = time.Minute
 
-// An ExpiryChange says which expiry a sandbox gets, or, where changes is false, that it keeps the
-// one it has. It is told what the sandbox is while nothing else is done with it, so that what it
-// decides by is still so when the expiry counts.
-type ExpiryChange func(Info) (e Expiry, changes bool)
-
-func keepExpiry(Info) (Expiry, bool) { return Expiry{}, false }
+// after returns e with so much more time.
+func (e Expiry) after(d time.Duration) Expiry {
+	if !e.At.IsZero() {
+		e.At = e.At.Add(d)
+	}
+	return e
+}
 
 func (e Expiry) write(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
 
 // SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
 // time has passed meanwhile.
-func (m *Manager) SetExpiry(ctx context.Context, id string, e Expiry) (Info, error) {
-	return m.ChangeExpiry(ctx, id, func(Info) (Expiry, bool) { return e, true })
-}
-
-// ChangeExpiry is SetExpiry that first looks at what the sandbox is.
-func (m *Manager) ChangeExpiry(ctx context.Context, id string, change ExpiryChange) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
-	if e, changes := change(s.Info()); changes {
-		return m.setExpiry(s, e)
-	}
-	return s.Info(), nil
-}
-
-// setExpiry is SetExpiry of a sandbox whose ops the caller holds.
-func (m *Manager) setExpiry(s *Sandbox, e Expiry) (Info, error) {
+func (h *Held) SetExpiry(e Expiry) error {
+	s := h.s
 	if err := s.updateAll(e.write); err != nil {
-		return Info{}, err
+		return err
 	}
-	m.setTimer(s)
+	h.m.setTimer(s)
 	s.mu.Lock()
-	expired := s.expired
-	s.mu.Unlock()
-	if expired {
-		return Info{}, &NotFoundError{ID: s.id}
+	defer s.mu.Unlock()
+	if s.expired {
+		return &NotFoundError{ID: s.id}
 	}
-	return s.Info(), nil
+	return nil
 }
 
 // stopTime has the time of a sandbox not pass until startTime is called. That is written nowhere:

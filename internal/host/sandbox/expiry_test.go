@@ -51,10 +51,10 @@ func TestExpiry(t *testing.T) {
 		t.Fatal(err)
 	}
 	extended := forkOne(t, w, ForkRequest{TTL: far})
-	if _, err := w.SetExpiry(t.Context(), extended, Expiry{At: time.Now().Add(soon)}); err != nil {
+	if _, err := w.setExpiry(t, extended, Expiry{At: time.Now().Add(soon)}); err != nil {
 		t.Fatal(err)
 	}
-	if i, err := w.SetExpiry(t.Context(), extended, Expiry{At: time.Now().Add(2 * far)}); err != nil {
+	if i, err := w.setExpiry(t, extended, Expiry{At: time.Now().Add(2 * far)}); err != nil {
 		if n := (*NotFoundError)(nil); !errors.As(err, &n) { // the host was slower than its time
 			t.Fatal(err)
 		}
@@ -62,15 +62,15 @@ func TestExpiry(t *testing.T) {
 		t.Errorf("extended to %v", i.Expires)
 	}
 	shortened := forkOne(t, w, ForkRequest{TTL: far})
-	if _, err := w.SetExpiry(t.Context(), shortened, Expiry{At: time.Now().Add(soon)}); err != nil {
+	if _, err := w.setExpiry(t, shortened, Expiry{At: time.Now().Add(soon)}); err != nil {
 		t.Fatal(err)
 	}
 	w.waitFor(t, shortened, gone)
-	if _, err := w.SetExpiry(t.Context(), shortened, Expiry{}); err == nil {
+	if _, err := w.setExpiry(t, shortened, Expiry{}); err == nil {
 		t.Error("an expired sandbox was given more time")
 	}
 	endless := forkOne(t, w, ForkRequest{TTL: far})
-	if i, err := w.SetExpiry(t.Context(), endless, Expiry{}); err != nil || !i.Expires.IsZero() {
+	if i, err := w.setExpiry(t, endless, Expiry{}); err != nil || !i.Expires.IsZero() {
 		t.Errorf("%v, %v", i.Expires, err)
 	}
 	w.KillAll()
@@ -92,7 +92,7 @@ func TestExpirySuspends(t *testing.T) {
 	if _, err := w.Recover(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.SetExpiry(t.Context(), id, Expiry{At: time.Now().Add(far), Suspends: true}); err != nil {
+	if _, err := w.setExpiry(t, id, Expiry{At: time.Now().Add(far), Suspends: true}); err != nil {
 		t.Fatal(err)
 	}
 	if i, err := w.Resume(t.Context(), id); err != nil || i.State != Running || string(i.Annotation) != `{"a":"b"}` ||
@@ -114,7 +114,7 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, lasts := range []time.Duration{3 * far, soon} {
-		i, err := w.BringBack(t.Context(), id, lasts)
+		i, err := w.bringBackFor(t, id, lasts)
 		if err != nil || i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < 2*far {
 			t.Errorf("brought back for %v: %+v, %v", lasts, i, err)
 		}
@@ -122,7 +122,7 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 	if _, err := w.Pause(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if i, err := w.BringBack(t.Context(), id, soon); err != nil || i.State != Paused || time.Until(i.Expires) < 2*far {
+	if i, err := w.bringBackFor(t, id, soon); err != nil || i.State != Paused || time.Until(i.Expires) < 2*far {
 		t.Errorf("paused by an operator: %+v, %v", i, err)
 	}
 	w.KillAll()
@@ -132,7 +132,7 @@ func TestBringBackSetsTheTimeOnce(t *testing.T) {
 
 // A suspension and the time that goes with it are one step: who changes the time of a running
 // sandbox meanwhile finds it suspended. Where it fails the sandbox has its time again.
-func TestSuspendWithIsOneStep(t *testing.T) {
+func TestSuspendingAndItsTimeAreOneStep(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
 	id := forkOne(t, w, ForkRequest{TTL: far, ExpirySuspends: true})
@@ -143,9 +143,9 @@ func TestSuspendWithIsOneStep(t *testing.T) {
 		}
 		return s.Info()
 	}
-	noEnd := func(i Info) (Expiry, bool) { return Expiry{Suspends: i.ExpirySuspends}, true }
+	noEnd := Expiry{Suspends: true}
 	w.vmms.BranchErr = errors.New("no space left on device")
-	if _, err := w.SuspendWith(t.Context(), id, noEnd); err == nil {
+	if _, err := w.suspendUntil(t, id, noEnd); err == nil {
 		t.Fatal("a failed save suspended it")
 	}
 	if i := info(); i.State != Running || !i.ExpirySuspends || time.Until(i.Expires) < far/2 {
@@ -153,17 +153,17 @@ func TestSuspendWithIsOneStep(t *testing.T) {
 	}
 	w.vmms.BranchErr = nil
 	found := make(chan State, 1)
-	_, err := w.SuspendWith(t.Context(), id, func(i Info) (Expiry, bool) {
+	err := w.With(t.Context(), id, func(h *Held) error {
 		go func() {
-			_, err := w.ChangeExpiry(t.Context(), id, func(i Info) (Expiry, bool) {
-				found <- i.State
-				return Expiry{At: time.Now().Add(soon)}, i.State == Running
+			err := w.With(t.Context(), id, func(h *Held) error {
+				found <- h.Info().State
+				return nil
 			})
 			if err != nil {
 				t.Error(err)
 			}
 		}()
-		return noEnd(i)
+		return h.Suspend(t.Context(), &noEnd)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -174,8 +174,8 @@ func TestSuspendWithIsOneStep(t *testing.T) {
 	if i := info(); i.State != Suspended || !i.Expires.IsZero() {
 		t.Errorf("suspended without an end: %+v", i)
 	}
-	later := func(Info) (Expiry, bool) { return Expiry{At: time.Now().Add(far)}, true }
-	if i, err := w.ResumeWith(t.Context(), id, later); err != nil || i.State != Running || time.Until(i.Expires) < far/2 {
+	later := Expiry{At: time.Now().Add(far)}
+	if i, err := w.resumeUntil(t, id, later); err != nil || i.State != Running || time.Until(i.Expires) < far/2 {
 		t.Errorf("brought back: %+v, %v", i, err)
 	}
 	w.KillAll()
@@ -241,7 +241,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	w := newWorld(t, 0)
 	s, v := w.torn(t)
 	end := time.Now().Add(far)
-	if _, err := w.SetExpiry(t.Context(), s.id, Expiry{At: end}); err != nil {
+	if _, err := w.setExpiry(t, s.id, Expiry{At: end}); err != nil {
 		t.Fatal(err)
 	}
 	var found record
@@ -253,7 +253,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 		w.expire(s)
 		return err
 	}
-	i, err := w.SuspendWith(t.Context(), s.id, func(Info) (Expiry, bool) { return Expiry{}, true })
+	i, err := w.suspendUntil(t, s.id, Expiry{})
 	if err != nil || i.State != Suspended || !i.Expires.IsZero() {
 		t.Fatalf("%+v, %v", i, err)
 	}
@@ -272,11 +272,10 @@ func TestTimeAmidASuspension(t *testing.T) {
 // its suspended state cannot be changed.
 func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 	for name, resume := range map[string]func(*world, string) (Info, error){
-		"ResumeWith": func(w *world, id string) (Info, error) {
-			at := time.Now().Add(far)
-			return w.ResumeWith(t.Context(), id, func(Info) (Expiry, bool) { return Expiry{At: at}, true })
+		"by a client": func(w *world, id string) (Info, error) {
+			return w.resumeUntil(t, id, Expiry{At: time.Now().Add(far)})
 		},
-		"BringBack": func(w *world, id string) (Info, error) { return w.BringBack(t.Context(), id, far) },
+		"by a request": func(w *world, id string) (Info, error) { return w.bringBackFor(t, id, far) },
 	} {
 		w := newWorld(t, 0)
 		mustBake(t, w)
@@ -305,7 +304,7 @@ func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 		if err := errors.Join(os.Remove(state), os.Rename(state+".aside", state)); err != nil {
 			t.Fatal(err)
 		}
-		if i, err = w.SetExpiry(t.Context(), id, Expiry{At: time.Now().Add(soon)}); err == nil {
+		if i, err = w.setExpiry(t, id, Expiry{At: time.Now().Add(soon)}); err == nil {
 			w.waitFor(t, id, gone)
 		}
 		w.stop()

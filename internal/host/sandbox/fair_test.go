@@ -221,7 +221,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 		leave = append(leave, done)
 	}
 	soon := Expiry{At: time.Now().Add(time.Millisecond), Suspends: true}
-	if _, err := w.SetExpiry(t.Context(), id, soon); err != nil {
+	if _, err := w.setExpiry(t, id, soon); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(20 * time.Millisecond) // it would have been locked by then

@@ -35,27 +35,5 @@ func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
 	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
 		return s, nil
 	}
-	_, unlock, err := m.lockAwake(ctx, id) // it may be on its way to being suspended
-	if err != nil {
-		return nil, err
-	}
-	unlock()
-	return s, nil
-}
-
-// lockAwake is lockSandbox of a sandbox that is brought back first if it was suspended for being
-// idle. The operation counts as a request.
-func (m *Manager) lockAwake(ctx context.Context, id string) (*Sandbox, func(), error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	if s.Info().State == Suspended && s.record.AutoResume {
-		if err := m.bringBack(ctx, s, nil); err != nil {
-			unlock()
-			return nil, nil, err
-		}
-	}
-	end := s.usage.begin()
-	return s, func() { end(); unlock() }, nil
+	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be on its way to being suspended
 }

@@ -48,11 +48,10 @@ func checkLabels(labels map[string]string) error {
 // ChangeLabels sets labels of a sandbox in any state, and takes those away whose value is nil. The
 // others stay.
 func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string]*string) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
+	return m.change(ctx, id, func(h *Held) error { return h.s.changeLabels(ctx, change) })
+}
+
+func (s *Sandbox) changeLabels(ctx context.Context, change map[string]*string) error {
 	labels := maps.Clone(s.Info().Labels)
 	if labels == nil {
 		labels = make(map[string]string)
@@ -60,7 +59,7 @@ func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string
 	p := PrefixOf(ctx)
 	for name, value := range change {
 		if err := Within(ctx, strings.HasPrefix(name, string(p)), "labels: %.70q", name); err != nil {
-			return Info{}, err
+			return err
 		}
 		if value == nil {
 			delete(labels, name)
@@ -69,15 +68,15 @@ func (m *Manager) ChangeLabels(ctx context.Context, id string, change map[string
 		}
 	}
 	if err := checkLabels(labels); err != nil {
-		return Info{}, err
+		return err
 	}
 	if err := Within(ctx, p.HasLabels(labels),
 		"labels: without one of these the sandbox would be out of reach"); err != nil {
-		return Info{}, err
+		return err
 	}
 	if err := s.updateAll(func(r *record) { r.Labels = labels }); err != nil {
-		return Info{}, err
+		return err
 	}
 	s.events.Emit(s.event(event.SandboxLabels, ""))
-	return s.Info(), nil
+	return nil
 }

@@ -28,15 +28,14 @@ func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (I
 	if err := m.cfg.VMMs.CheckLimits("", limits); err != nil {
 		return Info{}, err
 	}
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
+	return m.change(ctx, id, func(h *Held) error { return h.s.setLimits(limits) })
+}
+
+func (s *Sandbox) setLimits(limits vm.Limits) error {
 	before := s.record
 	if s.live != nil && s.Info().State.hasVM() {
 		if err := s.live.change(limits, &before); err != nil {
-			return Info{}, s.explain("limit", s.live, err)
+			return s.explain("limit", s.live, err)
 		}
 	}
 	// Written down when it is in force: a daemon that takes over sets what is written.
@@ -44,9 +43,9 @@ func (m *Manager) SetLimits(ctx context.Context, id string, limits vm.Limits) (I
 		if s.live != nil {
 			_ = s.live.limit(&before) // the first error says what matters
 		}
-		return Info{}, err
+		return err
 	}
-	return s.Info(), nil
+	return nil
 }
 
 // change sets other limits than r has for a VM that may have outgrown them.

@@ -111,19 +111,18 @@ func joined(link *netclient.Link, frames *os.File) {
 // other secrets would be added. A secret without a value keeps the one that it has. Branches made
 // from here on inherit policy and limits; a rollback changes nothing of it.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
+	return m.change(ctx, id, func(h *Held) error { return m.setNetwork(ctx, h.s, setting) })
+}
+
+func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.Setting) (err error) {
 	if setting.Secrets, err = fillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
-		return Info{}, err
+		return err
 	}
 	if err := writeSecrets(s.data, setting.Secrets); err != nil {
-		return Info{}, err
+		return err
 	}
 	if err := s.updateAll(func(r *record) { r.Network = setting }); err != nil {
-		return Info{}, err
+		return err
 	}
 	s.mu.Lock()
 	var link *netclient.Link
@@ -132,9 +131,9 @@ func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.S
 	}
 	s.mu.Unlock()
 	if err := link.Set(ctx, setting); err != nil {
-		return Info{}, err
+		return err
 	}
-	return s.Info(), m.tellTrust(ctx, s, setting)
+	return m.tellTrust(ctx, s, setting)
 }
 
 // tellTrust is trust for a sandbox in any state. One without a VM is told when it has one.

@@ -8,16 +8,10 @@ import (
 
 // Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
 func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
-	v := s.live
-	if err := s.pause(ctx, v); err != nil {
-		return Info{}, s.explain("pause", v, err)
-	}
-	return s.Info(), nil
+	return m.change(ctx, id, func(h *Held) error {
+		v := h.s.live
+		return h.s.explain("pause", v, h.s.pause(ctx, v))
+	})
 }
 
 // pause stops the VM of s, and writes down first that it is meant to stand still. After an error it
@@ -58,37 +52,17 @@ func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
 // Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM
 // has ended comes back from its latest suspended state, if it has one.
 func (m *Manager) Resume(ctx context.Context, id string) (Info, error) {
-	return m.ResumeWith(ctx, id, keepExpiry)
+	return m.change(ctx, id, func(h *Held) error { return h.Resume(ctx, nil) })
 }
 
-// ResumeWith is Resume, and ChangeExpiry of the sandbox as it was before, in one step. The time
-// that it takes to bring the sandbox back is added to the new expiry.
-func (m *Manager) ResumeWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
-	start := time.Now()
-	e, changes := change(s.Info())
+// Resume is Manager.Resume. The sandbox has the expiry e then, if that is not nil; the time that it
+// takes to bring the sandbox back is added to it.
+func (h *Held) Resume(ctx context.Context, e *Expiry) error {
+	m, s := h.m, h.s
 	var expiry func() Expiry
-	if changes {
-		expiry = func() Expiry {
-			if e.At.IsZero() {
-				return e
-			}
-			return Expiry{At: e.At.Add(time.Since(start)), Suspends: e.Suspends}
-		}
+	if start := time.Now(); e != nil {
+		expiry = func() Expiry { return e.after(time.Since(start)) }
 	}
-	if err := m.resume(ctx, s, expiry); err != nil {
-		return Info{}, err
-	}
-	return s.Info(), nil
-}
-
-// resume is Resume of a sandbox whose ops the caller holds. Its expiry is then as expiry says; if
-// that is nil, as it was, or as bringBack has it.
-func (m *Manager) resume(ctx context.Context, s *Sandbox, expiry func() Expiry) error {
 	switch s.Info().State {
 	case Running:
 	case Paused:
@@ -111,27 +85,5 @@ func (m *Manager) resume(ctx context.Context, s *Sandbox, expiry func() Expiry) 
 	if expiry == nil {
 		return nil
 	}
-	_, err := m.setExpiry(s, expiry())
-	return err
-}
-
-// BringBack resumes a sandbox that is suspended, and has its time pass after it has run for lasts.
-// It waits for one that is being suspended or brought back, and leaves one in any other state as it
-// is, with the time that it has. All this is one step, so that it overwrites neither a pause nor
-// another time that somebody asks for meanwhile.
-func (m *Manager) BringBack(ctx context.Context, id string, lasts time.Duration) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
-	i := s.Info()
-	if i.State != Suspended {
-		return i, nil
-	}
-	err = m.bringBack(ctx, s, func() Expiry { return Expiry{At: time.Now().Add(lasts), Suspends: i.ExpirySuspends} })
-	if err != nil {
-		return Info{}, err
-	}
-	return s.Info(), nil
+	return h.SetExpiry(expiry())
 }

@@ -33,11 +33,18 @@ type RollbackResult struct {
 // latest suspended state is left, if it has one.
 func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult, err error) {
 	start := time.Now()
-	s, unlock, err := m.lockAwake(ctx, id)
-	if err != nil {
+	err = m.With(ctx, id, func(h *Held) (err error) {
+		r, err = h.rollback(ctx, to, start)
+		return err
+	})
+	return r, err
+}
+
+func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r RollbackResult, err error) {
+	if err := h.wake(ctx); err != nil {
 		return r, err
 	}
-	defer unlock()
+	m, s := h.m, h.s
 	defer func() { m.cfg.Observer.RollbackDone(err) }()
 	rec, v, err := s.withVM(rollBackOp)
 	if err != nil {
@@ -76,7 +83,7 @@ func (m *Manager) Rollback(ctx context.Context, id, to string) (r RollbackResult
 		return r, err
 	}
 	err = s.transition(rollBackOp, Restoring, func() {
-		v.cut(&CutOffError{ID: id, By: byRollback})
+		v.cut(&CutOffError{ID: s.id, By: byRollback})
 		v.calls, v.cut = context.WithCancelCause(context.Background())
 	})
 	if err != nil {

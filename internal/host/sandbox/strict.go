@@ -52,12 +52,9 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict Strict) error
 	if err := strict.check(); err != nil || strict == StrictAsBefore {
 		return err
 	}
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	return s.updateAll(func(r *record) { r.Strict = strict.or(r.Strict) })
+	return m.With(ctx, id, func(h *Held) error {
+		return h.s.updateAll(func(r *record) { r.Strict = strict.or(r.Strict) })
+	})
 }
 
 // admitUnique takes what an agent has found into the record, and reports whether the sandbox may be

@@ -19,74 +19,61 @@ import (
 // the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
 // on (or stays paused), its earlier suspended state untouched.
 func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
-	return m.SuspendWith(ctx, id, keepExpiry)
+	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
 }
 
-// SuspendWith is Suspend and ChangeExpiry in one step: the time that a sandbox has had does not
-// pass while it is saved, and is replaced when it is suspended. After an error, and where the
-// daemon dies in between, it has that time again.
-func (m *Manager) SuspendWith(ctx context.Context, id string, change ExpiryChange) (Info, error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, err
-	}
-	defer unlock()
-	v := s.live
-	var expiry *Expiry
-	if e, changes := change(s.Info()); changes {
+// Suspend is Manager.Suspend. If e is not nil, the time that the sandbox has had does not pass while it
+// is saved, and its expiry is e when it is suspended. After an error, and where the daemon dies in
+// between, it has that time again.
+func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
+	m, s, v := h.m, h.s, h.s.live
+	if e != nil {
 		startTime, err := m.stopTime(s)
 		if err != nil {
-			return Info{}, err
+			return err
 		}
 		defer startTime()
-		expiry = &e
 	}
 	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
 	if err != nil {
-		return Info{}, err
+		return err
 	}
 	defer leave()
-	if err := m.suspend(ctx, s, false, expiry); err != nil {
-		return Info{}, s.explain("suspend", v, err)
-	}
-	return s.Info(), nil
+	return s.explain("suspend", v, m.suspend(ctx, s, false, e))
 }
 
-// SnapshotSuspended makes a snapshot of a suspended sandbox, which stays so: of what Resume would
-// bring it back from, copied, for that goes with the sandbox. Children have the policy and the limits
-// that the sandbox has now. It takes a place of a branch, of which it writes far more than one. An
-// empty tag is replaced. The error of a sandbox in another state is a *StateError.
-func (m *Manager) SnapshotSuspended(ctx context.Context, id, tag string) (store.Info, error) {
-	tag, err := branchTag(ctx, tag, id, time.Now())
+// Copy makes a snapshot of a suspended sandbox, which stays so: of what Resume would bring it back
+// from, copied, for that goes with the sandbox. Children have the policy and the limits that the
+// sandbox has now. It takes a place of a branch, of which it writes far more than one. An empty tag is
+// replaced. The error of a sandbox in another state is a *StateError.
+func (h *Held) Copy(ctx context.Context, tag string) (store.Info, error) {
+	m, i := h.m, h.Info()
+	tag, err := branchTag(ctx, tag, i.ID, time.Now())
 	if err != nil {
 		return store.Info{}, err
 	}
-	i, unlock, err := m.lockSuspended(ctx, id, "snapshot suspended")
-	if err != nil {
-		return store.Info{}, err
-	}
-	defer unlock()
 	leave, err := m.enterBranches(ctx)
 	if err != nil {
 		return store.Info{}, err
 	}
 	defer leave()
+	if i.State != Suspended {
+		return store.Info{}, &StateError{ID: i.ID, Op: "snapshot suspended", State: i.State}
+	}
 	return chain.Compact(ctx, m.cfg.Store, i.StateTag, tag, &chain.Source{
-		Branch:  snapshot.Branch{SandboxID: id, Mode: vm.BranchFull.String()},
+		Branch:  snapshot.Branch{SandboxID: i.ID, Mode: vm.BranchFull.String()},
 		Network: i.Network.ForSnapshot(), Limits: i.Limits, Strict: i.Strict,
 	})
 }
 
-// ForkSuspended forks what Resume would bring a suspended sandbox back from; the sandbox stays
-// suspended. Where req says nothing else, children have the policy, the limits and the strictness that
-// the sandbox has now, as children of a branch of it would. The error of a sandbox in another state is
-// a *StateError.
-func (m *Manager) ForkSuspended(ctx context.Context, id string, req ForkRequest) (ForkResult, error) {
-	i, unlock, err := m.lockSuspended(ctx, id, "fork suspended")
-	if err != nil {
-		return ForkResult{}, err
+// Fork forks what Resume would bring a suspended sandbox back from; the sandbox stays suspended. Where
+// req says nothing else, children have the policy, the limits and the strictness that the sandbox has
+// now, as children of a branch of it would. The error of a sandbox in another state is a *StateError.
+func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
+	i := h.Info()
+	if i.State != Suspended {
+		return ForkResult{}, &StateError{ID: i.ID, Op: "fork suspended", State: i.State}
 	}
-	defer unlock()
 	req.Tag = i.StateTag
 	if req.Network == nil {
 		n, err := netclient.FromSnapshot(i.Network.ForSnapshot())
@@ -101,21 +88,7 @@ func (m *Manager) ForkSuspended(ctx context.Context, id string, req ForkRequest)
 	if req.Strict == StrictAsBefore {
 		req.Strict = strictness(i.Strict)
 	}
-	return m.Fork(ctx, req)
-}
-
-// lockSuspended locks a sandbox that must be suspended.
-func (m *Manager) lockSuspended(ctx context.Context, id, op string) (Info, func(), error) {
-	s, unlock, err := m.lockSandbox(ctx, id)
-	if err != nil {
-		return Info{}, nil, err
-	}
-	i := s.Info()
-	if i.State != Suspended {
-		unlock()
-		return Info{}, nil, &StateError{ID: id, Op: op, State: i.State}
-	}
-	return i, unlock, nil
+	return h.m.Fork(ctx, req)
 }
 
 // errBusy says that an idle sandbox got a request before it was suspended.

@@ -370,23 +370,23 @@ func TestSnapshotOfASuspendedSandbox(t *testing.T) {
 	defer w.stop()
 	id := w.source(t)
 	var state *StateError
-	if _, err := w.SnapshotSuspended(t.Context(), id, "early"); !errors.As(err, &state) {
+	if _, err := w.copyOf(t, id, "early"); !errors.As(err, &state) {
 		t.Errorf("of one that runs: %v", err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	info, err := w.SnapshotSuspended(t.Context(), id, "asleep")
+	info, err := w.copyOf(t, id, "asleep")
 	if err != nil || info.Tag != "asleep" || info.Transient || info.Branch == nil || info.Branch.SandboxID != id {
 		t.Fatalf("%+v, %v", info, err)
 	}
 	if s, err := w.Get(id); err != nil || s.Info().State != Suspended {
 		t.Errorf("the sandbox was brought back: %v, %v", s.Info().State, err)
 	}
-	if info, err := w.SnapshotSuspended(t.Context(), id, ""); err != nil || !strings.Contains(info.Tag, id) {
+	if info, err := w.copyOf(t, id, ""); err != nil || !strings.Contains(info.Tag, id) {
 		t.Errorf("without a tag: %+v, %v", info, err)
 	}
-	if _, err := w.SnapshotSuspended(t.Context(), id, "asleep"); err == nil {
+	if _, err := w.copyOf(t, id, "asleep"); err == nil {
 		t.Error("a tag was taken twice")
 	}
 	if err := w.Kill(id); err != nil {
@@ -412,12 +412,12 @@ func TestSnapshotsOfSuspendedSandboxesAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	var busy *BusyError
-	if _, err := w.SnapshotSuspended(t.Context(), id, "s"); !errors.As(err, &busy) {
+	if _, err := w.copyOf(t, id, "s"); !errors.As(err, &busy) {
 		t.Errorf("beyond the limit: %v", err)
 	}
 	leave()
 	for range 2 {
-		if _, err := w.SnapshotSuspended(t.Context(), id, ""); err != nil {
+		if _, err := w.copyOf(t, id, ""); err != nil {
 			t.Errorf("within the limit: %v", err)
 		}
 	}
