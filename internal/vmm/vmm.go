@@ -193,8 +193,6 @@ func (s *server) handle(kind vmmproto.Kind, r *codec.Reader, files *donated, w *
 		return s.machine.Resume()
 	case vmmproto.KindPause:
 		return s.machine.Pause()
-	case vmmproto.KindSave:
-		return s.save(r, files, w)
 	case vmmproto.KindBranch:
 		return s.branch(r, files, w)
 	case vmmproto.KindStats:
@@ -356,22 +354,6 @@ func (s *server) disks(files *donated, specs []vmmproto.Disk) ([]machine.Disk, e
 		return nil, err
 	}
 	return files.disks(specs)
-}
-
-func (s *server) save(r *codec.Reader, files *donated, w *codec.Writer) error {
-	var req vmmproto.Save
-	if err := errors.Join(req.Parse(r), r.Done()); err != nil {
-		return fmt.Errorf("parse save: %w", err)
-	}
-	state, layer := files.take(), files.take()
-	if layer == nil {
-		return errors.New("save wants two descriptors: state and memory layer")
-	}
-	defer state.Close()
-	defer layer.Close()
-	result, err := s.machine.Save(state, layer, int(req.MaxExtents))
-	result.Append(w)
-	return err
 }
 
 func (s *server) net(r *codec.Reader, files *donated) error {

@@ -104,14 +104,11 @@ func (v *running) save(ctx context.Context) (*Snapshot, error) {
 	if err := v.Pause(ctx); err != nil {
 		return nil, err
 	}
-	saved, err := v.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{
-		MemoryBytes: v.rig.shape.MemoryBytes, State: s.state, Layer: layer,
-	})
+	p, err := v.branchTo(ctx, vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: maxExtents}, s, layer)
 	if err != nil {
 		return nil, err
 	}
-	s.disks = slices.Clone(v.files)
-	s.put(nil, layer, saved.Extents)
+	s.put(nil, layer, p.result.Save.Extents)
 	return s, nil
 }
 

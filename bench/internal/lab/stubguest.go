@@ -94,12 +94,13 @@ func saveStub(ctx context.Context, s *store.Store, tag string, vmm vmpool.VMM, m
 	}
 	defer layer.Close()
 	const maxExtents = 64
-	saved, err := vmm.Save(ctx, vmmproto.Save{MaxExtents: maxExtents}, vmmclient.SaveFiles{
+	branched, err := vmm.Branch(ctx, vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: maxExtents}, vmmclient.BranchFiles{
 		MemoryBytes: machine.MemoryBytes, State: state, Layer: layer,
 	})
 	if err != nil {
 		return err
 	}
+	saved := branched.Save
 	for i := range more {
 		at := uint64(extentsFrom + i*extentStep)
 		saved.Extents = append(saved.Extents, vm.Extent{GPA: at, Offset: at, Length: extentStep / 2})

@@ -335,7 +335,8 @@ func readReady(ctx context.Context, conn net.Conn) (agentproto.Ready, error) {
 	return ready, nil
 }
 
-// save stops the parent and writes its state and memory.
+// save stops the parent and branches it: its state and memory are written, and its disk top becomes a
+// layer.
 func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error) {
 	b.begin("save")
 	start := time.Now()
@@ -352,12 +353,24 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 		return nil, nil, err
 	}
 	defer layer.Close()
-	saved, err := b.vmm.Save(ctx, vmmproto.Save{MaxExtents: maxLayerExtents}, vmmclient.SaveFiles{
-		MemoryBytes: b.req.MemoryMiB << 20, State: state, Layer: layer,
-	})
+	frozen, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
 	if err != nil {
 		return nil, nil, err
 	}
+	defer frozen.Close()
+	// The parent is never resumed: nothing is written to this top, which goes with its directory.
+	top, err := chain.NewTop(filepath.Join(b.dir, "unused.top"), uint64(b.rootfs.Size()), disklayer.Format)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer top.Close()
+	branched, err := b.vmm.Branch(ctx, vmmproto.Branch{Mode: vm.BranchDiff, MaxExtents: maxLayerExtents},
+		vmmclient.BranchFiles{MemoryBytes: b.req.MemoryMiB << 20, State: state, Layer: layer,
+			Tops: []*os.File{top}, Frozen: []*os.File{frozen}})
+	if err != nil {
+		return nil, nil, err
+	}
+	saved := branched.Save
 	b.result.Save, b.result.MemBytes = time.Since(start), saved.LayerBytes
 	return &snapshot.Manifest{
 		Machine: snapshot.Machine{

@@ -130,7 +130,7 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 			w.request.Python = "x"
 			w.vmms.EvalErr = &agentclient.EvalError{Name: "NameError"}
 		},
-		"no space left": func(w *kitchen) { w.vmms.SaveErr = errors.New("no space left") },
+		"no space left": func(w *kitchen) { w.vmms.BranchErr = errors.New("no space left") },
 	} {
 		t.Run(want, func(t *testing.T) {
 			w := newKitchen(t)
@@ -145,7 +145,7 @@ func TestFailedBakesLeaveNothingAndQuoteTheConsole(t *testing.T) {
 			if entries, _ := os.ReadDir(filepath.Join(w.dir, "ram")); len(entries) != 0 {
 				t.Errorf("RAM layers are left: %v", entries)
 			}
-			w.vmms.BootExit, w.vmms.EvalErr, w.vmms.SaveErr = nil, nil, nil
+			w.vmms.BootExit, w.vmms.EvalErr, w.vmms.BranchErr = nil, nil, nil
 			if _, err := w.Bake(t.Context(), w.request); err != nil { // the tag is free again
 				t.Error(err)
 			}

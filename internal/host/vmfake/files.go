@@ -62,6 +62,18 @@ func (v *VMM) swapTop(top *os.File) error {
 	return err
 }
 
+// takeTops lets the VM write to the tops of its disks.
+func (v *VMM) takeTops(disks [][]*os.File) error {
+	v.all.Mu.Lock()
+	defer v.all.Mu.Unlock()
+	for _, disk := range disks {
+		if err := v.swapTop(disk[len(disk)-1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func duplicate(f *os.File) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

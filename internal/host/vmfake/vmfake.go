@@ -54,10 +54,9 @@ type VMMs struct {
 	Exec       func(context.Context) agentclient.ExecResult // of every command; nil: it succeeds
 	SyncHangs  bool
 	Told       func(agentproto.Request) error // what a guest does that is told something; nil: it cannot be reached
-	SaveErr    error
-	BranchErr  error // before the disk tops are swapped
-	LateErr    error // after that
-	CopyErr    error // of a live branch
+	BranchErr  error                          // before the disk tops are swapped
+	LateErr    error                          // after that
+	CopyErr    error                          // of a live branch
 	StatsErr   error
 	LimitErr   error                 // no limits can be had
 	GuestDirty uint64                // bytes, as Stats says
@@ -217,6 +216,9 @@ func (v *VMM) End(x vm.Exit) {
 func (v *VMM) PID() int { return os.Getpid() }
 func (v *VMM) Boot(_ context.Context, _ vmmproto.Boot, files vmmclient.BootFiles) error {
 	v.keep(files.Net)
+	if err := v.takeTops(files.Disks); err != nil {
+		return err
+	}
 	if v.all.BootExit != nil {
 		v.End(*v.all.BootExit)
 		return nil
@@ -280,14 +282,6 @@ func (v *VMM) Hear() ([]byte, error) {
 
 func (v *VMM) Resume(context.Context) error { v.full.Store(false); return nil }
 func (v *VMM) Pause(context.Context) error  { return nil }
-func (v *VMM) Save(_ context.Context, _ vmmproto.Save, f vmmclient.SaveFiles) (vmmproto.SaveResult, error) {
-	if v.all.SaveErr != nil {
-		return vmmproto.SaveResult{}, v.all.SaveErr
-	}
-	f.State.WriteString("state")
-	f.Layer.Write(make([]byte, vm.PageSize))
-	return vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}, LayerBytes: vm.PageSize}, nil
-}
 func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchFiles) (r vmmproto.BranchResult,
 	err error) {
 	if v.all.BranchErr != nil {

@@ -31,7 +31,7 @@ type limits struct {
 var defaultLimits = limits{short: time.Minute, long: 10 * time.Minute, hangUp: 5 * time.Second, end: time.Minute}
 
 func (l *limits) of(kind vmmproto.Kind) time.Duration {
-	if kind == vmmproto.KindSave || kind == vmmproto.KindBranch {
+	if kind == vmmproto.KindBranch {
 		return l.long
 	}
 	return l.short

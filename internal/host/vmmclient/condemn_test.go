@@ -95,14 +95,7 @@ func TestLayersThatCannotBe(t *testing.T) {
 		save := good
 		save.Extents = append([]vm.Extent(nil), good.Extents...)
 		change(&save)
-		t.Run("save "+name, func(t *testing.T) {
-			v, vmm := scripted(t)
-			go answer(t, vmm, vmmproto.KindOK, &save)
-			files := SaveFiles{MemoryBytes: guestBytes, State: tempFile(t), Layer: tempFile(t)}
-			_, err := v.Save(t.Context(), vmmproto.Save{MaxExtents: 4}, files)
-			check(t, v, name == "", err)
-		})
-		t.Run("branch "+name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			v, vmm := scripted(t)
 			go answer(t, vmm, vmmproto.KindOK, &vmmproto.BranchResult{Save: save, Mode: vm.BranchDiff})
 			files := BranchFiles{MemoryBytes: guestBytes, State: tempFile(t), Layer: tempFile(t)}

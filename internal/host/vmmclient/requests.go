@@ -29,14 +29,6 @@ type RestoreFiles struct {
 	Net    *os.File // frame socket, nil for none; what the VM has is closed in any case
 }
 
-// SaveFiles are the empty files that a save fills.
-type SaveFiles struct {
-	MemoryBytes uint64 // of the guest: what the VMM says of the layer is checked against it
-
-	State *os.File
-	Layer *os.File
-}
-
 // Boot loads a kernel into the machine and leaves it paused. Boot.Initrd, Boot.Net and the layer
 // counts of Boot.Disks are set from files.
 func (v *VMM) Boot(ctx context.Context, req vmmproto.Boot, files BootFiles) error {
@@ -101,21 +93,6 @@ func (v *VMM) Hurry() (done func()) { return v.leaf.Hurry() }
 
 // Usage returns what the VMM uses, and has used; zeros, where there are no limits.
 func (v *VMM) Usage() (cgroup.Usage, error) { return v.leaf.Usage() }
-
-// Save writes the state and the dirty memory of the paused machine.
-func (v *VMM) Save(ctx context.Context, req vmmproto.Save, files SaveFiles) (result vmmproto.SaveResult, err error) {
-	if err := v.leaf.Spare(files.Layer); err != nil {
-		return result, err
-	}
-	err = v.call(ctx, vmmproto.KindSave, &req, descriptors(files.State, files.Layer), &result)
-	if err == nil {
-		if wrong := checkSaved(&result, req.MaxExtents, files.MemoryBytes); wrong != nil {
-			result, err = vmmproto.SaveResult{}, v.condemn(wrong)
-		}
-	}
-	v.tighten(err)
-	return result, err
-}
 
 // Merge makes merged, which has their content, replace the layers that Merge names. Descriptors and
 // bitmaps of these are what a VMM that is branched again and again would run out of.

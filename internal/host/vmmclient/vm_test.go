@@ -175,31 +175,10 @@ type saved struct {
 // save pauses v for good and makes a snapshot of it.
 func save(t *testing.T, v *testVM, shape vm.Shape) *saved {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "fkt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &saved{shape: shape, disk: v.disk, disks: v.files}
-	for name, f := range map[string]**os.File{"state": &s.state, "layer": &s.layer} {
-		if *f, err = os.Create(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { (*f).Close() })
-	}
 	if err := v.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.result, err = v.Save(t.Context(), vmmproto.Save{MaxExtents: 64}, vmmclient.SaveFiles{
-		MemoryBytes: shape.MemoryBytes, State: s.state, Layer: s.layer,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.layers = []*os.File{s.layer}
-	t.Logf("saved %d MiB in %d extents, state %d bytes", s.result.DirtyBytes/mib, len(s.result.Extents),
-		s.result.StateBytes)
-	return s
+	return branch(t, v, &saved{shape: shape}, vm.BranchDiff)
 }
 
 // fork starts a child of s and waits until its agent has confirmed.

@@ -21,7 +21,6 @@ type VMM interface {
 	Restore(context.Context, vmmproto.Restore, vmmclient.RestoreFiles) (vmmproto.RestoreResult, error)
 	Resume(context.Context) error
 	Pause(context.Context) error
-	Save(context.Context, vmmproto.Save, vmmclient.SaveFiles) (vmmproto.SaveResult, error)
 	Branch(context.Context, vmmproto.Branch, vmmclient.BranchFiles) (vmmproto.BranchResult, error)
 	WaitCopied(ctx context.Context, serial uint64) (vmmproto.Branched, error)
 	Rebase(ctx context.Context, serial uint64, layer *os.File) (vmmproto.RebaseResult, error)

@@ -43,11 +43,11 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 	}
 	small, large := []byte("x"), bytes.Repeat([]byte("y"), 300<<10)
 	for _, body := range [][]byte{small, large, {}} {
-		if err := a.Send(vmmproto.KindSave, body, int(f.Fd()), int(f.Fd())); err != nil {
+		if err := a.Send(vmmproto.KindBranch, body, int(f.Fd()), int(f.Fd())); err != nil {
 			t.Fatal(err)
 		}
 		kind, got, fds, err := b.Receive()
-		if err != nil || kind != vmmproto.KindSave || !bytes.Equal(got, body) || len(fds) != 2 {
+		if err != nil || kind != vmmproto.KindBranch || !bytes.Equal(got, body) || len(fds) != 2 {
 			t.Fatalf("kind %d, %d bytes, fds %v, %v", kind, len(got), fds, err)
 		}
 		var p [7]byte
@@ -56,7 +56,7 @@ func TestMessagesCarryBodiesAndDescriptors(t *testing.T) {
 		}
 		CloseAll(fds)
 	}
-	if a.Send(vmmproto.KindSave, make([]byte, MaxMessage)) == nil {
+	if a.Send(vmmproto.KindBranch, make([]byte, MaxMessage)) == nil {
 		t.Fatal("an oversized message was sent")
 	}
 	a.Shutdown()

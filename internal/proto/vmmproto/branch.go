@@ -15,7 +15,7 @@ import (
 // of one instant. A paused machine stays paused.
 type Branch struct {
 	Mode       vm.BranchMode
-	MaxExtents uint32 // as in Save
+	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
 	Disks      uint32 // with two donated files each: a new top, and the present one for reading
 	Serial     uint64 // returned in Branched, which may come from a branch that an earlier daemon began
 

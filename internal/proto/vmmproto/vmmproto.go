@@ -37,7 +37,7 @@ const (
 	KindRestore                 // Restore; vmstate, memory layers, disk layers of every disk, frame socket (if any)
 	KindResume                  // no body
 	KindPause                   // no body
-	KindSave                    // Save; vmstate (to write), memory layer (to write)
+	_                           // was a save; a paused VM is branched
 	// Branch; vmstate and memory layer (to write), /dev/userfaultfd if live, new tops of all disks,
 	// their present tops for reading
 	KindBranch
@@ -113,13 +113,7 @@ const MaxWritten = 1024
 // MaxWritten.
 type Written struct{ Ranges []vm.Range }
 
-// Save writes the state of a paused VM: its vCPU and device state, and the pages it has written
-// over its layers.
-type Save struct {
-	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
-}
-
-// SaveResult describes the files that Save wrote.
+// SaveResult describes the files that a branch wrote.
 type SaveResult struct {
 	Extents    []vm.Extent // of the new layer only; Layer is 0
 	LayerBytes uint64
@@ -290,15 +284,6 @@ func (m *RestoreResult) Append(w *codec.Writer) {
 // Parse decodes m.
 func (m *RestoreResult) Parse(r *codec.Reader) error {
 	*m = RestoreResult{Map: parseDuration(r), State: parseDuration(r), Run: parseDuration(r)}
-	return r.Err()
-}
-
-// Append encodes m.
-func (m *Save) Append(w *codec.Writer) { w.U32(m.MaxExtents) }
-
-// Parse decodes m.
-func (m *Save) Parse(r *codec.Reader) error {
-	m.MaxExtents = r.U32()
 	return r.Err()
 }
 

@@ -31,7 +31,6 @@ func TestMessagesRoundTrip(t *testing.T) {
 			FirstWrites: ranges},
 		&Written{Ranges: ranges},
 		&RestoreResult{Map: 1, State: 2, Run: 3},
-		&Save{MaxExtents: 9},
 		&save,
 		&Branch{Mode: vm.BranchDiff, MaxExtents: 9, Disks: 1, Serial: 7, StormFaults: 5, Keep: true, SinceRestore: true},
 		&BranchResult{Save: save, Serial: 7, Mode: vm.BranchDiff, Fallback: "why", Kept: true, Pause: 1, Arm: 2},

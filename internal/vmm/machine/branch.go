@@ -93,6 +93,11 @@ func (m *Machine) Branch(cfg BranchConfig) (result vmmproto.BranchResult, err er
 	if !wasPaused {
 		m.pause()
 	}
+	if wasPaused && len(m.lower.mapped) == 0 { // a parent that is to be a snapshot, see verifyMSRs
+		if err := m.verifyMSRs(); err != nil {
+			return result, fmt.Errorf("branch: save machine state: %w", err)
+		}
+	}
 	capture, err = m.branchPaused(&cfg, &result)
 	if !wasPaused {
 		err = errors.Join(err, m.resume(nil))

@@ -29,14 +29,7 @@ func (v *testVM) save(t *testing.T) *snapshot {
 	if err := v.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	state, layer := v.host.create(t), v.host.create(t)
-	defer state.Close()
-	defer layer.Close()
-	r, err := v.Save(state, layer, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &snapshot{state: state.Name(), layers: []string{layer.Name()}, extents: r.Extents, files: v.files}
+	return v.branch(t, &snapshot{}, vm.BranchDiff)
 }
 
 func (h *host) create(t *testing.T) *os.File {

@@ -70,7 +70,7 @@ func findMSR(entries []kvm.MSREntry, index uint32) *kvm.MSREntry {
 	return &entries[i]
 }
 
-// verifyMSRs writes back what a save would read, so that an MSR that this host does not take
+// verifyMSRs writes back what a branch would read, so that an MSR that this host does not take
 // shows where the snapshot is made, by its index, and not in every restore. The TSC is left
 // alone, for setting it moves it.
 //

@@ -1,8 +1,6 @@
 package machine
 
 import (
-	"errors"
-	"fmt"
 	"os"
 
 	"github.com/forkd/forkd/internal/format/memlayer"
@@ -10,40 +8,6 @@ import (
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/guestmem"
 )
-
-// Save writes the state of the paused machine to state, and to layer the pages that were written
-// over the layers it runs on, at their linear offsets; layer must be empty. At most maxExtents
-// extents describe them.
-//
-// Preconditions: the machine is paused.
-func (m *Machine) Save(state, layer *os.File, maxExtents int) (vmmproto.SaveResult, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var result vmmproto.SaveResult
-	if paused, _ := m.cpus.stats(); !paused {
-		return result, vm.WithCode(vm.ErrNotPaused, errors.New("save: the machine is running, pause it first"))
-	}
-	p, err := m.saveState()
-	if err != nil {
-		return result, fmt.Errorf("save machine state: %w", err)
-	}
-	if err := m.verifyMSRs(); err != nil {
-		return result, fmt.Errorf("save machine state: %w", err)
-	}
-	if _, err := state.WriteAt(p, 0); err != nil {
-		return result, fmt.Errorf("write machine state: %w", err)
-	}
-	result.StateBytes = uint64(len(p))
-	// The layer has the size of the memory, so that a truncated one shows.
-	result.LayerBytes = m.mem.Size()
-	if err := layer.Truncate(int64(result.LayerBytes)); err != nil {
-		return result, fmt.Errorf("size memory layer: %w", err)
-	}
-	if err := m.saveMemory(layer, maxExtents, &result); err != nil {
-		return result, fmt.Errorf("save guest memory: %w", err)
-	}
-	return result, nil
-}
 
 func (m *Machine) saveState() ([]byte, error) {
 	w := newStateWriter()

@@ -219,8 +219,7 @@ func TestSaveFindsAnMSRThatNoRestoreCouldSet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer layer.Close()
-		_, err = m.Save(state, layer, 64)
+		_, err = m.Branch(BranchConfig{Mode: vm.BranchDiff, State: state, Layer: layer, MaxExtents: 64, Device: -1})
 		return err
 	}
 	if err := save("good"); err != nil {
