@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -79,7 +80,7 @@ type Options struct {
 	Dial   func(context.Context) error // called before every connection to one; nil: nothing
 	Guest  sandbox.Guest               // instead, for all sandboxes
 	Limits v1.Limits
-	Admit  sandbox.Admission
+	Admit  admit.Rules
 
 	GuestPort int          // of guests' addresses; 0: they have none
 	Domain    string       // of the host names of ports; Domain if empty

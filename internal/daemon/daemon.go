@@ -22,9 +22,9 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/netclient"
-	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/jail"
 	"github.com/forkd/forkd/internal/private"
 )
@@ -47,7 +47,7 @@ type Config struct {
 	Reopen      <-chan os.Signal // each opens the logs again, which another program has renamed; nil: never
 	Resolvers   []netip.AddrPort // asked for names that sandboxes look up; none: those of /etc/resolv.conf
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
-	Admit       sandbox.Admission
+	Admit       admit.Rules
 	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
 	PoolSize    int             // VMM processes that wait, per machine shape; 0: none
 	PoolMost    int             // so many for a while where forks have found too few

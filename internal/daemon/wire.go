@@ -29,6 +29,7 @@ import (
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/embedded"
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/cgroup"
@@ -286,7 +287,7 @@ func openStore(cfg *Config, events *event.Ring) (*store.Store, error) {
 	return s, nil
 }
 
-func admissionOf(a sandbox.Admission) apiv1.Admission {
+func admissionOf(a admit.Rules) apiv1.Admission {
 	return apiv1.Admission{MaxSandboxes: a.MaxSandboxes, VCPUOvercommit: a.VCPUsPerCPU,
 		MemoryReserveMiB: a.MemoryReserve >> 20, DiskReserveMiB: a.DiskReserve >> 20}
 }

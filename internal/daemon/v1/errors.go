@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -56,7 +57,7 @@ func codeOf(err error) code {
 		inUse     *store.InUseError
 		damaged   *store.DamagedError
 		busy      *sandbox.BusyError
-		refused   *sandbox.AdmissionError
+		refused   *admit.Error
 		line      *sandbox.LineError
 		unique    *sandbox.NotUniqueError
 		named     *workspace.Error

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // code names a kind of error for programs. Codes are part of the API: one is never given another
@@ -47,15 +47,15 @@ const (
 	codeKeyReused        code = "idempotency_key_reused"
 	codeUpgrade          code = "upgrade_required"
 	codeRate             code = "too_many_requests"
-	codeMaxSandboxes     code = sandbox.CodeMaxSandboxes
-	codeMaxVCPUs         code = sandbox.CodeMaxVCPUs
-	codeOwnSandboxes     code = sandbox.CodeOwnSandboxes
+	codeMaxSandboxes     code = admit.CodeMaxSandboxes
+	codeMaxVCPUs         code = admit.CodeMaxVCPUs
+	codeOwnSandboxes     code = admit.CodeOwnSandboxes
 	codeInternal         code = "internal"
 	codeVMEnded          code = "vm_ended"
 	codeGuestFailed      code = "sandbox_failed"
 	codeBusy             code = "busy"
-	codeHostMemory       code = sandbox.CodeHostMemory
-	codeHostDisk         code = sandbox.CodeHostDisk
+	codeHostMemory       code = admit.CodeHostMemory
+	codeHostDisk         code = admit.CodeHostDisk
 	codeNoKVM            code = "no_kvm"
 	codeTimeout          code = "timeout"
 	codeNoSpace          code = "no_space"

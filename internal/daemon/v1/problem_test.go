@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -52,8 +53,8 @@ func TestProblems(t *testing.T) {
 		{&sandbox.NotFoundError{ID: "sb-x"}, codeNoSandbox, "", ""},
 		{&sandbox.ForkError{First: &store.NotFoundError{Tag: "x"}}, codeNoSnapshot, "", ""},
 		{&sandbox.CutOffError{ID: "sb-x"}, codeCutOff, "", ""},
-		{&sandbox.AdmissionError{Code: sandbox.CodeHostMemory}, codeHostMemory, "", "5"},
-		{&sandbox.AdmissionError{Code: sandbox.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
+		{&admit.Error{Code: admit.CodeHostMemory}, codeHostMemory, "", "5"},
+		{&admit.Error{Code: admit.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
 		{errTooMany, codeBusy, "", "1"},
 		{&sandbox.BusyError{}, codeBusy, "", "1"},
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},

@@ -9,8 +9,8 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 func TestLimitsOverTheAPI(t *testing.T) {
@@ -63,7 +63,7 @@ func TestLimitsOverTheAPI(t *testing.T) {
 }
 
 func TestRefusalsOverTheAPI(t *testing.T) {
-	r := start(t, apirig.Options{Admit: sandbox.Admission{MaxSandboxes: 1}})
+	r := start(t, apirig.Options{Admit: admit.Rules{MaxSandboxes: 1}})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,14 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/admit"
 )
 
 // wantRefused fails unless err is a refusal with the code.
 func wantRefused(t *testing.T, code string, err error) {
 	t.Helper()
-	var refused *AdmissionError
+	var refused *admit.Error
 	if !errors.As(err, &refused) || refused.Code != code {
 		t.Errorf("got %v, want a refusal with code %s", err, code)
 	}
@@ -23,13 +25,13 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	w.admit = Admission{MaxSandboxes: 4}
+	w.admit = admit.Rules{MaxSandboxes: 4}
 	w.start(t, 0)
 	fork := func(n int, partial bool) (ForkResult, error) {
 		return w.Fork(t.Context(), ForkRequest{Tag: "p", N: n, AllowPartial: partial})
 	}
 	_, err := fork(5, true)
-	wantRefused(t, CodeMaxSandboxes, err)
+	wantRefused(t, admit.CodeMaxSandboxes, err)
 	if w.vmms.Spawned != 1 { // that of the bake
 		t.Errorf("%d VMs were started, for a fork that was refused", w.vmms.Spawned-1)
 	}
@@ -63,7 +65,7 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 		if err == nil {
 			admitted++
 		} else {
-			wantRefused(t, CodeMaxSandboxes, err)
+			wantRefused(t, admit.CodeMaxSandboxes, err)
 		}
 	}
 	if admitted != left {
@@ -78,68 +80,23 @@ func TestAdmissionIsWholeAndExact(t *testing.T) {
 		t.Errorf("a suspended sandbox keeps its place: %v", err)
 	}
 	_, err = w.Resume(t.Context(), id)
-	wantRefused(t, CodeMaxSandboxes, err)
+	wantRefused(t, admit.CodeMaxSandboxes, err)
 	w.stop()
 	w.start(t, 0)
 	if _, err := w.Recover(); err != nil {
 		t.Fatal(err)
 	}
 	_, err = w.Resume(t.Context(), id)
-	wantRefused(t, CodeMaxSandboxes, err)
-	wantCounted := fmt.Sprint([]string{CodeMaxSandboxes})
+	wantRefused(t, admit.CodeMaxSandboxes, err)
+	wantCounted := fmt.Sprint([]string{admit.CodeMaxSandboxes})
 	if got := fmt.Sprint(w.count.refused); got != wantCounted {
 		t.Errorf("refusals counted: %s, want %s", got, wantCounted)
 	}
 	w.KillAll()
-	if w.admitted.vms != 0 || w.admitted.vcpus != 0 || w.admitted.starting != 0 {
-		t.Errorf("places taken of no sandboxes: %d, %d vCPUs, %d starting", w.admitted.vms, w.admitted.vcpus,
-			w.admitted.starting)
+	if err := w.admitted.Enter(4, 1); err != nil {
+		t.Errorf("places taken of no sandboxes: %v", err)
 	}
 	w.stop()
-}
-
-func TestAdmissionLooksAtTheHost(t *testing.T) {
-	const free = 100 << 20
-	enough := func() (uint64, error) { return free, nil }
-	room := func(string) (uint64, error) { return free, nil }
-	for _, c := range []struct {
-		name  string
-		rules Admission
-		n     int
-		code  string
-	}{
-		{"no rules", Admission{}, 1000, ""},
-		{"memory for one", Admission{MemoryReserve: free - startBytes}, 1, ""},
-		{"memory for one, not two", Admission{MemoryReserve: free - startBytes}, 2, CodeHostMemory},
-		{"disk", Admission{DiskReserve: free}, 1, ""},
-		{"disk is short", Admission{DiskReserve: free + 1}, 1, CodeHostDisk},
-		{"vCPUs", Admission{VCPUsPerCPU: 1e-9}, 1, CodeMaxVCPUs},
-	} {
-		a := newAdmission(c.rules, "/")
-		a.available, a.room = enough, room
-		err := a.enter(c.n, 2)
-		if c.code != "" {
-			wantRefused(t, c.code, err)
-		} else if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-		}
-	}
-	a := newAdmission(Admission{MemoryReserve: free - startBytes}, "/")
-	a.available = enough
-	if err := a.enter(1, 1); err != nil {
-		t.Fatal(err)
-	}
-	a.asked = time.Now().Add(time.Hour)           // nobody looks again before the test says so
-	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the first is still on its way
-	a.started(1)
-	wantRefused(t, CodeHostMemory, a.enter(1, 1)) // the host's figures do not have it yet
-	a.asked = time.Time{}
-	if err := a.enter(1, 1); err != nil {
-		t.Errorf("the first has started, and the host's figures have it: %v", err)
-	}
-	if free, err := memAvailable(); err != nil || free == 0 {
-		t.Errorf("the host has %d bytes available, %v", free, err)
-	}
 }
 
 // VMs that the pool has for a while only go when the host has no memory for a fork.
@@ -162,11 +119,9 @@ func TestShortMemoryShrinksThePool(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(3)
-	w.admitted.mu.Lock()
-	w.admitted.rules.MemoryReserve = 1 << 62
-	w.admitted.mu.Unlock()
+	w.admitted = admit.New(admit.Rules{MemoryReserve: 1 << 62}, w.cfg.DataDir)
 	_, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1})
-	wantRefused(t, CodeHostMemory, err)
+	wantRefused(t, admit.CodeHostMemory, err)
 	holds(1)
 	w.KillAll()
 }

@@ -46,8 +46,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if err := m.admit(1, vcpus); err != nil {
 		return err
 	}
-	defer m.admitted.started(1)
-	leave := m.admitted.leaver(vcpus)
+	defer m.admitted.Started(1)
+	leave := m.admitted.Leaver(vcpus)
 	undo.Add(leave)
 	dir := m.vmDir(s.id)
 	vmm, err := m.cfg.VMMs.Spawn(ctx, vmpool.ShellConfig{ID: s.id, Dir: dir, Shape: shape(lease.Manifest().Machine)})

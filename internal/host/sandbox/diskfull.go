@@ -3,8 +3,6 @@ package sandbox
 import (
 	"context"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -15,15 +13,6 @@ const (
 	// roomInterval is how often the room is looked at while a sandbox waits for it.
 	roomInterval = 2 * time.Second
 )
-
-// freeBytes returns the room of dir's file system.
-func freeBytes(dir string) (uint64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, err
-	}
-	return st.Bavail * uint64(st.Bsize), nil
-}
 
 // diskFull makes s a paused sandbox after its VM has paused itself, because the host has no room
 // for what the guest writes, and lets it run on when there is room again. It is not written down as

@@ -140,7 +140,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.admit(req.N, vcpus); err != nil {
 		return ForkResult{}, err
 	}
-	defer m.admitted.started(req.N)
+	defer m.admitted.Started(req.N)
 	m.pool.Begin()
 	defer m.pool.End()
 	result, err := m.fork(ctx, start, req, vcpus)

@@ -19,7 +19,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
-	if err := m.admitted.check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
+	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
 		return ForkResult{}, BranchResult{}, err
 	}
 	release, err := m.reserve(ownerOf(ctx), req.N) // likewise

@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
@@ -29,7 +30,7 @@ type Observer interface {
 	SandboxExited(reason string)
 	BranchDone(r BranchResult, err error)
 	RollbackDone(err error)
-	Refused(code string) // see AdmissionError
+	Refused(code string) // see admit.Error
 	PoolRefilled(took time.Duration)
 }
 
@@ -45,7 +46,7 @@ type Config struct {
 	Branches int                                      // branches at once; 0: 4
 	PoolSize int                                      // ready shells per machine shape; 0: none
 	PoolMost int                                      // so many for a while where forks have found too few
-	Admit    Admission                                // how many sandboxes the host takes
+	Admit    admit.Rules                              // how many sandboxes the host takes
 	Confirm  time.Duration                            // how long a child may take to confirm; 0: 30 s
 	Observer Observer
 	Events   *event.Ring // nil: none are kept
@@ -69,8 +70,8 @@ const (
 type Manager struct {
 	cfg      Config
 	pool     *vmpool.Pool
-	admitted *admission
-	owners   owners
+	admitted *admit.Host
+	owners   admit.Owners
 	restores *gate.Gate
 	confirms *gate.Gate
 	branches *gate.Gate
@@ -105,19 +106,18 @@ func New(cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		cfg:       cfg,
-		admitted:  newAdmission(cfg.Admit, cfg.DataDir),
+		admitted:  admit.New(cfg.Admit, cfg.DataDir),
 		restores:  gate.New(restoresPerCPU*runtime.NumCPU() + 1), // one more than an owner may have, see takePlace
 		confirms:  gate.New(confirmsPerCPU*runtime.NumCPU() + 1),
 		wave:      wavePerCPU * runtime.NumCPU(),
 		branches:  gate.New(cfg.Branches),
 		verifies:  gate.New(maxVerifies),
 		suspends:  gate.New(maxSuspends),
-		owners:    owners{coming: make(map[string]int)},
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
 		patience:  unwatchedWait,
 		writers:   writerPatience,
-		room:      freeBytes,
+		room:      admit.FreeBytes,
 		quit:      make(chan struct{}),
 	}
 	m.pool = vmpool.New(vmpool.Config{VMMs: cfg.VMMs, RunDir: cfg.RunDir, Size: cfg.PoolSize, Most: cfg.PoolMost,

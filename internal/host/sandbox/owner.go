@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"fmt"
-	"sync"
 
 	"github.com/forkd/forkd/internal/gate"
 )
@@ -43,40 +41,4 @@ func OwnedBy(ctx context.Context, name string, most int, prefix Prefix) context.
 func ownerOf(ctx context.Context) owner {
 	o, _ := ctx.Value(ownerKey{}).(owner)
 	return o
-}
-
-// owners counts the children that are on their way, by owner: two requests cannot both take the
-// last room.
-type owners struct {
-	mu     sync.Mutex
-	coming map[string]int
-}
-
-// reserve takes room for n more sandboxes of an owner. release is called when they are there, or
-// will not come.
-func (m *Manager) reserve(o owner, n int) (release func(), err error) {
-	if o.most == 0 {
-		return func() {}, nil
-	}
-	m.owners.mu.Lock()
-	defer m.owners.mu.Unlock()
-	have := m.owners.coming[o.name]
-	for _, i := range m.List() {
-		if i.Owner == o.name && (i.State != Exited || i.Resumable) {
-			have++
-		}
-	}
-	if have+n > o.most {
-		m.cfg.Observer.Refused(CodeOwnSandboxes)
-		return nil, &AdmissionError{Code: CodeOwnSandboxes, Reason: fmt.Sprintf(
-			"%d more would exceed the maximum of %d sandboxes of %s, which has %d; kill some", n, o.most, o.name, have)}
-	}
-	m.owners.coming[o.name] += n
-	return func() {
-		m.owners.mu.Lock()
-		defer m.owners.mu.Unlock()
-		if m.owners.coming[o.name] -= n; m.owners.coming[o.name] == 0 {
-			delete(m.owners.coming, o.name)
-		}
-	}, nil
 }

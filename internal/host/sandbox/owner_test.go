@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -21,7 +22,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := fork(ci, 4)
-	wantRefused(t, CodeOwnSandboxes, err)
+	wantRefused(t, admit.CodeOwnSandboxes, err)
 	var group sync.WaitGroup
 	results, forked := make([]error, 6), make([]ForkResult, 6)
 	for i := range results {
@@ -33,7 +34,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 		if err == nil {
 			mine = append(mine, forked[i].Sandboxes[0].ID)
 		} else {
-			wantRefused(t, CodeOwnSandboxes, err)
+			wantRefused(t, admit.CodeOwnSandboxes, err)
 		}
 	}
 	if len(mine) == 0 || len(mine) > 3 {
@@ -56,7 +57,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	}
 	before := w.vmms.Spawned
 	_, _, err = w.ForkSandbox(ci, mine[1], BranchRequest{}, ForkRequest{N: 1})
-	wantRefused(t, CodeOwnSandboxes, err)
+	wantRefused(t, admit.CodeOwnSandboxes, err)
 	if w.vmms.Spawned != before {
 		t.Error("VMs were started for a fork that was refused")
 	}
@@ -67,7 +68,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = fork(ci, 1)
-	wantRefused(t, CodeOwnSandboxes, err)
+	wantRefused(t, admit.CodeOwnSandboxes, err)
 	if err := w.Kill(mine[1]); err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +115,7 @@ func TestWhatCanBeResumedCounts(t *testing.T) {
 	}
 	end(id)
 	_, err = fork()
-	wantRefused(t, CodeOwnSandboxes, err)
+	wantRefused(t, admit.CodeOwnSandboxes, err)
 	if i, err := w.Resume(ci, id); err != nil || i.State != Running || i.Resumable {
 		t.Errorf("%+v, %v", i, err)
 	}

@@ -240,8 +240,8 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	if v.lease != nil {
 		vcpus = v.lease.Manifest().Machine.VCPUs
 	}
-	m.admitted.takeOver(vcpus)
-	v.leave = m.admitted.leaver(vcpus)
+	m.admitted.TakeOver(vcpus)
+	v.leave = m.admitted.Leaver(vcpus)
 	if err := v.limit(&s.record); err != nil {
 		m.cfg.Log.Error("the limits of a sandbox are not known to be in force", "sandbox", id, "error", err)
 	}

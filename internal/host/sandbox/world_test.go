@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
@@ -53,7 +54,7 @@ type world struct {
 	online bool // sandboxes have a network
 	net    *netclient.Client
 	events *event.Ring // of the latest manager
-	admit  Admission
+	admit  admit.Rules
 
 	poolMost int
 }

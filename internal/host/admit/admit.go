@@ -1,0 +1,194 @@
+// Package admit says whether the host, and the owner of sandboxes, may have more of them: it counts VMs
+// and sandboxes, and looks at memory and disk.
+//
+// What is started, and what is done for one that was refused, is for its users to say.
+package admit
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rules say how many sandboxes a host takes. A zero field is no limit.
+type Rules struct {
+	MaxSandboxes  int     // that have a VM
+	VCPUsPerCPU   float64 // of all their VMs together
+	MemoryReserve uint64  // bytes of the host's memory that stay available
+	DiskReserve   uint64  // bytes that stay free where private disk tops are
+}
+
+// startBytes is what a VM is reckoned to take while it starts, until the host's own figures show
+// it: a child writes about 1 MiB until it has confirmed, its VMM and KVM have as much each.
+const startBytes = 4 << 20
+
+// Codes of an Error, as the API spells them.
+const (
+	CodeMaxSandboxes = "max_sandboxes"
+	CodeMaxVCPUs     = "max_vcpus"
+	CodeHostMemory   = "host_memory"
+	CodeHostDisk     = "host_disk"
+	CodeOwnSandboxes = "own_sandboxes" // see Owners
+)
+
+// Error reports VMs that were not started, because the host has no room for them, or their owner.
+type Error struct {
+	Code   string
+	Reason string
+}
+
+func (e *Error) Error() string { return "not admitted: " + e.Reason }
+
+// Host counts the VMs of a daemon's sandboxes. Those that are on their way count like the others, so
+// that two requests cannot both take the last room. Its methods may be called concurrently.
+type Host struct {
+	rules     Rules
+	dir       string                 // whose file system has DiskReserve
+	available func() (uint64, error) // memory of the host, bytes
+	room      func(dir string) (free uint64, _ error)
+
+	mu       sync.Mutex
+	vms      int
+	vcpus    int
+	starting int       // of vms
+	free     uint64    // what available said
+	asked    time.Time // when it was asked
+	since    int       // VMs that entered after that
+}
+
+// askEvery is how old the host's figure of available memory may be. The kernel takes tens of
+// microseconds to make it up, which is much for a fork.
+const askEvery = 100 * time.Millisecond
+
+// New returns a Host without VMs, whose private disk tops are in dir.
+func New(rules Rules, dir string) *Host {
+	return &Host{rules: rules, dir: dir, available: memAvailable, room: FreeBytes}
+}
+
+// FreeBytes returns the room of dir's file system.
+func FreeBytes(dir string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, err
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// Enter takes places for n VMs, for all or none. Each is left by Leave; when all have started or
+// failed, Started is called once with the same n.
+func (h *Host) Enter(n int, vcpus uint32) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.checkLocked(n, vcpus); err != nil {
+		return err
+	}
+	h.vms, h.vcpus, h.starting, h.since = h.vms+n, h.vcpus+n*int(vcpus), h.starting+n, h.since+n
+	return nil
+}
+
+// Check says what Enter would.
+func (h *Host) Check(n int, vcpus uint32) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.checkLocked(n, vcpus)
+}
+
+func (h *Host) checkLocked(n int, vcpus uint32) error {
+	refuse := func(code, format string, args ...any) error {
+		return &Error{Code: code, Reason: fmt.Sprintf(format, args...)}
+	}
+	r := &h.rules
+	if r.MaxSandboxes > 0 && h.vms+n > r.MaxSandboxes {
+		return refuse(CodeMaxSandboxes,
+			"%d more would exceed the maximum of %d sandboxes, of which %d run or are paused; kill or "+
+				"suspend some, or raise the daemon's --max-sandboxes", n, r.MaxSandboxes, h.vms)
+	}
+	most := int(r.VCPUsPerCPU * float64(runtime.NumCPU()))
+	if r.VCPUsPerCPU > 0 && h.vcpus+n*int(vcpus) > most {
+		return refuse(CodeMaxVCPUs,
+			"%d more vCPUs would exceed the maximum of %d, of which %d are taken; kill or suspend sandboxes, "+
+				"or raise the daemon's --vcpu-overcommit", n*int(vcpus), most, h.vcpus)
+	}
+	if r.MemoryReserve > 0 {
+		if err := h.askLocked(); err != nil {
+			return err
+		}
+		if need := r.MemoryReserve + uint64(max(h.starting, h.since)+n)*startBytes; h.free < need {
+			return refuse(CodeHostMemory, "the host has %d MiB of memory available, and %d more sandboxes want %d MiB with the "+
+				"daemon's reserve of %d; kill or suspend some, or lower --memory-reserve-mib",
+				h.free>>20, n, need>>20, r.MemoryReserve>>20)
+		}
+	}
+	if r.DiskReserve > 0 {
+		free, err := h.room(h.dir)
+		if err != nil {
+			return err
+		}
+		if free < r.DiskReserve {
+			return refuse(CodeHostDisk, "%s has %d MiB free, less than the daemon's reserve of %d; free some, or lower "+
+				"--disk-reserve-mib", h.dir, free>>20, r.DiskReserve>>20)
+		}
+	}
+	return nil
+}
+
+// askLocked looks at the host's memory, unless that was done just now.
+func (h *Host) askLocked() error {
+	if time.Since(h.asked) < askEvery {
+		return nil
+	}
+	free, err := h.available()
+	if err == nil {
+		h.free, h.asked, h.since = free, time.Now(), 0
+	}
+	return err
+}
+
+// TakeOver counts a VM that an earlier daemon started.
+func (h *Host) TakeOver(vcpus uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.vms, h.vcpus = h.vms+1, h.vcpus+int(vcpus)
+}
+
+// Started: see Enter.
+func (h *Host) Started(n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.starting -= n
+}
+
+// Leave gives back the place of one VM.
+func (h *Host) Leave(vcpus uint32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.vms, h.vcpus = h.vms-1, h.vcpus-int(vcpus)
+}
+
+// Leaver returns how the place of one VM is given back, however often it is called.
+func (h *Host) Leaver(vcpus uint32) func() {
+	return sync.OnceFunc(func() { h.Leave(vcpus) })
+}
+
+// memAvailable returns how much memory the host can give without swapping (proc(5), meminfo).
+func memAvailable() (uint64, error) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
+			kib, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/meminfo does not name MemAvailable")
+}

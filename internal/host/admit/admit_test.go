@@ -1,0 +1,82 @@
+package admit
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// wantRefused fails unless err is a refusal with the code.
+func wantRefused(t *testing.T, code string, err error) {
+	t.Helper()
+	var refused *Error
+	if !errors.As(err, &refused) || refused.Code != code {
+		t.Errorf("got %v, want a refusal with code %s", err, code)
+	}
+}
+
+func TestRulesLookAtTheHost(t *testing.T) {
+	const free = 100 << 20
+	enough := func() (uint64, error) { return free, nil }
+	room := func(string) (uint64, error) { return free, nil }
+	for _, c := range []struct {
+		name  string
+		rules Rules
+		n     int
+		code  string
+	}{
+		{"no rules", Rules{}, 1000, ""},
+		{"memory for one", Rules{MemoryReserve: free - startBytes}, 1, ""},
+		{"memory for one, not two", Rules{MemoryReserve: free - startBytes}, 2, CodeHostMemory},
+		{"disk", Rules{DiskReserve: free}, 1, ""},
+		{"disk is short", Rules{DiskReserve: free + 1}, 1, CodeHostDisk},
+		{"vCPUs", Rules{VCPUsPerCPU: 1e-9}, 1, CodeMaxVCPUs},
+	} {
+		a := New(c.rules, "/")
+		a.available, a.room = enough, room
+		err := a.Enter(c.n, 2)
+		if c.code != "" {
+			wantRefused(t, c.code, err)
+		} else if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	a := New(Rules{MemoryReserve: free - startBytes}, "/")
+	a.available = enough
+	if err := a.Enter(1, 1); err != nil {
+		t.Fatal(err)
+	}
+	a.asked = time.Now().Add(time.Hour)           // nobody looks again before the test says so
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the first is still on its way
+	a.Started(1)
+	wantRefused(t, CodeHostMemory, a.Enter(1, 1)) // the host's figures do not have it yet
+	a.asked = time.Time{}
+	if err := a.Enter(1, 1); err != nil {
+		t.Errorf("the first has started, and the host's figures have it: %v", err)
+	}
+	if free, err := memAvailable(); err != nil || free == 0 {
+		t.Errorf("the host has %d bytes available, %v", free, err)
+	}
+}
+
+// Sandboxes that are on their way count, until they are there or will not come.
+func TestOwnersReserve(t *testing.T) {
+	var o Owners
+	have := func() int { return 1 }
+	release, err := o.Reserve("a", 3, 2, have)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = o.Reserve("a", 3, 1, have)
+	wantRefused(t, CodeOwnSandboxes, err)
+	if _, err := o.Reserve("b", 3, 1, have); err != nil {
+		t.Errorf("another owner: %v", err)
+	}
+	release()
+	if _, err := o.Reserve("a", 3, 2, have); err != nil {
+		t.Errorf("when they have not come: %v", err)
+	}
+	if _, err := o.Reserve("c", 0, 1000, func() int { panic("counted") }); err != nil {
+		t.Errorf("without a limit: %v", err)
+	}
+}

@@ -1,0 +1,39 @@
+package admit
+
+import (
+	"fmt"
+	"sync"
+)
+
+// Owners counts the sandboxes that are on their way, by owner: two requests cannot both take the last
+// room. The zero Owners is ready to use.
+type Owners struct {
+	mu     sync.Mutex
+	coming map[string]int
+}
+
+// Reserve takes room for n more sandboxes of an owner, who may have so many at most and has as many as
+// have returns; with most 0 there is no limit. The error is an *Error. release is called when they are
+// there, or will not come.
+func (o *Owners) Reserve(owner string, most, n int, have func() int) (release func(), err error) {
+	if most == 0 {
+		return func() {}, nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if has := o.coming[owner] + have(); has+n > most {
+		return nil, &Error{Code: CodeOwnSandboxes, Reason: fmt.Sprintf(
+			"%d more would exceed the maximum of %d sandboxes of %s, which has %d; kill some", n, most, owner, has)}
+	}
+	if o.coming == nil {
+		o.coming = make(map[string]int)
+	}
+	o.coming[owner] += n
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.coming[owner] -= n; o.coming[owner] == 0 {
+			delete(o.coming, owner)
+		}
+	}, nil
+}
