@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -191,8 +192,8 @@ func (b *branch) freeze(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.tag() {
-		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.tag())
+	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.Tag() {
+		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.Tag())
 	}
 	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
 		return err
@@ -274,7 +275,7 @@ func (b *branch) create(name string) (*os.File, error) {
 
 // prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from
 // now on.
-func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
+func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, error) {
 	s := b.s
 	for _, f := range append(slices.Clone(rec.Frozen), durable.FrozenTop{Name: rec.Top, Owner: b.staging.ID()}) {
 		file, err := os.Open(filepath.Join(s.data, f.Name))
@@ -288,12 +289,12 @@ func (b *branch) prepareTop(ctx context.Context, rec record) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := rec.nextTop()
+	name := rec.NextTop()
 	top, err := chain.NewTop(filepath.Join(s.data, name), b.lease.Manifest().Disk.SizeBytes, b.m.cfg.NewTop)
 	if err != nil {
 		return nil, err
 	}
-	err = s.update(func(r *record) {
+	err = s.update(func(r *ledger.Record) {
 		r.Tops++
 		r.Pending = &durable.PendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
 	})
@@ -350,7 +351,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	// missing in the line of its sandbox because the daemon died. An ID that no snapshot gets names
 	// nothing.
 	var at *snapshot.Ref // before
-	err = b.s.update(func(r *record) {
+	err = b.s.update(func(r *ledger.Record) {
 		r.Count++
 		r.Branches = append(b.m.reachable(r.Branches), b.staging.ID())
 		if at = r.At; b.stays() {
@@ -365,7 +366,7 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	}
 	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {
 		b.s.since.forget()
-		err = errors.Join(err, b.s.update(func(r *record) {
+		err = errors.Join(err, b.s.update(func(r *ledger.Record) {
 			r.Count--
 			r.Branches, r.At = r.Branches[:len(r.Branches)-1], at
 		}))

@@ -15,6 +15,7 @@ import (
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -244,7 +245,7 @@ func TestRestartDuringABranch(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(s.data, "next"), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.update(func(r *record) {
+		if err := s.update(func(r *ledger.Record) {
 			r.Pending = &durable.PendingTop{Name: "next", Owner: "o",
 				Swaps: 0}
 		}); err != nil {
@@ -437,7 +438,8 @@ func TestLostChildLeavesItsSiblings(t *testing.T) {
 	for _, info := range r.Sandboxes[1:] {
 		s, err := w.Get(info.ID)
 		if err == nil {
-			err = s.update(func(r *record) { r.Restoring = true }) // refused by the next daemon, having leased the snapshot
+			// refused by the next daemon, having leased the snapshot
+			err = s.update(func(r *ledger.Record) { r.Restoring = true })
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -69,7 +70,7 @@ func (b *branch) mergeTops(owner string) error {
 		return err
 	}
 	var old []durable.FrozenTop
-	err = b.s.update(func(r *record) {
+	err = b.s.update(func(r *ledger.Record) {
 		old, r.Frozen = r.Frozen, []durable.FrozenTop{{Name: name, Owner: owner}}
 	})
 	if err != nil {

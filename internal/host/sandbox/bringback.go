@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
 
@@ -56,8 +57,8 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: s.id, Dir: dir, VMM: vmm}, lease)
 	v.leave = leave
-	undo.Add(func() { m.kill(s.id, v); v.link.Close(); clearTops(s.data) })
-	rec.Top, rec.Tops, rec.PID = rec.nextTop(), rec.Tops+1, vmm.PID()
+	undo.Add(func() { m.kill(s.id, v); v.link.Close(); ledger.ClearTops(s.data) })
+	rec.Top, rec.Tops, rec.PID = rec.NextTop(), rec.Tops+1, vmm.PID()
 	if err := v.limit(&rec); err != nil {
 		return err
 	}
@@ -77,7 +78,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	if expiry != nil {
 		expiry().write(&rec)
 	}
-	if err := writeRecord(dir, &rec); err != nil {
+	if err := ledger.Write(dir, &rec); err != nil {
 		return err
 	}
 	err = s.transition("resume", Running, func() { s.live, s.record, s.timing = v, rec, timing })
@@ -102,7 +103,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 
 // fallBack makes an exited sandbox the suspended one that it was last. The caller holds s.ops.
 func (m *Manager) fallBack(s *Sandbox) error {
-	r, err := readSuspension(s.data)
+	r, err := ledger.ReadSuspended(s.data)
 	if err != nil {
 		return fmt.Errorf("resume sandbox %q: %w", s.id, err)
 	}
@@ -113,7 +114,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	}
 	s.since.forget()
 	m.kill(s.id, v)
-	clearTops(s.data)
+	ledger.ClearTops(s.data)
 	v.release()
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -38,7 +39,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	}
 	s.record.Fork = fork
-	if err := writeRecord(s.live.dir, &s.record); err != nil {
+	if err := ledger.Write(s.live.dir, &s.record); err != nil {
 		return nil, err
 	}
 	s.timing.Ready = time.Since(start)
@@ -68,7 +69,7 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 	if err != nil {
 		return nil, err
 	}
-	s := m.newSandbox(record{
+	s := m.newSandbox(ledger.Record{
 		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: ownerOf(ctx).name,
 		Created:     start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
@@ -85,13 +86,13 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		return nil, err
 	}
 	if manifest.Disk != nil {
-		s.record.Top = topName
+		s.record.Top = ledger.FirstTop
 		if err := os.Mkdir(s.data, 0o700); err != nil {
 			return nil, err
 		}
 	}
 	if len(network.Secrets) > 0 { // a new child has none to be removed
-		if err := writeSecrets(s.data, network.Secrets); err != nil {
+		if err := ledger.WriteSecrets(s.data, network.Secrets); err != nil {
 			return nil, err
 		}
 	}

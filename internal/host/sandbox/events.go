@@ -32,7 +32,7 @@ func (s *Sandbox) enteredLocked(from State, op string) {
 }
 
 func (s *Sandbox) eventLocked(kind event.Kind, reason string) event.Event {
-	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.tag(), Labels: s.record.Labels, Reason: reason}
+	return event.Event{Kind: kind, Sandbox: s.id, Snapshot: s.record.Tag(), Labels: s.record.Labels, Reason: reason}
 }
 
 // event makes an event of s, for the caller to tell.

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // Expiry says when the time of a sandbox has passed, and what becomes of it then.
@@ -22,7 +24,7 @@ func (e Expiry) after(d time.Duration) Expiry {
 	return e
 }
 
-func (e Expiry) write(r *record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
+func (e Expiry) write(r *ledger.Record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
 
 // SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
 // time has passed meanwhile.

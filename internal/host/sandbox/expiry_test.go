@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // soon is the time of sandboxes that are to expire; far that of those that are not.
@@ -197,9 +198,9 @@ func TestResumeAfterItsTimeHasPassed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, read := range []func() (record, error){
-		func() (record, error) { return readRecord(s.live.dir) },
-		func() (record, error) { return readSuspension(s.data) },
+	for _, read := range []func() (ledger.Record, error){
+		func() (ledger.Record, error) { return ledger.Read(s.live.dir) },
+		func() (ledger.Record, error) { return ledger.ReadSuspended(s.data) },
 	} {
 		if r, err := read(); err != nil || !r.Expires.IsZero() {
 			t.Errorf("it is written that it ends at %v, %v", r.Expires, err)
@@ -244,9 +245,9 @@ func TestTimeAmidASuspension(t *testing.T) {
 	if _, err := w.setExpiry(t, s.id, Expiry{At: end}); err != nil {
 		t.Fatal(err)
 	}
-	var found record
+	var found ledger.Record
 	v.branch = func() (err error) {
-		found, err = readRecord(s.live.dir)
+		found, err = ledger.Read(s.live.dir)
 		s.mu.Lock()
 		s.record.Expires = time.Now() // so long has it taken
 		s.mu.Unlock()
@@ -260,7 +261,7 @@ func TestTimeAmidASuspension(t *testing.T) {
 	if !found.Expires.Equal(end) {
 		t.Errorf("the record says %v amid the suspension, want %v", found.Expires, end)
 	}
-	if r, err := readSuspension(s.data); err != nil || !r.Expires.IsZero() {
+	if r, err := ledger.ReadSuspended(s.data); err != nil || !r.Expires.IsZero() {
 		t.Errorf("the suspended state has %v, %v", r.Expires, err)
 	}
 	w.KillAll()
@@ -287,7 +288,7 @@ func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		state := filepath.Join(s.data, suspendedName)
+		state := filepath.Join(s.data, ledger.SuspendedFile)
 		var confirmed time.Time
 		w.vmms.ForkedErr = func(int) error {
 			time.Sleep(time.Millisecond)
@@ -298,7 +299,7 @@ func TestTimeOfASandboxThatIsBroughtBack(t *testing.T) {
 		if err != nil || i.State != Running || i.Expires.Before(confirmed.Add(far)) {
 			t.Errorf("%s: %+v, %v; want the time to pass %v after %v", name, i, err, far, confirmed)
 		}
-		if r, err := readRecord(s.live.dir); err != nil || !r.Expires.Equal(i.Expires) {
+		if r, err := ledger.Read(s.live.dir); err != nil || !r.Expires.Equal(i.Expires) {
 			t.Errorf("%s: the record has %v, %v", name, r.Expires, err)
 		}
 		if err := errors.Join(os.Remove(state), os.Rename(state+".aside", state)); err != nil {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -11,17 +12,17 @@ import (
 func TestWritesAsOthers(t *testing.T) {
 	secret := netclient.Setting{Secrets: []netproto.Secret{{Host: "a.b", Header: "X", Value: "s3cr3t"}}}
 	for name, c := range map[string]struct {
-		r    record
+		r    ledger.Record
 		want bool
 	}{
-		"nothing of its own":  {record{}, true},
-		"a usual environment": {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv-1)}}, true},
-		"a large value":       {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv)}}, false},
-		"a large name":        {record{Env: map[string]string{strings.Repeat("A", usualEnv+1): ""}}, false},
-		"large in many": {record{Env: map[string]string{"A": strings.Repeat("a", usualEnv/2),
+		"nothing of its own":  {ledger.Record{}, true},
+		"a usual environment": {ledger.Record{Env: map[string]string{"A": strings.Repeat("a", usualEnv-1)}}, true},
+		"a large value":       {ledger.Record{Env: map[string]string{"A": strings.Repeat("a", usualEnv)}}, false},
+		"a large name":        {ledger.Record{Env: map[string]string{strings.Repeat("A", usualEnv+1): ""}}, false},
+		"large in many": {ledger.Record{Env: map[string]string{"A": strings.Repeat("a", usualEnv/2),
 			"B": strings.Repeat("b", usualEnv/2)}}, false},
-		"a network of its own": {record{Network: netclient.Setting{}}, true},
-		"a secret":             {record{Network: secret}, false},
+		"a network of its own": {ledger.Record{Network: netclient.Setting{}}, true},
+		"a secret":             {ledger.Record{Network: secret}, false},
 	} {
 		if have := writesAsOthers(&c.r); have != c.want {
 			t.Errorf("%s: %v, want %v", name, have, c.want)

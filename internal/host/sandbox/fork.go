@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -154,21 +155,21 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 // fork starts the children, which have been admitted, and hands them out, as one unit: should the
 // daemon die before they are handed out, the next one ends all of them.
 func (m *Manager) fork(ctx context.Context, start time.Time, req ForkRequest, vcpus uint32) (ForkResult, error) {
-	unfinished, err := beginFork(m.cfg.RunDir, req.N)
+	unfinished, err := ledger.BeginFork(m.cfg.RunDir, req.N)
 	if err != nil {
 		m.givePlaces(make([]*Sandbox, req.N), vcpus)
 		return ForkResult{}, err
 	}
-	children, errs := m.startChildren(ctx, start, req, unfinished.id)
+	children, errs := m.startChildren(ctx, start, req, unfinished.ID)
 	m.givePlaces(children, vcpus)
 	result, err := countFailed(ctx, req, errs)
 	children = slices.DeleteFunc(children, func(s *Sandbox) bool { return s == nil })
 	if err == nil {
-		err = unfinished.finish()
+		err = unfinished.Finish()
 	}
 	if err != nil {
 		m.endAll(children)
-		_ = unfinished.finish() // nobody is left whom it could concern
+		_ = unfinished.Finish() // nobody is left whom it could concern
 		return result, err
 	}
 	for _, s := range children {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -132,7 +133,7 @@ func TestEnvironmentsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := os.Stat(filepath.Join(w.vmDir(r.Sandboxes[0].ID), recordName))
+	info, err := os.Stat(filepath.Join(w.vmDir(r.Sandboxes[0].ID), ledger.File))
 	if err != nil || info.Size() > maxEnv+4096 {
 		t.Errorf("the record has %d bytes, %v", info.Size(), err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -200,7 +201,7 @@ func TestRestartDuringAFork(t *testing.T) {
 		forked <- err
 	}()
 	records := func() int {
-		files, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, "*", recordName))
+		files, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, "*", ledger.File))
 		return len(files)
 	}
 	for deadline := time.Now().Add(30 * time.Second); records() < n; time.Sleep(time.Millisecond) {
@@ -217,7 +218,7 @@ func TestRestartDuringAFork(t *testing.T) {
 	if !w.has(kept) {
 		t.Error("a sandbox from before the fork is lost")
 	}
-	if notes, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, unfinishedPrefix+"*")); len(notes) != 0 {
+	if notes, _ := filepath.Glob(filepath.Join(w.cfg.RunDir, ledger.ForkPrefix+"*")); len(notes) != 0 {
 		t.Errorf("left: %v", notes)
 	}
 	close(hang)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // Bounds on labels, which are in every list and in a record that is written often.
@@ -74,7 +75,7 @@ func (s *Sandbox) changeLabels(ctx context.Context, change map[string]*string) e
 		"labels: without one of these the sandbox would be out of reach"); err != nil {
 		return err
 	}
-	if err := s.updateAll(func(r *record) { r.Labels = labels }); err != nil {
+	if err := s.updateAll(func(r *ledger.Record) { r.Labels = labels }); err != nil {
 		return err
 	}
 	s.events.Emit(s.event(event.SandboxLabels, ""))

@@ -6,12 +6,13 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // limit sets the limits of a record. A VM that was started has those of a VM without any, and what
 // is as it should be is not written again.
-func (v *liveVM) limit(r *record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
+func (v *liveVM) limit(r *ledger.Record) error { return v.vmm.Limit(r.Limits, r.MemoryBytes) }
 
 // limitsFor returns the limits of children: what was asked for, or what their snapshot gives.
 func limitsFor(asked *vm.Limits, m *snapshot.Manifest) vm.Limits {
@@ -39,7 +40,7 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 		}
 	}
 	// Written down when it is in force: a daemon that takes over sets what is written.
-	if err := s.updateAll(func(r *record) { r.Limits = limits }); err != nil {
+	if err := s.updateAll(func(r *ledger.Record) { r.Limits = limits }); err != nil {
 		if s.live != nil {
 			_ = s.live.limit(&before) // the first error says what matters
 		}
@@ -49,7 +50,7 @@ func (s *Sandbox) setLimits(limits vm.Limits) error {
 }
 
 // change sets other limits than r has for a VM that may have outgrown them.
-func (v *liveVM) change(limits vm.Limits, r *record) error {
+func (v *liveVM) change(limits vm.Limits, r *ledger.Record) error {
 	use, err := v.vmm.Usage()
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -94,7 +95,7 @@ func (m *Manager) reset(id string, v *liveVM) error {
 
 // join joins the VM v to the network that r says. The frame socket is donated to the VM, and then
 // given to joined; it is nil where there is no network.
-func (m *Manager) join(v *liveVM, r *record) (*netclient.Link, *os.File, error) {
+func (m *Manager) join(v *liveVM, r *ledger.Record) (*netclient.Link, *os.File, error) {
 	return m.cfg.Net.Join(r.ID, r.Network, m.giveTo(r.ID, v))
 }
 
@@ -118,10 +119,10 @@ func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.
 	if setting.Secrets, err = fillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
 		return err
 	}
-	if err := writeSecrets(s.data, setting.Secrets); err != nil {
+	if err := ledger.WriteSecrets(s.data, setting.Secrets); err != nil {
 		return err
 	}
-	if err := s.updateAll(func(r *record) { r.Network = setting }); err != nil {
+	if err := s.updateAll(func(r *ledger.Record) { r.Network = setting }); err != nil {
 		return err
 	}
 	s.mu.Lock()

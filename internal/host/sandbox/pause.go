@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
@@ -20,12 +22,12 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
 		return err
 	}
-	err := s.update(func(r *record) { r.Paused = true })
+	err := s.update(func(r *ledger.Record) { r.Paused = true })
 	if err == nil {
 		err = s.stopVM(ctx, v)
 	}
 	if err != nil {
-		err = errors.Join(err, s.update(func(r *record) { r.Paused = false }))
+		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
 		_ = s.transition("pause", Running, nil) // refused where it has ended
 	}
 	return err
@@ -34,7 +36,7 @@ func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
 // unpause lets the VM of a paused s run again.
 func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
 	if s.record.Paused { // not if it waits for room on the disk, which writing would take
-		if err := s.update(func(r *record) { r.Paused = false }); err != nil {
+		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -72,7 +73,7 @@ func TestReachIsAskedAgain(t *testing.T) {
 	}
 	paused := make(chan error)
 	go func() { _, err := w.Pause(a, id); paused <- err }()
-	if err := s.updateAll(func(r *record) { r.Labels = map[string]string{"team-b/x": ""} }); err != nil {
+	if err := s.updateAll(func(r *ledger.Record) { r.Labels = map[string]string{"team-b/x": ""} }); err != nil {
 		t.Fatal(err)
 	}
 	unlock()

@@ -8,6 +8,7 @@ import (
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -18,7 +19,7 @@ func (b *branch) keeps() bool { return b.op == "branch" && b.req.Mode != vm.Bran
 // chooseBelow chooses the snapshot that the branch's memory layer lies on: what the sandbox was
 // rebased onto last, or, when the line of such branches has become long, or cannot be used, the
 // snapshot that it runs from. In that case the layer has all that was written since.
-func (b *branch) chooseBelow(rec *record) {
+func (b *branch) chooseBelow(rec *ledger.Record) {
 	b.below, b.line = b.lease, 1
 	if rec.Rebased == nil || b.req.Mode == vm.BranchFull {
 		return
@@ -71,7 +72,7 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	if s.answered(err) == nil {
 		// Before anything is replaced: what has been is no longer private, and whoever takes the
 		// sandbox over must know that.
-		err = s.update(func(r *record) {
+		err = s.update(func(r *ledger.Record) {
 			r.Rebasing = &durable.PendingRebase{To: durable.Rebased{ID: id, Line: b.line}, Rebases: stats.Rebases}
 		})
 	}
@@ -109,7 +110,7 @@ func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 		return nil
 	}
 	begun := rebases > pending.Rebases
-	err := s.update(func(r *record) {
+	err := s.update(func(r *ledger.Record) {
 		r.Rebasing = nil
 		if begun {
 			r.Rebased = &pending.To
@@ -131,7 +132,7 @@ func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
 
 // follow keeps what the memory of a VM lies on that was taken over, and what it may lie on. Without
 // it the VM runs on all the same, and its next branch has all that it has written since its fork.
-func (m *Manager) follow(v *liveVM, r *record) {
+func (m *Manager) follow(v *liveVM, r *ledger.Record) {
 	get := func(id string) func() {
 		unfollow, err := m.cfg.Store.Follow(id)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -124,7 +125,7 @@ func TestRestartDuringARebase(t *testing.T) {
 					t.Fatal(err)
 				}
 				// As if the second rebase were under way.
-				err = s.update(func(r *record) {
+				err = s.update(func(r *ledger.Record) {
 					r.Rebasing = &durable.PendingRebase{To: *r.Rebased, Rebases: 1}
 					r.Rebased = &durable.Rebased{ID: was.ID, Line: 1}
 				})

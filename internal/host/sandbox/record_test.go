@@ -1,8 +1,6 @@
 package sandbox
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,111 +9,13 @@ import (
 	"testing"
 	"time"
 
-	durable "github.com/forkd/forkd/internal/format/record"
-	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
-
-// wholeRecord returns a record of which every field is set.
-func wholeRecord(t *testing.T) record {
-	t.Helper()
-	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"},
-		[]string{"1.2.3.4"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	policy.AllowECH = true
-	r := record{ID: "i", SnapshotTag: "t", SnapshotID: "s", Origin: "o", Hostname: "h", Owner: "w", PID: 1,
-		Created:     time.Unix(1, 2).UTC(),
-		MemoryBytes: 3, Expires: time.Unix(4, 5).UTC(), Fork: "f", Protocol: vmmproto.Version, ExpirySuspends: true,
-		Annotation: json.RawMessage(`{"a":1}`), Env: map[string]string{"A": "1"}, Labels: map[string]string{"a": "1"},
-		Network: netclient.Setting{Policy: policy, Limits: netproto.Limits{BytesPerSecond: 6, PacketsPerSecond: 7,
-			Connections: 8}},
-		Limits: vm.Limits{MemoryMiB: 64, SwapMiB: 9, CPUs: 1.5, CPUWeight: 10, IOBytesPerSecond: 1 << 20,
-			IOOpsPerSecond: 64},
-		IdleTimeout: time.Second, AutoResume: true, Frozen: []durable.FrozenTop{{Name: "n", Owner: "o"}}, Top: "t", Tops: 11,
-		Branches: []string{"b"}, Count: 12, Suspends: 13, At: &snapshot.Ref{ID: "a", Tag: "at"},
-		Rebased:  &durable.Rebased{ID: "r", Line: 14},
-		Rebasing: &durable.PendingRebase{To: durable.Rebased{ID: "q", Line: 15}, Rebases: 16},
-		Unique: &agentproto.Unique{Reseeded: []agentproto.Generator{{PID: 17, Program: "p", Library: "l"}},
-			Repeats: []agentproto.Generator{{PID: 18, Program: "p", Library: "l"}}, More: 19},
-		Strict: true, Paused: true, Pending: &durable.PendingTop{Name: "n", Owner: "o", Swaps: 20}, Restoring: true,
-	}
-	secrets := &r.Network.Secrets // they are kept apart
-	*secrets = []netproto.Secret{{Host: "h", Header: "X", Value: "v"}}
-	requireSet(t, reflect.ValueOf(r), "record")
-	*secrets = nil
-	return r
-}
-
-// requireSet fails the test if a field of v is zero: say above what it is, so that the test below
-// checks that it is written down.
-func requireSet(t *testing.T, v reflect.Value, name string) {
-	t.Helper()
-	switch {
-	case v.IsZero():
-		t.Errorf("%s is not set", name)
-	case v.Kind() == reflect.Pointer:
-		requireSet(t, v.Elem(), name)
-	case v.Kind() == reflect.Slice && v.Type().Elem() != reflect.TypeFor[netproto.Rule]():
-		requireSet(t, v.Index(0), name)
-	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[time.Time]():
-		for i := range v.NumField() {
-			requireSet(t, v.Field(i), name+"."+v.Type().Field(i).Name)
-		}
-	}
-}
-
-// Every field of a record is written down and comes back, and everything that lies on disk comes
-// from a field.
-func TestRecordRoundTrip(t *testing.T) {
-	want, dir := wholeRecord(t), t.TempDir()
-	requireSet(t, reflect.ValueOf(want.durable()), "durable.Sandbox")
-	if err := writeRecord(dir, &want); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := readRecord(dir); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%v\n%+v\n%+v", err, got, want)
-	}
-	if err := writeSuspension(dir, &want); err != nil {
-		t.Fatal(err)
-	}
-	want.PID, want.Protocol = 0, 0
-	if got, err := readSuspension(dir); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("suspended: %v\n%+v\n%+v", err, got, want)
-	}
-}
-
-// A sandbox that nothing says about where it may connect to is not written down, nor is it read.
-func TestRecordWithoutANetwork(t *testing.T) {
-	r, dir := wholeRecord(t), t.TempDir()
-	r.Network = netclient.Setting{}
-	if writeRecord(dir, &r) == nil || writeSuspension(dir, &r) == nil {
-		t.Error("written")
-	}
-	d := wholeRecord(t)
-	for _, text := range []string{"", "anything", "mode 0"} {
-		s := d.durable()
-		s.Network.Mode = text
-		if got, err := fromDurable("f", s); err == nil {
-			t.Errorf("mode %q is read as %+v", text, got.Network)
-		}
-	}
-	s := d.durable()
-	s.Network.Allow = []string{"a/b/c"}
-	if _, err := fromDurable("f", s); err == nil {
-		t.Error("a rule that is none is read")
-	}
-	s = d.durable()
-	s.Limits.CPUs = -1
-	if _, err := fromDurable("f", s); err == nil {
-		t.Error("a limit that is none is read")
-	}
-}
 
 // golden returns a record of version 0, with other texts in the place of some of its own.
 func golden(t *testing.T, file string, replace ...string) string {
@@ -142,7 +42,12 @@ func put(t *testing.T, path, text string) {
 // The network that the sandbox of the golden files was given.
 func goldenNetwork(t *testing.T) netclient.Setting {
 	t.Helper()
-	policy := wholeRecord(t).Network.Policy
+	policy, err := netproto.ParsePolicy("allow", []string{"pypi.org", "*.pythonhosted.org:443", "udp/10.0.0.0/8:53-54"},
+		[]string{"1.2.3.4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy.AllowECH = true
 	return netclient.Setting{Policy: policy}
 }
 
@@ -169,12 +74,12 @@ func TestRecordsOfVersion0(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := time.Now().Add(far).UTC()
-	put(t, filepath.Join(a.live.dir, recordName), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq",
+	put(t, filepath.Join(a.live.dir, ledger.File), golden(t, "sandbox-branched.v0.json", "sb-ighgo6ti5fljkqrdh3uq5elsaq",
 		live,
 		"i4qibj6i2p5x7ct3ewagapdjmu", a.record.SnapshotID, "2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano),
 		"tt43lhlbmvk6fek7vozacqqsm4", a.record.Branches[0], `"vmm_protocol":15`,
 		fmt.Sprintf(`"vmm_protocol":%d`, vmmproto.Version)))
-	put(t, filepath.Join(b.data, suspendedName), golden(t, "suspended-branched.v0.json",
+	put(t, filepath.Join(b.data, ledger.SuspendedFile), golden(t, "suspended-branched.v0.json",
 		"suspended-sb-ighgo6ti5fljkqrdh3uq5elsaq-2", b.record.SnapshotTag, "sb-ighgo6ti5fljkqrdh3uq5elsaq", asleep,
 		`"snapshot_id":"edsg2yndrwdtjgplycf5kuknza"`, fmt.Sprintf(`"snapshot_id":%q`, b.record.SnapshotID),
 		"2026-11-25T11:22:37.500327463Z", end.Format(time.RFC3339Nano)))
@@ -236,9 +141,9 @@ func TestRefusedRecordsLoseNothing(t *testing.T) {
 	}
 	good := map[string]string{}
 	for _, id := range []string{live, asleep} {
-		path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+		path := filepath.Join(w.cfg.DataDir, id, ledger.SuspendedFile)
 		if id == live {
-			path = filepath.Join(w.vmDir(id), recordName)
+			path = filepath.Join(w.vmDir(id), ledger.File)
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -280,16 +185,4 @@ func TestRefusedRecordsLoseNothing(t *testing.T) {
 	}
 	w.KillAll()
 	w.checkClean(t)
-}
-
-// A VMM of another protocol is named as such, whatever its record has besides.
-func TestProtocolIsToldFirst(t *testing.T) {
-	for _, text := range []string{`{"vmm_protocol":1,"later":true}`, `{"version":7,"protocol":1}`} {
-		dir := t.TempDir()
-		put(t, filepath.Join(dir, recordName), text)
-		_, err := readRecord(dir)
-		if other := protocolError(0); !errors.As(err, &other) || other != 1 {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
 }

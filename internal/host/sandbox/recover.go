@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
-	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
 // Recover takes over the sandboxes of an earlier daemon and removes what cannot be taken over: VMs
@@ -44,7 +44,7 @@ func (m *Manager) Recover() (int, error) {
 	}
 	if running == 0 { // else the forks of those would count as finished
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), unfinishedPrefix) {
+			if strings.HasPrefix(e.Name(), ledger.ForkPrefix) {
 				os.Remove(filepath.Join(m.cfg.RunDir, e.Name()))
 			}
 		}
@@ -119,7 +119,7 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 // what is left of it is removed.
 func (m *Manager) recoverData(id string) error {
 	dir := filepath.Join(m.cfg.DataDir, id)
-	_, err := os.Stat(filepath.Join(dir, suspendedName))
+	_, err := os.Stat(filepath.Join(dir, ledger.SuspendedFile))
 	if errors.Is(err, os.ErrNotExist) {
 		return os.RemoveAll(dir)
 	}
@@ -182,13 +182,6 @@ func (e *lostError) Unwrap() error { return e.error }
 
 func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
 
-// protocolError is the control protocol of a VMM that another build started.
-type protocolError int
-
-func (e protocolError) Error() string {
-	return fmt.Sprintf("its VMM speaks control protocol %d, this daemon %d", int(e), vmmproto.Version)
-}
-
 // aloneError says why a VM that lives is left alone.
 type aloneError struct {
 	reason error
@@ -226,7 +219,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 		return nil, &aloneError{err, vmm}
 	}
 	r.PID = vmm.PID()
-	if err := r.withSecrets(filepath.Join(m.cfg.DataDir, id)); err != nil {
+	if err := r.AddSecrets(filepath.Join(m.cfg.DataDir, id)); err != nil {
 		m.cfg.Log.Error("sandbox runs, but without its secrets", "sandbox", id, "error", err)
 	}
 	s := m.newSandbox(r)
@@ -245,7 +238,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	if err := v.limit(&s.record); err != nil {
 		m.cfg.Log.Error("the limits of a sandbox are not known to be in force", "sandbox", id, "error", err)
 	}
-	if last, err := readSuspension(s.data); err == nil {
+	if last, err := ledger.ReadSuspended(s.data); err == nil {
 		if s.unpin, err = m.cfg.Store.Pin(last.SnapshotTag); err != nil {
 			m.cfg.Log.Error("sandbox runs, but its suspended state is lost", "sandbox", id, "error", err)
 		}
@@ -284,7 +277,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 		s.silent = true // it is asked again, see catchUp
 		s.mu.Unlock()
 	}
-	s.clearOrphans()
+	s.record.ClearOrphans(s.data)
 	meantToStand := s.record.Paused
 	m.adopt(s, event.SandboxAdopted)
 	if meantToStand {
@@ -295,26 +288,26 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 
 // handedOut returns the record of a VM that a client may use. A *lostError says that no client may.
 // A record that is damaged, or that this daemon does not understand, says neither.
-func (m *Manager) handedOut(id, dir string) (record, error) {
-	r, err := readRecord(dir)
+func (m *Manager) handedOut(id, dir string) (ledger.Record, error) {
+	r, err := ledger.Read(dir)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return r, lost("it was never handed out")
 	case err != nil:
 		return r, err
 	case r.ID != id:
-		return r, fmt.Errorf("%s names sandbox %q", recordName, r.ID)
+		return r, fmt.Errorf("%s names sandbox %q", ledger.File, r.ID)
 	case r.Restoring:
 		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
 	}
-	unfinished, err := isUnfinished(m.cfg.RunDir, r.Fork)
+	unfinished, err := ledger.IsUnfinished(m.cfg.RunDir, r.Fork)
 	if err != nil {
 		return r, err
 	}
 	if unfinished {
 		return r, lost("its fork was not finished when its daemon ended")
 	}
-	last, err := readSuspension(filepath.Join(m.cfg.DataDir, id))
+	last, err := ledger.ReadSuspended(filepath.Join(m.cfg.DataDir, id))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 	case err != nil:
@@ -334,12 +327,12 @@ func (m *Manager) has(id string) bool {
 // recoverSuspended takes over a suspended sandbox of an earlier daemon.
 func (m *Manager) recoverSuspended(id string) error {
 	data := filepath.Join(m.cfg.DataDir, id)
-	r, err := readSuspension(data)
+	r, err := ledger.ReadSuspended(data)
 	if err != nil {
 		return fmt.Errorf("read suspended sandbox: %w", err)
 	}
 	if r.ID != id {
-		return fmt.Errorf("%s names sandbox %q", suspendedName, r.ID)
+		return fmt.Errorf("%s names sandbox %q", ledger.SuspendedFile, r.ID)
 	}
 	detail, err := m.cfg.Store.Detail(r.SnapshotTag)
 	if err != nil {
@@ -352,7 +345,7 @@ func (m *Manager) recoverSuspended(id string) error {
 	if err != nil {
 		return err
 	}
-	clearTops(data)
+	ledger.ClearTops(data)
 	s := m.newSandbox(r)
 	s.since.forget()
 	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {

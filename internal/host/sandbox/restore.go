@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/identity"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -71,7 +72,8 @@ func closeAll(files []*os.File) {
 
 // restore puts the snapshot that v was leased into its VM, with the empty top that r names on its
 // disk. start is when the request came in. The caller holds a place in m.restores.
-func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string, r *record) (Timing, error) {
+func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data string,
+	r *ledger.Record) (Timing, error) {
 	top, err := m.newTopOver(data, v.lease, r.Top)
 	if err != nil {
 		return Timing{}, err
@@ -93,7 +95,7 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 // confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
 // and waits for its agent's answers, of which r keeps what repeats. The error is an
 // *unconfirmedError, or a *NotUniqueError, unless the caller has given up.
-func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
+func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()
 	wait, stop := vmpool.WhileAlive(wait, v.vmm)
@@ -103,7 +105,7 @@ func (m *Manager) confirm(ctx context.Context, v *liveVM, r *record) error {
 		err = m.trust(wait, v, r.Network)
 	}
 	if err == nil {
-		return r.admitUnique(found)
+		return admitUnique(r, found)
 	}
 	if brokenOff(err) { // its process may be about to end
 		select {

@@ -13,6 +13,7 @@ import (
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/excerpt"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -70,7 +71,7 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 	}
 	release = sync.OnceFunc(release)
 	defer release()
-	name := rec.nextTop()
+	name := rec.NextTop()
 	top, err := m.newTopOver(s.data, lease, name)
 	if err != nil {
 		return r, err
@@ -79,7 +80,7 @@ func (h *Held) rollback(ctx context.Context, to string, start time.Time) (r Roll
 		defer top.Close()
 		undo.Add(func() { os.Remove(top.Name()) })
 	}
-	if err := s.update(func(r *record) { r.Restoring, r.Tops = true, r.Tops+1 }); err != nil {
+	if err := s.update(func(r *ledger.Record) { r.Restoring, r.Tops = true, r.Tops+1 }); err != nil {
 		return r, err
 	}
 	err = s.transition(rollBackOp, Restoring, func() {
@@ -126,8 +127,8 @@ const rollBackOp = "roll back"
 
 // rollBack restores, gives back the place for that by release, and waits for the agent. The request's
 // end does not stop it half-way.
-func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease, top *os.File,
-	release func(), r *RollbackResult, start time.Time) error {
+func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
+	top *os.File, release func(), r *RollbackResult, start time.Time) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 	defer cancel()
 	err := m.restoreRolledBack(ctx, s, v, rec, lease, top)
@@ -144,7 +145,7 @@ func (m *Manager) rollBack(ctx context.Context, s *Sandbox, v *liveVM, rec *reco
 }
 
 // restoreRolledBack restores with a new network: the connections of the guest as it was are reset.
-func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *record, lease *store.Lease,
+func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, rec *ledger.Record, lease *store.Lease,
 	top *os.File) error {
 	link, frames, err := m.join(v, rec)
 	if err != nil {
@@ -159,10 +160,10 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 }
 
 // commitRollback makes the snapshot of lease the one that the sandbox runs from.
-func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name string) error {
+func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Lease, name string) error {
 	target := lease.Manifest()
 	ownState := was.Origin != "" && was.SnapshotID == target.ID // in which it was suspended last
-	err := s.update(func(r *record) {
+	err := s.update(func(r *ledger.Record) {
 		r.Restoring, r.Paused, r.Frozen, r.Top = false, false, nil, name
 		if r.SnapshotID != target.ID {
 			r.Origin, r.SnapshotTag, r.SnapshotID = "", target.Tag, target.ID
@@ -198,7 +199,7 @@ func (s *Sandbox) commitRollback(v *liveVM, was record, lease *store.Lease, name
 }
 
 // inLine reports whether a sandbox may be rolled back to the snapshot of to.
-func (m *Manager) inLine(rec record, to *store.Lease) error {
+func (m *Manager) inLine(rec ledger.Record, to *store.Lease) error {
 	id := to.Manifest().ID
 	if id == rec.SnapshotID || slices.Contains(rec.Branches, id) {
 		return nil

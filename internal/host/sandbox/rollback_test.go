@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -111,7 +112,7 @@ func TestRestartDuringARollback(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.update(func(r *record) { r.Restoring = true }); err != nil {
+	if err := s.update(func(r *ledger.Record) { r.Restoring = true }); err != nil {
 		t.Fatal(err)
 	}
 	w.stop()

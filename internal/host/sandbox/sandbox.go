@@ -17,6 +17,7 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -47,12 +48,12 @@ type Sandbox struct {
 	freed  sync.Once
 
 	mu      sync.Mutex
-	state   State        // written by transition only
-	live    *liveVM      // its VM, also one that has ended; nil while it is suspended
-	record  record       // what survives a restart of the daemon
-	timing  Timing       // of its latest start
-	exit    vm.Exit      // of an exited sandbox
-	console console.Text // of that, too
+	state   State         // written by transition only
+	live    *liveVM       // its VM, also one that has ended; nil while it is suspended
+	record  ledger.Record // what survives a restart of the daemon
+	timing  Timing        // of its latest start
+	exit    vm.Exit       // of an exited sandbox
+	console console.Text  // of that, too
 
 	expiry   *time.Timer
 	expired  bool   // its time has passed, and it is about to be deleted
@@ -113,12 +114,12 @@ func (s *Sandbox) Info() Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.record
-	info := Info{ID: s.id, SnapshotTag: r.tag(), Hostname: r.Hostname, Owner: r.Owner, State: s.state, Created: r.Created,
+	info := Info{ID: s.id, SnapshotTag: r.Tag(), Hostname: r.Hostname, Owner: r.Owner, State: s.state, Created: r.Created,
 		Expires: r.Expires, Limits: r.Limits, Timing: s.timing,
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
-		Unique: r.Unique, Strict: r.Strict, At: r.at(), Calls: s.since.callsSince()}
+		Unique: r.Unique, Strict: r.Strict, At: r.Latest(), Calls: s.since.callsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}
@@ -135,11 +136,11 @@ func (s *Sandbox) Info() Info {
 }
 
 // withVM returns the record and the VM of a sandbox that runs or is paused, or a *StateError.
-func (s *Sandbox) withVM(op string) (record, *liveVM, error) {
+func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.state.hasVM() {
-		return record{}, nil, s.stateErrorLocked(op)
+		return ledger.Record{}, nil, s.stateErrorLocked(op)
 	}
 	return s.record, s.live, nil
 }
@@ -183,7 +184,7 @@ func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error)
 }
 
 // acquire leases the snapshot that a record names, and no other of that tag.
-func (m *Manager) acquire(r record) (*store.Lease, error) {
+func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
 	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
 	if err != nil {
 		return nil, err

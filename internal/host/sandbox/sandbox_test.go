@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -313,7 +314,7 @@ func TestConfirmTimeout(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := &liveVM{dir: shell.Dir, vmm: shell.VMM, guest: hangingGuest{}}
-		err = m.confirm(context.Background(), v, &record{})
+		err = m.confirm(context.Background(), v, &ledger.Record{})
 		if !errors.Is(err, context.DeadlineExceeded) || !isUnconfirmed(err) {
 			t.Errorf("confirm: %v", err)
 		}

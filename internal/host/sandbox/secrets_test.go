@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -116,7 +117,7 @@ func TestSecretsStayWithTheSandbox(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if found := filesWith(t, w.dir, "s3cr3t"); len(found) != 1 || found[0] != secretsName {
+	if found := filesWith(t, w.dir, "s3cr3t"); len(found) != 1 || found[0] != ledger.SecretsFile {
 		t.Errorf("the secret is in %q", found)
 	}
 	w.stop()

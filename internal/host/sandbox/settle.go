@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 )
 
@@ -67,7 +68,7 @@ func (s *Sandbox) settle(ctx context.Context, v *liveVM) (paused bool, err error
 		return stats.Paused, nil
 	}
 	swapped := stats.TopSwaps > pending.Swaps
-	err = s.update(func(r *record) {
+	err = s.update(func(r *ledger.Record) {
 		r.Pending = nil
 		if swapped {
 			r.Frozen = append(slices.Clone(r.Frozen), durable.FrozenTop{Name: r.Top, Owner: pending.Owner})
@@ -88,7 +89,7 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	case paused && !s.record.Paused:
 		return s.answered(v.vmm.Resume(ctx))
 	case !paused && s.record.Paused:
-		return s.update(func(r *record) { r.Paused = false })
+		return s.update(func(r *ledger.Record) { r.Paused = false })
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -53,13 +54,13 @@ func (m *Manager) SetStrict(ctx context.Context, id string, strict Strict) error
 		return err
 	}
 	return m.With(ctx, id, func(h *Held) error {
-		return h.s.updateAll(func(r *record) { r.Strict = strict.or(r.Strict) })
+		return h.s.updateAll(func(r *ledger.Record) { r.Strict = strict.or(r.Strict) })
 	})
 }
 
 // admitUnique takes what an agent has found into the record, and reports whether the sandbox may be
 // handed out. An agent that has not looked may have missed something.
-func (r *record) admitUnique(found *agentproto.Unique) error {
+func admitUnique(r *ledger.Record, found *agentproto.Unique) error {
 	r.Unique = found
 	if !r.Strict || found != nil && len(found.Repeats) == 0 && found.More == 0 {
 		return nil

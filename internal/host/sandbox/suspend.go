@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -159,7 +160,7 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Ex
 	s.mu.Lock()
 	suspended := s.record
 	s.mu.Unlock()
-	suspended.suspendAs(result.Info.Tag, b.staging.ID(), auto)
+	suspended.SuspendAs(result.Info.Tag, b.staging.ID(), auto)
 	if expiry != nil {
 		expiry.write(&suspended)
 	}
@@ -168,17 +169,6 @@ func (m *Manager) suspend(ctx context.Context, s *Sandbox, auto bool, expiry *Ex
 	}
 	undo.Release()
 	return nil
-}
-
-// suspendAs makes the record of a running sandbox that of a suspended one.
-func (r *record) suspendAs(tag, snapshotID string, auto bool) {
-	if at := r.at(); r.At == nil && at.ID != "" {
-		r.At = &at
-	}
-	r.Origin, r.SnapshotTag, r.SnapshotID, r.PID, r.AutoResume = r.tag(), tag, snapshotID, 0, auto
-	r.Rebased, r.Rebasing = nil, nil
-	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them
-	r.Suspends++
 }
 
 // standStill stops the VM of a sandbox that is to be suspended, and adds to undo how to let it run
@@ -227,8 +217,8 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 
 // commitSuspension makes a suspended state count, whose snapshot is on disk and kept until unpin is
 // called, and frees the VM. After an error the sandbox has its VM, or is being deleted.
-func (m *Manager) commitSuspension(s *Sandbox, suspended record, unpin func()) error {
-	if err := writeSuspension(s.data, &suspended); err != nil {
+func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin func()) error {
+	if err := ledger.WriteSuspended(s.data, &suspended); err != nil {
 		return err
 	}
 	var v *liveVM
@@ -244,7 +234,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended record, unpin func()) e
 	s.usage.stop()
 	v.cut(&CutOffError{ID: s.id, By: bySuspend})
 	m.kill(s.id, v)
-	clearTops(s.data)
+	ledger.ClearTops(s.data)
 	v.release()
 	if earlier != nil {
 		earlier()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -108,7 +109,7 @@ func TestLeftAloneKeepsItsSnapshot(t *testing.T) {
 	if _, err := w.Suspend(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+	path := filepath.Join(w.cfg.DataDir, id, ledger.SuspendedFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -144,9 +145,9 @@ func TestSuspendedStateThatCannotBeLookedAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.stop()
-	path := filepath.Join(w.cfg.DataDir, id, suspendedName)
+	path := filepath.Join(w.cfg.DataDir, id, ledger.SuspendedFile)
 	hidden := filepath.Join(w.dir, "hidden")
-	if err := errors.Join(os.Rename(path, hidden), os.Symlink(suspendedName, path)); err != nil { // a loop: ELOOP
+	if err := errors.Join(os.Rename(path, hidden), os.Symlink(ledger.SuspendedFile, path)); err != nil { // a loop: ELOOP
 		t.Fatal(err)
 	}
 	w.start(t, 0)
@@ -177,7 +178,7 @@ func TestVMMOfAnotherVersionIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(s.live.dir, recordName)
+	path := filepath.Join(s.live.dir, ledger.File)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -74,7 +75,7 @@ func (w *world) torn(t *testing.T) (s *Sandbox, v *tornVMM) {
 // obstruct makes the record of s unwritable until the returned function is called.
 func obstruct(t *testing.T, s *Sandbox) (clear func()) {
 	t.Helper()
-	path := filepath.Join(s.live.dir, recordName)
+	path := filepath.Join(s.live.dir, ledger.File)
 	if err := errors.Join(os.Rename(path, path+".aside"), os.Mkdir(path, 0o700)); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func TestTopsWithoutUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	orphan := filepath.Join(s.data, fmt.Sprintf("%s.%d", topName, s.record.Tops+1))
+	orphan := filepath.Join(s.data, fmt.Sprintf("%s.%d", ledger.FirstTop, s.record.Tops+1))
 	if err := os.WriteFile(orphan, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -9,12 +9,13 @@ import (
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // newSandbox returns a sandbox that starts.
-func (m *Manager) newSandbox(r record) *Sandbox {
+func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
 	s.usage = newUsage(r.IdleTimeout, func() { m.suspendIdle(s) })
@@ -94,7 +95,7 @@ func (m *Manager) watch(s *Sandbox, v *liveVM) {
 	case !s.hasSuspension():
 		m.free(s)
 	case s.Info().State == Exited: // what is left of it can be resumed
-		clearTops(s.data)
+		ledger.ClearTops(s.data)
 		v.release()
 	}
 }

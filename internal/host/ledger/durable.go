@@ -1,4 +1,4 @@
-package sandbox
+package ledger
 
 import (
 	"time"
@@ -11,7 +11,7 @@ import (
 
 // durable returns r as it lies on disk: without secrets. Of a network setting without a mode, which
 // is none, it makes a policy that is refused.
-func (r *record) durable() *durable.Sandbox {
+func (r *Record) durable() *durable.Sandbox {
 	network := r.Network.ForSnapshot()
 	if r.Network.Policy.Mode == 0 {
 		network.Mode = ""
@@ -29,16 +29,16 @@ func (r *record) durable() *durable.Sandbox {
 }
 
 // fromDurable returns the record that d, from the file path, stands for.
-func fromDurable(path string, d *durable.Sandbox) (record, error) {
+func fromDurable(path string, d *durable.Sandbox) (Record, error) {
 	network, err := netclient.FromText(&d.Network)
 	if err != nil {
-		return record{}, &durable.Error{Path: path, Field: "network", Reason: err.Error()}
+		return Record{}, &durable.Error{Path: path, Field: "network", Reason: err.Error()}
 	}
 	limits := vm.Limits(d.Limits)
 	if err := limits.Check(); err != nil {
-		return record{}, &durable.Error{Path: path, Field: "limits", Reason: err.Error()}
+		return Record{}, &durable.Error{Path: path, Field: "limits", Reason: err.Error()}
 	}
-	return record{
+	return Record{
 		ID: d.ID, SnapshotTag: d.SnapshotTag, SnapshotID: d.SnapshotID, Origin: d.Origin, Hostname: d.Hostname,
 		Owner: d.Owner, PID: d.PID, Protocol: d.Protocol, Created: d.Created, Expires: d.Expires,
 		MemoryBytes: d.MemoryBytes, Fork: d.Fork, Network: network, Limits: limits,
