@@ -72,7 +72,7 @@ type branch struct {
 	done    vmmproto.BranchResult
 	figure  snapshot.Branch
 	undo    cleanup.Stack
-	calls   uint64 // that the sandbox had had when it was frozen; see changes
+	calls   uint64 // that the sandbox had had when it was frozen; see package tally
 
 	topBytes uint64 // that the present top takes on disk
 	fresh    uint64 // that the new one takes while it is empty
@@ -227,7 +227,7 @@ func (b *branch) freeze(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
-	b.calls = b.s.since.calls.Load()
+	b.calls = b.s.since.Calls()
 	b.done, err = b.ask(ctx, files)
 	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template,
 		Fallback: b.done.Fallback,
@@ -362,10 +362,10 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		return result, err
 	}
 	if b.stays() { // before it is published: who sees it must see that nothing has changed since
-		b.s.since.mark(b.calls)
+		b.s.since.Mark(b.calls)
 	}
 	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {
-		b.s.since.forget()
+		b.s.since.Forget()
 		err = errors.Join(err, b.s.update(func(r *ledger.Record) {
 			r.Count--
 			r.Branches, r.At = r.Branches[:len(r.Branches)-1], at

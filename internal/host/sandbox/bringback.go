@@ -86,7 +86,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 		return err
 	}
 	undo.Release()
-	s.usage.touch()
+	s.usage.Touch()
 	m.watchers.Go(func() { m.watch(s, v) })
 	if expiry == nil {
 		return nil
@@ -112,7 +112,7 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	if err != nil {
 		return err
 	}
-	s.since.forget()
+	s.since.Forget()
 	m.kill(s.id, v)
 	ledger.ClearTops(s.data)
 	v.release()

@@ -34,7 +34,7 @@ func (m *Manager) guestOf(ctx context.Context, id, op string) (*guestCall, error
 		if err != nil {
 			return nil, err
 		}
-		end := s.usage.begin()
+		end := s.usage.Begin()
 		call, err := s.guestCall(ctx, op, end)
 		if err == nil {
 			return call, nil
@@ -111,8 +111,8 @@ func (m *Manager) Use(ctx context.Context, id, op string, f func(context.Context
 		return err
 	}
 	defer call.stop()
-	call.s.since.calls.Add(1)
-	defer call.s.since.calls.Add(1) // it may have changed something after a branch that was made meanwhile
+	call.s.since.Count()
+	defer call.s.since.Count() // it may have changed something after a branch that was made meanwhile
 	return call.explain(f(call.ctx, call.dial))
 }
 

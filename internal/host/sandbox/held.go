@@ -52,6 +52,6 @@ func (h *Held) wake(ctx context.Context) error {
 			return err
 		}
 	}
-	h.free.Add(h.s.usage.begin())
+	h.free.Add(h.s.usage.Begin())
 	return nil
 }

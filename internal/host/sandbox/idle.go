@@ -3,7 +3,11 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"time"
 )
+
+// minIdle is the shortest idle timeout: suspending takes a good part of a second on a slow disk.
+const minIdle = time.Second
 
 func (m *Manager) suspendIdle(s *Sandbox) {
 	unlock, err := m.lockToSuspend(s)
@@ -21,7 +25,7 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		m.cfg.Log.Error("suspend an idle sandbox", "sandbox", s.id, "error", err)
 	}
 	if err != nil {
-		s.usage.touch() // try again after another timeout
+		s.usage.Touch() // try again after another timeout
 	}
 }
 

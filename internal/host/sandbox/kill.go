@@ -79,7 +79,7 @@ func (m *Manager) remove(s *Sandbox) error {
 	if err != nil {
 		return &NotFoundError{ID: id} // another Kill has it
 	}
-	s.usage.stop()
+	s.usage.Stop()
 	if v != nil {
 		m.kill(id, v)
 	}

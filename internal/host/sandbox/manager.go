@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
@@ -85,7 +86,7 @@ type Manager struct {
 	watchers   sync.WaitGroup
 	background sync.WaitGroup                   // branches that nobody waits for, and the like
 	patience   time.Duration                    // unwatchedWait but in tests
-	writers    time.Duration                    // writerPatience but in tests
+	writers    time.Duration                    // chain.WriterPatience but in tests
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
 	left       []left                           // written by Recover
@@ -116,7 +117,7 @@ func New(cfg Config) (*Manager, error) {
 		sandboxes: make(map[string]*Sandbox),
 		unwatched: make(map[string]chan struct{}),
 		patience:  unwatchedWait,
-		writers:   writerPatience,
+		writers:   chain.WriterPatience,
 		room:      admit.FreeBytes,
 		quit:      make(chan struct{}),
 	}

@@ -46,7 +46,7 @@ func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
 	if err := s.transition("resume", Running, func() { s.full = false }); err != nil {
 		return err
 	}
-	s.usage.touch()
+	s.usage.Touch()
 	m.background.Go(v.debts.pay)
 	return nil
 }

@@ -223,7 +223,7 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 		m.cfg.Log.Error("sandbox runs, but without its secrets", "sandbox", id, "error", err)
 	}
 	s := m.newSandbox(r)
-	s.since.forget()
+	s.since.Forget()
 	s.live = v
 	v.link = m.cfg.Net.Adopt(id, r.Network, m.giveTo(id, v))
 	vcpus := uint32(1) // at least
@@ -347,7 +347,7 @@ func (m *Manager) recoverSuspended(id string) error {
 	}
 	ledger.ClearTops(data)
 	s := m.newSandbox(r)
-	s.since.forget()
+	s.since.Forget()
 	if err := s.transition("recover", Suspended, func() { s.unpin = unpin }); err != nil {
 		return err
 	}

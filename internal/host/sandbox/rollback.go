@@ -12,6 +12,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	durable "github.com/forkd/forkd/internal/format/record"
 	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
@@ -154,7 +155,7 @@ func (m *Manager) restoreRolledBack(ctx context.Context, s *Sandbox, v *liveVM, 
 	s.mu.Lock()
 	v.link = link
 	s.mu.Unlock()
-	_, err = restoreVM(ctx, v.vmm, lease, top, frames)
+	_, err = chain.Restore(ctx, v.vmm, lease, top, frames)
 	joined(link, frames)
 	return err
 }
@@ -186,9 +187,9 @@ func (s *Sandbox) commitRollback(v *liveVM, was ledger.Record, lease *store.Leas
 	}
 	callAll(old...)
 	if ownState {
-		s.since.forget()
+		s.since.Forget()
 	} else {
-		s.since.reset()
+		s.since.Reset()
 	}
 	for _, f := range append(was.Frozen, durable.FrozenTop{Name: was.Top}) {
 		if f.Name != "" {

@@ -17,9 +17,11 @@ import (
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tally"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -42,8 +44,8 @@ type Sandbox struct {
 	id     string
 	data   string        // directory of its private disk tops, and of its suspended state
 	ops    chan struct{} // held by a branch, a rollback, a pause…
-	usage  *usage
-	since  changes     // its latest branch or rollback
+	usage  *idle.Watch
+	since  tally.Tally // its latest branch or rollback
 	events *event.Ring // whoever follows
 	freed  sync.Once
 
@@ -106,7 +108,7 @@ type Info struct {
 	Annotation     json.RawMessage // see ForkRequest
 
 	At    snapshot.Ref // the snapshot it was last branched to or put back to, else the one it was forked from
-	Calls *uint64      // see changes; nil: not known
+	Calls *uint64      // see package tally; nil: not known
 }
 
 // Info returns the sandbox's description.
@@ -119,7 +121,7 @@ func (s *Sandbox) Info() Info {
 		BranchCount: r.Count, IdleTimeout: r.IdleTimeout, Silent: s.silent, Workspace: s.workspace, Network: r.Network,
 		DiskFull: s.full && s.state == Paused, MemoryBytes: r.MemoryBytes,
 		ExpirySuspends: r.ExpirySuspends, Annotation: r.Annotation, Labels: r.Labels,
-		Unique: r.Unique, Strict: r.Strict, At: r.Latest(), Calls: s.since.callsSince()}
+		Unique: r.Unique, Strict: r.Strict, At: r.Latest(), Calls: s.since.CallsSince()}
 	if s.state == Suspended {
 		info.StateTag = r.SnapshotTag
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/cgroup"
 	"github.com/forkd/forkd/internal/host/procmem"
+	"github.com/forkd/forkd/internal/host/tally"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -16,7 +17,7 @@ type Stats struct {
 	Memory procmem.Memory
 	Usage  cgroup.Usage
 	Limits vm.Limits
-	Since  Written
+	Since  tally.Written
 }
 
 // Stats measures a running sandbox.
@@ -37,7 +38,7 @@ func (m *Manager) Stats(ctx context.Context, id string) (Stats, error) {
 	ram, top := s.record.MemoryBytes, s.record.Top
 	st.Limits = s.record.Limits
 	s.mu.Unlock()
-	st.Since = s.since.written(Written{Memory: st.VMM.GuestDirtyBytes, Disk: diskBytes(filepath.Join(s.data, top))})
+	st.Since = s.since.Written(tally.Written{Memory: st.VMM.GuestDirtyBytes, Disk: diskBytes(filepath.Join(s.data, top))})
 	if st.Usage, err = v.vmm.Usage(); err != nil {
 		return Stats{}, s.explain("measure", v, err)
 	}

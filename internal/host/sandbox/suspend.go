@@ -181,7 +181,7 @@ func (m *Manager) standStill(ctx context.Context, s *Sandbox, auto bool, undo *c
 			return err
 		}
 		undo.Add(func() { _ = s.transition("suspend", Running, nil) }) // refused where it has ended
-		if auto && !s.usage.idle() {
+		if auto && !s.usage.Idle() {
 			return errBusy
 		}
 	}
@@ -231,7 +231,7 @@ func (m *Manager) commitSuspension(s *Sandbox, suspended ledger.Record, unpin fu
 	if err != nil { // it is being deleted
 		return err
 	}
-	s.usage.stop()
+	s.usage.Stop()
 	v.cut(&CutOffError{ID: s.id, By: bySuspend})
 	m.kill(s.id, v)
 	ledger.ClearTops(s.data)

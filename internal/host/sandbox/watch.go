@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/idle"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -18,7 +19,7 @@ import (
 func (m *Manager) newSandbox(r ledger.Record) *Sandbox {
 	s := &Sandbox{id: r.ID, data: filepath.Join(m.cfg.DataDir, r.ID), ops: make(chan struct{}, 1), events: m.cfg.Events,
 		record: r}
-	s.usage = newUsage(r.IdleTimeout, func() { m.suspendIdle(s) })
+	s.usage = idle.New(r.IdleTimeout, func() { m.suspendIdle(s) })
 	return s
 }
 
@@ -37,7 +38,7 @@ func (m *Manager) add(s *Sandbox, kind event.Kind) {
 func (m *Manager) adopt(s *Sandbox, kind event.Kind) {
 	v := s.live
 	_ = s.transition("start", Running, nil) // nobody else knows it yet
-	s.usage.touch()
+	s.usage.Touch()
 	m.add(s, kind)
 	m.watchers.Go(func() { m.watch(s, v) })
 }

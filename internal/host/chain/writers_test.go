@@ -1,4 +1,4 @@
-package sandbox
+package chain
 
 import (
 	"os"
@@ -20,14 +20,14 @@ func TestWritersAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer reader.Close()
-	if err := noWriters(path, writerPatience); err != nil {
+	if err := NoWriters(path, WriterPatience); err != nil {
 		t.Errorf("nobody writes it: %v", err)
 	}
 	writer, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if noWriters(path, 0) == nil {
+	if NoWriters(path, 0) == nil {
 		t.Error("a descriptor for writing was not found")
 	}
 	mapped, err := unix.Mmap(int(writer.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -37,13 +37,13 @@ func TestWritersAreFound(t *testing.T) {
 	if err := writer.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if noWriters(path, 0) == nil {
+	if NoWriters(path, 0) == nil {
 		t.Error("a mapping for writing was not found")
 	}
 	if err := unix.Munmap(mapped); err != nil {
 		t.Fatal(err)
 	}
-	if err := noWriters(path, writerPatience); err != nil {
+	if err := NoWriters(path, WriterPatience); err != nil {
 		t.Errorf("nobody writes it any more: %v", err)
 	}
 }
@@ -57,7 +57,7 @@ func TestWritersThatGoAreWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(50*time.Millisecond, func() { writer.Close() })
-	if err := noWriters(path, time.Hour); err != nil {
+	if err := NoWriters(path, time.Hour); err != nil {
 		t.Error(err)
 	}
 }

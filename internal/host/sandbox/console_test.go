@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/conlog"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -25,7 +26,7 @@ func (w *world) vmOf(t *testing.T, id string) *vmfake.VMM {
 }
 
 // readTo reads on until want has come, or the end.
-func readTo(t *testing.T, l *Log, want string) (got string, lost uint64) {
+func readTo(t *testing.T, l *conlog.Log, want string) (got string, lost uint64) {
 	t.Helper()
 	for !strings.Contains(got, want) {
 		p, n, err := l.Next(t.Context())

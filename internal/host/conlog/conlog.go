@@ -1,4 +1,7 @@
-package sandbox
+// Package conlog follows the serial console of a sandbox through all of its VMs.
+//
+// It reads the rings that VMMs write. Which VM a sandbox has is for its users to say.
+package conlog
 
 import (
 	"context"
@@ -8,53 +11,33 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/format/console"
-	"github.com/forkd/forkd/internal/host/vmpool"
 )
-
-// Console returns the last output of a sandbox's serial console, also of an exited one.
-func (m *Manager) Console(id string) (console.Text, error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return console.Text{}, err
-	}
-	state, v, last := s.screen()
-	if state == Exited || v == nil {
-		return last, nil
-	}
-	return vmpool.Console(m.cfg.VMMs, v.dir)
-}
-
-// screen returns the VM that writes the console of s, if it has one, and of an exited s what was
-// written last.
-func (s *Sandbox) screen() (State, *liveVM, console.Text) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.state, s.live, s.console
-}
 
 // Log follows the console of a sandbox until that ends, through all of its VMs: a suspended sandbox
 // says nothing, and goes on when it is brought back. To follow is not to use: it neither wakes a
 // sandbox nor keeps it awake. A Log has one caller at a time.
 type Log struct {
-	m    *Manager
-	s    *Sandbox
-	vm   *liveVM  // whose console is read; nil: none was seen yet
-	ring *os.File // of vm; nil: it has gone
-	seen uint64   // bytes of it
+	screen func() Screen
+	vm     any      // whose console is read; nil: none was seen yet
+	ring   *os.File // of vm; nil: it has gone
+	seen   uint64   // bytes of it
 }
+
+// Screen is where the console of a sandbox is now.
+type Screen struct {
+	VM    any                      // that writes it, by which a VM is told from the one before it; nil: none
+	Open  func() (*os.File, error) // opens the ring that VM writes
+	Ended bool                     // nothing will be written after this
+	Last  console.Text             // if Ended: what was written last, by a VM that has gone
+}
+
+// New returns a log of a sandbox, at its beginning, which the caller closes. screen returns where the
+// console is, in one look.
+func New(screen func() Screen) *Log { return &Log{screen: screen} }
 
 // logInterval is how often a ring is looked at. Who writes to it tells nobody: output costs a guest
 // no more for being followed. A look reads 8 bytes.
 const logInterval = 200 * time.Millisecond
-
-// Follow returns a log of a sandbox, at its beginning, which the caller closes.
-func (m *Manager) Follow(id string) (*Log, error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, err
-	}
-	return &Log{m: m, s: s}, nil
-}
 
 // Close ends the following.
 func (l *Log) Close() {
@@ -96,18 +79,18 @@ func (l *Log) Next(ctx context.Context) (p []byte, lost uint64, err error) {
 // look returns what the console holds, if something has come since the last look. ended says that
 // nothing will come after it.
 func (l *Log) look() (text console.Text, ended bool, err error) {
-	state, vm, last := l.s.screen() // before the look: of one that has ended all is there
-	ended = state == Exited || state == Stopping
+	s := l.screen() // before the look: of one that has ended all is there
+	ended = s.Ended
 	text, err = l.read()
-	if err != nil || text.Written > l.seen || vm == nil || vm == l.vm {
+	if err != nil || text.Written > l.seen || s.VM == nil || s.VM == l.vm {
 		return text, ended, err
 	}
 	l.ring.Close() // of the VM before, which has said all; an error, where there is none
-	l.vm, l.seen = vm, 0
-	l.ring, err = l.m.cfg.VMMs.OpenConsole(vm.dir)
+	l.vm, l.seen = s.VM, 0
+	l.ring, err = s.Open()
 	switch {
 	case errors.Is(err, os.ErrNotExist) && ended:
-		return last, ended, nil
+		return s.Last, ended, nil
 	case errors.Is(err, os.ErrNotExist): // it ends just now
 		l.vm = nil
 		return text, false, nil
