@@ -1,9 +1,16 @@
 package sandbox
 
 import (
+	"cmp"
+	"context"
 	"errors"
+	"fmt"
+	"time"
 
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/invalid"
 )
 
 // reserve takes room for n more sandboxes of an owner, and counts what it refuses.
@@ -46,4 +53,44 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 			s.live.leave = m.admitted.Leaver(vcpus)
 		}
 	}
+}
+
+// enterBranches takes one of the host's places for branches, for the owner that ctx names, or returns
+// a *BusyError. The caller holds the lock of the sandbox: what only waits for that takes no place.
+func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
+	_, total := m.branches.Count()
+	leave, err = m.branches.Enter(FairShare(ownerOf(ctx).name, total))
+	if full := (*gate.FullError)(nil); errors.As(err, &full) {
+		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
+	}
+	return leave, err
+}
+
+// branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
+func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
+	p := PrefixOf(ctx)
+	switch {
+	case tag != "":
+	case p != "":
+		tag = p.tags() + snapshot.NewID()[:16]
+	default:
+		tag = fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
+	}
+	if err := snapshot.CheckTag(tag); err != nil {
+		return "", &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	return tag, Within(ctx, p.HasTag(tag), "tag: %q", tag)
+}
+
+// takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
+// sandbox.
+func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
+	return g.Wait(ctx, placeShare(ctx, g, sandboxOwner))
+}
+
+// placeShare is the share of the client, or owner, that takePlace is for. One place is for others: VMs
+// that do not answer, however many a client has, hold the rest.
+func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
+	_, total := g.Count()
+	return shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1)
 }

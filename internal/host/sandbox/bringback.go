@@ -118,3 +118,28 @@ func (m *Manager) fallBack(s *Sandbox) error {
 	v.release()
 	return nil
 }
+
+// wake brings the sandbox back if it was suspended for being idle. What is done with it then counts as
+// a request.
+func (h *Held) wake(ctx context.Context) error {
+	if h.s.Info().State == Suspended && h.s.record.AutoResume {
+		if err := h.m.bringBack(ctx, h.s, nil); err != nil {
+			return err
+		}
+	}
+	h.free.Add(h.s.usage.Begin())
+	return nil
+}
+
+// awake returns a sandbox, brought back first if it was suspended for being idle.
+func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	info := s.Info()
+	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
+		return s, nil
+	}
+	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be on its way to being suspended
+}

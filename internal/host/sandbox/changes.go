@@ -8,10 +8,6 @@ import (
 	"github.com/forkd/forkd/internal/host/tally"
 )
 
-// stays reports whether the branch becomes the snapshot that the sandbox is at. One that goes with
-// others, or is a suspended state, does not.
-func (b *branch) stays() bool { return b.op == "branch" && !b.req.Transient }
-
 // countChanges goes on counting after a branch that is complete, of whose memory the sandbox shares
 // so many bytes now.
 func (b *branch) countChanges(shared uint64) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/forkd/forkd/internal/host/excerpt"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -179,9 +178,4 @@ func describeExit(x vm.Exit, console string) string {
 		msg += "; its console ends with:\n" + console
 	}
 	return msg
-}
-
-func (s *Sandbox) stateErrorLocked(op string) error {
-	return &StateError{ID: s.id, Op: op, State: s.state, Full: s.full && s.state == Paused, Exit: s.exit,
-		Console: excerpt.Console(s.console.Bytes, 5)}
 }

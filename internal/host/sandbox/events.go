@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/excerpt"
 )
 
 // kinds has the event of each state that a sandbox can enter after its start.
@@ -40,4 +41,33 @@ func (s *Sandbox) event(kind event.Kind, reason string) event.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.eventLocked(kind, reason)
+}
+
+// transition enters a state. Nothing else writes s.state. What must be seen together with the new
+// state is changed by change, under the same lock; it may be nil. The error of a transition that is
+// not allowed is a *StateError.
+func (s *Sandbox) transition(op string, to State, change func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.state.mayBecome(to) {
+		return s.stateErrorLocked(op)
+	}
+	from := s.state
+	s.state = to
+	if change != nil {
+		change()
+	}
+	s.enteredLocked(from, op)
+	return nil
+}
+
+func (s *Sandbox) stateError(op string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stateErrorLocked(op)
+}
+
+func (s *Sandbox) stateErrorLocked(op string) error {
+	return &StateError{ID: s.id, Op: op, State: s.state, Full: s.full && s.state == Paused, Exit: s.exit,
+		Console: excerpt.Console(s.console.Bytes, 5)}
 }

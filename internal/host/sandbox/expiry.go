@@ -3,28 +3,10 @@ package sandbox
 import (
 	"context"
 	"time"
-
-	"github.com/forkd/forkd/internal/host/ledger"
 )
-
-// Expiry says when the time of a sandbox has passed, and what becomes of it then.
-type Expiry struct {
-	At       time.Time // zero: never
-	Suspends bool      // it is suspended; else it is deleted, in whatever state it is
-}
 
 // expiryRetry is when a suspension is tried again that failed, as on a full disk.
 const expiryRetry = time.Minute
-
-// after returns e with so much more time.
-func (e Expiry) after(d time.Duration) Expiry {
-	if !e.At.IsZero() {
-		e.At = e.At.Add(d)
-	}
-	return e
-}
-
-func (e Expiry) write(r *ledger.Record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }
 
 // SetExpiry replaces the expiry of a sandbox in any state. The error is a *NotFoundError where its
 // time has passed meanwhile.

@@ -13,29 +13,10 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
-	"github.com/forkd/forkd/internal/host/netclient"
-	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // MaxFork is the most children that one call may ask for.
 const MaxFork = 1000
-
-// ForkRequest asks for N children of a snapshot.
-type ForkRequest struct {
-	Tag            string
-	N              int                // 1 to MaxFork
-	Env            map[string]string  // added to the snapshot's
-	HostnamePrefix string             // children are called <prefix>-<6 characters of their id>; empty: "sb"
-	AllowPartial   bool               // keep the children that started although others failed
-	Limits         *vm.Limits         // of every child; nil: those of the snapshot
-	TTL            time.Duration      // children are deleted when it has passed; 0: never
-	IdleTimeout    time.Duration      // children are suspended after so long without a request; 0: never
-	ExpirySuspends bool               // children are suspended instead when the TTL has passed
-	Network        *netclient.Setting // nil: that of the snapshot
-	Labels         map[string]string  // of every child
-	Strict         Strict             // of every child
-	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
-}
 
 // MaxAnnotation bounds an annotation, in bytes: it is in a record that is written often.
 const MaxAnnotation = 64 << 10
@@ -44,15 +25,6 @@ const MaxAnnotation = 64 << 10
 // is in the memory of the daemon, and in a directory in RAM. No program can be started with a variable
 // of 128 KiB (execve(2)).
 const maxEnv = 128 << 10
-
-// ForkResult is what a fork made and how long it took.
-type ForkResult struct {
-	Sandboxes   []Info
-	Failed      int
-	Unconfirmed int
-	VMMWall     time.Duration // request → the last child's vCPUs entered
-	ForkWall    time.Duration // request → the last child's agent confirmed
-}
 
 // hostnamePrefix is the part of RFC 1123 labels that leaves room for the suffix.
 var hostnamePrefix = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)

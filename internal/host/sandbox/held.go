@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"os"
 
 	"github.com/forkd/forkd/internal/cleanup"
 )
@@ -44,14 +45,53 @@ func (m *Manager) change(ctx context.Context, id string, f func(*Held) error) (i
 // Info describes the sandbox as it is now.
 func (h *Held) Info() Info { return h.s.Info() }
 
-// wake brings the sandbox back if it was suspended for being idle. What is done with it then counts as
-// a request.
-func (h *Held) wake(ctx context.Context) error {
-	if h.s.Info().State == Suspended && h.s.record.AutoResume {
-		if err := h.m.bringBack(ctx, h.s, nil); err != nil {
-			return err
-		}
+// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is
+// refused, and one that the client of ctx may not know of any more: its labels may have changed
+// meanwhile.
+func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
+	s, err := m.Get(id)
+	if err != nil {
+		return nil, nil, err
 	}
-	h.free.Add(h.s.usage.Begin())
-	return nil
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if i := s.Info(); i.State == Stopping || !PrefixOf(ctx).HasLabels(i.Labels) {
+		err = &NotFoundError{ID: id}
+	} else {
+		err = s.catchUp()
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return s, unlock, nil
+}
+
+// lock waits until no other operation works on s.
+func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
+	select {
+	case s.ops <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	return s.unlock, nil
+}
+
+// tryLock is lock that does not wait.
+func (s *Sandbox) tryLock() bool {
+	select {
+	case s.ops <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *Sandbox) unlock() {
+	if s.Info().State == Stopping {
+		os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
+	}
+	<-s.ops
 }

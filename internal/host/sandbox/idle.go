@@ -28,16 +28,3 @@ func (m *Manager) suspendIdle(s *Sandbox) {
 		s.usage.Touch() // try again after another timeout
 	}
 }
-
-// awake returns a sandbox, brought back first if it was suspended for being idle.
-func (m *Manager) awake(ctx context.Context, id string) (*Sandbox, error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, err
-	}
-	info := s.Info()
-	if !info.Silent && (info.State == Running || info.State == Exited || info.IdleTimeout == 0) {
-		return s, nil
-	}
-	return s, m.With(ctx, id, func(h *Held) error { return h.wake(ctx) }) // it may be on its way to being suspended
-}

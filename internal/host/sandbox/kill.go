@@ -124,3 +124,14 @@ func (m *Manager) end(s *Sandbox) {
 	m.kill(s.id, s.live)
 	m.free(s)
 }
+
+// Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
+func (m *Manager) Close(kill bool) {
+	if kill {
+		m.KillAll()
+	}
+	close(m.quit)
+	m.background.Wait()
+	m.watchers.Wait()
+	m.pool.Close()
+}

@@ -6,32 +6,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
-
-// liveVM is the VM of a sandbox that is not suspended.
-type liveVM struct {
-	dir   string // run directory
-	vmm   vmpool.VMM
-	guest Guest
-
-	// Changed by rollback and rebase, under the lock of the sandbox.
-	lease *store.Lease // of the snapshot that the VM runs from; nil if that could not be had, see leased
-	// ends following the branch that it was rebased onto; nil: none, or that could not be had
-	below func()
-	onto  func()                  // likewise, of that which it may have been rebased onto
-	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
-	cut   context.CancelCauseFunc // of calls
-	link  *netclient.Link         // to the network
-
-	leave func() // gives up its place on the host; nil while it has none of its own
-	debts debts
-
-	kept error // that the VMM has kept a file which it was to close; under the operation lock of the sandbox
-}
 
 func (m *Manager) newLiveVM(shell *vmpool.Shell, lease *store.Lease) *liveVM {
 	v := &liveVM{dir: shell.Dir, vmm: shell.VMM, lease: lease}
@@ -118,4 +97,100 @@ func (s *Sandbox) stopVM(ctx context.Context, v *liveVM) error {
 
 func (s *Sandbox) startVM(ctx context.Context, v *liveVM) error {
 	return s.answered(v.vmm.Resume(context.WithoutCancel(ctx)))
+}
+
+// withVM returns the record and the VM of a sandbox that runs or is paused, or a *StateError.
+func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.state.hasVM() {
+		return ledger.Record{}, nil, s.stateErrorLocked(op)
+	}
+	return s.record, s.live, nil
+}
+
+// running returns the VM of a running sandbox and the context of requests to its guest, or a
+// *StateError.
+func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state != Running {
+		return nil, nil, s.stateErrorLocked(op)
+	}
+	return s.live, s.live.calls, nil
+}
+
+// hasSuspension reports whether there is an earlier suspended state of s.
+func (s *Sandbox) hasSuspension() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unpin != nil
+}
+
+// leased returns the lease of the snapshot that a VM of s runs from. A VM that was taken over when
+// its snapshot could not be used runs without one: it is tried again here.
+func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
+	if v.lease != nil {
+		return v.lease, nil
+	}
+	lease, err := m.acquire(s.record)
+	if err != nil {
+		return nil, &LeaseError{ID: s.id, Op: op, Tag: s.record.SnapshotTag, Err: err}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == Stopping { // what it had is being given back
+		lease.Release()
+		return nil, s.stateErrorLocked(op)
+	}
+	v.lease = lease
+	return lease, nil
+}
+
+// acquire leases the snapshot that a record names, and no other of that tag.
+func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
+	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
+	if err != nil {
+		return nil, err
+	}
+	if lease.Manifest().ID != r.SnapshotID {
+		lease.Release()
+		return nil, &replacedError{r.SnapshotTag}
+	}
+	return lease, nil
+}
+
+// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it
+// runs.
+func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
+	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
+		return err
+	}
+	err := s.update(func(r *ledger.Record) { r.Paused = true })
+	if err == nil {
+		err = s.stopVM(ctx, v)
+	}
+	if err != nil {
+		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
+		_ = s.transition("pause", Running, nil) // refused where it has ended
+	}
+	return err
+}
+
+// unpause lets the VM of a paused s run again.
+func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
+	if s.record.Paused { // not if it waits for room on the disk, which writing would take
+		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
+			return err
+		}
+	}
+	if err := s.startVM(ctx, v); err != nil {
+		return err
+	}
+	if err := s.transition("resume", Running, func() { s.full = false }); err != nil {
+		return err
+	}
+	s.usage.Touch()
+	m.background.Go(v.debts.pay)
+	return nil
 }

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"os"
@@ -168,73 +167,9 @@ func (m *Manager) List() []Info {
 	return infos
 }
 
-// lockSandbox waits until no other operation works on a sandbox. One whose VMM does not answer is
-// refused, and one that the client of ctx may not know of any more: its labels may have changed
-// meanwhile.
-func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(), error) {
-	s, err := m.Get(id)
-	if err != nil {
-		return nil, nil, err
-	}
-	unlock, err := s.lock(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	if i := s.Info(); i.State == Stopping || !PrefixOf(ctx).HasLabels(i.Labels) {
-		err = &NotFoundError{ID: id}
-	} else {
-		err = s.catchUp()
-	}
-	if err != nil {
-		unlock()
-		return nil, nil, err
-	}
-	return s, unlock, nil
-}
-
-// lock waits until no other operation works on s.
-func (s *Sandbox) lock(ctx context.Context) (unlock func(), err error) {
-	select {
-	case s.ops <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	return s.unlock, nil
-}
-
-// tryLock is lock that does not wait.
-func (s *Sandbox) tryLock() bool {
-	select {
-	case s.ops <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func (s *Sandbox) unlock() {
-	if s.Info().State == Stopping {
-		os.RemoveAll(s.data) // again: the operation may have put something there while it was being removed
-	}
-	<-s.ops
-}
-
 // shape is the VM that a snapshot's state fits into.
 func shape(m snapshot.Machine) vm.Shape {
 	return vm.Shape{MemoryBytes: m.MemoryBytes, VCPUs: m.VCPUs, Template: m.Template}
-}
-
-// takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
-// sandbox.
-func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release func(), err error) {
-	return g.Wait(ctx, placeShare(ctx, g, sandboxOwner))
-}
-
-// placeShare is the share of the client, or owner, that takePlace is for. One place is for others: VMs
-// that do not answer, however many a client has, hold the rest.
-func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
-	_, total := g.Count()
-	return shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1)
 }
 
 // maxVerifies is how many snapshots are verified at once. Each reads gigabytes of the disk and takes a
@@ -269,13 +204,28 @@ func (m *Manager) PoolWanted() int { return m.pool.Wanted() }
 // BranchesInFlight returns how many branches are being made, and how many may be at once.
 func (m *Manager) BranchesInFlight() (n, most int) { return m.branches.Count() }
 
-// Close stops the manager. Sandboxes keep running for the next daemon, unless kill is set.
-func (m *Manager) Close(kill bool) {
-	if kill {
-		m.KillAll()
-	}
-	close(m.quit)
-	m.background.Wait()
-	m.watchers.Wait()
-	m.pool.Close()
+type left struct {
+	LeftAlone
+	ended <-chan struct{} // closed when its VMM has ended; nil: that is not watched
 }
+
+// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not
+// touched.
+type LeftAlone struct {
+	ID     string
+	PID    int // of its VMM; 0: it has none, or that is not known
+	Reason string
+}
+
+// defaultBranches is how many branches a daemon makes at once.
+const defaultBranches = 4
+
+// maxSuspends is how many sandboxes are suspended at once. What each has written lies in RAM a second
+// time until it is on disk, and is brought there one after another: a thousand whose time passes in
+// the same second would fill the file system in RAM that everybody's branches need, and stand still
+// all the while. One that waits for its turn runs on.
+const maxSuspends = 4
+
+// unwatchedWait is how long a fork waits for a branch that its caller did not wait for. Published
+// clients of forkd 0.5 give up after a minute.
+const unwatchedWait = 45 * time.Second

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/format/snapshot"
@@ -29,42 +28,6 @@ const giveTimeout = branchTimeout
 // tellTimeout is how long a guest may take to do what it is told. One that stands still is told
 // again when it runs.
 const tellTimeout = 10 * time.Second
-
-// debt is a kind of thing that a guest has to be told.
-type debt int
-
-const (
-	debtReset debt = iota // its connections have gone
-	debtTrust             // by whom it is to know the hosts of its secrets
-)
-
-// debts are what the guest of a VM that stands still has to be told when it runs: the latest of each
-// kind. However often somebody changes the network of a paused sandbox, no more is kept for it.
-type debts struct {
-	mu   sync.Mutex
-	owed map[debt]func()
-}
-
-func (d *debts) owe(kind debt, tell func()) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.owed == nil {
-		d.owed = make(map[debt]func())
-	}
-	d.owed[kind] = tell
-}
-
-func (d *debts) pay() {
-	d.mu.Lock()
-	owed := d.owed
-	d.owed = nil
-	d.mu.Unlock()
-	for _, kind := range []debt{debtReset, debtTrust} {
-		if tell := owed[kind]; tell != nil {
-			tell()
-		}
-	}
-}
 
 // giveTo returns how the VM v is given another frame socket. Nobody knows its connections there,
 // and its guest would learn that only when it sends something, so it is told.

@@ -2,10 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // Pause stops a sandbox where it is. It keeps its memory and answers no requests until Resume.
@@ -14,41 +11,6 @@ func (m *Manager) Pause(ctx context.Context, id string) (Info, error) {
 		v := h.s.live
 		return h.s.explain("pause", v, h.s.pause(ctx, v))
 	})
-}
-
-// pause stops the VM of s, and writes down first that it is meant to stand still. After an error it
-// runs.
-func (s *Sandbox) pause(ctx context.Context, v *liveVM) error {
-	if err := s.transition("pause", Paused, func() { s.full = false }); err != nil {
-		return err
-	}
-	err := s.update(func(r *ledger.Record) { r.Paused = true })
-	if err == nil {
-		err = s.stopVM(ctx, v)
-	}
-	if err != nil {
-		err = errors.Join(err, s.update(func(r *ledger.Record) { r.Paused = false }))
-		_ = s.transition("pause", Running, nil) // refused where it has ended
-	}
-	return err
-}
-
-// unpause lets the VM of a paused s run again.
-func (m *Manager) unpause(ctx context.Context, s *Sandbox, v *liveVM) error {
-	if s.record.Paused { // not if it waits for room on the disk, which writing would take
-		if err := s.update(func(r *ledger.Record) { r.Paused = false }); err != nil {
-			return err
-		}
-	}
-	if err := s.startVM(ctx, v); err != nil {
-		return err
-	}
-	if err := s.transition("resume", Running, func() { s.full = false }); err != nil {
-		return err
-	}
-	s.usage.Touch()
-	m.background.Go(v.debts.pay)
-	return nil
 }
 
 // Resume lets a paused sandbox run on, or brings a suspended one back under its id. One whose VM
@@ -88,4 +50,31 @@ func (h *Held) Resume(ctx context.Context, e *Expiry) error {
 		return nil
 	}
 	return h.SetExpiry(expiry())
+}
+
+// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under
+// the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
+// on (or stays paused), its earlier suspended state untouched.
+func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
+	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
+}
+
+// Suspend is Manager.Suspend. If e is not nil, the time that the sandbox has had does not pass while it
+// is saved, and its expiry is e when it is suspended. After an error, and where the daemon dies in
+// between, it has that time again.
+func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
+	m, s, v := h.m, h.s, h.s.live
+	if e != nil {
+		startTime, err := m.stopTime(s)
+		if err != nil {
+			return err
+		}
+		defer startTime()
+	}
+	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return s.explain("suspend", v, m.suspend(ctx, s, false, e))
 }

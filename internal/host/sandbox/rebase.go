@@ -88,48 +88,6 @@ func (b *branch) tryRebase(ctx context.Context) (shared uint64, err error) {
 	return result.Bytes, errors.Join(s.answered(err), settled)
 }
 
-// swapLeases changes what the VM of s keeps of the store, unless s is being deleted: then that is
-// being given back.
-func (s *Sandbox) swapLeases(change func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state == Stopping {
-		return s.stateErrorLocked("rebase")
-	}
-	change()
-	return nil
-}
-
-// settleRebase writes down whether a VMM that has counted so many rebases has begun the one that is
-// pending. From its beginning on the branch is what the memory lies on.
-func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
-	s.mu.Lock()
-	pending := s.record.Rebasing
-	s.mu.Unlock()
-	if pending == nil {
-		return nil
-	}
-	begun := rebases > pending.Rebases
-	err := s.update(func(r *ledger.Record) {
-		r.Rebasing = nil
-		if begun {
-			r.Rebased = &pending.To
-		}
-	})
-	if err != nil {
-		return err
-	}
-	var done func()
-	_ = s.swapLeases(func() { // else all of it is given back
-		if done = v.onto; begun {
-			done, v.below = v.below, v.onto
-		}
-		v.onto = nil
-	})
-	callAll(done)
-	return nil
-}
-
 // follow keeps what the memory of a VM lies on that was taken over, and what it may lie on. Without
 // it the VM runs on all the same, and its next branch has all that it has written since its fork.
 func (m *Manager) follow(v *liveVM, r *ledger.Record) {

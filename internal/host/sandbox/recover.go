@@ -54,19 +54,6 @@ func (m *Manager) Recover() (int, error) {
 	return len(m.List()), nil
 }
 
-// LeftAlone is a sandbox of an earlier daemon that this one could not take over and has not
-// touched.
-type LeftAlone struct {
-	ID     string
-	PID    int // of its VMM; 0: it has none, or that is not known
-	Reason string
-}
-
-type left struct {
-	LeftAlone
-	ended <-chan struct{} // closed when its VMM has ended; nil: that is not watched
-}
-
 // LeftAlone returns what Recover has left alone.
 func (m *Manager) LeftAlone() (list []LeftAlone) {
 	for _, l := range m.left {

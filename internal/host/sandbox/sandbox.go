@@ -22,6 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tally"
+	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
@@ -137,63 +138,39 @@ func (s *Sandbox) Info() Info {
 	return info
 }
 
-// withVM returns the record and the VM of a sandbox that runs or is paused, or a *StateError.
-func (s *Sandbox) withVM(op string) (ledger.Record, *liveVM, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.state.hasVM() {
-		return ledger.Record{}, nil, s.stateErrorLocked(op)
-	}
-	return s.record, s.live, nil
+// liveVM is the VM of a sandbox that is not suspended.
+type liveVM struct {
+	dir   string // run directory
+	vmm   vmpool.VMM
+	guest Guest
+
+	// Changed by rollback and rebase, under the lock of the sandbox.
+	lease *store.Lease // of the snapshot that the VM runs from; nil if that could not be had, see leased
+	// ends following the branch that it was rebased onto; nil: none, or that could not be had
+	below func()
+	onto  func()                  // likewise, of that which it may have been rebased onto
+	calls context.Context         // of the requests to the guest; ends when the guest is taken from under them
+	cut   context.CancelCauseFunc // of calls
+	link  *netclient.Link         // to the network
+
+	leave func() // gives up its place on the host; nil while it has none of its own
+	debts debts
+
+	kept error // that the VMM has kept a file which it was to close; under the operation lock of the sandbox
 }
 
-// running returns the VM of a running sandbox and the context of requests to its guest, or a
-// *StateError.
-func (s *Sandbox) running(op string) (*liveVM, context.Context, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state != Running {
-		return nil, nil, s.stateErrorLocked(op)
-	}
-	return s.live, s.live.calls, nil
+// Expiry says when the time of a sandbox has passed, and what becomes of it then.
+type Expiry struct {
+	At       time.Time // zero: never
+	Suspends bool      // it is suspended; else it is deleted, in whatever state it is
 }
 
-// hasSuspension reports whether there is an earlier suspended state of s.
-func (s *Sandbox) hasSuspension() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.unpin != nil
+// after returns e with so much more time.
+func (e Expiry) after(d time.Duration) Expiry {
+	if !e.At.IsZero() {
+		e.At = e.At.Add(d)
+	}
+	return e
 }
 
-// leased returns the lease of the snapshot that a VM of s runs from. A VM that was taken over when
-// its snapshot could not be used runs without one: it is tried again here.
-func (m *Manager) leased(s *Sandbox, op string, v *liveVM) (*store.Lease, error) {
-	if v.lease != nil {
-		return v.lease, nil
-	}
-	lease, err := m.acquire(s.record)
-	if err != nil {
-		return nil, &LeaseError{ID: s.id, Op: op, Tag: s.record.SnapshotTag, Err: err}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state == Stopping { // what it had is being given back
-		lease.Release()
-		return nil, s.stateErrorLocked(op)
-	}
-	v.lease = lease
-	return lease, nil
-}
-
-// acquire leases the snapshot that a record names, and no other of that tag.
-func (m *Manager) acquire(r ledger.Record) (*store.Lease, error) {
-	lease, err := m.cfg.Store.Acquire(r.SnapshotTag)
-	if err != nil {
-		return nil, err
-	}
-	if lease.Manifest().ID != r.SnapshotID {
-		lease.Release()
-		return nil, &replacedError{r.SnapshotTag}
-	}
-	return lease, nil
-}
+func (e Expiry) write(r *ledger.Record) { r.Expires, r.ExpirySuspends = e.At.UTC(), e.Suspends }

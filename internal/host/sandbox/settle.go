@@ -93,3 +93,45 @@ func (s *Sandbox) settlePause(ctx context.Context, v *liveVM, paused bool) error
 	}
 	return nil
 }
+
+// swapLeases changes what the VM of s keeps of the store, unless s is being deleted: then that is
+// being given back.
+func (s *Sandbox) swapLeases(change func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == Stopping {
+		return s.stateErrorLocked("rebase")
+	}
+	change()
+	return nil
+}
+
+// settleRebase writes down whether a VMM that has counted so many rebases has begun the one that is
+// pending. From its beginning on the branch is what the memory lies on.
+func (s *Sandbox) settleRebase(v *liveVM, rebases uint64) error {
+	s.mu.Lock()
+	pending := s.record.Rebasing
+	s.mu.Unlock()
+	if pending == nil {
+		return nil
+	}
+	begun := rebases > pending.Rebases
+	err := s.update(func(r *ledger.Record) {
+		r.Rebasing = nil
+		if begun {
+			r.Rebased = &pending.To
+		}
+	})
+	if err != nil {
+		return err
+	}
+	var done func()
+	_ = s.swapLeases(func() { // else all of it is given back
+		if done = v.onto; begun {
+			done, v.below = v.below, v.onto
+		}
+		v.onto = nil
+	})
+	callAll(done)
+	return nil
+}

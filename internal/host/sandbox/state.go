@@ -72,27 +72,3 @@ func (s State) String() string {
 	}
 	return fmt.Sprintf("state %d", int(s))
 }
-
-// transition enters a state. Nothing else writes s.state. What must be seen together with the new
-// state is changed by change, under the same lock; it may be nil. The error of a transition that is
-// not allowed is a *StateError.
-func (s *Sandbox) transition(op string, to State, change func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.state.mayBecome(to) {
-		return s.stateErrorLocked(op)
-	}
-	from := s.state
-	s.state = to
-	if change != nil {
-		change()
-	}
-	s.enteredLocked(from, op)
-	return nil
-}
-
-func (s *Sandbox) stateError(op string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stateErrorLocked(op)
-}

@@ -16,33 +16,6 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// Suspend saves a sandbox to a snapshot on disk and frees its memory; Resume brings it back under
-// the same id. Until the snapshot is on disk nothing is given up: after an error the sandbox runs
-// on (or stays paused), its earlier suspended state untouched.
-func (m *Manager) Suspend(ctx context.Context, id string) (Info, error) {
-	return m.change(ctx, id, func(h *Held) error { return h.Suspend(ctx, nil) })
-}
-
-// Suspend is Manager.Suspend. If e is not nil, the time that the sandbox has had does not pass while it
-// is saved, and its expiry is e when it is suspended. After an error, and where the daemon dies in
-// between, it has that time again.
-func (h *Held) Suspend(ctx context.Context, e *Expiry) error {
-	m, s, v := h.m, h.s, h.s.live
-	if e != nil {
-		startTime, err := m.stopTime(s)
-		if err != nil {
-			return err
-		}
-		defer startTime()
-	}
-	leave, err := takePlace(ctx, m.suspends, s.Info().Owner)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	return s.explain("suspend", v, m.suspend(ctx, s, false, e))
-}
-
 // Copy makes a snapshot of a suspended sandbox, which stays so: of what Resume would bring it back
 // from, copied, for that goes with the sandbox. Children have the policy and the limits that the
 // sandbox has now. It takes a place of a branch, of which it writes far more than one. An empty tag is
@@ -94,12 +67,6 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 
 // errBusy says that an idle sandbox got a request before it was suspended.
 var errBusy = errors.New("a request came in")
-
-// maxSuspends is how many sandboxes are suspended at once. What each has written lies in RAM a second
-// time until it is on disk, and is brought there one after another: a thousand whose time passes in
-// the same second would fill the file system in RAM that everybody's branches need, and stand still
-// all the while. One that waits for its turn runs on.
-const maxSuspends = 4
 
 // lockToSuspend locks a sandbox that is to be suspended without a request, and takes a place for that.
 // It waits for one while it has the other for neither: requests to the sandbox do not wait until others

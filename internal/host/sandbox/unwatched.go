@@ -7,10 +7,6 @@ import (
 	"github.com/forkd/forkd/internal/host/store"
 )
 
-// unwatchedWait is how long a fork waits for a branch that its caller did not wait for. Published
-// clients of forkd 0.5 give up after a minute.
-const unwatchedWait = 45 * time.Second
-
 // leaveUnwatched notes that a branch becomes complete in the background. The caller calls complete
 // once when it is, or when it has failed.
 func (m *Manager) leaveUnwatched(tag string) (complete func()) {

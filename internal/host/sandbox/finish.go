@@ -1,0 +1,109 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// finish completes the memory layer and publishes the snapshot.
+func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
+	defer b.undo.Run()
+	defer func() {
+		err = b.s.explain(b.op, b.v, err)
+		result.Figure = b.figure
+		b.m.cfg.Observer.BranchDone(result, err)
+	}()
+	if b.done.Mode == vm.BranchLive {
+		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+		defer cancel()
+		copied, err := b.v.vmm.WaitCopied(wait, b.done.Serial)
+		b.figure.Faults, b.figure.Stop = copied.Faults, snapshot.Micros(copied.Stop)
+		if err != nil {
+			return result, fmt.Errorf("%s sandbox %q: copy its memory: %w", b.op, b.s.id, err)
+		}
+	}
+	extents, memory := b.done.Save.Extents, []snapshot.File(nil)
+	if b.done.Mode != vm.BranchFull {
+		extents, memory, err = b.memory(ctx, extents)
+	}
+	if err == nil {
+		err = b.refuseWriters()
+	}
+	if err != nil {
+		return result, fmt.Errorf("%s sandbox %q: complete the layers: %w", b.op, b.s.id, err)
+	}
+	b.staging.Inherit(b.below)
+	parent := b.lease.Manifest()
+	b.figure.Ready = snapshot.Micros(time.Since(b.start))
+	guest := parent.Guest
+	info := b.s.Info()
+	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict
+	m := &snapshot.Manifest{
+		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
+		Memory: memory, Branch: &b.figure, Transient: b.req.Transient,
+	}
+	disk, err := b.disk(m)
+	if err != nil {
+		return result, fmt.Errorf("%s sandbox %q: complete the disk: %w", b.op, b.s.id, err)
+	}
+	// Before it is published: a snapshot that exists must not be answered with an error, nor be
+	// missing in the line of its sandbox because the daemon died. An ID that no snapshot gets names
+	// nothing.
+	var at *snapshot.Ref // before
+	err = b.s.update(func(r *ledger.Record) {
+		r.Count++
+		r.Branches = append(b.m.reachable(r.Branches), b.staging.ID())
+		if at = r.At; b.stays() {
+			r.At = &snapshot.Ref{ID: b.staging.ID(), Tag: b.req.Tag}
+		}
+	})
+	if err != nil {
+		return result, err
+	}
+	if b.stays() { // before it is published: who sees it must see that nothing has changed since
+		b.s.since.Mark(b.calls)
+	}
+	if result.Info, err = b.staging.Publish(m, extents, disk); err != nil {
+		b.s.since.Forget()
+		err = errors.Join(err, b.s.update(func(r *ledger.Record) {
+			r.Count--
+			r.Branches, r.At = r.Branches[:len(r.Branches)-1], at
+		}))
+		return result, err
+	}
+	b.figure.Ready = snapshot.Micros(time.Since(b.start))
+	if b.done.Kept {
+		result.Shared = b.rebase(ctx)
+	}
+	b.countChanges(result.Shared)
+	if io := info.Limits; io.IOBytesPerSecond != 0 || io.IOOpsPerSecond != 0 {
+		b.hurry()
+	}
+	return result, err
+}
+
+// memory completes the memory layer over the layers that the snapshot inherits. Whoever asked may
+// have gone; it ends when the sandbox is deleted, and when it has taken too long.
+func (b *branch) memory(ctx context.Context, extents []vm.Extent) ([]vm.Extent, []snapshot.File, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
+	defer cancel()
+	defer context.AfterFunc(b.v.calls, cancel)()
+	return chain.Memory(ctx, b.layer, extents, b.below)
+}
+
+// hurry brings the published snapshot to disk as fast as that is, although the VM that wrote its
+// disk layer has a lower rate: other snapshots wait for it.
+func (b *branch) hurry() {
+	done := b.v.vmm.Hurry()
+	b.m.background.Go(func() {
+		defer done()
+		_ = b.m.cfg.Store.WaitFlushed(context.Background(), b.req.Tag) // the store says what has failed
+	})
+}

@@ -1,0 +1,144 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	durable "github.com/forkd/forkd/internal/format/record"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/vmmclient"
+	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/internal/proto/vmmproto"
+)
+
+// freeze takes state, memory and disk of one instant. After it the sandbox runs on.
+func (b *branch) freeze(ctx context.Context) error {
+	rec, v, err := b.s.withVM(b.op)
+	// an earlier branch could not write down what became of it
+	if err == nil && (rec.Pending != nil || rec.Rebasing != nil) {
+		if _, err = b.s.settle(context.Background(), v); err == nil {
+			rec, v, err = b.s.withVM(b.op)
+		}
+	}
+	if err == nil {
+		err = v.kept
+	}
+	if err != nil {
+		return err
+	}
+	lease, err := b.m.leased(b.s, b.op, v)
+	if err != nil {
+		return err
+	}
+	if b.req.ParentTag != "" && b.req.ParentTag != rec.SnapshotTag && b.req.ParentTag != rec.Tag() {
+		return invalid.Errorf("parent_tag", "%q: the sandbox runs from %q", b.req.ParentTag, rec.Tag())
+	}
+	if b.lease, err = b.m.cfg.Store.Acquire(lease.Manifest().Tag); err != nil {
+		return err
+	}
+	b.undo.Add(b.lease.Release)
+	b.chooseBelow(&rec)
+	stage := b.m.cfg.Store.Stage
+	if b.req.Replace {
+		stage = b.m.cfg.Store.StageOver
+	}
+	if b.staging, err = stage(b.req.Tag); err != nil {
+		return err
+	}
+	b.undo.Add(b.staging.Discard)
+	files := vmmclient.BranchFiles{MemoryBytes: b.lease.Manifest().Machine.MemoryBytes}
+	if b.state, err = b.create(snapshot.StateFile); err != nil {
+		return err
+	}
+	files.State = b.state
+	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
+		return err
+	}
+	files.Layer = b.layer
+	var top *os.File
+	if b.lease.Manifest().Disk != nil {
+		if top, err = b.prepareTop(ctx, rec); err != nil {
+			return err
+		}
+		defer top.Close()
+		files.Tops, files.Frozen = []*os.File{top}, b.lower[len(b.lower)-1:]
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
+	defer cancel()
+	b.calls = b.s.since.Calls()
+	b.done, err = b.ask(ctx, files)
+	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template,
+		Fallback: b.done.Fallback,
+		Pause:    snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}
+	if err != nil && !errors.Is(err, vmmclient.ErrNoAnswer) {
+		err = errors.Join(err, b.refuseKeeper(top))
+	}
+	if _, settled := b.s.settle(context.Background(), b.v); settled != nil {
+		return errors.Join(err, settled)
+	}
+	if err != nil {
+		return fmt.Errorf("%s sandbox %q: %w", b.op, b.s.id, err)
+	}
+	return nil
+}
+
+// copyPoll is how often a VMM is asked again that still copies for a daemon that has died.
+const copyPoll = 50 * time.Millisecond
+
+// ask lets the VMM branch. One that still copies a live branch of an earlier daemon refuses, which
+// changes nothing; the copying is bounded by what the guest had written.
+func (b *branch) ask(ctx context.Context, files vmmclient.BranchFiles) (vmmproto.BranchResult, error) {
+	for {
+		done, err := b.v.vmm.Branch(ctx, vmmproto.Branch{Mode: b.req.Mode, MaxExtents: vmmExtents,
+			Keep: b.keeps(), SinceRestore: b.whole}, files)
+		if !errors.Is(err, vm.ErrCopying) {
+			return done, err
+		}
+		select {
+		case <-time.After(copyPoll):
+		case <-ctx.Done():
+			return done, err
+		}
+	}
+}
+
+// prepareTop makes the next top of the sandbox and writes down that the VMM may be using it from
+// now on.
+func (b *branch) prepareTop(ctx context.Context, rec ledger.Record) (*os.File, error) {
+	s := b.s
+	for _, f := range append(slices.Clone(rec.Frozen), durable.FrozenTop{Name: rec.Top, Owner: b.staging.ID()}) {
+		file, err := os.Open(filepath.Join(s.data, f.Name))
+		if err != nil {
+			return nil, fmt.Errorf("open a disk top of sandbox %q: %w", rec.ID, err)
+		}
+		b.undo.Add(func() { file.Close() })
+		b.lower, b.owners = append(b.lower, file), append(b.owners, f.Owner)
+	}
+	stats, err := b.v.vmm.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	name := rec.NextTop()
+	top, err := chain.NewTop(filepath.Join(s.data, name), b.lease.Manifest().Disk.SizeBytes, b.m.cfg.NewTop)
+	if err != nil {
+		return nil, err
+	}
+	err = s.update(func(r *ledger.Record) {
+		r.Tops++
+		r.Pending = &durable.PendingTop{Name: name, Owner: b.staging.ID(), Swaps: stats.TopSwaps}
+	})
+	if err != nil {
+		top.Close()
+		return nil, errors.Join(err, os.Remove(filepath.Join(s.data, name)))
+	}
+	b.topBytes, b.fresh = diskBytes(filepath.Join(s.data, rec.Top)), diskBytes(top.Name())
+	return top, nil
+}
