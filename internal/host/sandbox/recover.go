@@ -26,7 +26,7 @@ func (m *Manager) Recover() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("recover sandboxes: %w", err)
 	}
-	held := m.holdTransient() // until the end, where this fails: nothing is known to be unused then
+	release := m.cfg.Store.HoldTransient() // until the end, where this fails: nothing is known to be unused then
 	m.readoptAll(entries)
 	running := len(m.left)
 	data, err := os.ReadDir(m.cfg.DataDir)
@@ -49,7 +49,7 @@ func (m *Manager) Recover() (int, error) {
 			}
 		}
 	}
-	m.releaseTransient(held)
+	release(len(m.left) == 0)
 	m.coolSuspended()
 	return len(m.List()), nil
 }
@@ -119,37 +119,6 @@ func (m *Manager) recoverData(id string) error {
 		m.left = append(m.left, left{LeftAlone: LeftAlone{ID: id, Reason: err.Error()}})
 	}
 	return nil
-}
-
-// holdTransient keeps transient snapshots until all sandboxes that run from them have been taken
-// over: one that is lost must not take along the snapshot of the others. It returns how to let go
-// of each, by tag.
-func (m *Manager) holdTransient() map[string]func() {
-	unpins := make(map[string]func())
-	for _, info := range m.cfg.Store.List() {
-		if !info.Transient {
-			continue
-		}
-		if unpin, err := m.cfg.Store.Pin(info.Tag); err == nil { // else it is going already
-			unpins[info.Tag] = unpin
-		}
-	}
-	return unpins
-}
-
-// releaseTransient lets go of what holdTransient has kept, so that the store removes what is not
-// used. Where sandboxes were left alone it is not known which snapshots they need. What no other
-// sandbox uses is kept then, until a daemon has taken all of them over.
-func (m *Manager) releaseTransient(held map[string]func()) {
-	for _, info := range m.cfg.Store.List() {
-		const own = 1 // our pin
-		if unpin := held[info.Tag]; unpin != nil && (len(m.left) == 0 || info.Leases > own) {
-			unpin()
-		}
-	}
-	if len(m.left) == 0 {
-		m.cfg.Store.DropUnused()
-	}
 }
 
 // coolSuspended frees the RAM of suspended states that a daemon left there which died right after

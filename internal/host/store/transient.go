@@ -25,6 +25,33 @@ func (s *Store) dropTransientLocked(e *entry) {
 	})
 }
 
+// HoldTransient keeps transient snapshots until all sandboxes that run from them have been taken over:
+// one that is lost must not take along the snapshot of the others. release lets go of them, and removes
+// what is not used. If not all is known of which sandboxes there are, what no other one uses is kept
+// until a later daemon knows.
+func (s *Store) HoldTransient() (release func(allKnown bool)) {
+	held := make(map[string]func()) // by tag
+	for _, info := range s.List() {
+		if !info.Transient {
+			continue
+		}
+		if unpin, err := s.Pin(info.Tag); err == nil { // else it is going already
+			held[info.Tag] = unpin
+		}
+	}
+	return func(allKnown bool) {
+		for _, info := range s.List() {
+			const own = 1 // our pin
+			if unpin := held[info.Tag]; unpin != nil && (allKnown || info.Leases > own) {
+				unpin()
+			}
+		}
+		if allKnown {
+			s.DropUnused()
+		}
+	}
+}
+
 // DropUnused removes the transient snapshots, and those without a name, that no sandbox needs. It
 // is called when all sandboxes of an earlier daemon have been taken over.
 func (s *Store) DropUnused() {
