@@ -7,6 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -34,7 +35,7 @@ func (m *Manager) Branch(ctx context.Context, id string, req BranchRequest) (Bra
 	if req.NoWait && req.Mode != vm.BranchLive {
 		return BranchResult{}, &invalid.Error{Field: "wait", Reason: "only a live branch can be left to itself"}
 	}
-	if err := checkLabels(req.Labels); err != nil {
+	if err := ledger.CheckLabels(req.Labels); err != nil {
 		return BranchResult{}, err
 	}
 	var r BranchResult

@@ -56,7 +56,7 @@ func (r *ForkRequest) checkChildren() error {
 			return err
 		}
 	}
-	if err := checkLabels(r.Labels); err != nil {
+	if err := ledger.CheckLabels(r.Labels); err != nil {
 		return err
 	}
 	if len(r.Annotation) > MaxAnnotation {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/ledger"
 )
 
 // Labels stay with their sandbox through everything, and with no other.
@@ -66,7 +67,7 @@ func TestLabels(t *testing.T) {
 
 func TestWrongLabels(t *testing.T) {
 	many, long := map[string]string{}, map[string]string{}
-	for i := range MaxLabels + 1 {
+	for i := range ledger.MaxLabels + 1 {
 		many[fmt.Sprint(i)] = ""
 	}
 	for i := range 16 {
@@ -82,7 +83,7 @@ func TestWrongLabels(t *testing.T) {
 			t.Errorf("%.80q: %v", labels, err)
 		}
 	}
-	if err := checkLabels(map[string]string{"a": "", "example.com/Team-1": "ü = x"}); err != nil {
+	if err := ledger.CheckLabels(map[string]string{"a": "", "example.com/Team-1": "ü = x"}); err != nil {
 		t.Error(err)
 	}
 }
