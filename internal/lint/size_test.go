@@ -47,6 +47,65 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// maxPackage is how many lines of code a package of the daemon's side may have: what every feature goes
+// through grows with each of them until it is too large to be held in mind. Tests, comments and blank
+// lines do not count.
+const maxPackage = 4000
+
+func TestPackagesOfTheHostAreBounded(t *testing.T) {
+	lines := map[string]int{}
+	for _, s := range sources(t) {
+		if folder := filepath.Dir(s.path); strings.HasPrefix(folder, "internal/host/") && !s.test() && !s.generated {
+			text, err := os.ReadFile(filepath.Join(root, s.path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines[folder] += codeLines(text)
+		}
+	}
+	if len(lines) == 0 {
+		t.Fatal("no package was found")
+	}
+	largest := ""
+	for folder, n := range lines {
+		if n > maxPackage {
+			t.Errorf("%s has %d lines of code, at most %d: take a subject out that stands by itself", folder, n, maxPackage)
+		}
+		if n > lines[largest] {
+			largest = folder
+		}
+	}
+	t.Logf("%s is the largest, with %d lines of code", largest, lines[largest])
+}
+
+// codeLines counts the lines of a file on which something stands that is no comment.
+func codeLines(text []byte) int {
+	files := token.NewFileSet()
+	file := files.AddFile("", -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, 0)
+	lines := map[int]bool{}
+	for {
+		pos, tok, literal := s.Scan()
+		switch {
+		case tok == token.EOF:
+			return len(lines)
+		case tok == token.SEMICOLON && literal == "\n":
+			continue // the end of a line
+		}
+		for n := range strings.Count(literal, "\n") + 1 {
+			lines[file.Line(pos)+n] = true
+		}
+	}
+}
+
+func TestCodeLines(t *testing.T) {
+	text := "// Package x does nothing.\npackage x\n\n/* no\ncode */\nvar a = `1\n2` // both\n\nvar b = 1 +\n\t2\n"
+	if n := codeLines([]byte(text)); n != 5 {
+		t.Errorf("%d lines of code, want 5", n)
+	}
+}
+
 // maxWidth is how many characters a line of code may have; a tab is one.
 const maxWidth = 120
 
