@@ -7,6 +7,7 @@ package ledger
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -174,4 +175,17 @@ func (r *Record) SuspendAs(tag, snapshotID string, auto bool) {
 	r.Rebased, r.Rebasing = nil, nil
 	r.Frozen, r.Top, r.Pending, r.Paused = nil, "", nil, false // Branches stay: it can still be rolled back to them
 	r.Suspends++
+}
+
+// UpdateSuspended changes the latest suspended state in a data directory, if there is one.
+func UpdateSuspended(data string, change func(*Record)) error {
+	last, err := ReadSuspended(data)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	change(&last)
+	return WriteSuspended(data, &last)
 }

@@ -95,7 +95,7 @@ func (m *Manager) tryBringBack(ctx context.Context, s *Sandbox, expiry func() Ex
 	// Where this fails, as on a full disk, only the state that the sandbox falls back to if its VM is
 	// lost has another time.
 	kept := Expiry{At: rec.Expires, Suspends: rec.ExpirySuspends}
-	if err := s.updateSuspension(kept.write); err != nil {
+	if err := ledger.UpdateSuspended(s.data, kept.write); err != nil {
 		m.cfg.Log.Error("write the expiry of a sandbox into its suspended state", "sandbox", s.id, "error", err)
 	}
 	return nil

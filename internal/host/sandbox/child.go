@@ -35,7 +35,7 @@ func (m *Manager) startChild(ctx context.Context, start time.Time, req ForkReque
 	if err := m.confirm(ctx, s.live, &s.record); err != nil {
 		return nil, err
 	}
-	if writesAsOthers(&s.record) {
+	if s.record.WritesAsOthers() {
 		s.live.lease.LearnFirstWrites(func() ([]vm.Range, error) { return s.live.vmm.Written(ctx) })
 	}
 	s.record.Fork = fork

@@ -1,9 +1,6 @@
 package sandbox
 
 import (
-	"errors"
-	"os"
-
 	"github.com/forkd/forkd/internal/host/ledger"
 )
 
@@ -28,7 +25,7 @@ func (s *Sandbox) update(change func(*ledger.Record)) error {
 // earlier one that it may fall back to, which must not bring back what was before. The caller holds
 // s.ops.
 func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
-	if err := s.updateSuspension(change); err != nil {
+	if err := ledger.UpdateSuspended(s.data, change); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -41,18 +38,4 @@ func (s *Sandbox) updateAll(change func(*ledger.Record)) error {
 		return nil
 	}
 	return s.update(change)
-}
-
-// updateSuspension changes the latest suspended state of a sandbox, if there is one. The caller
-// holds s.ops.
-func (s *Sandbox) updateSuspension(change func(*ledger.Record)) error {
-	last, err := ledger.ReadSuspended(s.data)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	change(&last)
-	return ledger.WriteSuspended(s.data, &last)
 }

@@ -84,7 +84,7 @@ func (m *Manager) readoptAll(entries []os.DirEntry) {
 			if err == nil {
 				err = m.settleTakenOver(s) // all at once: those that do not answer wait together
 			}
-			if l := (*lostError)(nil); errors.As(err, &l) {
+			if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 				m.cfg.Log.Warn("sandbox of an earlier daemon is lost", "sandbox", id, "reason", err)
 			} else if err != nil {
 				m.cfg.Log.Error("sandbox of an earlier daemon is left alone", "sandbox", id, "reason", err)
@@ -131,13 +131,6 @@ func (m *Manager) coolSuspended() {
 	}
 }
 
-// lostError says why a VM was ended instead of being taken over.
-type lostError struct{ error }
-
-func (e *lostError) Unwrap() error { return e.error }
-
-func lost(format string, args ...any) error { return &lostError{fmt.Errorf(format, args...)} }
-
 // aloneError says why a VM that lives is left alone.
 type aloneError struct {
 	reason error
@@ -150,10 +143,10 @@ func (e *aloneError) Error() string {
 	return fmt.Sprintf("%v: delete it with the forkd that started it, or end process %d", e.reason, e.vmm.PID())
 }
 
-// readopt takes over one VM, which settleTakenOver makes a running sandbox. It ends a VM only where
-// nobody may use it, with a *lostError: one that was never handed out, that may not have confirmed, or
-// that has been replaced by a suspended state. After any other error nothing has been touched. A
-// healthy VM is taken over whatever else is missing: without its snapshot it runs as before.
+// readopt takes over one VM, which settleTakenOver makes a running sandbox. It kills a VM only if no
+// client may use it, with a *ledger.LostError: the VM was never handed out, may not have confirmed, or
+// has been replaced by a suspended state. After any other error nothing has been touched. A healthy VM
+// is taken over whatever else is missing: without its snapshot it runs as before.
 func (m *Manager) readopt(id string) (*Sandbox, error) {
 	dir := m.vmDir(id)
 	vmm, err := m.cfg.VMMs.Attach(id, dir)
@@ -162,11 +155,11 @@ func (m *Manager) readopt(id string) (*Sandbox, error) {
 	}
 	if err != nil {
 		os.RemoveAll(dir)
-		return nil, lost("its process has ended or does not answer: %w", err)
+		return nil, ledger.Lost("its process has ended or does not answer: %w", err)
 	}
 	v := m.newLiveVM(&vmpool.Shell{ID: id, Dir: dir, VMM: vmm}, nil)
-	r, err := m.handedOut(id, dir)
-	if l := (*lostError)(nil); errors.As(err, &l) {
+	r, err := ledger.HandedOut(m.cfg.RunDir, dir, filepath.Join(m.cfg.DataDir, id), id)
+	if l := (*ledger.LostError)(nil); errors.As(err, &l) {
 		m.kill(id, v)
 		os.RemoveAll(dir)
 		return nil, err
@@ -225,7 +218,7 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 			s.unpin()
 		}
 		os.RemoveAll(v.dir)
-		return lost("its process has ended: %w", err)
+		return ledger.Lost("its process has ended: %w", err)
 	}
 	if err != nil {
 		m.cfg.Log.Warn("sandbox does not answer", "sandbox", s.id, "error", err)
@@ -240,38 +233,6 @@ func (m *Manager) settleTakenOver(s *Sandbox) error {
 		_ = s.transition("recover", Paused, nil) // refused where it has ended meanwhile
 	}
 	return nil
-}
-
-// handedOut returns the record of a VM that a client may use. A *lostError says that no client may.
-// A record that is damaged, or that this daemon does not understand, says neither.
-func (m *Manager) handedOut(id, dir string) (ledger.Record, error) {
-	r, err := ledger.Read(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return r, lost("it was never handed out")
-	case err != nil:
-		return r, err
-	case r.ID != id:
-		return r, fmt.Errorf("%s names sandbox %q", ledger.File, r.ID)
-	case r.Restoring:
-		return r, lost("it was being rolled back when its daemon ended, and may not have confirmed")
-	}
-	unfinished, err := ledger.IsUnfinished(m.cfg.RunDir, r.Fork)
-	if err != nil {
-		return r, err
-	}
-	if unfinished {
-		return r, lost("its fork was not finished when its daemon ended")
-	}
-	last, err := ledger.ReadSuspended(filepath.Join(m.cfg.DataDir, id))
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil:
-		return r, err
-	case last.Suspends != r.Suspends:
-		return r, lost("it had been suspended")
-	}
-	return r, nil
 }
 
 // has reports whether a sandbox is known.

@@ -1,0 +1,48 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"os"
+)
+
+// LostError says why no client may use a VM that an earlier daemon left.
+type LostError struct{ error }
+
+func (e *LostError) Unwrap() error { return e.error }
+
+// Lost returns a *LostError with a text.
+func Lost(format string, args ...any) error { return &LostError{fmt.Errorf(format, args...)} }
+
+// HandedOut returns the record of a sandbox with an id that a client may use, from the directory dir of
+// its VM, its data directory and the run directory of all. A *LostError says that no client may. A
+// record that is damaged, or that this daemon does not understand, says neither.
+func HandedOut(runDir, dir, data, id string) (Record, error) {
+	r, err := Read(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return r, Lost("it was never handed out")
+	case err != nil:
+		return r, err
+	case r.ID != id:
+		return r, fmt.Errorf("%s names sandbox %q", File, r.ID)
+	case r.Restoring:
+		return r, Lost("it was being rolled back when its daemon ended, and may not have confirmed")
+	}
+	unfinished, err := IsUnfinished(runDir, r.Fork)
+	if err != nil {
+		return r, err
+	}
+	if unfinished {
+		return r, Lost("its fork was not finished when its daemon ended")
+	}
+	last, err := ReadSuspended(data)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+	case err != nil:
+		return r, err
+	case last.Suspends != r.Suspends:
+		return r, Lost("it had been suspended")
+	}
+	return r, nil
+}
