@@ -42,8 +42,6 @@ type limitFlags struct{ client.Limits }
 func (l *limitFlags) register(f *pflag.FlagSet) {
 	f.VarP((*mibValue)(&l.MemoryMiB), "memory", "m",
 		"limit of a sandbox's own memory, in MiB or such as 2g; one that needs more is killed")
-	f.Var((*mibValue)(&l.MemoryMiB), "memory-limit-mib", "of forkd 0.5: --memory")
-	_ = f.MarkHidden("memory-limit-mib") // it fails only for a flag that does not exist
 	f.Var((*mibValue)(&l.SwapMiB), "swap", "besides, on the host's swap; with --memory only, and none without it")
 	f.Float64Var(&l.CPUs, "cpus", 0, "limit of processor time, such as 1.5 processors")
 	f.Uint32Var(&l.CPUWeight, "cpu-weight", 0, "share of processor time where sandboxes compete, 1 to 10000 (default 100)")

@@ -48,7 +48,7 @@ func newRunCmd() *cobra.Command {
 			if err := run.prepare(cmd, c.json()); err != nil {
 				return err
 			}
-			if !run.flags.Changed("timeout") && !run.flags.Changed("timeout-secs") {
+			if !run.flags.Changed("timeout") {
 				run.req.TimeoutSecs = 0
 			}
 			req := client.ForkRequest{N: 1, Limits: limits.given()}

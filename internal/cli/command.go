@@ -83,7 +83,7 @@ func (c *command) prepare(cmd *cobra.Command, json bool) (err error) {
 			c.req.Env["TERM"] = name
 		}
 	}
-	given := c.flags.Changed("timeout") || c.flags.Changed("timeout-secs")
+	given := c.flags.Changed("timeout")
 	if !given && (c.stdin || c.tty || c.detach) {
 		c.req.TimeoutSecs = 0
 	}

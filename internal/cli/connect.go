@@ -23,9 +23,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkd/forkd/client"
-	"github.com/forkd/forkd/internal/agent05"
 	"github.com/forkd/forkd/internal/atomicfile"
 	"github.com/forkd/forkd/internal/cachedir"
+	"github.com/forkd/forkd/internal/compat05/agent05"
 	"github.com/forkd/forkd/internal/daemon"
 	"github.com/forkd/forkd/internal/emu/machineapi"
 	"github.com/forkd/forkd/internal/emu/tcghost"

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -41,13 +40,15 @@ func ungrouped(args []string) []string {
 	return slices.Concat([]string{name}, args[2:])
 }
 
-// sameFlags are flags that docker, or a guess, calls otherwise.
+// sameFlags are flags that docker, forkd 0.5 or a guess calls otherwise.
 var sameFlags = map[string]string{
-	"idle-timeout": "idle-timeout-secs",
-	"interactive":  "stdin",
-	"network":      "net",
-	"ttl":          "ttl-secs",
-	"workdir":      "cwd",
+	"idle-timeout":     "idle-timeout-secs",
+	"interactive":      "stdin",
+	"memory-limit-mib": "memory", // of forkd 0.5
+	"network":          "net",
+	"timeout-secs":     "timeout", // of forkd 0.5
+	"ttl":              "ttl-secs",
+	"workdir":          "cwd",
 }
 
 func normalFlag(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -164,13 +165,4 @@ func flagHint(command, flag string) string {
 		return hint
 	}
 	return unknownFlags[flag]
-}
-
-// spawn is the name that forkd 0.5 has for a fork by its daemon.
-const spawn = "spawn"
-
-func newSpawnCmd() *cobra.Command {
-	cmd := newForkCmd()
-	cmd.Use, cmd.Hidden = spawn+" --tag TAG -n N", true
-	return cmd
 }

@@ -44,13 +44,10 @@ func (s *secondsValue) Set(text string) error {
 	return nil
 }
 
-// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given, and its older name
-// --timeout-secs.
+// timeoutFlag registers --timeout, whose value is 30 seconds if it is not given.
 func timeoutFlag(f *pflag.FlagSet, to *float64, usage string) {
 	*to = 30
 	f.Var((*secondsValue)(to), "timeout", usage+"; also a time such as 2m")
-	f.Var((*secondsValue)(to), "timeout-secs", usage)
-	_ = f.MarkHidden("timeout-secs") // it fails only for a flag that does not exist
 }
 
 // notANumber finds what package strconv says about a value that it was not asked about by the user.

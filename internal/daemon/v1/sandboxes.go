@@ -8,7 +8,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
-	"github.com/forkd/forkd/internal/agent05"
+	"github.com/forkd/forkd/internal/compat05/agent05"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"

@@ -1,4 +1,4 @@
-package cli
+package compat05
 
 import (
 	"encoding/hex"

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/compat05"
+	"github.com/forkd/forkd/internal/compat05/agent05"
+)
+
+// The commands and flags of forkd 0.5 are in this file and in cmd_snapshot.go.
+
+// sayTo returns a function that prints a line for the user.
+func sayTo(cmd *cobra.Command) func(string) {
+	return func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "forkd: %s\n", printableText(text)) }
+}
+
+// oldFork is `forkd fork --tag TAG --settle-secs N` of forkd 0.5: the sandboxes live as long as the
+// command does, at most that time, and a single one is reached at $FORKD_TARGET. The class Sandbox
+// of the Python package runs it.
+type oldFork struct {
+	tag    string
+	settle float64
+}
+
+func (o *oldFork) register(f *pflag.FlagSet) {
+	f.StringVar(&o.tag, "tag", "", "of forkd 0.5: the snapshot, whose sandboxes end with this command")
+	f.Float64Var(&o.settle, "settle-secs", 2, "of forkd 0.5, with --tag: when they end at the latest")
+	for _, name := range []string{"tag", "settle-secs"} {
+		_ = f.MarkHidden(name) // it fails only for a flag that does not exist
+	}
+	for _, name := range []string{"live-fork", "hugepages", "keep-workdir", "prewarm"} {
+		noEffect(f, name, "", "of forkd 0.5; no effect")
+	}
+}
+
+func (o *oldFork) run(cmd *cobra.Command, c *common, req client.ForkRequest) (err error) {
+	if !(o.settle >= 0 && o.settle <= compat05.MaxSettle) {
+		return usageError{fmt.Errorf("--settle-secs %g: want 0 to %d", o.settle, compat05.MaxSettle)}
+	}
+	req.SnapshotTag = o.tag
+	c.streams = true // it goes on for long, and says why
+	hold := compat05.Hold{Settle: o.settle, Say: sayTo(cmd)}
+	if req.N == 1 && !req.PerChildNetns {
+		if hold.Listener, err = compat05.ListenTarget(os.Getenv(compat05.TargetEnv)); err != nil {
+			return err
+		}
+		defer hold.Listener.Close()
+	}
+	return c.run(cmd, func(ctx context.Context, cl *client.Client) error { return hold.Run(ctx, cl, req) })
+}
+
+// spawn is the name that forkd 0.5 has for a fork by its daemon.
+const spawn = "spawn"
+
+func newSpawnCmd() *cobra.Command {
+	cmd := newForkCmd()
+	cmd.Use, cmd.Hidden = spawn+" --tag TAG -n N", true
+	return cmd
+}
+
+func newForwardGuestsCmd() *cobra.Command {
+	c := common{streams: true}
+	var port int
+	cmd := &cobra.Command{
+		Use:   "forward-guests",
+		Short: "Make sandboxes reachable at their addresses, for programs made for forkd 0.5",
+		Long: "A daemon with --guest-port tells clients of forkd 0.5 an address of the loopback interface for each sandbox\n" +
+			"(guest_addr). This command answers at all of them, on this host, as the agent of forkd 0.5 did, until Ctrl-C. What\n" +
+			"comes in is done with your token; programs of other users of this host are refused.",
+		Example: "  forkd forward-guests &\n" +
+			"  python3 -c 'from forkd import Controller, Sandbox\n" +
+			"  child = Controller().spawn_sandboxes(\"base\")[0]\n" +
+			"  print(Sandbox(target=child[\"guest_addr\"], spawn=False).commands.run(\"id\"))'",
+		Args: usageArgs(arguments(0, 0)),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if port < 1 || port > maxPort {
+				return usageError{fmt.Errorf("--port %d: want 1 to %d", port, maxPort)}
+			}
+			if c.json() {
+				return usageError{errors.New("-o json: there is nothing to print")}
+			}
+			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+				return compat05.Forward(ctx, cl, port, sayTo(cmd))
+			})
+		},
+	}
+	cmd.Flags().IntVar(&port, "port", agent05.Port, "that of the daemon's --guest-port")
+	c.register(cmd)
+	return cmd
+}

@@ -1,0 +1,136 @@
+// Package compat05 does what the command line of forkd 0.5 did for its Python package: it holds
+// sandboxes that end with a command, and lets programs reach sandboxes as the agent of forkd 0.5 let
+// them (package agent05).
+//
+// It parses no command line: the flags and commands of forkd 0.5 are in internal/cli/compat05.go.
+package compat05
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/compat05/agent05"
+)
+
+// TargetEnv names the variable that says where clients of forkd 0.5 connect to a guest.
+const TargetEnv = "FORKD_TARGET"
+
+// holdMargin is how many seconds longer than they are held sandboxes live if this process does not
+// end them.
+const holdMargin = 60
+
+// MaxSettle bounds how long sandboxes are held, in seconds: a day.
+const MaxSettle = 86400
+
+// Hold keeps sandboxes for as long as a call lasts.
+type Hold struct {
+	Settle   float64      // seconds after which it ends
+	Listener net.Listener // clients of forkd 0.5 reach the one sandbox here; nil: they reach none
+	Say      func(text string)
+}
+
+// Run forks sandboxes and ends them when ctx or the time is over.
+func (h *Hold) Run(ctx context.Context, cl *client.Client, req client.ForkRequest) error {
+	req.TTLSecs = h.Settle + holdMargin
+	f, err := cl.Fork(ctx, req)
+	if err != nil {
+		return err
+	}
+	defer h.end(ctx, cl, f.Sandboxes)
+	what := "sandboxes"
+	if len(f.Sandboxes) == 1 {
+		what = "sandbox"
+	}
+	h.Say(fmt.Sprintf("%d %s, confirmed after %.1f ms; they end with this command, in %g s at the latest",
+		len(f.Sandboxes), what, f.ForkWallMS, h.Settle))
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(h.Settle*float64(time.Second)))
+	defer cancel()
+	if h.Listener == nil {
+		<-ctx.Done()
+		return nil
+	}
+	h.Say(fmt.Sprintf("your user reaches %s at %s on this host", f.Sandboxes[0].ID, h.Listener.Addr()))
+	guest := agent05.New(&guestOf{cl, f.Sandboxes[0].ID})
+	err = agent05.Serve(ctx, h.Listener, func(conn net.Conn) *agent05.Server {
+		if err := isOurs(conn); err != nil {
+			h.Say(fmt.Sprintf("a connection is refused: %v", err))
+			return nil
+		}
+		return guest
+	})
+	if ctx.Err() != nil {
+		return nil // that is how it ends
+	}
+	return err
+}
+
+// end removes the sandboxes, also after an interrupt.
+func (h *Hold) end(ctx context.Context, cl *client.Client, sandboxes []client.Sandbox) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), holdMargin*time.Second)
+	defer cancel()
+	for _, s := range sandboxes {
+		if err := cl.Kill(ctx, s.ID); err != nil && !client.IsNotFound(err) {
+			h.Say(fmt.Sprintf("%s is left for at most %g s: %v", s.ID, h.Settle+holdMargin, err))
+		}
+	}
+}
+
+// ListenTarget listens at target or, by default, where clients of forkd 0.5 look for a guest. It
+// listens to this host only: the protocol knows no token.
+func ListenTarget(target string) (net.Listener, error) {
+	target = cmp.Or(target, agent05.DefaultAddr)
+	addr, err := net.ResolveTCPAddr("tcp", target)
+	if err != nil {
+		return nil, fmt.Errorf("$%s %q: want an address such as 127.0.0.1:8888: %w", TargetEnv, target, err)
+	}
+	if !isLocal(addr.IP) {
+		return nil, fmt.Errorf("%s is no address of this host's loopback, where clients of forkd 0.5 could reach a sandbox: "+
+			"set %s=127.0.0.1:8888 for them, or run 'ip address add %s dev lo'", addr, TargetEnv, addr.IP)
+	}
+	l, err := net.ListenTCP("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for clients of forkd 0.5 ($%s): %w", TargetEnv, err)
+	}
+	return l, nil
+}
+
+// isLocal reports whether only this host reaches an address.
+func isLocal(ip net.IP) bool {
+	if ip.IsLoopback() {
+		return true
+	}
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		return false
+	}
+	addrs, err := lo.Addrs()
+	if err != nil {
+		return false
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.Equal(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+// guestOf is a sandbox for clients of forkd 0.5.
+type guestOf struct {
+	cl *client.Client
+	id string
+}
+
+func (g *guestOf) Ping(ctx context.Context) (client.Pong, error) { return g.cl.Ping(ctx, g.id) }
+
+func (g *guestOf) Exec(ctx context.Context, req client.ExecRequest) (client.ExecResult, error) {
+	return g.cl.Exec(ctx, g.id, req)
+}
+
+func (g *guestOf) Eval(ctx context.Context, req client.EvalRequest) (client.EvalResult, error) {
+	return g.cl.Eval(ctx, g.id, req)
+}
