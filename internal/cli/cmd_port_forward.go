@@ -84,7 +84,8 @@ type forwarder struct {
 	id     string
 	failed chan error // of listeners
 
-	mu     sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	errOut io.Writer
 }
 

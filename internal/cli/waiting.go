@@ -15,8 +15,10 @@ type waiting struct {
 	stop  chan struct{}
 	done  chan struct{}
 
-	mu    sync.Mutex // held by whoever prints
-	out   io.Writer
+	mu sync.Mutex // held by whoever prints
+	// +checklocks:mu
+	out io.Writer
+	// +checklocks:mu
 	shown bool
 }
 
@@ -48,8 +50,10 @@ func (w *waiting) run(interval time.Duration) {
 // clearLine puts the cursor to the beginning of its line and empties that.
 const clearLine = "\r\x1b[K"
 
-// clear removes the line. Preconditions: w.mu is held.
-func (w *waiting) clear() {
+// clearLocked removes the line.
+//
+// +checklocks:w.mu
+func (w *waiting) clearLocked() {
 	if w.shown {
 		io.WriteString(w.out, clearLine)
 		w.shown = false
@@ -61,7 +65,7 @@ func (w *waiting) end() {
 	close(w.stop)
 	<-w.done
 	w.mu.Lock()
-	w.clear()
+	w.clearLocked()
 	w.mu.Unlock()
 }
 
@@ -76,6 +80,6 @@ type printer struct {
 func (p printer) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.clear()
+	p.clearLocked()
 	return p.to.Write(text)
 }

@@ -47,7 +47,8 @@ type guests struct {
 	cl  *client.Client
 	say func(text string)
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	servers map[string]*agent05.Server // by the id of the sandbox
 }
 

@@ -97,7 +97,8 @@ func Serve(ctx context.Context, l net.Listener, of func(net.Conn) *Server) error
 type Server struct {
 	guest Guest
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// +checklocks:mu
 	numpy *string // version that the interpreter has loaded, empty for none; nil: not asked yet
 }
 

@@ -40,16 +40,24 @@ type daemon struct {
 	cgroup string        // directory that it gets to itself; empty: it starts where the server runs
 	pause  time.Duration // before the first restart
 
-	mu        sync.Mutex
-	request   machineapi.DaemonStart // of the last start
-	cmd       *exec.Cmd              // nil if it does not run
-	started   time.Time
+	mu sync.Mutex
+	// +checklocks:mu
+	request machineapi.DaemonStart // of the last start
+	// +checklocks:mu
+	cmd *exec.Cmd // nil if it does not run
+	// +checklocks:mu
+	started time.Time
+	// +checklocks:mu
 	abandoned bool // it is not started again
-	exit      *machineapi.ExecExit
-	again     *time.Timer   // the restart to come, nil if there is none
-	next      time.Duration // the pause of the next restart
-	restarts  int
-	log       tail
+	// +checklocks:mu
+	exit *machineapi.ExecExit
+	// +checklocks:mu
+	again *time.Timer // the restart to come, nil if there is none
+	// +checklocks:mu
+	next time.Duration // the pause of the next restart
+	// +checklocks:mu
+	restarts int
+	log      tail
 }
 
 func (d *daemon) start(req machineapi.DaemonStart) error {
@@ -66,6 +74,7 @@ func (d *daemon) start(req machineapi.DaemonStart) error {
 	return d.startLocked()
 }
 
+// +checklocks:d.mu
 func (d *daemon) startLocked() error {
 	cmd := exec.Command(d.request.Argv[0], d.request.Argv[1:]...)
 	cmd.Env = append(os.Environ(), d.request.Env...)
@@ -107,6 +116,8 @@ func (d *daemon) wait(cmd *exec.Cmd) {
 }
 
 // restartLocked starts the daemon again after a pause.
+//
+// +checklocks:d.mu
 func (d *daemon) restartLocked() {
 	fmt.Fprintf(&d.log, "forkd-machined: the daemon is gone: starting it again in %v\n", d.next)
 	var timer *time.Timer
@@ -127,6 +138,7 @@ func (d *daemon) restartLocked() {
 	d.next = min(2*d.next, daemonMaxPause)
 }
 
+// +checklocks:d.mu
 func (d *daemon) cancelRestartLocked() {
 	if d.again != nil {
 		d.again.Stop()
@@ -156,7 +168,8 @@ func (d *daemon) status() machineapi.DaemonStatus {
 // tail is an io.Writer that keeps the last daemonLogBytes written to it.
 type tail struct {
 	mu sync.Mutex
-	b  []byte
+	// +checklocks:mu
+	b []byte
 }
 
 func (t *tail) Write(p []byte) (int, error) {

@@ -26,7 +26,8 @@ const stdioChunk = 64 << 10
 // frameConn serialises the frames that several goroutines write to one connection.
 type frameConn struct {
 	mu sync.Mutex
-	w  io.Writer
+	// +checklocks:mu
+	w io.Writer
 }
 
 func (c *frameConn) frame(t machineapi.FrameType, payload []byte) error {

@@ -105,7 +105,8 @@ func (c *client) upgrade(ctx context.Context) (io.ReadWriteCloser, error) {
 // sender serialises the frames written by the input and the signal goroutine.
 type sender struct {
 	mu sync.Mutex
-	w  io.Writer
+	// +checklocks:mu
+	w io.Writer
 }
 
 func (s *sender) frame(t machineapi.FrameType, payload []byte) error {

@@ -5,6 +5,7 @@ go 1.26.8
 tool (
 	github.com/forkd/forkd/internal/lint/tools/errorlint
 	github.com/oasdiff/oasdiff
+	gvisor.dev/gvisor/tools/checklocks/cmd/checklocks
 	honnef.co/go/tools/cmd/staticcheck
 )
 
@@ -51,5 +52,6 @@ require (
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
+	gvisor.dev/gvisor v0.0.0-20260224225140-573d5e7127a8 // indirect
 	honnef.co/go/tools v0.8.2 // indirect
 )
