@@ -10,12 +10,13 @@ import (
 // waiting is a line on a terminal that says what a command waits for and for how long. It appears
 // when nothing has been printed for an interval, and makes way for what is printed.
 type waiting struct {
-	what  string
 	start time.Time
 	stop  chan struct{}
 	done  chan struct{}
 
 	mu sync.Mutex // held by whoever prints
+	// +checklocks:mu
+	what string // empty: nothing yet
 	// +checklocks:mu
 	out io.Writer
 	// +checklocks:mu
@@ -40,9 +41,11 @@ func (w *waiting) run(interval time.Duration) {
 		case <-tick.C:
 		}
 		w.mu.Lock()
-		line := []rune(fmt.Sprintf("%3.0fs  %s", time.Since(w.start).Seconds(), w.what))
-		fmt.Fprintf(w.out, clearLine+"%s", string(line[:min(len(line), 79)]))
-		w.shown = true
+		if w.what != "" {
+			line := []rune(fmt.Sprintf("%3.0fs  %s", time.Since(w.start).Seconds(), w.what))
+			fmt.Fprintf(w.out, clearLine+"%s", string(line[:min(len(line), 79)]))
+			w.shown = true
+		}
 		w.mu.Unlock()
 	}
 }
@@ -82,4 +85,48 @@ func (p printer) Write(text []byte) (int, error) {
 	defer p.mu.Unlock()
 	p.clearLocked()
 	return p.to.Write(text)
+}
+
+// status shows the stages of a long command: in one line on a terminal, as waiting does, or else a
+// line per stage.
+type status struct {
+	w    io.Writer
+	line *waiting // nil: w is no terminal
+
+	mu sync.Mutex
+	// +checklocks:mu
+	stage string
+}
+
+// statusInterval is the time between two writes of the line.
+const statusInterval = 200 * time.Millisecond
+
+func newStatus(w io.Writer) *status {
+	s := &status{w: w}
+	if canRedraw(w) {
+		s.line = startWaiting(w, "", statusInterval)
+	}
+	return s
+}
+
+// step names the present stage and what it does at the moment.
+func (s *status) step(stage, detail string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.line != nil:
+		s.line.mu.Lock()
+		s.line.what = stage + "  " + detail
+		s.line.mu.Unlock()
+	case stage != s.stage:
+		fmt.Fprintf(s.w, "forkd: %s\n", stage)
+	}
+	s.stage = stage
+}
+
+// end clears the line.
+func (s *status) end() {
+	if s.line != nil {
+		s.line.end()
+	}
 }

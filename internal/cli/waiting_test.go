@@ -58,6 +58,7 @@ func TestACommandSaysOnATerminalThatItWaits(t *testing.T) {
 // openPTY returns the two ends of a terminal.
 func openPTY(t *testing.T) (control, terminal *os.File) {
 	t.Helper()
+	t.Setenv("TERM", "xterm") // of a dumb one no line is written again
 	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
 		t.Skipf("no terminals here: %v", err)
@@ -76,4 +77,40 @@ func openPTY(t *testing.T) (control, terminal *os.File) {
 	}
 	t.Cleanup(func() { terminal.Close() })
 	return control, terminal
+}
+
+// Elsewhere than on a terminal every stage is one line, however much it says of itself.
+func TestStagesAreLines(t *testing.T) {
+	var out log
+	s := newStatus(&out)
+	s.step("fetch", "a")
+	s.step("fetch", "b")
+	s.step("unpack", "")
+	s.end()
+	if got := out.String(); got != "forkd: fetch\nforkd: unpack\n" {
+		t.Errorf("%q", got)
+	}
+}
+
+// On a terminal the stages share a line, which is empty in the end.
+func TestStagesShareALineOnATerminal(t *testing.T) {
+	control, terminal := openPTY(t)
+	s := newStatus(terminal)
+	s.step("fetch", "1 of 2")
+	var shown strings.Builder
+	read := func(until string) {
+		for !strings.Contains(shown.String(), until) {
+			var p [100]byte
+			n, err := control.Read(p[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			shown.Write(p[:n])
+		}
+	}
+	read("s  fetch  1 of 2")
+	s.step("unpack", "")
+	read("s  unpack")
+	s.end()
+	read("unpack  " + clearLine)
 }
