@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/test/deck"
 	"github.com/forkd/forkd/test/soak"
 )
 
@@ -29,9 +30,10 @@ const (
 // harm makes one fault after the other until the clients stop, and each at least once.
 func (x *soaking) harm(until time.Time) {
 	x.t.Helper()
+	faults := x.allFaults()
 	for n := 0; time.Now().Before(until) || n < len(soak.Kinds()); n++ {
 		x.pass(6)
-		x.draw()()
+		faults.Draw()()
 		x.write()
 	}
 }
@@ -41,28 +43,12 @@ func (x *soaking) pass(seconds int) {
 	time.Sleep(time.Duration(x.rng.IntN(seconds*1000)) * time.Millisecond)
 }
 
-// draw takes the next fault from a shuffled deck: first each once, then as often as it weighs.
-func (x *soaking) draw() func() {
-	if len(x.deck) == 0 {
-		for _, f := range []struct {
-			weight int
-			make   func()
-		}{{3, x.killDaemon}, {1, x.killNet}, {4, x.killVMM}, {2, x.fillDisk}, {1, x.fillRAM}, {2, x.stallDisk},
-			{1, x.killBoth}} {
-			n := 1
-			if x.dealt {
-				n = f.weight
-			}
-			for range n {
-				x.deck = append(x.deck, f.make)
-			}
-		}
-		x.rng.Shuffle(len(x.deck), func(i, j int) { x.deck[i], x.deck[j] = x.deck[j], x.deck[i] })
-		x.dealt = true
-	}
-	f := x.deck[0]
-	x.deck = x.deck[1:]
-	return f
+// allFaults are the faults, in a shuffled deck.
+func (x *soaking) allFaults() *deck.Deck[func()] {
+	return deck.New(x.rng, deck.Card[func()]{Weight: 3, Do: x.killDaemon}, deck.Card[func()]{Weight: 1, Do: x.killNet},
+		deck.Card[func()]{Weight: 4, Do: x.killVMM}, deck.Card[func()]{Weight: 2, Do: x.fillDisk},
+		deck.Card[func()]{Weight: 1, Do: x.fillRAM}, deck.Card[func()]{Weight: 2, Do: x.stallDisk},
+		deck.Card[func()]{Weight: 1, Do: x.killBoth})
 }
 
 // killDaemon kills the daemon and starts it again. Then only what was acknowledged may be there.

@@ -76,8 +76,6 @@ type soaking struct {
 	d      *daemon
 	disk   string // where the file system of the state directory is mounted
 	rng    *rand.Rand
-	deck   []func()
-	dealt  bool // every fault has been in the deck
 	faults *soak.FaultLog
 	report *soak.Report
 	run    *soak.Soak

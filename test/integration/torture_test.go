@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/test/deck"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -41,13 +42,14 @@ func TestTorture(t *testing.T) {
 	d := f.start(t, withState(state), withRun(filepath.Join(dir, "r")), withRAM(filepath.Join(dir, "m")))
 	x := &fire{t: t, d: d, rng: rand.New(rand.NewPCG(uint64(seed), 0)), points: map[string]point{},
 		long: branches > 2*tortureBranches}
+	x.deck = deck.New(x.rng, rounds()...)
 	x.counts = counts{byMode: map[string]int{}, start: time.Now()}
 	t.Cleanup(func() { t.Logf("seed %d: %v", seed, &x.counts) })
 	x.makeBase()
 	free := x.freeBytes()
 	x.newLine()
 	for n := 0; x.counts.done() < branches || x.counts.deepest < wantDepth || n < len(rounds()); n++ {
-		x.step(x.draw())
+		x.step(x.deck.Draw())
 		if x.own.depth >= lineDepth {
 			x.endLine()
 			x.newLine()
@@ -65,8 +67,7 @@ type fire struct {
 	t      *testing.T
 	d      *daemon
 	rng    *rand.Rand
-	deck   []round
-	dealt  bool // every round has been in the deck
+	deck   *deck.Deck[round]
 	long   bool // there is time to compute digests
 	names  int
 	counts counts
@@ -86,43 +87,23 @@ type point struct {
 
 // round is one thing done to the source. It may branch several times.
 type round struct {
-	name   string
-	weight int
-	run    func(*fire)
+	name string
+	run  func(*fire)
 }
 
-func rounds() []round {
-	return []round{
-		{"plain", 4, (*fire).plain},
-		{"early", 3, (*fire).early},
-		{"race", 3, (*fire).race},
-		{"rollback", 2, (*fire).rollback},
-		{"fork the source", 2, (*fire).forkSource},
-		{"suspend", 2, (*fire).suspend},
-		{"remove", 1, (*fire).remove},
-		{"no room", 1, (*fire).noRoom},
-		{"kill the daemon", 4, (*fire).killDaemon},
-		{"kill the VMM", 2, (*fire).killVMM},
+func rounds() []deck.Card[round] {
+	return []deck.Card[round]{
+		{Weight: 4, Do: round{"plain", (*fire).plain}},
+		{Weight: 3, Do: round{"early", (*fire).early}},
+		{Weight: 3, Do: round{"race", (*fire).race}},
+		{Weight: 2, Do: round{"rollback", (*fire).rollback}},
+		{Weight: 2, Do: round{"fork the source", (*fire).forkSource}},
+		{Weight: 2, Do: round{"suspend", (*fire).suspend}},
+		{Weight: 1, Do: round{"remove", (*fire).remove}},
+		{Weight: 1, Do: round{"no room", (*fire).noRoom}},
+		{Weight: 4, Do: round{"kill the daemon", (*fire).killDaemon}},
+		{Weight: 2, Do: round{"kill the VMM", (*fire).killVMM}},
 	}
-}
-
-// draw takes the next round from a shuffled deck: first each round once, then as often as it
-// weighs.
-func (x *fire) draw() round {
-	if len(x.deck) == 0 {
-		for _, r := range rounds() {
-			n := 1
-			if x.dealt {
-				n = r.weight
-			}
-			x.deck = append(x.deck, slices.Repeat([]round{r}, n)...)
-		}
-		x.rng.Shuffle(len(x.deck), func(i, j int) { x.deck[i], x.deck[j] = x.deck[j], x.deck[i] })
-		x.dealt = true
-	}
-	r := x.deck[0]
-	x.deck = x.deck[1:]
-	return r
 }
 
 func (x *fire) step(r round) {

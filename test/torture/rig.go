@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmtest"
+	"github.com/forkd/forkd/test/deck"
 	"github.com/forkd/forkd/test/torture/guest"
 )
 
@@ -61,8 +62,7 @@ type Rig struct {
 	ram   string // tmpfs, for layers and disk tops
 	names atomic.Uint64
 	rng   *rand.Rand
-	deck  []round // to be drawn
-	dealt bool    // every round has been in the deck
+	deck  *deck.Deck[round]
 	rep   *Report
 	logf  func(format string, args ...any)
 }
@@ -73,7 +73,8 @@ func NewRig(cfg Config, dir, ram string, rng *rand.Rand, rep *Report, logf func(
 	shape := vm.Shape{
 		MemoryBytes: uint64(systemMiB+cfg.Guest.MemoryMiB) * mib, VCPUs: uint32(cfg.Guest.CPUs), Template: vmtest.Template(),
 	}
-	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng, rep: rep, logf: logf}
+	return &Rig{cfg: cfg, shape: shape, dir: dir, ram: ram, rng: rng,
+		deck: deck.New(rng, rounds()...), rep: rep, logf: logf}
 }
 
 // file returns a new file on tmpfs that has no name: its memory is given back when the last mapping

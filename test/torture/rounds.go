@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/vm"
+	"github.com/forkd/forkd/test/deck"
 )
 
 // maxDepth is how many memory layers a line of descent gets over its base.
@@ -29,27 +30,26 @@ type line struct {
 
 // round is one thing done to a line. It may branch several times.
 type round struct {
-	name   string
-	weight int
-	run    func(*line, context.Context) error
+	name string
+	run  func(*line, context.Context) error
 }
 
 // rounds lists what a line goes through, in the order of the draw.
-func rounds() []round {
-	return []round{
-		{"plain", 10, (*line).plain},
-		{"storm", 2, (*line).storm},
-		{"overlap", 2, (*line).overlap},
-		{"race", 3, (*line).race},
-		{"interrupt", 2, (*line).interrupt},
-		{"undo", 2, (*line).undo},
-		{"crowd", 2, (*line).crowd},
-		{"stream", 2, (*line).stream},
-		{"layer without room", 3, (*line).layerWithoutRoom},
-		{"state without room", 1, (*line).stateWithoutRoom},
-		{"kill", 2, (*line).kill},
-		{"rollback", 1, (*line).rollback},
-		{"long line", 1, (*line).long},
+func rounds() []deck.Card[round] {
+	return []deck.Card[round]{
+		{Weight: 10, Do: round{"plain", (*line).plain}},
+		{Weight: 2, Do: round{"storm", (*line).storm}},
+		{Weight: 2, Do: round{"overlap", (*line).overlap}},
+		{Weight: 3, Do: round{"race", (*line).race}},
+		{Weight: 2, Do: round{"interrupt", (*line).interrupt}},
+		{Weight: 2, Do: round{"undo", (*line).undo}},
+		{Weight: 2, Do: round{"crowd", (*line).crowd}},
+		{Weight: 2, Do: round{"stream", (*line).stream}},
+		{Weight: 3, Do: round{"layer without room", (*line).layerWithoutRoom}},
+		{Weight: 1, Do: round{"state without room", (*line).stateWithoutRoom}},
+		{Weight: 2, Do: round{"kill", (*line).kill}},
+		{Weight: 1, Do: round{"rollback", (*line).rollback}},
+		{Weight: 1, Do: round{"long line", (*line).long}},
 	}
 }
 
@@ -91,7 +91,7 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 			break
 		}
 		for range 1 + r.rng.IntN(3) {
-			if err := l.step(ctx, r.draw()); err != nil {
+			if err := l.step(ctx, r.deck.Draw()); err != nil {
 				return err
 			}
 		}
@@ -109,27 +109,6 @@ func (r *Rig) descend(ctx context.Context, base *Snapshot, n int) (err error) {
 		}
 	}
 	return nil
-}
-
-// draw takes the next round from a shuffled deck: first each round once, then as often as it
-// weighs.
-func (r *Rig) draw() round {
-	if len(r.deck) == 0 {
-		for _, x := range rounds() {
-			n := 1
-			if r.dealt {
-				n = x.weight
-			}
-			for range n {
-				r.deck = append(r.deck, x)
-			}
-		}
-		r.rng.Shuffle(len(r.deck), func(i, j int) { r.deck[i], r.deck[j] = r.deck[j], r.deck[i] })
-		r.dealt = true
-	}
-	x := r.deck[0]
-	r.deck = r.deck[1:]
-	return x
 }
 
 func (l *line) step(ctx context.Context, x round) error {
