@@ -28,26 +28,46 @@ const defaultKeepalive = 15 * time.Second
 // keepalive is how often a silent stream says that it lives; 0: every 15 seconds.
 func New(version string, keepalive time.Duration) func(api http.Handler) http.Handler {
 	return func(api http.Handler) http.Handler {
-		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{},
-			keepalive: cmp.Or(keepalive, defaultKeepalive)}
+		f := &face{api: api, catalog: mcp.New(version), shared: map[mcp.Scope]func() *sdk.Server{}}
 		for _, scope := range []mcp.Scope{mcp.Read, mcp.Run, mcp.Admin} {
 			f.shared[scope] = sync.OnceValue(func() *sdk.Server { return f.catalog.Shared(scope) })
 		}
-		f.protocol = sdk.NewStreamableHTTPHandler(serverOf, &sdk.StreamableHTTPOptions{
-			Stateless: true, PropagateRequestCancellation: true,
-			DisableLocalhostProtection: true, // the daemon checks hosts by its own rules
-			MaxRequestBodyBytes:        -1,   // v1 has bounded the body
-		})
-		return f
+		f.protocol = protocol(serverOf)
+		return kept(f, keepalive)
 	}
 }
 
+// Served returns a handler of messages for servers of another kind, which is else like that of New.
+// Conformance is tested with a server that has what the suite calls.
+func Served(serverOf func(*http.Request) *sdk.Server, keepalive time.Duration) http.Handler {
+	return kept(protocol(serverOf), keepalive)
+}
+
+func protocol(serverOf func(*http.Request) *sdk.Server) http.Handler {
+	return sdk.NewStreamableHTTPHandler(serverOf, &sdk.StreamableHTTPOptions{
+		Stateless: true, PropagateRequestCancellation: true,
+		DisableLocalhostProtection: true, // the daemon checks hosts by its own rules
+		MaxRequestBodyBytes:        -1,   // v1 has bounded the body
+	})
+}
+
+// kept returns a handler whose silent streams are kept alive.
+func kept(h http.Handler, keepalive time.Duration) http.Handler {
+	keepalive = cmp.Or(keepalive, defaultKeepalive)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		answer, ended := alive(w, keepalive, cancel)
+		defer ended()
+		h.ServeHTTP(answer, r.WithContext(ctx))
+	})
+}
+
 type face struct {
-	api       http.Handler
-	catalog   *mcp.Catalog
-	shared    map[mcp.Scope]func() *sdk.Server // made when the first message needs it
-	protocol  http.Handler
-	keepalive time.Duration
+	api      http.Handler
+	catalog  *mcp.Catalog
+	shared   map[mcp.Scope]func() *sdk.Server // made when the first message needs it
+	protocol http.Handler
 }
 
 type serverKey struct{}
@@ -67,19 +87,15 @@ const (
 // ServeHTTP answers one message with the tools of the client's scope, which call the API as the
 // client.
 func (f *face) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(ctx).Scope)
-	ctx = mcp.With(ctx, cl)
+	cl, scope := client.Over(newTransport(f.api, r)), scopeOf(auth.From(r.Context()).Scope)
+	ctx := mcp.With(r.Context(), cl)
 	var s *sdk.Server
 	if r.Header.Get(methodHeader) == listenMethod {
-		s = f.catalog.Server(ctx, cl, scope)
+		s = f.catalog.Server(r.Context(), cl, scope)
 	} else {
 		s = f.shared[scope]()
 	}
-	answer, ended := alive(w, f.keepalive, cancel)
-	defer ended()
-	f.protocol.ServeHTTP(answer, r.WithContext(context.WithValue(ctx, serverKey{}, s)))
+	f.protocol.ServeHTTP(w, r.WithContext(context.WithValue(ctx, serverKey{}, s)))
 }
 
 func scopeOf(s auth.Scope) mcp.Scope {

@@ -8,9 +8,12 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 
 import npm
 import rig as fake
@@ -165,17 +168,26 @@ async def in_python(rig: dict) -> None:
         await case("subscriptions/listen over HTTP", over_http(rig["url"], rig["token"], "auto"), listens)
 
 
-# Scenarios of the conformance suite that hold for every server. Most others call tools, prompts and resources that only
-# a server made for the suite has; of these, only the form of all messages is judged (wire-schema-valid).
+# Scenarios of the conformance suite that hold for every server: the daemon passes them. The others call tools, prompts
+# and resources of a server that is made for the suite; of the daemon, only the form of its messages is judged there.
 WHOLE = {
     "2025-11-25": {"server-initialize", "ping", "tools-list", "resources-list", "dns-rebinding-protection"},
     "2026-07-28": {"server-stateless", "tools-list", "resources-list", "sep-2164-resource-not-found", "dns-rebinding-protection", "caching",
                    "http-header-validation", "server-sse-multiple-streams", "input-required-result-unsupported-methods"},
 }
+# What such a server does not pass behind the daemon's handler of messages, and why.
+SESSIONS = "without sessions a server of this revision cannot send requests to its client"
+TASKS = "the extension for tasks is not offered"
+LACKING = {
+    "dns-rebinding-protection": "it is the daemon that looks at hosts and origins: see above",
+    **dict.fromkeys(("tools-call-sampling", "tools-call-elicitation", "elicitation-sep1034-defaults", "elicitation-sep1330-enums"), SESSIONS),
+    **{f"tasks-{name}": TASKS for name in ("lifecycle", "capability-negotiation", "wire-fields", "request-state-removal", "mrtr-input", "request-headers",
+                                           "dispatch-and-envelope", "status-notifications", "required-task-error", "mrtr-composition")},
+}
 
 
 def excused(check: dict) -> bool:
-    """Checks within these scenarios that want what only the suite's own server has, or prompts."""
+    """Checks within the scenarios of WHOLE that want what only the suite's own server has, or prompts."""
     message = check.get("errorMessage") or ""
     return message.startswith("Not testable") or check["id"] == "sep-2549-prompts-list-caching-hints"
 
@@ -184,29 +196,77 @@ def said(check: dict) -> str:
     return f"{check['id']}: {check.get('errorMessage') or check['status'].lower()}"
 
 
-def conformance(there: str, env: dict[str, str], url: str, revision: str) -> None:
+def scenarios(there: str, env: dict[str, str], url: str, revision: str) -> dict[str, list[dict]]:
+    """Runs what a revision requires, and returns the checks of each scenario."""
     with tempfile.TemporaryDirectory() as out:
-        subprocess.run(["node", os.path.join(there, "node_modules/@modelcontextprotocol/conformance/dist/index.js"), "server", "--url", url + "/mcp",
+        subprocess.run(["node", os.path.join(there, "node_modules/@modelcontextprotocol/conformance/dist/index.js"), "server", "--url", url,
                         "--requirements", revision, "--timeout", "20000", "-o", out], env=env, stdout=subprocess.DEVNULL, check=False)
-        seen = set()
+        found = {}
         for folder in sorted(os.listdir(out)):
-            scenario = scenario_of(folder)
-            seen.add(scenario)
             with open(os.path.join(out, folder, "checks.json")) as f:
-                checks = json.load(f)
-            whole = scenario in WHOLE[revision]
-            wrong = [said(c) for c in checks if c["status"] == "FAILURE" and (not excused(c) if whole else c["id"].startswith("wire-schema"))]
-            unproven = [said(c) for c in checks if c["status"] not in ("SUCCESS", "INFO")]
-            proven = any(c["status"] == "SUCCESS" and not c["id"].startswith("wire-schema") for c in checks)
-            name = f"conformance {revision}: {scenario}"
-            if wrong:
-                r.add(name, "failed", "; ".join(wrong))
-            elif whole or proven and not unproven:
-                r.add(name, "passed")
-            else:
-                r.add(name, "not_applicable", "messages have the right form; " + (unproven or ["the suite left it out"])[0][:200])
-        missing = WHOLE[revision] - seen
-        r.add(f"conformance {revision}: every scenario was run", "failed" if missing else "passed", f"not run: {sorted(missing)}" if missing else None)
+                found[scenario_of(folder)] = json.load(f)
+        return found
+
+
+def conformance(there: str, env: dict[str, str], url: str, revision: str) -> None:
+    """The daemon, with the tools that it has."""
+    found = scenarios(there, env, url + "/mcp", revision)
+    for scenario, checks in found.items():
+        whole = scenario in WHOLE[revision]
+        wrong = [said(c) for c in checks if c["status"] == "FAILURE" and (not excused(c) if whole else c["id"].startswith("wire-schema"))]
+        if wrong or whole:
+            r.add(f"conformance {revision}: {scenario}", "failed" if wrong else "passed", "; ".join(wrong) or None)
+    missing = WHOLE[revision] - found.keys()
+    r.add(f"conformance {revision}: every scenario was run, and all messages have the right form", "failed" if missing else "passed",
+          f"not run: {sorted(missing)}" if missing else None)
+
+
+def fixtures(there: str, env: dict[str, str], url: str, revision: str) -> None:
+    """The daemon's handler of messages, with the tools, prompts and resources that the suite calls."""
+    found = scenarios(there, env, url, revision)
+    for scenario, checks in found.items():
+        wrong = [said(c) for c in checks if c["status"] == "FAILURE"]
+        passed = any(c["status"] == "SUCCESS" for c in checks)
+        name = f"conformance {revision}, with fixtures: {scenario}"
+        if not wrong and passed and scenario not in LACKING:
+            r.add(name, "passed")
+        elif scenario in LACKING or not wrong and scenario in ("server-session-lifecycle", "server-sse-multiple-streams"):
+            r.add(name, "not_applicable", LACKING.get(scenario, "the suite leaves it out of a server without sessions"))
+        else:
+            r.add(name, "failed", "; ".join(wrong) or "it proved nothing")
+    r.add(f"conformance {revision}, with fixtures: all is there", "passed" if len(found) >= 30 else "failed", f"{len(found)} scenarios")
+
+
+@contextlib.contextmanager
+def suites_server(tmp: str):
+    """The server that Go's SDK has for the suite, with the daemon's handler of messages in the place of its own."""
+    sdk = subprocess.run(["go", "list", "-m", "-f", "{{.Dir}}", "github.com/modelcontextprotocol/go-sdk"], cwd=fake.ROOT, check=True,
+                         stdout=subprocess.PIPE, text=True).stdout.strip()
+    with open(os.path.join(sdk, "conformance/everything-server/main.go")) as f:
+        text = f.read()
+    for old, new in ((r"mcp\.NewStreamableHTTPHandler\((func\(\*http\.Request\) \*mcp\.Server \{.*?\}), &mcp\.StreamableHTTPOptions\{.*?\}\)",
+                      r"mcphttp.Served(\1, 50*time.Millisecond)"),
+                     (r"\tstateless = [^\n]*\n", ""),
+                     (r"import \(\n", 'import (\n\t"github.com/forkd/forkd/internal/daemon/mcphttp"\n')):
+        text, n = re.subn(old, new, text, count=1, flags=re.DOTALL)
+        want(n == 1, f"the server of Go's SDK has another form: {old} is not there")
+    main, overlay, program = (os.path.join(tmp, name) for name in ("main.go", "overlay.json", "server"))
+    with open(main, "w") as f:
+        f.write(text)
+    with open(overlay, "w") as f:  # a file of this module for the compiler alone: it may import internal packages
+        json.dump({"Replace": {os.path.join(fake.ROOT, "test/compat/mcp/server/main.go"): main}}, f)
+    subprocess.run(["go", "build", "-overlay", overlay, "-o", program, "./test/compat/mcp/server"], cwd=fake.ROOT, check=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = "127.0.0.1:%d" % free.getsockname()[1]
+    with subprocess.Popen([program, "-http", address], stderr=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(300):
+                with contextlib.suppress(OSError), socket.create_connection(address.rsplit(":", 1)):
+                    break
+                time.sleep(0.1)
+            yield "http://" + address
+        finally:
+            process.terminate()
 
 
 def scenario_of(folder: str) -> str:
@@ -263,6 +323,9 @@ def main() -> None:
             with fake.daemon(program, "-open", "-keepalive", "50ms") as rig:
                 for revision in WHOLE:
                     conformance(there, env, rig["url"], revision)
+            with suites_server(tmp) as url:
+                for revision in WHOLE:
+                    fixtures(there, env, url, revision)
 
 
 r.case("the daemon's traffic is as documented", main)
