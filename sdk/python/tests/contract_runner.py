@@ -175,7 +175,7 @@ class Runner:
             self.saved[step["save"]] = result
         for path, want in expect.items():
             if not holds(got := at(result, path), self.filled(want)):
-                raise Step(f"{path} is {plain(got)!r}, want {want!r}; of {plain(result)!r}")
+                raise Step(f"{path} is {plain(got)!r:.500}, want {want!r:.500}; of {plain(result)!r:.2000}")
 
     def filled(self, value: Any) -> Any:
         """A value with variables and bytes in place."""
