@@ -2,6 +2,7 @@ package record
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 )
 
@@ -42,7 +43,8 @@ func ParseSecrets(path string, p []byte) (*Secrets, error) {
 	var now secretsFile
 	var old Secrets
 	if err := parse(path, p, &now, &old, func() { now.Secrets = old }); err != nil {
-		if e := err.(*Error); e.Field != "version" {
+		var e *Error
+		if errors.As(err, &e) && e.Field != "version" {
 			e.Reason = "unknown, missing or damaged: " + otherForkd + ", or give the sandbox its secrets again"
 		}
 		return nil, err
