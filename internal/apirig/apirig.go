@@ -24,6 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/e2b"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 	"github.com/forkd/forkd/internal/daemon/metrics"
@@ -79,7 +80,7 @@ type Options struct {
 	Agent  func(dir string) *exec.Cmd  // makes the command that serves an agent on sockets in dir
 	Dial   func(context.Context) error // called before every connection to one; nil: nothing
 	Guest  sandbox.Guest               // instead, for all sandboxes
-	Limits v1.Limits
+	Limits face.Limits
 	Admit  admit.Rules
 
 	GuestPort int          // of guests' addresses; 0: they have none
@@ -193,16 +194,18 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := v1.New(v1.Config{Manager: m, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
-		Guard: guard, Audit: log,
-		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler), Limits: o.Limits,
+	shared := face.New(o.Limits)
+	api := v1.New(v1.Config{Face: shared, Manager: m, Once: answers, Baker: baker, Workspaces: workspaces,
+		Metrics: counts.Handler(), Guard: guard, Audit: log,
+		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler),
 		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone,
 		MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	var next http.Handler = api
 	if !o.Unchecked {
 		next = apitest.Checked(t, api)
 	}
-	r.Handler = e2b.New(e2b.Config{V1: api, Next: next, Manager: m, Guard: guard, Keys: keys, Builder: builder,
+	r.Handler = e2b.New(e2b.Config{V1: api, Face: shared, Next: next, Manager: m,
+		Guard: guard, Keys: keys, Builder: builder,
 		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)

@@ -9,7 +9,7 @@ import (
 )
 
 // Bounds of the daemon's own memory: a share of what there is, the least that it has unless that is
-// more than half of it. Requests may hold 512 MiB of bodies and answers (v1.Limits.Memory).
+// more than half of it. Requests may hold 512 MiB of bodies and answers (face.Limits.Memory).
 const (
 	heapShare = 8
 	minHeap   = 1 << 30

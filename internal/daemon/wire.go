@@ -20,6 +20,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/e2b"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 	"github.com/forkd/forkd/internal/daemon/metrics"
@@ -142,14 +143,16 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
+	shared := face.New(face.Limits{})
 	api := v1.New(v1.Config{
+		Face:    shared,
 		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard,
 		Hosts: cfg.Hosts, Audit: w.audit,
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
 		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
 	})
-	w.handler = e2b.New(e2b.Config{V1: api, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys,
+	w.handler = e2b.New(e2b.Config{V1: api, Face: shared, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys,
 		Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
 	undo.Release()
 	return w, nil

@@ -1,8 +1,8 @@
 // Package gate bounds how much of something is under way at once: in all, and for each of those who
 // ask for it, so that one of them cannot keep the others out.
 //
-// It counts and queues. What is counted, who asks, and what a refused caller is told is for its users
-// to say.
+// It counts places, of which a caller may take many, and queues callers. What is counted, who asks, and
+// what a refused caller is told is for its users to say.
 package gate
 
 import (
@@ -24,20 +24,31 @@ func Fair(total int) int { return max(1, total-max(1, total/4)) }
 
 // FullError says that a gate, or the share of a key in it, has no place.
 type FullError struct {
-	Limit int
-	Key   string // whose share has none; empty: the gate
+	Limit   int
+	Key     string // whose share has none; empty: the gate
+	Waiting bool   // the queue is full, not the gate
 }
 
 func (e *FullError) Error() string {
+	if e.Waiting {
+		return fmt.Sprintf("%d wait, the most at once", e.Limit)
+	}
 	if e.Key != "" {
 		return fmt.Sprintf("%s has %d, the most that it may have at once", e.Key, e.Limit)
 	}
 	return fmt.Sprintf("%d are under way, the most at once", e.Limit)
 }
 
+// Queue bounds how many callers wait for a place of a gate. One caller of each key always may.
+type Queue struct {
+	Key int // callers of one key; 0: no bound
+	All int // 0: no bound
+}
+
 // Gate has places for what is under way. Its methods may be called concurrently.
 type Gate struct {
 	total int
+	bound Queue
 
 	mu    sync.Mutex
 	taken int
@@ -52,8 +63,13 @@ type waiter struct {
 	in    chan struct{} // closed when it has its place
 }
 
-// New returns a gate with so many places.
-func New(total int) *Gate { return &Gate{total: total, by: make(map[string]int)} }
+// New returns a gate with so many places. Any number of callers may wait.
+func New(total int) *Gate { return NewQueued(total, Queue{}) }
+
+// NewQueued returns a gate with so many places, and a bound for its queue.
+func NewQueued(total int, bound Queue) *Gate {
+	return &Gate{total: total, bound: bound, by: make(map[string]int)}
+}
 
 // Count returns how many places are taken, and how many there are.
 func (g *Gate) Count() (taken, total int) {
@@ -62,40 +78,82 @@ func (g *Gate) Count() (taken, total int) {
 	return g.taken, g.total
 }
 
+// Waiting returns how many callers wait.
+func (g *Gate) Waiting() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.queue)
+}
+
 // Enter takes a place that counts in all shares, or returns a *FullError. It does not wait. The
 // caller calls leave once.
 func (g *Gate) Enter(shares ...Share) (leave func(), err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.taken >= g.total {
-		return nil, &FullError{Limit: g.total}
+	h := g.Hold(shares...)
+	if err := h.Add(1); err != nil {
+		return nil, err
 	}
-	for _, s := range shares {
-		if !g.hasRoomLocked(s) {
-			return nil, &FullError{Limit: s.Most, Key: s.Key}
-		}
-	}
-	return g.takeLocked(shares...), nil
+	return h.Leave, nil
 }
 
-// Wait takes a place, for which it waits as long as ctx lasts; its error is that of ctx. Those whose
-// key has the fewest before them come first: a caller that asks for one thing does not wait behind
-// all that another has asked for. The caller calls leave once.
+// Hold is what one caller has of a gate. Its places count in all of its shares. It is for one
+// goroutine at a time.
+type Hold struct {
+	of     *Gate
+	shares []Share
+	n      int
+}
+
+// Hold returns a Hold without a place.
+func (g *Gate) Hold(shares ...Share) *Hold { return &Hold{of: g, shares: shares} }
+
+// Add takes n more places, or none and returns a *FullError. It does not wait.
+func (h *Hold) Add(n int) error {
+	g := h.of
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.taken+n > g.total {
+		return &FullError{Limit: g.total}
+	}
+	for _, s := range h.shares {
+		if !g.hasRoomLocked(s, n) {
+			return &FullError{Limit: s.Most, Key: s.Key}
+		}
+	}
+	h.n += n
+	g.takeLocked(n, h.shares...)
+	return nil
+}
+
+// Leave gives all places back.
+func (h *Hold) Leave() {
+	h.of.leave(h.n, h.shares...)
+	h.n = 0
+}
+
+// Wait takes a place, for which it waits as long as ctx lasts; its error is that of ctx, or a
+// *FullError where too many wait. Those whose key has the fewest before them come first: a caller that
+// asks for one thing does not wait behind all that another has asked for. The caller calls leave once.
 func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	g.mu.Lock()
 	w := &waiter{share: s, rank: g.by[s.Key], in: make(chan struct{})}
+	waiting := 0 // of the key
 	for _, other := range g.queue {
 		if other.share.Key == s.Key {
-			w.rank++
+			waiting++
 		}
 	}
+	w.rank += waiting
 	g.queue = append(g.queue, w)
 	g.admitLocked()
+	if full := g.overfullLocked(w, waiting); full != nil {
+		g.mu.Unlock()
+		return nil, full
+	}
 	g.mu.Unlock()
-	leave = func() { g.leave(s) }
+	leave = func() { g.leave(1, s) }
 	select {
 	case <-w.in:
 		return leave, nil
@@ -118,25 +176,42 @@ func (g *Gate) Wait(ctx context.Context, s Share) (leave func(), err error) {
 	return nil, ctx.Err()
 }
 
-func (g *Gate) hasRoomLocked(s Share) bool { return s.Most == 0 || g.by[s.Key] < s.Most }
-
-func (g *Gate) takeLocked(shares ...Share) (leave func()) {
-	g.taken++
-	for _, s := range shares {
-		g.by[s.Key]++
+// overfullLocked removes the last waiter from the queue and returns a *FullError if it is one too many,
+// in the queue or of its key, of which so many others wait.
+func (g *Gate) overfullLocked(w *waiter, others int) error {
+	last := len(g.queue) - 1
+	if last < 0 || g.queue[last] != w || others == 0 {
+		return nil
 	}
-	return func() { g.leave(shares...) }
+	full := &FullError{Waiting: true}
+	switch {
+	case g.bound.Key > 0 && others >= g.bound.Key:
+		full.Limit, full.Key = g.bound.Key, w.share.Key
+	case g.bound.All > 0 && last >= g.bound.All:
+		full.Limit = g.bound.All
+	default:
+		return nil
+	}
+	g.queue = g.queue[:last]
+	return full
 }
 
-func (g *Gate) leave(shares ...Share) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.taken--
+func (g *Gate) hasRoomLocked(s Share, n int) bool { return s.Most == 0 || g.by[s.Key]+n <= s.Most }
+
+// takeLocked counts n more places.
+func (g *Gate) takeLocked(n int, shares ...Share) {
+	g.taken += n
 	for _, s := range shares {
-		if g.by[s.Key]--; g.by[s.Key] == 0 {
+		if g.by[s.Key] += n; g.by[s.Key] == 0 {
 			delete(g.by, s.Key)
 		}
 	}
+}
+
+func (g *Gate) leave(n int, shares ...Share) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.takeLocked(-n, shares...)
 	g.admitLocked()
 }
 
@@ -145,7 +220,7 @@ func (g *Gate) admitLocked() {
 	for g.taken < g.total {
 		next := -1
 		for i, w := range g.queue {
-			if g.hasRoomLocked(w.share) && (next < 0 || w.rank < g.queue[next].rank) {
+			if g.hasRoomLocked(w.share, 1) && (next < 0 || w.rank < g.queue[next].rank) {
 				next = i
 			}
 		}
@@ -154,7 +229,7 @@ func (g *Gate) admitLocked() {
 		}
 		w := g.queue[next]
 		g.queue = slices.Delete(g.queue, next, next+1)
-		g.takeLocked(w.share)
+		g.takeLocked(1, w.share)
 		close(w.in)
 	}
 }

@@ -145,3 +145,78 @@ func TestWaiting(t *testing.T) {
 		}
 	})
 }
+
+// What takes many places gets all that it asks for or none, and gives all of them back at once.
+func TestAHoldGrows(t *testing.T) {
+	g := New(100)
+	one, other := g.Hold(Share{"a", 75}), g.Hold(Share{"b", 75})
+	for _, n := range []int{50, 25} {
+		if err := one.Add(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var full *FullError
+	if err := one.Add(1); !errors.As(err, &full) || full.Key != "a" {
+		t.Errorf("more than its share: %v", err)
+	}
+	if err := other.Add(26); !errors.As(err, &full) || full.Key != "" {
+		t.Errorf("more than there is: %v", err)
+	}
+	if err := other.Add(25); err != nil {
+		t.Errorf("the rest: %v", err)
+	}
+	one.Leave()
+	one.Leave()
+	if n, _ := g.Count(); n != 25 {
+		t.Errorf("%d places are taken, want 25", n)
+	}
+	other.Leave()
+	if n, _ := g.Count(); n != 0 || len(g.by) != 0 {
+		t.Errorf("%d places are taken when all have left: %v", n, g.by)
+	}
+}
+
+// The queue is bounded, of one key and of all; the first of a key always may wait.
+func TestTheQueueIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewQueued(1, Queue{Key: 2, All: 3})
+		held, err := g.Wait(t.Context(), Share{Key: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		wait := func(key string) {
+			group.Go(func() {
+				leave, err := g.Wait(t.Context(), Share{Key: key})
+				if err != nil {
+					t.Errorf("%s: %v", key, err)
+					return
+				}
+				leave()
+			})
+			synctest.Wait()
+		}
+		refused := func(key string) {
+			t.Helper()
+			var full *FullError
+			if _, err := g.Wait(t.Context(), Share{Key: key}); !errors.As(err, &full) || !full.Waiting {
+				t.Errorf("one more of %s: %v", key, err)
+			}
+		}
+		wait("a")
+		wait("a")
+		refused("a")
+		wait("b")
+		refused("b") // three wait
+		wait("c")
+		refused("c")
+		if n := g.Waiting(); n != 4 {
+			t.Errorf("%d wait, want 4", n)
+		}
+		held()
+		group.Wait()
+		if n, _ := g.Count(); n != 0 || g.Waiting() != 0 || len(g.by) != 0 {
+			t.Errorf("%d places are taken, %d wait", n, g.Waiting())
+		}
+	})
+}

@@ -93,6 +93,7 @@ var rooms = []room{
 			"inbound",
 			"once",
 			"mcphttp",
+			"face",
 			"v1",
 			"template",
 			"e2b",

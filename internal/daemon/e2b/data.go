@@ -213,7 +213,7 @@ func isAsleep(i sandbox.Info) bool {
 // That costs far more than a request to one that runs, so strangers have it counted once more.
 func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
 	if stranger {
-		if err := a.V1.CountStranger(i.ID); err != nil {
+		if err := a.Face.Strangers.Enter(i.ID, i.Owner); err != nil {
 			return err
 		}
 	}

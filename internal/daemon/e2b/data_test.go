@@ -22,7 +22,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 var forkOne = client.ForkRequest{SnapshotTag: "a.b", N: 1}
@@ -176,7 +176,7 @@ func TestPorts(t *testing.T) {
 
 // Who needs no token is a stranger: to ports, and to the agent.
 func TestStrangersAreLimited(t *testing.T) {
-	r := startWith(t, apirig.Options{Limits: v1.Limits{SignedBurst: 1, SignedPerSecond: 1e-9}})
+	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 1, SignedPerSecond: 1e-9}})
 	guest := httptest.NewServer(http.NotFoundHandler())
 	defer guest.Close()
 	for port, path := range map[string]string{fmt.Sprint(guest.Listener.Addr().(*net.TCPAddr).Port): "/",
@@ -212,7 +212,7 @@ func TestCodeInterpreterWantsAToken(t *testing.T) {
 // Who has nothing but a signed URL, and reads slowly what it leads to, takes no places of those who
 // use the sandbox.
 func TestStrangersTakeNobodysPlaces(t *testing.T) {
-	r := startWith(t, apirig.Options{Limits: v1.Limits{Calls: 3, PerSandbox: 2}})
+	r := startWith(t, apirig.Options{Limits: face.Limits{Calls: 3, PerSandbox: 2}})
 	b := r.create(simple)
 	path := filepath.Join(t.TempDir(), "large")
 	if err := os.WriteFile(path, nil, 0o644); err != nil {
@@ -243,7 +243,7 @@ func TestStrangersTakeNobodysPlaces(t *testing.T) {
 // Who has no token of a sandbox gets an answer at once, whatever body was promised, and keeps no
 // connection.
 func TestStrangersAreLetGo(t *testing.T) {
-	r := startWith(t, apirig.Options{Limits: v1.Limits{SignedBurst: 2, SignedPerSecond: 1e-9}})
+	r := startWith(t, apirig.Options{Limits: face.Limits{SignedBurst: 2, SignedPerSecond: 1e-9}})
 	b := r.create(simple)
 	forged := sign("/x", "write", "", b.Access+"0", 0)
 	to := "\r\nE2b-Sandbox-Id: " + b.ID + "\r\nE2b-Sandbox-Port: "

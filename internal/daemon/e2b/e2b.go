@@ -23,6 +23,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
@@ -52,6 +53,7 @@ const (
 // Config is what the face serves.
 type Config struct {
 	V1      *v1.Server // answers what is not E2B's, and carries streams to guests
+	Face    *face.Face
 	Next    http.Handler
 	Manager *sandbox.Manager
 	Guard   *auth.Guard // an API key is a token, also behind "e2b_"
@@ -67,13 +69,9 @@ type Config struct {
 type api struct {
 	Config
 	mux     *http.ServeMux
-	works   *gate.Gate
 	wakes   *wakes
-	uploads *places
+	uploads *gate.Gate
 }
-
-// handler answers a request or returns the error to answer it with.
-type handler func(http.ResponseWriter, *http.Request) error
 
 // New returns a handler of all requests to the daemon. What is not E2B's goes to cfg.Next, or where
 // that is nil to cfg.V1.
@@ -84,8 +82,8 @@ func New(cfg Config) http.Handler {
 	if cfg.Domain.IsSet() {
 		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
 	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), works: gate.New(maxWorks), wakes: newWakes(),
-		uploads: newPlaces(maxUploads, maxOwn, maxQueue, maxQueueAll)}
+	a := &api{Config: cfg, mux: http.NewServeMux(), wakes: newWakes(),
+		uploads: gate.NewQueued(maxUploads, gate.Queue{Key: maxQueue, All: maxQueueAll})}
 	a.routes()
 	return a
 }
@@ -133,48 +131,50 @@ func isControl(path string) bool {
 
 // routes are those of the control plane. The scopes are those that /v1 wants for the same.
 func (a *api) routes() {
+	works := face.NewGate(face.Class{Total: maxWorks})
+	lists, reads := a.Face.Lists, a.Face.Reads
 	for _, route := range []struct {
 		pattern string
 		scope   auth.Scope
-		handler handler
+		gate    *face.Gate
+		handle  face.Handler
 	}{
-		{"POST /sandboxes", auth.Run, a.work(a.V1.Once(a.createV1))},
-		{"POST /v2/sandboxes", auth.Run, a.work(a.V1.Once(a.create))},
-		{"GET /sandboxes", auth.Read, a.V1.Listing(a.listV1)},
-		{"GET /v2/sandboxes", auth.Read, a.V1.Listing(a.list)},
-		{"GET /sandboxes/metrics", auth.Read, a.work(a.metricsOfMany)},
-		{"GET /sandboxes/{id}", auth.Run, a.info}, // with the token of the sandbox
-		{"DELETE /sandboxes/{id}", auth.Run, a.kill},
-		{"POST /sandboxes/{id}/connect", auth.Run, a.work(a.connect)},
-		{"POST /v2/sandboxes/{id}/connect", auth.Run, a.work(a.connect)},
-		{"POST /sandboxes/{id}/resume", auth.Run, a.work(a.resume)},
-		{"POST /sandboxes/{id}/pause", auth.Run, a.work(a.pause)},
-		{"POST /sandboxes/{id}/timeout", auth.Run, a.work(a.setTimeout)},
-		{"POST /sandboxes/{id}/refreshes", auth.Run, a.work(a.refresh)},
-		{"PUT /sandboxes/{id}/network", auth.Run, a.work(a.setNetwork)},
-		{"GET /sandboxes/{id}/metrics", auth.Read, a.work(a.metrics)},
-		{"GET /sandboxes/{id}/logs", auth.Run, a.logsV1},
-		{"GET /v2/sandboxes/{id}/logs", auth.Run, a.logs},
-		{"POST /sandboxes/{id}/fork", auth.Run, a.work(a.V1.Once(a.fork))},
-		{"POST /v2/sandboxes/{id}/fork", auth.Run, a.work(a.V1.Once(a.fork))},
-		{"POST /sandboxes/{id}/snapshots", auth.Run, a.work(a.V1.Once(a.createSnapshot))},
-		{"GET /snapshots", auth.Read, a.V1.Listing(a.listSnapshots)},
-		{"GET /templates", auth.Read, a.V1.Listing(a.listTemplates)},
-		{"GET /v2/templates", auth.Read, a.V1.Listing(a.listTemplates)},
-		{"GET /templates/{id}", auth.Read, a.template},
-		{"GET /templates/{id}/{what}", auth.Read, a.templatePart},
-		{"DELETE /templates/{id}", auth.Admin, a.work(a.deleteTemplate)},
+		{"POST /sandboxes", auth.Run, works, a.V1.Once(a.createV1)},
+		{"POST /v2/sandboxes", auth.Run, works, a.V1.Once(a.create)},
+		{"GET /sandboxes", auth.Read, lists, a.listV1},
+		{"GET /v2/sandboxes", auth.Read, lists, a.list},
+		{"GET /sandboxes/metrics", auth.Read, works, a.metricsOfMany},
+		{"GET /sandboxes/{id}", auth.Run, reads, a.info}, // with the token of the sandbox
+		{"DELETE /sandboxes/{id}", auth.Run, a.Face.Ends, a.kill},
+		{"POST /sandboxes/{id}/connect", auth.Run, works, a.connect},
+		{"POST /v2/sandboxes/{id}/connect", auth.Run, works, a.connect},
+		{"POST /sandboxes/{id}/resume", auth.Run, works, a.resume},
+		{"POST /sandboxes/{id}/pause", auth.Run, works, a.pause},
+		{"POST /sandboxes/{id}/timeout", auth.Run, works, a.setTimeout},
+		{"POST /sandboxes/{id}/refreshes", auth.Run, works, a.refresh},
+		{"PUT /sandboxes/{id}/network", auth.Run, works, a.setNetwork},
+		{"GET /sandboxes/{id}/metrics", auth.Read, works, a.metrics},
+		{"GET /sandboxes/{id}/logs", auth.Run, reads, a.logsV1},
+		{"GET /v2/sandboxes/{id}/logs", auth.Run, reads, a.logs},
+		{"POST /sandboxes/{id}/fork", auth.Run, works, a.V1.Once(a.fork)},
+		{"POST /v2/sandboxes/{id}/fork", auth.Run, works, a.V1.Once(a.fork)},
+		{"POST /sandboxes/{id}/snapshots", auth.Run, works, a.V1.Once(a.createSnapshot)},
+		{"GET /snapshots", auth.Read, lists, a.listSnapshots},
+		{"GET /templates", auth.Read, lists, a.listTemplates},
+		{"GET /v2/templates", auth.Read, lists, a.listTemplates},
+		{"GET /templates/{id}", auth.Read, reads, a.template},
+		{"GET /templates/{id}/{what}", auth.Read, reads, a.templatePart},
+		{"DELETE /templates/{id}", auth.Admin, works, a.deleteTemplate},
 		// no template's id
-		{"DELETE /templates/tags", auth.Read, func(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }},
+		{"DELETE /templates/tags", auth.Read, reads, a.unserved},
 		// of SDKs of 2025
-		{"POST /v2/templates", auth.Run, a.work(a.requestBuild)},
-		{"POST /v3/templates", auth.Run, a.work(a.requestBuild)},
-		{"GET /templates/{id}/files/{hash}", auth.Run, a.uploadLink},
-		{"POST /v2/templates/{id}/builds/{build}", auth.Run, a.work(a.startBuild)},
-		{"GET /templates/{id}/builds/{build}/status", auth.Run, a.buildStatus},
-		{"GET /templates/{id}/builds/{build}/logs", auth.Run, a.buildLogs},
+		{"POST /v2/templates", auth.Run, works, a.requestBuild},
+		{"POST /v3/templates", auth.Run, works, a.requestBuild},
+		{"GET /templates/{id}/files/{hash}", auth.Run, reads, a.uploadLink},
+		{"POST /v2/templates/{id}/builds/{build}", auth.Run, works, a.startBuild},
+		{"GET /templates/{id}/builds/{build}/status", auth.Run, reads, a.buildStatus},
+		{"GET /templates/{id}/builds/{build}/logs", auth.Run, reads, a.buildLogs},
 	} {
-		handle := a.V1.Shared(route.handler)
 		a.mux.HandleFunc(route.pattern, func(w http.ResponseWriter, r *http.Request) {
 			e := audit.From(r.Context())
 			if e.Route = route.pattern; strings.Contains(route.pattern, "sandboxes/{id}") {
@@ -184,27 +184,16 @@ func (a *api) routes() {
 			if err == nil && e.Sandbox != "" {
 				err = a.Manager.Reach(r.Context(), e.Sandbox)
 			}
-			if err == nil {
-				err = handle(w, r)
-			}
 			if err != nil {
 				a.fail(w, r, err)
+				return
 			}
+			r, done := a.Face.Memory.Sharing(r)
+			defer done()
+			route.gate.Serve(w, r, route.handle, a.fail)
 		})
 	}
-	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { a.fail(w, r, unserved(r)) })
-}
-
-// work lets a handler through while not too many others are at work, for its client or for all.
-func (a *api) work(h handler) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		leave, err := a.works.Enter(sandbox.FairShare(auth.From(r.Context()).Who, maxWorks))
-		if err != nil {
-			return errTooMany
-		}
-		defer leave()
-		return h(w, r)
-	}
+	a.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { reads.Serve(w, r, a.unserved, a.fail) })
 }
 
 // Routes of requests in the audit log and the metrics that are of no pattern: to the control plane

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/face"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
@@ -37,6 +39,8 @@ func unserved(r *http.Request) error {
 	return &failure{http.StatusNotImplemented, fmt.Sprintf("%s %s: forkd does not have this (see docs/e2b.md)", r.Method,
 		r.URL.Path)}
 }
+
+func (a *api) unserved(_ http.ResponseWriter, r *http.Request) error { return unserved(r) }
 
 // errorBody is E2B's. The SDKs read the status from it too.
 type errorBody struct {
@@ -86,7 +90,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	body, err := io.ReadAll(v1.Body(r, http.MaxBytesReader(w, r.Body, maxBody)))
+	body, err := io.ReadAll(face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, maxBody)))
 	if err != nil || len(body) == 0 {
 		return err
 	}
@@ -102,6 +106,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	w.WriteHeader(status)
 	_, _ = w.Write(p) // the client has gone if this fails
 	return nil

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // stuckWriter is a client that takes nothing.
@@ -30,7 +30,7 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 // Lists wait in memory for their clients, so there are only so many at once, of this API and of /v1
 // together.
 func TestListsAreLimited(t *testing.T) {
-	r := startWith(t, apirig.Options{Limits: v1.Limits{Lists: 2}})
+	r := startWith(t, apirig.Options{Limits: face.Limits{Lists: 2}})
 	bearer := header{"Authorization": "Bearer " + apirig.Token}
 	lists := []string{"/v1/sandboxes", "/v1/snapshots", "/v1/workspaces", "/sandboxes", "/v2/sandboxes", "/snapshots",
 		"/templates", "/v2/templates"}
@@ -122,7 +122,7 @@ func TestListsAreWrittenInParts(t *testing.T) {
 // Bodies of this API share the memory for bodies, and what is decoded counts: three bytes can become
 // sixty.
 func TestBodiesShareTheMemory(t *testing.T) {
-	r := startWith(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
+	r := startWith(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	many := strings.Repeat(`{},`, 50_000) + `{}`
 	for path, body := range map[string]string{
 		"/v2/sandboxes": `{"templateID":"a.b","volumeMounts":[` + many + `]}`,

@@ -75,7 +75,7 @@ func (a *api) signer(r *http.Request) (string, error) {
 	if len(q.Get("signature")) != signatureSize {
 		return "", nil
 	}
-	if err := a.V1.CountStranger(""); err != nil {
+	if err := a.Face.Strangers.Enter("", ""); err != nil {
 		return "", err
 	}
 	for _, i := range a.Manager.List() {

@@ -9,12 +9,12 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/gate"
 )
 
 // A link for one archive of one build is signed, with a token for these: who sends the archive has
@@ -80,7 +80,7 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	end := time.Now().Add(uploadTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), end)
 	defer cancel()
-	leave, err := a.uploads.take(ctx, b.Who)
+	leave, err := a.enterUpload(ctx, b.Who)
 	if err != nil {
 		return err
 	}
@@ -136,69 +136,11 @@ func (s *steady) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// places are for what is under way at once, of one client and of all. Who finds none waits, and
-// some of one client and of all may: each that waits has a connection, also when its client has
-// left, which is seen only once the archive is read.
-type places struct {
-	all             chan struct{}
-	ofOne           int
-	queue, queueAll int
-
-	mu      sync.Mutex
-	by      map[string]*line // of clients, of which there are as many as tokens
-	waiting int              // of all clients
-}
-
-// line is the places of one client.
-type line struct {
-	taken   chan struct{}
-	waiting int // guarded by places.mu
-}
-
-func newPlaces(all, ofOne, queue, queueAll int) *places {
-	return &places{all: make(chan struct{}, all), ofOne: ofOne, queue: queue, queueAll: queueAll,
-		by: make(map[string]*line)}
-}
-
-// take returns how to leave a place for a client, or an error where too many wait or ctx has ended.
-func (p *places) take(ctx context.Context, who string) (leave func(), err error) {
-	own, stop := p.wait(who)
-	if own == nil {
+// enterUpload waits for a place for an archive of a client: each that waits has a connection, also when
+// its client has left, which is seen only once the archive is read.
+func (a *api) enterUpload(ctx context.Context, who string) (leave func(), err error) {
+	if leave, err = a.uploads.Wait(ctx, gate.Share{Key: who, Most: maxOwn}); err != nil {
 		return nil, errTooMany
 	}
-	defer stop()
-	select {
-	case own.taken <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errTooMany
-	}
-	select {
-	case p.all <- struct{}{}:
-		return func() { <-p.all; <-own.taken }, nil
-	case <-ctx.Done():
-		<-own.taken
-		return nil, errTooMany
-	}
-}
-
-// wait lets a client wait until stop is called, unless too many requests do already. One request of
-// a client always may, whatever the others do.
-func (p *places) wait(who string) (own *line, stop func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if own = p.by[who]; own == nil {
-		own = &line{taken: make(chan struct{}, p.ofOne)}
-		p.by[who] = own
-	}
-	if own.waiting == p.queue || own.waiting > 0 && p.waiting >= p.queueAll {
-		return nil, nil
-	}
-	own.waiting++
-	p.waiting++
-	return own, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		own.waiting--
-		p.waiting--
-	}
+	return leave, nil
 }

@@ -1,7 +1,6 @@
 package e2b
 
 import (
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -81,69 +80,5 @@ func TestPromise(t *testing.T) {
 			t.Errorf("an archive of %d bytes: %v, want %v", c.size, err, c.want)
 		}
 		here.Close()
-	}
-}
-
-// One client leaves places for others, and who finds none waits.
-func TestPlaces(t *testing.T) {
-	p := newPlaces(3, 2, 2, 2)
-	stops, stop := context.WithCancel(t.Context())
-	defer stop()
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	var leave []func()
-	take := func(who string) {
-		t.Helper()
-		l, err := p.take(t.Context(), who)
-		if err != nil {
-			t.Fatal(err)
-		}
-		leave = append(leave, l)
-	}
-	take("a")
-	take("a")
-	if _, err := p.take(gone, "a"); err == nil {
-		t.Error("a third place for a client that may have two")
-	}
-	take("b")
-	if _, err := p.take(gone, "b"); err == nil {
-		t.Error("a fourth place where there are three")
-	}
-	done := make(chan error, 1)
-	go func() {
-		l, err := p.take(t.Context(), "a")
-		if err == nil {
-			l()
-		}
-		done <- err
-	}()
-	stopped := make(chan struct{})
-	go func() { _, _ = p.take(stops, "a"); close(stopped) }()
-	for waiting := 0; waiting < 2; time.Sleep(time.Millisecond) {
-		p.mu.Lock()
-		waiting = p.by["a"].waiting
-		p.mu.Unlock()
-	}
-	if _, err := p.take(t.Context(), "a"); err == nil {
-		t.Error("a third waits where two may")
-	}
-	if _, stop := p.wait("c"); stop == nil {
-		t.Error("the first request of a client may not wait where those of others do")
-	} else {
-		if _, again := p.wait("c"); again != nil {
-			t.Error("a second one waits where two of all may")
-		}
-		stop()
-	}
-	stop()
-	<-stopped
-	leave[0]()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	leave[1]()
-	leave[2]()
-	if len(p.all) != 0 || p.waiting != 0 {
-		t.Errorf("%d places are taken, %d wait", len(p.all), p.waiting)
 	}
 }

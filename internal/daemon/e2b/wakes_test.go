@@ -65,3 +65,20 @@ func TestWakesOfOneOwner(t *testing.T) {
 		}
 	}
 }
+
+// Strangers wake the sandboxes of one owner, and those of another are woken by strangers too.
+func TestStrangersWakesOfOneOwner(t *testing.T) {
+	w := newWakes()
+	n := 0
+	for ; n <= maxWakes; n++ {
+		if _, err := w.enter(fmt.Sprint("a", n), "token:a", true); err != nil {
+			break
+		}
+	}
+	if n == 0 || n >= strangersOf(maxWakes) {
+		t.Errorf("strangers wake %d sandboxes of one owner, of %d", n, strangersOf(maxWakes))
+	}
+	if _, err := w.enter("b", "token:b", true); err != nil {
+		t.Errorf("a stranger for a sandbox of another owner: %v", err)
+	}
+}

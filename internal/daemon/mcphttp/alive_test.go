@@ -16,14 +16,14 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
 )
 
 // A stream on which nothing happens says that it lives: that of a long call, and that of
 // subscriptions. Clients skip that.
 func TestSilentStreamsLive(t *testing.T) {
-	rig := startWith(t, v1.Limits{Keepalive: 20 * time.Millisecond})
+	rig := startWith(t, face.Limits{Keepalive: 20 * time.Millisecond})
 	f, err := rig.Fork(t.Context(), client.ForkRequest{SnapshotTag: "a.b", N: 1})
 	if err != nil {
 		t.Fatal(err)

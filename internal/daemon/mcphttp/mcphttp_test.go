@@ -24,7 +24,7 @@ import (
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -41,10 +41,10 @@ func TestMain(m *testing.M) {
 
 func start(t *testing.T, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
-	return startWith(t, v1.Limits{}, tokens...)
+	return startWith(t, face.Limits{}, tokens...)
 }
 
-func startWith(t *testing.T, limits v1.Limits, tokens ...auth.Token) *apirig.Rig {
+func startWith(t *testing.T, limits face.Limits, tokens ...auth.Token) *apirig.Rig {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {

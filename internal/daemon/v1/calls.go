@@ -1,9 +1,13 @@
 package v1
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/forkd/forkd/internal/daemon/face"
+)
 
 // get makes a handler of f, which reads no body. The answer is what f returns, as JSON with 200.
-func get[Res any](f func(*http.Request) (Res, error)) handler {
+func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		res, err := f(r)
 		if err != nil {
@@ -14,7 +18,7 @@ func get[Res any](f func(*http.Request) (Res, error)) handler {
 }
 
 // listed is get for a list, of which the query may ask for a part.
-func listed[M, T any](f func(*http.Request) (list[M, T], error)) handler {
+func listed[M, T any](f func(*http.Request) (list[M, T], error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		l, err := f(r)
 		if err != nil {
@@ -35,7 +39,7 @@ func described[M, T any](describe func(M) T) func(M, error) (T, error) {
 }
 
 // end makes a handler of f, which reads no body and is answered with 204.
-func end(f func(*http.Request) error) handler {
+func end(f func(*http.Request) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := f(r); err != nil {
 			return err
@@ -47,13 +51,13 @@ func end(f func(*http.Request) error) handler {
 
 // call makes a handler of f, which gets the request's JSON body. The answer is what f returns, as JSON
 // with the status.
-func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) handler {
+func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	var defaults Req
 	return callWith(defaults, status, f)
 }
 
 // callWith is call for a body whose omitted fields have these defaults.
-func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) handler {
+func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		req := defaults
 		if err := readJSON(w, r, &req); err != nil {
@@ -68,7 +72,7 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 }
 
 // tell is call for an f that is answered with 204.
-func tell[Req any](f func(*http.Request, *Req) error) handler {
+func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var req Req
 		if err := readJSON(w, r, &req); err != nil {

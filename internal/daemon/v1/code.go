@@ -30,8 +30,8 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	out := newLines(w, a.Limits.Stall)
-	stop := out.keepAlive(apiv1.CodeEvent{Keepalive: true}, a.Limits.Keepalive, cancel)
+	out := newLines(w, a.Face.Limits.Stall)
+	stop := out.keepAlive(apiv1.CodeEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
 	var end agentclient.CodeEnd
 	const op = "run code in"
 	err = a.onGuest(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (err error) {

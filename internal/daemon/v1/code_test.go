@@ -13,7 +13,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // Code comes with all that it shows, in its order.
@@ -173,7 +173,7 @@ func TestTooManyContexts(t *testing.T) {
 
 // Silent streams say that they live, so that clients can tell them from dead ones.
 func TestSilentStreamsHaveKeepalives(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{Keepalive: 50 * time.Millisecond}})
+	r := start(t, apirig.Options{Limits: face.Limits{Keepalive: 50 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
 	for path, body := range map[string]string{"/exec": `{"args":["sleep","30"]}`,
 		"/code": `{"code":"import time; time.sleep(30)"}`} {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -56,9 +57,9 @@ func (a *api) detachProcess(r *http.Request) error {
 		return err
 	}
 	if !a.held.letGo(r.PathValue("id"), pid) {
-		return &requestError{http.StatusConflict, fmt.Sprintf(
+		return face.NewError(http.StatusConflict, fmt.Sprintf(
 			"process %d: no answer of an exec in lines holds it: it goes on by itself, is held by a WebSocket, or has ended",
-			pid)}
+			pid))
 	}
 	return nil
 }

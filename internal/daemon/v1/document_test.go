@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // notMuxed are the operations of the document that are routed before the mux, which would clean
@@ -21,7 +22,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
 	documented = append(documented, notDocumented...)
 	routes := []string{"/"}
-	for _, row := range newAPI(Config{}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
 		routes = append(routes, row.pattern)
 	}
 	slices.Sort(documented)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/admit"
@@ -26,25 +27,13 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// requestError is a request that is wrong by itself.
-type requestError struct {
-	status int
-	msg    string
-}
-
-func (e *requestError) Error() string { return e.msg }
-
-func badRequest(format string, args ...any) error {
-	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
-}
-
 // short cuts text of a client that an error repeats.
 func short(text string) string { return fmt.Sprintf("%.100s", text) }
 
 // codeOf is the one place where errors become codes of problems, and so statuses.
 func codeOf(err error) code {
 	var (
-		request   *requestError
+		request   *face.Error
 		badField  *invalid.Error
 		warmup    *bake.WarmupError
 		noSandbox *sandbox.NotFoundError
@@ -72,7 +61,7 @@ func codeOf(err error) code {
 	case errors.As(err, &noKVM):
 		return codeNoKVM
 	case errors.As(err, &request):
-		return codeOfStatus(request.status)
+		return codeOfStatus(request.Status)
 	case errors.As(err, &scope), errors.As(err, &prefix):
 		return codeScope
 	case errors.As(err, &badField):
@@ -230,12 +219,12 @@ func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) er
 	}
 	if len(allowed) > 0 {
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return &requestError{http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method,
-			short(r.URL.Path))}
+		return face.NewError(http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method,
+			short(r.URL.Path)))
 	}
 	hint := ""
 	if strings.HasSuffix(r.URL.Path, "/") {
 		hint = ": an id or a name is missing behind the last '/'"
 	}
-	return &requestError{http.StatusNotFound, fmt.Sprintf("%s %s: no such route%s", r.Method, short(r.URL.Path), hint)}
+	return face.NewError(http.StatusNotFound, fmt.Sprintf("%s %s: no such route%s", r.Method, short(r.URL.Path), hint))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -49,20 +50,20 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		after = q
 	}
 	if len(after) > maxID {
-		return badRequest("%s: longer than %d bytes: send the id of an event", lastEventID, maxID)
+		return face.BadRequest("%s: longer than %d bytes: send the id of an event", lastEventID, maxID)
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Stopping, cancel)()
 	ring := a.Manager.Events()
 	follower := ring.Follow(after)
-	out := newSSE(w, a.Limits.Stall)
+	out := newSSE(w, a.Face.Limits.Stall)
 	// Where the stream begins, so that who is cut off before the first event misses none.
 	if out.write(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
 		return nil
 	}
 	for {
-		wait, stop := context.WithTimeout(ctx, a.Limits.Keepalive)
+		wait, stop := context.WithTimeout(ctx, a.Face.Limits.Keepalive)
 		e, missed, err := follower.Next(wait)
 		stop()
 		switch {

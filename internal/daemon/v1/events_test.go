@@ -12,7 +12,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 var errEnough = errors.New("enough")
@@ -131,7 +131,7 @@ func TestEventsFromNowOn(t *testing.T) {
 }
 
 func TestEventStreamsAreBounded(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{Followers: 1, Keepalive: time.Millisecond}})
+	r := start(t, apirig.Options{Limits: face.Limits{Followers: 1, Keepalive: time.Millisecond}})
 	get := func() *http.Response {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.URL+"/v1/events", nil)
 		if err != nil {

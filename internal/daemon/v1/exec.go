@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -28,7 +29,7 @@ func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	}
 	return use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
 		guest := agentclient.New(dial)
-		guest.Keep = shareOf(r).keep
+		guest.Keep = face.ShareOf(r).Keep
 		return f(ctx, guest)
 	})
 }
@@ -124,28 +125,28 @@ func openEnded() times { return times{0, maxUnwatched} }
 func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest, err error) {
 	switch {
 	case len(req.Args) == 0:
-		return run, badRequest("args: no command: want the command and its arguments")
+		return run, face.BadRequest("args: no command: want the command and its arguments")
 	case req.Args[0] == "":
-		return run, badRequest("args[0]: the command is empty")
+		return run, face.BadRequest("args[0]: the command is empty")
 	case len(req.Args) > maxArgs:
-		return run, badRequest("args: %d of them: want at most %d", len(req.Args), maxArgs)
+		return run, face.BadRequest("args: %d of them: want at most %d", len(req.Args), maxArgs)
 	}
 	for i, arg := range req.Args {
 		if strings.ContainsRune(arg, 0) {
-			return run, badRequest("args[%d]: contains a NUL byte", i)
+			return run, face.BadRequest("args[%d]: contains a NUL byte", i)
 		}
 	}
 	if err := checkEnv(req.Env); err != nil {
 		return run, err
 	}
 	if strings.ContainsRune(req.Cwd, 0) {
-		return run, badRequest("cwd: contains a NUL byte")
+		return run, face.BadRequest("cwd: contains a NUL byte")
 	}
 	if len(req.Stdin) > maxStdin {
-		return run, badRequest("stdin: %d bytes: want at most %d", len(req.Stdin), maxStdin)
+		return run, face.BadRequest("stdin: %d bytes: want at most %d", len(req.Stdin), maxStdin)
 	}
 	if len(req.Stdin) > 0 && (req.OpenStdin || req.TTY != nil || req.Detach) {
-		return run, badRequest("stdin: excludes open_stdin, tty and detach: send input to the process")
+		return run, face.BadRequest("stdin: excludes open_stdin, tty and detach: send input to the process")
 	}
 	timeout, err := seconds("timeout_secs", req.TimeoutSecs, limit.def, limit.most)
 	if err != nil {
@@ -180,7 +181,8 @@ const defaultTerm = "xterm-256color"
 
 func checkSize(field string, s apiv1.TTYSize) (agentclient.Size, error) {
 	if s.Cols > math.MaxUint16 || s.Rows > math.MaxUint16 {
-		return agentclient.Size{}, badRequest("%s: %d by %d: want at most %d each", field, s.Cols, s.Rows, math.MaxUint16)
+		return agentclient.Size{}, face.BadRequest("%s: %d by %d: want at most %d each",
+			field, s.Cols, s.Rows, math.MaxUint16)
 	}
 	return agentclient.Size{Cols: uint16(s.Cols), Rows: uint16(s.Rows)}, nil
 }
@@ -191,16 +193,16 @@ const maxEnv = 256
 // checkEnv refuses what no environment can hold.
 func checkEnv(env map[string]string) error {
 	if len(env) > maxEnv {
-		return badRequest("env: %d variables: want at most %d", len(env), maxEnv)
+		return face.BadRequest("env: %d variables: want at most %d", len(env), maxEnv)
 	}
 	for name, value := range env {
 		switch {
 		case name == "":
-			return badRequest("env: a name is empty")
+			return face.BadRequest("env: a name is empty")
 		case strings.ContainsAny(name, "=\x00"):
-			return badRequest("env: name %q: contains '=' or a NUL byte", name)
+			return face.BadRequest("env: name %q: contains '=' or a NUL byte", name)
 		case strings.ContainsRune(value, 0):
-			return badRequest("env: value of %q: contains a NUL byte", name)
+			return face.BadRequest("env: value of %q: contains a NUL byte", name)
 		}
 	}
 	return nil
@@ -260,14 +262,14 @@ func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclie
 		return err
 	}
 	if started == nil {
-		return badRequest("args: %v", res.Err())
+		return face.BadRequest("args: %v", res.Err())
 	}
 	return writeJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
 }
 
 func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResult, err error) {
 	if req.Language != "" && req.ContextID != "" {
-		return out, badRequest("language and context_id exclude each other: a context has its language")
+		return out, face.BadRequest("language and context_id exclude each other: a context has its language")
 	}
 	if err := checkEnv(req.Env); err != nil {
 		return out, err

@@ -27,8 +27,8 @@ type follower func(context.Context, *agentclient.Client, output) (agentclient.Ex
 func (a *api) streamLines(w http.ResponseWriter, r *http.Request, op string, holds bool, follow follower) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	out := newLines(w, a.Limits.Stall)
-	stop := out.keepAlive(apiv1.ExecEvent{Keepalive: true}, a.Limits.Keepalive, func() { cancel(nil) })
+	out := newLines(w, a.Face.Limits.Stall)
+	stop := out.keepAlive(apiv1.ExecEvent{Keepalive: true}, a.Face.Limits.Keepalive, func() { cancel(nil) })
 	release := func() {}
 	defer func() { release() }()
 	res, err := a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/coder/websocket"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -35,7 +36,7 @@ func (a *api) execSocket(w http.ResponseWriter, r *http.Request) error {
 
 var (
 	errClientLeft = errors.New("the client left")
-	errStopping   = &requestError{http.StatusServiceUnavailable, "the daemon is stopping"}
+	errStopping   = face.NewError(http.StatusServiceUnavailable, "the daemon is stopping")
 )
 
 // serveSocket makes a request's connection a WebSocket and carries a command over it, to the end of
@@ -44,8 +45,8 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	begin func(*socket) (follower, error)) error {
 	if r.ProtoMajor != 1 || !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		w.Header().Set("Upgrade", "websocket")
-		return &requestError{http.StatusUpgradeRequired,
-			"this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec"}
+		return face.NewError(http.StatusUpgradeRequired,
+			"this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec")
 	}
 	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
 		return err
@@ -62,7 +63,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	defer context.AfterFunc(a.Stopping, func() { cancel(errStopping) })()
 	life, die := context.WithCancel(context.Background())
 	defer die()
-	s := &socket{ws: ws, life: life, idle: a.Limits.Idle, keepalive: a.Limits.Keepalive, end: cancel,
+	s := &socket{ws: ws, life: life, idle: a.Face.Limits.Idle, keepalive: a.Face.Limits.Keepalive, end: cancel,
 		running: make(chan struct{}),
 		parts:   make(chan part), buffers: make(chan []byte, inputBuffers)}
 	for range inputBuffers {
@@ -79,7 +80,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		work.Go(func() { s.keepAlive(ctx) })
 		res, err = a.runOn(ctx, r, op, func(ctx context.Context, guest *agentclient.Client) (agentclient.ExecResult, error) {
 			// Who takes nothing any more holds what has ended no longer than this.
-			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Limits.Stall, die) })()
+			defer context.AfterFunc(ctx, func() { time.AfterFunc(a.Face.Limits.Stall, die) })()
 			return follow(ctx, guest, output{started: s.started, data: s.output})
 		})
 	}
@@ -127,7 +128,7 @@ type part struct {
 }
 
 // errProtocol is the error of a client that sends what is no WebSocket message.
-var errProtocol = badRequest("WebSocket protocol error")
+var errProtocol = face.BadRequest("WebSocket protocol error")
 
 // next waits for a message.
 func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, error) {
@@ -157,10 +158,10 @@ func (s *socket) start() (*apiv1.ExecRequest, error) {
 		return nil, err
 	}
 	if first.Start == nil {
-		return nil, badRequest("first message: want text, a JSON object with the field start")
+		return nil, face.BadRequest("first message: want text, a JSON object with the field start")
 	}
 	if len(first.Start.Stdin) > 0 || first.Start.Detach {
-		return nil, badRequest("start: stdin and detach are messages of their own here")
+		return nil, face.BadRequest("start: stdin and detach are messages of their own here")
 	}
 	return first.Start, nil
 }
@@ -228,7 +229,7 @@ func (s *socket) read(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			var wrong *requestError
+			var wrong *face.Error
 			if !errors.As(err, &wrong) {
 				err = errClientLeft
 			}
@@ -282,7 +283,7 @@ const maxText = 64 << 10
 func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	var in apiv1.ExecInput
 	if err := strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxText), &in, "message", false); err != nil {
-		return badRequest("%v", err)
+		return face.BadRequest("%v", err)
 	}
 	switch {
 	case in.CloseStdin:
@@ -302,7 +303,7 @@ func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 		}
 		s.control(ctx, func(ctx context.Context) error { return s.process.Resize(ctx, size) })
 	default:
-		return badRequest("message: want one of resize, signal, close_stdin and detach")
+		return face.BadRequest("message: want one of resize, signal, close_stdin and detach")
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // running is a command on a WebSocket.
@@ -223,7 +223,7 @@ func TestACommandEndsWithItsClient(t *testing.T) {
 
 // A client that takes nothing is left, and its command with it.
 func TestASocketThatNobodyReadsEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to be told of the start
+	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Idle: time.Second}}) // enough to be told of the start
 	id := fork(t, r, 1)[0].ID
 	p, err := r.StartExec(t.Context(), id, client.ExecRequest{Args: []string{"yes"}})
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
 	"github.com/forkd/forkd/internal/daemon/auth"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // One token takes all that it may of what the daemon serves at once, and another one is served.
 func TestOneTokenDoesNotKeepAnotherOut(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
-	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Calls: 4, PerSandbox: 4, Followers: 4},
+	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 4, Followers: 4},
 		Tokens: []auth.Token{{Name: "a", Scope: auth.Run}, {Name: "b", Scope: auth.Run}}})
 	boxes := fork(t, r, 2)
 	as := func(token string) *client.Client {

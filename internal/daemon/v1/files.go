@@ -48,7 +48,7 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	}
 	out := &started{ResponseWriter: w}
 	w.Header().Set("Content-Type", contentType)
-	move := newTransfer(r.Context(), w, a.Limits.Stall)
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
 		content, err := open(guest, ctx, path, user)
 		if err != nil {
@@ -83,7 +83,7 @@ func (a *api) upload(w http.ResponseWriter, r *http.Request, limit int64, op str
 		return err
 	}
 	body := http.MaxBytesReader(w, r.Body, limit)
-	move := newTransfer(r.Context(), w, a.Limits.Stall)
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	err = a.onGuest(move.ctx, r, op, func(ctx context.Context, guest *agentclient.Client) error {
 		return write(guest, ctx, path, user, fromClient{move, body})
 	})

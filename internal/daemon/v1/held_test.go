@@ -9,13 +9,13 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // Bodies and answers are refused where all requests together would hold too much; streams are not,
 // and nothing stays taken.
 func TestLargeRequestsShareTheMemory(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
+	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
 	at := r.URL + "/v1/sandboxes/" + id
 	large := base64.StdEncoding.EncodeToString(make([]byte, 1<<20))
@@ -46,7 +46,7 @@ func TestLargeRequestsShareTheMemory(t *testing.T) {
 // What a body is decoded into counts, not only its bytes: a list of empty text has three for each, and
 // sixteen in memory.
 func TestDecodedBodiesAreCounted(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{Memory: 1 << 20}})
+	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
 	body := `{"args":["true"` + strings.Repeat(`,""`, 50_000) + `]}`
 	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusServiceUnavailable ||

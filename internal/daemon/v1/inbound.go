@@ -9,6 +9,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -45,7 +46,7 @@ func outcomeOf(r *http.Request, err error) string {
 		return outcomeCut
 	case errors.As(err, &state), errors.As(err, &unknown):
 		return outcomeState
-	case errors.Is(err, errTooMany), errors.Is(err, errTooOften), errors.As(err, &guest) &&
+	case errors.Is(err, face.ErrTooMany), errors.Is(err, face.ErrTooOften), errors.As(err, &guest) &&
 		guest.Code != agentclient.CodeInternal:
 		return outcomeRefused
 	case r.Context().Err() != nil:
@@ -74,19 +75,19 @@ func (a *api) useStream(w http.ResponseWriter, r *http.Request, kind string, rou
 	a.Streams.StreamBegun()
 	begun := time.Now()
 	defer func() { a.Streams.StreamEnded(kind, outcomeOf(r, err), time.Since(begun)) }()
-	g := a.streams
+	g := a.Face.Streams
 	switch {
 	case route.Signed, route.Open: // also where they reach the agent: others need its places
-		g = a.signedStreams
+		g = a.Face.Signed
 	case route.Agent:
-		g = a.guests
+		g = a.Face.Guests
 	}
 	if route.Signed || route.Open {
-		if err := a.strangers.enter(route.ID); err != nil {
+		if err := a.Face.Strangers.Enter(route.ID, a.ownerOf(route.ID)); err != nil {
 			return false, err
 		}
 	}
-	leave, err := g.enter(a.clientOf(r, route.ID), route.ID)
+	leave, err := g.Enter(a.clientOf(r, route.ID), route.ID)
 	if err != nil {
 		return false, err
 	}
@@ -116,7 +117,7 @@ const maxDial = 30 * time.Second
 // failInbound answers where a guest's own answer is expected, and marks the difference. It logs
 // nothing: guests could fill the log.
 func (a *api) failInbound(w http.ResponseWriter, r *http.Request, _ inbound.Route, err error) {
-	if r.ContentLength != 0 || errors.Is(err, errTooOften) {
+	if r.ContentLength != 0 || errors.Is(err, face.ErrTooOften) {
 		LetGo(w) // who comes with a signed URL is a stranger too
 	}
 	w.Header().Set(inbound.ErrorHeader, "true")
@@ -163,11 +164,11 @@ func (a *api) byHost(next http.Handler) http.Handler {
 		}
 		switch {
 		case err != nil:
-			err = &requestError{http.StatusNotFound, "host " + r.Host + ": " + err.Error()}
+			err = face.NewError(http.StatusNotFound, "host "+r.Host+": "+err.Error())
 		case route.Signed:
 			audit.From(r.Context()).Who = audit.SignedURL
 			if err = a.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
-				err = &requestError{http.StatusForbidden, err.Error()}
+				err = face.NewError(http.StatusForbidden, err.Error())
 			}
 		default:
 			r, err = a.mayReach(r, route)
@@ -189,8 +190,8 @@ func (a *api) mayReach(r *http.Request, route inbound.Route) (*http.Request, err
 		return r, err
 	}
 	if err != nil {
-		return r, &requestError{http.StatusUnauthorized, err.Error() + ": send it as " + auth.TokenHeader +
-			", or ask for a signed URL"}
+		return r, face.NewError(http.StatusUnauthorized, err.Error()+": send it as "+auth.TokenHeader+
+			", or ask for a signed URL")
 	}
 	audit.From(r.Context()).Who = who.Who
 	r = r.WithContext(auth.With(r.Context(), who))
@@ -239,8 +240,8 @@ func (a *api) signPort(r *http.Request, req *apiv1.PortURLRequest) (out apiv1.Po
 		return out, err
 	}
 	if !a.Domain.IsSet() {
-		return out, &requestError{http.StatusConflict,
-			"the daemon has no domain for URLs of sandboxes: start it with --proxy-domain"}
+		return out, face.NewError(http.StatusConflict,
+			"the daemon has no domain for URLs of sandboxes: start it with --proxy-domain")
 	}
 	expires := time.Now().Add(ttl)
 	url := a.Domain.URL(id, port, a.Links.Sign(id, port, expires))

@@ -8,9 +8,11 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
@@ -28,13 +30,13 @@ func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) er
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	body := shareOf(r).body(http.MaxBytesReader(w, r.Body, limit))
+	body := face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, limit))
 	err := strictJSON(body, v, "request body", r.Method == http.MethodPatch)
 	if !errors.Is(err, io.EOF) {
 		return err
 	}
 	if r.Method == http.MethodPut || r.Method == http.MethodPatch {
-		return badRequest("request body: missing")
+		return face.BadRequest("request body: missing")
 	}
 	return nil
 }
@@ -52,10 +54,10 @@ func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 	)
 	switch {
 	case errors.Is(err, io.EOF) && raw.Len() > 0:
-		return badRequest("%s: white space without a JSON object", what)
+		return face.BadRequest("%s: white space without a JSON object", what)
 	case errors.Is(err, io.EOF):
 		return io.EOF
-	case errors.As(err, &tooLarge), errors.Is(err, errNoMemory):
+	case errors.As(err, &tooLarge), errors.Is(err, face.ErrNoMemory):
 		return err
 	case errors.As(err, &wrong):
 		return invalid.Errorf(cmp.Or(wrong.Field, "the "+what), "got %s, want %s", article(wrong.Value), jsonType(wrong.Type))
@@ -63,10 +65,10 @@ func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 		name := strings.Trim(strings.TrimPrefix(err.Error(), unknownField), `"`)
 		return invalid.Errorf(name, "there is no such field in this request")
 	case err != nil:
-		return badRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
+		return face.BadRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return badRequest("%s: something follows the JSON object", what)
+		return face.BadRequest("%s: something follows the JSON object", what)
 	}
 	c := textCheck{json.NewDecoder(&raw), what, nulls}
 	return c.value("")
@@ -117,6 +119,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(p.Len()))
 	w.WriteHeader(status)
 	_, _ = w.Write(p.Bytes()) // the client has gone if this fails
 	return nil

@@ -13,7 +13,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -45,7 +45,7 @@ func fork(t *testing.T, r *apirig.Rig, n int) []client.Sandbox {
 // Guests that do not answer hold the calls to them, and nothing else of the API.
 func TestStuckCallsHoldNothingElse(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
-	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Calls: 4, PerSandbox: 2}})
+	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Calls: 4, PerSandbox: 2}})
 	boxes := fork(t, r, 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -82,7 +82,7 @@ func TestStuckCallsHoldNothingElse(t *testing.T) {
 // A file transfer with a guest that has stopped ends.
 func TestATransferThatStandsStillEnds(t *testing.T) {
 	silent := mute{make(chan struct{}, 10)}
-	r := start(t, apirig.Options{Guest: silent, Limits: v1.Limits{Stall: 20 * time.Millisecond}})
+	r := start(t, apirig.Options{Guest: silent, Limits: face.Limits{Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
 	if _, err := r.ReadFile(t.Context(), id, "/a"); !client.IsStatus(err, http.StatusGatewayTimeout) {
 		t.Errorf("read: %v", err)
@@ -95,7 +95,7 @@ func TestATransferThatStandsStillEnds(t *testing.T) {
 
 // So does one whose client has stopped.
 func TestAnUploadThatStandsStillEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{Stall: 20 * time.Millisecond}})
+	r := start(t, apirig.Options{Limits: face.Limits{Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
 	body, w := io.Pipe()
 	defer w.Close()
@@ -117,7 +117,7 @@ func (w stuckWriter) Write([]byte) (int, error) {
 
 // A client that reads nothing of a command's output does not hold the guest's place for ever.
 func TestAStreamThatNobodyReadsEnds(t *testing.T) {
-	r := start(t, apirig.Options{Limits: v1.Limits{PerSandbox: 1, Stall: 20 * time.Millisecond}})
+	r := start(t, apirig.Options{Limits: face.Limits{PerSandbox: 1, Stall: 20 * time.Millisecond}})
 	id := fork(t, r, 1)[0].ID
 	out := stuckWriter{begun: make(chan struct{}), done: make(chan struct{})}
 	ended := make(chan struct{})

@@ -65,7 +65,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("X-Accel-Buffering", "no") // proxies pass it on as it comes
 	rc := http.NewResponseController(w)
 	send := func(p []byte) bool {
-		_ = rc.SetWriteDeadline(time.Now().Add(a.Limits.Stall)) // a connection without deadlines is a test's
+		_ = rc.SetWriteDeadline(time.Now().Add(a.Face.Limits.Stall)) // a connection without deadlines is a test's
 		_, err := w.Write(p)
 		return err == nil && rc.Flush() == nil
 	}

@@ -12,13 +12,13 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/console"
 	"github.com/forkd/forkd/internal/host/vmfake"
 )
 
 // consoles starts the API with a sandbox, and returns the VM of that.
-func consoles(t *testing.T, limits v1.Limits) (r *apirig.Rig, id string, guest *vmfake.VMM) {
+func consoles(t *testing.T, limits face.Limits) (r *apirig.Rig, id string, guest *vmfake.VMM) {
 	t.Helper()
 	r = start(t, apirig.Options{Limits: limits})
 	if _, err := r.Bake(t.Context(), r.Parent); err != nil {
@@ -36,7 +36,7 @@ func consoles(t *testing.T, limits v1.Limits) (r *apirig.Rig, id string, guest *
 }
 
 func TestLogs(t *testing.T) {
-	r, id, _ := consoles(t, v1.Limits{})
+	r, id, _ := consoles(t, face.Limits{})
 	const all = "hello\nKernel panic - not syncing: x\nbye\n" // of every fake VM
 	now := time.Now()
 	for query, want := range map[client.LogsRequest]string{
@@ -76,7 +76,7 @@ func TestLogs(t *testing.T) {
 
 // A log that is followed goes on with what comes, and ends with the sandbox.
 func TestLogsAreFollowed(t *testing.T) {
-	r, id, guest := consoles(t, v1.Limits{Followers: 2})
+	r, id, guest := consoles(t, face.Limits{Followers: 2})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true, Tail: "1"})
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestLogsAreFollowed(t *testing.T) {
 
 // What a client does not read is lost to it, which it is told, and holds up nobody.
 func TestLogsOfASlowReader(t *testing.T) {
-	r, id, guest := consoles(t, v1.Limits{Stall: 300 * time.Millisecond})
+	r, id, guest := consoles(t, face.Limits{Stall: 300 * time.Millisecond})
 	logs, err := r.Logs(t.Context(), id, client.LogsRequest{Follow: true})
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/http"
 	"time"
+
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // maxMessage bounds a message of the Model Context Protocol, in bytes.
@@ -19,20 +21,20 @@ const toolAnswer = 6 << 20
 // as for every route; what its tools call is checked again, for each call is a request of its own.
 func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if a.mcp == nil {
-		return &requestError{http.StatusNotFound, "this daemon has no tools for models"}
+		return face.NewError(http.StatusNotFound, "this daemon has no tools for models")
 	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
-	body, err := io.ReadAll(shareOf(r).body(http.MaxBytesReader(w, r.Body, maxMessage)))
+	body, err := io.ReadAll(face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, maxMessage)))
 	_ = rc.SetReadDeadline(time.Time{})
 	if err != nil {
 		return err
 	}
 	// as of 2025-03-26: any number of calls, for one place
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("[")) {
-		return badRequest("the message: it is an array: send one message at a time")
+		return face.BadRequest("the message: it is an array: send one message at a time")
 	}
-	if err := shareOf(r).take(toolAnswer); err != nil {
+	if err := face.ShareOf(r).Take(toolAnswer); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -40,7 +42,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(a.Stopping, cancel)()
 	with := r.WithContext(ctx)
 	with.Body = io.NopCloser(bytes.NewReader(body))
-	a.mcp.ServeHTTP(&pacedWriter{w, rc, a.Limits.Stall}, with)
+	a.mcp.ServeHTTP(&pacedWriter{w, rc, a.Face.Limits.Stall}, with)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -21,7 +22,7 @@ var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
 // once lets a handler that makes something be called with an Idempotency-Key: the same key and body
 // of the same client to the same path get the first answer again. Only successes are remembered.
-func (a *api) once(h handler) handler {
+func (a *api) once(h face.Handler) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if len(r.Header.Values(onceHeader)) == 0 {
 			return h(w, r)
@@ -61,7 +62,7 @@ func readAll(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
 	defer rc.SetReadDeadline(time.Time{})
-	return io.ReadAll(shareOf(r).body(http.MaxBytesReader(w, r.Body, maxBody)))
+	return io.ReadAll(face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, maxBody)))
 }
 
 // heldAnswer keeps an answer in memory.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -57,8 +58,9 @@ func TestAForeignNameIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := v1.Config{Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(), Hosts: []string{"forkd.internal"},
-		Log: slog.New(slog.DiscardHandler)}
+	open := v1.Config{Face: face.New(face.Limits{}), Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(),
+		Hosts: []string{"forkd.internal"},
+		Log:   slog.New(slog.DiscardHandler)}
 	guarded := open
 	guarded.Guard = &auth.Guard{Tokens: tokens}
 	for _, c := range []struct {

@@ -176,7 +176,9 @@ func writeProblem(w http.ResponseWriter, err error) {
 	if err != nil { // text and numbers cannot fail
 		p = []byte(`{"error": "internal"}`)
 	}
+	p = append(p, '\n')
 	w.Header().Set("Content-Type", apiv1.Problem)
+	w.Header().Set("Content-Length", strconv.Itoa(len(p)))
 	w.WriteHeader(body.Status)
-	_, _ = w.Write(append(p, '\n')) // the client has gone if this fails
+	_, _ = w.Write(p) // the client has gone if this fails
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -22,7 +23,7 @@ const maxControl = 30 * time.Second
 func pidOf(r *http.Request) (uint32, error) {
 	pid, err := strconv.ParseUint(r.PathValue("pid"), 10, 31)
 	if err != nil || pid == 0 {
-		return 0, badRequest("process %q: want its number", r.PathValue("pid"))
+		return 0, face.BadRequest("process %q: want its number", r.PathValue("pid"))
 	}
 	return uint32(pid), nil
 }
@@ -33,7 +34,7 @@ func parseSignal(name string) (syscall.Signal, error) {
 	if s := unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); s != 0 {
 		return s, nil
 	}
-	return 0, badRequest("signal: %q: want a name such as SIGTERM", name)
+	return 0, face.BadRequest("signal: %q: want a name such as SIGTERM", name)
 }
 
 func (a *api) listProcesses(r *http.Request) (out []apiv1.Process, err error) {
@@ -110,7 +111,7 @@ func (a *api) processStdin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t := newTransfer(r.Context(), w, a.Limits.Stall)
+	t := newTransfer(r.Context(), w, a.Face.Limits.Stall)
 	err = a.onGuest(t.ctx, r, "reach a process of", func(ctx context.Context, guest *agentclient.Client) error {
 		p := guest.Process(pid)
 		if err := feed(ctx, p, fromClient{t, r.Body}, t.moved); err != nil || !last {

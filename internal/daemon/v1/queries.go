@@ -8,35 +8,30 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// queried refuses query parameters that the route does not have. A misspelled filter must not mean
+// checkQuery refuses query parameters that the route does not have. A misspelled filter must not mean
 // "everything": some clients delete what they list.
-func queried(row route, h handler) handler {
-	if !strings.Contains(row.pattern, " /v1/") {
-		return h
+func checkQuery(row route, r *http.Request) error {
+	if r.URL.RawQuery == "" || !strings.Contains(row.pattern, " /v1/") {
+		return nil
 	}
-	known := row.query
-	return func(w http.ResponseWriter, r *http.Request) error {
-		if r.URL.RawQuery == "" {
-			return h(w, r)
-		}
-		q, err := url.ParseQuery(r.URL.RawQuery)
-		if err != nil {
-			return badRequest("query: %v", err)
-		}
-		for _, name := range slices.Sorted(maps.Keys(q)) {
-			switch {
-			case slices.Contains(known, name):
-			case len(known) == 0:
-				return invalid.Errorf(short(name), "unknown query parameter: this route has none")
-			default:
-				return invalid.Errorf(short(name), "unknown query parameter: this route has %s", strings.Join(known, ", "))
-			}
-		}
-		return h(w, r)
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return face.BadRequest("query: %v", err)
 	}
+	for _, name := range slices.Sorted(maps.Keys(q)) {
+		switch {
+		case slices.Contains(row.query, name):
+		case len(row.query) == 0:
+			return invalid.Errorf(short(name), "unknown query parameter: this route has none")
+		default:
+			return invalid.Errorf(short(name), "unknown query parameter: this route has %s", strings.Join(row.query, ", "))
+		}
+	}
+	return nil
 }
 
 // wholePath refuses paths with an empty part, or with dots: the mux would redirect a request for a
@@ -45,7 +40,7 @@ func wholePath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()
 		if strings.HasPrefix(p, "/v1/") && path.Clean(p) != strings.TrimSuffix(p, "/") {
-			writeProblem(w, badRequest("%s %s: a part of the path, such as an id or a tag, is empty or made of dots", r.Method,
+			writeProblem(w, face.BadRequest("%s %s: a part of the path, such as an id or a tag, is empty or made of dots", r.Method,
 				short(p)))
 			return
 		}

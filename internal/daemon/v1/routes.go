@@ -18,10 +18,10 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/daemon/tracing"
-	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -60,7 +60,7 @@ type Config struct {
 	Accel      string
 	GuestPort  int // of the addresses that clients of forkd 0.5 are told; 0: none
 	Log        *slog.Logger
-	Limits     Limits
+	Face       *face.Face
 	Domain     inbound.Domain                                     // of host names of ports; the zero Domain: none
 	Links      *auth.Links                                        // signs such names; nil if there is no domain
 	Traces     *tracing.Tracer                                    // nil: none
@@ -78,19 +78,13 @@ type Config struct {
 
 type api struct {
 	Config
-	open                   map[string]bool // patterns of routes that need no token
-	proxy                  *inbound.Proxy
-	streams, signedStreams *places
-	strangers              *strangers
-	guests                 *places // of calls to guests
-	lists                  *gate.Gate
-	memory                 *memory
-	held                   held
-	mcp                    http.Handler // answers messages of the Model Context Protocol; nil: nothing does
+	open  map[string]bool // patterns of routes that need no token
+	proxy *inbound.Proxy
+	held  held
+	mcp   http.Handler // answers messages of the Model Context Protocol; nil: nothing does
 }
 
 func (c Config) withDefaults() Config {
-	c.Limits = c.Limits.withDefaults()
 	if c.Stopping == nil {
 		c.Stopping = context.Background()
 	}
@@ -100,9 +94,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// handler answers a request or returns the error to answer it with.
-type handler func(http.ResponseWriter, *http.Request) error
-
 // New returns the API.
 func New(cfg Config) *Server {
 	a := newAPI(cfg)
@@ -111,9 +102,8 @@ func New(cfg Config) *Server {
 		a.open[row.pattern] = row.scope == open
 		mux.HandleFunc(row.pattern, a.serve(row))
 	}
-	mux.HandleFunc("/", a.serve(route{pattern: "/", handle: func(w http.ResponseWriter, r *http.Request) error {
-		return unknownRoute(mux, w, r)
-	}}))
+	unknown := func(w http.ResponseWriter, r *http.Request) error { return unknownRoute(mux, w, r) }
+	mux.HandleFunc("/", a.serve(route{pattern: "/", gate: cfg.Face.Reads, handle: unknown}))
 	s := &Server{cfg.Audit.Handler(a.noted(a.byHost(a.knownHost(a.sameOrigin(a.authorized(a.byPath(wholePath(mux))))))),
 		a.done), a}
 	if cfg.MCP != nil {
@@ -127,32 +117,29 @@ func newAPI(cfg Config) *api {
 	return &api{
 		Config: cfg,
 		open:   make(map[string]bool),
-		proxy: inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Limits.Idle,
-			Stall: cfg.Limits.Stall}),
-		streams:       newPlaces(cfg.Limits.Streams, cfg.Limits.StreamsPerSandbox),
-		signedStreams: newPlaces(cfg.Limits.Signed, cfg.Limits.SignedPerSandbox),
-		guests:        newPlaces(cfg.Limits.Calls, cfg.Limits.PerSandbox),
-		lists:         gate.New(cfg.Limits.Lists),
-		memory:        newMemory(cfg.Limits.Memory),
-		held:          held{detach: map[heldProcess]context.CancelCauseFunc{}},
-		strangers:     newStrangers(cfg.Limits.SignedPerSecond, cfg.Limits.SignedBurst),
+		proxy: inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: cfg.Face.Limits.Idle,
+			Stall: cfg.Face.Limits.Stall}),
+		held: held{detach: map[heldProcess]context.CancelCauseFunc{}},
 	}
 }
 
 // serve does what a row says, in the order that its checks need: a request without the scope learns
 // nothing, not even whether its query is right, and takes no place.
 func (a *api) serve(row route) http.HandlerFunc {
-	h := row.handle
-	if row.gate != nil {
-		h = row.gate(h)
-	}
-	h = a.memory.shared(a.scoped(row.scope, queried(row, h)))
 	return func(w http.ResponseWriter, r *http.Request) {
 		e := audit.From(r.Context())
 		e.Route, e.Sandbox = row.pattern, r.PathValue("id")
-		if err := h(w, r); err != nil {
-			a.fail(w, r, err)
+		err := a.permitted(r, row.scope)
+		if err == nil {
+			err = checkQuery(row, r)
 		}
+		if err != nil {
+			a.fail(w, r, err)
+			return
+		}
+		r, done := a.Face.Memory.Sharing(r)
+		defer done()
+		row.gate.Serve(w, r, row.handle, a.fail)
 	}
 }
 
@@ -216,7 +203,7 @@ func (a *api) authorized(next http.Handler) http.Handler {
 // refuse answers a request of somebody who may not make it.
 func refuse(w http.ResponseWriter, status int, msg string) {
 	LetGo(w)
-	writeProblem(w, &requestError{status, msg})
+	writeProblem(w, face.NewError(status, msg))
 }
 
 // LetGo makes the connection end with the answer to a stranger, who keeps nothing of the daemon:

@@ -8,17 +8,12 @@ import (
 	"github.com/forkd/forkd/internal/host/workspace"
 )
 
-// scoped lets a handler be called by clients that have a scope, and may know of what the path names.
-func (a *api) scoped(want auth.Scope, h handler) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := auth.From(r.Context()).Need(want); err != nil {
-			return err
-		}
-		if err := a.within(r); err != nil {
-			return err
-		}
-		return h(w, r)
+// permitted refuses a request of a client without a scope, or that may not know of what the path names.
+func (a *api) permitted(r *http.Request, want auth.Scope) error {
+	if err := auth.From(r.Context()).Need(want); err != nil {
+		return err
 	}
+	return a.within(r)
 }
 
 // within returns an error as if it were not there for what the path of a request names and its

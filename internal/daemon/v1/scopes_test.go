@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkd/forkd/internal/apitest"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // Routes that need no token are these, and no other.
@@ -19,7 +20,7 @@ func TestOpenRoutes(t *testing.T) {
 	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml",
 		"GET /readyz"}
 	var got []string
-	for _, row := range newAPI(Config{}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
 		if row.scope == open {
 			got = append(got, row.pattern)
 		}
@@ -49,7 +50,8 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := New(Config{Guard: &auth.Guard{Tokens: tokens}, Log: slog.New(slog.DiscardHandler)}) // no handler is reached
+	h := New(Config{Face: face.New(face.Limits{}), Guard: &auth.Guard{Tokens: tokens},
+		Log: slog.New(slog.DiscardHandler)}) // no handler is reached
 	ask := func(route, token string) int {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.NewReplacer("{id}", "sb-x", "{port}", "80", "{tag}", "a", "{name}", "n", "{path}", "p").Replace(path)
@@ -62,7 +64,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 		return w.Code
 	}
 	scopes := map[string]auth.Scope{portRoute: portScope}
-	for _, row := range newAPI(Config{}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
 		scopes[row.pattern] = row.scope
 	}
 	refusals := 0
@@ -88,5 +90,15 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 	}
 	if refusals == 0 {
 		t.Error("no route wants more than another")
+	}
+}
+
+// Every route has a gate: no client may have any number of requests of a kind under way.
+func TestEveryRouteHasAGate(t *testing.T) {
+	f := face.New(face.Limits{})
+	for _, row := range newAPI(Config{Face: f}).routes() {
+		if row.gate == nil || row.gate == f.Carried && !strings.Contains(row.pattern, "/tcp/") {
+			t.Errorf("%s is not bounded", row.pattern)
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"io"
 	"net/http"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
@@ -25,27 +24,6 @@ type Fail func(w http.ResponseWriter, r *http.Request, route inbound.Route, err 
 func (s *Server) CarryHTTP(w http.ResponseWriter, r *http.Request, route inbound.Route, fail Fail) {
 	s.api.carryHTTP(w, r, route, fail)
 }
-
-// CountStranger counts what somebody without a token makes the daemon do for a sandbox, besides the
-// requests that CarryHTTP counts; or for none, where id is empty. It returns the error with which
-// that is refused.
-func (s *Server) CountStranger(id string) error { return s.api.strangers.enter(id) }
-
-// Listing lets a list be made and written by f, if there are not too many of them at once.
-func (s *Server) Listing(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter,
-	*http.Request) error {
-	return s.api.listing(f)
-}
-
-// Shared lets a handler be called with a share of the memory for bodies, which it has until it returns.
-func (s *Server) Shared(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter,
-	*http.Request) error {
-	return s.api.memory.shared(f)
-}
-
-// Body returns the body of a request, counted as it comes if the request is Shared. Where there is no
-// memory for it, reading fails.
-func Body(r *http.Request, body io.Reader) io.Reader { return shareOf(r).body(body) }
 
 // Once lets a request that makes something be sent again with its Idempotency-Key, as those of /v1.
 func (s *Server) Once(f func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {

@@ -10,6 +10,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -157,7 +158,7 @@ func (a *api) deleteSnapshot(r *http.Request) error {
 	mode := store.DeleteSingle
 	switch {
 	case cascade && force:
-		return badRequest("cascade and force exclude each other")
+		return face.BadRequest("cascade and force exclude each other")
 	case cascade:
 		mode = store.DeleteCascade
 	case force:

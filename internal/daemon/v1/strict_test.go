@@ -11,6 +11,7 @@ import (
 
 	apidoc "github.com/forkd/forkd/api"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // documentedQueries returns the query parameters of the document's operations.
@@ -46,7 +47,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 	if len(documented["GET /v1/events"]) == 0 {
 		t.Fatal("no parameters found in the document")
 	}
-	for _, row := range newAPI(Config{}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
 		method, path, _ := strings.Cut(row.pattern, " ")
 		if !strings.HasPrefix(path, "/v1/") {
 			continue
@@ -55,18 +56,15 @@ func TestUnknownQueryParameters(t *testing.T) {
 		if method != http.MethodPatch && !slices.Equal(known, documented[pattern]) { // the page shows no PATCH
 			t.Errorf("%s: takes %v, documented %v", pattern, known, documented[pattern])
 		}
-		called := false
-		h := queried(row, func(http.ResponseWriter, *http.Request) error { called = true; return nil })
-		err := h(nil, httptest.NewRequest(method, "/v1/x?lable=job", nil))
-		if called || err == nil || statusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), "lable") {
+		err := checkQuery(row, httptest.NewRequest(method, "/v1/x?lable=job", nil))
+		if err == nil || statusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), "lable") {
 			t.Errorf("%s?lable=job: %v", pattern, err)
 		}
 		for _, name := range known {
 			if !strings.Contains(err.Error(), name) {
 				t.Errorf("%s?lable=job: %v: it lacks %s", pattern, err, name)
 			}
-			called = false
-			if err := h(nil, httptest.NewRequest(method, "/v1/x?"+name+"=1", nil)); err != nil || !called {
+			if err := checkQuery(row, httptest.NewRequest(method, "/v1/x?"+name+"=1", nil)); err != nil {
 				t.Errorf("%s?%s=1: %v", pattern, name, err)
 			}
 		}
@@ -76,7 +74,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 // What a script with an unset variable sends, or a client with a slip, is refused by name, and
 // reaches no other route.
 func TestSlips(t *testing.T) {
-	s := New(Config{Metrics: http.NotFoundHandler(), Guard: nil})
+	s := New(Config{Face: face.New(face.Limits{}), Metrics: http.NotFoundHandler(), Guard: nil})
 	for _, c := range []struct{ method, path, body, want string }{
 		{"POST", "/v1/sandboxes//exec", `{"args":["ls"]}`, "is empty"},
 		{"GET", "/v1/sandboxes//network", "", "is empty"},

@@ -6,6 +6,7 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // portRoute is how the document names the ports of guests that are reached by path, and portScope
@@ -23,57 +24,51 @@ type route struct {
 	pattern string     // of http.ServeMux
 	scope   auth.Scope // that a token must have: read shows what there is and nothing of what is in a sandbox; run uses
 	// sandboxes; admin reaches beyond them, to files of the host and snapshots that others fork from
-	query  []string              // parameters of the query, as the document has them
-	gate   func(handler) handler // bounds how many requests are served at once; nil: they are not bounded
-	handle handler
+	query  []string   // parameters of the query, as the document has them
+	gate   *face.Gate // bounds how many requests are served at once
+	handle face.Handler
 }
 
 // routes returns the table. What is not in it is answered with 404.
 func (a *api) routes() []route {
-	calls := func() *places { return newPlaces(a.Limits.Calls, a.Limits.PerSandbox) }
-	guests, work := a.guests.through, calls().through
-	// Not through the gate of execs: those that wait must not keep out what feeds or ends them.
-	control := calls().through
-	logs := newPlaces(a.Limits.Followers, max(1, a.Limits.Followers/2)).through
-	followers := newPlaces(a.Limits.Followers, a.Limits.Followers).through
-	// A subscription is a message as long as it lasts.
-	messages := newPlaces(max(1, a.Limits.Calls/8), max(1, a.Limits.Calls/8)).through
+	f := a.Face
+	guests, control, work, reads, ends, lists := f.Guests, f.Control, f.Work, f.Reads, f.Ends, f.Lists
 	const ok, created = http.StatusOK, http.StatusCreated
 	child := apiv1.ForkRequest{N: 1}
 	part, file := []string{"limit", "cursor"}, []string{"path", "username"}
 	and := func(names []string, more ...string) []string { return append(more, names...) }
 
 	return []route{
-		{"GET /healthz", open, nil, nil, a.healthz},
-		{"GET /healthz/{$}", open, nil, nil, a.healthz},
-		{"GET /readyz", open, nil, nil, a.readyz},
-		{"GET /version", auth.Read, nil, nil, get(a.version)},
-		{"GET /openapi.yaml", open, nil, nil, documentYAML},
-		{"GET /openapi.json", open, nil, nil, documentJSON},
-		{"GET /docs", open, nil, nil, documentPage},
-		{"GET /metrics", auth.Read, nil, nil, a.metrics},
-		{"POST /mcp", auth.Read, nil, messages, a.tools}, // each tool wants its own scope
+		{"GET /healthz", open, nil, f.Open, a.healthz},
+		{"GET /healthz/{$}", open, nil, f.Open, a.healthz},
+		{"GET /readyz", open, nil, f.Open, a.readyz},
+		{"GET /version", auth.Read, nil, reads, get(a.version)},
+		{"GET /openapi.yaml", open, nil, f.Open, documentYAML},
+		{"GET /openapi.json", open, nil, f.Open, documentJSON},
+		{"GET /docs", open, nil, f.Open, documentPage},
+		{"GET /metrics", auth.Read, nil, reads, a.metrics},
+		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool wants its own scope
 
-		{"GET /v1/snapshots", auth.Read, part, a.listing, listed(a.listSnapshots)},
+		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
 		{"POST /v1/snapshots", auth.Admin, nil, work, a.once(call(created, a.createSnapshot))}, // reads files of the host
-		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, nil, end(a.deleteSnapshot)},
-		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, nil, get(a.snapshotInfo)},
+		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, ends, end(a.deleteSnapshot)},
+		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
 		{"POST /v1/forks", auth.Run, nil, work, a.once(callWith(child, created, a.fork))},
-		{"GET /v1/sandboxes", auth.Read, and(part, "label"), a.listing, listed(a.listSandboxes)},
+		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
 		{"POST /v1/sandboxes", auth.Run, nil, work, a.once(callWith(child, created, a.createSandboxes))},
-		{"GET /v1/sandboxes/{id}", auth.Read, nil, nil, get(a.getSandbox)},
-		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, nil, end(a.deleteSandbox)},
+		{"GET /v1/sandboxes/{id}", auth.Read, nil, reads, get(a.getSandbox)},
+		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, ends, end(a.deleteSandbox)},
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
 		{"GET /v1/sandboxes/{id}/stats", auth.Read, nil, work, get(a.stats)},
-		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, nil, get(a.getNetwork)},
+		{"GET /v1/sandboxes/{id}/network", auth.Read, nil, reads, get(a.getNetwork)},
 		{"PUT /v1/sandboxes/{id}/network", auth.Run, nil, work, call(ok, a.setNetwork)},
-		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, nil, get(a.getLimits)},
+		{"GET /v1/sandboxes/{id}/limits", auth.Read, nil, reads, get(a.getLimits)},
 		{"PUT /v1/sandboxes/{id}/limits", auth.Run, nil, work, call(ok, a.setLimits)},
-		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, logs, a.console}, // what a guest wrote
-		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, logs, a.logs},
+		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, f.Logs, a.console}, // what a guest wrote
+		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, f.Logs, a.logs},
 		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, a.once(a.branch)},
 		{"POST /v1/sandboxes/{id}/rollback", auth.Run, nil, work, call(ok, a.rollback)},
 		{"POST /v1/sandboxes/{id}/pause", auth.Run, nil, work, call(ok, a.pause)},
@@ -110,15 +105,15 @@ func (a *api) routes() []route {
 		{"GET /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.readTree},
 		{"PUT /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.writeTree},
 
-		{"GET /v1/sandboxes/{id}/tcp/{port}", portScope, nil, nil, a.tcpPort},
-		{"POST /v1/sandboxes/{id}/ports/{port}/url", portScope, nil, nil, call(created, a.signPort)},
+		{"GET /v1/sandboxes/{id}/tcp/{port}", portScope, nil, f.Carried, a.tcpPort},
+		{"POST /v1/sandboxes/{id}/ports/{port}/url", portScope, nil, reads, call(created, a.signPort)},
 
-		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, followers, a.events},
+		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, f.Followers, a.events},
 
-		{"GET /v1/workspaces", auth.Read, part, a.listing, listed(a.listWorkspaces)},
+		{"GET /v1/workspaces", auth.Read, part, lists, listed(a.listWorkspaces)},
 		{"POST /v1/workspaces", auth.Run, nil, work, a.once(call(created, a.createWorkspace))},
-		{"GET /v1/workspaces/{name}", auth.Read, nil, nil, get(a.getWorkspace)},
-		{"DELETE /v1/workspaces/{name}", auth.Run, nil, nil, end(a.deleteWorkspace)},
+		{"GET /v1/workspaces/{name}", auth.Read, nil, reads, get(a.getWorkspace)},
+		{"DELETE /v1/workspaces/{name}", auth.Run, nil, ends, end(a.deleteWorkspace)},
 		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},
 		{"POST /v1/workspaces/{name}/resume", auth.Run, nil, work, call(ok, a.resumeWorkspace)},
 	}

@@ -152,10 +152,10 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 			select {
 			case c := <-changes:
 				if out == nil {
-					out, c.Type = newSSE(w, a.Limits.Stall), apiv1.WatchBegun
+					out, c.Type = newSSE(w, a.Face.Limits.Stall), apiv1.WatchBegun
 				}
 				err = out.send("", c.Type, apiv1.FileChange{Type: c.Type, Name: c.Name})
-			case <-time.After(a.Limits.Keepalive):
+			case <-time.After(a.Face.Limits.Keepalive):
 				if out != nil {
 					err = out.write(":\n\n")
 				}

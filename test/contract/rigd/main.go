@@ -27,7 +27,7 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apirig"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/guest/agent"
 )
 
@@ -91,7 +91,7 @@ func run() (err error) {
 	if err := guestRAM(t); err != nil {
 		return err
 	}
-	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Limits: v1.Limits{Keepalive: *keepalive},
+	rig := apirig.New(t, apirig.Options{Unchecked: !*checked, Open: *open, Limits: face.Limits{Keepalive: *keepalive},
 		Agent: func(dir string) *exec.Cmd { return agentHere(t, self, dir) }})
 	d := newDaemon(rig)
 	tmp := t.TempDir()

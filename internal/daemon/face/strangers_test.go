@@ -1,0 +1,60 @@
+package face
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/sandbox"
+)
+
+// flood lets strangers come to many sandboxes of an owner until all are refused, and returns how many
+// came.
+func flood(s *Strangers, owner string) (came int) {
+	for i := range 2 * manySandboxes {
+		for s.Enter(fmt.Sprint(owner, i), owner) == nil {
+			came++
+		}
+	}
+	return came
+}
+
+// Strangers come to all sandboxes of one owner, however many it has, and to those of another.
+func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
+	const burst = 10
+	s := newStrangers(1e-9, burst)
+	if n := flood(s, "token:a"); n != manyOfOwner*burst {
+		t.Errorf("%d came to sandboxes of one owner, want %d", n, manyOfOwner*burst)
+	}
+	for i := range burst {
+		if err := s.Enter("b", "token:b"); err != nil {
+			t.Fatalf("request %d to a sandbox of another owner: %v", i, err)
+		}
+	}
+	if err := s.Enter("b", "token:b"); !errors.Is(err, ErrTooOften) {
+		t.Errorf("more than a sandbox's burst: %v", err)
+	}
+}
+
+// Owners that cannot be told apart have no bound of their own.
+func TestStrangersToAnyone(t *testing.T) {
+	for _, owner := range []string{"", sandbox.Anyone} {
+		s := newStrangers(1e-9, 10)
+		if n := flood(s, owner); n != manySandboxes*10 {
+			t.Errorf("owner %q: %d came, want %d", owner, n, manySandboxes*10)
+		}
+	}
+}
+
+// What is remembered is bounded by what was busy lately.
+func TestStrangersAreForgotten(t *testing.T) {
+	s := newStrangers(1e9, 10)
+	for i := range 3 * sweepAt {
+		if err := s.Enter(fmt.Sprint(i), "token:a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.by) > sweepAt {
+		t.Errorf("%d are remembered", len(s.by))
+	}
+}
