@@ -25,6 +25,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/front"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 	"github.com/forkd/forkd/internal/daemon/metrics"
@@ -194,19 +195,17 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := face.New(o.Limits)
-	api := v1.New(v1.Config{Face: shared, Manager: m, Once: answers, Baker: baker, Workspaces: workspaces,
-		Metrics: counts.Handler(), Guard: guard, Audit: log,
-		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, Log: slog.New(slog.DiscardHandler),
-		NoKVM: func() error { return o.NoKVM }, Domain: domain, Links: links, Streams: counts, Requests: counts.RequestDone,
-		MCP: mcphttp.New("test", o.Limits.Keepalive)})
-	var next http.Handler = api
+	discard := slog.New(slog.DiscardHandler)
+	shared := face.New(face.Config{Manager: m, Guard: guard, Audit: log, Answers: answers, Limits: o.Limits,
+		Counts: counts, Requests: counts.RequestDone, Log: discard})
+	api := v1.New(v1.Config{Face: shared, Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
+		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
+		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	if !o.Unchecked {
-		next = apitest.Checked(t, api)
+		api = apitest.Checked(t, api)
 	}
-	r.Handler = e2b.New(e2b.Config{V1: api, Face: shared, Next: next, Manager: m,
-		Guard: guard, Keys: keys, Builder: builder,
-		Domain: domain, Audit: log, Log: slog.New(slog.DiscardHandler)})
+	compatible := e2b.New(e2b.Config{Face: shared, Manager: m, Keys: keys, Builder: builder, Domain: domain})
+	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)
 	r.Parent = client.BakeRequest{Tag: "a.b", Kernel: part, Initrd: part, Rootfs: part}

@@ -21,6 +21,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/front"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/mcphttp"
 	"github.com/forkd/forkd/internal/daemon/metrics"
@@ -143,17 +144,16 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
-	shared := face.New(face.Limits{})
+	shared := face.New(face.Config{Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Audit: w.audit, Answers: answers,
+		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	api := v1.New(v1.Config{
-		Face:    shared,
-		Manager: w.manager, Once: answers, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(), Guard: guard,
-		Hosts: cfg.Hosts, Audit: w.audit,
-		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Log: cfg.Log,
-		Domain: domain, Links: links, Traces: w.traces, Streams: counts, Requests: counts.RequestDone, Stopping: ctx,
+		Face: shared, Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
+		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
 	})
-	w.handler = e2b.New(e2b.Config{V1: api, Face: shared, Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Keys: keys,
-		Builder: w.builder, Domain: domain, Audit: w.audit, Traces: w.traces, Log: cfg.Log})
+	compatible := e2b.New(e2b.Config{Face: shared, Manager: w.manager, Keys: keys, Builder: w.builder, Domain: domain,
+		Traces: w.traces})
+	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()
 	return w, nil
 }

@@ -97,6 +97,7 @@ var rooms = []room{
 			"v1",
 			"template",
 			"e2b",
+			"front",
 			".",
 		},
 		imports: []string{

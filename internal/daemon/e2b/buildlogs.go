@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
 )
 
@@ -19,7 +20,7 @@ type buildEntry struct {
 	Step      string    `json:"step,omitempty"`
 }
 
-func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {
 		return err
@@ -27,7 +28,7 @@ func (a *api) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	offset := 0
 	if text := r.URL.Query().Get("logsOffset"); text != "" {
 		if offset, err = strconv.Atoi(text); err != nil || offset < 0 {
-			return badRequest("logsOffset: %q: want a number from 0", text)
+			return face.BadRequest("logsOffset: %q: want a number from 0", text)
 		}
 	}
 	type reason struct {
@@ -57,7 +58,7 @@ func entryOf(e template.Entry) buildEntry { return buildEntry{e.Time, e.Level, e
 
 // buildLogs answers with a part of a build's log: from a time on, or back from it, and of a level
 // or above.
-func (a *api) buildLogs(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, r.PathValue("build"))
 	if err != nil {
 		return err
@@ -95,7 +96,7 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 {
-			return want, badRequest("limit: %q: want 0 to %d", text, most)
+			return want, face.BadRequest("limit: %q: want 0 to %d", text, most)
 		}
 		want.limit = min(n, most)
 	}
@@ -103,7 +104,7 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 		if text := q.Get(name); text != "" {
 			n, err := strconv.ParseInt(text, 10, 64)
 			if err != nil {
-				return want, badRequest("%s: %q: want milliseconds since 1970", name, text)
+				return want, face.BadRequest("%s: %q: want milliseconds since 1970", name, text)
 			}
 			want.from = time.UnixMilli(n)
 		}
@@ -113,11 +114,11 @@ func logQueryOf(q url.Values, most int) (want logQuery, err error) {
 	case "backward":
 		want.back = true
 	default:
-		return want, badRequest("direction: %q: want forward or backward", direction)
+		return want, face.BadRequest("direction: %q: want forward or backward", direction)
 	}
 	if level := q.Get("level"); level != "" {
 		if want.level = slices.Index(levels, level); want.level < 0 {
-			return want, badRequest("level: %q: want debug, info, warn or error", level)
+			return want, face.BadRequest("level: %q: want debug, info, warn or error", level)
 		}
 	}
 	return want, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/build/image"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
@@ -59,7 +60,7 @@ func (req *buildRequest) ask() (template.Ask, error) {
 	}
 	if tagged {
 		return template.Ask{},
-			badRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
+			face.BadRequest("tags: %q: forkd's templates have no tags but %q: build it under another name, such as %s-%s",
 				tag, onlyTag, base, tag)
 	}
 	tag, err := tagOf(name)
@@ -71,7 +72,7 @@ func (req *buildRequest) ask() (template.Ask, error) {
 		got, most int64
 	}{{"cpuCount", req.CPUs, maxCPUs}, {"memoryMB", req.MemoryMiB, maxMiB}, {"minFreeDiskMb", req.FreeMiB, maxMiB / 2}} {
 		if n.got < 0 || n.got > n.most {
-			return template.Ask{}, badRequest("%s: %d: want 0 to %d", n.name, n.got, n.most)
+			return template.Ask{}, face.BadRequest("%s: %d: want 0 to %d", n.name, n.got, n.most)
 		}
 	}
 	return template.Ask{Template: tag, CPUs: uint32(req.CPUs), MemoryMiB: uint64(req.MemoryMiB),
@@ -79,7 +80,7 @@ func (req *buildRequest) ask() (template.Ask, error) {
 }
 
 // mayMake refuses a template's name to who may not make it. To replace one is to remove it.
-func (a *api) mayMake(r *http.Request, tag string) error {
+func (a *Server) mayMake(r *http.Request, tag string) error {
 	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(tag), "name: %q", tag); err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (a *api) mayMake(r *http.Request, tag string) error {
 }
 
 // requestBuild takes up a build, which begins when its client has sent the files for it.
-func (a *api) requestBuild(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) requestBuild(w http.ResponseWriter, r *http.Request) error {
 	var req buildRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
@@ -117,7 +118,7 @@ func (a *api) requestBuild(w http.ResponseWriter, r *http.Request) error {
 }
 
 // findBuild returns a build of who makes a request; without an id, the one that is to be started.
-func (a *api) findBuild(r *http.Request, id string) (*template.Build, error) {
+func (a *Server) findBuild(r *http.Request, id string) (*template.Build, error) {
 	tag, err := tagOf(r.PathValue("id"))
 	if err != nil {
 		return nil, err
@@ -160,7 +161,7 @@ const (
 	baseTemplate = "base"
 )
 
-func (a *api) startBuild(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	var req startRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -47,7 +48,7 @@ type created struct {
 	Domain       *string `json:"domain"`
 }
 
-func (a *api) createdOf(i sandbox.Info) created {
+func (a *Server) createdOf(i sandbox.Info) created {
 	c := created{SandboxID: i.ID, TemplateID: i.SnapshotTag, EnvdVersion: envdVersion,
 		AccessToken: a.Keys.Token(accessToken, i.ID), TrafficToken: a.Keys.Token(trafficToken, i.ID)}
 	if a.Domain.IsSet() {
@@ -81,7 +82,7 @@ func present(field json.RawMessage) bool { return len(field) > 0 && string(field
 func (req *createRequest) check() error {
 	switch {
 	case req.TemplateID == "":
-		return badRequest("templateID: want the tag of a snapshot ('forkd images' lists them)")
+		return face.BadRequest("templateID: want the tag of a snapshot ('forkd images' lists them)")
 	case present(req.MCP):
 		return unsupported("mcp", "start the gateway in the recipe's warm-up")
 	case present(req.IAM):
@@ -94,15 +95,15 @@ func (req *createRequest) check() error {
 	return nil
 }
 
-func (a *api) createV1(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) createV1(w http.ResponseWriter, r *http.Request) error {
 	return a.createAs(w, r, defaultTimeoutV1)
 }
 
-func (a *api) create(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) create(w http.ResponseWriter, r *http.Request) error {
 	return a.createAs(w, r, defaultTimeout)
 }
 
-func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration) error {
+func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Duration) error {
 	var req createRequest
 	if err := readJSON(w, r, &req); err != nil {
 		return err
@@ -138,7 +139,7 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 		return err
 	}
 	if len(fork.Annotation) > sandbox.MaxAnnotation {
-		return badRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
+		return face.BadRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
 	}
 	start := time.Now()
 	result, err := a.Manager.Fork(r.Context(), fork)
@@ -156,18 +157,18 @@ func (a *api) createAs(w http.ResponseWriter, r *http.Request, def time.Duration
 func tagOf(template string) (string, error) {
 	tag := strings.TrimSuffix(template, ":"+onlyTag)
 	if team, _, ok := strings.Cut(tag, "/"); ok {
-		return "", badRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag,
+		return "", face.BadRequest("templateID: %.100q: forkd's templates have no teams before their names: leave %.100q out", tag,
 			team+"/")
 	}
 	if err := snapshot.CheckTag(tag); err != nil {
-		return "", badRequest("templateID: %v", err)
+		return "", face.BadRequest("templateID: %v", err)
 	}
 	return tag, nil
 }
 
 // existing is tagOf for a template that should be there. E2B folds names to lower case, so a tag
 // that differs by that alone is taken where no tag is the same, if there is one such tag.
-func (a *api) existing(r *http.Request, template string) (string, error) {
+func (a *Server) existing(r *http.Request, template string) (string, error) {
 	tag, err := tagOf(template)
 	if err != nil {
 		return "", err

@@ -12,8 +12,8 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/vmpool"
@@ -38,22 +38,14 @@ func isAgentPort(port uint16) bool {
 	return port == agentproto.EnvdPort || port == agentproto.CodeInterpreterPort
 }
 
-// hostRoute returns what the host of a request names, and whether it is below the domain of
-// sandboxes; with an error, where it is no port of one.
-func (a *api) hostRoute(r *http.Request) (route inbound.Route, below bool, err error) {
-	route, _, below, err = a.Domain.FindHost(r.Host, r.URL)
-	route.Agent = isAgentPort(route.Port)
-	return route, below, err
-}
-
-// carries reports whether a route of a host name is for this package: the agent's services, and
+// Carries reports whether a route of a host name is for this package: the agent's services, and
 // ports of sandboxes that were made here. Whoever comes with forkd's own permission needs none of
 // E2B's.
-func (a *api) carries(r *http.Request, route inbound.Route) bool {
+func (a *Server) Carries(r *http.Request, route inbound.Route) bool {
 	switch {
 	case route.Signed:
 		return false
-	case route.Agent:
+	case isAgentPort(route.Port):
 		return true
 	}
 	return r.Header.Get(auth.TokenHeader) == "" && a.isOwn(route.ID)
@@ -72,7 +64,7 @@ func sharedRoute(r *http.Request) inbound.Route {
 
 // isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports.
 // One that is not there counts as such: clients of E2B must learn that it has gone.
-func (a *api) isOwn(id string) bool {
+func (a *Server) isOwn(id string) bool {
 	s, err := a.Manager.Get(id)
 	if err != nil {
 		return true
@@ -83,7 +75,7 @@ func (a *api) isOwn(id string) bool {
 
 // sharedData carries a request to the sandbox that it names to an address that all share: by its
 // headers, or, as a signed URL to a file, only by its signature.
-func (a *api) sharedData(w http.ResponseWriter, r *http.Request) {
+func (a *Server) sharedData(w http.ResponseWriter, r *http.Request) {
 	route := sharedRoute(r)
 	if route.ID == "" {
 		var err error
@@ -98,7 +90,7 @@ func (a *api) sharedData(w http.ResponseWriter, r *http.Request) {
 }
 
 // data carries a request to a sandbox.
-func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Route) {
 	e := audit.From(r.Context())
 	e.Route = dataRoute
 	if vmpool.IsID(route.ID) { // else a stranger would write what he likes into the log
@@ -111,9 +103,9 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	i, err := a.get(route.ID)
 	switch {
 	case route.ID == "":
-		err = &failure{http.StatusUnauthorized, "signature is missing or wrong"}
+		err = face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
 	case route.Port == 0:
-		err = badRequest("%s: want a number from 1 to 65535", portHeader)
+		err = face.BadRequest("%s: want a number from 1 to 65535", portHeader)
 	}
 	if err != nil {
 		a.failData(w, r, route, err)
@@ -149,12 +141,12 @@ func (a *api) data(w http.ResponseWriter, r *http.Request, route inbound.Route) 
 	if route.Port == agentproto.EnvdPort {
 		r.Header.Set(agentproto.DefaultUserHeader, defaultUser)
 	}
-	a.V1.CarryHTTP(w, r, route, a.failData)
+	a.Face.CarryHTTP(w, r, route, a.failData)
 }
 
 // healthOfIdle answers a stranger for a sandbox that is suspended when it is idle, by its state: a
 // request to its agent would bring it back, or keep it from being idle, for which others need a token.
-func (a *api) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound.Route, i sandbox.Info) {
+func (a *Server) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound.Route, i sandbox.Info) {
 	if i.State != sandbox.Running {
 		a.failData(w, r, route, &sandbox.StateError{ID: i.ID, Op: "reach", State: i.State})
 		return
@@ -167,13 +159,13 @@ func (a *api) healthOfIdle(w http.ResponseWriter, r *http.Request, route inbound
 }
 
 // isStranger reports whether a request has none of the tokens of its sandbox.
-func (a *api) isStranger(r *http.Request, route inbound.Route) bool {
+func (a *Server) isStranger(r *http.Request, route inbound.Route) bool {
 	return !a.Keys.Is(accessToken, route.ID, r.Header.Get(accessHeader)) &&
 		!a.Keys.Is(trafficToken, route.ID, r.Header.Get(trafficHeader))
 }
 
 // permit checks the tokens of a request to a sandbox.
-func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
+func (a *Server) permit(r *http.Request, route inbound.Route, i sandbox.Info) error {
 	access := a.Keys.Is(accessToken, i.ID, r.Header.Get(accessHeader))
 	traffic := a.Keys.Is(trafficToken, i.ID, r.Header.Get(trafficHeader))
 	at := path.Clean("/" + r.URL.Path)
@@ -181,26 +173,26 @@ func (a *api) permit(r *http.Request, route inbound.Route, i sandbox.Info) error
 	case agentproto.EnvdPort:
 		switch {
 		case at == "/init":
-			return &failure{http.StatusNotFound, "/init is the daemon's"}
+			return face.NewError(http.StatusNotFound, "/init is the daemon's")
 		case at == "/health", access:
 			return nil
 		case at == "/files" && r.Header.Get(accessHeader) == "":
 			return a.checkSignature(r, i.ID)
 		}
-		return &failure{http.StatusUnauthorized,
-			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+		return face.NewError(http.StatusUnauthorized,
+			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return")
 	case agentproto.CodeInterpreterPort:
 		if access || traffic || at == "/health" {
 			return nil
 		}
-		return &failure{http.StatusUnauthorized,
-			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return"}
+		return face.NewError(http.StatusUnauthorized,
+			"X-Access-Token is missing or wrong: use the envdAccessToken that create and connect return")
 	}
 	if n, own := annotationOf(i); traffic || own && !n.Private {
 		return nil
 	}
-	return &failure{http.StatusForbidden,
-		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return"}
+	return face.NewError(http.StatusForbidden,
+		"E2B-Traffic-Access-Token is missing or wrong: use the trafficAccessToken that create and connect return")
 }
 
 // isAsleep reports whether a sandbox is suspended, or in a state that it has on the way there and
@@ -211,7 +203,7 @@ func isAsleep(i sandbox.Info) bool {
 
 // wake brings a paused sandbox back for a request, and gives it the time that it was created with.
 // That costs far more than a request to one that runs, so strangers have it counted once more.
-func (a *api) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
+func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, stranger bool) error {
 	if stranger {
 		if err := a.Face.Strangers.Enter(i.ID, i.Owner); err != nil {
 			return err
@@ -241,9 +233,9 @@ type goneBody struct {
 
 // failData answers a request that did not reach its sandbox. The SDKs take 502, and only that, for
 // a sandbox that is gone. It logs nothing: guests and strangers could fill the log.
-func (a *api) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
+func (a *Server) failData(w http.ResponseWriter, r *http.Request, route inbound.Route, err error) {
 	if r.ContentLength != 0 || route.Open {
-		v1.LetGo(w)
+		face.LetGo(w)
 	}
 	var (
 		unknown *sandbox.NotFoundError

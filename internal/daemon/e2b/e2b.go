@@ -14,10 +14,7 @@ package e2b
 
 import (
 	"errors"
-	"log/slog"
-	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +24,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -39,51 +35,42 @@ const envdVersion = "0.6.13"
 // Bounds on requests.
 const (
 	maxBody     = 1 << 20 // bytes of a JSON body
-	bodyTimeout = time.Minute
-	maxWorks    = 256 // requests at once that change or measure something
-	maxWakes    = 64  // sandboxes at once that are brought back for requests to them,
-	maxWaiting  = 48  // and requests that wait for one of them
-	maxUploads  = 16  // archives at once that are sent for builds,
-	maxOwn      = 4   // and of one client; others wait,
-	maxQueue    = 100 // of one client: the SDK of JavaScript sends all archives of a template at once;
-	maxQueueAll = 500 // of all clients: they leave most connections of a listener to other requests
+	maxWorks    = 256     // requests at once that change or measure something
+	maxWakes    = 64      // sandboxes at once that are brought back for requests to them,
+	maxWaiting  = 48      // and requests that wait for one of them
+	maxUploads  = 16      // archives at once that are sent for builds,
+	maxOwn      = 4       // and of one client; others wait,
+	maxQueue    = 100     // of one client: the SDK of JavaScript sends all archives of a template at once;
+	maxQueueAll = 500     // of all clients: they leave most connections of a listener to other requests
 	maxTimeout  = 365 * 24 * time.Hour
 )
 
 // Config is what the face serves.
 type Config struct {
-	V1      *v1.Server // answers what is not E2B's, and carries streams to guests
 	Face    *face.Face
-	Next    http.Handler
 	Manager *sandbox.Manager
-	Guard   *auth.Guard // an API key is a token, also behind "e2b_"
-	Hosts   []string    // see v1.Config
-	Keys    *auth.Keys  // of the tokens of sandboxes, and of links for uploads
+	Keys    *auth.Keys // of the tokens of sandboxes, and of links for uploads
 	Builder *template.Builder
 	Domain  inbound.Domain
-	Audit   *audit.Log      // nil: none
 	Traces  *tracing.Tracer // nil: none
-	Log     *slog.Logger
 }
 
-type api struct {
+// Server is the face.
+type Server struct {
 	Config
+	hosts   []string // of the control plane
 	mux     *http.ServeMux
 	wakes   *wakes
 	uploads *gate.Gate
 }
 
-// New returns a handler of all requests to the daemon. What is not E2B's goes to cfg.Next, or where
-// that is nil to cfg.V1.
-func New(cfg Config) http.Handler {
-	if cfg.Next == nil {
-		cfg.Next = cfg.V1
-	}
-	if cfg.Domain.IsSet() {
-		cfg.Hosts = append(slices.Clone(cfg.Hosts), apiLabel+cfg.Domain.Name())
-	}
-	a := &api{Config: cfg, mux: http.NewServeMux(), wakes: newWakes(),
+// New returns the face. Of the requests to the daemon, those are its own that Carries and Serves say.
+func New(cfg Config) *Server {
+	a := &Server{Config: cfg, mux: http.NewServeMux(), wakes: newWakes(),
 		uploads: gate.NewQueued(maxUploads, gate.Queue{Key: maxQueue, All: maxQueueAll})}
+	if cfg.Domain.IsSet() {
+		a.hosts = []string{apiLabel + cfg.Domain.Name()}
+	}
 	a.routes()
 	return a
 }
@@ -92,29 +79,30 @@ func New(cfg Config) http.Handler {
 // domain ask there.
 const apiLabel = "api."
 
-// ServeHTTP implements http.Handler.
-func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	route, below, err := a.hostRoute(r)
-	switch {
-	case below && err == nil:
-		if a.carries(r, route) {
-			a.audited(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) }).ServeHTTP(w, r)
-			return
-		}
-	case below && !strings.HasPrefix(strings.ToLower(r.Host), apiLabel):
-	case isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent):
-		// SDKs of 2025 name the sandbox and the agent's port in headers here too. At any other
-		// port, such a path and such a key are those of a server in the sandbox.
-		a.audited(a.control).ServeHTTP(w, r)
-		return
-	case r.Header.Get(idHeader) != "" || r.URL.Path == "/files":
-		a.audited(a.sharedData).ServeHTTP(w, r)
-		return
-	}
-	a.Next.ServeHTTP(w, r)
+// IsHost reports whether a host name is that of the control plane.
+func IsHost(host string) bool { return strings.HasPrefix(strings.ToLower(host), apiLabel) }
+
+// Serves reports whether a request is E2B's by its path, or by a header that names a sandbox.
+func (a *Server) Serves(r *http.Request) bool {
+	return isControl(r.URL.Path) || r.Header.Get(idHeader) != "" || r.URL.Path == "/files"
 }
 
-func (a *api) audited(h http.HandlerFunc) http.Handler { return a.Audit.Handler(h, a.V1.Done) }
+// ServeHTTP answers a request for which Serves.
+func (a *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := a.sharedData
+	// SDKs of 2025 name the sandbox and the agent's port in headers of the control plane too. At any
+	// other port, such a path and such a key are those of a server in the sandbox.
+	if isControl(r.URL.Path) && (r.Header.Get(idHeader) == "" || r.Header.Get(keyHeader) != "" && sharedRoute(r).Agent) {
+		h = a.control
+	}
+	a.Face.Audited(http.HandlerFunc(h)).ServeHTTP(w, r)
+}
+
+// Carry carries a request, for which Carries, to the port of a sandbox that its host names.
+func (a *Server) Carry(w http.ResponseWriter, r *http.Request, route inbound.Route) {
+	route.Agent = isAgentPort(route.Port)
+	a.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.data(w, r, route) })).ServeHTTP(w, r)
+}
 
 // controlRoots begin all paths of the control plane. None is one of /v1.
 var controlRoots = []string{"sandboxes", "snapshots", "templates", "v2/sandboxes", "v2/templates",
@@ -130,7 +118,7 @@ func isControl(path string) bool {
 }
 
 // routes are those of the control plane. The scopes are those that /v1 wants for the same.
-func (a *api) routes() {
+func (a *Server) routes() {
 	works := face.NewGate(face.Class{Total: maxWorks})
 	lists, reads := a.Face.Lists, a.Face.Reads
 	for _, route := range []struct {
@@ -139,8 +127,8 @@ func (a *api) routes() {
 		gate    *face.Gate
 		handle  face.Handler
 	}{
-		{"POST /sandboxes", auth.Run, works, a.V1.Once(a.createV1)},
-		{"POST /v2/sandboxes", auth.Run, works, a.V1.Once(a.create)},
+		{"POST /sandboxes", auth.Run, works, a.Face.Once(a.createV1)},
+		{"POST /v2/sandboxes", auth.Run, works, a.Face.Once(a.create)},
 		{"GET /sandboxes", auth.Read, lists, a.listV1},
 		{"GET /v2/sandboxes", auth.Read, lists, a.list},
 		{"GET /sandboxes/metrics", auth.Read, works, a.metricsOfMany},
@@ -156,9 +144,9 @@ func (a *api) routes() {
 		{"GET /sandboxes/{id}/metrics", auth.Read, works, a.metrics},
 		{"GET /sandboxes/{id}/logs", auth.Run, reads, a.logsV1},
 		{"GET /v2/sandboxes/{id}/logs", auth.Run, reads, a.logs},
-		{"POST /sandboxes/{id}/fork", auth.Run, works, a.V1.Once(a.fork)},
-		{"POST /v2/sandboxes/{id}/fork", auth.Run, works, a.V1.Once(a.fork)},
-		{"POST /sandboxes/{id}/snapshots", auth.Run, works, a.V1.Once(a.createSnapshot)},
+		{"POST /sandboxes/{id}/fork", auth.Run, works, a.Face.Once(a.fork)},
+		{"POST /v2/sandboxes/{id}/fork", auth.Run, works, a.Face.Once(a.fork)},
+		{"POST /sandboxes/{id}/snapshots", auth.Run, works, a.Face.Once(a.createSnapshot)},
 		{"GET /snapshots", auth.Read, lists, a.listSnapshots},
 		{"GET /templates", auth.Read, lists, a.listTemplates},
 		{"GET /v2/templates", auth.Read, lists, a.listTemplates},
@@ -204,7 +192,7 @@ const (
 )
 
 // control answers a request to the control plane of somebody who may make it.
-func (a *api) control(w http.ResponseWriter, r *http.Request) {
+func (a *Server) control(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPut && r.URL.Query().Has(uploadSignature) {
 		a.upload(w, r)
 		return
@@ -213,7 +201,7 @@ func (a *api) control(w http.ResponseWriter, r *http.Request) {
 	e := audit.From(r.Context())
 	e.Who, e.Route = who.Who, controlRoute // that of its pattern when it has passed
 	if err != nil {
-		v1.LetGo(w)
+		face.LetGo(w)
 		a.fail(w, r, err)
 		return
 	}
@@ -222,30 +210,22 @@ func (a *api) control(w http.ResponseWriter, r *http.Request) {
 
 // identify returns who makes a request, by its API key. Where none is needed it refuses requests
 // that a web page made a browser send, as package v1 does.
-func (a *api) identify(r *http.Request) (auth.Principal, error) {
-	asPost := *r // the check lets safe methods pass
-	asPost.Method = http.MethodPost
-	if http.NewCrossOriginProtection().Check(&asPost) != nil {
-		return auth.Principal{}, &failure{http.StatusForbidden, "cross-origin request from a browser refused"}
-	}
-	addr, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	if ok && addr.Network() == "tcp" && !a.Guard.Demands() {
-		if err := auth.CheckHost(r.Host, a.Hosts); err != nil {
-			return auth.Principal{}, &failure{http.StatusForbidden, err.Error()}
-		}
+func (a *Server) identify(r *http.Request) (auth.Principal, error) {
+	if err := a.Face.CheckOrigin(r, a.hosts...); err != nil {
+		return auth.Principal{}, err
 	}
 	var who auth.Principal
 	var err error
 	if key := r.Header.Get(keyHeader); key != "" {
-		who, err = a.Guard.IdentifyByAPIKey(r, key)
+		who, err = a.Face.Guard.IdentifyByAPIKey(r, key)
 	} else {
-		who, err = a.Guard.Identify(r)
+		who, err = a.Face.Guard.Identify(r)
 	}
 	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
 		return who, err
 	}
 	if err != nil {
-		return who, &failure{http.StatusUnauthorized, "X-API-Key is missing or wrong: want a token of the daemon"}
+		return who, face.NewError(http.StatusUnauthorized, "X-API-Key is missing or wrong: want a token of the daemon")
 	}
 	return who, nil
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
@@ -33,14 +33,14 @@ func filterOf(q url.Values) (f filter, err error) {
 	for _, values := range q["state"] {
 		for _, s := range strings.Split(values, ",") {
 			if s != running && s != paused {
-				return f, badRequest("state: %q: want %s, %s or both with a comma between", s, running, paused)
+				return f, face.BadRequest("state: %q: want %s, %s or both with a comma between", s, running, paused)
 			}
 			f.states = append(f.states, s)
 		}
 	}
 	if f.template = strings.TrimSuffix(q.Get("template"), ":"+onlyTag); q.Has("startedAfter") {
 		if f.after, err = time.Parse(time.RFC3339, q.Get("startedAfter")); err != nil {
-			return f, badRequest("startedAfter: %v", err)
+			return f, face.BadRequest("startedAfter: %v", err)
 		}
 	}
 	return f, nil
@@ -52,7 +52,7 @@ func metadataOf(text string) (map[string]string, error) {
 	if text == "" {
 		return nil, nil
 	}
-	wrong := badRequest("metadata: want key=value pairs with & between, percent-encoded")
+	wrong := face.BadRequest("metadata: want key=value pairs with & between, percent-encoded")
 	form, err := url.QueryUnescape(text)
 	if err != nil {
 		return nil, wrong
@@ -89,7 +89,7 @@ func (f *filter) lets(i sandbox.Info) bool {
 }
 
 // list answers with a page of sandboxes, the newest first.
-func (a *api) list(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	f, err := filterOf(q)
 	if err != nil {
@@ -99,7 +99,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if order := q.Get("order"); order == "" || order == "desc" {
 		slices.Reverse(all)
 	} else if order != "asc" {
-		return badRequest("order: %q: want asc or desc", order)
+		return face.BadRequest("order: %q: want asc or desc", order)
 	}
 	var up int
 	for _, i := range all {
@@ -116,7 +116,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // listV1 answers with all sandboxes that run, as older SDKs ask for them.
-func (a *api) listV1(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) listV1(w http.ResponseWriter, r *http.Request) error {
 	f, err := filterOf(r.URL.Query())
 	if err != nil {
 		return err
@@ -129,8 +129,8 @@ func (a *api) listV1(w http.ResponseWriter, r *http.Request) error {
 	return a.writeSandboxes(w, all)
 }
 
-func (a *api) writeSandboxes(w http.ResponseWriter, infos []sandbox.Info) error {
-	return v1.WriteArray(w, infos, a.shapes().describe)
+func (a *Server) writeSandboxes(w http.ResponseWriter, infos []sandbox.Info) error {
+	return face.WriteArray(w, infos, a.shapes().describe)
 }
 
 // pageOf returns the part of a list that a request asks for, and names what follows it in a header.
@@ -141,18 +141,18 @@ func pageOf[T any](w http.ResponseWriter, q url.Values, all []T, name func(T) st
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 {
-			return nil, badRequest("limit: %q: want 1 to %d", text, maxPage)
+			return nil, face.BadRequest("limit: %q: want 1 to %d", text, maxPage)
 		}
 		limit = min(n, maxPage)
 	}
 	if token := q.Get("nextToken"); token != "" {
 		last, err := base64.RawURLEncoding.DecodeString(token)
 		if err != nil {
-			return nil, badRequest("nextToken: it is not one of this API")
+			return nil, face.BadRequest("nextToken: it is not one of this API")
 		}
 		at := slices.IndexFunc(all, func(item T) bool { return name(item) == string(last) })
 		if at < 0 { // it went meanwhile
-			return nil, badRequest("nextToken: what it follows is no longer there: begin again")
+			return nil, face.BadRequest("nextToken: what it follows is no longer there: begin again")
 		}
 		all = all[at+1:]
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/agentproto"
@@ -41,7 +42,7 @@ type metric struct {
 
 // metrics answers with one measurement, that of now, if it is asked for: forkd keeps no history of
 // sandboxes.
-func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
 		return err
@@ -75,7 +76,7 @@ func includesNow(q url.Values, now time.Time) (bool, error) {
 		}
 		at, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
-			return false, badRequest("%s: %q: want seconds since 1970", name, text)
+			return false, face.BadRequest("%s: %q: want seconds since 1970", name, text)
 		}
 		in = in && off(time.Unix(at, 0)) <= metricsSlack
 	}
@@ -83,10 +84,10 @@ func includesNow(q url.Values, now time.Time) (bool, error) {
 }
 
 // metricsOfMany measures the sandboxes that a query names, and leaves out those that cannot be.
-func (a *api) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
 	if len(ids) > maxMeasured {
-		return badRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
+		return face.BadRequest("sandbox_ids: %d: want at most %d", len(ids), maxMeasured)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all of them
 	defer cancel()
@@ -102,7 +103,7 @@ func (a *api) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 }
 
 // measure asks the agent.
-func (a *api) measure(ctx context.Context, i sandbox.Info) (m metric, err error) {
+func (a *Server) measure(ctx context.Context, i sandbox.Info) (m metric, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 	defer cancel()
 	var said struct {
@@ -146,7 +147,7 @@ type logEntry struct {
 	Fields    map[string]string `json:"fields"`
 }
 
-func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
+func (a *Server) logEntries(r *http.Request) ([]logEntry, error) {
 	i, err := a.find(r)
 	if err != nil {
 		return nil, err
@@ -177,7 +178,7 @@ func (a *api) logEntries(r *http.Request) ([]logEntry, error) {
 }
 
 // logs answers with the end of a sandbox's console.
-func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {
 		return err
@@ -187,7 +188,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 
 // logsV1 is logs in the older form, in which a line is an object of its own: E2B's command line
 // reads it.
-func (a *api) logsV1(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) logsV1(w http.ResponseWriter, r *http.Request) error {
 	entries, err := a.logEntries(r)
 	if err != nil {
 		return err

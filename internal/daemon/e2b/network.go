@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
@@ -41,7 +42,7 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	}
 	for n, server := range c.DNS {
 		if ip, err := netip.ParseAddr(server); err != nil || !ip.Is4() || n >= maxDNS {
-			return nil, badRequest("network.dnsServers[%d]: %q: want at most %d IPv4 addresses", n, server, maxDNS)
+			return nil, face.BadRequest("network.dnsServers[%d]: %q: want at most %d IPv4 addresses", n, server, maxDNS)
 		}
 	}
 	closed := offline != nil && *offline
@@ -57,14 +58,14 @@ func (c *networkConfig) setting(offline *bool) (*netclient.Setting, error) {
 	case closed:
 		mode, deny = netproto.ModeAllow, nil
 	case len(allow) > 0 && len(deny) > 0:
-		return nil, badRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
+		return nil, face.BadRequest("network.denyOut: forkd denies what is both allowed and denied, E2B allows it: deny %q to reach nothing but what is allowed, or leave allowOut out",
 			everything[0])
 	default:
 		allow = nil // the internet is open without them, and private networks stay closed as E2B's do
 	}
 	policy, err := netproto.ParsePolicy(mode.String(), allow, deny)
 	if err != nil {
-		return nil, badRequest("network: %v", err)
+		return nil, face.BadRequest("network: %v", err)
 	}
 	return &netclient.Setting{Policy: policy}, nil
 }
@@ -82,7 +83,7 @@ func configOf(p netproto.Policy) networkConfig {
 }
 
 // setNetwork replaces where a sandbox may connect to. Its limits and secrets stay.
-func (a *api) setNetwork(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		networkConfig
 		AllowInternet *bool `json:"allow_internet_access"`

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
 )
@@ -59,7 +60,7 @@ type shape struct {
 	diskMiB uint64
 }
 
-func (a *api) shapes() shapes {
+func (a *Server) shapes() shapes {
 	s := shapes{}
 	for _, i := range a.Manager.Snapshots().List() {
 		s[i.Tag] = shape{i.Machine.VCPUs, i.Base.Bytes >> 20}
@@ -83,9 +84,9 @@ func (s shapes) describe(i sandbox.Info) listed {
 }
 
 // find returns the sandbox that a request names, if E2B would still know it.
-func (a *api) find(r *http.Request) (sandbox.Info, error) { return a.get(r.PathValue("id")) }
+func (a *Server) find(r *http.Request) (sandbox.Info, error) { return a.get(r.PathValue("id")) }
 
-func (a *api) get(id string) (sandbox.Info, error) {
+func (a *Server) get(id string) (sandbox.Info, error) {
 	s, err := a.Manager.Get(id)
 	if err != nil {
 		return sandbox.Info{}, err
@@ -113,7 +114,7 @@ type lifecycle struct {
 	AutoResume bool   `json:"autoResume"`
 }
 
-func (a *api) info(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) info(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
 		return err
@@ -137,7 +138,7 @@ func (a *api) info(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, d)
 }
 
-func (a *api) kill(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.find(r)
 	if err != nil {
 		return err
@@ -172,16 +173,16 @@ func readLife(w http.ResponseWriter, r *http.Request) (req lifeRequest, timeout 
 }
 
 // connect gives a running sandbox more time, never less, and brings a paused one back.
-func (a *api) connect(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) connect(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusOK)
 }
 
 // resume is connect as older SDKs call it, which answers as if it had always brought back.
-func (a *api) resume(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) resume(w http.ResponseWriter, r *http.Request) error {
 	return a.connectAs(w, r, http.StatusCreated)
 }
 
-func (a *api) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int) error {
+func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int) error {
 	req, timeout, err := readLife(w, r)
 	if err != nil {
 		return err
@@ -222,12 +223,14 @@ func lengthens(i sandbox.Info, e sandbox.Expiry) bool {
 }
 
 // setTimeout lets a sandbox end so long after now; paused ones have no time that passes.
-func (a *api) setTimeout(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, false) }
+func (a *Server) setTimeout(w http.ResponseWriter, r *http.Request) error {
+	return a.timeout(w, r, false)
+}
 
 // refresh is setTimeout that never shortens.
-func (a *api) refresh(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, true) }
+func (a *Server) refresh(w http.ResponseWriter, r *http.Request) error { return a.timeout(w, r, true) }
 
-func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) error {
+func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) error {
 	_, timeout, err := readLife(w, r)
 	if err != nil {
 		return err
@@ -255,7 +258,7 @@ func (a *api) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool) e
 }
 
 // pause suspends a sandbox, whose time stands still until it is brought back.
-func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Memory  *bool `json:"memory"`
 		Healthy bool  `json:"requireHealthyGuest"`
@@ -271,13 +274,13 @@ func (a *api) pause(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if stateOf(i) == paused {
-		return &failure{http.StatusConflict, "sandbox " + i.ID + " is paused already"}
+		return face.NewError(http.StatusConflict, "sandbox "+i.ID+" is paused already")
 	}
 	if req.Healthy {
 		if _, err := a.measure(r.Context(), i); err != nil {
-			return &failure{http.StatusServiceUnavailable,
+			return face.NewError(http.StatusServiceUnavailable,
 				fmt.Sprintf("sandbox %s is not paused: its agent does not answer: %v; "+
-					"try again, or pause it without requireHealthyGuest", i.ID, err)}
+					"try again, or pause it without requireHealthyGuest", i.ID, err))
 		}
 	}
 	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {

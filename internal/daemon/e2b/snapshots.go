@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -18,7 +18,7 @@ import (
 const maxFork = 100
 
 // fork makes copies of a sandbox, which runs on, or stays paused.
-func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
 		Count   *int   `json:"count"`
@@ -35,7 +35,7 @@ func (a *api) fork(w http.ResponseWriter, r *http.Request) error {
 		count = *req.Count
 	}
 	if count < 1 || count > maxFork {
-		return badRequest("count: %d: want 1 to %d", count, maxFork)
+		return face.BadRequest("count: %d: want 1 to %d", count, maxFork)
 	}
 	i, err := a.find(r)
 	if err != nil {
@@ -85,7 +85,7 @@ type snapshotInfo struct {
 }
 
 // createSnapshot branches a sandbox, which runs on, or stays paused.
-func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name   string `json:"name"`
 		Memory *bool  `json:"memory"`
@@ -103,7 +103,7 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	ask := sandbox.BranchRequest{Mode: vm.BranchDiff}
 	if req.Name != "" {
 		if ask.Tag, err = tagOf(req.Name); err != nil {
-			return badRequest("name: %v", err)
+			return face.BadRequest("name: %v", err)
 		}
 	}
 	var made store.Info
@@ -127,7 +127,7 @@ func (a *api) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 
 // listSnapshots answers with a page of the snapshots that were made of sandboxes, without those
 // that a template build has made.
-func (a *api) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	name, err := "", error(nil)
 	if q.Get("name") != "" {
@@ -190,16 +190,16 @@ func templateOf(i store.Info) templateInfo {
 const noBuild = "00000000-0000-0000-0000-000000000000"
 
 // listTemplates answers with all snapshots but the states of paused sandboxes.
-func (a *api) listTemplates(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool { return i.Transient })
-	return v1.WriteArray(w, all, templateOf)
+	return face.WriteArray(w, all, templateOf)
 }
 
 // snapshotOf returns the snapshot that is meant by a template's id or name.
-func (a *api) snapshotOf(r *http.Request, name string) (store.Info, error) {
+func (a *Server) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	tag, err := a.existing(r, name)
 	if err != nil {
-		return store.Info{}, &failure{http.StatusNotFound, fmt.Sprintf("template %q: not found", name)}
+		return store.Info{}, face.NewError(http.StatusNotFound, fmt.Sprintf("template %q: not found", name))
 	}
 	if err := a.Manager.MayUse(r.Context(), tag); err != nil {
 		return store.Info{}, err
@@ -211,7 +211,7 @@ func (a *api) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	return d.Info, err
 }
 
-func (a *api) template(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) template(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {
 		return err
@@ -222,7 +222,7 @@ func (a *api) template(w http.ResponseWriter, r *http.Request) error {
 // templatePart answers for two routes of E2B that a ServeMux cannot tell apart: which template a
 // name means (/templates/aliases/NAME), and the one tag that every template has
 // (/templates/ID/tags).
-func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) templatePart(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	name := id
 	if id == "aliases" {
@@ -242,7 +242,7 @@ func (a *api) templatePart(w http.ResponseWriter, r *http.Request) error {
 
 // deleteTemplate removes a snapshot. Those that were made of its sandboxes have links to what they
 // need of it.
-func (a *api) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	i, err := a.snapshotOf(r, r.PathValue("id"))
 	if err != nil {
 		return err

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // Tokens of a sandbox, see auth.Keys. The one lets in to the agent, the other to the sandbox's own
@@ -41,24 +43,24 @@ func operationOf(r *http.Request) string {
 }
 
 // isSigned reports whether a query has the signature that a sandbox's token makes.
-func (a *api) isSigned(r *http.Request, q url.Values, id string) bool {
+func (a *Server) isSigned(r *http.Request, q url.Values, id string) bool {
 	want := signature(q, operationOf(r), a.Keys.Token(accessToken, id))
 	return subtle.ConstantTimeCompare([]byte(q.Get("signature")), []byte(want)) == 1
 }
 
 // checkSignature refuses a request to a file without a signature that holds.
-func (a *api) checkSignature(r *http.Request, id string) error {
+func (a *Server) checkSignature(r *http.Request, id string) error {
 	q := r.URL.Query()
 	if !a.isSigned(r, q, id) {
-		return &failure{http.StatusUnauthorized, "signature is missing or wrong"}
+		return face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
 	}
 	if end := q.Get("signature_expiration"); end != "" {
 		at, err := strconv.ParseInt(end, 10, 64)
 		if err != nil {
-			return &failure{http.StatusUnauthorized, "signature_expiration is not a number"}
+			return face.NewError(http.StatusUnauthorized, "signature_expiration is not a number")
 		}
 		if at < time.Now().Unix() {
-			return &failure{http.StatusUnauthorized, "signature is already expired"}
+			return face.NewError(http.StatusUnauthorized, "signature is already expired")
 		}
 	}
 	return nil
@@ -67,7 +69,7 @@ func (a *api) checkSignature(r *http.Request, id string) error {
 // signer returns the sandbox whose token signed a request to a file that names none, or "": where
 // all sandboxes share one address, such a URL has nothing else to tell them apart. To look takes
 // hashes for every sandbox, so it is done only as often as strangers may come to one.
-func (a *api) signer(r *http.Request) (string, error) {
+func (a *Server) signer(r *http.Request) (string, error) {
 	if r.URL.Path != "/files" {
 		return "", nil
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
-	v1 "github.com/forkd/forkd/internal/daemon/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
 )
 
@@ -26,7 +26,7 @@ const (
 )
 
 // uploadLink says whether the files of a step are there, and where they are to be sent.
-func (a *api) uploadLink(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	b, err := a.findBuild(r, "")
 	if err != nil {
 		return err
@@ -52,30 +52,30 @@ const (
 )
 
 // upload takes an archive from who has a signed link.
-func (a *api) upload(w http.ResponseWriter, r *http.Request) {
+func (a *Server) upload(w http.ResponseWriter, r *http.Request) {
 	e := audit.From(r.Context())
 	e.Who, e.Route = audit.SignedURL, uploadRoute
 	err := a.takeArchive(w, r)
 	if err != nil {
-		v1.LetGo(w)
+		face.LetGo(w)
 		a.fail(w, r, err)
 		return
 	}
 	w.WriteHeader(http.StatusOK)
 }
 
-func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
+func (a *Server) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	id, hash := q.Get(uploadBuild), r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
 	if !a.Keys.Is(uploadPurpose, id+"/"+hash, q.Get(uploadSignature)) {
-		return &failure{http.StatusUnauthorized, "signature is missing or wrong: ask for a new link"}
+		return face.NewError(http.StatusUnauthorized, "signature is missing or wrong: ask for a new link")
 	}
 	b, err := a.Builder.Waiting(id)
 	if err != nil {
 		return err
 	}
-	if !a.Guard.Holds(b.Who, auth.Run) {
-		return &failure{http.StatusUnauthorized, "the token that this link was made for is gone"}
+	if !a.Face.Guard.Holds(b.Who, auth.Run) {
+		return face.NewError(http.StatusUnauthorized, "the token that this link was made for is gone")
 	}
 	end := time.Now().Add(uploadTimeout)
 	ctx, cancel := context.WithDeadline(r.Context(), end)
@@ -91,11 +91,11 @@ func (a *api) takeArchive(w http.ResponseWriter, r *http.Request) error {
 	err = a.Builder.Upload(b, hash, r.ContentLength, body)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &failure{http.StatusRequestTimeout,
+		return face.NewError(http.StatusRequestTimeout,
 			fmt.Sprintf("the archive comes too slowly: want %d KiB in %v, and all of it in %v",
-				body.least>>10, uploadStall, uploadTimeout)}
+				body.least>>10, uploadStall, uploadTimeout))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return badRequest("the archive is shorter than its Content-Length says")
+		return face.BadRequest("the archive is shorter than its Content-Length says")
 	}
 	return err
 }
@@ -138,9 +138,9 @@ func (s *steady) Read(p []byte) (int, error) {
 
 // enterUpload waits for a place for an archive of a client: each that waits has a connection, also when
 // its client has left, which is seen only once the archive is read.
-func (a *api) enterUpload(ctx context.Context, who string) (leave func(), err error) {
+func (a *Server) enterUpload(ctx context.Context, who string) (leave func(), err error) {
 	if leave, err = a.uploads.Wait(ctx, gate.Share{Key: who, Most: maxOwn}); err != nil {
-		return nil, errTooMany
+		return nil, face.ErrTooMany
 	}
 	return leave, nil
 }

@@ -49,14 +49,14 @@ func (w *wakes) enter(id, owner string, stranger bool) (leave func(), err error)
 	defer w.mu.Unlock()
 	stop, err := w.requests.Enter(waiting...)
 	if err != nil {
-		return nil, errTooMany
+		return nil, face.ErrTooMany
 	}
 	at := w.of[id]
 	if at == nil {
 		place, err := w.sandboxes.Enter(places...)
 		if err != nil {
 			stop()
-			return nil, errTooMany
+			return nil, face.ErrTooMany
 		}
 		at = &waking{leave: place}
 		w.of[id] = at

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+
+	"github.com/forkd/forkd/internal/daemon/face"
 )
 
 // However many requests wait for one sandbox, there is room for those to others, and whatever
@@ -24,21 +26,21 @@ func TestWakes(t *testing.T) {
 	for range strangersOf(maxWaiting) {
 		enter("0", true, nil)
 	}
-	enter("0", true, errTooMany)
+	enter("0", true, face.ErrTooMany)
 	for range maxWaiting - strangersOf(maxWaiting) {
 		enter("0", false, nil)
 	}
-	enter("0", false, errTooMany)
+	enter("0", false, face.ErrTooMany)
 	for i := 1; i < strangersOf(maxWakes); i++ {
 		enter(fmt.Sprint(i), true, nil)
 	}
-	enter("another", true, errTooMany)
+	enter("another", true, face.ErrTooMany)
 	enter("1", true, nil) // it has a place
 	for i := strangersOf(maxWakes); i < maxWakes; i++ {
 		enter(fmt.Sprint(i), false, nil)
 	}
 	enter("1", false, nil)
-	enter("another", false, errTooMany)
+	enter("another", false, face.ErrTooMany)
 	for _, stop := range leave {
 		stop()
 	}

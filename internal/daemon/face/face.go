@@ -1,14 +1,22 @@
-// Package face holds what the daemon's faces have in common: bounds on what clients can hold of the
-// daemon at once, by client, sandbox and owner.
+// Package face holds what the daemon's faces have in common: who may make a request and from where, what
+// clients can hold of the daemon at once, bodies, answers and errors, requests that are carried out once,
+// and the way of streams to guests.
 //
-// It knows no route and no body of a face. Which class a request counts in is for the face to say.
+// It knows no route and no message of a face. Which class a request counts in is for the face to say.
 package face
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"time"
 
+	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	"github.com/forkd/forkd/internal/daemon/once"
+	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // Handler answers a request or returns the error to answer it with.
@@ -31,10 +39,25 @@ func BadRequest(format string, args ...any) error {
 	return NewError(http.StatusBadRequest, fmt.Sprintf(format, args...))
 }
 
+// Config is what the faces of a daemon have in common.
+type Config struct {
+	Manager  *sandbox.Manager
+	Guard    *auth.Guard // nil: every client may do everything
+	Hosts    []string    // names of this host that clients without a token may use, besides those of loopback
+	Audit    *audit.Log  // nil: none
+	Answers  *once.Book  // to requests that are not to be carried out twice
+	Limits   Limits
+	Counts   Streams                                            // counts streams to ports
+	Requests func(route string, status int, took time.Duration) // counts all requests; nil: none are counted
+	Stopping context.Context                                    // ends when streams to ports are to end; nil: never
+	Log      *slog.Logger
+}
+
 // Face is the state that all faces of a daemon share. A request counts in one of its classes as long
 // as it is served, whichever face serves it.
 type Face struct {
-	Limits Limits
+	Config
+	proxy *inbound.Proxy
 
 	Guests    *Gate // calls to guests
 	Control   *Gate // to processes in guests: those that wait in Guests must not keep out what feeds or ends them
@@ -55,11 +78,16 @@ type Face struct {
 }
 
 // New returns a Face. Zero fields of the limits have their defaults.
-func New(l Limits) *Face {
-	l = l.withDefaults()
+func New(cfg Config) *Face {
+	cfg.Limits = cfg.Limits.withDefaults()
+	if cfg.Stopping == nil {
+		cfg.Stopping = context.Background()
+	}
+	l := cfg.Limits
 	message := max(1, l.Calls/8) // a subscription is a message as long as it lasts
-	f := &Face{
-		Limits:    l,
+	return &Face{
+		Config:    cfg,
+		proxy:     inbound.New(inbound.Config{IsToken: cfg.Guard.IsToken, Idle: l.Idle, Stall: l.Stall}),
 		Guests:    NewGate(Class{Total: l.Calls, Sandbox: l.PerSandbox}),
 		Control:   NewGate(Class{Total: l.Calls, Sandbox: l.PerSandbox}),
 		Work:      NewGate(Class{Total: l.Calls, Sandbox: l.PerSandbox}),
@@ -76,7 +104,6 @@ func New(l Limits) *Face {
 		Memory:    newMemory(l.Memory),
 		Strangers: newStrangers(l.SignedPerSecond, l.SignedBurst),
 	}
-	return f
 }
 
 // ClientOf returns the name under which a request counts: that of its principal or, where there is none,

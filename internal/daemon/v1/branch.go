@@ -5,6 +5,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
@@ -47,7 +48,7 @@ func parseMode(text string) (vm.BranchMode, error) {
 
 func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.BranchRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := face.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	mode, err := branchMode(&req)
@@ -76,7 +77,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 		status = http.StatusAccepted
 		info.ReadyMS, info.SharedBytes = nil, nil
 	}
-	return writeJSON(w, status, info)
+	return face.WriteJSON(w, status, info)
 }
 
 func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.RolledBack, err error) {

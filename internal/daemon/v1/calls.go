@@ -2,6 +2,7 @@ package v1
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/forkd/forkd/internal/daemon/face"
 )
@@ -13,7 +14,7 @@ func get[Res any](f func(*http.Request) (Res, error)) face.Handler {
 		if err != nil {
 			return err
 		}
-		return writeJSON(w, http.StatusOK, res)
+		return face.WriteJSON(w, http.StatusOK, res)
 	}
 }
 
@@ -60,14 +61,14 @@ func call[Req, Res any](status int, f func(*http.Request, *Req) (Res, error)) fa
 func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req) (Res, error)) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		req := defaults
-		if err := readJSON(w, r, &req); err != nil {
+		if err := face.ReadJSON(w, r, &req); err != nil {
 			return err
 		}
 		res, err := f(r, &req)
 		if err != nil {
 			return err
 		}
-		return writeJSON(w, status, res)
+		return face.WriteJSON(w, status, res)
 	}
 }
 
@@ -75,9 +76,12 @@ func callWith[Req, Res any](defaults Req, status int, f func(*http.Request, *Req
 func tell[Req any](f func(*http.Request, *Req) error) face.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var req Req
-		if err := readJSON(w, r, &req); err != nil {
+		if err := face.ReadJSON(w, r, &req); err != nil {
 			return err
 		}
 		return end(func(r *http.Request) error { return f(r, &req) })(w, r)
 	}
 }
+
+// millis is a duration in milliseconds with three decimals.
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -15,7 +16,7 @@ import (
 // has a status of its own; later it is the last line. Code whose client leaves is interrupted.
 func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.CodeRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := face.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	if req.Language != "" && req.ContextID != "" {
@@ -24,7 +25,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	if err := checkEnv(req.Env); err != nil {
 		return err
 	}
-	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
+	timeout, err := face.Seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
 	if err != nil {
 		return err
 	}
@@ -49,7 +50,7 @@ func (a *api) runCode(w http.ResponseWriter, r *http.Request) error {
 	}
 	last := apiv1.CodeEvent{End: codeEnd(end)}
 	if err != nil {
-		last = apiv1.CodeEvent{Error: err.Error(), Status: statusOf(err), Code: string(codeOf(err))}
+		last = apiv1.CodeEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
 	_ = out.send(last) // the client has gone if this fails
 	return nil

@@ -22,7 +22,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	documented := slices.DeleteFunc(apitest.Routes(t), func(r string) bool { return slices.Contains(notMuxed, r) })
 	documented = append(documented, notDocumented...)
 	routes := []string{"/"}
-	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Config{})}).routes() {
 		routes = append(routes, row.pattern)
 	}
 	slices.Sort(documented)

@@ -2,7 +2,6 @@ package v1
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -54,12 +53,12 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(a.Stopping, cancel)()
+	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	ring := a.Manager.Events()
 	follower := ring.Follow(after)
-	out := newSSE(w, a.Face.Limits.Stall)
+	out := face.NewSSE(w, a.Face.Limits.Stall)
 	// Where the stream begins, so that who is cut off before the first event misses none.
-	if out.write(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
+	if out.Text(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
 		return nil
 	}
 	for {
@@ -70,13 +69,13 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, context.DeadlineExceeded):
-			err = out.write("id: " + follower.Place() + "\n\n") // moves on past what was not asked for
+			err = out.Text("id: " + follower.Place() + "\n\n") // moves on past what was not asked for
 		case missed:
-			err = out.send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
+			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
 				Type: apiv1.EventMissed})
 		case filter.wants(&e):
 			about := eventOf(ring, &e)
-			err = out.send(about.ID, about.Type, about)
+			err = out.Send(about.ID, about.Type, about)
 		}
 		if err != nil {
 			return nil // the client has gone
@@ -88,40 +87,4 @@ func eventOf(ring *event.Ring, e *event.Event) apiv1.Event {
 	return apiv1.Event{ID: ring.ID(e.Seq), Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
 		SnapshotTag: e.Snapshot,
 		Labels:      e.Labels, Reason: e.Reason, Detail: e.Detail}
-}
-
-// sse writes server-sent events. A client that takes nothing for the limit has its connection fail.
-type sse struct {
-	w     http.ResponseWriter
-	rc    *http.ResponseController
-	limit time.Duration
-}
-
-// newSSE begins the answer.
-func newSSE(w http.ResponseWriter, limit time.Duration) *sse {
-	w.Header().Set("Content-Type", apiv1.EventStream)
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("X-Accel-Buffering", "no") // proxies pass events on as they come
-	return &sse{w: w, rc: http.NewResponseController(w), limit: limit}
-}
-
-func (s *sse) write(text string) error {
-	_ = s.rc.SetWriteDeadline(time.Now().Add(s.limit)) // a connection without deadlines is a test's
-	if _, err := s.w.Write([]byte(text)); err != nil {
-		return err
-	}
-	return s.rc.Flush()
-}
-
-// send writes an event. JSON has no line breaks of its own, and no id or name here has any.
-func (s *sse) send(id, name string, v any) error {
-	p, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	line := ""
-	if id != "" {
-		line = "id: " + id + "\n"
-	}
-	return s.write(line + "event: " + name + "\ndata: " + string(p) + "\n\n")
 }

@@ -148,7 +148,7 @@ func checkExec(req *apiv1.ExecRequest, limit times) (run agentclient.ExecRequest
 	if len(req.Stdin) > 0 && (req.OpenStdin || req.TTY != nil || req.Detach) {
 		return run, face.BadRequest("stdin: excludes open_stdin, tty and detach: send input to the process")
 	}
-	timeout, err := seconds("timeout_secs", req.TimeoutSecs, limit.def, limit.most)
+	timeout, err := face.Seconds("timeout_secs", req.TimeoutSecs, limit.def, limit.most)
 	if err != nil {
 		return run, err
 	}
@@ -210,7 +210,7 @@ func checkEnv(env map[string]string) error {
 
 func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	var req apiv1.ExecRequest
-	if err := readLongJSON(w, r, &req, maxExecBody); err != nil {
+	if err := face.ReadLongJSON(w, r, &req, maxExecBody); err != nil {
 		return err
 	}
 	limit, inLines := waited(), strings.Contains(r.Header.Get("Accept"), apiv1.NDJSON)
@@ -245,7 +245,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 		StderrTruncated: res.StderrTruncated}
 	answer.Stdout, answer.StdoutBytes = textOf(res.Stdout)
 	answer.Stderr, answer.StderrBytes = textOf(res.Stderr)
-	return writeJSON(w, http.StatusOK, answer)
+	return face.WriteJSON(w, http.StatusOK, answer)
 }
 
 // execDetached answers as soon as the command runs.
@@ -264,7 +264,7 @@ func (a *api) execDetached(w http.ResponseWriter, r *http.Request, run agentclie
 	if started == nil {
 		return face.BadRequest("args: %v", res.Err())
 	}
-	return writeJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
+	return face.WriteJSON(w, http.StatusCreated, apiv1.ExecStarted{PID: started.PID})
 }
 
 func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResult, err error) {
@@ -274,7 +274,7 @@ func (a *api) eval(r *http.Request, req *apiv1.EvalRequest) (out apiv1.EvalResul
 	if err := checkEnv(req.Env); err != nil {
 		return out, err
 	}
-	timeout, err := seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
+	timeout, err := face.Seconds("timeout_secs", req.TimeoutSecs, defaultExec, maxExec)
 	if err != nil {
 		return out, err
 	}

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 )
 
@@ -108,7 +109,7 @@ func textOf(p []byte) (text string, raw []byte) {
 // lastEvent says how a command ended, or why nobody knows.
 func lastEvent(res agentclient.ExecResult, err error) apiv1.ExecEvent {
 	if err != nil {
-		return apiv1.ExecEvent{Error: err.Error(), Status: statusOf(err), Code: string(codeOf(err))}
+		return apiv1.ExecEvent{Error: err.Error(), Status: face.StatusOf(err), Code: face.ProblemOf(err).Code}
 	}
 	end := execEnd(res)
 	return apiv1.ExecEvent{End: &end}

@@ -60,7 +60,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 	ws.SetReadLimit(-1) // messages are read in parts
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(a.Stopping, func() { cancel(errStopping) })()
+	defer context.AfterFunc(a.Face.Stopping, func() { cancel(errStopping) })()
 	life, die := context.WithCancel(context.Background())
 	defer die()
 	s := &socket{ws: ws, life: life, idle: a.Face.Limits.Idle, keepalive: a.Face.Limits.Keepalive, end: cancel,
@@ -144,7 +144,7 @@ func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, er
 
 // start reads the first message of an exec.
 func (s *socket) start() (*apiv1.ExecRequest, error) {
-	ctx, cancel := context.WithTimeout(s.life, bodyTimeout)
+	ctx, cancel := context.WithTimeout(s.life, face.BodyTimeout)
 	defer cancel()
 	kind, message, err := s.next(ctx)
 	if err != nil {
@@ -152,7 +152,7 @@ func (s *socket) start() (*apiv1.ExecRequest, error) {
 	}
 	var first apiv1.ExecInput
 	if kind == websocket.MessageText {
-		err = strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxBody), &first, "first message", false)
+		err = face.StrictJSON(http.MaxBytesReader(nil, io.NopCloser(message), face.MaxBody), &first, "first message", false)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
@@ -282,7 +282,8 @@ const maxText = 64 << 10
 
 func (s *socket) takeText(ctx context.Context, message io.Reader) error {
 	var in apiv1.ExecInput
-	if err := strictJSON(http.MaxBytesReader(nil, io.NopCloser(message), maxText), &in, "message", false); err != nil {
+	body := http.MaxBytesReader(nil, io.NopCloser(message), maxText)
+	if err := face.StrictJSON(body, &in, "message", false); err != nil {
 		return face.BadRequest("%v", err)
 	}
 	switch {

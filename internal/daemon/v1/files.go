@@ -60,7 +60,7 @@ func (a *api) download(w http.ResponseWriter, r *http.Request, contentType, op s
 	})
 	err = move.end(err)
 	if err != nil && out.begun {
-		a.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
+		a.Face.Log.Warn("file transfer broke off", "sandbox", r.PathValue("id"), "error", err)
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	}
 	return err

@@ -7,27 +7,8 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 )
-
-// clientOf names the client of a request to a sandbox: who makes it or, where that is a stranger with
-// a signed URL or a token of the sandbox alone, the owner of the sandbox.
-func (a *api) clientOf(r *http.Request, id string) string {
-	if who := auth.From(r.Context()).Who; who != "" {
-		return who
-	}
-	return a.ownerOf(id)
-}
-
-// ownerOf returns the owner of a sandbox, or "" if there is none.
-func (a *api) ownerOf(id string) string {
-	s, err := a.Manager.Get(id)
-	if err != nil {
-		return ""
-	}
-	return s.Info().Owner
-}
 
 // errStalled ends a transfer that stands still.
 var errStalled = face.NewError(http.StatusGatewayTimeout, "the transfer was given up: nothing was moved for too long")

@@ -74,7 +74,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(a.Stopping, cancel)()
+	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	for {
 		_ = rc.SetWriteDeadline(time.Time{}) // one that is left behind would end a stream of HTTP/2 that is only idle
 		p, lost, err := log.Next(ctx)

@@ -23,10 +23,7 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	if a.mcp == nil {
 		return face.NewError(http.StatusNotFound, "this daemon has no tools for models")
 	}
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
-	body, err := io.ReadAll(face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, maxMessage)))
-	_ = rc.SetReadDeadline(time.Time{})
+	body, err := face.ReadBody(w, r, maxMessage)
 	if err != nil {
 		return err
 	}
@@ -39,10 +36,10 @@ func (a *api) tools(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(a.Stopping, cancel)()
+	defer context.AfterFunc(a.Face.Stopping, cancel)()
 	with := r.WithContext(ctx)
 	with.Body = io.NopCloser(bytes.NewReader(body))
-	a.mcp.ServeHTTP(&pacedWriter{w, rc, a.Face.Limits.Stall}, with)
+	a.mcp.ServeHTTP(&pacedWriter{w, http.NewResponseController(w), a.Face.Limits.Stall}, with)
 	return nil
 }
 

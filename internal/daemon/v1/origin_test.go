@@ -58,11 +58,11 @@ func TestAForeignNameIsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := v1.Config{Face: face.New(face.Limits{}), Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler(),
-		Hosts: []string{"forkd.internal"},
-		Log:   slog.New(slog.DiscardHandler)}
-	guarded := open
-	guarded.Guard = &auth.Guard{Tokens: tokens}
+	with := func(guard *auth.Guard) v1.Config {
+		f := face.New(face.Config{Guard: guard, Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)})
+		return v1.Config{Face: f, Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler()}
+	}
+	open, guarded := with(nil), with(&auth.Guard{Tokens: tokens})
 	for _, c := range []struct {
 		name    string
 		cfg     v1.Config

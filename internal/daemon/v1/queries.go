@@ -40,7 +40,7 @@ func wholePath(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p := r.URL.EscapedPath()
 		if strings.HasPrefix(p, "/v1/") && path.Clean(p) != strings.TrimSuffix(p, "/") {
-			writeProblem(w, face.BadRequest("%s %s: a part of the path, such as an id or a tag, is empty or made of dots", r.Method,
+			face.WriteProblem(w, face.BadRequest("%s %s: a part of the path, such as an id or a tag, is empty or made of dots", r.Method,
 				short(p)))
 			return
 		}

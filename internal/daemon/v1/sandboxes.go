@@ -10,6 +10,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/compat05/agent05"
 	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/procmem"
@@ -91,11 +92,11 @@ func (a *api) createSandboxes(r *http.Request, req *apiv1.ForkRequest) ([]apiv1.
 
 // fork answers with the children and the figures of the whole fork.
 func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked, err error) {
-	ttl, err := seconds("ttl_secs", req.TTLSecs, 0, maxTTL)
+	ttl, err := face.Seconds("ttl_secs", req.TTLSecs, 0, maxTTL)
 	if err != nil {
 		return forked, err
 	}
-	idle, err := seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
+	idle, err := face.Seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
 	if err != nil {
 		return forked, err
 	}

@@ -20,7 +20,7 @@ func TestOpenRoutes(t *testing.T) {
 	want := []string{"GET /docs", "GET /healthz", "GET /healthz/{$}", "GET /openapi.json", "GET /openapi.yaml",
 		"GET /readyz"}
 	var got []string
-	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Config{})}).routes() {
 		if row.scope == open {
 			got = append(got, row.pattern)
 		}
@@ -50,8 +50,8 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := New(Config{Face: face.New(face.Limits{}), Guard: &auth.Guard{Tokens: tokens},
-		Log: slog.New(slog.DiscardHandler)}) // no handler is reached
+	f := face.New(face.Config{Guard: &auth.Guard{Tokens: tokens}, Log: slog.New(slog.DiscardHandler)})
+	h := New(Config{Face: f}) // no handler is reached
 	ask := func(route, token string) int {
 		method, path, _ := strings.Cut(route, " ")
 		path = strings.NewReplacer("{id}", "sb-x", "{port}", "80", "{tag}", "a", "{name}", "n", "{path}", "p").Replace(path)
@@ -63,8 +63,8 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 		h.ServeHTTP(w, r)
 		return w.Code
 	}
-	scopes := map[string]auth.Scope{portRoute: portScope}
-	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
+	scopes := map[string]auth.Scope{PortRoute: PortScope}
+	for _, row := range newAPI(Config{Face: face.New(face.Config{})}).routes() {
 		scopes[row.pattern] = row.scope
 	}
 	refusals := 0
@@ -95,7 +95,7 @@ func TestEveryRouteWantsItsScope(t *testing.T) {
 
 // Every route has a gate: no client may have any number of requests of a kind under way.
 func TestEveryRouteHasAGate(t *testing.T) {
-	f := face.New(face.Limits{})
+	f := face.New(face.Config{})
 	for _, row := range newAPI(Config{Face: f}).routes() {
 		if row.gate == nil || row.gate == f.Carried && !strings.Contains(row.pattern, "/tcp/") {
 			t.Errorf("%s is not bounded", row.pattern)

@@ -93,11 +93,11 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 	if req.BootWaitSecs < 0 || req.BootWaitSecs > 60 {
 		return out, invalid.Errorf("boot_wait_secs", "%g: want 0 to 60", req.BootWaitSecs)
 	}
-	ready, err := seconds("ready_timeout_secs", req.ReadyTimeoutSecs, 0, maxBoot)
+	ready, err := face.Seconds("ready_timeout_secs", req.ReadyTimeoutSecs, 0, maxBoot)
 	if err != nil {
 		return out, err
 	}
-	limit, err := seconds("warmup_timeout_secs", req.WarmupTimeoutSecs, 0, maxBoot)
+	limit, err := face.Seconds("warmup_timeout_secs", req.WarmupTimeoutSecs, 0, maxBoot)
 	if err != nil {
 		return out, err
 	}

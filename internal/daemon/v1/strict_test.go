@@ -47,7 +47,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 	if len(documented["GET /v1/events"]) == 0 {
 		t.Fatal("no parameters found in the document")
 	}
-	for _, row := range newAPI(Config{Face: face.New(face.Limits{})}).routes() {
+	for _, row := range newAPI(Config{Face: face.New(face.Config{})}).routes() {
 		method, path, _ := strings.Cut(row.pattern, " ")
 		if !strings.HasPrefix(path, "/v1/") {
 			continue
@@ -57,7 +57,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 			t.Errorf("%s: takes %v, documented %v", pattern, known, documented[pattern])
 		}
 		err := checkQuery(row, httptest.NewRequest(method, "/v1/x?lable=job", nil))
-		if err == nil || statusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), "lable") {
+		if err == nil || face.StatusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), "lable") {
 			t.Errorf("%s?lable=job: %v", pattern, err)
 		}
 		for _, name := range known {
@@ -74,7 +74,7 @@ func TestUnknownQueryParameters(t *testing.T) {
 // What a script with an unset variable sends, or a client with a slip, is refused by name, and
 // reaches no other route.
 func TestSlips(t *testing.T) {
-	s := New(Config{Face: face.New(face.Limits{}), Metrics: http.NotFoundHandler(), Guard: nil})
+	s := New(Config{Face: face.New(face.Config{}), Metrics: http.NotFoundHandler()})
 	for _, c := range []struct{ method, path, body, want string }{
 		{"POST", "/v1/sandboxes//exec", `{"args":["ls"]}`, "is empty"},
 		{"GET", "/v1/sandboxes//network", "", "is empty"},
@@ -109,8 +109,8 @@ func TestSlips(t *testing.T) {
 			Tag, Parent_tag, To string
 			Args                []string
 		} //nolint:revive // the names of JSON
-		err := readJSON(httptest.NewRecorder(), httptest.NewRequest("POST", "/", strings.NewReader(body)), &v)
-		if err == nil || statusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), want) {
+		err := face.ReadJSON(httptest.NewRecorder(), httptest.NewRequest("POST", "/", strings.NewReader(body)), &v)
+		if err == nil || face.StatusOf(err) != http.StatusBadRequest || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", body, err, want)
 		}
 	}

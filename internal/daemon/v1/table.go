@@ -9,11 +9,11 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 )
 
-// portRoute is how the document names the ports of guests that are reached by path, and portScope
+// PortRoute is how the document names the ports of guests that are reached by path, and PortScope
 // the scope of all ways to them.
 const (
-	portRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
-	portScope = auth.Run
+	PortRoute = "GET /v1/sandboxes/{id}/proxy/{port}/{path}"
+	PortScope = auth.Run
 )
 
 // open is the scope of routes that need no token.
@@ -50,15 +50,15 @@ func (a *api) routes() []route {
 		{"POST /mcp", auth.Read, nil, f.Messages, a.tools}, // each tool wants its own scope
 
 		{"GET /v1/snapshots", auth.Read, part, lists, listed(a.listSnapshots)},
-		{"POST /v1/snapshots", auth.Admin, nil, work, a.once(call(created, a.createSnapshot))}, // reads files of the host
+		{"POST /v1/snapshots", auth.Admin, nil, work, f.Once(call(created, a.createSnapshot))}, // reads files of the host
 		{"DELETE /v1/snapshots/{tag}", auth.Admin, []string{"cascade", "force"}, ends, end(a.deleteSnapshot)},
 		{"GET /v1/snapshots/{tag}/info", auth.Read, nil, reads, get(a.snapshotInfo)},
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
-		{"POST /v1/forks", auth.Run, nil, work, a.once(callWith(child, created, a.fork))},
+		{"POST /v1/forks", auth.Run, nil, work, f.Once(callWith(child, created, a.fork))},
 		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
-		{"POST /v1/sandboxes", auth.Run, nil, work, a.once(callWith(child, created, a.createSandboxes))},
+		{"POST /v1/sandboxes", auth.Run, nil, work, f.Once(callWith(child, created, a.createSandboxes))},
 		{"GET /v1/sandboxes/{id}", auth.Read, nil, reads, get(a.getSandbox)},
 		{"DELETE /v1/sandboxes/{id}", auth.Run, nil, ends, end(a.deleteSandbox)},
 		{"PATCH /v1/sandboxes/{id}/labels", auth.Run, nil, work, call(ok, a.changeLabels)},
@@ -69,7 +69,7 @@ func (a *api) routes() []route {
 		{"PUT /v1/sandboxes/{id}/limits", auth.Run, nil, work, call(ok, a.setLimits)},
 		{"GET /v1/sandboxes/{id}/console", auth.Run, nil, f.Logs, a.console}, // what a guest wrote
 		{"GET /v1/sandboxes/{id}/logs", auth.Run, []string{"follow", "tail", "since"}, f.Logs, a.logs},
-		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, a.once(a.branch)},
+		{"POST /v1/sandboxes/{id}/branch", auth.Run, nil, work, f.Once(a.branch)},
 		{"POST /v1/sandboxes/{id}/rollback", auth.Run, nil, work, call(ok, a.rollback)},
 		{"POST /v1/sandboxes/{id}/pause", auth.Run, nil, work, call(ok, a.pause)},
 		{"POST /v1/sandboxes/{id}/resume", auth.Run, nil, work, call(ok, a.resume)},
@@ -91,7 +91,7 @@ func (a *api) routes() []route {
 		{"POST /v1/sandboxes/{id}/eval/restart", auth.Run, nil, work, call(ok, a.restartEval)},
 		{"POST /v1/sandboxes/{id}/code", auth.Run, nil, guests, a.runCode},
 		{"GET /v1/sandboxes/{id}/contexts", auth.Run, nil, work, get(a.listContexts)},
-		{"POST /v1/sandboxes/{id}/contexts", auth.Run, nil, guests, a.once(call(created, a.createContext))},
+		{"POST /v1/sandboxes/{id}/contexts", auth.Run, nil, guests, f.Once(call(created, a.createContext))},
 		{"DELETE /v1/sandboxes/{id}/contexts/{context}", auth.Run, nil, work, end(a.deleteContext)},
 
 		{"GET /v1/sandboxes/{id}/files", auth.Run, file, guests, a.readFile},
@@ -105,13 +105,13 @@ func (a *api) routes() []route {
 		{"GET /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.readTree},
 		{"PUT /v1/sandboxes/{id}/archive", auth.Run, file, guests, a.writeTree},
 
-		{"GET /v1/sandboxes/{id}/tcp/{port}", portScope, nil, f.Carried, a.tcpPort},
-		{"POST /v1/sandboxes/{id}/ports/{port}/url", portScope, nil, reads, call(created, a.signPort)},
+		{"GET /v1/sandboxes/{id}/tcp/{port}", PortScope, nil, f.Carried, a.tcpPort},
+		{"POST /v1/sandboxes/{id}/ports/{port}/url", PortScope, nil, reads, call(created, a.signPort)},
 
 		{"GET /v1/events", auth.Read, []string{"after", "sandbox", "label"}, f.Followers, a.events},
 
 		{"GET /v1/workspaces", auth.Read, part, lists, listed(a.listWorkspaces)},
-		{"POST /v1/workspaces", auth.Run, nil, work, a.once(call(created, a.createWorkspace))},
+		{"POST /v1/workspaces", auth.Run, nil, work, f.Once(call(created, a.createWorkspace))},
 		{"GET /v1/workspaces/{name}", auth.Read, nil, reads, get(a.getWorkspace)},
 		{"DELETE /v1/workspaces/{name}", auth.Run, nil, ends, end(a.deleteWorkspace)},
 		{"POST /v1/workspaces/{name}/suspend", auth.Run, nil, work, call(ok, a.suspendWorkspace)},

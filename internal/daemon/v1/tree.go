@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -131,8 +132,8 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(a.Stopping, cancel)()
-	var out *sse // nil before the watch has begun
+	defer context.AfterFunc(a.Face.Stopping, cancel)()
+	var out *face.SSE // nil before the watch has begun
 	err = a.onGuest(ctx, r, "watch files of", func(ctx context.Context, guest *agentclient.Client) error {
 		ctx, cancel := context.WithCancel(ctx)
 		changes, ended := make(chan agentclient.Change), make(chan error, 1)
@@ -152,12 +153,12 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 			select {
 			case c := <-changes:
 				if out == nil {
-					out, c.Type = newSSE(w, a.Face.Limits.Stall), apiv1.WatchBegun
+					out, c.Type = face.NewSSE(w, a.Face.Limits.Stall), apiv1.WatchBegun
 				}
-				err = out.send("", c.Type, apiv1.FileChange{Type: c.Type, Name: c.Name})
+				err = out.Send("", c.Type, apiv1.FileChange{Type: c.Type, Name: c.Name})
 			case <-time.After(a.Face.Limits.Keepalive):
 				if out != nil {
-					err = out.write(":\n\n")
+					err = out.Text(":\n\n")
 				}
 			case err = <-ended:
 				ended <- err
@@ -171,9 +172,9 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	case out == nil:
 		return err
 	case ctx.Err() == nil:
-		problem := problemOf(err)
+		problem := face.ProblemOf(err)
 		// the client has gone if this fails
-		_ = out.send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem})
+		_ = out.Send("", apiv1.WatchError, apiv1.FileChange{Type: apiv1.WatchError, Problem: &problem})
 	}
 	return nil
 }

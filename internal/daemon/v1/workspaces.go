@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/workspace"
 )
@@ -27,7 +28,7 @@ func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out
 		req.Name); err != nil {
 		return out, err
 	}
-	idle, err := seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
+	idle, err := face.Seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
 	if err != nil {
 		return out, err
 	}

@@ -1,11 +1,10 @@
-package v1
+package face
 
 import (
 	"encoding/json"
 	"fmt"
 	"strings"
 
-	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
@@ -27,7 +26,7 @@ type textCheck struct {
 func (c *textCheck) value(field string) error {
 	token, err := c.dec.Token()
 	if err != nil {
-		return face.BadRequest("%s: %v", c.what, err)
+		return BadRequest("%s: %v", c.what, err)
 	}
 	switch token {
 	case nil:
@@ -54,7 +53,7 @@ func (c *textCheck) value(field string) error {
 func (c *textCheck) null(field string) error {
 	switch {
 	case field == "":
-		return face.BadRequest("%s: null, want an object", c.what)
+		return BadRequest("%s: null, want an object", c.what)
 	case c.nulls:
 		return nil
 	case field == "tap", field == "memory_limit_mib": // clients of forkd 0.5 send it for what they were not given
@@ -68,7 +67,7 @@ func (c *textCheck) object(field string) error {
 	for c.dec.More() {
 		token, err := c.dec.Token()
 		if err != nil {
-			return face.BadRequest("%s: %v", c.what, err)
+			return BadRequest("%s: %v", c.what, err)
 		}
 		name, _ := token.(string)
 		path := strings.TrimPrefix(fmt.Sprintf("%s.%s", field, name), ".")

@@ -1,4 +1,4 @@
-package v1
+package face
 
 import (
 	"bytes"
@@ -6,10 +6,8 @@ import (
 	"io"
 	"net/http"
 	"regexp"
-	"time"
 
 	"github.com/forkd/forkd/internal/daemon/auth"
-	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
@@ -20,9 +18,9 @@ const onceHeader = "Idempotency-Key"
 
 var onceKey = regexp.MustCompile(`^[!-~]{1,255}$`)
 
-// once lets a handler that makes something be called with an Idempotency-Key: the same key and body
+// Once lets a handler that makes something be called with an Idempotency-Key: the same key and body
 // of the same client to the same path get the first answer again. Only successes are remembered.
-func (a *api) once(h face.Handler) face.Handler {
+func (f *Face) Once(h Handler) Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if len(r.Header.Values(onceHeader)) == 0 {
 			return h(w, r)
@@ -31,13 +29,13 @@ func (a *api) once(h face.Handler) face.Handler {
 		if !onceKey.MatchString(name) {
 			return invalid.Errorf(onceHeader, "%.300q: want 1 to 255 visible ASCII characters", name)
 		}
-		body, err := readAll(w, r)
+		body, err := ReadBody(w, r, MaxBody)
 		if err != nil {
 			return err
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		key := once.KeyOf(auth.From(r.Context()).Who, r.Method+" "+r.URL.EscapedPath()+"\n"+name)
-		answer, again, err := a.Once.Do(r.Context(), key, sha256.Sum256(body), func() (once.Answer, error) {
+		answer, again, err := f.Answers.Do(r.Context(), key, sha256.Sum256(body), func() (once.Answer, error) {
 			held := &heldAnswer{header: http.Header{}, status: http.StatusOK}
 			if err := h(held, r); err != nil {
 				return once.Answer{}, err
@@ -55,14 +53,6 @@ func (a *api) once(h face.Handler) face.Handler {
 		_, _ = w.Write(append(bytes.TrimRight(answer.Body, "\n"), '\n')) // the client has gone if this fails
 		return nil
 	}
-}
-
-// readAll reads a body like that of readJSON.
-func readAll(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
-	defer rc.SetReadDeadline(time.Time{})
-	return io.ReadAll(face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, maxBody)))
 }
 
 // heldAnswer keeps an answer in memory.

@@ -1,4 +1,4 @@
-package v1
+package face
 
 import (
 	"encoding/json"
@@ -153,8 +153,8 @@ var problems = map[code]problem{
 // problemDocs is where the codes are described; a problem's type is its section there.
 const problemDocs = "https://github.com/forkd/forkd/blob/main/docs/errors.md#"
 
-// problemOf describes an error to clients.
-func problemOf(err error) apiv1.Error {
+// ProblemOf describes an error to clients.
+func ProblemOf(err error) apiv1.Error {
 	c := codeOf(err)
 	p := problems[c]
 	body := apiv1.Error{Message: err.Error(), Type: problemDocs + string(c), Title: p.title, Status: p.status,
@@ -166,9 +166,9 @@ func problemOf(err error) apiv1.Error {
 	return body
 }
 
-// writeProblem answers with an error, by RFC 9457.
-func writeProblem(w http.ResponseWriter, err error) {
-	body := problemOf(err)
+// WriteProblem answers with an error, by RFC 9457.
+func WriteProblem(w http.ResponseWriter, err error) {
+	body := ProblemOf(err)
 	if retry := problems[code(body.Code)].retry; retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(retry.Seconds())))
 	}

@@ -1,4 +1,4 @@
-package v1
+package face
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/invalid"
@@ -50,13 +49,13 @@ func TestProblems(t *testing.T) {
 		retry string
 	}{
 		{invalid.Errorf("n", "0: want 1"), codeInvalidField, "n", ""},
-		{face.BadRequest("no"), codeBadRequest, "", ""},
+		{BadRequest("no"), codeBadRequest, "", ""},
 		{&sandbox.NotFoundError{ID: "sb-x"}, codeNoSandbox, "", ""},
 		{&sandbox.ForkError{First: &store.NotFoundError{Tag: "x"}}, codeNoSnapshot, "", ""},
 		{&sandbox.CutOffError{ID: "sb-x"}, codeCutOff, "", ""},
 		{&admit.Error{Code: admit.CodeHostMemory}, codeHostMemory, "", "5"},
 		{&admit.Error{Code: admit.CodeMaxVCPUs}, codeMaxVCPUs, "", "5"},
-		{face.ErrTooMany, codeBusy, "", "1"},
+		{ErrTooMany, codeBusy, "", "1"},
 		{&sandbox.BusyError{}, codeBusy, "", "1"},
 		{&agentclient.Error{Code: agentclient.CodeNotFound}, codeNoFile, "", ""},
 		{&agentclient.Error{Code: "new"}, codeGuestFailed, "", ""},
@@ -67,8 +66,8 @@ func TestProblems(t *testing.T) {
 		{errors.New("x"), codeInternal, "", ""},
 	} {
 		w := httptest.NewRecorder()
-		writeProblem(w, c.err)
-		body := problemOf(c.err)
+		WriteProblem(w, c.err)
+		body := ProblemOf(c.err)
 		if code(body.Code) != c.code || body.Field != c.field || w.Header().Get("Retry-After") != c.retry {
 			t.Errorf("%v: %+v, Retry-After %q; want %+v", c.err, body, w.Header().Get("Retry-After"), c)
 		}
@@ -82,7 +81,7 @@ func TestProblems(t *testing.T) {
 // Whatever status an error is made with, there is a code that says the same.
 func TestCodesOfStatuses(t *testing.T) {
 	for _, status := range []int{400, 401, 403, 404, 405, 409, 426, 429, 500, 503, 504} {
-		if got := statusOf(face.NewError(status, "x")); got != status {
+		if got := StatusOf(NewError(status, "x")); got != status {
 			t.Errorf("an error made with status %s is answered with %s", strconv.Itoa(status)+" "+http.StatusText(status),
 				http.StatusText(got))
 		}

@@ -1,4 +1,4 @@
-package v1
+package face
 
 import (
 	"bytes"
@@ -12,38 +12,53 @@ import (
 	"strings"
 	"time"
 
-	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 )
 
-// readJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
+// ReadJSON decodes a request body strictly into v, which holds the defaults. An empty body leaves v
 // as it is, but does not say what a PUT or a PATCH is to change.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	return readLongJSON(w, r, v, maxBody)
+func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	return ReadLongJSON(w, r, v, MaxBody)
 }
 
-// bodyTimeout is how long a client may take to send a JSON body.
-const bodyTimeout = time.Minute
+// MaxBody is how many bytes a JSON body may have.
+const MaxBody = 2 << 20
 
-// readLongJSON is readJSON of a body of at most limit bytes.
-func readLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
+// BodyTimeout is how long a client may take to send a body that is read as a whole.
+const BodyTimeout = time.Minute
+
+// bodyOf returns what comes of a request's body: at most limit bytes, in the time for it, and as far as
+// there is memory for it. The caller calls done when it has read.
+func bodyOf(w http.ResponseWriter, r *http.Request, limit int64) (body io.Reader, done func()) {
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(bodyTimeout)) // a connection without deadlines is a test's
-	defer rc.SetReadDeadline(time.Time{})
-	body := face.ShareOf(r).Body(http.MaxBytesReader(w, r.Body, limit))
-	err := strictJSON(body, v, "request body", r.Method == http.MethodPatch)
+	_ = rc.SetReadDeadline(time.Now().Add(BodyTimeout)) // a connection without deadlines is a test's
+	return ShareOf(r).Body(http.MaxBytesReader(w, r.Body, limit)), func() { _ = rc.SetReadDeadline(time.Time{}) }
+}
+
+// ReadBody reads a body of at most limit bytes.
+func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	body, done := bodyOf(w, r, limit)
+	defer done()
+	return io.ReadAll(body)
+}
+
+// ReadLongJSON is ReadJSON of a body of at most limit bytes.
+func ReadLongJSON(w http.ResponseWriter, r *http.Request, v any, limit int64) error {
+	body, done := bodyOf(w, r, limit)
+	defer done()
+	err := StrictJSON(body, v, "request body", r.Method == http.MethodPatch)
 	if !errors.Is(err, io.EOF) {
 		return err
 	}
 	if r.Method == http.MethodPut || r.Method == http.MethodPatch {
-		return face.BadRequest("request body: missing")
+		return BadRequest("request body: missing")
 	}
 	return nil
 }
 
-// strictJSON decodes one JSON object, which errors call what. With nulls, null stands for what is
+// StrictJSON decodes one JSON object, which errors call what. With nulls, null stands for what is
 // to be taken away. It returns io.EOF if there is not a single byte.
-func strictJSON(r io.Reader, v any, what string, nulls bool) error {
+func StrictJSON(r io.Reader, v any, what string, nulls bool) error {
 	var raw bytes.Buffer
 	dec := json.NewDecoder(io.TeeReader(r, &raw))
 	dec.DisallowUnknownFields()
@@ -54,10 +69,10 @@ func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 	)
 	switch {
 	case errors.Is(err, io.EOF) && raw.Len() > 0:
-		return face.BadRequest("%s: white space without a JSON object", what)
+		return BadRequest("%s: white space without a JSON object", what)
 	case errors.Is(err, io.EOF):
 		return io.EOF
-	case errors.As(err, &tooLarge), errors.Is(err, face.ErrNoMemory):
+	case errors.As(err, &tooLarge), errors.Is(err, ErrNoMemory):
 		return err
 	case errors.As(err, &wrong):
 		return invalid.Errorf(cmp.Or(wrong.Field, "the "+what), "got %s, want %s", article(wrong.Value), jsonType(wrong.Type))
@@ -65,10 +80,10 @@ func strictJSON(r io.Reader, v any, what string, nulls bool) error {
 		name := strings.Trim(strings.TrimPrefix(err.Error(), unknownField), `"`)
 		return invalid.Errorf(name, "there is no such field in this request")
 	case err != nil:
-		return face.BadRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
+		return BadRequest("%s: %s", what, strings.TrimPrefix(err.Error(), "json: "))
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return face.BadRequest("%s: something follows the JSON object", what)
+		return BadRequest("%s: something follows the JSON object", what)
 	}
 	c := textCheck{json.NewDecoder(&raw), what, nulls}
 	return c.value("")
@@ -111,7 +126,8 @@ func jsonType(t reflect.Type) string {
 	return "text"
 }
 
-func writeJSON(w http.ResponseWriter, status int, v any) error {
+// WriteJSON answers with v.
+func WriteJSON(w http.ResponseWriter, status int, v any) error {
 	var p bytes.Buffer
 	enc := json.NewEncoder(&p)
 	enc.SetEscapeHTML(false) // no page has it, and a '<' of a guest's would take six bytes
@@ -125,8 +141,8 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// seconds converts a field in seconds, which must lie between 0 and limit; 0 means def.
-func seconds(field string, v float64, def, limit time.Duration) (time.Duration, error) {
+// Seconds converts a field in seconds, which must lie between 0 and limit; 0 means def.
+func Seconds(field string, v float64, def, limit time.Duration) (time.Duration, error) {
 	if v < 0 || v > limit.Seconds() {
 		return 0, invalid.Errorf(field, "%g: want 0 to %g", v, limit.Seconds())
 	}
@@ -135,6 +151,3 @@ func seconds(field string, v float64, def, limit time.Duration) (time.Duration, 
 	}
 	return time.Duration(v * float64(time.Second)), nil
 }
-
-// millis is a duration in milliseconds with three decimals.
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -1,18 +1,15 @@
-package v1
+package face
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
-	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
 	"github.com/forkd/forkd/internal/host/admit"
@@ -27,13 +24,10 @@ import (
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-// short cuts text of a client that an error repeats.
-func short(text string) string { return fmt.Sprintf("%.100s", text) }
-
 // codeOf is the one place where errors become codes of problems, and so statuses.
 func codeOf(err error) code {
 	var (
-		request   *face.Error
+		request   *Error
 		badField  *invalid.Error
 		warmup    *bake.WarmupError
 		noSandbox *sandbox.NotFoundError
@@ -174,20 +168,28 @@ func codeOfGuest(c agentclient.Code) code {
 	return codeGuestFailed // the guest failed, not the daemon
 }
 
-func statusOf(err error) int { return problems[codeOf(err)].status }
+// StatusOf chooses the HTTP status of an error.
+func StatusOf(err error) int { return problems[codeOf(err)].status }
 
-func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if statusOf(err) >= http.StatusInternalServerError && r.Context().Err() == nil {
-		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "request_id", audit.From(r.Context()).RequestID,
-			"error", err)
+// Fail answers a request that has not been answered with an error.
+func (f *Face) Fail(w http.ResponseWriter, r *http.Request, err error) {
+	f.FailAs(w, r, err, StatusOf(err), WriteProblem)
+}
+
+// FailAs is Fail for an error that write answers with this status. It logs those that are the daemon's.
+func (f *Face) FailAs(w http.ResponseWriter, r *http.Request, err error, status int,
+	write func(http.ResponseWriter, error)) {
+	if status >= http.StatusInternalServerError && status != http.StatusNotImplemented && r.Context().Err() == nil {
+		f.Log.Error("request failed", "method", r.Method, "path", r.URL.Path,
+			"request_id", audit.From(r.Context()).RequestID, "error", err)
 	}
-	if statusOf(err) != http.StatusRequestEntityTooLarge {
-		writeProblem(w, err)
+	if status != http.StatusRequestEntityTooLarge {
+		write(w, err)
 		return
 	}
 	w.Header().Set("Connection", "close")
-	writeProblem(w, err)
-	Drain(w, r)
+	write(w, err)
+	drain(w, r)
 }
 
 // Bounds on what is read of a body that was refused.
@@ -196,35 +198,11 @@ const (
 	drainTime = 10 * time.Second
 )
 
-// Drain sends the answer, and then reads on: a client that sends all of its body before it reads
+// drain sends the answer, and then reads on: a client that sends all of its body before it reads
 // would find a reset connection, and no answer. The answer must have the header Connection: close.
-func Drain(w http.ResponseWriter, r *http.Request) {
+func drain(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.Flush()
 	_ = rc.SetReadDeadline(time.Now().Add(drainTime)) // a connection without deadlines is a test's
 	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)     // the client has gone if this fails
-}
-
-// unknownRoute answers what no other route takes: 405 where the path has other methods, which the
-// answer names (RFC 9110, section 15.5.6), else 404.
-func unknownRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) error {
-	var allowed []string
-	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch,
-		http.MethodDelete} {
-		other := r.Clone(r.Context())
-		other.Method = method
-		if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {
-			allowed = append(allowed, method)
-		}
-	}
-	if len(allowed) > 0 {
-		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		return face.NewError(http.StatusMethodNotAllowed, fmt.Sprintf("%s %s: method not allowed", r.Method,
-			short(r.URL.Path)))
-	}
-	hint := ""
-	if strings.HasSuffix(r.URL.Path, "/") {
-		hint = ": an id or a name is missing behind the last '/'"
-	}
-	return face.NewError(http.StatusNotFound, fmt.Sprintf("%s %s: no such route%s", r.Method, short(r.URL.Path), hint))
 }

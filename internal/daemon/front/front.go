@@ -1,0 +1,102 @@
+// Package front is what all requests to the daemon come to first: it routes them by host and path to the
+// faces, and by host to ports of sandboxes.
+//
+// What a face answers is the face's business. A host below the daemon's domain is that of a port, of a
+// sandbox that forkd's own permissions or E2B's tokens let a client reach, or that of E2B's control plane.
+package front
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/forkd/forkd/internal/daemon/audit"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/e2b"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/daemon/inbound"
+	v1 "github.com/forkd/forkd/internal/daemon/v1"
+)
+
+// Config is what a Front routes to.
+type Config struct {
+	Face   *face.Face
+	E2B    *e2b.Server
+	V1     http.Handler   // of all that is of no other
+	Domain inbound.Domain // of host names of ports; the zero Domain: none
+	Links  *auth.Links    // signs such names; nil if there is no domain
+}
+
+// Front is the handler of all requests to the daemon.
+type Front struct{ Config }
+
+// New returns a Front.
+func New(cfg Config) *Front { return &Front{cfg} }
+
+// ServeHTTP implements http.Handler.
+func (f *Front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	route, permission, below, err := f.Domain.FindHost(r.Host, r.URL)
+	switch {
+	case below && err == nil && f.E2B.Carries(r, route):
+		f.E2B.Carry(w, r, route)
+	case (!below || err != nil && e2b.IsHost(r.Host)) && f.E2B.Serves(r):
+		f.E2B.ServeHTTP(w, r)
+	case below:
+		f.Face.Audited(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f.port(w, r, route, permission, err)
+		})).ServeHTTP(w, r)
+	default:
+		f.V1.ServeHTTP(w, r)
+	}
+}
+
+// port serves a port of a guest that has a host name of its own. Such a host is an origin of its own, so
+// what its pages may ask of it is for the guest to say; what they ask of the daemon is refused like the
+// requests of any other page. unknown is why the host names no port. What follows the host is the guest's
+// business, and may be a secret: the audit log has none of it.
+func (f *Front) port(w http.ResponseWriter, r *http.Request, route inbound.Route, permission string, unknown error) {
+	e := audit.From(r.Context())
+	e.Path = "/"
+	err := unknown
+	switch {
+	case unknown != nil:
+		err = face.NewError(http.StatusNotFound, "host "+r.Host+": "+unknown.Error())
+	case route.Signed:
+		e.Who = audit.SignedURL
+		if err = f.Links.Check(permission, route.ID, route.Port, time.Now()); err != nil {
+			err = face.NewError(http.StatusForbidden, err.Error())
+		}
+	default:
+		r, err = f.mayReach(r, route)
+	}
+	if unknown == nil {
+		e.Route = v1.PortRoute
+		e.Host, e.Sandbox = fmt.Sprintf("%d-%s", route.Port, route.ID), route.ID
+	}
+	if err != nil {
+		face.LetGo(w)
+		f.Face.FailInbound(w, r, route, err)
+		return
+	}
+	f.Face.CarryHTTP(w, r, route, f.Face.FailInbound)
+}
+
+// mayReach reports whether the client of a request by a host name may reach the port, and returns the
+// request with its principal.
+func (f *Front) mayReach(r *http.Request, route inbound.Route) (*http.Request, error) {
+	who, err := f.Face.Guard.Identify(r)
+	if scope := (*auth.ScopeError)(nil); errors.As(err, &scope) {
+		return r, err
+	}
+	if err != nil {
+		return r, face.NewError(http.StatusUnauthorized, err.Error()+": send it as "+auth.TokenHeader+
+			", or ask for a signed URL")
+	}
+	audit.From(r.Context()).Who = who.Who
+	r = r.WithContext(auth.With(r.Context(), who))
+	if err := who.Need(v1.PortScope); err != nil {
+		return r, err
+	}
+	return r, f.Face.Manager.Reach(r.Context(), route.ID)
+}
