@@ -38,6 +38,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmfake"
 	"github.com/forkd/forkd/internal/host/workspace"
 )
@@ -196,15 +197,16 @@ func New(t T, o Options) *Rig {
 		t.Fatal(err)
 	}
 	discard := slog.New(slog.DiscardHandler)
-	shared := face.New(face.Config{Manager: m, Guard: guard, Audit: log, Answers: answers, Limits: o.Limits,
+	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
+		Answers: answers, Limits: o.Limits,
 		Counts: counts, Requests: counts.RequestDone, Log: discard})
-	api := v1.New(v1.Config{Face: shared, Manager: m, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
+	api := v1.New(v1.Config{Face: shared, Baker: baker, Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
 		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	if !o.Unchecked {
 		api = apitest.Checked(t, api)
 	}
-	compatible := e2b.New(e2b.Config{Face: shared, Manager: m, Keys: keys, Builder: builder, Domain: domain})
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: builder, Domain: domain})
 	r.Handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	t.Cleanup(func() { builder.Close(); m.Close(true); st.Close(); log.Close() })
 	t.Cleanup(r.agents.stop)

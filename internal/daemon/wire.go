@@ -39,6 +39,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -144,14 +145,15 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 	}
 	cfg.Log.Info("ready", "snapshots", len(w.store.List()), "recovered_sandboxes", n)
 	counts.SetSource(w.gauges())
-	shared := face.New(face.Config{Manager: w.manager, Guard: guard, Hosts: cfg.Hosts, Audit: w.audit, Answers: answers,
+	shared := face.New(face.Config{Host: tenancy.New(w.manager, workspaces), Guard: guard, Hosts: cfg.Hosts,
+		Audit: w.audit, Answers: answers,
 		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	api := v1.New(v1.Config{
-		Face: shared, Manager: w.manager, Baker: baker, Workspaces: workspaces, Metrics: counts.Handler(),
+		Face: shared, Baker: baker, Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
 	})
-	compatible := e2b.New(e2b.Config{Face: shared, Manager: w.manager, Keys: keys, Builder: w.builder, Domain: domain,
+	compatible := e2b.New(e2b.Config{Face: shared, Keys: keys, Builder: w.builder, Domain: domain,
 		Traces: w.traces})
 	w.handler = front.New(front.Config{Face: shared, V1: api, E2B: compatible, Domain: domain, Links: links})
 	undo.Release()

@@ -11,7 +11,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
-	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 )
 
@@ -81,10 +80,10 @@ func (req *buildRequest) ask() (template.Ask, error) {
 
 // mayMake refuses a template's name to who may not make it. To replace one is to remove it.
 func (a *Server) mayMake(r *http.Request, tag string) error {
-	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(tag), "name: %q", tag); err != nil {
+	if err := a.view(r).MayName("name", tag); err != nil {
 		return err
 	}
-	d, err := a.Manager.Snapshots().Detail(tag)
+	d, err := a.view(r).Snapshot(tag)
 	switch {
 	case err != nil: // there is none
 		return nil

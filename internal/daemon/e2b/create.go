@@ -142,7 +142,7 @@ func (a *Server) createAs(w http.ResponseWriter, r *http.Request, def time.Durat
 		return face.BadRequest("metadata: %d bytes: want at most %d", len(fork.Annotation), sandbox.MaxAnnotation)
 	}
 	start := time.Now()
-	result, err := a.Manager.Fork(r.Context(), fork)
+	result, err := a.view(r).Fork(r.Context(), fork)
 	a.Traces.Fork(r, start, tag, result, err)
 	if err != nil {
 		return err
@@ -173,14 +173,11 @@ func (a *Server) existing(r *http.Request, template string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err = a.Manager.MayUse(r.Context(), tag); err == nil { // else it is as if it were not there
-		_, err = a.Manager.Snapshots().Detail(tag)
-	}
-	if err == nil {
+	if _, err = a.view(r).Snapshot(tag); err == nil {
 		return tag, nil
 	}
 	found := ""
-	for _, i := range a.Manager.SnapshotsFor(r.Context()) {
+	for _, i := range a.view(r).Snapshots() {
 		switch {
 		case !strings.EqualFold(i.Tag, tag):
 		case found != "":

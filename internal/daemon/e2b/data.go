@@ -65,11 +65,11 @@ func sharedRoute(r *http.Request) inbound.Route {
 // isOwn reports whether a sandbox was made by this package, and so by E2B's rules for its ports.
 // One that is not there counts as such: clients of E2B must learn that it has gone.
 func (a *Server) isOwn(id string) bool {
-	s, err := a.Manager.Get(id)
+	i, err := a.Face.Host.Permitted(id).Sandbox(id)
 	if err != nil {
 		return true
 	}
-	_, own := annotationOf(s.Info())
+	_, own := annotationOf(i)
 	return own
 }
 
@@ -100,7 +100,7 @@ func (a *Server) data(w http.ResponseWriter, r *http.Request, route inbound.Rout
 		e.Path = "/" // what follows is the guest's business
 	}
 	route.Open = a.isStranger(r, route)
-	i, err := a.get(route.ID)
+	i, err := get(a.Face.Host.Permitted(route.ID), route.ID)
 	switch {
 	case route.ID == "":
 		err = face.NewError(http.StatusUnauthorized, "signature is missing or wrong")
@@ -214,7 +214,7 @@ func (a *Server) wake(ctx context.Context, i sandbox.Info, n annotation, strange
 		return err
 	}
 	defer leave()
-	return a.Manager.With(ctx, i.ID, func(h *sandbox.Held) error {
+	return a.Face.Host.Permitted(i.ID).With(ctx, i.ID, func(h *sandbox.Held) error {
 		i := h.Info()
 		if i.State != sandbox.Suspended { // one that an operator has paused stays so
 			return nil

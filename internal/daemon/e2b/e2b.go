@@ -25,7 +25,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // envdVersion is the version of E2B's envd that the agent's services are as good as: the SDKs ask
@@ -48,7 +47,6 @@ const (
 // Config is what the face serves.
 type Config struct {
 	Face    *face.Face
-	Manager *sandbox.Manager
 	Keys    *auth.Keys // of the tokens of sandboxes, and of links for uploads
 	Builder *template.Builder
 	Domain  inbound.Domain
@@ -170,7 +168,7 @@ func (a *Server) routes() {
 			}
 			err := auth.From(r.Context()).Need(route.scope)
 			if err == nil && e.Sandbox != "" {
-				err = a.Manager.Reach(r.Context(), e.Sandbox)
+				err = a.view(r).Reach(e.Sandbox)
 			}
 			if err != nil {
 				a.fail(w, r, err)

@@ -95,7 +95,7 @@ func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !f.lets(i) })
+	all := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool { return !f.lets(i) })
 	if order := q.Get("order"); order == "" || order == "desc" {
 		slices.Reverse(all)
 	} else if order != "asc" {
@@ -112,7 +112,7 @@ func (a *Server) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return a.writeSandboxes(w, page)
+	return a.writeSandboxes(w, r, page)
 }
 
 // listV1 answers with all sandboxes that run, as older SDKs ask for them.
@@ -124,13 +124,13 @@ func (a *Server) listV1(w http.ResponseWriter, r *http.Request) error {
 	if f.states == nil {
 		f.states = []string{running}
 	}
-	all := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool { return !f.lets(i) })
+	all := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool { return !f.lets(i) })
 	slices.Reverse(all)
-	return a.writeSandboxes(w, all)
+	return a.writeSandboxes(w, r, all)
 }
 
-func (a *Server) writeSandboxes(w http.ResponseWriter, infos []sandbox.Info) error {
-	return face.WriteArray(w, infos, a.shapes().describe)
+func (a *Server) writeSandboxes(w http.ResponseWriter, r *http.Request, infos []sandbox.Info) error {
+	return face.WriteArray(w, infos, describer(a.view(r)))
 }
 
 // pageOf returns the part of a list that a request asks for, and names what follows it in a header.

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -53,7 +54,7 @@ func (a *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := []metric{}
 	if stateOf(i) == running && wanted {
-		m, err := a.measure(r.Context(), i)
+		m, err := measure(r.Context(), a.view(r), i)
 		if err != nil {
 			return err
 		}
@@ -91,10 +92,10 @@ func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), metricsTimeout) // for all of them
 	defer cancel()
-	out := map[string]metric{}
+	view, out := a.view(r), map[string]metric{}
 	for _, id := range ids {
-		if i, err := a.get(id); err == nil && stateOf(i) == running && a.Manager.Reach(ctx, id) == nil {
-			if m, err := a.measure(ctx, i); err == nil {
+		if i, err := get(view, id); err == nil && stateOf(i) == running {
+			if m, err := measure(ctx, view, i); err == nil {
 				out[id] = m
 			}
 		}
@@ -103,7 +104,7 @@ func (a *Server) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
 }
 
 // measure asks the agent.
-func (a *Server) measure(ctx context.Context, i sandbox.Info) (m metric, err error) {
+func measure(ctx context.Context, view *tenancy.View, i sandbox.Info) (m metric, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTimeout)
 	defer cancel()
 	var said struct {
@@ -115,7 +116,7 @@ func (a *Server) measure(ctx context.Context, i sandbox.Info) (m metric, err err
 		DiskUsed  uint64  `json:"disk_used"`
 		DiskTotal uint64  `json:"disk_total"`
 	}
-	err = a.Manager.LookAtRunning(ctx, i.ID, "measure", func(ctx context.Context, dial agentclient.DialFunc) error {
+	err = view.LookAtRunning(ctx, i.ID, "measure", func(ctx context.Context, dial agentclient.DialFunc) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envd/metrics", nil)
 		if err != nil {
 			return err
@@ -152,7 +153,7 @@ func (a *Server) logEntries(r *http.Request) ([]logEntry, error) {
 	if err != nil {
 		return nil, err
 	}
-	console, err := a.Manager.Console(i.ID)
+	console, err := a.view(r).Console(i.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -106,7 +106,7 @@ func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	}
 	setting := i.Network
 	setting.Policy = asked.Policy
-	if _, err := a.Manager.SetNetwork(r.Context(), i.ID, setting); err != nil {
+	if _, err := a.view(r).SetNetwork(r.Context(), i.ID, setting); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

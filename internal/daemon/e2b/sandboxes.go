@@ -8,6 +8,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/template"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
 // States of sandboxes.
@@ -52,46 +53,39 @@ type listed struct {
 	Metadata    map[string]string `json:"metadata,omitempty"`
 }
 
-// shapes are the machines of snapshots by tag.
-type shapes map[string]shape
-
-type shape struct {
-	cpus    uint32
-	diskMiB uint64
-}
-
-func (a *Server) shapes() shapes {
-	s := shapes{}
-	for _, i := range a.Manager.Snapshots().List() {
-		s[i.Tag] = shape{i.Machine.VCPUs, i.Base.Bytes >> 20}
+// describer returns a function that describes sandboxes.
+func describer(view *tenancy.View) func(sandbox.Info) listed {
+	machines := view.Machines()
+	return func(i sandbox.Info) listed {
+		vcpus, disk := machines(i)
+		return listedOf(i, vcpus, disk>>20)
 	}
-	return s
 }
 
-func (s shapes) describe(i sandbox.Info) listed {
+func listedOf(i sandbox.Info, vcpus uint32, diskMiB uint64) listed {
 	n, _ := annotationOf(i)
 	end := i.Expires
 	if end.IsZero() {
 		end = noEnd
 	}
-	of, ok := s[i.SnapshotTag]
-	if !ok {
-		of = s[i.StateTag]
-	}
 	return listed{SandboxID: i.ID, TemplateID: i.SnapshotTag, Alias: i.SnapshotTag, StartedAt: i.Created, EndAt: end,
-		CPUs: max(of.cpus, 1), MemoryMiB: i.MemoryBytes >> 20, DiskMiB: of.diskMiB, State: stateOf(i),
+		CPUs: max(vcpus, 1), MemoryMiB: i.MemoryBytes >> 20, DiskMiB: diskMiB, State: stateOf(i),
 		EnvdVersion: envdVersion, Metadata: n.Metadata}
 }
 
 // find returns the sandbox that a request names, if E2B would still know it.
-func (a *Server) find(r *http.Request) (sandbox.Info, error) { return a.get(r.PathValue("id")) }
+func (a *Server) find(r *http.Request) (sandbox.Info, error) {
+	return get(a.view(r), r.PathValue("id"))
+}
 
-func (a *Server) get(id string) (sandbox.Info, error) {
-	s, err := a.Manager.Get(id)
+// view returns what the client of a request may know of.
+func (a *Server) view(r *http.Request) *tenancy.View { return a.Face.View(r.Context()) }
+
+func get(view *tenancy.View, id string) (sandbox.Info, error) {
+	i, err := view.Sandbox(id)
 	if err != nil {
-		return sandbox.Info{}, err
+		return i, err
 	}
-	i := s.Info()
 	if stateOf(i) == "" || template.IsBuild(i) {
 		return i, &sandbox.NotFoundError{ID: id}
 	}
@@ -121,7 +115,7 @@ func (a *Server) info(w http.ResponseWriter, r *http.Request) error {
 	}
 	n, _ := annotationOf(i)
 	c := a.createdOf(i)
-	d := detail{listed: a.shapes().describe(i), AccessToken: c.AccessToken, Domain: c.Domain,
+	d := detail{listed: describer(a.view(r))(i), AccessToken: c.AccessToken, Domain: c.Domain,
 		Network: configOf(i.Network.Policy), Lifecycle: lifecycle{OnTimeout: "kill", AutoResume: n.Resumes}}
 	if n.Offline != nil {
 		online := !*n.Offline
@@ -143,7 +137,7 @@ func (a *Server) kill(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.Manager.Kill(i.ID); err != nil {
+	if err := a.view(r).Kill(i.ID); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -192,7 +186,7 @@ func (a *Server) connectAs(w http.ResponseWriter, r *http.Request, ifRunning int
 		return err
 	}
 	status := ifRunning
-	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+	err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) error {
 		was := h.Info()
 		e := &sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
 		if req.Pauses != nil {
@@ -239,7 +233,7 @@ func (a *Server) timeout(w http.ResponseWriter, r *http.Request, onlyLonger bool
 	if err != nil {
 		return err
 	}
-	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+	err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) error {
 		was := h.Info()
 		e := sandbox.Expiry{At: time.Now().Add(timeout), Suspends: was.ExpirySuspends}
 		switch {
@@ -277,13 +271,13 @@ func (a *Server) pause(w http.ResponseWriter, r *http.Request) error {
 		return face.NewError(http.StatusConflict, "sandbox "+i.ID+" is paused already")
 	}
 	if req.Healthy {
-		if _, err := a.measure(r.Context(), i); err != nil {
+		if _, err := measure(r.Context(), a.view(r), i); err != nil {
 			return face.NewError(http.StatusServiceUnavailable,
 				fmt.Sprintf("sandbox %s is not paused: its agent does not answer: %v; "+
 					"try again, or pause it without requireHealthyGuest", i.ID, err))
 		}
 	}
-	err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) error {
+	err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) error {
 		return h.Suspend(r.Context(), &sandbox.Expiry{Suspends: h.Info().ExpirySuspends})
 	})
 	if err != nil {

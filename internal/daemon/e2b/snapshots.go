@@ -51,12 +51,12 @@ func (a *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	var made sandbox.ForkResult
 	start := time.Now()
 	if i.State == sandbox.Suspended { // it is not brought back: what it would be brought back from is forked
-		err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
+		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Fork(r.Context(), ask)
 			return err
 		})
 	} else {
-		made, _, err = a.Manager.ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
+		made, _, err = a.view(r).ForkSandbox(r.Context(), i.ID, sandbox.BranchRequest{Mode: vm.BranchDiff}, ask)
 	}
 	a.Traces.Fork(r, start, i.ID, made, err)
 	if err != nil {
@@ -108,14 +108,14 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	}
 	var made store.Info
 	if i.State == sandbox.Suspended { // it is not brought back
-		err = a.Manager.With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
+		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Copy(r.Context(), ask.Tag)
 			return err
 		})
 	} else {
 		var b sandbox.BranchResult
 		start := time.Now()
-		b, err = a.Manager.Branch(r.Context(), i.ID, ask)
+		b, err = a.view(r).Branch(r.Context(), i.ID, ask)
 		a.Traces.Branch(r, start, i.ID, b, err)
 		made = b.Info
 	}
@@ -135,7 +135,7 @@ func (a *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool {
+	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool {
 		of := q.Get("sandboxID")
 		return i.Branch == nil || i.Branch.Template || i.Transient || i.Writing || i.Damage != "" ||
 			name != "" && i.Tag != name || of != "" && i.Branch.SandboxID != of
@@ -191,7 +191,7 @@ const noBuild = "00000000-0000-0000-0000-000000000000"
 
 // listTemplates answers with all snapshots but the states of paused sandboxes.
 func (a *Server) listTemplates(w http.ResponseWriter, r *http.Request) error {
-	all := slices.DeleteFunc(a.Manager.SnapshotsFor(r.Context()), func(i store.Info) bool { return i.Transient })
+	all := slices.DeleteFunc(a.view(r).Snapshots(), func(i store.Info) bool { return i.Transient })
 	return face.WriteArray(w, all, templateOf)
 }
 
@@ -201,10 +201,7 @@ func (a *Server) snapshotOf(r *http.Request, name string) (store.Info, error) {
 	if err != nil {
 		return store.Info{}, face.NewError(http.StatusNotFound, fmt.Sprintf("template %q: not found", name))
 	}
-	if err := a.Manager.MayUse(r.Context(), tag); err != nil {
-		return store.Info{}, err
-	}
-	d, err := a.Manager.Snapshots().Detail(tag)
+	d, err := a.view(r).Snapshot(tag)
 	if err == nil && d.Transient {
 		err = &store.NotFoundError{Tag: tag}
 	}
@@ -247,7 +244,7 @@ func (a *Server) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.Manager.DeleteSnapshot(i.Tag, store.DeleteForce); err != nil {
+	if err := a.view(r).DeleteSnapshot(i.Tag, store.DeleteForce); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -80,9 +80,9 @@ func (a *Server) signer(r *http.Request) (string, error) {
 	if err := a.Face.Strangers.Enter("", ""); err != nil {
 		return "", err
 	}
-	for _, i := range a.Manager.List() {
-		if a.isSigned(r, q, i.ID) {
-			return i.ID, nil
+	for _, id := range a.Face.Host.IDs() {
+		if a.isSigned(r, q, id) {
+			return id, nil
 		}
 	}
 	return "", nil

@@ -16,7 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/once"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
 // Handler answers a request or returns the error to answer it with.
@@ -41,7 +41,7 @@ func BadRequest(format string, args ...any) error {
 
 // Config is what the faces of a daemon have in common.
 type Config struct {
-	Manager  *sandbox.Manager
+	Host     *tenancy.Host
 	Guard    *auth.Guard // nil: every client may do everything
 	Hosts    []string    // names of this host that clients without a token may use, besides those of loopback
 	Audit    *audit.Log  // nil: none
@@ -113,4 +113,11 @@ func ClientOf(r *http.Request) string {
 		return who
 	}
 	return addressOf(r)
+}
+
+// View returns what the principal of a request may know of, by the request's context. That is nothing, if
+// there is no principal.
+func (f *Face) View(ctx context.Context) *tenancy.View {
+	who := auth.From(ctx)
+	return f.Host.For(tenancy.Principal{Name: who.Who, MaxSandboxes: who.MaxSandboxes, Prefix: who.Prefix})
 }

@@ -102,7 +102,7 @@ func (f *Face) useStream(w http.ResponseWriter, r *http.Request, kind string, ro
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(f.Stopping, cancel)()
-	err = f.Manager.Use(ctx, route.ID, "reach a port of", func(ctx context.Context,
+	err = f.Host.Permitted(route.ID).Use(ctx, route.ID, "reach a port of", func(ctx context.Context,
 		dial agentclient.DialFunc) (err error) {
 		guest := agentclient.New(dial)
 		answered, err = c(w, r.WithContext(ctx), func(ctx context.Context) (agentclient.PortConn, error) {
@@ -156,9 +156,6 @@ func (f *Face) clientOf(r *http.Request, id string) string {
 
 // ownerOf returns the owner of a sandbox, or "" if there is none.
 func (f *Face) ownerOf(id string) string {
-	s, err := f.Manager.Get(id)
-	if err != nil {
-		return ""
-	}
-	return s.Info().Owner
+	i, _ := f.Host.Permitted(id).Sandbox(id) // what is not there has no owner
+	return i.Owner
 }

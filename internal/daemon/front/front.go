@@ -98,5 +98,5 @@ func (f *Front) mayReach(r *http.Request, route inbound.Route) (*http.Request, e
 	if err := who.Need(v1.PortScope); err != nil {
 		return r, err
 	}
-	return r, f.Face.Manager.Reach(r.Context(), route.ID)
+	return r, f.Face.View(r.Context()).Reach(route.ID)
 }

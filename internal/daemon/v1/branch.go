@@ -6,7 +6,6 @@ import (
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
-	"github.com/forkd/forkd/internal/host/chain"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/vm"
@@ -61,7 +60,7 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	start := time.Now()
-	res, err := a.Manager.Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
+	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
 		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait, // others are complete when the sandbox runs again
 	})
@@ -69,8 +68,9 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	info := a.snapshotOf(r.Context(), res.Info)
-	a.setBranch(r.Context(), &info, &res.Figure)
+	view := a.view(r)
+	info := snapshotOf(view, res.Info)
+	setBranch(view, &info, &res.Figure)
 	info.SharedBytes = &res.Shared
 	status := http.StatusCreated
 	if res.Info.Writing {
@@ -86,33 +86,33 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 			return out, err
 		}
 	}
-	if err := a.Manager.SetStrict(r.Context(), r.PathValue("id"), sandbox.Strict(req.Unique)); err != nil {
+	if err := a.view(r).SetStrict(r.Context(), r.PathValue("id"), sandbox.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	res, err := a.Manager.Rollback(r.Context(), r.PathValue("id"), req.To)
+	res, err := a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To)
 	if err != nil {
 		return out, err
 	}
 	return apiv1.RolledBack{
-		Sandbox: a.sandboxOf(r.Context(), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
+		Sandbox: a.sandboxOf(a.view(r), res.Info), RolledBackTo: res.Tag, RollbackVMMMS: millis(res.VMM),
 		RollbackReadyMS: millis(res.Ready),
 	}, nil
 }
 
 func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return described(a.sandboxesFor(r.Context()))(a.Manager.Pause(r.Context(), r.PathValue("id")))
+	return described(a.sandboxesFor(r))(a.view(r).Pause(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandbox, err error) {
 	id := r.PathValue("id")
-	if err := a.Manager.SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
+	if err := a.view(r).SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
 		return out, err
 	}
-	return described(a.sandboxesFor(r.Context()))(a.Manager.Resume(r.Context(), id))
+	return described(a.sandboxesFor(r))(a.view(r).Resume(r.Context(), id))
 }
 
 func (a *api) suspend(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
-	return described(a.sandboxesFor(r.Context()))(a.Manager.Suspend(r.Context(), r.PathValue("id")))
+	return described(a.sandboxesFor(r))(a.view(r).Suspend(r.Context(), r.PathValue("id")))
 }
 
 func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out apiv1.Snapshot, err error) {
@@ -122,11 +122,11 @@ func (a *api) compactSnapshot(r *http.Request, req *apiv1.CompactRequest) (out a
 		}
 	}
 	from := r.PathValue("tag")
-	res, err := chain.Compact(r.Context(), a.Manager.Snapshots(), from, req.To, nil)
+	res, err := a.view(r).Compact(r.Context(), from, req.To)
 	if err != nil {
 		return out, err
 	}
-	info := a.snapshotOf(r.Context(), res)
+	info := snapshotOf(a.view(r), res)
 	info.BranchedFrom = "compact:" + from // as forkd 0.5 says it; the new snapshot needs nothing of the old one
 	return info, nil
 }
@@ -141,6 +141,6 @@ func (a *api) forkSource(r *http.Request, source, mode string,
 			return sandbox.ForkResult{}, 0, err
 		}
 	}
-	res, b, err := a.Manager.ForkSandbox(r.Context(), source, req, fork)
+	res, b, err := a.view(r).ForkSandbox(r.Context(), source, req, fork)
 	return res, time.Duration(b.Figure.Pause), err
 }

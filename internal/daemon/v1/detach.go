@@ -53,7 +53,7 @@ func (a *api) detachProcess(r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
+	if _, err := a.view(r).Sandbox(r.PathValue("id")); err != nil {
 		return err
 	}
 	if !a.held.letGo(r.PathValue("id"), pid) {

@@ -11,7 +11,6 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/event"
-	"github.com/forkd/forkd/internal/host/sandbox"
 )
 
 // maxID bounds the id that a client goes on from, in bytes; see event.Ring.ID.
@@ -28,11 +27,10 @@ const sseRetry = 1000
 type eventFilter struct {
 	sandboxes []string // ids; empty: all
 	labels    selector
-	prefix    sandbox.Prefix // of who follows
 }
 
 func (f *eventFilter) wants(e *event.Event) bool {
-	return f.prefix.HasEvent(e) && (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) &&
+	return (len(f.sandboxes) == 0 || slices.Contains(f.sandboxes, e.Sandbox)) &&
 		f.labels.match(e.Labels)
 }
 
@@ -43,7 +41,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels, prefix: sandbox.PrefixOf(r.Context())}
+	filter := eventFilter{sandboxes: r.URL.Query()["sandbox"], labels: labels}
 	after := r.Header.Get(lastEventID)
 	if q := r.URL.Query().Get("after"); q != "" {
 		after = q
@@ -54,8 +52,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(a.Face.Stopping, cancel)()
-	ring := a.Manager.Events()
-	follower := ring.Follow(after)
+	follower := a.view(r).Events(after)
 	out := face.NewSSE(w, a.Face.Limits.Stall)
 	// Where the stream begins, so that who is cut off before the first event misses none.
 	if out.Text(fmt.Sprintf("retry: %d\nid: %s\n\n", sseRetry, follower.Place())) != nil {
@@ -74,7 +71,7 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 			err = out.Send(follower.Place(), apiv1.EventMissed, apiv1.Event{ID: follower.Place(), Time: time.Now().UTC(),
 				Type: apiv1.EventMissed})
 		case filter.wants(&e):
-			about := eventOf(ring, &e)
+			about := eventOf(follower.ID(&e), &e)
 			err = out.Send(about.ID, about.Type, about)
 		}
 		if err != nil {
@@ -83,8 +80,8 @@ func (a *api) events(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-func eventOf(ring *event.Ring, e *event.Event) apiv1.Event {
-	return apiv1.Event{ID: ring.ID(e.Seq), Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
+func eventOf(id string, e *event.Event) apiv1.Event {
+	return apiv1.Event{ID: id, Time: e.Time, Type: string(e.Kind), SandboxID: e.Sandbox,
 		SnapshotTag: e.Snapshot,
 		Labels:      e.Labels, Reason: e.Reason, Detail: e.Detail}
 }

@@ -23,9 +23,9 @@ import (
 // the request's share.
 func (a *api) onGuest(ctx context.Context, r *http.Request, op string,
 	f func(context.Context, *agentclient.Client) error) error {
-	use := a.Manager.Use
+	use := a.view(r).Use
 	if looks(r) {
-		use = a.Manager.LookAt
+		use = a.view(r).LookAt
 	}
 	return use(ctx, r.PathValue("id"), op, func(ctx context.Context, dial agentclient.DialFunc) error {
 		guest := agentclient.New(dial)
@@ -58,11 +58,11 @@ func (a *api) runOn(ctx context.Context, r *http.Request, op string,
 
 // paused returns an error if the sandbox of a request is paused.
 func (a *api) paused(r *http.Request, op string) error {
-	s, err := a.Manager.Get(r.PathValue("id"))
+	i, err := a.view(r).Sandbox(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	if i := s.Info(); i.State == sandbox.Paused {
+	if i.State == sandbox.Paused {
 		return &sandbox.StateError{ID: i.ID, Op: op, State: i.State, Full: i.DiskFull}
 	}
 	return nil

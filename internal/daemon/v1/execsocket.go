@@ -48,7 +48,7 @@ func (a *api) serveSocket(w http.ResponseWriter, r *http.Request, op string,
 		return face.NewError(http.StatusUpgradeRequired,
 			"this is a WebSocket, over HTTP/1.1: ask for the upgrade, or POST an exec")
 	}
-	if _, err := a.Manager.Get(r.PathValue("id")); err != nil {
+	if _, err := a.view(r).Sandbox(r.PathValue("id")); err != nil {
 		return err
 	}
 	// Origins were checked: see sameOrigin.

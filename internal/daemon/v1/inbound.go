@@ -21,7 +21,7 @@ func (a *api) byPath(next http.Handler) http.Handler {
 		}
 		err := auth.From(r.Context()).Need(PortScope)
 		if err == nil {
-			err = a.Manager.Reach(r.Context(), route.ID)
+			err = a.view(r).Reach(route.ID)
 		}
 		if err != nil {
 			a.Face.FailInbound(w, r, route, err)
@@ -66,7 +66,7 @@ func (a *api) signPort(r *http.Request, req *apiv1.PortURLRequest) (out apiv1.Po
 		return out, err
 	}
 	id := r.PathValue("id")
-	if _, err := a.Manager.Get(id); err != nil {
+	if _, err := a.view(r).Sandbox(id); err != nil {
 		return out, err
 	}
 	if !a.Domain.IsSet() {

@@ -16,7 +16,7 @@ import (
 
 // console answers with the last output of a guest as it is.
 func (a *api) console(w http.ResponseWriter, r *http.Request) error {
-	text, err := a.Manager.Console(r.PathValue("id"))
+	text, err := a.view(r).Console(r.PathValue("id"))
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	log, err := a.Manager.Follow(r.PathValue("id"))
+	log, err := a.view(r).Follow(r.PathValue("id"))
 	if err != nil {
 		return err
 	}

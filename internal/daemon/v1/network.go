@@ -79,15 +79,15 @@ func networkOf(s netclient.Setting, stats netproto.Stats) apiv1.SandboxNetwork {
 }
 
 func (a *api) getNetwork(r *http.Request) (out apiv1.SandboxNetwork, err error) {
-	s, err := a.Manager.Get(r.PathValue("id"))
+	i, err := a.view(r).Sandbox(r.PathValue("id"))
 	if err != nil {
 		return out, err
 	}
-	stats, err := a.Manager.NetworkStats(r.Context(), r.PathValue("id"))
+	stats, err := a.view(r).NetworkStats(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return out, err
 	}
-	return networkOf(s.Info().Network, stats), nil
+	return networkOf(i.Network, stats), nil
 }
 
 func (a *api) setNetwork(r *http.Request, req *apiv1.Network) (out apiv1.SandboxNetwork, err error) {
@@ -95,11 +95,11 @@ func (a *api) setNetwork(r *http.Request, req *apiv1.Network) (out apiv1.Sandbox
 	if err != nil {
 		return out, err
 	}
-	info, err := a.Manager.SetNetwork(r.Context(), r.PathValue("id"), *setting)
+	info, err := a.view(r).SetNetwork(r.Context(), r.PathValue("id"), *setting)
 	if err != nil {
 		return out, err
 	}
-	stats, err := a.Manager.NetworkStats(r.Context(), info.ID)
+	stats, err := a.view(r).NetworkStats(r.Context(), info.ID)
 	if err != nil {
 		return out, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	v1 "github.com/forkd/forkd/internal/daemon/v1"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 )
 
 // A page in a browser must not be able to drive the API, with or without the token that a proxy
@@ -59,8 +60,9 @@ func TestAForeignNameIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	with := func(guard *auth.Guard) v1.Config {
-		f := face.New(face.Config{Guard: guard, Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)})
-		return v1.Config{Face: f, Manager: &sandbox.Manager{}, Metrics: http.NotFoundHandler()}
+		f := face.New(face.Config{Host: tenancy.New(&sandbox.Manager{}, nil), Guard: guard,
+			Hosts: []string{"forkd.internal"}, Log: slog.New(slog.DiscardHandler)})
+		return v1.Config{Face: f, Metrics: http.NotFoundHandler()}
 	}
 	open, guarded := with(nil), with(&auth.Guard{Tokens: tokens})
 	for _, c := range []struct {

@@ -1,5 +1,5 @@
 // Package v1 is the daemon's REST API, described by api/openapi.yaml: JSON over HTTP on a
-// sandbox.Manager.
+// tenancy.View.
 //
 // It translates, checks and limits; it decides nothing about sandboxes. Request bodies are strict
 // (an unknown field is an error that names it), every error is a problem (problem.go) with a code
@@ -19,8 +19,6 @@ import (
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/tracing"
 	"github.com/forkd/forkd/internal/host/bake"
-	"github.com/forkd/forkd/internal/host/sandbox"
-	"github.com/forkd/forkd/internal/host/workspace"
 )
 
 // Limits on requests.
@@ -43,17 +41,15 @@ const (
 
 // Config is what the API serves.
 type Config struct {
-	Face       *face.Face
-	Manager    *sandbox.Manager
-	Baker      *bake.Baker
-	Workspaces *workspace.Set
-	Metrics    http.Handler
-	Version    string
-	Accel      string
-	GuestPort  int             // of the addresses that clients of forkd 0.5 are told; 0: none
-	Domain     inbound.Domain  // of host names of ports; the zero Domain: none
-	Links      *auth.Links     // signs such names; nil if there is no domain
-	Traces     *tracing.Tracer // nil: none
+	Face      *face.Face
+	Baker     *bake.Baker
+	Metrics   http.Handler
+	Version   string
+	Accel     string
+	GuestPort int             // of the addresses that clients of forkd 0.5 are told; 0: none
+	Domain    inbound.Domain  // of host names of ports; the zero Domain: none
+	Links     *auth.Links     // signs such names; nil if there is no domain
+	Traces    *tracing.Tracer // nil: none
 	// why limits of sandboxes cannot all be enforced; empty: they can
 	Missing   string
 	Admission apiv1.Admission // for those who ask
@@ -172,7 +168,7 @@ func (a *api) healthz(w http.ResponseWriter, _ *http.Request) error {
 // readyz says whether the daemon takes requests, whether VMs can run, and whether forks find
 // waiting VMMs. With ?warm=true a daemon that has to start some first is not ready.
 func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
-	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Manager.PoolSize(), PoolWanted: a.Manager.PoolWanted()}
+	status, ready := http.StatusOK, apiv1.Ready{PoolShells: a.Face.Host.PoolSize(), PoolWanted: a.Face.Host.PoolWanted()}
 	ready.PoolWarm = ready.PoolShells >= ready.PoolWanted
 	warm, err := boolQuery(r, "warm")
 	if err != nil {
@@ -195,7 +191,7 @@ func (a *api) readyz(w http.ResponseWriter, r *http.Request) error {
 
 // metrics are of all sandboxes of the host.
 func (a *api) metrics(w http.ResponseWriter, r *http.Request) error {
-	if err := sandbox.Within(r.Context(), false, "metrics of all sandboxes"); err != nil {
+	if err := a.view(r).Limited("metrics of all sandboxes"); err != nil {
 		return err
 	}
 	a.Metrics.ServeHTTP(w, r)
@@ -213,10 +209,8 @@ func (a *api) version(r *http.Request) (apiv1.Version, error) {
 	if err := a.NoKVM(); err != nil {
 		v.NoKVM = err.Error()
 	}
-	if sandbox.PrefixOf(r.Context()) == "" { // whose labels those have is not known
-		for _, l := range a.Manager.LeftAlone() {
-			v.LeftAlone = append(v.LeftAlone, apiv1.LeftAlone(l))
-		}
+	for _, l := range a.view(r).LeftAlone() {
+		v.LeftAlone = append(v.LeftAlone, apiv1.LeftAlone(l))
 	}
 	return v, nil
 }

@@ -1,7 +1,6 @@
 package v1
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -25,7 +25,7 @@ func checkTag(tag string) error {
 	return nil
 }
 
-func (a *api) sandboxOf(ctx context.Context, i sandbox.Info) apiv1.Sandbox {
+func (a *api) sandboxOf(view *tenancy.View, i sandbox.Info) apiv1.Sandbox {
 	s := apiv1.Sandbox{
 		ID: i.ID, SnapshotTag: i.SnapshotTag, CreatedAt: i.Created.Unix(), Hostname: i.Hostname, State: i.State.String(),
 		NotAnswering: i.Silent, DiskFull: i.DiskFull,
@@ -36,10 +36,8 @@ func (a *api) sandboxOf(ctx context.Context, i sandbox.Info) apiv1.Sandbox {
 		Network:   i.Network.Policy.Mode.String(), Limits: apiv1.Limits(i.Limits), Labels: i.Labels, Calls: i.Calls,
 		Unique: uniqueOf(i.Unique), UniqueStrict: i.Strict,
 	}
-	s.LatestTag = a.visible(ctx, &i.At)
-	if i.RebasedOnto != "" {
-		s.DeletedBytes = a.Manager.Snapshots().UnnamedBytes(i.RebasedOnto)
-	}
+	s.LatestTag = view.TagOf(&i.At)
+	s.DeletedBytes = view.UnnamedBytes(i)
 	if a.GuestPort != 0 {
 		s.GuestAddr = agent05.Addr(i.ID, a.GuestPort)
 	}
@@ -54,16 +52,9 @@ func (a *api) sandboxOf(ctx context.Context, i sandbox.Info) apiv1.Sandbox {
 }
 
 // sandboxesFor returns sandboxOf for who makes a request.
-func (a *api) sandboxesFor(ctx context.Context) func(sandbox.Info) apiv1.Sandbox {
-	return func(i sandbox.Info) apiv1.Sandbox { return a.sandboxOf(ctx, i) }
-}
-
-// visible returns the tag of a snapshot that is still there, and that who makes a request may know of.
-func (a *api) visible(ctx context.Context, s *snapshot.Ref) string {
-	if s == nil || !a.Manager.Snapshots().Has(s.Tag, s.ID) || a.Manager.MayUse(ctx, s.Tag) != nil {
-		return ""
-	}
-	return s.Tag
+func (a *api) sandboxesFor(r *http.Request) func(sandbox.Info) apiv1.Sandbox {
+	view := a.view(r)
+	return func(i sandbox.Info) apiv1.Sandbox { return a.sandboxOf(view, i) }
 }
 
 // uniqueOf returns what an agent has found. Its lists are there although they are empty.
@@ -125,7 +116,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	if req.SourceID != "" {
 		res, pause, err = a.forkSource(r, req.SourceID, req.Mode, fork)
 	} else {
-		res, err = a.Manager.Fork(r.Context(), fork)
+		res, err = a.view(r).Fork(r.Context(), fork)
 	}
 	a.Traces.Fork(r, start, req.SnapshotTag+req.SourceID, res, err) // one of the two is empty
 	if err != nil {
@@ -137,7 +128,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	made := audit.From(r.Context())
 	for i, s := range res.Sandboxes {
 		made.Sandboxes = append(made.Sandboxes, s.ID)
-		forked.Sandboxes[i] = a.sandboxOf(r.Context(), s)
+		forked.Sandboxes[i] = a.sandboxOf(a.view(r), s)
 	}
 	return forked, nil
 }
@@ -147,32 +138,28 @@ func (a *api) listSandboxes(r *http.Request) (l list[sandbox.Info, apiv1.Sandbox
 	if err != nil {
 		return l, err
 	}
-	infos := slices.DeleteFunc(a.Manager.ListFor(r.Context()), func(i sandbox.Info) bool {
+	infos := slices.DeleteFunc(a.view(r).Sandboxes(), func(i sandbox.Info) bool {
 		return !wanted.match(i.Labels)
 	})
 	key := func(i sandbox.Info) string { return fmt.Sprintf("%020d %s", i.Created.UnixNano(), i.ID) }
-	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r.Context())}, nil
+	return list[sandbox.Info, apiv1.Sandbox]{infos, key, a.sandboxesFor(r)}, nil
 }
 
 // changeLabels sets and removes labels of a sandbox by a JSON merge patch (RFC 7396).
 func (a *api) changeLabels(r *http.Request, change *map[string]*string) (apiv1.Sandbox, error) {
-	return described(a.sandboxesFor(r.Context()))(a.Manager.ChangeLabels(r.Context(), r.PathValue("id"), *change))
+	return described(a.sandboxesFor(r))(a.view(r).ChangeLabels(r.Context(), r.PathValue("id"), *change))
 }
 
-func (a *api) getSandbox(r *http.Request) (out apiv1.Sandbox, err error) {
-	s, err := a.Manager.Get(r.PathValue("id"))
-	if err != nil {
-		return out, err
-	}
-	return a.sandboxOf(r.Context(), s.Info()), nil
+func (a *api) getSandbox(r *http.Request) (apiv1.Sandbox, error) {
+	return described(a.sandboxesFor(r))(a.view(r).Sandbox(r.PathValue("id")))
 }
 
 func (a *api) deleteSandbox(r *http.Request) error {
-	return a.Manager.Kill(r.PathValue("id"))
+	return a.view(r).Kill(r.PathValue("id"))
 }
 
 func (a *api) stats(r *http.Request) (out apiv1.Stats, err error) {
-	st, err := a.Manager.Stats(r.Context(), r.PathValue("id"))
+	st, err := a.view(r).Stats(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return out, err
 	}

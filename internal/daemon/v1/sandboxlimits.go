@@ -36,7 +36,7 @@ func usageOf(u cgroup.Usage) apiv1.Usage {
 }
 
 func (a *api) getLimits(r *http.Request) (out apiv1.SandboxLimits, err error) {
-	limits, use, err := a.Manager.Usage(r.PathValue("id"))
+	limits, use, err := a.view(r).Usage(r.PathValue("id"))
 	if err != nil {
 		return out, err
 	}
@@ -44,7 +44,7 @@ func (a *api) getLimits(r *http.Request) (out apiv1.SandboxLimits, err error) {
 }
 
 func (a *api) setLimits(r *http.Request, req *apiv1.Limits) (out apiv1.SandboxLimits, err error) {
-	if _, err := a.Manager.SetLimits(r.Context(), r.PathValue("id"), vm.Limits(*req)); err != nil {
+	if _, err := a.view(r).SetLimits(r.Context(), r.PathValue("id"), vm.Limits(*req)); err != nil {
 		return out, err
 	}
 	return a.getLimits(r)

@@ -1,10 +1,8 @@
 package v1
 
 import (
-	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"time"
 
@@ -16,10 +14,11 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/tenancy"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
-func (a *api) snapshotOf(ctx context.Context, i store.Info) apiv1.Snapshot {
+func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 	s := apiv1.Snapshot{
 		Tag: i.Tag, Dir: i.Dir, CreatedAt: i.Created.Unix(), BranchedFrom: i.Parent, Status: "ready", Bootable: true,
 		Persist:    "done",
@@ -45,12 +44,12 @@ func (a *api) snapshotOf(ctx context.Context, i store.Info) apiv1.Snapshot {
 		s.PersistedMS = &ms
 	}
 	s.Transient = i.Transient
-	a.setBranch(ctx, &s, i.Branch)
+	setBranch(view, &s, i.Branch)
 	return s
 }
 
 // setBranch adds how the snapshot was branched.
-func (a *api) setBranch(ctx context.Context, s *apiv1.Snapshot, b *snapshot.Branch) {
+func setBranch(view *tenancy.View, s *apiv1.Snapshot, b *snapshot.Branch) {
 	if b == nil {
 		return
 	}
@@ -62,7 +61,7 @@ func (a *api) setBranch(ctx context.Context, s *apiv1.Snapshot, b *snapshot.Bran
 		s.DiffMS, s.DiffLogical = &pause, &logical
 	}
 	s.Labels = b.Labels
-	s.After = a.visible(ctx, b.After)
+	s.After = view.TagOf(b.After)
 	if b.Stop > 0 {
 		stop := millis(time.Duration(b.Stop))
 		s.StormStopMS = &stop
@@ -70,20 +69,20 @@ func (a *api) setBranch(ctx context.Context, s *apiv1.Snapshot, b *snapshot.Bran
 }
 
 func (a *api) listSnapshots(r *http.Request) (list[store.Info, apiv1.Snapshot], error) {
-	infos := a.Manager.SnapshotsFor(r.Context())
+	view := a.view(r)
 	images := make(map[snapshot.Base]string) // each is in a file of its own, and few snapshots have one for themselves
 	describe := func(i store.Info) apiv1.Snapshot {
-		s := a.snapshotOf(r.Context(), i)
+		s := snapshotOf(view, i)
 		image, known := images[i.Base]
 		if !known {
-			image = a.Manager.Snapshots().BaseImage(i.Base)
+			image = view.BaseImage(i.Base)
 			images[i.Base] = image
 		}
 		s.BaseImage = image
 		return s
 	}
 	key := func(i store.Info) string { return i.Tag }
-	return list[store.Info, apiv1.Snapshot]{infos, key, describe}, nil
+	return list[store.Info, apiv1.Snapshot]{view.Snapshots(), key, describe}, nil
 }
 
 func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1.Baked, err error) {
@@ -127,7 +126,7 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 		return out, err
 	}
 	return apiv1.Baked{
-		Snapshot: a.snapshotOf(r.Context(), res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
+		Snapshot: snapshotOf(a.view(r), res.Info), BootMS: millis(res.Boot), WarmupMS: millis(res.Warmup),
 		SaveMS: millis(res.Save), PersistMS: millis(res.Persist), MemoryLayerBytes: res.MemBytes,
 		GuestErrors:  res.Ready.Errors,
 		WarmupOutput: res.Output,
@@ -167,25 +166,19 @@ func (a *api) deleteSnapshot(r *http.Request) error {
 	if err := checkTag(r.PathValue("tag")); err != nil {
 		return err
 	}
-	return a.Manager.DeleteSnapshot(r.PathValue("tag"), mode)
+	return a.view(r).DeleteSnapshot(r.PathValue("tag"), mode)
 }
 
 func (a *api) snapshotInfo(r *http.Request) (out apiv1.SnapshotDetail, err error) {
 	if err := checkTag(r.PathValue("tag")); err != nil {
 		return out, err
 	}
-	d, err := a.Manager.Snapshots().Detail(r.PathValue("tag"))
+	d, err := a.view(r).Snapshot(r.PathValue("tag"))
 	if err != nil {
 		return out, err
 	}
-	if p := sandbox.PrefixOf(r.Context()); !p.HasTag(d.Tag) {
-		d.Leases = 0 // sandboxes and branches of others
-		d.Dependents = slices.DeleteFunc(d.Dependents, func(tag string) bool {
-			return a.Manager.MayUse(r.Context(), tag) != nil
-		})
-	}
 	return apiv1.SnapshotDetail{
-		Snapshot: a.snapshotOf(r.Context(), d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical,
+		Snapshot: snapshotOf(a.view(r), d.Info), ID: d.ID, MemoryLogical: d.MemoryLogical,
 		MemoryPhysical: d.MemoryPhysical,
 		DiskPhysical:   d.DiskPhysical, VMStateBytes: d.StateBytes, ParentTag: d.Parent, ParentHash: d.ParentDigest,
 		ChainDepth: len(d.Ancestors), MemoryLayers: d.MemoryLayers, DiskLayers: d.DiskLayers,
@@ -199,7 +192,7 @@ func (a *api) verifySnapshot(r *http.Request) (out apiv1.Verified, err error) {
 		return out, err
 	}
 	start := time.Now()
-	if err := a.Manager.VerifySnapshot(r.Context(), r.PathValue("tag")); err != nil {
+	if err := a.view(r).VerifySnapshot(r.Context(), r.PathValue("tag")); err != nil {
 		return out, err
 	}
 	return apiv1.Verified{OK: true, VerifyMS: millis(time.Since(start))}, nil

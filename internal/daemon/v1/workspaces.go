@@ -2,7 +2,6 @@ package v1
 
 import (
 	"net/http"
-	"slices"
 
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/face"
@@ -24,8 +23,7 @@ func workspaceOf(w workspace.Info) apiv1.Workspace {
 }
 
 func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out apiv1.Workspace, err error) {
-	if err := sandbox.Within(r.Context(), sandbox.PrefixOf(r.Context()).HasTag(req.Name), "name: %.70q",
-		req.Name); err != nil {
+	if err := a.view(r).MayName("name", req.Name); err != nil {
 		return out, err
 	}
 	idle, err := face.Seconds("idle_timeout_secs", req.IdleTimeoutSecs, 0, maxTTL)
@@ -42,28 +40,26 @@ func (a *api) createWorkspace(r *http.Request, req *apiv1.WorkspaceRequest) (out
 	}
 	fork := sandbox.ForkRequest{Tag: req.SnapshotTag, Env: req.Env, IdleTimeout: idle, Limits: limits, Network: network,
 		Labels: req.Labels}
-	return described(workspaceOf)(a.Workspaces.Create(r.Context(), req.Name, fork))
+	return described(workspaceOf)(a.view(r).CreateWorkspace(r.Context(), req.Name, fork))
 }
 
 func (a *api) listWorkspaces(r *http.Request) (list[workspace.Info, apiv1.Workspace], error) {
-	p := sandbox.PrefixOf(r.Context())
-	infos := slices.DeleteFunc(a.Workspaces.List(), func(i workspace.Info) bool { return !a.mayKnow(p, i) })
 	key := func(i workspace.Info) string { return i.Name }
-	return list[workspace.Info, apiv1.Workspace]{infos, key, workspaceOf}, nil
+	return list[workspace.Info, apiv1.Workspace]{a.view(r).Workspaces(), key, workspaceOf}, nil
 }
 
 func (a *api) getWorkspace(r *http.Request) (apiv1.Workspace, error) {
-	return described(workspaceOf)(a.Workspaces.Get(r.PathValue("name")))
+	return described(workspaceOf)(a.view(r).Workspace(r.PathValue("name")))
 }
 
 func (a *api) deleteWorkspace(r *http.Request) error {
-	return a.Workspaces.Delete(r.PathValue("name"))
+	return a.view(r).DeleteWorkspace(r.PathValue("name"))
 }
 
 func (a *api) suspendWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
-	return described(workspaceOf)(a.Workspaces.Suspend(r.Context(), r.PathValue("name")))
+	return described(workspaceOf)(a.view(r).SuspendWorkspace(r.Context(), r.PathValue("name")))
 }
 
 func (a *api) resumeWorkspace(r *http.Request, _ *apiv1.SuspendWorkspaceRequest) (apiv1.Workspace, error) {
-	return described(workspaceOf)(a.Workspaces.Resume(r.Context(), r.PathValue("name")))
+	return described(workspaceOf)(a.view(r).ResumeWorkspace(r.Context(), r.PathValue("name")))
 }

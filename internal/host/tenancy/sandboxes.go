@@ -1,0 +1,208 @@
+package tenancy
+
+import (
+	"context"
+
+	"github.com/forkd/forkd/internal/format/console"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/cgroup"
+	"github.com/forkd/forkd/internal/host/conlog"
+	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/netproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Reach returns a *sandbox.NotFoundError for a sandbox that is not known.
+func (v *View) Reach(id string) error {
+	if v.only == id && id != "" {
+		return nil
+	}
+	if v.isEmpty() {
+		return &sandbox.NotFoundError{ID: id}
+	}
+	return v.host.manager.Reach(v.as(context.Background()), id)
+}
+
+// reached calls do with the manager, in a context in which it acts for the principal, if a sandbox is
+// known.
+func reached[T any](ctx context.Context, v *View, id string,
+	do func(context.Context, *sandbox.Manager) (T, error)) (t T, err error) {
+	if err := v.Reach(id); err != nil {
+		return t, err
+	}
+	return do(v.as(ctx), v.host.manager)
+}
+
+// reach is reached for what has no result.
+func (v *View) reach(ctx context.Context, id string, do func(context.Context, *sandbox.Manager) error) error {
+	_, err := reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (struct{}, error) {
+		return struct{}{}, do(ctx, m)
+	})
+	return err
+}
+
+// Sandbox describes a sandbox.
+func (v *View) Sandbox(id string) (sandbox.Info, error) {
+	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (i sandbox.Info, err error) {
+		s, err := m.Get(id)
+		if err != nil {
+			return i, err
+		}
+		return s.Info(), nil
+	})
+}
+
+// Sandboxes describes all sandboxes.
+func (v *View) Sandboxes() []sandbox.Info {
+	if v.isEmpty() {
+		return nil
+	}
+	return v.host.manager.ListFor(v.as(context.Background()))
+}
+
+// Fork is Manager.Fork.
+func (v *View) Fork(ctx context.Context, req sandbox.ForkRequest) (res sandbox.ForkResult, err error) {
+	if v.isEmpty() {
+		return res, &store.NotFoundError{Tag: req.Tag}
+	}
+	return v.host.manager.Fork(v.as(ctx), req)
+}
+
+// ForkSandbox is Manager.ForkSandbox.
+func (v *View) ForkSandbox(ctx context.Context, id string, mode sandbox.BranchRequest,
+	req sandbox.ForkRequest) (res sandbox.ForkResult, b sandbox.BranchResult, err error) {
+	err = v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) (err error) {
+		res, b, err = m.ForkSandbox(ctx, id, mode, req)
+		return err
+	})
+	return res, b, err
+}
+
+// Branch is Manager.Branch.
+func (v *View) Branch(ctx context.Context, id string, req sandbox.BranchRequest) (sandbox.BranchResult, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.BranchResult, error) {
+		return m.Branch(ctx, id, req)
+	})
+}
+
+// Rollback is Manager.Rollback.
+func (v *View) Rollback(ctx context.Context, id, to string) (sandbox.RollbackResult, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.RollbackResult, error) {
+		return m.Rollback(ctx, id, to)
+	})
+}
+
+// Pause is Manager.Pause.
+func (v *View) Pause(ctx context.Context, id string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.Pause(ctx, id)
+	})
+}
+
+// Resume is Manager.Resume.
+func (v *View) Resume(ctx context.Context, id string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.Resume(ctx, id)
+	})
+}
+
+// Suspend is Manager.Suspend.
+func (v *View) Suspend(ctx context.Context, id string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.Suspend(ctx, id)
+	})
+}
+
+// With is Manager.With.
+func (v *View) With(ctx context.Context, id string, f func(*sandbox.Held) error) error {
+	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.With(ctx, id, f) })
+}
+
+// Kill is Manager.Kill.
+func (v *View) Kill(id string) error {
+	return v.reach(context.Background(), id, func(_ context.Context, m *sandbox.Manager) error { return m.Kill(id) })
+}
+
+// ChangeLabels is Manager.ChangeLabels.
+func (v *View) ChangeLabels(ctx context.Context, id string, change map[string]*string) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.ChangeLabels(ctx, id, change)
+	})
+}
+
+// SetLimits is Manager.SetLimits.
+func (v *View) SetLimits(ctx context.Context, id string, limits vm.Limits) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.SetLimits(ctx, id, limits)
+	})
+}
+
+// Usage is Manager.Usage.
+func (v *View) Usage(id string) (limits vm.Limits, use cgroup.Usage, err error) {
+	err = v.reach(context.Background(), id, func(_ context.Context, m *sandbox.Manager) (err error) {
+		limits, use, err = m.Usage(id)
+		return err
+	})
+	return limits, use, err
+}
+
+// SetNetwork is Manager.SetNetwork.
+func (v *View) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (sandbox.Info, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Info, error) {
+		return m.SetNetwork(ctx, id, setting)
+	})
+}
+
+// NetworkStats is Manager.NetworkStats.
+func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (netproto.Stats, error) {
+		return m.NetworkStats(ctx, id)
+	})
+}
+
+// SetStrict is Manager.SetStrict.
+func (v *View) SetStrict(ctx context.Context, id string, strict sandbox.Strict) error {
+	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.SetStrict(ctx, id, strict) })
+}
+
+// Stats is Manager.Stats.
+func (v *View) Stats(ctx context.Context, id string) (sandbox.Stats, error) {
+	return reached(ctx, v, id, func(ctx context.Context, m *sandbox.Manager) (sandbox.Stats, error) {
+		return m.Stats(ctx, id)
+	})
+}
+
+// Console is Manager.Console.
+func (v *View) Console(id string) (console.Text, error) {
+	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (console.Text, error) {
+		return m.Console(id)
+	})
+}
+
+// Follow is Manager.Follow.
+func (v *View) Follow(id string) (*conlog.Log, error) {
+	return reached(context.Background(), v, id, func(_ context.Context, m *sandbox.Manager) (*conlog.Log, error) {
+		return m.Follow(id)
+	})
+}
+
+// Use is Manager.Use.
+func (v *View) Use(ctx context.Context, id, op string, f func(context.Context, agentclient.DialFunc) error) error {
+	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.Use(ctx, id, op, f) })
+}
+
+// LookAt is Manager.LookAt.
+func (v *View) LookAt(ctx context.Context, id, op string,
+	f func(context.Context, agentclient.DialFunc) error) error {
+	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.LookAt(ctx, id, op, f) })
+}
+
+// LookAtRunning is Manager.LookAtRunning.
+func (v *View) LookAtRunning(ctx context.Context, id, op string,
+	f func(context.Context, agentclient.DialFunc) error) error {
+	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error {
+		return m.LookAtRunning(ctx, id, op, f)
+	})
+}

@@ -1,0 +1,290 @@
+package tenancy
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmfake"
+	"github.com/forkd/forkd/internal/host/workspace"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// metrics counts nothing.
+type metrics struct{}
+
+func (metrics) Refused(string)                         {}
+func (metrics) ForkDone(sandbox.ForkResult, error)     {}
+func (metrics) ChildReady(sandbox.Timing)              {}
+func (metrics) PoolRefilled(time.Duration)             {}
+func (metrics) ConfirmFailed()                         {}
+func (metrics) BranchDone(sandbox.BranchResult, error) {}
+func (metrics) RollbackDone(error)                     {}
+func (metrics) SandboxExited(string)                   {}
+
+// newHost returns a Host with the parent "p", which is for all.
+func newHost(t *testing.T) *Host {
+	t.Helper()
+	dir, log := t.TempDir(), slog.New(slog.DiscardHandler)
+	events := event.NewRing(64)
+	st, err := store.Open(store.Config{Root: filepath.Join(dir, "state"), RAM: filepath.Join(dir, "ram"), Events: events})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vmms, run := &vmfake.VMMs{}, filepath.Join(dir, "run")
+	m, err := sandbox.New(sandbox.Config{
+		Store: st, VMMs: vmms, Guest: func(string) sandbox.Guest { return vmfake.Guest{All: vmms} },
+		NewTop: disklayer.Format, RunDir: run, DataDir: filepath.Join(dir, "data"), Observer: metrics{}, Events: events,
+		Log: log,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close(true); st.Close() })
+	w, err := workspace.Open(filepath.Join(dir, "workspaces"), m, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	baker := bake.New(bake.Config{Store: st, VMMs: vmms, Guest: func(string) bake.Guest { return vmfake.Guest{All: vmms} },
+		RunDir: run, Template: "host", Accel: "kvm", Log: log})
+	if _, err := baker.Bake(t.Context(), bake.Request{Tag: "p", Kernel: file, Initrd: file, Rootfs: file}); err != nil {
+		t.Fatal(err)
+	}
+	return New(m, w)
+}
+
+// part is what one team has.
+type part struct {
+	view      *View
+	sandbox   string // of it
+	tag       string // of a branch of it
+	workspace string
+}
+
+func newPart(t *testing.T, h *Host, team string) part {
+	t.Helper()
+	p := part{view: h.For(Principal{Name: "token:" + team, Prefix: sandbox.Prefix(team + "/")}), tag: team + ".x",
+		workspace: team + ".w"}
+	made, err := p.view.Fork(t.Context(), sandbox.ForkRequest{Tag: "p", N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.sandbox = made.Sandboxes[0].ID
+	branch := sandbox.BranchRequest{Tag: p.tag, Mode: vm.BranchDiff}
+	if _, err := p.view.Branch(t.Context(), p.sandbox, branch); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.view.CreateWorkspace(t.Context(), p.workspace, sandbox.ForkRequest{Tag: "p"}); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// isMissing reports whether an error says that something is not there.
+func isMissing(err error) bool {
+	var (
+		box  *sandbox.NotFoundError
+		tag  *store.NotFoundError
+		name *workspace.Error
+	)
+	return errors.As(err, &box) || errors.As(err, &tag) || errors.As(err, &name)
+}
+
+// unnamed are the methods of View whose first argument names nothing of others, or that have none: the
+// tests below call them.
+var unnamed = []string{"Limited", "MayName", "Events", "Fork", "Sandboxes", "Snapshots", "Workspaces", "LeftAlone",
+	"Machines", "TagOf", "BaseImage", "UnnamedBytes", "CreateWorkspace"}
+
+// call calls a method of a View with a name, and zero values for all else, and returns its error.
+func call(t *testing.T, v *View, m reflect.Method, name string) error {
+	t.Helper()
+	args, named := []reflect.Value{reflect.ValueOf(v)}, false
+	for i := 1; i < m.Type.NumIn(); i++ {
+		in := m.Type.In(i)
+		switch {
+		case in == reflect.TypeFor[context.Context]():
+			args = append(args, reflect.ValueOf(t.Context()))
+		case in.Kind() == reflect.String && !named:
+			args, named = append(args, reflect.ValueOf(name)), true
+		default:
+			args = append(args, reflect.Zero(in))
+		}
+	}
+	out := m.Func.Call(args)
+	err, _ := out[len(out)-1].Interface().(error)
+	if !named || out[len(out)-1].Type() != reflect.TypeFor[error]() {
+		t.Fatalf("%s names nothing, or has no error: test it by itself, and add it to unnamed", m.Name)
+	}
+	return err
+}
+
+// Whatever a principal names of another, and whatever somebody without a name does, it is as if it were
+// not there: for all methods that there are.
+func TestWhatIsOfOthersIsNotThere(t *testing.T) {
+	h := newHost(t)
+	a, b := newPart(t, h, "a"), newPart(t, h, "b")
+	called := 0
+	for m := range reflect.TypeFor[*View]().Methods() {
+		if slices.Contains(unnamed, m.Name) {
+			continue
+		}
+		called++
+		for what, v := range map[string]*View{"another team": b.view, "nobody": h.For(Principal{}),
+			"a client of another sandbox": h.Permitted(b.sandbox)} {
+			for _, name := range []string{a.sandbox, a.tag, a.workspace} {
+				if err := call(t, v, m, name); !isMissing(err) {
+					t.Errorf("%s of %s for %s: %v", m.Name, name, what, err)
+				}
+			}
+		}
+	}
+	if called < 20 {
+		t.Errorf("%d methods were called", called)
+	}
+	if i, err := a.view.Sandbox(a.sandbox); err != nil || i.State != sandbox.Running {
+		t.Errorf("what others tried has changed it: %v, %v", i.State, err)
+	}
+	for _, err := range []error{a.view.HasSnapshot(a.tag), a.view.Reach(a.sandbox),
+		h.Permitted(a.sandbox).Reach(a.sandbox)} {
+		if err != nil {
+			t.Errorf("what is its own: %v", err)
+		}
+	}
+	if _, err := a.view.Workspace(a.workspace); err != nil {
+		t.Error(err)
+	}
+}
+
+// Lists have what is of the principal, and parents.
+func TestLists(t *testing.T) {
+	h := newHost(t)
+	a, b := newPart(t, h, "a"), newPart(t, h, "b")
+	all := h.For(Principal{Name: "token:all"})
+	for _, c := range []struct {
+		name                             string
+		view                             *View
+		sandboxes, snapshots, workspaces int
+	}{
+		{"a", a.view, 2, 2, 1}, {"b", b.view, 2, 2, 1}, {"all", all, 4, 3, 2}, {"nobody", h.For(Principal{}), 0, 0, 0},
+		{"one sandbox", h.Permitted(a.sandbox), 0, 0, 0},
+	} {
+		if n := len(c.view.Sandboxes()); n != c.sandboxes {
+			t.Errorf("%s: %d sandboxes, want %d", c.name, n, c.sandboxes)
+		}
+		if n := len(c.view.Snapshots()); n != c.snapshots {
+			t.Errorf("%s: %d snapshots, want %d", c.name, n, c.snapshots)
+		}
+		if n := len(c.view.Workspaces()); n != c.workspaces {
+			t.Errorf("%s: %d workspaces, want %d", c.name, n, c.workspaces)
+		}
+	}
+	if n := len(h.IDs()); n != 4 {
+		t.Errorf("%d ids", n)
+	}
+	d, err := b.view.Snapshot("p")
+	if err != nil || d.Leases != 0 || slices.Contains(d.Dependents, a.tag) {
+		t.Errorf("a parent says of others: %+v, %v", d, err)
+	}
+	if d, err = all.Snapshot("p"); err != nil || d.Leases == 0 {
+		t.Errorf("a parent: %+v, %v", d, err)
+	}
+}
+
+// What names nothing of others is bounded by the limit of the principal.
+func TestLimits(t *testing.T) {
+	h := newHost(t)
+	a, b := newPart(t, h, "a"), newPart(t, h, "b")
+	all, nobody := h.For(Principal{Name: "token:all"}), h.For(Principal{})
+	var limit *sandbox.PrefixError
+	if err := b.view.Limited("metrics"); !errors.As(err, &limit) {
+		t.Errorf("what concerns all: %v", err)
+	}
+	if err := errors.Join(all.Limited("metrics"), all.MayName("name", "a.y"), a.view.MayName("name", "a.y")); err != nil {
+		t.Error(err)
+	}
+	if err := b.view.MayName("name", "a.y"); !errors.As(err, &limit) {
+		t.Errorf("a name of others: %v", err)
+	}
+	if _, err := b.view.CreateWorkspace(t.Context(), "a.y", sandbox.ForkRequest{Tag: "p"}); !errors.As(err, &limit) {
+		t.Errorf("a workspace with a name of others: %v", err)
+	}
+	for _, v := range []*View{b.view, nobody} {
+		if _, err := v.Fork(t.Context(), sandbox.ForkRequest{Tag: a.tag, N: 1}); !isMissing(err) {
+			t.Errorf("a fork of others: %v", err)
+		}
+		if tag := v.TagOf(&snapshot.Ref{Tag: a.tag, ID: detail(t, a).ID}); tag != "" {
+			t.Errorf("a tag of others: %q", tag)
+		}
+	}
+	if tag := a.view.TagOf(&snapshot.Ref{Tag: a.tag, ID: detail(t, a).ID}); tag != a.tag {
+		t.Errorf("its own tag: %q", tag)
+	}
+	i, err := a.view.Sandbox(a.sandbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if vcpus, disk := a.view.Machines()(i); vcpus == 0 || disk == 0 {
+		t.Errorf("a machine with %d vCPUs and %d bytes", vcpus, disk)
+	}
+	if n := a.view.UnnamedBytes(sandbox.Info{}); n != 0 || a.view.BaseImage(snapshot.Base{}) != "" ||
+		b.view.LeftAlone() != nil {
+		t.Errorf("%d bytes of nothing", n)
+	}
+}
+
+func detail(t *testing.T, p part) store.Detail {
+	t.Helper()
+	d, err := p.view.Snapshot(p.tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// Who follows learns what happens to sandboxes of its own, and of others nothing.
+func TestEvents(t *testing.T) {
+	h := newHost(t)
+	a, b := newPart(t, h, "a"), newPart(t, h, "b")
+	last := func(v *View) (seen []string) {
+		e := v.Events("none") // all that is remembered
+		for {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			next, _, err := e.Next(ctx)
+			cancel()
+			if err != nil {
+				return seen
+			}
+			seen = append(seen, next.Sandbox)
+		}
+	}
+	if err := errors.Join(a.view.Kill(a.sandbox), b.view.Kill(b.sandbox)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		view       *View
+		own, other string
+	}{{a.view, a.sandbox, b.sandbox}, {b.view, b.sandbox, a.sandbox}} {
+		if seen := last(c.view); !slices.Contains(seen, c.own) || slices.Contains(seen, c.other) {
+			t.Errorf("events of %q: want those of %s, and none of %s", seen, c.own, c.other)
+		}
+	}
+	if seen := last(h.For(Principal{})); slices.ContainsFunc(seen, func(id string) bool { return id != "" }) {
+		t.Errorf("nobody learns of %q", seen)
+	}
+}

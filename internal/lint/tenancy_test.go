@@ -1,0 +1,126 @@
+package lint
+
+import (
+	"go/ast"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// wholes are the types that know the sandboxes and snapshots of all, and their constructors, by package.
+var wholes = map[string][]string{
+	"internal/host/sandbox":   {"Manager", "New"},
+	"internal/host/store":     {"Store", "Open"},
+	"internal/host/workspace": {"Set", "Open"},
+	"internal/host/event":     {"Ring", "NewRing", "Follower"},
+}
+
+// permitting are the methods of tenancy.Host that show a sandbox to a request without a principal, and
+// where such a request is checked.
+var permitting = map[string][]string{
+	"Permitted": {"internal/daemon/face/streams.go", "internal/daemon/e2b/data.go"},
+	"IDs":       {"internal/daemon/e2b/token.go"},
+}
+
+// TestHandlersSeeAView forbids the daemon's faces to name what knows the sandboxes of all: a handler has
+// the tenancy.View of its request, and cannot forget to ask what the principal may know of. The Manager is
+// for the wiring, and for the builder of templates, which makes sandboxes of its own.
+func TestHandlersSeeAView(t *testing.T) {
+	wired, handlers, permitted := 0, 0, 0
+	for _, s := range sources(t) {
+		if !strings.HasPrefix(s.path, "internal/daemon/") || s.test() {
+			continue
+		}
+		free := s.path == "internal/daemon/wire.go" || strings.HasPrefix(s.path, "internal/daemon/template/")
+		handlers++
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if slices.Contains(wholes[s.packageOf(sel.X)], sel.Sel.Name) {
+				if free {
+					wired++
+				} else {
+					t.Errorf("%s: a face may not have %s.%s: it knows the sandboxes of all; use the request's tenancy.View",
+						s.fset.Position(n.Pos()), sel.X, sel.Sel)
+				}
+			}
+			if where, ok := permitting[sel.Sel.Name]; ok {
+				if slices.Contains(where, s.path) {
+					permitted++
+				} else {
+					t.Errorf("%s: %s is for requests without a principal, in %q", s.fset.Position(n.Pos()), sel.Sel, where)
+				}
+			}
+			return true
+		})
+	}
+	if wired == 0 || handlers == 0 || permitted == 0 {
+		t.Errorf("%d files, %d names in the wiring, %d of permitted requests: the rule checks nothing", handlers, wired,
+			permitted)
+	}
+}
+
+// TestViewsHandOutNoWhole forbids package tenancy to return what knows the sandboxes of all, or to hold it
+// in an exported field.
+func TestViewsHandOutNoWhole(t *testing.T) {
+	checked := 0
+	for _, s := range sources(t) {
+		if !strings.HasPrefix(s.path, "internal/host/tenancy/") || s.test() {
+			continue
+		}
+		check := func(name string, fields *ast.FieldList) {
+			if fields == nil || !ast.IsExported(name) {
+				return
+			}
+			checked++
+			ast.Inspect(fields, func(n ast.Node) bool {
+				if sel, ok := n.(*ast.SelectorExpr); ok && slices.Contains(wholes[s.packageOf(sel.X)], sel.Sel.Name) {
+					t.Errorf("%s: %s hands out a %s.%s", s.fset.Position(n.Pos()), name, sel.X, sel.Sel)
+				}
+				return true
+			})
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				check(n.Name.Name, n.Type.Results)
+			case *ast.Field:
+				for _, name := range n.Names {
+					if _, isStruct := n.Type.(*ast.FuncType); !isStruct {
+						check(name.Name, &ast.FieldList{List: []*ast.Field{n}})
+					}
+				}
+			}
+			return true
+		})
+	}
+	if checked == 0 {
+		t.Error("package tenancy has no exported function: the rule checks nothing")
+	}
+}
+
+// packageOf returns the path in this repository of the package that x names, or "".
+func (s *source) packageOf(x ast.Expr) string {
+	name, ok := x.(*ast.Ident)
+	if !ok {
+		return ""
+	}
+	for _, imp := range s.file.Imports {
+		path, err := strconv.Unquote(imp.Path.Value)
+		if err != nil {
+			continue
+		}
+		own, ours := strings.CutPrefix(path, module)
+		base := own[strings.LastIndexByte(own, '/')+1:]
+		if imp.Name != nil {
+			base = imp.Name.Name
+		}
+		if ours && base == name.Name {
+			return own
+		}
+	}
+	return ""
+}
