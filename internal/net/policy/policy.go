@@ -2,17 +2,14 @@
 // the sandbox's policy and what is known of the connection, and says why.
 //
 // It opens nothing, remembers nothing and asks nobody: which names an address was given for, and
-// what a connection calls its server, is for the caller to find out (packages dns and peek). The
-// ranges that are closed come from the IANA registry of special-purpose IPv4 addresses (RFC 6890);
-// the metadata addresses are those of the large clouds that lie outside of 169.254.0.0/16.
+// what a connection calls its server, is for the caller to find out (packages dns and peek). Which
+// ranges are closed says package netproto.
 package policy
 
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
-	"github.com/forkd/forkd/internal/proto/frame"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -72,17 +69,16 @@ const (
 	ECH         Reason = "ech"          // a name decides, and the connection may encrypt another
 	QUIC        Reason = "quic"         // a name decides, and UDP 443 does not show one
 
-	Host       Reason = "host"        // an address of the host itself
-	SandboxNet Reason = "sandbox-net" // the network that every VM has for itself
-	Loopback   Reason = "loopback"    // 127.0.0.0/8 and 0.0.0.0/8, which Linux takes for it
-	LinkLocal  Reason = "link-local"  // 169.254.0.0/16 without the metadata address
-	Metadata   Reason = "metadata"    // addresses at which clouds hand out credentials
-	Private    Reason = "private"     // RFC 1918
-	CarrierNAT Reason = "carrier-nat" // RFC 6598
-	Multicast  Reason = "multicast"
-	Broadcast  Reason = "broadcast"
-	Reserved   Reason = "reserved" // not on the internet
-	notClosed  Reason = ""
+	Host       Reason = netproto.Host
+	SandboxNet Reason = netproto.SandboxNet
+	Loopback   Reason = netproto.Loopback
+	LinkLocal  Reason = netproto.LinkLocal
+	Metadata   Reason = netproto.Metadata
+	Private    Reason = netproto.Private
+	CarrierNAT Reason = netproto.CarrierNAT
+	Multicast  Reason = netproto.Multicast
+	Broadcast  Reason = netproto.Broadcast
+	Reserved   Reason = netproto.Reserved
 )
 
 // Reasons of flows that pass.
@@ -91,38 +87,6 @@ const (
 	ByName Reason = "allow-name" // a rule of Allow for a name
 	ByMode Reason = "mode"       // what the mode lets through
 )
-
-// closed is a range with what it is called.
-type closed struct {
-	prefix netip.Prefix
-	reason Reason
-	always bool // ModeOpen closes it as well
-}
-
-// closedRanges is searched from its beginning: the narrower ranges stand first.
-var closedRanges = []closed{
-	{netip.MustParsePrefix(frame.Prefix), SandboxNet, true},
-	{netip.MustParsePrefix("127.0.0.0/8"), Loopback, true},
-	{netip.MustParsePrefix("0.0.0.0/8"), Loopback, true},
-	{netip.MustParsePrefix("169.254.169.254/32"), Metadata, true},
-	{netip.MustParsePrefix("169.254.170.0/24"), Metadata, true},   // AWS ECS and EKS
-	{netip.MustParsePrefix("100.100.100.200/32"), Metadata, true}, // Alibaba Cloud
-	{netip.MustParsePrefix("192.0.0.192/32"), Metadata, true},     // Oracle Cloud
-	{netip.MustParsePrefix("168.63.129.16/32"), Metadata, true},   // Azure
-	{netip.MustParsePrefix("169.254.0.0/16"), LinkLocal, true},
-	{netip.MustParsePrefix("10.0.0.0/8"), Private, false},
-	{netip.MustParsePrefix("172.16.0.0/12"), Private, false},
-	{netip.MustParsePrefix("192.168.0.0/16"), Private, false},
-	{netip.MustParsePrefix("100.64.0.0/10"), CarrierNAT, false},
-	{netip.MustParsePrefix("224.0.0.0/4"), Multicast, false},
-	{netip.MustParsePrefix("255.255.255.255/32"), Broadcast, false},
-	{netip.MustParsePrefix("192.0.0.0/24"), Reserved, false},
-	{netip.MustParsePrefix("192.88.99.0/24"), Reserved, false},  // once 6to4
-	{netip.MustParsePrefix("198.18.0.0/15"), Reserved, false},   // benchmarks
-	{netip.MustParsePrefix("198.51.100.0/24"), Reserved, false}, // TEST-NET-2
-	{netip.MustParsePrefix("203.0.113.0/24"), Reserved, false},  // TEST-NET-3
-	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
-}
 
 // Decide says what happens to a flow. Its order:
 //
@@ -142,9 +106,9 @@ func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 	if !addr.Is4() {
 		return Refuse, IPv6
 	}
-	ranged := closedRange(addr, f.Own)
+	ranged := netproto.ClosedRange(addr, f.Own)
 	switch {
-	case ranged.reason == SandboxNet:
+	case ranged.Name == netproto.SandboxNet:
 		return Refuse, SandboxNet
 	case p.Mode == netproto.ModeNone:
 		return Refuse, ModeNone
@@ -170,20 +134,20 @@ func Decide(p *netproto.Policy, f *Flow) (Verdict, Reason) {
 }
 
 // allow is what remains to be decided of a flow that is not denied.
-func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged closed) (Verdict, Reason) {
+func allow(p *netproto.Policy, f *Flow, addr netip.Addr, ranged netproto.Closed) (Verdict, Reason) {
 	dns := isDNS(f)
 	for i := range p.Allow {
 		r := &p.Allow[i]
 		if r.IsName() || !r.Prefix.Contains(addr) || !matchPort(r, f) || dns && !r.HasPorts() {
 			continue
 		}
-		if ranged.reason == notClosed || within(r.Prefix, ranged.prefix) {
+		if ranged.Name == "" || netproto.Within(r.Prefix, ranged.Prefix) {
 			return Pass, ByRule
 		}
 	}
 	switch {
-	case ranged.reason != notClosed && (ranged.always || p.Mode != netproto.ModeOpen):
-		return Refuse, ranged.reason
+	case ranged.Name != "" && (ranged.Always || p.Mode != netproto.ModeOpen):
+		return Refuse, Reason(ranged.Name)
 	case dns:
 		return Refuse, ForeignDNS
 	case p.Mode == netproto.ModePublic || p.Mode == netproto.ModeOpen:
@@ -255,22 +219,10 @@ func Names(p *netproto.Policy, name string) (bool, Reason) {
 	switch {
 	case p.Mode == netproto.ModeAllow:
 		return false, NoRule
-	case p.Mode == netproto.ModePublic && privateName(name):
+	case p.Mode == netproto.ModePublic && netproto.PrivateName(name):
 		return false, PrivateName
 	}
 	return true, ByMode
-}
-
-// privateZones are those that only the network of the host answers for: names of local networks
-// (RFC 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and of addresses, which tell
-// who has them.
-var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
-
-// privateName reports whether a name is one of the host's network rather than of the internet. One
-// without a dot is looked up in the host's own domain, or in its /etc/hosts.
-func privateName(name string) bool {
-	return !strings.Contains(name, ".") ||
-		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })
 }
 
 // Match reports whether a name rule is about name, whatever the port.
@@ -333,22 +285,4 @@ func isQUIC(f *Flow) bool { return f.Protocol == UDP && f.To.Port() == 443 }
 // TLS and QUIC (RFC 7858, RFC 9250).
 func isDNS(f *Flow) bool {
 	return f.Protocol != ICMP && (f.To.Port() == 53 || f.To.Port() == 853)
-}
-
-// closedRange returns the closed range of an address; without a reason if it has none. The host's
-// own addresses are ranges of one address each, wherever they lie, but loopback stays loopback.
-func closedRange(addr netip.Addr, own bool) closed {
-	i := slices.IndexFunc(closedRanges, func(c closed) bool { return c.prefix.Contains(addr) })
-	switch {
-	case i >= 0 && (!own || closedRanges[i].always):
-		return closedRanges[i]
-	case own:
-		return closed{netip.PrefixFrom(addr, 32), Host, true}
-	}
-	return closed{}
-}
-
-// within reports whether all of inner lies in outer.
-func within(inner, outer netip.Prefix) bool {
-	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
 }

@@ -331,7 +331,7 @@ func FuzzDecide(f *testing.F) {
 		flow := &Flow{Protocol: Protocol(protocol % 3), To: netip.AddrPortFrom(a, port), Names: []string{name}, Peeked: true,
 			Server: server}
 		verdict, _ := Decide(p, flow)
-		loopback := a.Unmap().IsLoopback() && (r.IsName() || !within(r.Prefix, netip.MustParsePrefix("127.0.0.0/8")))
+		loopback := a.Unmap().IsLoopback() && (r.IsName() || !netproto.Within(r.Prefix, netip.MustParsePrefix("127.0.0.0/8")))
 		if verdict == Peek || verdict == Pass && (p.Mode == none || loopback || !a.Unmap().Is4()) {
 			t.Errorf("%+v, %+v: %v", p, flow, verdict)
 		}

@@ -1,0 +1,88 @@
+package netproto
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/forkd/forkd/internal/proto/frame"
+)
+
+// Closed is a range of addresses that is not the internet. A policy opens it by a rule that lies
+// within it, or by ModeOpen unless Always is set.
+type Closed struct {
+	Prefix netip.Prefix
+	Name   string // one of the names below; empty: the zero Closed, of an address that is not closed
+	Always bool   // ModeOpen closes it as well
+}
+
+// Names of closed ranges, which are reasons of refusals as well.
+const (
+	Host       = "host"        // an address of the host itself
+	SandboxNet = "sandbox-net" // the network that every VM has for itself: no rule opens it
+	Loopback   = "loopback"    // 127.0.0.0/8 and 0.0.0.0/8, which Linux takes for it
+	LinkLocal  = "link-local"  // 169.254.0.0/16 without the metadata address
+	Metadata   = "metadata"    // addresses at which clouds hand out credentials
+	Private    = "private"     // RFC 1918
+	CarrierNAT = "carrier-nat" // RFC 6598
+	Multicast  = "multicast"
+	Broadcast  = "broadcast"
+	Reserved   = "reserved" // not on the internet
+)
+
+// closedRanges is searched from its beginning: the narrower ranges stand first. They come from the
+// IANA registry of special-purpose IPv4 addresses (RFC 6890); the metadata addresses are those of
+// the large clouds that lie outside of 169.254.0.0/16.
+var closedRanges = []Closed{
+	{netip.MustParsePrefix(frame.Prefix), SandboxNet, true},
+	{netip.MustParsePrefix("127.0.0.0/8"), Loopback, true},
+	{netip.MustParsePrefix("0.0.0.0/8"), Loopback, true},
+	{netip.MustParsePrefix("169.254.169.254/32"), Metadata, true},
+	{netip.MustParsePrefix("169.254.170.0/24"), Metadata, true},   // AWS ECS and EKS
+	{netip.MustParsePrefix("100.100.100.200/32"), Metadata, true}, // Alibaba Cloud
+	{netip.MustParsePrefix("192.0.0.192/32"), Metadata, true},     // Oracle Cloud
+	{netip.MustParsePrefix("168.63.129.16/32"), Metadata, true},   // Azure
+	{netip.MustParsePrefix("169.254.0.0/16"), LinkLocal, true},
+	{netip.MustParsePrefix("10.0.0.0/8"), Private, false},
+	{netip.MustParsePrefix("172.16.0.0/12"), Private, false},
+	{netip.MustParsePrefix("192.168.0.0/16"), Private, false},
+	{netip.MustParsePrefix("100.64.0.0/10"), CarrierNAT, false},
+	{netip.MustParsePrefix("224.0.0.0/4"), Multicast, false},
+	{netip.MustParsePrefix("255.255.255.255/32"), Broadcast, false},
+	{netip.MustParsePrefix("192.0.0.0/24"), Reserved, false},
+	{netip.MustParsePrefix("192.88.99.0/24"), Reserved, false},  // once 6to4
+	{netip.MustParsePrefix("198.18.0.0/15"), Reserved, false},   // benchmarks
+	{netip.MustParsePrefix("198.51.100.0/24"), Reserved, false}, // TEST-NET-2
+	{netip.MustParsePrefix("203.0.113.0/24"), Reserved, false},  // TEST-NET-3
+	{netip.MustParsePrefix("240.0.0.0/4"), Reserved, false},
+}
+
+// ClosedRange returns the closed range of an IPv4 address. The host's own addresses are ranges of
+// one address each, wherever they lie, but loopback stays loopback.
+func ClosedRange(addr netip.Addr, own bool) Closed {
+	i := slices.IndexFunc(closedRanges, func(c Closed) bool { return c.Prefix.Contains(addr) })
+	switch {
+	case i >= 0 && (!own || closedRanges[i].Always):
+		return closedRanges[i]
+	case own:
+		return Closed{netip.PrefixFrom(addr, 32), Host, true}
+	}
+	return Closed{}
+}
+
+// Within reports whether all of inner lies in outer.
+func Within(inner, outer netip.Prefix) bool {
+	return inner.Bits() >= outer.Bits() && outer.Contains(inner.Addr())
+}
+
+// privateZones are those that only the network of the host answers for: names of local networks
+// (RFC 6762, RFC 8375, and ICANN's internal), of the host (RFC 6761), and of addresses, which tell
+// who has them.
+var privateZones = []string{"local", "internal", "home.arpa", "localhost", "in-addr.arpa", "ip6.arpa"}
+
+// PrivateName reports whether a name is one of the host's network rather than of the internet. One
+// without a dot is looked up in the host's own domain, or in its /etc/hosts.
+func PrivateName(name string) bool {
+	return !strings.Contains(name, ".") ||
+		slices.ContainsFunc(privateZones, func(zone string) bool { return name == zone || strings.HasSuffix(name, "."+zone) })
+}
