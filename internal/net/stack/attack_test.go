@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"github.com/forkd/forkd/internal/hostroute"
 	"github.com/forkd/forkd/internal/net/guesttest"
 	"github.com/forkd/forkd/internal/net/nettest"
 	"github.com/forkd/forkd/internal/proto/frame"
@@ -375,7 +376,7 @@ func TestAttackOwnAddresses(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
 		t.Fatal(err)
 	}
-	local := isLocal(netip.MustParseAddr(web))
+	local := hostroute.IsLocal(netip.MustParseAddr(web))
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/forkd/forkd/internal/hostroute"
 	"github.com/forkd/forkd/internal/net/dns"
 	"github.com/forkd/forkd/internal/net/flowlog"
 	"github.com/forkd/forkd/internal/net/inject"
@@ -42,7 +43,7 @@ func NewHost(sockets int) *Host {
 func (h *Host) SetOwn(addrs []netip.Addr) { h.own.Store(&addrs) }
 
 // isOwn reports whether packets to an address would stay on the host.
-func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || isLocal(addr) }
+func (h *Host) isOwn(addr netip.Addr) bool { return h.listed(addr) || hostroute.IsLocal(addr) }
 
 // listed reports whether SetOwn has named an address.
 func (h *Host) listed(addr netip.Addr) bool {

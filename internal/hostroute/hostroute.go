@@ -1,4 +1,6 @@
-package stack
+// Package hostroute asks the kernel whether an address is one of this host. It sends nothing, and
+// needs no privilege, but it opens a socket of rtnetlink(7) for each question.
+package hostroute
 
 import (
 	"encoding/binary"
@@ -9,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isLocal asks the kernel for the way to an address: whether packets for it stay on this host, for
-// whatever reason they do (rtnetlink(7)). Where that cannot be found out, they may.
-func isLocal(addr netip.Addr) bool {
+// IsLocal asks the kernel for the way to an IPv4 address: whether packets for it stay on this host,
+// for whatever reason they do. Where that cannot be found out, they may.
+func IsLocal(addr netip.Addr) bool {
 	kind, err := routeType(addr)
 	switch {
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH):
