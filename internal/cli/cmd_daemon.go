@@ -102,6 +102,9 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&proxy, "upstream-proxy", "",
 		"HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
 			"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
+	f.BoolVar(&cfg.OpenPrivate, "run-may-open-private", false,
+		"let clients of the scope run give sandboxes rules for private networks, the host and metadata services,\n"+
+			"and the mode open, as only those of the scope admin may otherwise")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
 		"VMM processes to keep ready for each shape of machine that is forked; 0: none")

@@ -49,6 +49,7 @@ type Config struct {
 	Cgroup      string           // where VMs get their limits; see cgroup.Config.Parent
 	Admit       admit.Rules
 	Proxy       netclient.Proxy // that TCP connections of sandboxes go out through
+	OpenPrivate bool            // clients of the scope run may open private networks and the host to sandboxes
 	PoolSize    int             // VMM processes that wait, per machine shape; 0: none
 	PoolMost    int             // so many for a while where forks have found too few
 	Branches    int             // at once; 0: 4

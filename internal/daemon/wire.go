@@ -119,9 +119,9 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		PoolSize: cfg.PoolSize,
 		PoolMost: cfg.PoolMost,
 		Admit:    cfg.Admit,
-		Observer: counts,
-		Events:   events,
-		Log:      cfg.Log,
+		Observer: counts, OpenPrivate: cfg.OpenPrivate,
+		Events: events,
+		Log:    cfg.Log,
 	})
 	if err != nil {
 		return nil, err

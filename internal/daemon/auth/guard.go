@@ -120,6 +120,9 @@ type principalKey struct{}
 // With returns a context of requests that p makes. Sandboxes that are forked in it are p's.
 func With(ctx context.Context, p Principal) context.Context {
 	ctx = sandbox.OwnedBy(ctx, p.Who, p.MaxSandboxes, p.Prefix)
+	if p.Scope >= Admin {
+		ctx = sandbox.AsAdmin(ctx)
+	}
 	return context.WithValue(ctx, principalKey{}, p)
 }
 

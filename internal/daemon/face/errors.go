@@ -49,6 +49,7 @@ func codeOf(err error) code {
 		answer    *inbound.AnswerError
 		scope     *auth.ScopeError
 		prefix    *sandbox.PrefixError
+		closed    *sandbox.ClosedError
 		noKVM     *vmmclient.NoKVMError
 	)
 	switch {
@@ -56,7 +57,7 @@ func codeOf(err error) code {
 		return codeNoKVM
 	case errors.As(err, &request):
 		return codeOfStatus(request.Status)
-	case errors.As(err, &scope), errors.As(err, &prefix):
+	case errors.As(err, &scope), errors.As(err, &prefix), errors.As(err, &closed):
 		return codeScope
 	case errors.As(err, &badField):
 		return codeInvalidField

@@ -119,5 +119,6 @@ func ClientOf(r *http.Request) string {
 // there is no principal.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
-	return f.Host.For(tenancy.Principal{Name: who.Who, MaxSandboxes: who.MaxSandboxes, Prefix: who.Prefix})
+	return f.Host.For(tenancy.Principal{Name: who.Who, MaxSandboxes: who.MaxSandboxes, Prefix: who.Prefix,
+		OpensPrivate: who.Scope >= auth.Admin})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/netclient"
 )
 
 // MaxFork is the most children that one call may ask for.
@@ -74,6 +75,23 @@ func (r *ForkRequest) checkChildren() error {
 	return nil
 }
 
+// checkAgainst checks what depends on the snapshot of the children.
+func (m *Manager) checkAgainst(ctx context.Context, r *ForkRequest, parent *snapshot.Manifest) error {
+	if r.Network != nil {
+		present, err := netclient.FromSnapshot(parent.Guest.Network)
+		if err != nil { // with another policy it can be forked
+			present = netclient.Isolated()
+		}
+		if r.present != nil {
+			present = *r.present
+		}
+		if err := m.mayOpen(ctx, "network.", r.Network, present.Policy); err != nil {
+			return err
+		}
+	}
+	return m.cfg.VMMs.CheckLimits("limits.", limitsFor(r.Limits, parent))
+}
+
 // Fork starts children of a snapshot. All of them start or none is left, unless the request allows
 // a part; a child counts as started when its agent has confirmed its new identity. The error of a
 // failed fork is a *ForkError.
@@ -101,7 +119,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.MayUse(ctx, req.Tag); err != nil {
 		return ForkResult{}, err
 	}
-	if err := m.cfg.VMMs.CheckLimits("limits.", limitsFor(req.Limits, lease.Manifest())); err != nil {
+	if err := m.checkAgainst(ctx, &req, lease.Manifest()); err != nil {
 		return ForkResult{}, err
 	}
 	release, err := m.reserve(ownerOf(ctx), req.N)

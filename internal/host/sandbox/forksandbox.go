@@ -19,6 +19,9 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}
+	if err := m.mayOpen(ctx, "network.", req.Network, s.Info().Network.Policy); err != nil { // likewise
+		return ForkResult{}, BranchResult{}, err
+	}
 	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
 		return ForkResult{}, BranchResult{}, err
 	}

@@ -51,6 +51,9 @@ type Config struct {
 	Observer Observer
 	Events   *event.Ring // nil: none are kept
 	Log      *slog.Logger
+
+	// OpenPrivate lets every client open private networks and the host to sandboxes; see AsAdmin.
+	OpenPrivate bool
 }
 
 // defaultConfirm is generous: a child that needs it runs on an emulated or badly overloaded host.

@@ -73,12 +73,16 @@ func joined(link *netclient.Link, frames *os.File) {
 // SetNetwork replaces policy, limits and secrets of a sandbox in any state. When it returns they
 // are in force: connections that the new policy does not let through are reset, and those to which
 // other secrets would be added. A secret without a value keeps the one that it has. Branches made
-// from here on inherit policy and limits; a rollback changes nothing of it.
+// from here on inherit policy and limits; a rollback changes nothing of it. The error is a
+// *ClosedError for a client that may not open what the policy would.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return m.setNetwork(ctx, h.s, setting) })
 }
 
 func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.Setting) (err error) {
+	if err := m.mayOpen(ctx, "", &setting, s.Info().Network.Policy); err != nil {
+		return err
+	}
 	if setting.Secrets, err = fillSecrets("", setting.Secrets, s.Info().Network.Secrets); err != nil {
 		return err
 	}

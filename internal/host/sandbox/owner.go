@@ -12,6 +12,7 @@ type owner struct {
 	name   string
 	most   int // sandboxes at once; 0: no limit
 	prefix Prefix
+	admin  bool // see AsAdmin
 }
 
 // Anyone is the name of all clients where none has to prove who it is. They cannot be told apart, so
@@ -35,7 +36,14 @@ type ownerKey struct{}
 // OwnedBy returns a context in which children are forked for somebody, who may have at most so many
 // sandboxes at once, with all that can be resumed; 0: no limit. They know of what is within prefix.
 func OwnedBy(ctx context.Context, name string, most int, prefix Prefix) context.Context {
-	return context.WithValue(ctx, ownerKey{}, owner{name, most, prefix})
+	return context.WithValue(ctx, ownerKey{}, owner{name: name, most: most, prefix: prefix})
+}
+
+// AsAdmin returns the context of a client that may open private networks and the host to sandboxes.
+func AsAdmin(ctx context.Context) context.Context {
+	o := ownerOf(ctx)
+	o.admin = true
+	return context.WithValue(ctx, ownerKey{}, o)
 }
 
 func ownerOf(ctx context.Context) owner {

@@ -46,6 +46,8 @@ type ForkRequest struct {
 	Labels         map[string]string  // of every child
 	Strict         Strict             // of every child
 	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
+
+	present *netclient.Setting // of the suspended sandbox that is forked; nil: that of the snapshot
 }
 
 // ForkResult is what a fork made and how long it took.

@@ -49,12 +49,12 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 		return ForkResult{}, &StateError{ID: i.ID, Op: "fork suspended", State: i.State}
 	}
 	req.Tag = i.StateTag
-	if req.Network == nil {
-		n, err := netclient.FromSnapshot(i.Network.ForSnapshot())
-		if err != nil {
-			return ForkResult{}, err
-		}
-		req.Network = &n
+	now, err := netclient.FromSnapshot(i.Network.ForSnapshot())
+	if err != nil {
+		return ForkResult{}, err
+	}
+	if req.present = &now; req.Network == nil {
+		req.Network = &now
 	}
 	if req.Limits == nil {
 		req.Limits = &i.Limits

@@ -18,6 +18,7 @@ type Principal struct {
 	Name         string // empty: not known; its View is empty
 	MaxSandboxes int    // that it may have at once; 0: no limit
 	Prefix       sandbox.Prefix
+	OpensPrivate bool // may open private networks and the host to sandboxes, see sandbox.AsAdmin
 }
 
 // Host makes Views of all that there is.
@@ -64,7 +65,11 @@ func (v *View) as(ctx context.Context) context.Context {
 	if v.only != "" {
 		return ctx
 	}
-	return sandbox.OwnedBy(ctx, v.p.Name, v.p.MaxSandboxes, v.p.Prefix)
+	ctx = sandbox.OwnedBy(ctx, v.p.Name, v.p.MaxSandboxes, v.p.Prefix)
+	if v.p.OpensPrivate {
+		ctx = sandbox.AsAdmin(ctx)
+	}
+	return ctx
 }
 
 // isEmpty reports whether nothing but one sandbox is known.

@@ -1,0 +1,35 @@
+package e2b_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/apirig"
+	"github.com/forkd/forkd/internal/daemon/auth"
+)
+
+// An API key that may run sandboxes opens the host's network to none, by E2B's calls either.
+func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
+	r := startWith(t, apirig.Options{Tokens: []auth.Token{{Name: "a", Scope: auth.Run}}})
+	admin := r.key
+	r.key = header{"X-API-Key": "e2b_" + r.Tokens["a"]}
+	path := "/sandboxes/" + r.create(`{"templateID":"a.b"}`).ID + "/network"
+	const private = `{"allowOut":["10.1.2.3"],"denyOut":["0.0.0.0/0"]}`
+	for route, body := range map[string]string{
+		"PUT " + path: private, "POST /sandboxes": `{"templateID":"a.b","network":` + private + `}`,
+	} {
+		method, path, _ := strings.Cut(route, " ")
+		answer, text := r.send(method, path, r.key, body)
+		if answer.StatusCode != http.StatusForbidden || !strings.Contains(text, "10.1.2.3 opens a closed range (private)") {
+			t.Errorf("%s: %s %s", route, answer.Status, text)
+		}
+	}
+	if answer, text := r.send("PUT", path, admin, private); answer.StatusCode != http.StatusNoContent {
+		t.Errorf("the admin: %s %s", answer.Status, text)
+	}
+	// What an admin has opened, copies keep, of a paused sandbox too.
+	at := strings.TrimSuffix(path, "/network")
+	r.call("POST", at+"/pause", `{}`, 204, nil)
+	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, nil)
+}

@@ -1,0 +1,31 @@
+package sandbox
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/forkd/forkd/internal/host/netclient"
+)
+
+// Who is not known to be an admin may not open what is closed, unless the daemon lets everybody.
+func TestWhoMayOpenWhatIsClosed(t *testing.T) {
+	loopback, before := setting(t, "public", "127.0.0.1"), netclient.Default().Policy
+	run := OwnedBy(t.Context(), "token:ci", 0, "")
+	m := &Manager{}
+	for who, err := range map[string]error{
+		"token:ci": m.mayOpen(run, "network.", loopback, before),
+		"":         m.mayOpen(t.Context(), "network.", loopback, before),
+	} {
+		e, ok := errors.AsType[*ClosedError](err)
+		if !ok || e.Who != who || e.Field != "network.allow[0]" {
+			t.Errorf("%q: %v, want the field network.allow[0] refused", who, err)
+		}
+	}
+	if err := m.mayOpen(AsAdmin(run), "network.", loopback, before); err != nil {
+		t.Errorf("an admin: %v", err)
+	}
+	m.cfg.OpenPrivate = true
+	if err := m.mayOpen(run, "network.", loopback, before); err != nil {
+		t.Errorf("with --run-may-open-private: %v", err)
+	}
+}

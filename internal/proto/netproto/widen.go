@@ -1,0 +1,129 @@
+package netproto
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Widens reports what p opens of what is closed and present does not: a closed range, or names of
+// the host's network. It returns nil if p keeps to present there, or narrows it. own says which
+// addresses are the host's.
+func (p *Policy) Widens(present *Policy, own func(netip.Addr) bool) *FieldError {
+	var kept []netip.Prefix // closed, and open as they are at present
+	if p.Mode == ModeOpen {
+		if present.Mode != ModeOpen {
+			return &FieldError{"mode", "open reaches private networks"}
+		}
+		for _, c := range closedRanges {
+			if !c.Always {
+				kept = append(kept, c.Prefix)
+			}
+		}
+	}
+	names := false
+	for i := range p.Allow {
+		r := &p.Allow[i]
+		field := fmt.Sprintf("allow[%d]", i)
+		if r.IsName() {
+			if !r.namesPrivate() {
+				continue
+			}
+			if !present.answers(r) {
+				return &FieldError{field, fmt.Sprintf("%s is of the host's network", r)}
+			}
+			names = true
+			continue
+		}
+		closed := closedAround(r.Prefix, own)
+		if len(closed) == 0 {
+			continue
+		}
+		if !present.opens(r, closed) {
+			return &FieldError{field, fmt.Sprintf("%s opens a closed range (%s)", r, closed[0].Name)}
+		}
+		kept = append(kept, r.Prefix)
+	}
+	if len(kept) == 0 && !names {
+		return nil
+	}
+	return p.deniesLess(present, kept)
+}
+
+// deniesLess reports a rule by which present denies a part of kept, or a name, and p does not.
+func (p *Policy) deniesLess(present *Policy, kept []netip.Prefix) *FieldError {
+	for i := range present.Deny {
+		d := &present.Deny[i]
+		if !d.IsName() && !slices.ContainsFunc(kept, d.Prefix.Overlaps) {
+			continue
+		}
+		if !slices.ContainsFunc(p.Deny, func(r Rule) bool { return r.covers(d) }) {
+			return &FieldError{"deny", fmt.Sprintf("without %s, more of what is closed would be open", d)}
+		}
+	}
+	return nil
+}
+
+// closedAround returns the closed ranges that a rule for a prefix opens, the narrowest first.
+func closedAround(prefix netip.Prefix, own func(netip.Addr) bool) (closed []Closed) {
+	if prefix.IsSingleIP() && own(prefix.Addr()) {
+		closed = append(closed, ClosedRange(prefix.Addr(), true))
+	}
+	for _, c := range closedRanges {
+		if c.Name != SandboxNet && Within(prefix, c.Prefix) {
+			closed = append(closed, c)
+		}
+	}
+	return closed
+}
+
+// opens reports whether p opens all that a rule for an address opens, which lies in closed.
+func (p *Policy) opens(r *Rule, closed []Closed) bool {
+	dns := r.HasPorts() && (r.hasPort(53) || r.hasPort(853)) // only a rule with ports opens these
+	if p.Mode == ModeOpen && !dns && !slices.ContainsFunc(closed, func(c Closed) bool { return c.Always }) {
+		return true
+	}
+	return slices.ContainsFunc(p.Allow, func(have Rule) bool {
+		return !have.IsName() && have.covers(r) && (!dns || have.HasPorts()) &&
+			!slices.ContainsFunc(closed, func(c Closed) bool { return !Within(have.Prefix, c.Prefix) })
+	})
+}
+
+// answers reports whether DNS answers under p for all names of a rule in Allow.
+func (p *Policy) answers(r *Rule) bool {
+	return p.Mode == ModeOpen ||
+		slices.ContainsFunc(p.Allow, func(have Rule) bool { return have.IsName() && have.coversName(r) })
+}
+
+// namesPrivate reports whether a rule is for names of the host's network, perhaps among others.
+func (r *Rule) namesPrivate() bool {
+	if !r.Below {
+		return PrivateName(r.Name)
+	}
+	return slices.ContainsFunc(privateZones, func(zone string) bool {
+		return zone == r.Name || strings.HasSuffix(zone, "."+r.Name) || strings.HasSuffix(r.Name, "."+zone)
+	})
+}
+
+// covers reports whether r matches all that other does.
+func (r *Rule) covers(other *Rule) bool {
+	switch {
+	case r.IsName() != other.IsName(), r.Protocol != AnyProtocol && r.Protocol != other.Protocol:
+		return false
+	case r.HasPorts() && !(other.HasPorts() && r.hasPort(other.First) && r.hasPort(other.Last)):
+		return false
+	case r.IsName():
+		return r.coversName(other)
+	}
+	return Within(other.Prefix, r.Prefix)
+}
+
+func (r *Rule) coversName(other *Rule) bool {
+	if r.Name == other.Name {
+		return r.Below == other.Below
+	}
+	return r.Below && strings.HasSuffix(other.Name, "."+r.Name)
+}
+
+func (r *Rule) hasPort(port uint16) bool { return r.First <= port && port <= r.Last }
