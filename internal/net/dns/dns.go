@@ -127,16 +127,16 @@ const (
 
 // admit says why a query is not let through, if it is not.
 func (g *Guest) admit(q *query) Reason {
+	now := time.Now()
+	if !g.queries.AllowN(now, 1) { // first: to compare a name with the policy, and to note a refusal, costs as well
+		return Rate
+	}
 	if ok, reason := g.allowed(q.name); !ok {
 		return reason
 	}
 	switch q.question.Type {
 	case dnsmessage.TypeAXFR, typeIXFR, dnsmessage.TypeALL:
 		return Kind
-	}
-	now := time.Now()
-	if !g.queries.AllowN(now, 1) {
-		return Rate
 	}
 	if !g.asked.AllowN(now, len(q.name)) {
 		return Volume

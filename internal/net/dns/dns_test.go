@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"errors"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -396,5 +397,32 @@ func TestNamesAreASCII(t *testing.T) {
 	if got := g.Answer(t.Context(), pack(t, "\u212Aernel.org", dnsmessage.TypeA, 0), false); got != nil ||
 		g.refusals[Malformed] != 1 {
 		t.Errorf("answered with %x; refused %v", got, g.refusals)
+	}
+}
+
+// Names that the policy refuses are counted as queries too: beyond the limit, none is compared with it.
+func TestRefusedNamesAreLimited(t *testing.T) {
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: 1, RecursionDesired: true})
+	if err := errors.Join(b.StartQuestions(), b.Question(dnsmessage.Question{Name: dnsmessage.MustNewName("a.example."),
+		Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET})); err != nil {
+		t.Fatal(err)
+	}
+	query, err := b.Finish()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared, limited := 0, 0
+	g := New(&Resolver{}, func(string) (bool, Reason) { compared++; return false, "no-rule" },
+		func(_ string, reason Reason) {
+			if reason == Rate {
+				limited++
+			}
+		})
+	g.queries.SetLimit(0)
+	for range queryBurst + 10 {
+		g.Answer(t.Context(), query, false)
+	}
+	if compared != queryBurst || limited != 10 {
+		t.Errorf("%d names compared, %d queries too many; want %d and 10", compared, limited, queryBurst)
 	}
 }
