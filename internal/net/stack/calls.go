@@ -7,7 +7,7 @@ import (
 )
 
 // Calls are those of this package, and of package net of Go for it, beside the runtime's: it
-// connects, and makes pairs of nothing. Sockets are of the internet's families, and no raw ones;
+// connects, and makes pairs of nothing. Sockets are of the internet's families, TCP, UDP and ping;
 // and one of rtnetlink, of which a process without capabilities can only ask.
 func Calls() []jail.Call {
 	calls := jail.Calls(unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT,
@@ -15,9 +15,11 @@ func Calls() []jail.Call {
 		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SHUTDOWN, unix.SYS_READV,
 		unix.SYS_WRITEV)
 	for _, family := range []uint64{unix.AF_INET, unix.AF_INET6} {
-		for _, kind := range []uint64{unix.SOCK_STREAM, unix.SOCK_DGRAM} {
+		for _, socket := range [][2]uint64{{unix.SOCK_STREAM, 0}, {unix.SOCK_STREAM, unix.IPPROTO_TCP}, // see net.Dialer
+			{unix.SOCK_DGRAM, 0}, {unix.SOCK_DGRAM, unix.IPPROTO_ICMP}} {
 			for _, flags := range []uint64{unix.SOCK_CLOEXEC, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
-				calls = append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, family), jail.Is(1, kind|flags)))
+				calls = append(calls, jail.With(unix.SYS_SOCKET, jail.Is(0, family), jail.Is(1, socket[0]|flags),
+					jail.Is(2, socket[1])))
 			}
 		}
 	}
