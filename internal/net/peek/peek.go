@@ -2,7 +2,8 @@
 // client sends: the server name of a TLS ClientHello (RFC 6066 §3), or the Host of an HTTP/1
 // request (RFC 9112 §3.2).
 //
-// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing.
+// It reads at most MaxBytes, keeps them for whoever forwards the connection, and answers nothing. A
+// request is parsed when all of its headers are there, so that one that never ends costs its bytes.
 // How long it may take is for the reader's deadline to say. What comes after, such as the Host
 // inside of TLS, it cannot see.
 package peek
@@ -48,11 +49,54 @@ func Server(r io.Reader) (Seen, error) {
 	case first[0] == recordHandshake:
 		seen.Name, seen.ECH, seen.Unclear = tlsName(in)
 	default:
-		seen.Name, seen.Unclear = httpName(in)
+		seen.Unclear = true
+		if t.readHead() {
+			seen.Name, seen.Unclear = httpName(t.sent.Bytes())
+		}
 		seen.Unclear = seen.Unclear && isHTTP(t.sent.Bytes())
 	}
 	seen.Sent = t.sent.Bytes()
 	return seen, t.failure()
+}
+
+// maxLines bounds the lines of a request, most of which are headers: parsed, a short one takes twenty
+// times its bytes. Browsers send thirty.
+const maxLines = 256
+
+// readHead reads to the end of the headers of a request, and reports whether it is there. It reads no
+// further than to where it is clear that there is no request: a client of another protocol may wait
+// for an answer.
+func (t *tee) readHead() (whole bool) {
+	from, lines := 0, 0 // of what was sent: the line that is looked at, and those before it
+	part := make([]byte, 1024)
+	for lines <= maxLines {
+		line, _, ended := bytes.Cut(t.sent.Bytes()[from:], []byte("\n"))
+		if !ended {
+			if _, err := t.Read(part); err != nil {
+				return false
+			}
+			continue
+		}
+		from += len(line) + 1
+		line = bytes.TrimSuffix(line, []byte("\r"))
+		switch {
+		case len(line) > 0 && lines == 0:
+			if _, err := parse(slices.Concat(line, []byte("\r\n\r\n"))); err != nil {
+				return false
+			}
+		case len(line) == 0 && lines > 0:
+			return true
+		case len(line) == 0:
+			continue // servers skip empty lines before the request (RFC 9112 §2.2)
+		}
+		lines++
+	}
+	return false
+}
+
+// parse reads a request that is all there.
+func parse(head []byte) (*http.Request, error) {
+	return http.ReadRequest(bufio.NewReaderSize(bytes.NewReader(head), 4096))
 }
 
 // isHTTP reports whether the first line is, or could be taken for, that of a request. Servers skip
@@ -110,8 +154,8 @@ func tlsName(in io.Reader) (name string, ech, unclear bool) {
 	return canonical(name), ech, unclear
 }
 
-func httpName(in *bufio.Reader) (name string, unclear bool) {
-	req, err := http.ReadRequest(in)
+func httpName(sent []byte) (name string, unclear bool) {
+	req, err := parse(sent)
 	if err != nil {
 		return "", true // such as for two Hosts
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -35,6 +36,9 @@ func helloOf(t testing.TB, config *tls.Config) []byte {
 
 func TestServer(t *testing.T) {
 	get := func(lines ...string) []byte { return []byte(strings.Join(lines, "\r\n") + "\r\n\r\n") }
+	many := func(headers int) []byte {
+		return get(append([]string{"GET / HTTP/1.1", "Host: a.example"}, slices.Repeat([]string{"a: b"}, headers)...)...)
+	}
 	for name, c := range map[string]struct {
 		sent    []byte
 		want    string
@@ -57,6 +61,8 @@ func TestServer(t *testing.T) {
 		"HTTP/2 in plain text":      {[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "", true},
 		"SSH":                       {[]byte("SSH-2.0-OpenSSH_9.2\r\n"), "", false},
 		"nothing":                   {nil, "", false},
+		"many headers":              {many(maxLines - 10), "a.example", false},
+		"too many headers":          {many(maxLines), "", true},
 		"a long header":             {bytes.Repeat([]byte("a"), 4*MaxBytes), "", false},
 	} {
 		for way, r := range map[string]io.Reader{"at once": bytes.NewReader(c.sent),

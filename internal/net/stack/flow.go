@@ -24,7 +24,7 @@ const (
 // limitReasons are the reasons that are no policy's, in words.
 var limitReasons = map[string]struct{ why, fix string }{
 	tooMany:     {"too many connections at a time", "raise --net-connections"},
-	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files"},
+	tooManyHost: {"too many connections of all sandboxes", "raise the daemon's limit of open files, or have a host with more memory"},
 	openRate:    {"too many new connections a second", ""},
 }
 
@@ -94,6 +94,13 @@ func (s *Stack) decide(f *flow, seen *peek.Seen) policy.Verdict {
 	f.verdict, f.reason = verdict.String(), string(reason)
 	f.decided = verdict != policy.Peek
 	return verdict
+}
+
+// refuse notes why a flow that the policy would let through is refused.
+func (s *Stack) refuse(f *flow, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.verdict, f.reason = policy.Refuse.String(), reason
 }
 
 // end takes a flow off the list and logs it.

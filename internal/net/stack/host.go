@@ -20,6 +20,9 @@ type Host struct {
 	Log      *flowlog.Log
 
 	chunks  chunks
+	held    room                         // bytes of chunks of relays
+	peeks   room                         // bytes of connections whose server is not known yet
+	injects room                         // bytes of connections that have secrets added
 	trust   atomic.Pointer[inject.Trust] // nil until there is a secret
 	proxy   atomic.Pointer[upstream]     // nil: none
 	own     atomic.Pointer[[]netip.Addr]
@@ -34,8 +37,18 @@ const maxHostUDP = 7000
 
 // NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
 func NewHost(sockets int) *Host {
-	return &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
+	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
+	h.SetMemory(leastMemory)
+	return h
 }
+
+// SetMemory says how many bytes the process may have. It comes before any stack.
+func (h *Host) SetMemory(bytes int64) {
+	h.held.most, h.peeks.most, h.injects.most = bytes/chunkShare, bytes/peekShare, bytes/injectShare
+}
+
+// Sockets returns for how many sockets to the outside a process has files and bytes of memory.
+func Sockets(files int, memory int64) int { return int(min(int64(files), memory/flowShare/flowBytes)) }
 
 // SetOwn says which addresses the host has. Flows that are open are decided again by
 // Stack.Redecide; new ones ask the kernel as well, which knows of an address before the daemon

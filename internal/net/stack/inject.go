@@ -14,12 +14,9 @@ import (
 // Reasons why a connection to the host of a secret is refused that the policy would let through.
 const (
 	noTrust = "secret-trust" // the daemon has not said yet by whom servers are known
-	// tooManySecret is of connections whose TLS ends here: each holds about 100 KiB.
+	// tooManySecret is of connections whose TLS ends here: each holds up to injectBytes.
 	tooManySecret = "secret-limit"
 )
-
-// maxInjected is how many connections of one sandbox may have secrets added at a time.
-const maxInjected = 128
 
 // httpsPort is the only one at which secrets are added.
 const httpsPort = 443
@@ -58,6 +55,8 @@ func (s *Stack) secretsFor(f *flow) (secrets []netproto.Secret, ok bool) {
 		reason = noTrust
 	case s.injected == maxInjected:
 		reason = tooManySecret
+	case !s.host.injects.take(injectBytes):
+		reason = tooManyHost
 	}
 	if reason != "" {
 		f.verdict, f.reason = policy.Refuse.String(), reason
@@ -73,6 +72,7 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.injected--
+		s.host.injects.give(injectBytes)
 	}()
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
 	p := inject.Proxy{

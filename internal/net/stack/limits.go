@@ -44,7 +44,35 @@ const (
 	normalFlows   = 256 // up to so many have defaultBuffer, and the rest smallBuffer
 	smallBuffer   = 16 << 10
 	chunkBytes    = 72 << 10 // moved at a time; the longest message of a frame socket fits as well
+	smallChunk    = 4 << 10  // likewise, where there are too many chunks
 )
+
+// Shares of the memory of this process for what flows hold while they wait for somebody else. The
+// rest is for the flows themselves: their goroutines and the buffers above.
+const (
+	chunkShare  = 8 // for chunks of relays
+	peekShare   = 16
+	injectShare = 4
+	flowShare   = 2
+)
+
+// What one of them takes at the most, in bytes. Each figure has a test.
+const (
+	peekBytes   = 40 << 10 // the first bytes, and what is read for a name in them
+	injectBytes = 256 << 10
+	flowBytes   = 64 << 10 // a connection without chunks, with the buffers of one sandbox of very many
+)
+
+// Of these one sandbox has at most so much.
+const (
+	maxChunks   = 8 << 20 // bytes of chunks; beyond them it has small ones
+	maxPeeks    = 256     // connections of which nobody knows yet which server they are for
+	maxInjected = 128     // connections that have secrets added
+)
+
+// leastMemory is what this process has on the smallest of hosts, in bytes: seven eighths of the bound
+// that the daemon sets.
+const leastMemory = 448 << 20
 
 // Times.
 const (

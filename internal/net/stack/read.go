@@ -16,11 +16,11 @@ func (s *Stack) read() {
 	defer close(s.ended)
 	for {
 		// A socket that nobody writes to holds no chunk.
-		chunk, n, err := receive(s.link.raw, &s.host.chunks)
+		chunk, n, err := receive(s.link.raw, &s.host.chunks, nil)
 		if err != nil {
 			return
 		}
-		s.take((*chunk)[:n])
+		s.take(chunk.bytes[:n])
 		s.host.chunks.give(chunk)
 		if !s.pause() {
 			return

@@ -14,26 +14,14 @@ import (
 )
 
 // relay joins a guest's connection with one to the outside until both have ended. A side that ends
-// its half is passed on, and so is a reset. No direction holds a buffer while it waits for bytes.
+// its half is passed on, and so is a reset. No direction holds a buffer while it waits for bytes; one
+// whose receiver takes nothing holds a chunk.
 type relay struct {
 	*flow
 	*conn
-	out *net.TCPConn
+	out   *net.TCPConn
+	begun func() // is called when what was read of the guest before is forwarded; nil: nothing was
 }
-
-// chunks are the buffers that bytes pass through: at most one for each direction of each flow in
-// which bytes move, and one for each frame socket that is being read.
-type chunks struct{ pool sync.Pool }
-
-func (c *chunks) take() *[]byte {
-	if p, ok := c.pool.Get().(*[]byte); ok {
-		return p
-	}
-	p := make([]byte, chunkBytes)
-	return &p
-}
-
-func (c *chunks) give(p *[]byte) { c.pool.Put(p) }
 
 // run forwards what was read of the guest already, and then everything. It returns when the flow
 // has ended.
@@ -85,19 +73,22 @@ func (r *relay) upward(sent []byte) error {
 	if err := r.send(sent); err != nil {
 		return err
 	}
+	if r.begun != nil {
+		r.begun()
+	}
 	entry, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
 	r.wq.EventRegister(&entry)
 	defer r.wq.EventUnregister(&entry)
 	pool := &r.stack.host.chunks
 	for {
-		chunk := pool.take()
-		w := tcpip.SliceWriter(*chunk)
+		chunk := pool.take(&r.stack.chunks)
+		w := tcpip.SliceWriter(chunk.bytes)
 		result, err := r.ep.Read(&w, tcpip.ReadOptions{})
 		var failed error
 		switch err.(type) {
 		case nil:
 			r.ep.ModerateRecvBuf(result.Count)
-			failed = r.send((*chunk)[:result.Count])
+			failed = r.send(chunk.bytes[:result.Count])
 		case *tcpip.ErrWouldBlock:
 		case *tcpip.ErrClosedForReceive:
 			pool.give(chunk)
@@ -147,7 +138,7 @@ func (r *relay) downward() error {
 	in := gonet.NewTCPConn(r.wq, r.ep)
 	pool := &r.stack.host.chunks
 	for {
-		chunk, n, err := receive(raw, pool)
+		chunk, n, err := receive(raw, pool, &r.stack.chunks)
 		switch {
 		case errors.Is(err, io.EOF):
 			r.ended()
@@ -159,7 +150,7 @@ func (r *relay) downward() error {
 			return err
 		}
 		if err = r.stack.down.WaitN(r.ctx, n); err == nil {
-			n, err = in.Write((*chunk)[:n])
+			n, err = in.Write(chunk.bytes[:n])
 			r.down.Add(uint64(n))
 			r.touch()
 		} else {
@@ -172,15 +163,15 @@ func (r *relay) downward() error {
 	}
 }
 
-// receive waits until a socket has bytes, and only then takes a chunk for them. The chunk is the
-// caller's.
+// receive waits until a socket has bytes, and only then takes a chunk for them, which is counted in
+// a room unless that is nil. The chunk is the caller's.
 func receive(raw interface {
 	Read(func(uintptr) bool) error
-}, pool *chunks) (chunk *[]byte, n int, err error) {
+}, pool *chunks, in *room) (k *chunk, n int, err error) {
 	lost := raw.Read(func(fd uintptr) bool {
-		chunk = pool.take()
+		k = pool.take(in)
 		for {
-			n, err = unix.Read(int(fd), *chunk)
+			n, err = unix.Read(int(fd), k.bytes)
 			if !errors.Is(err, unix.EINTR) {
 				break
 			}
@@ -188,8 +179,8 @@ func receive(raw interface {
 		if err == nil && n > 0 {
 			return true
 		}
-		pool.give(chunk)
-		chunk = nil
+		pool.give(k)
+		k = nil
 		return !errors.Is(err, unix.EAGAIN)
 	})
 	switch {
@@ -198,5 +189,5 @@ func receive(raw interface {
 	case err == nil && n == 0:
 		err = io.EOF
 	}
-	return chunk, n, err
+	return k, n, err
 }

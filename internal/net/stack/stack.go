@@ -61,6 +61,8 @@ type Stack struct {
 	up, down       *rate.Limiter
 	echoes         chan struct{} // one for each echo request whose answer is awaited
 	queries        chan struct{} // likewise for each DNS query over UDP
+	chunks         room          // of relays
+	peeks          chan struct{} // one for each connection whose server is not known yet
 
 	mu       sync.Mutex
 	closed   bool
@@ -83,7 +85,8 @@ func New(host *Host, file *os.File, as *netproto.Attach, c *Counters) (*Stack, e
 	}
 	s := &Stack{host: host, id: id, counters: c, link: link, ended: make(chan struct{}), policy: as.Policy,
 		secrets: as.Secrets, flows: map[*flow]struct{}{}, udp: map[ports]*udpFlow{}, echoes: make(chan struct{}, maxEchoes),
-		queries: make(chan struct{}, maxQueries)}
+		queries: make(chan struct{}, maxQueries), peeks: make(chan struct{}, maxPeeks)}
+	s.chunks.most, s.chunks.of = maxChunks, &host.held
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.dns = dns.New(host.Resolver, s.nameAllowed, s.nameRefused)
 	s.makeLimiters(as.Limits)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -96,6 +97,12 @@ func (s *Stack) dialFirst(f *flow, r *tcp.ForwarderRequest) {
 
 // peekFirst takes the guest's connection before there is another, to see which server it asks for.
 func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
+	done, ok := s.mayPeek(f)
+	if !ok {
+		r.Complete(true)
+		return
+	}
+	defer done()
 	c, err := s.accept(r, f.place)
 	if err != nil {
 		f.fail(err)
@@ -116,6 +123,7 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		return
 	}
 	if len(secrets) > 0 {
+		done()
 		s.inject(f, c, seen.Sent, secrets)
 		return
 	}
@@ -125,7 +133,27 @@ func (s *Stack) peekFirst(f *flow, r *tcp.ForwarderRequest) {
 		c.ep.Abort()
 		return
 	}
-	(&relay{flow: f, conn: c, out: out}).run(seen.Sent)
+	(&relay{flow: f, conn: c, out: out, begun: done}).run(seen.Sent)
+}
+
+// mayPeek waits until the sandbox may have another connection of which nobody knows yet which server
+// it is for. Until done is called, which may be more than once, it counts as one, with what it has
+// sent. Where all sandboxes have too many, the flow is refused.
+func (s *Stack) mayPeek(f *flow) (done func(), ok bool) {
+	select {
+	case s.peeks <- struct{}{}:
+	case <-f.ctx.Done():
+		return nil, false
+	}
+	if !s.host.peeks.take(peekBytes) {
+		<-s.peeks
+		s.refuse(f, tooManyHost)
+		return nil, false
+	}
+	return sync.OnceFunc(func() {
+		s.host.peeks.give(peekBytes)
+		<-s.peeks
+	}), true
 }
 
 func isTimeout(err error) bool {

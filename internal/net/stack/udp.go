@@ -160,7 +160,7 @@ func (s *Stack) relayUDP(f *udpFlow) {
 func (s *Stack) downwardUDP(f *udpFlow) error {
 	pool := &s.host.chunks
 	for {
-		chunk, n, err := receive(f.raw, pool)
+		chunk, n, err := receive(f.raw, pool, nil)
 		if errors.Is(err, io.EOF) {
 			continue // an empty packet, which no program misses
 		}
@@ -168,7 +168,7 @@ func (s *Stack) downwardUDP(f *udpFlow) error {
 			return err
 		}
 		if s.down.AllowN(time.Now(), n) {
-			s.sendUDP(f.id, (*chunk)[:n])
+			s.sendUDP(f.id, chunk.bytes[:n])
 			f.down.Add(uint64(n))
 			f.touch()
 		}

@@ -1,0 +1,104 @@
+package stack
+
+import (
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/forkd/forkd/internal/net/nettest"
+	"github.com/forkd/forkd/internal/proto/netproto"
+)
+
+// profile has the memory of some function measured exactly until t ends.
+func profile(t *testing.T) {
+	earlier := runtime.MemProfileRate
+	runtime.MemProfileRate = 1 << 10
+	t.Cleanup(func() { runtime.MemProfileRate = earlier })
+}
+
+// inUse returns the bytes that a function has allocated, or one that it called, and that are in use.
+func inUse(function string) (n int64) {
+	runtime.GC()
+	runtime.GC()
+	records := make([]runtime.MemProfileRecord, 20000)
+	k, _ := runtime.MemProfile(records, false)
+	for _, r := range records[:k] {
+		frames := runtime.CallersFrames(r.Stack())
+		for more := true; more; {
+			var f runtime.Frame
+			if f, more = frames.Next(); strings.Contains(f.Function, function) {
+				n += r.InUseBytes()
+				break
+			}
+		}
+	}
+	return n
+}
+
+// TestAttackStandingStill: connections of which neither side reads. Beyond some, what a direction
+// keeps is small.
+func TestAttackStandingStill(t *testing.T) {
+	profile(t)
+	w := newWorld(t)
+	nettest.Serve(w.Listen(t, web+":80"), func(c net.Conn) { // sends without end, reads nothing
+		for part := make([]byte, 16<<10); ; {
+			if _, err := c.Write(part); err != nil {
+				return
+			}
+		}
+	})
+	r := addRig(t, w, NewHost(10000), "public", netproto.Limits{Connections: netproto.MaxConnections})
+	const each, most = 40, 1 << 20
+	r.chunks.most = most // fewer connections do
+	for range each {
+		c := r.mustDial(t, web+":80")
+		go func() { _, _ = io.Copy(c, zeros{}) }()
+	}
+	var moved uint64
+	waitFor(t, "both directions stand still", func() bool {
+		earlier := moved
+		time.Sleep(300 * time.Millisecond)
+		moved = r.counters.moving(r.Stack)
+		return moved == earlier
+	})
+	if n := inUse("(*chunks).take"); n > 2*most {
+		t.Errorf("%d connections hold %d KiB in chunks, want at most %d", each, n>>10, 2*most>>10)
+	}
+	if n := r.chunks.used.Load(); n > most || n < most/2 {
+		t.Errorf("%d bytes of chunks are counted, want up to %d", n, most)
+	}
+}
+
+func TestRoomOfOneIsInThatOfAll(t *testing.T) {
+	all := &room{most: 10}
+	a, b := &room{most: 8, of: all}, &room{most: 8, of: all}
+	if !a.take(8) || a.take(1) || b.take(3) || !b.take(2) {
+		t.Error("8 of one, and 10 of all: bounds that do not hold")
+	}
+	a.give(8)
+	if !b.take(6) || b.take(1) {
+		t.Error("what was given back is not there for another")
+	}
+	if n := all.used.Load(); n != 8 {
+		t.Errorf("%d are in use, want 8", n)
+	}
+}
+
+// Nothing is counted for ever: a chunk of either size comes back.
+func TestChunksAreGivenBack(t *testing.T) {
+	var pool chunks
+	in := &room{most: chunkBytes}
+	large, small, free := pool.take(in), pool.take(in), pool.take(nil)
+	if len(large.bytes) != chunkBytes || len(small.bytes) != smallChunk || len(free.bytes) != chunkBytes {
+		t.Errorf("chunks of %d, %d, %d bytes", len(large.bytes), len(small.bytes), len(free.bytes))
+	}
+	for _, k := range []*chunk{large, small, free} {
+		pool.give(k)
+	}
+	if n := in.used.Load(); n != 0 {
+		t.Errorf("%d bytes are counted of none", n)
+	}
+}
