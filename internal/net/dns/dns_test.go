@@ -1,9 +1,9 @@
 package dns
 
 import (
-	"errors"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"

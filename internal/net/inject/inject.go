@@ -31,7 +31,7 @@ const (
 	handshakeTime = 10 * time.Second // with the guest, and with the server
 	headerTime    = 30 * time.Second // for the headers of a request, once they have begun
 	maxHeaders    = 64 << 10         // bytes, of a request
-	maxAnswer     = 256 << 10        // bytes, of the headers of an answer
+	maxAnswer     = 64 << 10         // bytes, of the headers of an answer
 )
 
 // Proxy serves connections of a guest to Host, port 443.
