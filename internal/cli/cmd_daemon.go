@@ -77,8 +77,7 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&cfg.ProxyDomain, "proxy-domain", "",
 		"give ports of sandboxes host names PORT-ID.DOMAIN; also with http:// or https:// before it\n"+
 			"and :PORT behind it, as clients reach it; localhost works for browsers on this host")
-	f.StringVar(&cfg.StateDir, "state-dir", "",
-		"snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
+	f.StringVar(&cfg.StateDir, "state-dir", "", "snapshots and private disks (default /var/lib/forkd, or the user's state directory)")
 	f.StringVar(&cfg.RAMDir, "ram-dir", "", "tmpfs directory for hot memory (default /dev/shm/forkd-<uid>)")
 	f.StringVar(&cfg.RunDir, "run-dir", "",
 		"sockets and records of sandboxes (default /run/forkd, or the user's runtime directory)")
@@ -102,10 +101,8 @@ func newDaemonCmd() *cobra.Command {
 	f.StringVar(&proxy, "upstream-proxy", "",
 		"HTTP proxy that TCP connections of sandboxes go out through: http://HOST:PORT, or env for\n"+
 			"HTTPS_PROXY of the daemon; NO_PROXY says what goes directly")
-	f.BoolVar(&cfg.OpenPrivate, "run-may-open-private", false,
-		"let clients of the scope run give sandboxes rules for private networks, the host and metadata services,\n"+
-			"and the mode open, as only those of the scope admin may otherwise")
 	f.IntVar(&cfg.Branches, "branch-concurrency", 4, "branches made at once; more are refused")
+	openPrivateFlag(f, &cfg.OpenPrivate)
 	f.IntVar(&cfg.PoolSize, "pool", cfg.PoolSize,
 		"VMM processes to keep ready for each shape of machine that is forked; 0: none")
 	f.IntVar(&cfg.PoolMost, "pool-most", cfg.PoolMost,
@@ -120,6 +117,12 @@ func newDaemonCmd() *cobra.Command {
 		"weaken the jail of VMMs and of forkd-net, on hosts that allow no namespaces (see forkd doctor)")
 	f.BoolVar(&cfg.KillOnExit, "kill-on-exit", false, "end all sandboxes when the daemon stops")
 	return cmd
+}
+
+func openPrivateFlag(f *pflag.FlagSet, open *bool) {
+	f.BoolVar(open, "run-may-open-private", false,
+		"let clients of the scope run open private networks, the host and metadata services to sandboxes,\n"+
+			"as only those of the scope admin may otherwise")
 }
 
 // onHangup receives SIGHUP until stop is called. The daemon does so where there is no log to open
