@@ -11,7 +11,9 @@ package net
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,7 +47,10 @@ func Main() int {
 		fmt.Fprintf(os.Stderr, "forkd-net: cannot enter the jail: %v\n", err)
 		return jail.ExitCode
 	}
-	s, err := newServer(stack.NewHost(maxSockets()), loneliness)
+	memory := memoryLimit()
+	host := stack.NewHost(stack.Sockets(maxFiles(), memory))
+	host.SetMemory(memory)
+	s, err := newServer(host, loneliness)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-net: %v\n", err)
 		return exitProtocol
@@ -70,9 +75,18 @@ func Main() int {
 	}
 }
 
-// maxSockets is how many of the process's descriptors may be flows of guests. The rest are for
-// frame sockets and DNS.
-func maxSockets() int {
+// memoryLimit is how many bytes this process may have: what the daemon gives it in GOMEMLIMIT, or what it
+// has on the smallest of hosts.
+func memoryLimit() int64 {
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // which changes nothing
+		return limit
+	}
+	return stack.LeastMemory
+}
+
+// maxFiles is how many of the process's descriptors may be flows of guests. The rest are for frame
+// sockets and DNS.
+func maxFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return 512

@@ -21,6 +21,7 @@ import (
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/forkd/forkd/internal/proto/netproto"
@@ -41,6 +42,8 @@ type Proxy struct {
 	Secret []netproto.Secret
 	Dial   func(context.Context) (net.Conn, error) // connects to the server
 	Failed func(error)                             // is told why a server could not be reached
+
+	server atomic.Pointer[headed] // the latest connection to the server
 }
 
 // Serve takes a connection, whose first bytes are those of TLS, and returns when it has ended. The
@@ -60,9 +63,21 @@ func (p *Proxy) Serve(ctx context.Context, conn net.Conn) error {
 	}
 	transport := p.transport()
 	defer transport.CloseIdleConnections()
-	only := newListener(secure)
+	guest := &headed{Conn: secure}
+	guest.expect()
+	only := newListener(guest)
+	forward := p.handler(&answers{transport, &p.server})
 	server := &http.Server{
-		Handler: p.handler(transport), ErrorLog: silent, MaxHeaderBytes: maxHeaders, ReadHeaderTimeout: headerTime,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			guest.parsed()
+			forward.ServeHTTP(w, r)
+		}),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateIdle { // another request may come
+				guest.expect()
+			}
+		},
+		ErrorLog: silent, MaxHeaderBytes: maxHeaders, ReadHeaderTimeout: headerTime,
 		IdleTimeout: -1, BaseContext: func(net.Listener) context.Context { return ctx },
 		DisableGeneralOptionsHandler: true, // "OPTIONS *" is the server's to answer
 	}
@@ -107,7 +122,28 @@ func (p *Proxy) dial(ctx context.Context) (net.Conn, error) {
 		_ = conn.Close()
 		return nil, unreachable{fmt.Errorf("TLS with %s: %w", p.Host, err)}
 	}
-	return secure, nil
+	h := &headed{Conn: secure}
+	h.expect()
+	p.server.Store(h)
+	return h, nil
+}
+
+// answers has the headers of each answer counted.
+type answers struct {
+	http.RoundTripper
+	server *atomic.Pointer[headed] // the connection; there is one at a time
+}
+
+// RoundTrip is called for one request at a time.
+func (a *answers) RoundTrip(r *http.Request) (*http.Response, error) {
+	if h := a.server.Load(); h != nil {
+		h.expect()
+	}
+	resp, err := a.RoundTripper.RoundTrip(r)
+	if h := a.server.Load(); h != nil {
+		h.parsed()
+	}
+	return resp, err
 }
 
 // handler answers what is not for the server, and forwards the rest.

@@ -38,7 +38,7 @@ const maxHostUDP = 7000
 // NewHost returns a Host whose sandboxes together have at most so many sockets to the outside.
 func NewHost(sockets int) *Host {
 	h := &Host{Resolver: &dns.Resolver{}, Log: flowlog.New(), most: int64(sockets)}
-	h.SetMemory(leastMemory)
+	h.SetMemory(LeastMemory)
 	return h
 }
 

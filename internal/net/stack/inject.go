@@ -75,7 +75,7 @@ func (s *Stack) inject(f *flow, c *conn, sent []byte, secrets []netproto.Secret)
 		s.host.injects.give(injectBytes)
 	}()
 	defer context.AfterFunc(f.ctx, c.ep.Abort)()
-	p := inject.Proxy{
+	p := &inject.Proxy{
 		Trust: s.host.trust.Load(), Host: f.Server, Secret: secrets, Failed: f.fail,
 		Dial: func(ctx context.Context) (net.Conn, error) { return s.host.dial(ctx, f) },
 	}

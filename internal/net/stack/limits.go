@@ -56,11 +56,11 @@ const (
 	flowShare   = 2
 )
 
-// What one of them takes at the most, in bytes. Each figure has a test.
+// What one of them is counted as, in bytes.
 const (
-	peekBytes   = 40 << 10 // the first bytes, and what is read for a name in them
-	injectBytes = 256 << 10
-	flowBytes   = 64 << 10 // a connection without chunks, with the buffers of one sandbox of very many
+	peekBytes   = 40 << 10  // the first bytes, and what is read for a name in them
+	injectBytes = 256 << 10 // headers of a request and an answer, as they came and parsed, and TLS on both sides
+	flowBytes   = 64 << 10  // a connection without chunks, with the buffers of one sandbox of very many
 )
 
 // Of these one sandbox has at most so much.
@@ -70,9 +70,9 @@ const (
 	maxInjected = 128     // connections that have secrets added
 )
 
-// leastMemory is what this process has on the smallest of hosts, in bytes: seven eighths of the bound
-// that the daemon sets.
-const leastMemory = 448 << 20
+// LeastMemory is what forkd-net has on the smallest of hosts, in bytes: seven eighths of the bound that
+// the daemon sets.
+const LeastMemory = 448 << 20
 
 // Times.
 const (

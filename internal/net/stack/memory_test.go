@@ -102,3 +102,13 @@ func TestChunksAreGivenBack(t *testing.T) {
 		t.Errorf("%d bytes are counted of none", n)
 	}
 }
+
+// All flows of a host have half of the process's memory, and no more files than it has.
+func TestSocketsAreBoundedByMemory(t *testing.T) {
+	if n := Sockets(1<<20, LeastMemory); n*flowBytes != LeastMemory/flowShare {
+		t.Errorf("%d sockets of %d bytes, in half of %d", n, flowBytes, LeastMemory)
+	}
+	if n := Sockets(100, LeastMemory); n != 100 {
+		t.Errorf("%d sockets of 100 files", n)
+	}
+}

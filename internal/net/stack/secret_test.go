@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/forkd/forkd/internal/net/nettest"
@@ -238,4 +239,36 @@ func TestSecretsAreBounded(t *testing.T) {
 		t.Error("got through without trust")
 	}
 	v.mustCount(t, noTrust, 1)
+}
+
+// An answer of very many headers is refused before it is parsed, also the second on its connection.
+func TestAttackManyHeadersWhereASecretIsAdded(t *testing.T) {
+	v := newVault(t, "public")
+	config, asked := v.roots.config(t, "api.example"), atomic.Bool{}
+	nettest.Serve(v.world.Listen(t, web+":443"), func(c net.Conn) {
+		s := tls.Server(c, config)
+		in := bufio.NewReader(s)
+		for {
+			if _, err := http.ReadRequest(in); err != nil {
+				return
+			}
+			headers := 10
+			if asked.Swap(true) {
+				headers = 5000
+			}
+			_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"+strings.Repeat("a:\r\n", headers)+"\r\nhello")
+		}
+	})
+	v.lookup(t, "api.example", false)
+	c := v.mustDialTLS(t, web+":443", "api.example")
+	for _, want := range []int{http.StatusOK, http.StatusBadGateway} {
+		if status, answer := ask(t, c, get("api.example", "/")); status != want {
+			t.Errorf("%d %q, want %d", status, answer, want)
+		}
+	}
+	many := v.mustDialTLS(t, web+":443", "api.example")
+	long := "GET / HTTP/1.1\r\nHost: api.example\r\n" + strings.Repeat("a:\r\n", 1000) + "\r\n"
+	if status, _ := ask(t, many, long); status != http.StatusBadRequest {
+		t.Errorf("a request of many headers: %d, want 400", status)
+	}
 }

@@ -71,8 +71,8 @@ type Limits struct {
 	Connections      uint32 // at a time
 }
 
-// MaxConnections bounds the connections of one sandbox, whatever its limits say: with buffers they take
-// 300 MiB of forkd-net, which has 512 MiB or more for all sandboxes.
+// MaxConnections bounds the connections of one sandbox, whatever its limits say. All sandboxes
+// together have no more than forkd-net has memory for, and one has three quarters of those.
 const MaxConnections = 4096
 
 // Check reports what is wrong with limits. Errors are *FieldError.
