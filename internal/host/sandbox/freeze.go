@@ -54,6 +54,10 @@ func (b *branch) freeze(ctx context.Context) error {
 		return err
 	}
 	b.undo.Add(b.staging.Discard)
+	b.staging.For(b.s.Info().Owner)
+	if b.op == "suspend" {
+		b.staging.Awaited()
+	}
 	files := vmmclient.BranchFiles{MemoryBytes: b.lease.Manifest().Machine.MemoryBytes}
 	if b.state, err = b.create(snapshot.StateFile); err != nil {
 		return err

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,46 +14,45 @@ import (
 // room, comes before that.
 const flushRetry = 30 * time.Second
 
-// flusher writes hot snapshots to disk, one after another and in the order of their making, so that
-// a parent is on disk before what was branched from its children. One that cannot be written is
-// tried again and again; the store says so.
+// flusher writes hot snapshots to disk. What a sandbox stands still for is written beside the others, by
+// a goroutine of its own. Owners take turns, each with its oldest first, so that a parent is mostly on
+// disk before what was branched from its children: what is written earlier has its layers twice for a
+// while. One that cannot be written is tried again and again; the store says so.
 type flusher struct {
 	store *Store
-	done  chan struct{}
+	runs  sync.WaitGroup
 
 	mu     sync.Mutex
 	queue  []*entry
 	failed []*entry // to be tried again
 	ended  bool
-	wake   chan struct{} // has room for one
+	turns  map[string]uint64 // when each owner of the queue had its last turn
+	turn   uint64
+	wake   *sync.Cond // of mu: queue or ended has changed
 }
 
 func newFlusher(s *Store) *flusher {
-	f := &flusher{store: s, done: make(chan struct{}), wake: make(chan struct{}, 1)}
-	go f.run()
+	f := &flusher{store: s, turns: make(map[string]uint64)}
+	f.wake = sync.NewCond(&f.mu)
+	for _, awaited := range []bool{false, true} {
+		f.runs.Go(func() { f.run(awaited) })
+	}
 	return f
 }
 
 func (f *flusher) add(e *entry) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.queue = append(f.queue, e)
-	f.mu.Unlock()
-	f.kick()
-}
-
-func (f *flusher) kick() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	f.wake.Broadcast()
 }
 
 // retry tries what has failed again.
 func (f *flusher) retry() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.queue, f.failed = append(f.queue, f.failed...), nil
-	f.mu.Unlock()
-	f.kick()
+	f.wake.Broadcast()
 }
 
 // later remembers a snapshot that could not be flushed.
@@ -71,28 +71,47 @@ func (f *flusher) close() {
 	f.ended = true
 	f.mu.Unlock()
 	f.retry()
-	<-f.done
+	f.runs.Wait()
 }
 
-func (f *flusher) run() {
-	defer close(f.done)
+// run flushes the snapshots that sandboxes stand still for, or the others.
+func (f *flusher) run(awaited bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	for {
-		f.mu.Lock()
-		var e *entry
-		if len(f.queue) > 0 {
-			e, f.queue = f.queue[0], f.queue[1:]
-		}
-		ended := f.ended
-		f.mu.Unlock()
+		e := f.nextLocked(awaited)
 		switch {
 		case e != nil:
+			f.mu.Unlock()
 			f.flush(e)
-		case ended:
+			f.store.coolUnused()
+			f.mu.Lock()
+		case f.ended:
 			return
 		default:
-			<-f.wake
+			f.wake.Wait()
 		}
 	}
+}
+
+// nextLocked takes the oldest snapshot of the owner whose last turn is longest ago out of the queue.
+func (f *flusher) nextLocked(awaited bool) *entry {
+	at := -1
+	for i, e := range f.queue {
+		if e.awaited == awaited && (at < 0 || f.turns[e.owner] < f.turns[f.queue[at].owner]) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return nil
+	}
+	e := f.queue[at]
+	f.queue = slices.Delete(f.queue, at, at+1)
+	f.turn++
+	if f.turns[e.owner] = f.turn; len(f.queue) == 0 {
+		clear(f.turns)
+	}
+	return e
 }
 
 func (f *flusher) flush(e *entry) {

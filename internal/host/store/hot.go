@@ -42,7 +42,7 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 	s.mu.Lock()
 	delete(s.reserved, g.tag)
 	e := &entry{tag: g.tag, dir: g.dir, manifest: m, created: m.Created, flushed: make(chan struct{}),
-		published: time.Now()}
+		published: time.Now(), owner: g.owner, awaited: g.awaited}
 	e.enterLocked(phaseHot)
 	if old := s.byTag[g.tag]; old != nil {
 		old.enterLocked(phaseGone) // it had failed

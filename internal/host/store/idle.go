@@ -1,6 +1,9 @@
 package store
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // maxIdle is how many snapshots that nobody leases keep their files open for the next lease, the
 // most recently used ones. Each may have more than a hundred, and a daemon makes any number of
@@ -13,6 +16,7 @@ func (s *Store) releasedLocked(e *entry) (victim *entry) {
 	if e.refs.using() > 0 {
 		return nil
 	}
+	e.used = time.Now()
 	s.idle = append(slices.DeleteFunc(s.idle, func(i *entry) bool { return i == e }), e)
 	if len(s.idle) > maxIdle {
 		victim = s.idle[0]

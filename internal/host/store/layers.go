@@ -132,11 +132,8 @@ func (s *Store) readBack(l snapshot.File, disk *os.File) (*os.File, error) {
 const ramReserve = 256 << 20
 
 func (s *Store) hasRoom(n uint64) bool {
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.ram, &st); err != nil {
-		return false
-	}
-	return st.Bavail*uint64(st.Bsize) > n+ramReserve
+	free, _, err := s.ramRoom()
+	return err == nil && free > n+ramReserve
 }
 
 // findLayer returns where a memory layer that m inherits lies on disk, or nothing: with the

@@ -22,6 +22,9 @@ type Staging struct {
 	over  bool // see StageOver
 	first bool // see DurableFirst
 
+	owner   string // see For
+	awaited bool   // see Awaited
+
 	below  string  // see Inherit
 	basing *basing // nil without UseBase
 	base   string  // digest of the base image that is kept for it; guarded by store.mu
@@ -40,6 +43,9 @@ func (s *Store) StageOver(tag string) (*Staging, error) { return s.stage(tag, tr
 func (s *Store) stage(tag string, over bool) (*Staging, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
+	}
+	if !s.ramIsWide() {
+		s.drops.Go(s.coolUnused)
 	}
 	g := &Staging{store: s, tag: tag, id: snapshot.NewID(), since: time.Now().UTC(), over: over}
 	g.dir = filepath.Join(s.staging(), g.id)
@@ -83,6 +89,13 @@ func (g *Staging) SetStep(step string) {
 	g.step = step
 	g.store.mu.Unlock()
 }
+
+// For says whose snapshot it is: those of different owners are brought to disk in turns.
+func (g *Staging) For(owner string) { g.owner = owner }
+
+// Awaited says that a sandbox stands still until the snapshot is on disk, so that it does not queue behind
+// those that nobody waits for.
+func (g *Staging) Awaited() { g.awaited = true }
 
 // DurableFirst has Publish bring the snapshot to disk before it makes it visible.
 func (g *Staging) DurableFirst() { g.first = true }

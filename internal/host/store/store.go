@@ -44,6 +44,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,6 +73,9 @@ type Store struct {
 	events          *event.Ring
 	drops           sync.WaitGroup // removals of transient snapshots
 
+	cooling atomic.Bool                          // coolUnused is at work
+	ramRoom func() (free, all uint64, err error) // bytes of the RAM file system
+
 	moves     sync.RWMutex // held while a snapshot's directory gets another name, shared while a layer is linked from it
 	basesMu   sync.Mutex   // held while files of bases come and go
 	reserveMu sync.Mutex   // held while the reserve comes and goes
@@ -93,6 +97,10 @@ type entry struct {
 
 	life
 	refs refs
+
+	owner   string    // see Staging.For; empty for those of an earlier daemon
+	awaited bool      // see Staging.Awaited
+	used    time.Time // when a lease ended, or it was made; guarded by Store.mu
 
 	flushed   chan struct{} // closed when the first flush has ended, well or not; nil if there was none
 	flushErr  error         // of the latest one
@@ -130,6 +138,7 @@ func (s *Store) tell(kind event.Kind, e *entry) {
 func Open(cfg Config) (*Store, error) {
 	s := &Store{root: filepath.Clean(cfg.Root), ram: filepath.Clean(cfg.RAM), events: cfg.Events,
 		byTag: make(map[string]*entry), byID: make(map[string]*entry), reserved: make(map[string]*Staging)}
+	s.ramRoom = s.statRAM
 	var undo cleanup.Stack
 	defer undo.Run()
 	undo.Add(func() { s.closeDirs() })

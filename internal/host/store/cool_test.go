@@ -1,0 +1,134 @@
+package store
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Layers that nobody uses make room in RAM for others, those used longest ago first. Their snapshots can
+// be used again.
+func TestUnusedLayersLeaveTheRAM(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	layers := func() int { entries, _ := os.ReadDir(s.ram); return len(entries) }
+	var most atomic.Int64 // layers for which there is room
+	most.Store(100)
+	s.ramRoom = func() (free, all uint64, err error) {
+		if layers() > int(most.Load()) {
+			return 0, 4, nil
+		}
+		return 1, 4, nil
+	}
+	cool := func(n int) { // by this call, or by the flusher
+		for most.Store(int64(n)); layers() > n; time.Sleep(time.Millisecond) {
+			s.coolUnused()
+		}
+		most.Store(100)
+	}
+	id := func(tag string) string {
+		info, err := s.Detail(tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ID
+	}
+	hot := func(tag string) bool { _, err := os.Stat(s.ramLayer(id(tag))); return err == nil }
+	for i := range 6 {
+		publish(t, s, d, fmt.Sprintf("s%d", i), "")
+	}
+	publish(t, s, d, "child", "s0") // uses the layer of s0
+	s.Quiesce()
+	kept, err := s.Acquire("child")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, at := range []int{4, 1, 2, 5, 3} { // used in this order
+		s.byTag[fmt.Sprintf("s%d", at)].used = time.Now().Add(time.Duration(i) * time.Second)
+	}
+	cool(4) // of 7
+	var gone []string
+	for _, tag := range []string{"s0", "s1", "s2", "s3", "s4", "s5", "child"} {
+		if !hot(tag) {
+			gone = append(gone, tag)
+		}
+	}
+	if !slices.Equal(gone, []string{"s1", "s2", "s4"}) {
+		t.Errorf("%v have left the RAM, want s1, s2, s4", gone)
+	}
+	cool(2)
+	most.Store(0)
+	s.coolUnused() // what is in use stays, however little room there is
+	most.Store(100)
+	if !hot("s0") || !hot("child") || hot("s3") || hot("s5") {
+		t.Errorf("of what is in use: %v %v; of the rest: %v %v", hot("s0"), hot("child"), hot("s3"), hot("s5"))
+	}
+	kept.Release()
+	for _, tag := range []string{"s1", "s5", "child"} {
+		l, err := s.Acquire(tag)
+		if err != nil {
+			t.Fatalf("%s, which has left the RAM: %v", tag, err)
+		}
+		l.Release()
+		if err := s.Verify(t.Context(), tag); err != nil {
+			t.Error(err)
+		}
+	}
+	if entries, err := os.ReadDir(s.ram); err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return s.byID[e.Name()] == nil
+	}) {
+		t.Errorf("left in RAM: %v, %v", entries, err)
+	}
+}
+
+// A snapshot that a sandbox stands still for does not wait for others, and no owner for all of another's.
+func TestOwnersTakeTurns(t *testing.T) {
+	f := &flusher{turns: make(map[string]uint64)}
+	for _, e := range []*entry{{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
+		{tag: "b1", owner: "b"}, {tag: "w1", owner: "a", awaited: true}, {tag: "w2", owner: "a", awaited: true},
+		{tag: "w3", owner: "c", awaited: true}, {tag: "b2", owner: "b"}} {
+		f.queue = append(f.queue, e)
+	}
+	var order []string
+	for e := f.nextLocked(false); e != nil; e = f.nextLocked(false) {
+		order = append(order, e.tag)
+	}
+	if want := []string{"a1", "b1", "a2", "b2", "a3"}; !slices.Equal(order, want) {
+		t.Errorf("%v, want %v", order, want)
+	}
+	order = nil
+	for e := f.nextLocked(true); e != nil; e = f.nextLocked(true) {
+		order = append(order, e.tag)
+	}
+	if want := []string{"w3", "w1", "w2"}; !slices.Equal(order, want) { // a has had its turns
+		t.Errorf("awaited: %v, want %v", order, want)
+	}
+}
+
+// A suspension is on disk while the layer of somebody's branch is still being written.
+func TestAwaitedSnapshotsPassOthers(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	publish(t, s, d, "other", "")
+	s.Quiesce()
+	other := s.byTag["other"] // keeps the flusher busy
+	other.flushed = make(chan struct{})
+	other.flushMu.Lock()
+	s.flusher.add(other)
+	g, err := s.Stage("asleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.For("b")
+	g.Awaited()
+	if err := complete(t, s, d, g, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.WaitFlushed(t.Context(), "asleep"); err != nil {
+		t.Error(err)
+	}
+	other.flushMu.Unlock()
+}
