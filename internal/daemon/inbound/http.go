@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -19,10 +20,25 @@ import (
 
 // Bounds on the answer of a guest.
 const (
-	maxHeaders = 64 << 10 // bytes
+	maxHeaders = 16 << 10 // bytes, as Node's clients have it
 	maxInforms = 32       // answers with a status below 200 before the real one
 	maxWindow  = 64 << 10 // bytes of HTTP/2 that a guest may send ahead
 )
+
+// MaxFields is how many headers a request or an answer may have. Parsed, a short one takes fifty times its
+// bytes, for as long as what follows it lasts.
+const MaxFields = 256
+
+// Fields counts headers.
+func Fields(h http.Header) (n int) {
+	for _, values := range h {
+		n += len(values)
+	}
+	return n
+}
+
+// errFields ends an answer.
+var errFields = fmt.Errorf("the server's answer has more than %d headers", MaxFields)
 
 // HTTP carries one request and its answer, or what the connection becomes by an upgrade. If
 // answered is false, nothing has been written yet, and the error is the answer; else an error can
@@ -73,11 +89,17 @@ func (p *Proxy) HTTP(w http.ResponseWriter, r *http.Request, route Route, dial D
 			guest, err = p.dial(ctx, dial, func() { cancel(ErrIdle) }, body.forsake)
 			return guest, err
 		}),
-		ModifyResponse: func(resp *http.Response) error { contain(resp, r, &route); return nil },
-		ErrorHandler:   func(_ http.ResponseWriter, _ *http.Request, e error) { err = explain(route.Port, e) },
-		ErrorLog:       log.New(io.Discard, "", 0), // a guest could fill the daemon's log
-		FlushInterval:  -1,
-		BufferPool:     p,
+		ModifyResponse: func(resp *http.Response) error {
+			if Fields(resp.Header) > MaxFields {
+				return errFields
+			}
+			contain(resp, r, &route)
+			return nil
+		},
+		ErrorHandler:  func(_ http.ResponseWriter, _ *http.Request, e error) { err = explain(route.Port, e) },
+		ErrorLog:      log.New(io.Discard, "", 0), // a guest could fill the daemon's log
+		FlushInterval: -1,
+		BufferPool:    p,
 	}
 	proxy.ServeHTTP(out, in)
 	return out.begun, err

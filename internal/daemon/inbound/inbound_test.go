@@ -182,6 +182,7 @@ func TestHostileAnswers(t *testing.T) {
 		"half a head":          func(conn *net.TCPConn) { io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Le") },
 		"endless line":         endless("HTTP/1.1 200 ", "OK OK OK "),
 		"endless headers":      endless("HTTP/1.1 200 OK\r\n", "A: b\r\n"),
+		"many short headers":   says("HTTP/1.1 200 OK\r\n" + strings.Repeat("a:\r\n", MaxFields+1) + "\r\n"),
 		"endless interim":      endless("", "HTTP/1.1 103 Early Hints\r\nSet-Cookie: a=b\r\n\r\n"),
 		"two lengths":          says("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
 		"negative length":      says("HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"),

@@ -291,8 +291,8 @@ func heap() int64 {
 func TestLargeHeaders(t *testing.T) {
 	guest := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, len(r.Header.Get("X-Large"))) })
 	r := start(t, guest, Config{}, Route{})
-	r.Config.MaxHeaderBytes = 64 << 10 // as the daemon's; not read before the first connection
-	for size, want := range map[int]int{60 << 10: http.StatusOK, 80 << 10: http.StatusRequestHeaderFieldsTooLarge} {
+	r.Config.MaxHeaderBytes = 16 << 10 // as the daemon's; not read before the first connection
+	for size, want := range map[int]int{14 << 10: http.StatusOK, 24 << 10: http.StatusRequestHeaderFieldsTooLarge} {
 		_, answers := r.raw(t, "GET / HTTP/1.1\r\nHost: x\r\nX-Large: "+strings.Repeat("x", size)+"\r\n\r\n")
 		resp, err := http.ReadResponse(answers, nil)
 		if err != nil || resp.StatusCode != want {

@@ -22,7 +22,7 @@ import (
 // execSocket runs a command over a WebSocket. Its first message is the request.
 func (a *api) execSocket(w http.ResponseWriter, r *http.Request) error {
 	return a.serveSocket(w, r, "exec in", func(s *socket) (follower, error) {
-		req, err := s.start()
+		req, err := s.start(face.ShareOf(r))
 		if err != nil {
 			return nil, err
 		}
@@ -142,8 +142,8 @@ func (s *socket) next(ctx context.Context) (websocket.MessageType, io.Reader, er
 	return kind, message, fmt.Errorf("%w: %w", errProtocol, err)
 }
 
-// start reads the first message of an exec.
-func (s *socket) start() (*apiv1.ExecRequest, error) {
+// start reads the first message of an exec, which counts against the request's share.
+func (s *socket) start(share *face.Share) (*apiv1.ExecRequest, error) {
 	ctx, cancel := context.WithTimeout(s.life, face.BodyTimeout)
 	defer cancel()
 	kind, message, err := s.next(ctx)
@@ -152,7 +152,8 @@ func (s *socket) start() (*apiv1.ExecRequest, error) {
 	}
 	var first apiv1.ExecInput
 	if kind == websocket.MessageText {
-		err = face.StrictJSON(http.MaxBytesReader(nil, io.NopCloser(message), face.MaxBody), &first, "first message", false)
+		body := share.Body(http.MaxBytesReader(nil, io.NopCloser(message), face.MaxBody))
+		err = face.StrictJSON(body, &first, "first message", false)
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err

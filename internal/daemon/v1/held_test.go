@@ -49,6 +49,7 @@ func TestDecodedBodiesAreCounted(t *testing.T) {
 	r := start(t, apirig.Options{Limits: face.Limits{Memory: 1 << 20}})
 	id := fork(t, r, 1)[0].ID
 	body := `{"args":["true"` + strings.Repeat(`,""`, 50_000) + `]}`
+	message := `{"start":` + body + `}`
 	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusServiceUnavailable ||
 		answer["code"] != "busy" {
 		t.Errorf("many arguments: %d %.300v", status, answer)
@@ -56,6 +57,9 @@ func TestDecodedBodiesAreCounted(t *testing.T) {
 	body = `{"args":["true","` + strings.Repeat("x", 100_000) + `"]}`
 	if status, answer := post(t, r.URL+"/v1/sandboxes/"+id+"/exec", body); status != http.StatusOK {
 		t.Errorf("a long argument of as many bytes: %d %.300v", status, answer)
+	}
+	if got := ask1(t, r.URL, id, message); !strings.Contains(got, `"status":503`) {
+		t.Errorf("many arguments, in the first message of a WebSocket: %.300s", got)
 	}
 }
 

@@ -26,7 +26,7 @@ const (
 	maxControlReply  = 64 << 10
 	maxLine          = 32 << 20
 	maxErrorBody     = 64 << 10
-	maxHeaders       = 64 << 10
+	maxHeaders       = 16 << 10 // a file's name may have 12 KiB in one, each byte of it as three
 	maxText          = 16 << 10 // of an error, or of how a command ended
 	defaultMaxOutput = 8 << 20
 )
