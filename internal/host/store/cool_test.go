@@ -86,12 +86,11 @@ func TestUnusedLayersLeaveTheRAM(t *testing.T) {
 
 // A snapshot that a sandbox stands still for does not wait for others, and no owner for all of another's.
 func TestOwnersTakeTurns(t *testing.T) {
-	f := &flusher{turns: make(map[string]uint64)}
-	for _, e := range []*entry{{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
+	f := &flusher{turns: make(map[string]uint64), queue: []*entry{
+		{tag: "a1", owner: "a"}, {tag: "a2", owner: "a"}, {tag: "a3", owner: "a"},
 		{tag: "b1", owner: "b"}, {tag: "w1", owner: "a", awaited: true}, {tag: "w2", owner: "a", awaited: true},
-		{tag: "w3", owner: "c", awaited: true}, {tag: "b2", owner: "b"}} {
-		f.queue = append(f.queue, e)
-	}
+		{tag: "w3", owner: "c", awaited: true}, {tag: "b2", owner: "b"},
+	}}
 	var order []string
 	for e := f.nextLocked(false); e != nil; e = f.nextLocked(false) {
 		order = append(order, e.tag)
