@@ -245,7 +245,7 @@ def suites_server(tmp: str):
     with open(os.path.join(sdk, "conformance/everything-server/main.go")) as f:
         text = f.read()
     for old, new in ((r"mcp\.NewStreamableHTTPHandler\((func\(\*http\.Request\) \*mcp\.Server \{.*?\}), &mcp\.StreamableHTTPOptions\{.*?\}\)",
-                      r"mcphttp.Served(\1, 50*time.Millisecond)"),
+                      r"mcphttp.Served(\1, time.Second)"),
                      (r"\tstateless = [^\n]*\n", ""),
                      (r"import \(\n", 'import (\n\t"github.com/forkd/forkd/internal/daemon/mcphttp"\n')):
         text, n = re.subn(old, new, text, count=1, flags=re.DOTALL)
@@ -313,14 +313,14 @@ def inspector(there: str, env: dict[str, str], rig: dict) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as tmp:
         program = fake.build(os.path.join(tmp, "rigd"))
-        with fake.daemon(program, "-keepalive", "50ms") as rig:
+        with fake.daemon(program, "-keepalive", "1s") as rig:
             asyncio.run(in_python(rig))
             if LINE > 1:
                 there, env = npm.install(NPM, dict(os.environ))
                 in_javascript(there, env, rig)
                 inspector(there, env, rig)
         if LINE > 1:
-            with fake.daemon(program, "-open", "-keepalive", "50ms") as rig:
+            with fake.daemon(program, "-open", "-keepalive", "1s") as rig:
                 for revision in WHOLE:
                     conformance(there, env, rig["url"], revision)
             with suites_server(tmp) as url:
