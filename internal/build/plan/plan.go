@@ -1,0 +1,226 @@
+// Package plan describes what a build does: a graph of steps, each of which continues the snapshot of
+// the step before it. It also computes the key of every step, by which the snapshot of a step is found
+// again: two steps have the same key only if they do the same thing to the same content.
+//
+// The package holds values. It reads no Dockerfile (package dockerfile does) and carries nothing out
+// (package daemon/build does).
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"path"
+)
+
+// Plan is a graph of steps. A step stands after the steps that it needs.
+type Plan struct {
+	Steps  []Step `json:"steps"`
+	Result int    `json:"result"`          // index of the step whose snapshot is the result
+	Notes  []Note `json:"notes,omitempty"` // what a reader accepted without effect
+}
+
+// Note is a remark about the source of a plan.
+type Note struct {
+	Line int    `json:"line,omitempty"` // of the source, from 1; 0: the whole
+	Text string `json:"text"`
+}
+
+// Step is one step. Exactly one of the pointers is set.
+type Step struct {
+	Name string `json:"name"`           // for people, such as "[build 2/4] RUN make"; not part of the key
+	Line int    `json:"line,omitempty"` // of the source, from 1; not part of the key
+	From int    `json:"from"`           // index of the step that this one continues; -1: none, for a Base
+
+	Base     *Base     `json:"base,omitempty"`
+	Run      *Run      `json:"run,omitempty"`
+	Copy     *Copy     `json:"copy,omitempty"`
+	Dir      *Dir      `json:"dir,omitempty"`
+	Warm     *Warm     `json:"warm,omitempty"`
+	Defaults *Defaults `json:"defaults,omitempty"`
+}
+
+// Base is what the first step of a stage starts from: an image of a registry, or a snapshot.
+type Base struct {
+	Image    string `json:"image,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"` // a tag
+	Digest   string `json:"digest"`             // of the image's configuration, or the snapshot's id
+
+	VCPUs     uint32 `json:"vcpus,omitempty"`      // of an image's VM; 0: the executor's default
+	MemoryMiB uint64 `json:"memory_mib,omitempty"` // likewise
+	DiskMiB   int    `json:"disk_mib,omitempty"`   // likewise
+}
+
+// Process is how a command of a step is run.
+type Process struct {
+	Args []string          `json:"args"`           // command and arguments; no shell is added
+	Env  map[string]string `json:"env,omitempty"`  // added to the environment of the base
+	User string            `json:"user,omitempty"` // an account or its number; empty: root
+	Dir  string            `json:"dir,omitempty"`  // absolute; empty: /
+}
+
+// Run is a command that must succeed. Processes that it leaves behind are killed.
+type Run struct {
+	Process
+	Script  *Inline `json:"script,omitempty"` // a file that Args name
+	Mounts  []Mount `json:"mounts,omitempty"`
+	Network string  `json:"network,omitempty"` // "none", or empty: that of the build
+}
+
+// Inline is a file whose content stands in the source of the plan.
+type Inline struct {
+	Path string `json:"path"`
+	Data string `json:"data"`
+}
+
+// Kinds of mounts.
+const (
+	MountBind  = "bind"
+	MountCache = "cache"
+	MountTmpfs = "tmpfs"
+)
+
+// Mount is a directory or file that a command sees and that is not part of its snapshot.
+type Mount struct {
+	Kind     string  `json:"kind"`
+	Target   string  `json:"target"`             // absolute
+	Source   *Source `json:"source,omitempty"`   // of a bind: content is copied, and what is written to it is lost
+	ReadOnly bool    `json:"readonly,omitempty"` // of a bind
+	ID       string  `json:"id,omitempty"`       // of a cache
+	SizeMiB  int64   `json:"size_mib,omitempty"` // of a tmpfs; 0: the kernel's default
+	Mode     string  `json:"mode,omitempty"`     // of a cache's directory, octal
+	UID      uint64  `json:"uid,omitempty"`      // likewise
+	GID      uint64  `json:"gid,omitempty"`      // likewise
+}
+
+// Copy puts files into the file system.
+type Copy struct {
+	Sources []Source `json:"sources"`
+	Target  string   `json:"target"`          // absolute; with a "/" at its end, a directory
+	Owner   string   `json:"owner,omitempty"` // USER, USER:GROUP or numbers; empty: root, or that of the source's stage
+	Mode    string   `json:"mode,omitempty"`  // for chmod, of all files and directories; empty: that of the source
+	Unpack  bool     `json:"unpack,omitempty"`
+}
+
+// Source is where files come from: the build context, the snapshot of another step, or the plan itself.
+type Source struct {
+	Files  []File  `json:"files,omitempty"`  // of the build context
+	Dir    bool    `json:"dir,omitempty"`    // Files are the content of a directory
+	Step   *int    `json:"step,omitempty"`   // index of the step whose snapshot has the files
+	Path   string  `json:"path,omitempty"`   // there, absolute, perhaps a pattern of the shell
+	Into   string  `json:"into,omitempty"`   // below the target, for a path that keeps its parents
+	Inline *Inline `json:"inline,omitempty"` // Path is its name
+}
+
+// File is an entry of the build context. To is its name below the target.
+type File struct {
+	Path   string `json:"path"`
+	To     string `json:"to,omitempty"`
+	Kind   string `json:"kind"`             // "file", "dir" or "link"
+	Mode   uint32 `json:"mode"`             // permission bits
+	Size   int64  `json:"size,omitempty"`   // in bytes
+	Digest string `json:"digest,omitempty"` // of a file's content, SHA-256 in hex
+	Link   string `json:"link,omitempty"`   // where a link points
+}
+
+// Kinds of files.
+const (
+	KindFile = "file"
+	KindDir  = "dir"
+	KindLink = "link"
+)
+
+// Dir makes a directory and its parents, if they are missing.
+type Dir struct {
+	Path string `json:"path"`
+}
+
+// Warm runs a command whose processes and memory stay in the snapshot. Without a probe the command must
+// succeed. With one it is left running, and the step is done when the probe succeeds.
+type Warm struct {
+	Process
+	Probe []string `json:"probe,omitempty"` // command and arguments, run like Args
+}
+
+// Defaults says what processes of sandboxes start with that are forked from the result.
+type Defaults struct {
+	Env  map[string]string `json:"env,omitempty"`
+	User string            `json:"user,omitempty"`
+	Dir  string            `json:"dir,omitempty"`
+}
+
+// Needs returns the indexes of the steps whose snapshots the step needs, besides From.
+func (s *Step) Needs() []int {
+	var needs []int
+	add := func(src *Source) {
+		if src != nil && src.Step != nil {
+			needs = append(needs, *src.Step)
+		}
+	}
+	if s.Copy != nil {
+		for i := range s.Copy.Sources {
+			add(&s.Copy.Sources[i])
+		}
+	}
+	if s.Run != nil {
+		for i := range s.Run.Mounts {
+			add(s.Run.Mounts[i].Source)
+		}
+	}
+	return needs
+}
+
+// MaxSteps bounds the steps of a plan: every one is a layer of the snapshots after it.
+const MaxSteps = 500
+
+// Check returns what is wrong with the shape of a plan.
+func (p *Plan) Check() error {
+	if len(p.Steps) == 0 {
+		return errors.New("the plan has no steps")
+	}
+	if len(p.Steps) > MaxSteps {
+		return fmt.Errorf("the plan has %d steps: want at most %d", len(p.Steps), MaxSteps)
+	}
+	if p.Result < 0 || p.Result >= len(p.Steps) {
+		return fmt.Errorf("result %d: the plan has %d steps", p.Result, len(p.Steps))
+	}
+	for i := range p.Steps {
+		if err := p.Steps[i].check(i); err != nil {
+			return fmt.Errorf("step %d (%s): %w", i, p.Steps[i].Name, err)
+		}
+	}
+	return nil
+}
+
+func (s *Step) check(i int) error {
+	kinds := 0
+	for _, set := range []bool{s.Base != nil, s.Run != nil, s.Copy != nil, s.Dir != nil, s.Warm != nil,
+		s.Defaults != nil} {
+		if set {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1:
+		return fmt.Errorf("it has %d kinds: want one", kinds)
+	case s.Base != nil && s.From != -1:
+		return errors.New("a base continues no step")
+	case s.Base == nil && (s.From < 0 || s.From >= i):
+		return fmt.Errorf("it continues step %d, which does not stand before it", s.From)
+	case s.Base != nil && (s.Base.Image == "") == (s.Base.Snapshot == ""):
+		return errors.New("want either an image or a snapshot")
+	case s.Base != nil && s.Base.Digest == "":
+		return errors.New("the base has no digest")
+	case s.Run != nil && len(s.Run.Args) == 0, s.Warm != nil && len(s.Warm.Args) == 0:
+		return errors.New("the command is empty")
+	case s.Copy != nil && !path.IsAbs(s.Copy.Target):
+		return fmt.Errorf("target %q: want an absolute path", s.Copy.Target)
+	case s.Dir != nil && !path.IsAbs(s.Dir.Path):
+		return fmt.Errorf("directory %q: want an absolute path", s.Dir.Path)
+	}
+	for _, n := range s.Needs() {
+		if n < 0 || n >= i {
+			return fmt.Errorf("it needs step %d, which does not stand before it", n)
+		}
+	}
+	return nil
+}
