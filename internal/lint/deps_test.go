@@ -72,7 +72,7 @@ var rooms = []room{
 	},
 	{
 		folder:   "internal/build",
-		packages: []string{"debpkg", "kmod", "kernelimage", "initramfs", "image", "plan"},
+		packages: []string{"debpkg", "kmod", "kernelimage", "initramfs", "image", "plan", "dockerfile"},
 		imports:  []string{"internal/proto/...", "internal/format/..."},
 		reason:   "an image is built before there is a sandbox or a daemon",
 	},

@@ -1,0 +1,320 @@
+// Package dockerfile reads Dockerfiles into plans. BuildKit's own parser, instructions, shell words and
+// linter do the reading, so the syntax is Docker's; what instructions mean is decided here. An
+// instruction or flag that forkd does not carry out is refused by name, with its file and line.
+//
+// The package opens no files and no connections: its caller brings the text, the list of the files of
+// the build context, and a function that resolves the names of base images.
+package dockerfile
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/linter"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+// Request is a Dockerfile and what it is read with.
+type Request struct {
+	Name   string            // of the file, for errors
+	Text   []byte            // its content
+	Target string            // name or number of the stage to build; empty: the last
+	Args   map[string]string // values of ARG instructions
+	Files  []plan.File       // of the build context, sorted by path; To is ignored
+	Base   Resolver
+}
+
+// Resolver finds what a FROM instruction names. Config has what the steps start with.
+type Resolver func(ctx context.Context, name string) (plan.Base, Config, error)
+
+// Config is what a base says about processes that run in it.
+type Config struct {
+	Env     map[string]string
+	User    string
+	Dir     string
+	Shell   []string // empty: /bin/sh -c
+	OnBuild []string // triggers
+}
+
+// Error is an error at a line of a Dockerfile.
+type Error struct {
+	Name string
+	Line int // from 1; 0: the whole file
+	Err  error
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %v", e.Name, e.Err)
+	}
+	return fmt.Sprintf("%s:%d: %v", e.Name, e.Line, e.Err)
+}
+
+// Unwrap returns the error without its place.
+func (e *Error) Unwrap() error { return e.Err }
+
+// MaxText bounds a Dockerfile, in bytes.
+const MaxText = 1 << 20
+
+// Read makes a plan of a Dockerfile. Stages that the target does not need are not in it, and their
+// bases are not resolved. The error is an *Error if the Dockerfile is at fault.
+func Read(ctx context.Context, req Request) (*plan.Plan, error) {
+	src, err := parse(req.Name, req.Text, nil)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{req: req, source: src, made: make(map[int]*stage), used: make(map[string]bool)}
+	if err := r.global(); err != nil {
+		return nil, err
+	}
+	target, err := r.target()
+	if err != nil {
+		return nil, err
+	}
+	last, err := r.stage(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	r.plan.Result = r.add(plan.Step{Name: "save the settings of " + r.title(target), From: last.step,
+		Defaults: &plan.Defaults{Env: last.env, User: last.user, Dir: last.dir}})
+	for _, name := range slices.Sorted(maps.Keys(req.Args)) {
+		if !r.used[name] && !isProxy(name) {
+			r.note(0, "--build-arg %s: no ARG instruction takes it", name)
+		}
+	}
+	if err := r.plan.Check(); err != nil {
+		return nil, &Error{Name: req.Name, Err: err}
+	}
+	return &r.plan, nil
+}
+
+// source is a parsed Dockerfile.
+type source struct {
+	name   string
+	escape rune
+	stages []instructions.Stage
+	meta   []instructions.ArgCommand
+	warms  []directive
+}
+
+// parse parses a Dockerfile. lint, which may be nil, is told of what is legal and doubtful.
+func parse(name string, text []byte, lint *linter.Linter) (*source, error) {
+	if len(text) > MaxText {
+		return nil, &Error{Name: name, Err: fmt.Errorf("%d bytes: want at most %d", len(text), MaxText)}
+	}
+	if syntax, _, at, ok := parser.DetectSyntax(text); ok && !knownSyntax(syntax) {
+		return nil, &Error{name, lineOf(at), fmt.Errorf("syntax=%s: another frontend is not run; "+
+			"want docker/dockerfile:1, or no such line", syntax)}
+	}
+	ast, err := parser.Parse(bytes.NewReader(text))
+	if err != nil {
+		return nil, located(name, err)
+	}
+	stages, meta, err := instructions.Parse(ast.AST, lint)
+	if err != nil {
+		return nil, located(name, err)
+	}
+	if len(stages) == 0 {
+		return nil, &Error{Name: name, Err: errors.New("no FROM instruction")}
+	}
+	warms, err := directives(name, text, ast.AST)
+	if err != nil {
+		return nil, err
+	}
+	return &source{name, ast.EscapeToken, stages, meta, warms}, nil
+}
+
+// knownSyntax reports whether a syntax line asks for the language that is read here.
+func knownSyntax(syntax string) bool {
+	name, _, _ := strings.Cut(syntax, "@")
+	name = strings.TrimPrefix(name, "docker.io/")
+	name, version, _ := strings.Cut(name, ":")
+	return name == "docker/dockerfile" && (version == "" || version == "latest" || version == "1" ||
+		strings.HasPrefix(version, "1.") || strings.HasPrefix(version, "1-"))
+}
+
+// located gives an error of BuildKit's packages its place.
+func located(name string, err error) error {
+	line := 0
+	var at *parser.LocationError
+	if errors.As(err, &at) && len(at.Locations) > 0 {
+		line = lineOf(at.Locations[0])
+	}
+	text := err.Error()
+	for cause := err; cause != nil; cause = errors.Unwrap(cause) { // without "dockerfile parse error on line N"
+		if rest, ok := strings.CutPrefix(cause.Error(), "dockerfile parse error on line "); ok {
+			if n, after, ok := strings.Cut(rest, ": "); ok {
+				text = after
+				if line == 0 {
+					_, _ = fmt.Sscan(n, &line)
+				}
+			}
+		}
+	}
+	return &Error{name, line, errors.New(text)}
+}
+
+func lineOf(at []parser.Range) int {
+	if len(at) == 0 {
+		return 0
+	}
+	return at[0].Start.Line
+}
+
+// reader makes a plan of a source.
+type reader struct {
+	req    Request
+	source *source
+	plan   plan.Plan
+	args   []kv // ARG instructions before the first FROM, with their values
+	made   map[int]*stage
+	doing  []int           // stages that are being read, outermost first
+	used   map[string]bool // names of Request.Args that an ARG instruction has taken
+}
+
+type kv struct{ key, value string }
+
+func (r *reader) fail(line int, format string, args ...any) error {
+	return &Error{r.req.Name, line, fmt.Errorf(format, args...)}
+}
+
+func (r *reader) note(line int, format string, args ...any) {
+	r.plan.Notes = append(r.plan.Notes, plan.Note{Line: line, Text: fmt.Sprintf(format, args...)})
+}
+
+func (r *reader) add(s plan.Step) int {
+	r.plan.Steps = append(r.plan.Steps, s)
+	return len(r.plan.Steps) - 1
+}
+
+// platform are the arguments that every Dockerfile has without declaring them before FROM.
+var platform = [...]kv{
+	{"BUILDPLATFORM", "linux/amd64"}, {"BUILDOS", "linux"}, {"BUILDARCH", "amd64"}, {"BUILDVARIANT", ""},
+	{"TARGETPLATFORM", "linux/amd64"}, {"TARGETOS", "linux"}, {"TARGETARCH", "amd64"}, {"TARGETVARIANT", ""},
+}
+
+// isProxy reports whether a build argument needs no ARG instruction.
+func isProxy(name string) bool {
+	switch strings.ToUpper(name) {
+	case "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY":
+		return true
+	}
+	return false
+}
+
+// global gives the ARG instructions before the first FROM their values.
+func (r *reader) global() error {
+	r.args = append(r.args, platform[:]...)
+	for i := range r.source.meta {
+		cmd := &r.source.meta[i]
+		line := lineOf(cmd.Location())
+		if err := cmd.Expand(r.expander(vars{list: r.args})); err != nil {
+			return r.fail(line, "ARG: %v", err)
+		}
+		for _, a := range cmd.Args {
+			value, ok := r.req.Args[a.Key]
+			if ok {
+				r.used[a.Key] = true
+			} else {
+				value = a.ValueString()
+			}
+			r.args = append(r.args, kv{a.Key, value})
+		}
+	}
+	return nil
+}
+
+// vars is what words of a Dockerfile are expanded with. Of variables of one name the last counts.
+type vars struct {
+	list []kv
+	env  map[string]string // counts before list
+}
+
+// Get implements shell.EnvGetter.
+func (v vars) Get(name string) (string, bool) {
+	if value, ok := v.env[name]; ok {
+		return value, true
+	}
+	for _, a := range slices.Backward(v.list) {
+		if a.key == name {
+			return a.value, true
+		}
+	}
+	return "", false
+}
+
+// Keys implements shell.EnvGetter.
+func (v vars) Keys() []string {
+	keys := slices.Collect(maps.Keys(v.env))
+	for _, a := range v.list {
+		keys = append(keys, a.key)
+	}
+	return keys
+}
+
+// maxWord bounds an expanded word, in bytes: variables that hold each other twice grow without end.
+const maxWord = 1 << 20
+
+func (r *reader) expander(v vars) instructions.SingleWordExpander {
+	return expanding(shell.NewLex(r.source.escape), v)
+}
+
+func expanding(lex *shell.Lex, v vars) instructions.SingleWordExpander {
+	return func(word string) (string, error) {
+		text, _, err := lex.ProcessWord(word, v)
+		if err == nil && len(text) > maxWord {
+			err = fmt.Errorf("%.40q: it expands to %d bytes: want at most %d", word, len(text), maxWord)
+		}
+		return text, err
+	}
+}
+
+// target returns the index of the stage to build.
+func (r *reader) target() (int, error) {
+	stages := r.source.stages
+	if r.req.Target == "" {
+		return len(stages) - 1, nil
+	}
+	if i, ok := r.find(r.req.Target, len(stages)); ok {
+		return i, nil
+	}
+	var names []string
+	for i := range stages {
+		names = append(names, r.title(i))
+	}
+	return 0, r.fail(0, "target %q: no such stage: there are %s", r.req.Target, strings.Join(names, ", "))
+}
+
+// find returns the index of a stage before one, by its name or number.
+func (r *reader) find(name string, before int) (int, bool) {
+	stages := r.source.stages[:before]
+	if i, ok := instructions.HasStage(stages, name); ok {
+		return i, true
+	}
+	n := 0
+	for _, digit := range name {
+		if digit < '0' || digit > '9' || n > len(stages) {
+			return 0, false
+		}
+		n = n*10 + int(digit-'0')
+	}
+	return n, name != "" && n < len(stages)
+}
+
+// title is what a stage is called in names of steps.
+func (r *reader) title(i int) string {
+	if name := r.source.stages[i].Name; name != "" {
+		return name
+	}
+	return fmt.Sprintf("stage-%d", i)
+}

@@ -1,0 +1,244 @@
+package dockerfile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+var update = flag.Bool("update", false, "write the golden plans")
+
+// files is the build context of the corpus.
+func files() []plan.File {
+	var list []plan.File
+	for _, f := range []struct{ path, kind, link string }{
+		{"archive.tar.gz", plan.KindFile, ""}, {"go.mod", plan.KindFile, ""}, {"link", plan.KindLink, "go.mod"},
+		{"main.go", plan.KindFile, ""}, {"src", plan.KindDir, ""}, {"src/a.py", plan.KindFile, ""},
+		{"src/notes.md", plan.KindFile, ""}, {"src/sub", plan.KindDir, ""}, {"src/sub/b.py", plan.KindFile, ""},
+		{"with space.txt", plan.KindFile, ""},
+	} {
+		e := plan.File{Path: f.path, Kind: f.kind, Link: f.link, Mode: 0o644}
+		switch f.kind {
+		case plan.KindFile:
+			e.Size, e.Digest = int64(len(f.path)), "digest of "+f.path
+		case plan.KindDir:
+			e.Mode = 0o755
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// bases resolves the bases of the corpus.
+func bases(_ context.Context, name string) (plan.Base, Config, error) {
+	path := map[string]string{"PATH": "/usr/bin:/bin"}
+	switch name {
+	case "debian:12", "debian:13", "golang:1.26":
+		return plan.Base{Image: name, Digest: "sha256:" + name}, Config{Env: path}, nil
+	case "python:3.12":
+		return plan.Base{Image: name, Digest: "sha256:" + name}, Config{Env: map[string]string{"PATH": "/usr/bin:/bin",
+			"PYTHON_VERSION": "3.12"}, User: "py:py", Dir: "/home/py"}, nil
+	case "base-snapshot":
+		return plan.Base{Snapshot: name, Digest: "id"}, Config{Env: path, User: "user", Dir: "/home/user"}, nil
+	case "triggers:1":
+		return plan.Base{Image: name, Digest: "sha256:t"}, Config{OnBuild: []string{"RUN make"}}, nil
+	}
+	return plan.Base{}, Config{}, errors.New("no such image")
+}
+
+// read reads a text; "# test:" lines in it set arguments and the target.
+func read(text string) (*plan.Plan, error) {
+	req := Request{Name: "Dockerfile", Text: []byte(text), Files: files(), Base: bases, Args: map[string]string{}}
+	for line := range strings.SplitSeq(text, "\n") {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[1] != "test:" {
+			continue
+		}
+		for i := 2; i+1 < len(words); i += 2 {
+			name, value, _ := strings.Cut(words[i+1], "=")
+			if words[i] == "target" {
+				req.Target = name
+			} else {
+				req.Args[name] = value
+			}
+		}
+	}
+	return Read(context.Background(), req)
+}
+
+// text is a plan with a line for each step and note.
+func text(t *testing.T, p *plan.Plan) string {
+	t.Helper()
+	var b strings.Builder
+	for i := range p.Steps {
+		line, err := json.Marshal(&p.Steps[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%d %s\n", i, strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(line)))
+	}
+	fmt.Fprintf(&b, "result %d\n", p.Result)
+	for _, n := range p.Notes {
+		fmt.Fprintf(&b, "note %d: %s\n", n.Line, n.Text)
+	}
+	return b.String()
+}
+
+func TestCorpus(t *testing.T) {
+	names, err := filepath.Glob("testdata/*.Dockerfile")
+	if err != nil || len(names) < 25 {
+		t.Fatalf("the corpus has %d Dockerfiles: %v", len(names), err)
+	}
+	for _, name := range names {
+		golden := strings.TrimSuffix(name, ".Dockerfile") + ".golden"
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			src, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := read(string(src))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := text(t, p)
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("the plan is\n%s\nwant\n%s", got, want)
+			}
+			if _, err := p.Keys("a", "f"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"", "file with no instructions"},
+		{"RUN true", "no build stage"},
+		{"ARG A=1", "no FROM instruction"},
+		{"FROM debian:12\nFRUN x", "Dockerfile:2: unknown instruction: FRUN"},
+		{"FROM scratch\nRUN x", "Dockerfile:1: FROM scratch"},
+		{"FROM $NOPE", "Dockerfile:1: "},
+		{"FROM other:1", "Dockerfile:1: other:1: no such image"},
+		{"FROM --platform=linux/arm64 debian:12", "Dockerfile:1: FROM --platform=linux/arm64"},
+		{"FROM triggers:1", "ONBUILD triggers"},
+		{"# syntax=example.com/own:1\nFROM debian:12", "Dockerfile:1: syntax=example.com/own:1"},
+		{"FROM debian:12\nONBUILD RUN x", "Dockerfile:2: ONBUILD"},
+		{"FROM debian:12\nRUN --mount=type=secret,id=a x", "Dockerfile:2: RUN: --mount=type=secret"},
+		{"FROM debian:12\nRUN --mount=type=ssh x", "Dockerfile:2: RUN: --mount=type=ssh"},
+		{"FROM debian:12\nRUN --mount=type=cache,target=/ x", "the root directory"},
+		{"FROM debian:12\nRUN --mount=type=bind,target=/x,source=no x", "no: the build context has no such file"},
+		{"FROM debian:12\nRUN --network=host x", "--network=host"},
+		{"FROM debian:12\nRUN --security=insecure x", "--security=insecure"},
+		{"FROM debian:12\nRUN --device=a.com/b x", "--device"},
+		{"FROM debian:12\nADD https://example.com/x /x", "a URL is not fetched"},
+		{"FROM debian:12\nADD https://example.com/x.git /x", "a git repository is not fetched"},
+		{"FROM debian:12\nADD git@example.com:x /x", "a git repository is not fetched"},
+		{"FROM debian:12\nADD --checksum=sha256:" + strings.Repeat("0", 64) + " go.mod /x", "--checksum"},
+		{"FROM debian:12\nCOPY missing /x", "Dockerfile:2: COPY: missing: the build context has no such file"},
+		{"FROM debian:12\nCOPY ../../etc/passwd /x", "no such file"},
+		{"FROM debian:12\nCOPY --chown=a;b go.mod /x", "--chown=a;b"},
+		{"FROM debian:12\nCOPY --chmod=;x go.mod /x", "--chmod=;x"},
+		{"# test: target 0\nFROM debian:12\nCOPY --from=later /x /x\nFROM debian:12 AS later", "does not stand before"},
+		{"FROM debian:12 AS a\nCOPY --from=a /x /x", "does not stand before"},
+		{"FROM debian:12\nCOPY --from=nope:1 /x /x", "nope:1: no such image"},
+		{"FROM debian:12\nCOPY --from=golang:1.26 --exclude=x /x /x", "--exclude together with --from"},
+		{"# test: target nope\nFROM debian:12 AS a", `target "nope": no such stage: there are a`},
+		{"FROM debian:12\n# forkd: cool x", "there are only warm and probe"},
+		{"FROM debian:12\n# forkd: warm", "want a command"},
+		{"FROM debian:12\n# forkd: probe x", "directly below"},
+		{"FROM debian:12\nRUN a \\\n# forkd: warm x\n b", "Dockerfile:3: # forkd: stands within an instruction"},
+		{"FROM debian:12\nUSER $NOPE", "Dockerfile:2: USER"},
+		{"FROM debian:12\nARG A=" + strings.Repeat("x", 60_000) + "\nENV B=" + strings.Repeat("$A", 20), "want at most"},
+	} {
+		_, err := read(c.text)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%.80q: got %v, want an error with %q", c.text, err, c.want)
+		}
+		var e *Error
+		if err != nil && !errors.As(err, &e) {
+			t.Errorf("%.80q: %v is no *Error", c.text, err)
+		}
+	}
+}
+
+func TestIgnore(t *testing.T) {
+	i, err := ParseIgnore([]byte("# comment\n*.log\n!keep.log\n/build\n**/node_modules\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"a.log": true, "keep.log": false, "x/a.log": false, "build/x": true,
+		"a/node_modules/b": true, "main.go": false} {
+		if out, err := i.Out(name); err != nil || out != want {
+			t.Errorf("%s: out is %v (%v), want %v", name, out, err, want)
+		}
+	}
+	if !i.Exceptions() {
+		t.Error("keep.log is an exception")
+	}
+	if out, err := (Ignore{}).Out("x"); out || err != nil {
+		t.Error("the zero Ignore leaves something out")
+	}
+	if _, err := ParseIgnore([]byte("[a\n")); err == nil {
+		t.Error("a bad pattern is taken")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	list, err := Check("Dockerfile", []byte("from debian:12 as A\nMAINTAINER x\nRUN true\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{}
+	for _, w := range list {
+		found[w.Rule] = w.Line
+	}
+	for rule, line := range map[string]int{"StageNameCasing": 1, "MaintainerDeprecated": 2} {
+		if found[rule] != line {
+			t.Errorf("rule %s is broken at line %d, want %d; all: %v", rule, found[rule], line, list)
+		}
+	}
+	if list, err := Check("Dockerfile", []byte("# check=skip=all\nfrom debian:12 as A\n")); err != nil || len(list) > 0 {
+		t.Errorf("skipped rules: %v, %v", list, err)
+	}
+	if _, err := Check("Dockerfile", []byte("FROM a\nNOPE\n")); err == nil {
+		t.Error("a Dockerfile that cannot be read is checked")
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	names, _ := filepath.Glob("testdata/*.Dockerfile")
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := read(text)
+		if err != nil {
+			return
+		}
+		if _, err := p.Keys("a", "f"); err != nil {
+			t.Errorf("a plan that was read has no keys: %v", err)
+		}
+	})
+}

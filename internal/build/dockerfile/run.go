@@ -1,0 +1,155 @@
+package dockerfile
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+// scriptDir is where the script of a heredoc that has an interpreter of its own is while it runs.
+const scriptDir = "/var/tmp/forkd-heredoc"
+
+func (r *reader) run(ctx context.Context, st *stage, c *instructions.RunCommand) error {
+	if s := instructions.GetSecurity(c); s != "" && s != instructions.SecuritySandbox {
+		return fmt.Errorf("--security=%s: the guest is a machine of its own: root may do everything there already", s)
+	}
+	if len(instructions.GetDevices(c)) > 0 {
+		return errors.New("--device: a sandbox has no devices of the host")
+	}
+	args, script, err := commandOf(c)
+	if err != nil {
+		return err
+	}
+	if c.PrependShell && script == nil {
+		args = st.inShell(strings.Join(args, " "))
+	}
+	run := &plan.Run{Process: st.process(args), Script: script}
+	for name, value := range r.req.Args {
+		if isProxy(name) { // visible to commands without an ARG instruction
+			run.Env = maps.Clone(run.Env)
+			run.Env[name] = value
+		}
+	}
+	switch n := instructions.GetNetwork(c); n {
+	case "", instructions.NetworkDefault:
+	case instructions.NetworkNone:
+		run.Network = "none"
+	default:
+		return fmt.Errorf("--network=%s: a sandbox has no network of the host: want default or none", n)
+	}
+	for _, m := range instructions.GetMounts(c) {
+		mount, err := r.mount(ctx, st, m)
+		if err != nil {
+			return fmt.Errorf("--mount=type=%s: %w", m.Type, err)
+		}
+		run.Mounts = append(run.Mounts, mount)
+	}
+	r.next(st, lineOf(c.Location()), oneLine(c.String()), plan.Step{Run: run})
+	return nil
+}
+
+// commandOf returns the command of a RUN instruction, and the script that it names, if there is one.
+func commandOf(c *instructions.RunCommand) (args []string, script *plan.Inline, err error) {
+	args = c.CmdLine
+	if len(c.Files) == 0 {
+		return args, nil, nil
+	}
+	if len(args) != 1 || !c.PrependShell {
+		return nil, nil, errors.New("a here-document needs the shell form")
+	}
+	if parser.MustParseHeredoc(args[0]) == nil { // a command line that reads here-documents: the shell's business
+		text := args[0]
+		for _, file := range c.Files {
+			text += "\n" + file.Data + file.Name
+		}
+		return []string{text}, nil, nil
+	}
+	data := c.Files[0].Data
+	if c.Files[0].Chomp {
+		data = parser.ChompHeredocContent(data)
+	}
+	if !strings.HasPrefix(data, "#!") {
+		return []string{data}, nil, nil
+	}
+	file := path.Join(scriptDir, path.Base(c.Files[0].Name))
+	return []string{file}, &plan.Inline{Path: file, Data: data}, nil
+}
+
+// oneLine is an instruction as its step is called.
+func oneLine(text string) string {
+	text = strings.Join(strings.Fields(strings.ReplaceAll(text, "\\\n", " ")), " ")
+	if len(text) > 120 {
+		text = strings.ToValidUTF8(text[:117], "") + "..."
+	}
+	return text
+}
+
+func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (plan.Mount, error) {
+	mount := plan.Mount{Kind: string(m.Type), ReadOnly: m.ReadOnly}
+	if m.Target != "" {
+		mount.Target = st.absolute(m.Target)
+	}
+	if mount.Target == "/" {
+		return mount, errors.New("target=/: the root directory cannot be mounted over")
+	}
+	switch m.Type {
+	case instructions.MountTypeSecret:
+		return mount, errors.New("a snapshot of a step has the guest's memory, where the secret's bytes would stay: give " +
+			"secrets to the network of sandboxes, or build without")
+	case instructions.MountTypeSSH:
+		return mount, errors.New("there is no agent to forward: fetch the source on the host and COPY it")
+	case instructions.MountTypeTmpfs:
+		mount.SizeMiB = (m.SizeLimit + 1<<20 - 1) >> 20
+	case instructions.MountTypeCache:
+		if m.From != "" || m.ReadOnly {
+			return mount, errors.New("from and ro have no meaning for a cache here: leave them out")
+		}
+		mount.ID = cmp.Or(m.CacheID, mount.Target)
+		if m.Mode != nil {
+			mount.Mode = strconv.FormatUint(*m.Mode, 8)
+		}
+		if m.UID != nil {
+			mount.UID = *m.UID
+		}
+		if m.GID != nil {
+			mount.GID = *m.GID
+		}
+	case instructions.MountTypeBind:
+		src, err := r.bindSource(ctx, st, m)
+		if err != nil {
+			return mount, err
+		}
+		mount.Source = &src
+	default:
+		return mount, errors.New("forkd does not know this kind")
+	}
+	if mount.Target == "" {
+		return mount, errors.New("target is missing")
+	}
+	return mount, nil
+}
+
+func (r *reader) bindSource(ctx context.Context, st *stage, m *instructions.Mount) (plan.Source, error) {
+	if m.From == "" {
+		sources, err := r.contextSources([]string{cmp.Or(m.Source, ".")}, copyFlags{})
+		if err != nil {
+			return plan.Source{}, err
+		}
+		return sources[0], nil
+	}
+	step, err := r.otherStage(ctx, st, m.From, 0)
+	if err != nil {
+		return plan.Source{}, err
+	}
+	return plan.Source{Step: &step, Path: path.Clean("/" + m.Source)}, nil
+}

@@ -1,0 +1,287 @@
+package dockerfile
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/forkd/forkd/internal/build/plan"
+)
+
+// stage is one stage while its instructions are read, and what stages that continue it begin with.
+type stage struct {
+	index int
+	step  int // index of its last step so far
+	env   map[string]string
+	user  string // without a group; empty: root
+	dir   string // absolute; empty: /
+	shell []string
+
+	args  []kv // ARG instructions of this stage
+	warms []directive
+	n     int // instructions done, of total
+	total int
+}
+
+// stage returns a stage, which it reads unless that has been done.
+func (r *reader) stage(ctx context.Context, i int) (*stage, error) {
+	if st := r.made[i]; st != nil {
+		return st, nil
+	}
+	src := &r.source.stages[i]
+	line := lineOf(src.Location)
+	if slices.Contains(r.doing, i) { // a stage continues or copies from those before it only
+		return nil, r.fail(line, "stage %s needs itself", r.title(i))
+	}
+	r.doing = append(r.doing, i)
+	defer func() { r.doing = r.doing[:len(r.doing)-1] }()
+	st, err := r.from(ctx, i, src, line)
+	if err != nil {
+		return nil, err
+	}
+	for _, cmd := range src.Commands {
+		if err := r.warmBefore(st, lineOf(cmd.Location())); err != nil {
+			return nil, err
+		}
+		if err := r.instruction(ctx, st, cmd); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.warmBefore(st, 1<<30); err != nil {
+		return nil, err
+	}
+	r.made[i] = st
+	return st, nil
+}
+
+// from begins a stage with what its FROM instruction names.
+func (r *reader) from(ctx context.Context, i int, src *instructions.Stage, line int) (*stage, error) {
+	expand := r.expander(vars{list: r.args})
+	base, err := expand(src.BaseName)
+	if err != nil {
+		return nil, r.fail(line, "FROM: %v", err)
+	}
+	if p, err := expand(src.Platform); err != nil || p != "" && p != "linux/amd64" && p != "linux" && p != "amd64" {
+		return nil, r.fail(line, "FROM --platform=%s: forkd builds for linux/amd64", cmp.Or(p, src.Platform))
+	}
+	st := &stage{index: i, warms: r.warmsOf(i), n: 1, total: 1}
+	for _, cmd := range src.Commands {
+		if makesStep(cmd) {
+			st.total++
+		}
+	}
+	st.total += len(st.warms)
+	if before, ok := instructions.HasStage(r.source.stages[:i], base); ok {
+		below, err := r.stage(ctx, before)
+		if err != nil {
+			return nil, err
+		}
+		st.step, st.user, st.dir, st.shell = below.step, below.user, below.dir, below.shell
+		st.env = maps.Clone(below.env)
+		return st, nil
+	}
+	step, config, err := r.base(ctx, base, line, r.stepName(st, "FROM "+base))
+	if err != nil {
+		return nil, err
+	}
+	user, _, _ := strings.Cut(config.User, ":")
+	st.step, st.user, st.dir, st.env = step, user, config.Dir, maps.Clone(config.Env)
+	st.shell = config.Shell
+	if len(st.shell) == 0 {
+		st.shell = []string{"/bin/sh", "-c"}
+	}
+	if st.env == nil {
+		st.env = make(map[string]string)
+	}
+	return st, nil
+}
+
+// base adds the step of a base that is no stage.
+func (r *reader) base(ctx context.Context, name string, line int, step string) (int, Config, error) {
+	switch {
+	case name == "":
+		return 0, Config{}, r.fail(line, "FROM: the name of the base is empty: an ARG that it uses has no value")
+	case strings.EqualFold(name, "scratch"):
+		return 0, Config{}, r.fail(line, "FROM scratch: a sandbox boots a system with a shell: use an image that has one")
+	}
+	b, config, err := r.req.Base(ctx, name)
+	if err != nil {
+		return 0, Config{}, r.fail(line, "%s: %w", name, err)
+	}
+	if len(config.OnBuild) > 0 {
+		return 0, Config{}, r.fail(line, "%s: the image has ONBUILD triggers, which forkd does not run: %s", name,
+			strings.Join(config.OnBuild, "; "))
+	}
+	for i := range r.plan.Steps { // two stages from one image share its step
+		if have := r.plan.Steps[i].Base; have != nil && *have == b {
+			return i, config, nil
+		}
+	}
+	return r.add(plan.Step{Name: step, Line: line, From: -1, Base: &b}), config, nil
+}
+
+func (r *reader) stepName(st *stage, text string) string {
+	return fmt.Sprintf("[%s %d/%d] %s", r.title(st.index), st.n, st.total, text)
+}
+
+// next adds a step to a stage.
+func (r *reader) next(st *stage, line int, text string, s plan.Step) {
+	st.n++
+	s.Name, s.Line, s.From = r.stepName(st, text), line, st.step
+	st.step = r.add(s)
+}
+
+// warmsOf returns the warm steps that stand in a stage.
+func (r *reader) warmsOf(i int) (list []directive) {
+	begin, end := lineOf(r.source.stages[i].Location), 1<<30
+	if i+1 < len(r.source.stages) {
+		end = lineOf(r.source.stages[i+1].Location)
+	}
+	for _, d := range r.source.warms {
+		if d.line > begin && d.line < end {
+			list = append(list, d)
+		}
+	}
+	return list
+}
+
+// warmBefore adds the warm steps of a stage that stand before a line.
+func (r *reader) warmBefore(st *stage, line int) error {
+	for len(st.warms) > 0 && st.warms[0].line < line {
+		d := st.warms[0]
+		st.warms = st.warms[1:]
+		w := &plan.Warm{Process: st.process(st.inShell(d.command))}
+		if d.probe != "" {
+			w.Probe = st.inShell(d.probe)
+		}
+		r.next(st, d.line, d.warmName(), plan.Step{Warm: w})
+	}
+	return nil
+}
+
+// vars returns what words of a stage's instructions are expanded with.
+func (st *stage) vars() vars { return vars{list: st.args, env: st.env} }
+
+// process returns how the stage runs a command at this point.
+func (st *stage) process(args []string) plan.Process {
+	env := maps.Clone(st.env)
+	for _, a := range st.args {
+		if _, ok := st.env[a.key]; !ok {
+			env[a.key] = a.value
+		}
+	}
+	return plan.Process{Args: args, Env: env, User: st.user, Dir: st.dir}
+}
+
+func (st *stage) inShell(command string) []string { return append(slices.Clone(st.shell), command) }
+
+// absolute returns a path of the file system, of which a relative one is in the stage's directory.
+func (st *stage) absolute(p string) string {
+	if !path.IsAbs(p) {
+		p = path.Join(cmp.Or(st.dir, "/"), p)
+	}
+	return path.Clean(p)
+}
+
+// makesStep reports whether an instruction is a step of its own.
+func makesStep(cmd instructions.Command) bool {
+	switch cmd.(type) {
+	case *instructions.RunCommand, *instructions.CopyCommand, *instructions.AddCommand, *instructions.WorkdirCommand:
+		return true
+	}
+	return false
+}
+
+// instruction reads one instruction of a stage.
+func (r *reader) instruction(ctx context.Context, st *stage, cmd instructions.Command) error {
+	line, name := lineOf(cmd.Location()), strings.ToUpper(cmd.Name())
+	if ex, ok := cmd.(instructions.SupportsSingleWordExpansion); ok {
+		if err := ex.Expand(r.expander(st.vars())); err != nil {
+			return r.fail(line, "%s: %v", name, err)
+		}
+	}
+	if ex, ok := cmd.(instructions.SupportsSingleWordExpansionRaw); ok {
+		lex := shell.NewLex('\\')
+		lex.SkipProcessQuotes = true
+		if err := ex.ExpandRaw(expanding(lex, st.vars())); err != nil {
+			return r.fail(line, "%s: %v", name, err)
+		}
+	}
+	var err error
+	switch c := cmd.(type) {
+	case *instructions.RunCommand:
+		err = r.run(ctx, st, c)
+	case *instructions.CopyCommand:
+		err = r.copy(ctx, st, c)
+	case *instructions.AddCommand:
+		err = r.addFiles(st, c)
+	case *instructions.WorkdirCommand:
+		st.dir = st.absolute(c.Path)
+		r.next(st, line, "WORKDIR "+st.dir, plan.Step{Dir: &plan.Dir{Path: st.dir}})
+	case *instructions.EnvCommand:
+		for _, e := range c.Env {
+			st.env[e.Key] = e.Value
+		}
+	case *instructions.ArgCommand:
+		r.arg(st, c)
+	case *instructions.UserCommand:
+		err = r.user(st, c.User, line)
+	case *instructions.ShellCommand:
+		st.shell = c.Shell
+	case *instructions.OnbuildCommand:
+		err = fmt.Errorf("forkd has no triggers: put the instruction where it is to run")
+	case *instructions.CmdCommand, *instructions.EntrypointCommand:
+		r.note(line, "%s has no effect: a sandbox starts no command; # forkd: warm COMMAND keeps one running", name)
+	case *instructions.HealthCheckCommand:
+		r.note(line, "HEALTHCHECK has no effect: # forkd: probe COMMAND says when a warm command is ready")
+	case *instructions.ExposeCommand, *instructions.VolumeCommand, *instructions.StopSignalCommand,
+		*instructions.LabelCommand, *instructions.MaintainerCommand:
+		r.note(line, "%s has no effect on a snapshot", name)
+	default:
+		err = fmt.Errorf("forkd does not know this instruction")
+	}
+	if err != nil {
+		return r.fail(line, "%s: %w", name, err)
+	}
+	return nil
+}
+
+// arg gives the arguments of a stage their values: that of the request, that before the first FROM, or the
+// default.
+func (r *reader) arg(st *stage, c *instructions.ArgCommand) {
+	for _, a := range c.Args {
+		value, ok := r.req.Args[a.Key]
+		if ok {
+			r.used[a.Key] = true
+		} else if a.Value != nil {
+			value, ok = *a.Value, true
+		} else {
+			value, ok = vars{list: r.args}.Get(a.Key)
+		}
+		if ok {
+			st.args = append(st.args, kv{a.Key, value})
+		}
+	}
+}
+
+func (r *reader) user(st *stage, user string, line int) error {
+	if user == "" {
+		return fmt.Errorf("the name is empty: an ARG that it uses has no value")
+	}
+	name, group, ok := strings.Cut(user, ":")
+	if ok {
+		r.note(line, "USER %s: the group %s has no effect: a process has the groups of its account", user, group)
+	}
+	if name == "root" || name == "0" {
+		name = ""
+	}
+	st.user = name
+	return nil
+}

@@ -1,0 +1,3 @@
+FROM debian:12
+COPY --exclude=*.py --exclude=sub src /a/
+COPY --exclude=**/*.py src /b/

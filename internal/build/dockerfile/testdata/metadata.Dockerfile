@@ -1,0 +1,9 @@
+FROM debian:12
+LABEL a=b
+MAINTAINER somebody
+EXPOSE 80
+VOLUME /data
+STOPSIGNAL SIGTERM
+HEALTHCHECK CMD curl -f localhost
+ENTRYPOINT ["/bin/app"]
+CMD run

@@ -1,0 +1,4 @@
+FROM debian:12
+COPY . /all
+COPY / /root-of-context/
+COPY ./ .

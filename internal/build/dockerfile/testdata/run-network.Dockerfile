@@ -1,0 +1,3 @@
+FROM debian:12
+RUN --network=none make test
+RUN --network=default make get

@@ -1,0 +1,7 @@
+FROM python:3.12
+WORKDIR app
+WORKDIR ../other
+USER 1000:1000
+RUN id
+USER root
+RUN id

@@ -1,0 +1,82 @@
+package dockerfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+)
+
+// directive is a comment that asks for a warm step: "# forkd: warm COMMAND", perhaps with a
+// "# forkd: probe COMMAND" below it. Docker ignores both.
+type directive struct {
+	line    int
+	command string
+	probe   string // empty: the command itself must succeed
+}
+
+var directiveForm = regexp.MustCompile(`^\s*#\s*forkd:\s*(\S+)\s*(.*?)\s*$`)
+
+// directives returns the warm steps of a Dockerfile, by line.
+func directives(name string, text []byte, ast *parser.Node) ([]directive, error) {
+	var found []directive
+	line := 0
+	for raw := range bytes.SplitSeq(text, []byte("\n")) {
+		line++
+		m := directiveForm.FindSubmatch(bytes.TrimSuffix(raw, []byte("\r")))
+		if m == nil {
+			continue
+		}
+		switch within(ast, line) {
+		case inHeredoc: // its content, and no comment
+			continue
+		case inInstruction:
+			return nil, &Error{name, line, errors.New("# forkd: stands within an instruction: put it below")}
+		}
+		verb, command := string(m[1]), string(m[2])
+		if command == "" {
+			return nil, &Error{name, line, fmt.Errorf("# forkd: %s: want a command after it", verb)}
+		}
+		switch verb {
+		case "warm":
+			found = append(found, directive{line: line, command: command})
+		case "probe":
+			last := len(found) - 1
+			if last < 0 || found[last].line != line-1 || found[last].probe != "" {
+				return nil, &Error{name, line, errors.New("# forkd: probe: want it directly below a # forkd: warm")}
+			}
+			found[last].probe = command
+		default:
+			return nil, &Error{name, line, fmt.Errorf("# forkd: %s: there are only warm and probe", verb)}
+		}
+	}
+	return found, nil
+}
+
+type place int
+
+const (
+	outside place = iota
+	inInstruction
+	inHeredoc
+)
+
+// within returns where a line stands.
+func within(ast *parser.Node, line int) place {
+	for _, n := range ast.Children {
+		if line < n.StartLine || line > n.EndLine {
+			continue
+		}
+		if len(n.Heredocs) > 0 {
+			return inHeredoc
+		}
+		return inInstruction
+	}
+	return outside
+}
+
+// warmName is what a warm step is called.
+func (d *directive) warmName() string { return "WARM " + strings.Join(strings.Fields(d.command), " ") }
