@@ -19,6 +19,13 @@ type (
 	SnapshotDetail   = v1.SnapshotDetail
 	BakeRequest      = v1.BakeRequest
 	Baked            = v1.Baked
+	BuildRequest     = v1.BuildRequest
+	BuildEvent       = v1.BuildEvent
+	BuildPlan        = v1.BuildPlan
+	BuildNote        = v1.BuildNote
+	BuildStep        = v1.BuildStep
+	BuildOutput      = v1.BuildOutput
+	BuildResult      = v1.BuildResult
 	Warmup           = v1.Warmup
 	Pong             = v1.Pong
 	ExecRequest      = v1.ExecRequest

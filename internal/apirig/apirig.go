@@ -21,8 +21,10 @@ import (
 
 	"github.com/forkd/forkd/client"
 	"github.com/forkd/forkd/internal/apitest"
+	"github.com/forkd/forkd/internal/build/dockerfile"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/front"
@@ -200,7 +202,7 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits,
 		Counts: counts, Requests: counts.RequestDone, Log: discard})
-	api := v1.New(v1.Config{Face: shared, Baker: baker, Metrics: counts.Handler(),
+	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.steps(t, dir), Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
 		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	if !o.Unchecked {
@@ -229,6 +231,22 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 	g = &auth.Guard{}
 	g.Tokens, err = auth.OpenTokens(r.TokenFile, slog.New(slog.DiscardHandler))
 	return g, err
+}
+
+// steps carries out builds of Dockerfiles.
+func (r *Rig) steps(t T, dir string) *build.Builder {
+	t.Helper()
+	b, err := build.New(build.Config{Manager: r.Builds.Manager, Baker: r.Builds.Baker, Boot: r.Builds.Boot,
+		Image: noImage, Dir: filepath.Join(dir, "build"), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// noImage is what a registry without images says.
+func noImage(context.Context, string) (string, dockerfile.Config, error) {
+	return "", dockerfile.Config{}, errors.New("the registry has no such image")
 }
 
 // builds is what builds templates; every container image is one file.

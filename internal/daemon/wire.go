@@ -19,6 +19,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/e2b"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/front"
@@ -52,6 +53,7 @@ type wired struct {
 	handler http.Handler
 	manager *sandbox.Manager
 	builder *template.Builder
+	builds  *build.Builder
 	store   *store.Store
 	audit   *audit.Log
 	net     *netclient.Client
@@ -149,7 +151,7 @@ func wire(ctx context.Context, cfg Config, guard *auth.Guard, kvm *kvmState) (*w
 		Audit: w.audit, Answers: answers,
 		Counts: counts, Requests: counts.RequestDone, Stopping: ctx, Log: cfg.Log})
 	api := v1.New(v1.Config{
-		Face: shared, Baker: baker, Metrics: counts.Handler(),
+		Face: shared, Baker: baker, Builds: w.builds, Metrics: counts.Handler(),
 		Version: cfg.Version, Accel: cfg.Accel, GuestPort: cfg.GuestPort, Domain: domain, Links: links, Traces: w.traces,
 		Missing: missing, Admission: admissionOf(cfg.Admit), NoKVM: kvm.why, MCP: mcphttp.New(cfg.Version, 0),
 	})
@@ -183,6 +185,11 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 	}
 	w.builder, err = template.New(template.Config{Manager: w.manager, Baker: baker, Boot: boot,
 		Dir: filepath.Join(cfg.StateDir, "builds"), Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	w.builds, err = build.New(build.Config{Manager: w.manager, Baker: baker, Boot: boot, Image: build.FromRegistry,
+		Dir: filepath.Join(cfg.StateDir, "build"), Log: cfg.Log})
 	return baker, err
 }
 

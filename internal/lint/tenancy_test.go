@@ -25,14 +25,15 @@ var permitting = map[string][]string{
 
 // TestHandlersSeeAView forbids the daemon's faces to name what knows the sandboxes of all: a handler has
 // the tenancy.View of its request, and cannot forget to ask what the principal may know of. The Manager is
-// for the wiring, and for the builder of templates, which makes sandboxes of its own.
+// for the wiring, and for the builders of templates and Dockerfiles, which make sandboxes of their own.
 func TestHandlersSeeAView(t *testing.T) {
 	wired, handlers, permitted := 0, 0, 0
 	for _, s := range sources(t) {
 		if !strings.HasPrefix(s.path, "internal/daemon/") || s.test() {
 			continue
 		}
-		free := s.path == "internal/daemon/wire.go" || strings.HasPrefix(s.path, "internal/daemon/template/")
+		free := s.path == "internal/daemon/wire.go" || strings.HasPrefix(s.path, "internal/daemon/template/") ||
+			strings.HasPrefix(s.path, "internal/daemon/build/")
 		handlers++
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)

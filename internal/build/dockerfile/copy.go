@@ -48,7 +48,10 @@ func (r *reader) addFiles(st *stage, c *instructions.AddCommand) error {
 			strings.HasPrefix(src, "git://"), strings.HasPrefix(src, "ssh://"):
 			return fmt.Errorf("%s: a git repository is not fetched: RUN git clone does that in the guest", src)
 		case strings.Contains(src, "://"):
-			return fmt.Errorf("%s: a URL is not fetched: RUN curl does that in the guest, and sha256sum -c checks it", src)
+			return fmt.Errorf(
+				"%s: a URL is not fetched: RUN curl does that in the guest, and sha256sum -c checks it",
+				src,
+			)
 		}
 	}
 	if c.Checksum != "" || c.KeepGitDir != nil {

@@ -83,7 +83,12 @@ func text(t *testing.T, p *plan.Plan) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintf(&b, "%d %s\n", i, strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(line)))
+		fmt.Fprintf(
+			&b,
+			"%d %s\n",
+			i,
+			strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(line)),
+		)
 	}
 	fmt.Fprintf(&b, "result %d\n", p.Result)
 	for _, n := range p.Notes {
@@ -215,7 +220,8 @@ func TestCheck(t *testing.T) {
 			t.Errorf("rule %s is broken at line %d, want %d; all: %v", rule, found[rule], line, list)
 		}
 	}
-	if list, err := Check("Dockerfile", []byte("# check=skip=all\nfrom debian:12 as A\n")); err != nil || len(list) > 0 {
+	if list, err := Check("Dockerfile", []byte("# check=skip=all\nfrom debian:12 as A\n")); err != nil ||
+		len(list) > 0 {
 		t.Errorf("skipped rules: %v, %v", list, err)
 	}
 	if _, err := Check("Dockerfile", []byte("FROM a\nNOPE\n")); err == nil {

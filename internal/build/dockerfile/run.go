@@ -104,8 +104,10 @@ func (r *reader) mount(ctx context.Context, st *stage, m *instructions.Mount) (p
 	}
 	switch m.Type {
 	case instructions.MountTypeSecret:
-		return mount, errors.New("a snapshot of a step has the guest's memory, where the secret's bytes would stay: give " +
-			"secrets to the network of sandboxes, or build without")
+		return mount, errors.New(
+			"a snapshot of a step has the guest's memory, where the secret's bytes would stay: give " +
+				"secrets to the network of sandboxes, or build without",
+		)
 	case instructions.MountTypeSSH:
 		return mount, errors.New("there is no agent to forward: fetch the source on the host and COPY it")
 	case instructions.MountTypeTmpfs:

@@ -109,7 +109,10 @@ func (r *reader) base(ctx context.Context, name string, line int, step string) (
 	case name == "":
 		return 0, Config{}, r.fail(line, "FROM: the name of the base is empty: an ARG that it uses has no value")
 	case strings.EqualFold(name, "scratch"):
-		return 0, Config{}, r.fail(line, "FROM scratch: a sandbox boots a system with a shell: use an image that has one")
+		return 0, Config{}, r.fail(
+			line,
+			"FROM scratch: a sandbox boots a system with a shell: use an image that has one",
+		)
 	}
 	b, config, err := r.req.Base(ctx, name)
 	if err != nil {

@@ -55,7 +55,13 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 		return nil, fmt.Errorf("base %s:%s: read configuration: %w", b.kind, b.arg, err)
 	}
 	if config.OS != "" && config.OS != "linux" || config.Architecture != "" && config.Architecture != "amd64" {
-		return nil, fmt.Errorf("base %s:%s is for %s/%s, not linux/amd64", b.kind, b.arg, config.OS, config.Architecture)
+		return nil, fmt.Errorf(
+			"base %s:%s is for %s/%s, not linux/amd64",
+			b.kind,
+			b.arg,
+			config.OS,
+			config.Architecture,
+		)
 	}
 	// The digest of the configuration covers the layers' content, and an archive has it without
 	// compressing anything.
@@ -63,15 +69,24 @@ func resolveContainer(ctx context.Context, b base, dir string, login *Login) (*c
 	if err != nil {
 		return nil, fmt.Errorf("base %s:%s: %w", b.kind, b.arg, err)
 	}
+	return &content{
+		digest: digest.String(),
+		env:    envOf(config.Config.Env),
+		write: func(ctx context.Context, w io.Writer) error {
+			return writeContainer(ctx, w, img, local)
+		},
+	}, nil
+}
+
+// envOf returns the environment of an image's configuration.
+func envOf(list []string) map[string]string {
 	env := make(map[string]string)
-	for _, kv := range config.Config.Env {
+	for _, kv := range list {
 		if k, v, ok := strings.Cut(kv, "="); ok && envPattern.MatchString(k) {
 			env[k] = v
 		}
 	}
-	return &content{digest: digest.String(), env: env, write: func(ctx context.Context, w io.Writer) error {
-		return writeContainer(ctx, w, img, local)
-	}}, nil
+	return env
 }
 
 // Bounds of a manifest. Docker makes at most 127 layers, and configurations of some KiB.

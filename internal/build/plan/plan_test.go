@@ -38,7 +38,12 @@ func TestKeysAreThoseOfTheirVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Join(keys, "\n") != strings.Join(golden, "\n") {
-		t.Errorf("keys of version %d are\n%s\nwant\n%s", keyVersion, strings.Join(keys, "\n"), strings.Join(golden, "\n"))
+		t.Errorf(
+			"keys of version %d are\n%s\nwant\n%s",
+			keyVersion,
+			strings.Join(keys, "\n"),
+			strings.Join(golden, "\n"),
+		)
 	}
 }
 

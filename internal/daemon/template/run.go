@@ -28,6 +28,9 @@ func IsBuild(i sandbox.Info) bool {
 	return len(i.Annotation) > 0 && json.Unmarshal(i.Annotation, &m) == nil && m.Build != ""
 }
 
+// Mark returns the annotation of a build's sandbox, by which IsBuild knows it and New ends it.
+func Mark(build string) (json.RawMessage, error) { return json.Marshal(mark{build}) }
+
 // run carries out a build that was started. An error is a *stepError.
 func (b *Builder) run(ctx context.Context, bd *Build, plan Plan) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
@@ -139,7 +142,7 @@ func (w *work) begin(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	note, err := json.Marshal(mark{w.bd.ID})
+	note, err := Mark(w.bd.ID)
 	if err != nil {
 		return "", err
 	}

@@ -60,7 +60,10 @@ func TestOpenAPIHasTheFieldsOfTheCode(t *testing.T) {
 		"CodeContextRequest": apiv1.CodeContextRequest{},
 		"CreatePortURL":      apiv1.PortURLRequest{}, "PortURL": apiv1.PortURL{}, "Event": apiv1.Event{},
 		"File": apiv1.File{}, "MakeDir": apiv1.MakeDirRequest{}, "MoveFile": apiv1.MoveRequest{},
-		"FileChange": apiv1.FileChange{},
+		"FileChange":   apiv1.FileChange{},
+		"BuildRequest": apiv1.BuildRequest{}, "BuildEvent": apiv1.BuildEvent{}, "BuildPlan": apiv1.BuildPlan{},
+		"BuildNote": apiv1.BuildNote{}, "BuildStep": apiv1.BuildStep{}, "BuildOutput": apiv1.BuildOutput{},
+		"BuildResult": apiv1.BuildResult{},
 	}
 	for name, s := range doc.Components.Schemas {
 		if (len(s.Properties) > 0 || len(s.AllOf) > 0) && types[name] == nil {

@@ -15,6 +15,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/daemon/audit"
 	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/daemon/inbound"
 	"github.com/forkd/forkd/internal/daemon/tracing"
@@ -43,6 +44,7 @@ const (
 type Config struct {
 	Face      *face.Face
 	Baker     *bake.Baker
+	Builds    *build.Builder
 	Metrics   http.Handler
 	Version   string
 	Accel     string

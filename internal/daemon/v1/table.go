@@ -56,6 +56,8 @@ func (a *api) routes() []route {
 		{"POST /v1/snapshots/{tag}/compact", auth.Admin, nil, work, call(ok, a.compactSnapshot)},
 		{"POST /v1/snapshots/{tag}/verify", auth.Run, nil, work, get(a.verifySnapshot)},
 
+		{"POST /v1/builds", auth.Admin, nil, work, a.build}, // fetches images, and makes snapshots that others fork from
+
 		{"POST /v1/forks", auth.Run, nil, work, f.Once(callWith(child, created, a.fork))},
 		{"GET /v1/sandboxes", auth.Read, and(part, "label"), lists, listed(a.listSandboxes)},
 		{"POST /v1/sandboxes", auth.Run, nil, work, f.Once(callWith(child, created, a.createSandboxes))},

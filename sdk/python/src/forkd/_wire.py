@@ -967,6 +967,111 @@ class ExecInput(Record):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildRequest(Record):
+    """The file build.json of a build's archive."""
+
+    tag: str
+    """of the snapshot"""
+    replace: bool | None = None
+    """a snapshot with the tag gives way, unless sandboxes run from it"""
+    dockerfile: str
+    """its text"""
+    name: str | None = None
+    """of the Dockerfile, for errors"""
+    target: str | None = None
+    """name or number of the stage to build; without it the last"""
+    args: dict[str, str] | None = None
+    """values of ARG instructions"""
+    no_cache: bool | None = None
+    """carry out all steps, but fetch no image again"""
+    vcpus: int | None = None
+    """of a VM made from an image"""
+    memory_mib: int | None = None
+    """of a VM made from an image"""
+    disk_mib: int | None = None
+    """of a VM made from an image"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildNote(Record):
+    """The message BuildNote of the API."""
+
+    line: int | None = None
+    """of the Dockerfile, from 1"""
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildPlan(Record):
+    """The message BuildPlan of the API."""
+
+    steps: list[str] = _field(default_factory=list)
+    """names of the steps, by number from 0"""
+    notes: list[BuildNote] = _field(default_factory=list)
+    """instructions that have no effect"""
+    _nested: ClassVar[Nested] = {
+        "notes": BuildNote,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildStep(Record):
+    """The message BuildStep of the API."""
+
+    number: int = 0
+    """from 0"""
+    state: str = ""
+    ms: float | None = None
+    """milliseconds that it took"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildOutput(Record):
+    """The message BuildOutput of the API."""
+
+    number: int = 0
+    """of the step"""
+    line: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildResult(Record):
+    """The message BuildResult of the API."""
+
+    tag: str = ""
+    cached: int = 0
+    """steps whose snapshots were there"""
+    run: int = 0
+    """steps that were carried out"""
+    ms: float = 0.0
+    """milliseconds that the build took"""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class BuildEvent(Record):
+    """One line of a build's progress, with one field: plan first, result or error last."""
+
+    plan: BuildPlan | None = None
+    step: BuildStep | None = None
+    output: BuildOutput | None = None
+    result: BuildResult | None = None
+    keepalive: bool | None = None
+    """nothing has happened for 15 seconds"""
+    error: str | None = None
+    """why the build has failed"""
+    status: int | None = None
+    """with error: the HTTP status that it would have been answered with"""
+    code: str | None = None
+    """with error: the code of the problem"""
+    _nested: ClassVar[Nested] = {
+        "plan": BuildPlan,
+        "step": BuildStep,
+        "output": BuildOutput,
+        "result": BuildResult,
+    }
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExecEvent(Record):
     """One message of the stream of a command."""
 
@@ -1256,6 +1361,13 @@ __all__ = [
     "Admission",
     "Baked",
     "Branch",
+    "BuildEvent",
+    "BuildNote",
+    "BuildOutput",
+    "BuildPlan",
+    "BuildRequest",
+    "BuildResult",
+    "BuildStep",
     "Code",
     "CodeContext",
     "CodeContextRequest",

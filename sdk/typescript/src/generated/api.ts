@@ -49,6 +49,11 @@ export interface components {
             api: "v1";
             /** @enum {string} */
             accel: "kvm" | "tcg";
+            /**
+             * @description of the client that asks
+             * @enum {string}
+             */
+            scope?: "read" | "run" | "admin";
             /** @description that the daemon's host has: no VM can have more */
             host_memory_mib: number;
             /** @description why no VM can run on the daemon's host; absent: they can */
@@ -642,6 +647,97 @@ export interface components {
             close_stdin?: boolean;
             /** @description let the process go on, and end the stream */
             detach?: boolean;
+        };
+        /** @description the file build.json of a build's archive */
+        BuildRequest: {
+            /** @description of the snapshot */
+            tag: string;
+            /**
+             * @description a snapshot with the tag gives way, unless sandboxes run from it
+             * @default false
+             */
+            replace?: boolean;
+            /** @description its text */
+            dockerfile: string;
+            /**
+             * @description of the Dockerfile, for errors
+             * @default Dockerfile
+             */
+            name?: string;
+            /** @description name or number of the stage to build; without it the last */
+            target?: string;
+            /** @description values of ARG instructions */
+            args?: {
+                [key: string]: string;
+            };
+            /**
+             * @description carry out all steps, but fetch no image again
+             * @default false
+             */
+            no_cache?: boolean;
+            /**
+             * @description of a VM made from an image
+             * @default 1
+             */
+            vcpus?: number;
+            /**
+             * @description of a VM made from an image
+             * @default 1024
+             */
+            memory_mib?: number;
+            /**
+             * @description of a VM made from an image
+             * @default 8192
+             */
+            disk_mib?: number;
+        };
+        /** @description one line of a build's progress, with one field: plan first, result or error last */
+        BuildEvent: {
+            plan?: components["schemas"]["BuildPlan"];
+            step?: components["schemas"]["BuildStep"];
+            output?: components["schemas"]["BuildOutput"];
+            result?: components["schemas"]["BuildResult"];
+            /** @description nothing has happened for 15 seconds */
+            keepalive?: boolean;
+            /** @description why the build has failed */
+            error?: string;
+            /** @description with error: the HTTP status that it would have been answered with */
+            status?: number;
+            /** @description with error: the code of the problem */
+            code?: string;
+        };
+        BuildPlan: {
+            /** @description names of the steps, by number from 0 */
+            steps: string[];
+            /** @description instructions that have no effect */
+            notes: components["schemas"]["BuildNote"][];
+        };
+        BuildNote: {
+            /** @description of the Dockerfile, from 1 */
+            line?: number;
+            text: string;
+        };
+        BuildStep: {
+            /** @description from 0 */
+            number: number;
+            /** @enum {string} */
+            state: "started" | "cached" | "done" | "failed";
+            /** @description milliseconds that it took */
+            ms?: number;
+        };
+        BuildOutput: {
+            /** @description of the step */
+            number: number;
+            line: string;
+        };
+        BuildResult: {
+            tag: string;
+            /** @description steps whose snapshots were there */
+            cached: number;
+            /** @description steps that were carried out */
+            run: number;
+            /** @description milliseconds that the build took */
+            ms: number;
         };
         /** @description one message of the stream of a command */
         ExecEvent: {

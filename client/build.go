@@ -1,0 +1,75 @@
+package client
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	v1 "github.com/forkd/forkd/api/v1"
+)
+
+// Build has the daemon build a snapshot from a Dockerfile. files, if it is not nil, writes the build
+// context, whose names begin with v1.BuildContext. on is called with every event but the last and those
+// that only keep the connection alive. A client that leaves ends the build, and the next one goes on from
+// there.
+func (c *Client) Build(ctx context.Context, req BuildRequest, files func(*tar.Writer) error,
+	on func(BuildEvent) error) (result BuildResult, err error) {
+	text, err := json.Marshal(req)
+	if err != nil {
+		return result, err
+	}
+	r, w := io.Pipe()
+	defer r.Close() // ends the writer
+	go func() { w.CloseWithError(writeBuild(w, text, files)) }()
+	resp, err := c.send(
+		ctx,
+		http.MethodPost,
+		"/v1/builds",
+		r,
+		http.Header{"Content-Type": {v1.Tar}, "Accept": {v1.NDJSON}},
+	)
+	if err != nil {
+		return result, err
+	}
+	defer resp.Body.Close()
+	for events := json.NewDecoder(resp.Body); ; {
+		var e BuildEvent
+		if err := events.Decode(&e); err != nil {
+			return result, broken(ctx, "build", 0, err)
+		}
+		switch {
+		case e.Result != nil:
+			return *e.Result, nil
+		case e.Error != "":
+			return result, &Error{Status: e.Status, Message: e.Error, Code: e.Code}
+		case e.Keepalive:
+			continue
+		}
+		if err := on(e); err != nil {
+			return result, err
+		}
+	}
+}
+
+// writeBuild writes the archive of a build.
+func writeBuild(w io.Writer, request []byte, files func(*tar.Writer) error) error {
+	out := tar.NewWriter(w)
+	err := out.WriteHeader(
+		&tar.Header{Name: v1.BuildFile, Typeflag: tar.TypeReg, Mode: 0o600, Size: int64(len(request))},
+	)
+	if err != nil {
+		return err
+	}
+	if _, err := out.Write(request); err != nil {
+		return err
+	}
+	if files != nil {
+		if err := files(out); err != nil {
+			return errors.Join(errors.New("pack the build context"), err)
+		}
+	}
+	return out.Close()
+}

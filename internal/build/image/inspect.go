@@ -1,0 +1,35 @@
+package image
+
+import (
+	"context"
+	"fmt"
+)
+
+// Inspected is what the configuration of a container image says to a build that begins with it.
+type Inspected struct {
+	Digest  string // of the configuration, which covers the content of the layers
+	Env     map[string]string
+	User    string
+	Dir     string
+	Shell   []string
+	OnBuild []string
+}
+
+// Inspect asks a registry for the configuration of an image for linux/amd64. Layers are not fetched.
+func Inspect(ctx context.Context, reference string, login *Login) (Inspected, error) {
+	img, err := openRegistry(ctx, reference, login)
+	if err != nil {
+		return Inspected{}, fmt.Errorf("image %s: %w", reference, err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return Inspected{}, fmt.Errorf("image %s: read configuration: %w", reference, err)
+	}
+	digest, err := img.ConfigName()
+	if err != nil {
+		return Inspected{}, fmt.Errorf("image %s: %w", reference, err)
+	}
+	c := config.Config
+	return Inspected{Digest: digest.String(), Env: envOf(c.Env), User: c.User, Dir: c.WorkingDir, Shell: c.Shell,
+		OnBuild: c.OnBuild}, nil
+}

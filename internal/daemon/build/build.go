@@ -1,0 +1,220 @@
+// Package build carries plans out. A step forks the snapshot of the step before it, does its work in
+// that sandbox through the agent, and branches: the new snapshot is what the next step starts from, and
+// what a later build with the same step finds by its key instead of doing it again. Such snapshots are
+// ordinary ones whose tags begin with "step-". Stages that do not need each other run at once.
+//
+// A step either has a snapshot or has left nothing: a build whose client leaves, or whose daemon is
+// killed, loses the step it was at, and the next build goes on from there. Sandboxes of builds carry the
+// mark of package template, which ends those of an earlier daemon.
+//
+// What a client sends is interpreted in the guest: the host stores the files of the build context by
+// their digests, and takes the compression of archives away. The package does not speak HTTP, and
+// decides nothing about who may build.
+package build
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/internal/build/dockerfile"
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/daemon/template"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/gate"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// Bounds on builds.
+const (
+	maxBuilds  = 4 // at once
+	maxBuild   = 4 * time.Hour
+	maxCommand = 2 * time.Hour
+	maxBases   = 256 // whose settings are remembered
+)
+
+// Config is what a Builder works with.
+type Config struct {
+	Manager *sandbox.Manager
+	Baker   *bake.Baker
+	Boot    template.Boot
+	Image   func(ctx context.Context, reference string) (digest string, c dockerfile.Config, err error)
+	Dir     string // of what builds keep; of this Builder alone
+	Log     *slog.Logger
+}
+
+// Request is a build to be carried out.
+type Request struct {
+	Who     string // asks for it
+	Tag     string
+	Replace bool
+	NoCache bool
+
+	Dockerfile dockerfile.Request // without Files and Base
+	VCPUs      uint32             // of a VM made from an image; 0: 1
+	MemoryMiB  uint64             // likewise; 0: 1024
+	DiskMiB    int                // likewise; 0: 8192
+}
+
+// Check returns what is wrong with a request, as an *invalid.Error.
+func (r *Request) Check() error {
+	if err := snapshot.CheckTag(r.Tag); err != nil {
+		return &invalid.Error{Field: "tag", Reason: err.Error()}
+	}
+	switch {
+	case strings.HasPrefix(r.Tag, stepPrefix):
+		return invalid.Errorf("tag", "%q: tags of steps begin with %s: choose another", r.Tag, stepPrefix)
+	case len(bytes.TrimSpace(r.Dockerfile.Text)) == 0:
+		return invalid.Errorf("dockerfile", "it is empty")
+	case r.VCPUs > vm.MaxVCPUs:
+		return invalid.Errorf("vcpus", "%d: want at most %d", r.VCPUs, vm.MaxVCPUs)
+	case r.MemoryMiB > vm.MaxMemoryBytes>>20:
+		return invalid.Errorf("memory_mib", "%d: want at most %d", r.MemoryMiB, vm.MaxMemoryBytes>>20)
+	case r.DiskMiB < 0 || r.DiskMiB > maxDiskMiB:
+		return invalid.Errorf("disk_mib", "%d: want at most %d", r.DiskMiB, maxDiskMiB)
+	}
+	return nil
+}
+
+// maxDiskMiB bounds the disk of a VM made from an image, in MiB.
+const maxDiskMiB = 1 << 20
+
+// States of steps.
+const (
+	Started = "started"
+	Cached  = "cached"
+	Done    = "done"
+	Failed  = "failed"
+)
+
+// Observer is told of a build's progress, by several goroutines at once.
+type Observer interface {
+	Planned(p *plan.Plan)
+	Step(number int, state string, took time.Duration)
+	Output(number int, line string)
+}
+
+// Result says what a build did.
+type Result struct {
+	Cached, Run int // steps
+}
+
+// Builder carries builds out. Its methods may be called concurrently.
+type Builder struct {
+	cfg    Config
+	places *gate.Gate
+
+	mu    sync.Mutex
+	bases map[string]dockerfile.Config // settings of snapshots, by id
+	busy  map[string]bool              // keys of steps that builds are at, and tags that they make
+}
+
+// New returns a Builder.
+func New(cfg Config) (*Builder, error) {
+	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // of builds of an earlier daemon
+		return nil, fmt.Errorf("open the store of builds: %w", err)
+	}
+	for _, name := range []string{"contexts", "caches", "results"} {
+		if err := os.MkdirAll(filepath.Join(cfg.Dir, name), 0o700); err != nil {
+			return nil, fmt.Errorf("open the store of builds: %w", err)
+		}
+	}
+	return &Builder{cfg: cfg, places: gate.New(maxBuilds), bases: make(map[string]dockerfile.Config),
+		busy: make(map[string]bool)}, nil
+}
+
+// ErrBusy says that too many builds are under way.
+var ErrBusy = errors.New("too many builds are under way: wait until one has ended")
+
+// Enter takes a place for a build, which leave gives back.
+func (b *Builder) Enter() (leave func(), err error) {
+	if leave, err = b.places.Enter(); err != nil {
+		return nil, ErrBusy
+	}
+	return leave, nil
+}
+
+// StepError is the failure of a step.
+type StepError struct {
+	Name string // of the step
+	Line int    // of the Dockerfile; 0: none
+	File string
+	Err  error
+}
+
+// Error implements error.
+func (e *StepError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %v", e.Name, e.Err)
+	}
+	return fmt.Sprintf("%s:%d: %s: %v", e.File, e.Line, e.Name, e.Err)
+}
+
+// Unwrap returns what went wrong.
+func (e *StepError) Unwrap() error { return e.Err }
+
+var errTooLong = fmt.Errorf("the build was not done after %v", maxBuild)
+
+// Build reads a Dockerfile and carries it out. The caller closes files, the build context. The error is a
+// *dockerfile.Error if the Dockerfile is at fault, and a *StepError if a step is.
+func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Observer) (Result, error) {
+	if err := req.Check(); err != nil {
+		return Result{}, err
+	}
+	if err := sandbox.Within(ctx, false, "a build"); err != nil {
+		return Result{}, err
+	}
+	free, err := b.claim("tag " + req.Tag)
+	if err != nil {
+		return Result{}, err
+	}
+	defer free()
+	ctx, cancel := context.WithTimeoutCause(ctx, maxBuild, errTooLong)
+	defer cancel()
+	req.Dockerfile.Files = files.files
+	req.Dockerfile.Base = func(ctx context.Context, name string) (plan.Base, dockerfile.Config, error) {
+		return b.base(ctx, req, name)
+	}
+	p, err := dockerfile.Read(ctx, req.Dockerfile)
+	if err != nil {
+		return Result{}, causeOf(ctx, err)
+	}
+	o.Planned(p)
+	r, err := b.carryOut(ctx, req, p, files, o)
+	return r, causeOf(ctx, err)
+}
+
+// claim takes what no two builds may work at, until free is called.
+func (b *Builder) claim(what string) (free func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.busy[what] {
+		return nil, fmt.Errorf("%s: %w", what, errTaken)
+	}
+	b.busy[what] = true
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.busy, what)
+	}, nil
+}
+
+var errTaken = errors.New("another build is at it")
+
+// causeOf prefers what has ended a context to what came of that.
+func causeOf(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return err
+}

@@ -1,0 +1,195 @@
+package build
+
+import (
+	"archive/tar"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/treetar"
+)
+
+// Bounds on a build context.
+const (
+	maxContext = 8 << 30 // bytes of content
+	maxEntries = 1 << 20
+	keepFree   = 1 << 30 // bytes on the disk, for others
+)
+
+// Context is a build context that a client has sent: the list of its files, and their content by digest.
+type Context struct {
+	dir   string
+	files []plan.File
+	times map[string]time.Time // of files, by path: no part of what a step is known by
+}
+
+// Close removes the content.
+func (c *Context) Close() error { return os.RemoveAll(c.dir) }
+
+// Store takes the entries of an archive whose names begin with prefix as a build context. The error is an
+// *invalid.Error if the archive is at fault.
+func (b *Builder) Store(in *tar.Reader, prefix string) (*Context, error) {
+	dir, err := os.MkdirTemp(filepath.Join(b.cfg.Dir, "contexts"), "")
+	if err != nil {
+		return nil, fmt.Errorf("store a build context: %w", err)
+	}
+	c := &Context{dir: dir, times: make(map[string]time.Time)}
+	seen, left := make(map[string]int), int64(maxContext)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			err = c.add(h, in, prefix, seen, &left)
+		}
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	c.complete(seen)
+	slices.SortFunc(c.files, func(a, b plan.File) int { return strings.Compare(a.Path, b.Path) })
+	return c, nil
+}
+
+// add takes one entry. Of two by one name the later counts, as where an archive is unpacked.
+func (c *Context) add(h *tar.Header, in io.Reader, prefix string, seen map[string]int, left *int64) error {
+	rel, ok := strings.CutPrefix(h.Name, prefix)
+	if !ok {
+		return invalid.Errorf("archive", "entry %.200q: want a name that begins with %s", h.Name, prefix)
+	}
+	if err := treetar.CheckName(rel); err != nil {
+		return &invalid.Error{Field: "archive", Reason: err.Error()}
+	}
+	name := path.Clean("/" + rel)[1:]
+	if name == "" {
+		return nil // the context's own directory
+	}
+	if slices.Contains(strings.Split(rel, "/"), "..") {
+		return invalid.Errorf("archive", "entry %.200q: the name leads out of the context", h.Name)
+	}
+	f := plan.File{Path: name, Mode: uint32(h.Mode) & 0o7777}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		f.Kind = plan.KindDir
+	case tar.TypeSymlink:
+		f.Kind, f.Link, f.Mode = plan.KindLink, h.Linkname, 0o777
+	case tar.TypeReg:
+		f.Kind, f.Size = plan.KindFile, h.Size
+		if *left -= h.Size; *left < 0 {
+			return invalid.Errorf("archive", "the build context has more than %d GiB: leave files out in .dockerignore",
+				maxContext>>30)
+		}
+		if err := room(c.dir, h.Size); err != nil {
+			return err
+		}
+		digest, err := c.keep(in, h.Size)
+		if err != nil {
+			return err
+		}
+		f.Digest = digest
+	default:
+		return invalid.Errorf("archive", "entry %.200q: want files, directories and symbolic links only", h.Name)
+	}
+	c.times[name] = h.ModTime
+	if at, ok := seen[name]; ok {
+		c.files[at] = f
+		return nil
+	}
+	if len(c.files) >= maxEntries {
+		return invalid.Errorf("archive", "the build context has more than %d files: leave some out in .dockerignore",
+			maxEntries)
+	}
+	seen[name] = len(c.files)
+	c.files = append(c.files, f)
+	return nil
+}
+
+// complete adds directories that are only in the names of others.
+func (c *Context) complete(seen map[string]int) {
+	for i := 0; i < len(c.files); i++ {
+		dir := path.Dir(c.files[i].Path)
+		if _, ok := seen[dir]; ok || dir == "." {
+			continue
+		}
+		seen[dir] = len(c.files)
+		c.files = append(c.files, plan.File{Path: dir, Kind: plan.KindDir, Mode: 0o755})
+	}
+}
+
+func room(dir string, size int64) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("ask for the room in %s: %w", dir, err)
+	}
+	if size > int64(st.Bavail)*st.Bsize-keepFree {
+		return fmt.Errorf("files of builds: no room for %d MiB more: %w", size>>20, syscall.ENOSPC)
+	}
+	return nil
+}
+
+// keep stores content and returns its digest.
+func (c *Context) keep(in io.Reader, size int64) (string, error) {
+	f, err := os.CreateTemp(c.dir, ".*")
+	if err != nil {
+		return "", fmt.Errorf("store a build context: %w", err)
+	}
+	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.CopyN(io.MultiWriter(f, h), in, size); err != nil {
+		return "", fmt.Errorf("store a build context: %w", err)
+	}
+	digest := hex.EncodeToString(h.Sum(nil))
+	if err := os.Rename(f.Name(), c.path(digest)); err != nil {
+		return "", fmt.Errorf("store a build context: %w", err)
+	}
+	return digest, nil
+}
+
+func (c *Context) path(digest string) string { return filepath.Join(c.dir, digest) }
+
+// pack writes files as an archive, by their names below the target. They belong to root.
+func (c *Context) pack(w io.Writer, files []plan.File) error {
+	out := tar.NewWriter(w)
+	for _, f := range files {
+		if err := c.packFile(out, f); err != nil {
+			return err
+		}
+	}
+	return out.Close()
+}
+
+func (c *Context) packFile(out *tar.Writer, f plan.File) error {
+	h := &tar.Header{Name: f.To, Mode: int64(f.Mode), Size: f.Size, Typeflag: tar.TypeReg,
+		ModTime: c.times[f.Path]}
+	switch f.Kind {
+	case plan.KindDir:
+		h.Typeflag, h.Name = tar.TypeDir, f.To+"/"
+	case plan.KindLink:
+		h.Typeflag, h.Linkname = tar.TypeSymlink, f.Link
+	}
+	if err := out.WriteHeader(h); err != nil || f.Kind != plan.KindFile {
+		return err
+	}
+	in, err := os.Open(c.path(f.Digest))
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	_, err = io.Copy(out, in)
+	return err
+}

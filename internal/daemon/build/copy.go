@@ -1,0 +1,240 @@
+package build
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/bzip2"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/therootcompany/xz"
+
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// workDir makes an empty directory on the guest's disk that only root can use: /tmp may be memory.
+const workDir = "mkdir -p /var/tmp && mktemp -d /var/tmp/forkd-build.XXXXXX"
+
+// copy puts files into a directory of the guest, and moves them from there to where they are to be.
+func (g *guest) copy(ctx context.Context, cp *plan.Copy) (err error) {
+	dir, err := g.script(ctx, workDir)
+	if err != nil {
+		return err
+	}
+	dir = strings.TrimSpace(dir)
+	defer func() { err = errors.Join(err, g.c.Remove(context.WithoutCancel(ctx), dir, "root")) }()
+	single := len(cp.Sources) == 1
+	for n := range cp.Sources {
+		one, err := g.fetch(ctx, &cp.Sources[n], dir, cp.Unpack)
+		if err != nil {
+			return err
+		}
+		single = single && one
+	}
+	flag := ""
+	if single {
+		flag = "single"
+	}
+	_, err = g.script(ctx, placeScript, dir, cp.Target, cp.Owner, cp.Mode, flag)
+	return err
+}
+
+// fetch puts the files of a source into a directory of the guest. It reports whether that is one file,
+// which may get another name.
+func (g *guest) fetch(ctx context.Context, src *plan.Source, dir string, unpack bool) (single bool, err error) {
+	switch {
+	case src.Inline != nil:
+		name := path.Join(dir, src.Inline.Path)
+		if err := g.c.WriteFile(ctx, name, "root", strings.NewReader(src.Inline.Data)); err != nil {
+			return false, err
+		}
+		_, err := output(ctx, g.c, "root", "chmod", "644", name)
+		return true, err
+	case src.Step != nil:
+		return g.fetchFrom(ctx, *src.Step, src, dir)
+	}
+	if unpack && !src.Dir && len(src.Files) == 1 {
+		archive, ok, err := openArchive(g.w.files.path(src.Files[0].Digest))
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", src.Files[0].Path, err)
+		}
+		if ok {
+			defer archive.Close()
+			return false, g.unpack(ctx, archive, dir)
+		}
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(g.w.files.pack(w, src.Files)) }()
+	defer r.Close() // ends the writer
+	return !src.Dir && len(src.Files) == 1, g.unpack(ctx, r, dir)
+}
+
+// unpack has the guest's tar unpack an archive. As root it keeps owners and all bits.
+func (g *guest) unpack(ctx context.Context, archive io.Reader, dir string) error {
+	in := &sent{r: archive}
+	req := agentclient.ExecRequest{User: "root", Stdin: in, Timeout: maxCommand, MaxOutput: maxAnswer,
+		Args: []string{"/bin/sh", "-c", `mkdir -p "$1" && exec tar -xpf - -C "$1"`, "sh", dir}}
+	r, err := g.c.Exec(ctx, req)
+	if in.err != nil { // which tar saw as an archive that is cut off
+		return in.err
+	}
+	if err != nil {
+		return err
+	}
+	if err := failure(r, maxCommand); err != nil {
+		return fmt.Errorf("unpack in the guest: %w: %s", err, strings.TrimSpace(printable(string(r.Stderr))))
+	}
+	return nil
+}
+
+// maxUnpacked bounds an archive without its compression, in bytes: it is the daemon that takes it away.
+const maxUnpacked = 64 << 30
+
+// sent is an archive on its way to a guest.
+type sent struct {
+	r     io.Reader
+	total int64
+	err   error
+}
+
+// Read implements io.Reader.
+func (s *sent) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if s.total += int64(n); s.total > maxUnpacked {
+		err = fmt.Errorf("the archive has more than %d GiB", maxUnpacked>>30)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		s.err = err
+	}
+	return n, err
+}
+
+// fetchFrom puts files of another step's snapshot into a directory of the guest.
+func (g *guest) fetchFrom(ctx context.Context, step int, src *plan.Source, dir string) (single bool, err error) {
+	box, err := g.w.b.fork(ctx, g.w.tag(step))
+	if err != nil {
+		return false, err
+	}
+	defer g.w.b.end(box)
+	err = g.w.b.cfg.Manager.Use(ctx, box, "copy from", func(ctx context.Context, dial agentclient.DialFunc) error {
+		from := &guest{w: g.w, i: g.i, box: box, c: agentclient.New(dial)}
+		found, err := from.script(ctx, findScript, src.Path)
+		if err != nil {
+			return err
+		}
+		matches := strings.Split(strings.TrimSuffix(found, "\n"), "\n")
+		if found == "" {
+			return fmt.Errorf("%s: %s has no such file", src.Path, g.w.plan.Steps[step].Name)
+		}
+		single = len(matches) == 1 && matches[0][0] == 'f' && src.Into == ""
+		for _, m := range matches {
+			if err := from.send(ctx, g, m, src.Into, dir); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return single, err
+}
+
+// send sends a file, or what is in a directory, to another guest. match is a line of findScript.
+func (g *guest) send(ctx context.Context, to *guest, match, into, dir string) error {
+	if len(match) < 2 || match[1] != '/' {
+		return fmt.Errorf("the guest's answer %.100q is no path", match)
+	}
+	kind, name := match[0], match[1:]
+	args := []string{"tar", "-cf", "-", "-C", path.Dir(name), "--", path.Base(name)}
+	dir = path.Join(dir, into)
+	if kind == 'd' {
+		args = []string{"tar", "-cf", "-", "-C", name, "."}
+		if into != "" {
+			dir = path.Join(dir, path.Base(name))
+		}
+	}
+	r, w := io.Pipe()
+	var said bytes.Buffer
+	go func() {
+		res, err := g.c.ExecStream(ctx, agentclient.ExecRequest{Args: args, User: "root", Timeout: maxCommand},
+			func(s agentclient.Stream, p []byte) error {
+				if s == agentclient.Stdout {
+					_, err := w.Write(p)
+					return err
+				}
+				said.Write(p[:min(len(p), maxLine-min(maxLine, said.Len()))])
+				return nil
+			})
+		if err == nil {
+			err = failure(res, maxCommand)
+		}
+		if err != nil {
+			err = fmt.Errorf("read %s: %w: %s", name, err, strings.TrimSpace(printable(said.String())))
+		}
+		w.CloseWithError(err)
+	}()
+	defer r.Close()
+	return to.unpack(ctx, r, dir)
+}
+
+// openArchive opens a file as an archive without its compression, and reports whether it is one.
+func openArchive(name string) (archive io.ReadCloser, ok bool, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, false, err
+	}
+	plain, err := decompress(bufio.NewReaderSize(f, 64<<10))
+	if err != nil {
+		return nil, false, errors.Join(err, f.Close())
+	}
+	if plain == nil {
+		return nil, false, f.Close()
+	}
+	in := bufio.NewReaderSize(plain, 64<<10)
+	head, _ := in.Peek(512)
+	if _, err := tar.NewReader(bytes.NewReader(head)).Next(); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) ||
+		len(head) < 512 {
+		return nil, false, f.Close() // compressed, perhaps, and no archive: it is copied as it is
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{in, f}, true, nil
+}
+
+// maxXZDict bounds the memory that an xz archive may ask for, in bytes: that of xz -9.
+const maxXZDict = 64 << 20
+
+// decompress takes the compression of a file away, if it knows it.
+func decompress(in *bufio.Reader) (io.Reader, error) {
+	magic, err := in.Peek(6)
+	if err != nil {
+		return nil, nil // too short to be an archive
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte("\x1f\x8b")): // RFC 1952, section 2.3.1
+		z, err := gzip.NewReader(in)
+		if err != nil {
+			return nil, nil // only looks like it
+		}
+		return z, nil
+	case bytes.HasPrefix(magic, []byte("BZh")):
+		return bzip2.NewReader(in), nil
+	case bytes.HasPrefix(magic, []byte("\x28\xb5\x2f\xfd")): // RFC 8878, section 3.1.1
+		z, err := zstd.NewReader(in, zstd.WithDecoderMaxMemory(256<<20), zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, err
+		}
+		return z.IOReadCloser(), nil
+	case bytes.HasPrefix(magic, []byte("\xfd7zXZ\x00")):
+		return xz.NewReader(in, maxXZDict)
+	}
+	return in, nil
+}

@@ -1,0 +1,318 @@
+package build
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/netclient"
+)
+
+// Times and bounds of what is no command of the client's.
+const (
+	ownTime   = 5 * time.Minute
+	syncTime  = 10 * time.Minute
+	maxAnswer = 1 << 20 // bytes
+)
+
+// Times of the probe of a warm step.
+const (
+	maxWarm    = 10 * time.Minute
+	probeEvery = 500 * time.Millisecond
+)
+
+// guest carries out one step in a sandbox.
+type guest struct {
+	w    *work
+	i    int
+	box  string
+	step *plan.Step
+	c    *agentclient.Client
+}
+
+func (g *guest) do(ctx context.Context) error {
+	switch s := g.step; {
+	case s.Run != nil:
+		return g.run(ctx, s.Run)
+	case s.Copy != nil:
+		return g.copy(ctx, s.Copy)
+	case s.Dir != nil:
+		_, err := output(ctx, g.c, "root", "mkdir", "-p", "--", s.Dir.Path)
+		return err
+	case s.Warm != nil:
+		return g.warm(ctx, s.Warm)
+	case s.Defaults != nil:
+		return g.defaults(ctx, s.Defaults)
+	}
+	return errors.New("the step does nothing")
+}
+
+// output runs a program as a user and returns what it writes. Its errors are part of the error.
+func output(ctx context.Context, c *agentclient.Client, user string, args ...string) (string, error) {
+	r, err := c.Exec(ctx, agentclient.ExecRequest{Args: args, User: user, Timeout: ownTime, MaxOutput: maxAnswer})
+	if err != nil {
+		return "", err
+	}
+	if err := failure(r, ownTime); err != nil {
+		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(printable(string(r.Stderr))))
+	}
+	return string(r.Stdout), nil
+}
+
+// script runs a program of ours for the guest's shell, as root.
+func (g *guest) script(ctx context.Context, text string, args ...string) (string, error) {
+	return output(ctx, g.c, "root", append([]string{"/bin/sh", "-c", text, "sh"}, args...)...)
+}
+
+// failure returns an error for a command that has not succeeded.
+func failure(r agentclient.ExecResult, within time.Duration) error {
+	if r.Outcome == agentclient.Exited && r.ExitCode != 0 {
+		return fmt.Errorf("exit status %d", r.ExitCode)
+	}
+	err := r.Err()
+	if errors.Is(err, agentclient.ErrTimeout) {
+		return fmt.Errorf("not done after %v", within)
+	}
+	return err
+}
+
+// request returns what starts a process of a step.
+func (g *guest) request(ctx context.Context, p *plan.Process, within time.Duration) (agentclient.ExecRequest, error) {
+	user := cmp.Or(p.User, "root")
+	if strings.Trim(user, "0123456789") == "" {
+		name, err := output(ctx, g.c, "root", "id", "-un", "--", user)
+		if err != nil {
+			return agentclient.ExecRequest{}, fmt.Errorf(
+				"user %s: the guest has no account with this number: add one with useradd",
+				user,
+			)
+		}
+		user = strings.TrimSpace(name)
+	}
+	return agentclient.ExecRequest{Args: p.Args, Env: p.Env, User: user, Cwd: cmp.Or(p.Dir, "/"), Timeout: within}, nil
+}
+
+// stepVariable marks the processes of a RUN, so that those it leaves behind are found.
+const stepVariable = "FORKD_BUILD_STEP"
+
+var (
+	//go:embed leftovers.sh
+	leftoversScript string
+	//go:embed place.sh
+	placeScript string
+	//go:embed find.sh
+	findScript string
+	//go:embed mount.sh
+	mountScript string
+	//go:embed unmount.sh
+	unmountScript string
+)
+
+func (g *guest) run(ctx context.Context, r *plan.Run) (err error) {
+	req, err := g.request(ctx, &r.Process, maxCommand)
+	if err != nil {
+		return err
+	}
+	req.Env = maps.Clone(req.Env)
+	if req.Env == nil {
+		req.Env = make(map[string]string)
+	}
+	req.Env[stepVariable] = g.w.keys[g.i]
+	if r.Script != nil {
+		if err := g.c.WriteFile(ctx, r.Script.Path, "root", strings.NewReader(r.Script.Data)); err != nil {
+			return err
+		}
+		if _, err := output(ctx, g.c, "root", "chmod", "755", r.Script.Path); err != nil {
+			return err
+		}
+	}
+	unmount, err := g.mount(ctx, r.Mounts)
+	if err != nil {
+		return err
+	}
+	online, err := g.network(ctx, r.Network)
+	if err != nil {
+		return err
+	}
+	if err := g.command(ctx, req); err != nil {
+		return err
+	}
+	if _, err := g.script(ctx, leftoversScript, stepVariable+"="+g.w.keys[g.i]); err != nil {
+		return fmt.Errorf("end the processes that the command has left: %w", err)
+	}
+	if err := errors.Join(online(), unmount()); err != nil {
+		return err
+	}
+	if r.Script != nil {
+		return g.c.Remove(ctx, r.Script.Path, "root")
+	}
+	return nil
+}
+
+// network takes the sandbox off the network, if the step says so, until online is called.
+func (g *guest) network(ctx context.Context, mode string) (online func() error, err error) {
+	if mode != "none" {
+		return func() error { return nil }, nil
+	}
+	s, err := g.w.b.cfg.Manager.Get(g.box)
+	if err != nil {
+		return nil, err
+	}
+	before := s.Info().Network
+	if _, err := g.w.b.cfg.Manager.SetNetwork(ctx, g.box, netclient.Isolated()); err != nil {
+		return nil, err
+	}
+	return func() error {
+		_, err := g.w.b.cfg.Manager.SetNetwork(ctx, g.box, before)
+		return err
+	}, nil
+}
+
+// command runs a command, whose output goes to the observer, and which must succeed.
+func (g *guest) command(ctx context.Context, req agentclient.ExecRequest) error {
+	out := [2]lines{{g: g}, {g: g}}
+	r, err := g.c.ExecStream(ctx, req, func(s agentclient.Stream, p []byte) error {
+		if s == agentclient.Stdout {
+			return out[0].add(p)
+		}
+		return out[1].add(p)
+	})
+	out[0].end()
+	out[1].end()
+	if err != nil {
+		return err
+	}
+	return failure(r, req.Timeout)
+}
+
+// warm runs a command that stays, or that leaves its work in memory.
+func (g *guest) warm(ctx context.Context, w *plan.Warm) error {
+	if len(w.Probe) == 0 {
+		req, err := g.request(ctx, &w.Process, maxCommand)
+		if err != nil {
+			return err
+		}
+		return g.command(ctx, req)
+	}
+	req, err := g.request(ctx, &w.Process, 0)
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	running, leave := context.WithCancelCause(ctx)
+	go func() {
+		err := g.command(running, req)
+		ended <- err
+		if err != nil && running.Err() == nil {
+			leave(fmt.Errorf("the command ended before it was warm: %w", err))
+		}
+	}()
+	defer func() {
+		leave(agentclient.ErrDetached) // the command goes on by itself
+		<-ended
+	}()
+	probe := w.Process
+	probe.Args = w.Probe
+	ask, err := g.request(ctx, &probe, maxWarm)
+	if err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(maxWarm); ; {
+		r, err := g.c.Exec(running, ask)
+		switch {
+		case context.Cause(running) != nil:
+			return context.Cause(running)
+		case err != nil:
+			return err
+		case failure(r, maxWarm) == nil:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("the probe has not succeeded within %v: %s", maxWarm,
+				strings.TrimSpace(printable(string(r.Stderr))))
+		}
+		if err := wait(running, probeEvery); err != nil {
+			return context.Cause(running)
+		}
+	}
+}
+
+// defaults gives the sandboxes that are forked from the result their settings, and writes the disk.
+func (g *guest) defaults(ctx context.Context, d *plan.Defaults) error {
+	set := agentclient.Defaults{User: cmp.Or(d.User, "root"), Dir: d.Dir, Env: d.Env}
+	if strings.Trim(set.User, "0123456789") == "" {
+		req, err := g.request(ctx, &plan.Process{User: set.User}, 0)
+		if err != nil {
+			return err
+		}
+		set.User = req.User
+	}
+	if err := g.c.SetDefaults(ctx, set); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, syncTime, fmt.Errorf("the guest did not write its disk within %v",
+		syncTime))
+	defer cancel()
+	if err := g.c.Sync(ctx); err != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	return nil
+}
+
+// Bounds on what a command writes.
+const (
+	maxLine   = 4 << 10   // bytes of a line
+	maxOutput = 256 << 20 // bytes after which the command is ended
+)
+
+// lines gives the observer the output of a command, line by line.
+type lines struct {
+	g     *guest
+	rest  []byte // of a line without an end
+	total int64
+}
+
+func (l *lines) add(p []byte) error {
+	if l.total += int64(len(p)); l.total > maxOutput {
+		return fmt.Errorf("ended after it had written %d MiB", maxOutput>>20)
+	}
+	l.rest = append(l.rest, p...)
+	for {
+		n := bytes.IndexAny(l.rest, "\r\n")
+		if n < 0 && len(l.rest) < maxLine {
+			return nil
+		}
+		if n < 0 {
+			n = len(l.rest) - 1
+		}
+		l.put(l.rest[:n+1])
+		l.rest = l.rest[n+1:]
+	}
+}
+
+func (l *lines) end() {
+	l.put(l.rest)
+	l.rest = nil
+}
+
+func (l *lines) put(line []byte) {
+	if text := strings.TrimRight(string(line), " \t\r\n"); text != "" {
+		l.g.w.o.Output(l.g.i, printable(text))
+	}
+}
+
+// printable makes text of a guest's fit for a message.
+func printable(text string) string {
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) > maxLine {
+		text = strings.ToValidUTF8(text[:maxLine], "") + " …"
+	}
+	return text
+}

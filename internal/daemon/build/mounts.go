@@ -1,0 +1,190 @@
+package build
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/host/agentclient"
+)
+
+// Bounds on what cache mounts keep on the host, in bytes. A directory that has more is not kept.
+const (
+	maxCache  = 4 << 30
+	maxCaches = 16 << 30 // of all clients; the longest unused go first
+)
+
+// mount prepares the mounts of a command. unmount takes them away and keeps the content of caches.
+func (g *guest) mount(ctx context.Context, mounts []plan.Mount) (unmount func() error, err error) {
+	if len(mounts) == 0 {
+		return func() error { return nil }, nil
+	}
+	dir, err := g.script(ctx, workDir)
+	if err != nil {
+		return nil, err
+	}
+	dir = strings.TrimSpace(dir)
+	for n := range mounts {
+		if err := g.mountOne(ctx, &mounts[n], path.Join(dir, strconv.Itoa(n))); err != nil {
+			return nil, fmt.Errorf("mount %s: %w", mounts[n].Target, err)
+		}
+	}
+	return func() error {
+		for n, m := range slices.Backward(mounts) {
+			if _, err := g.script(ctx, unmountScript, m.Target); err != nil {
+				return fmt.Errorf("unmount %s: %w", m.Target, err)
+			}
+			if m.Kind == plan.MountCache {
+				if err := g.keepCache(ctx, &mounts[n], path.Join(dir, strconv.Itoa(n))); err != nil {
+					return fmt.Errorf("keep the cache %s: %w", m.ID, err)
+				}
+			}
+		}
+		return g.c.Remove(ctx, dir, "root")
+	}, nil
+}
+
+func (g *guest) mountOne(ctx context.Context, m *plan.Mount, dir string) error {
+	source, mode := dir, ""
+	switch m.Kind {
+	case plan.MountTmpfs:
+		source = ""
+		if m.SizeMiB > 0 {
+			source = strconv.FormatInt(m.SizeMiB, 10)
+		}
+	case plan.MountCache:
+		if err := g.fillCache(ctx, m, dir); err != nil {
+			return err
+		}
+	case plan.MountBind:
+		if _, err := output(ctx, g.c, "root", "mkdir", dir); err != nil {
+			return err
+		}
+		single, err := g.fetch(ctx, m.Source, dir, false)
+		if err != nil {
+			return err
+		}
+		if single {
+			name, err := g.script(ctx, `cd "$1" && ls -A`, dir)
+			if err != nil {
+				return err
+			}
+			source = path.Join(dir, strings.TrimSuffix(name, "\n"))
+		}
+		if m.ReadOnly {
+			mode = "ro"
+		}
+	default:
+		return fmt.Errorf("kind %q is not known", m.Kind)
+	}
+	_, err := g.script(ctx, mountScript, m.Kind, source, m.Target, mode)
+	return err
+}
+
+// cacheFile is where the content of a cache is. A client sees its own caches only.
+func (g *guest) cacheFile(m *plan.Mount) string {
+	sum := sha256.Sum256([]byte(g.w.req.Who + "\x00" + m.ID))
+	return filepath.Join(g.w.b.cfg.Dir, "caches", hex.EncodeToString(sum[:])+".tar")
+}
+
+// fillCache makes the directory of a cache with the content that an earlier command left.
+func (g *guest) fillCache(ctx context.Context, m *plan.Mount, dir string) error {
+	owner := fmt.Sprintf("%d:%d", m.UID, m.GID)
+	if _, err := g.script(ctx, `mkdir "$1" && chown "$2" "$1" && chmod "$3" "$1"`, dir, owner,
+		cmp.Or(m.Mode, "755")); err != nil {
+		return err
+	}
+	f, err := os.Open(g.cacheFile(m))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return g.unpack(ctx, f, dir)
+}
+
+// keepCache keeps the content of a cache for later commands. Of two builds at once the later one counts.
+func (g *guest) keepCache(ctx context.Context, m *plan.Mount, dir string) error {
+	name := g.cacheFile(m)
+	f, err := os.CreateTemp(filepath.Dir(name), ".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // does nothing once it is renamed
+	defer f.Close()
+	errLarge, total := errors.New("too large"), int64(0)
+	r, err := g.c.ExecStream(
+		ctx,
+		agentclient.ExecRequest{Args: []string{"tar", "-cf", "-", "-C", dir, "."}, User: "root",
+			Timeout: maxCommand},
+		func(s agentclient.Stream, p []byte) error {
+			if s != agentclient.Stdout {
+				return nil
+			}
+			if total += int64(len(p)); total > maxCache {
+				return errLarge
+			}
+			if err := room(filepath.Dir(name), int64(len(p))); err != nil {
+				return err
+			}
+			_, err := f.Write(p)
+			return err
+		},
+	)
+	if errors.Is(err, errLarge) {
+		g.w.o.Output(g.i, fmt.Sprintf("the cache %s has more than %d GiB and is not kept", m.ID, maxCache>>30))
+		return nil
+	}
+	if err == nil {
+		err = failure(r, maxCommand)
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), name); err != nil {
+		return err
+	}
+	return g.w.b.trimCaches(name)
+}
+
+// trimCaches removes the caches that were not used for longest, but for one, until there are few enough.
+func (b *Builder) trimCaches(but string) error {
+	dir := filepath.Join(b.cfg.Dir, "caches")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var list []fs.FileInfo
+	var total int64
+	for _, e := range entries {
+		if i, err := e.Info(); err == nil {
+			list = append(list, i)
+			total += i.Size()
+		}
+	}
+	slices.SortFunc(list, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	for _, i := range list {
+		name := filepath.Join(dir, i.Name())
+		if total <= maxCaches || name == but || strings.HasPrefix(i.Name(), ".") {
+			continue
+		}
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+		total -= i.Size()
+	}
+	return nil
+}

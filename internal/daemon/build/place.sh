@@ -1,0 +1,46 @@
+# Moves what is in the directory $1 to the path $2, as COPY of a Dockerfile does. It belongs to $3 then,
+# and has the mode $4, if those are not empty. With $5 it is one file, which may get another name.
+set -e
+staging=$1 target=$2 owner=$3 mode=$4 single=$5
+case $owner in
+'' | *:*) ;;
+*[!0-9]*) owner=$owner: ;;
+*) owner=$owner:$owner ;; # a number without an account has no group of its own
+esac
+# Makes a directory with its parents, and gives those that are new to the owner.
+makedir() {
+	[ ! -d "$1" ] || return 0
+	new=$1
+	while above=$(dirname "$new") && [ ! -d "$above" ]; do new=$above; done
+	mkdir -p "$1"
+	[ -z "$owner" ] || chown -R "$owner" "$new"
+}
+cd "$staging"
+set --
+for entry in ./* ./.[!.]* ./..?*; do
+	if [ -e "$entry" ] || [ -L "$entry" ]; then set -- "$@" "$entry"; fi
+done
+if [ $# -gt 0 ]; then
+	[ -z "$owner" ] || chown -h -R "$owner" "$@"
+	[ -z "$mode" ] || [ -L "$1" ] || chmod -R "$mode" "$@"
+fi
+if [ -n "$single" ]; then
+	case $target in
+	*/) makedir "$target" ;;
+	*) makedir "$(dirname "$target")" ;;
+	esac
+	if [ -d "$target" ]; then target=${target%/}/${1#./}; fi
+	if [ -d "$target" ] && [ ! -L "$target" ]; then
+		echo "$target is a directory, and the source is a file" >&2
+		exit 1
+	fi
+	mv -f "$1" "$target"
+	exit
+fi
+makedir "$target"
+[ $# -gt 0 ] || exit 0
+# By tar, which replaces a link to a file instead of writing by way of it, and can keep a link to a
+# directory, such as /lib.
+keep=
+if tar --version 2>/dev/null | grep -q GNU; then keep="--keep-directory-symlink --no-overwrite-dir"; fi
+tar -cf - "$@" | tar -xpf - -C "$target" $keep

@@ -1,0 +1,389 @@
+package build
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/forkd/forkd/internal/atomicfile"
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/daemon/template"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/agentclient"
+	"github.com/forkd/forkd/internal/host/bake"
+	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/proto/agentproto"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// work is a build on its way.
+type work struct {
+	b     *Builder
+	req   Request
+	plan  *plan.Plan
+	keys  []string
+	files *Context
+	o     Observer
+	steps []progress // by number
+
+	mu    sync.Mutex
+	live  map[int]string // sandboxes that are as a step has left them, for the step that continues it
+	count Result
+}
+
+// progress is what a build does about one step.
+type progress struct {
+	once   sync.Once
+	err    error
+	cached sync.Once // the observer was told so
+}
+
+// stepPrefix begins the tags of snapshots of steps.
+const stepPrefix = "step-"
+
+// tagOf is the tag of a step's snapshot: 160 bits of its key.
+func tagOf(key string) string { return stepPrefix + key[:40] }
+
+func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files *Context, o Observer) (Result, error) {
+	keys, err := p.Keys(fmt.Sprint("agent ", agentproto.Version), fmt.Sprint("snapshot ", snapshot.Version))
+	if err != nil {
+		return Result{}, err
+	}
+	w := &work{b: b, req: req, plan: p, keys: keys, files: files, o: o, steps: make([]progress, len(p.Steps)),
+		live: make(map[int]string)}
+	defer w.endLive()
+	if w.isDone() {
+		w.isCached(p.Result)
+		return w.count, nil
+	}
+	if d, err := b.cfg.Manager.Snapshots().Detail(req.Tag); err == nil && (!req.Replace || d.Writing) {
+		return Result{}, &store.ExistsError{Tag: req.Tag, InFlight: d.Writing}
+	}
+	ctx, cancel := context.WithCancel(ctx) // a step that fails ends the others
+	defer cancel()
+	err = w.ensure(ctx, cancel, p.Result)
+	return w.count, err
+}
+
+// ensure makes the snapshot of a step, unless it is there. It does so once for a build.
+func (w *work) ensure(ctx context.Context, cancel func(), i int) error {
+	w.steps[i].once.Do(func() {
+		if w.steps[i].err = w.provide(ctx, cancel, i); w.steps[i].err != nil {
+			cancel()
+		}
+	})
+	return w.steps[i].err
+}
+
+func (w *work) provide(ctx context.Context, cancel func(), i int) error {
+	s := &w.plan.Steps[i]
+	if s.Base != nil && s.Base.Snapshot != "" {
+		w.isCached(i)
+		return w.failed(i, w.b.there(s.Base))
+	}
+	free, err := w.b.await(ctx, "step "+w.keys[i])
+	if err != nil {
+		return err
+	}
+	if w.isThere(i) {
+		free()
+		w.isCached(i)
+		return nil
+	}
+	free() // while others are made
+	if err := w.ensureNeeds(ctx, cancel, i); err != nil {
+		return err
+	}
+	if free, err = w.b.await(ctx, "step "+w.keys[i]); err != nil {
+		return err
+	}
+	defer free()
+	if w.isThere(i) { // by another build
+		w.isCached(i)
+		return nil
+	}
+	begin := time.Now()
+	w.o.Step(i, Started, 0)
+	if s.Base != nil {
+		err = w.bake(ctx, i)
+	} else {
+		err = w.step(ctx, i)
+	}
+	if err != nil {
+		w.o.Step(i, Failed, time.Since(begin))
+		return w.failed(i, err)
+	}
+	w.o.Step(i, Done, time.Since(begin))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.count.Run++
+	return nil
+}
+
+func (w *work) failed(i int, err error) error {
+	var already *StepError
+	if err == nil || errors.As(err, &already) {
+		return err
+	}
+	s := &w.plan.Steps[i]
+	return &StepError{Name: s.Name, Line: s.Line, File: w.req.Dockerfile.Name, Err: err}
+}
+
+// ensureNeeds makes the snapshots that a step needs, at once.
+func (w *work) ensureNeeds(ctx context.Context, cancel func(), i int) error {
+	s := &w.plan.Steps[i]
+	needs := s.Needs()
+	if s.From >= 0 {
+		needs = append(needs, s.From)
+	}
+	errs := make([]error, len(needs))
+	var all sync.WaitGroup
+	for n, need := range needs {
+		all.Go(func() { errs[n] = w.ensure(ctx, cancel, need) })
+	}
+	all.Wait()
+	for _, err := range errs { // that which has ended the others
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// awaitEvery is how often a build looks whether another is done with a step.
+const awaitEvery = 100 * time.Millisecond
+
+// await is claim that waits.
+func (b *Builder) await(ctx context.Context, what string) (free func(), err error) {
+	for {
+		if free, err = b.claim(what); err == nil {
+			return free, nil
+		}
+		if err := wait(ctx, awaitEvery); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// isThere reports whether the snapshot of a step can be used. The result is made anew, under its tag.
+func (w *work) isThere(i int) bool {
+	if i == w.plan.Result || w.req.NoCache && w.plan.Steps[i].Base == nil {
+		return false
+	}
+	d, err := w.b.cfg.Manager.Snapshots().Detail(tagOf(w.keys[i]))
+	return err == nil && !d.Writing && d.Damage == ""
+}
+
+// isCached tells the observer that a step, and those that it needs, were not carried out.
+func (w *work) isCached(i int) {
+	w.steps[i].cached.Do(func() {
+		w.o.Step(i, Cached, 0)
+		w.mu.Lock()
+		w.count.Cached++
+		w.mu.Unlock()
+		s := &w.plan.Steps[i]
+		for _, n := range s.Needs() {
+			w.isCached(n)
+		}
+		if s.From >= 0 {
+			w.isCached(s.From)
+		}
+	})
+}
+
+// bake makes the snapshot of an image.
+func (w *work) bake(ctx context.Context, i int) error {
+	base := w.plan.Steps[i].Base
+	from := template.Image{Reference: base.Image, DiskMiB: base.DiskMiB}
+	req, err := w.b.cfg.Boot(ctx, from, func(stage string) { w.o.Output(i, stage) })
+	if err != nil {
+		return err
+	}
+	req.Client, req.Tag, req.VCPUs, req.MemoryMiB = w.req.Who, tagOf(w.keys[i]), base.VCPUs, base.MemoryMiB
+	w.o.Output(i, "boot")
+	_, err = w.b.cfg.Baker.Bake(ctx, req)
+	return err
+}
+
+// step carries a step out in a sandbox and makes its snapshot.
+func (w *work) step(ctx context.Context, i int) error {
+	box, err := w.take(ctx, w.plan.Steps[i].From)
+	if err != nil {
+		return err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			w.b.end(box)
+		}
+	}()
+	room, unwatch := w.b.whileRoom(ctx, box)
+	defer unwatch()
+	g := &guest{w: w, i: i, box: box, step: &w.plan.Steps[i]}
+	err = w.b.cfg.Manager.Use(room, box, "build in", func(ctx context.Context, dial agentclient.DialFunc) error {
+		g.c = agentclient.New(dial)
+		return g.do(ctx)
+	})
+	if err == nil {
+		err = w.save(room, i, box)
+	}
+	if cause := context.Cause(room); err != nil && errors.Is(cause, bake.ErrFull) {
+		return cause
+	}
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.live[i] == "" && w.isContinued(i) {
+		w.live[i], keep = box, true
+	}
+	return nil
+}
+
+// isContinued reports whether a step continues another.
+func (w *work) isContinued(i int) bool {
+	for n := range w.plan.Steps {
+		if w.plan.Steps[n].From == i {
+			return true
+		}
+	}
+	return false
+}
+
+// take returns a sandbox that is as a step has left it.
+func (w *work) take(ctx context.Context, i int) (string, error) {
+	w.mu.Lock()
+	box := w.live[i]
+	delete(w.live, i)
+	w.mu.Unlock()
+	if box != "" {
+		return box, nil
+	}
+	return w.b.fork(ctx, w.tag(i))
+}
+
+// tag is the tag of the snapshot of a step.
+func (w *work) tag(i int) string {
+	if base := w.plan.Steps[i].Base; base != nil && base.Snapshot != "" {
+		return base.Snapshot
+	}
+	return tagOf(w.keys[i])
+}
+
+func (w *work) endLive() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, box := range w.live {
+		w.b.end(box)
+	}
+}
+
+// endsAfter is how long after a build its sandboxes end, where the build has not ended them.
+const endsAfter = 5 * time.Minute
+
+func (b *Builder) fork(ctx context.Context, tag string) (string, error) {
+	note, err := template.Mark(uuid.NewString())
+	if err != nil {
+		return "", err
+	}
+	made, err := b.cfg.Manager.Fork(ctx, sandbox.ForkRequest{Tag: tag, N: 1, HostnamePrefix: "build",
+		TTL: maxBuild + endsAfter, Annotation: note})
+	if err != nil {
+		return "", err
+	}
+	return made.Sandboxes[0].ID, nil
+}
+
+func (b *Builder) end(box string) {
+	if err := b.cfg.Manager.Kill(box); err != nil {
+		b.cfg.Log.Warn("end the sandbox of a build", "sandbox", box, "error", err)
+	}
+}
+
+// roomInterval is how often a build is looked at for whether its sandbox is paused because the disk is full.
+const roomInterval = time.Second
+
+// whileRoom returns a context that ends, with bake.ErrFull as its cause, when a sandbox is paused because
+// the disk is full.
+func (b *Builder) whileRoom(ctx context.Context, box string) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		for wait(ctx, roomInterval) == nil {
+			if s, err := b.cfg.Manager.Get(box); err == nil && s.Info().DiskFull {
+				cancel(bake.ErrFull)
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// saveAgain is how long a build waits for its turn where the host makes as many snapshots as it may.
+const saveAgain = time.Second
+
+// save makes the snapshot of a step.
+func (w *work) save(ctx context.Context, i int, box string) error {
+	req := sandbox.BranchRequest{Tag: tagOf(w.keys[i]), Mode: vm.BranchDiff, Replace: true}
+	if i == w.plan.Result {
+		req.Tag, req.Template, req.Replace = w.req.Tag, true, w.req.Replace
+	}
+	for {
+		_, err := w.b.cfg.Manager.Branch(ctx, box, req)
+		var busy *sandbox.BusyError
+		if err == nil && i == w.plan.Result {
+			return w.done()
+		}
+		if !errors.As(err, &busy) {
+			return err
+		}
+		if err := wait(ctx, saveAgain); err != nil {
+			return err
+		}
+	}
+}
+
+// result is what is remembered of a snapshot that a build made.
+type result struct {
+	ID  string `json:"id"`  // of the snapshot
+	Key string `json:"key"` // of the step
+}
+
+func (w *work) resultFile() string { return filepath.Join(w.b.cfg.Dir, "results", w.req.Tag) }
+
+// done remembers the result.
+func (w *work) done() error {
+	d, err := w.b.cfg.Manager.Snapshots().Detail(w.req.Tag)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(result{d.ID, w.keys[w.plan.Result]})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(w.resultFile(), text, 0o600)
+}
+
+// isDone reports whether the snapshot that the build is to make is there.
+func (w *work) isDone() bool {
+	text, err := os.ReadFile(w.resultFile())
+	var r result
+	return err == nil && !w.req.NoCache && json.Unmarshal(text, &r) == nil && r.Key == w.keys[w.plan.Result] &&
+		w.b.cfg.Manager.Snapshots().Has(w.req.Tag, r.ID)
+}

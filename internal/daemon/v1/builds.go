@@ -1,0 +1,153 @@
+package v1
+
+import (
+	"archive/tar"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	apiv1 "github.com/forkd/forkd/api/v1"
+	"github.com/forkd/forkd/internal/build/dockerfile"
+	"github.com/forkd/forkd/internal/build/plan"
+	"github.com/forkd/forkd/internal/daemon/auth"
+	"github.com/forkd/forkd/internal/daemon/build"
+	"github.com/forkd/forkd/internal/daemon/face"
+	"github.com/forkd/forkd/internal/host/invalid"
+)
+
+// Bounds on a build's archive, in bytes.
+const (
+	maxBuildArchive = 9 << 30
+	maxBuildFile    = 2 << 20
+)
+
+// build builds a snapshot from a Dockerfile and answers with its progress, a line of JSON each. A client
+// that leaves ends the build; the snapshots of steps that are done stay.
+func (a *api) build(w http.ResponseWriter, r *http.Request) error {
+	leave, err := a.Builds.Enter()
+	if err != nil {
+		return face.NewError(http.StatusServiceUnavailable, err.Error())
+	}
+	defer leave()
+	if err := a.NoKVM(); err != nil {
+		return err
+	}
+	move := newTransfer(r.Context(), w, a.Face.Limits.Stall)
+	req, files, err := a.readBuild(tar.NewReader(fromClient{move, http.MaxBytesReader(w, r.Body, maxBuildArchive)}))
+	if err := move.end(err); err != nil {
+		return err
+	}
+	defer func() {
+		if err := files.Close(); err != nil {
+			a.Face.Log.Warn("remove a build context", "error", err)
+		}
+	}()
+	req.Who = auth.From(r.Context()).Who
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := newLines(w, a.Face.Limits.Stall)
+	stop := out.keepAlive(apiv1.BuildEvent{Keepalive: true}, a.Face.Limits.Keepalive, cancel)
+	defer stop()
+	begin := time.Now()
+	o := &buildObserver{out: out, gone: cancel}
+	result, err := a.Builds.Build(ctx, req, files, o)
+	if err = buildError(err); err != nil && !out.hasBegun() {
+		return err
+	}
+	if err != nil {
+		return out.send(apiv1.BuildEvent{Error: err.Error(), Status: face.StatusOf(err),
+			Code: face.ProblemOf(err).Code})
+	}
+	return out.send(apiv1.BuildEvent{Result: &apiv1.BuildResult{Tag: req.Tag, Cached: result.Cached, Run: result.Run,
+		MS: millis(time.Since(begin))}})
+}
+
+// buildError makes a mistake in a Dockerfile, and a command of its that has failed, an error of the client.
+func buildError(err error) error {
+	var file *dockerfile.Error
+	var step *build.StepError
+	unknown := face.StatusOf(err) == http.StatusInternalServerError
+	if unknown && (errors.As(err, &file) || errors.As(err, &step)) {
+		return face.BadRequest("%v", err)
+	}
+	return err
+}
+
+// readBuild reads the archive that a build is asked for with.
+func (a *api) readBuild(in *tar.Reader) (req build.Request, files *build.Context, err error) {
+	h, err := in.Next()
+	if err != nil {
+		return req, nil, archiveError(err)
+	}
+	if h.Name != apiv1.BuildFile || h.Typeflag != tar.TypeReg || h.Size > maxBuildFile {
+		return req, nil, invalid.Errorf("archive", "the first entry is %.100q: want the file %s of at most %d MiB",
+			h.Name, apiv1.BuildFile, maxBuildFile>>20)
+	}
+	var ask apiv1.BuildRequest
+	if err := face.StrictJSON(in, &ask, apiv1.BuildFile, false); err != nil {
+		return req, nil, err
+	}
+	req = build.Request{
+		Tag:       ask.Tag,
+		Replace:   ask.Replace,
+		NoCache:   ask.NoCache,
+		VCPUs:     ask.VCPUs,
+		MemoryMiB: ask.MemoryMiB,
+		DiskMiB:   ask.DiskMiB,
+		Dockerfile: dockerfile.Request{Name: short(cmp.Or(ask.Name, "Dockerfile")), Text: []byte(ask.Dockerfile),
+			Target: ask.Target, Args: ask.Args},
+	}
+	if err := req.Check(); err != nil {
+		return req, nil, err
+	}
+	files, err = a.Builds.Store(in, apiv1.BuildContext)
+	return req, files, archiveError(err)
+}
+
+// archiveError makes what is no archive an error of the client.
+func archiveError(err error) error {
+	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return &invalid.Error{Field: "archive", Reason: fmt.Sprintf("it is no whole tar archive: %v", err)}
+	}
+	return err
+}
+
+// buildObserver sends a build's progress to its client.
+type buildObserver struct {
+	out  *lines
+	gone func() // the client takes nothing any more
+	once sync.Once
+}
+
+func (o *buildObserver) send(e apiv1.BuildEvent) {
+	if err := o.out.send(e); err != nil {
+		o.once.Do(o.gone)
+	}
+}
+
+// Planned implements build.Observer.
+func (o *buildObserver) Planned(p *plan.Plan) {
+	e := &apiv1.BuildPlan{Steps: []string{}, Notes: []apiv1.BuildNote{}}
+	for i := range p.Steps {
+		e.Steps = append(e.Steps, p.Steps[i].Name)
+	}
+	for _, n := range p.Notes {
+		e.Notes = append(e.Notes, apiv1.BuildNote{Line: n.Line, Text: n.Text})
+	}
+	o.send(apiv1.BuildEvent{Plan: e})
+}
+
+// Step implements build.Observer.
+func (o *buildObserver) Step(number int, state string, took time.Duration) {
+	o.send(apiv1.BuildEvent{Step: &apiv1.BuildStep{Number: number, State: state, MS: millis(took)}})
+}
+
+// Output implements build.Observer.
+func (o *buildObserver) Output(number int, line string) {
+	o.send(apiv1.BuildEvent{Output: &apiv1.BuildOutput{Number: number, Line: line}})
+}
