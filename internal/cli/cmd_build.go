@@ -2,11 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -60,16 +58,26 @@ type built struct {
 func newBuildCmd() *cobra.Command {
 	c := common{streams: true}
 	var o buildOptions
+	var file dockerfileOptions
 	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "build RECIPE|DIR|docker://IMAGE",
-		Short: "Build an image from a recipe, boot it, warm it up and make it a snapshot",
-		Long: "RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one; docker://IMAGE,\n" +
+		Short: "Make a snapshot from a Dockerfile, a recipe or a container image",
+		Long: "With -f, or for a DIR with a Dockerfile and no recipe.yaml, the daemon carries out a Dockerfile, and DIR is the\n" +
+			"build context: each step forks the snapshot of the step before it, and its own is the cache of the next build.\n" +
+			"The snapshot takes the place of one with its tag.\n\n" +
+			"RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one; docker://IMAGE,\n" +
 			"docker-archive:FILE and oci:DIR are container images that need none. The image and the guest kernel are made\n" +
 			"here and kept in the cache; the daemon boots them.",
-		Example: "  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py",
+		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py",
 		Args:    usageArgs(arguments(1, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if is, err := file.isDockerfile(cmd, args[0]); is || err != nil {
+				if err != nil {
+					return err
+				}
+				return file.run(cmd, &c, o.tag, args[0])
+			}
 			recipe, err := loadRecipe(args[0])
 			if err != nil {
 				return err
@@ -83,7 +91,11 @@ func newBuildCmd() *cobra.Command {
 				return build(ctx, cl, recipe, o, st)
 			}, func(b built) error {
 				if verbose && b.WarmupOutput != "" {
-					fmt.Fprintf(cmd.ErrOrStderr(), "forkd: the warm-up wrote:\n%s\n", strings.TrimRight(b.WarmupOutput, "\n"))
+					fmt.Fprintf(
+						cmd.ErrOrStderr(),
+						"forkd: the warm-up wrote:\n%s\n",
+						strings.TrimRight(b.WarmupOutput, "\n"),
+					)
 				}
 				printBuilt(cmd, b)
 				return nil
@@ -91,7 +103,8 @@ func newBuildCmd() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.tag, "tag", "t", "", "tag of the snapshot (default the recipe's name)")
+	f.StringVarP(&o.tag, "tag", "t", "", "tag of the snapshot (default the name of the recipe or directory)")
+	file.register(f)
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
 	o.network.register(f)
 	o.limits.register(f)
@@ -108,11 +121,7 @@ func newBuildCmd() *cobra.Command {
 // image.
 func loadRecipe(name string) (*image.Recipe, error) {
 	if _, err := os.Stat(name); err == nil {
-		r, err := image.LoadRecipe(name)
-		if _, there := os.Stat(filepath.Join(name, "Dockerfile")); errors.Is(err, fs.ErrNotExist) && there == nil {
-			return nil, fmt.Errorf("%w; of a Dockerfile: %s", err, noDocker)
-		}
-		return r, err
+		return image.LoadRecipe(name)
 	}
 	if _, err := fs.Stat(recipes.FS, name); err == nil {
 		return image.LoadRecipeFS(recipes.FS, name)
@@ -142,8 +151,11 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	case s.Status == "writing":
 		return built{}, fmt.Errorf("snapshot %q: is being made by another call", o.tag)
 	default: // the daemon would say so, but only after minutes of building
-		return built{}, fmt.Errorf("snapshot %q: exists; remove it ('forkd rmi %s'), choose another --tag, or keep it with --reuse",
-			o.tag, o.tag)
+		return built{}, fmt.Errorf(
+			"snapshot %q: exists; remove it ('forkd rmi %s'), choose another --tag, or keep it with --reuse",
+			o.tag,
+			o.tag,
+		)
 	}
 	v, err := cl.Version(ctx)
 	if err != nil {
@@ -151,8 +163,11 @@ func build(ctx context.Context, cl *client.Client, recipe *image.Recipe, o build
 	}
 	// What the daemon would say too, but only after minutes of building.
 	if v.NoKVM != "" {
-		return built{}, fmt.Errorf("the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
-			"that can)", v.NoKVM)
+		return built{}, fmt.Errorf(
+			"the daemon's host cannot run VMs: %s (run 'forkd doctor' there; 'forkd machine start' emulates a host "+
+				"that can)",
+			v.NoKVM,
+		)
 	}
 	if uint64(recipe.MemoryMiB) > v.HostMemoryMiB {
 		return built{}, fmt.Errorf("recipe %s: memory_mib: %d: the daemon's host has %d MiB of memory", recipe.Name,
@@ -183,7 +198,8 @@ func bakeInSteps(ctx context.Context, cl *client.Client, req client.BakeRequest,
 				return
 			case <-tick:
 			}
-			if s, err := cl.Snapshot(following, req.Tag); err == nil && s.Step != "" { // what fails here, the bake tells
+			if s, err := cl.Snapshot(following, req.Tag); err == nil &&
+				s.Step != "" { // what fails here, the bake tells
 				st.step("parent: "+s.Step, "")
 			}
 		}
@@ -243,8 +259,17 @@ func printBuilt(cmd *cobra.Command, b built) {
 		fmt.Fprintf(out, "%s is there already\n", b.Tag)
 		return
 	}
-	fmt.Fprintf(out, "%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n",
-		b.Tag, b.ImageMS/1000, b.BootMS/1000, b.WarmupMS/1000, b.SaveMS/1000, b.PersistMS/1000, b.MemSizeMiB)
+	fmt.Fprintf(
+		out,
+		"%s: image %.1f s, boot %.1f s, warm-up %.1f s, save %.1f s, flush %.1f s; the VM has %d MiB of memory\n",
+		b.Tag,
+		b.ImageMS/1000,
+		b.BootMS/1000,
+		b.WarmupMS/1000,
+		b.SaveMS/1000,
+		b.PersistMS/1000,
+		b.MemSizeMiB,
+	)
 	for _, e := range b.GuestErrors {
 		fmt.Fprintf(cmd.ErrOrStderr(), "forkd: in the guest: %s\n", e)
 	}

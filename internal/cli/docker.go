@@ -77,7 +77,6 @@ const (
 	ownRoot   = "a sandbox is a machine of its own, in which root may do anything: leave it out"
 	inGuest   = "change it in the sandbox: 'forkd exec ID COMMAND'"
 	inRecipe  = "a recipe says it: docs/recipes.md"
-	noDocker  = "build the image with docker, 'docker save' it, and give 'forkd build docker-archive:FILE'"
 	whichHost = "give --daemon-url behind the command, or set FORKD_URL"
 )
 
@@ -85,11 +84,13 @@ const (
 // flag means something else for one command, that stands before it.
 var unknownFlags = map[string]string{
 	"add-host":      inGuest,
-	"build f":       noDocker,
 	"build q":       useJQ,
-	"build-arg":     noDocker,
+	"build secret":  "a step's snapshot has the guest's memory, where a secret would stay: give it to a sandbox's network",
+	"build ssh":     "fetch the source on the host, and COPY it",
+	"build push":    "snapshots stay on their host",
+	"build load":    "the snapshot is in the daemon's store when it is built",
+	"cache-from":    "builds find the steps of earlier builds of the same daemon by themselves",
 	"cache":         "FORKD_CACHE says where builds keep what they make",
-	"build target":  noDocker,
 	"branch a":      "the tag is all that a snapshot has to be known by",
 	"branch c":      inRecipe,
 	"branch m":      "the tag is all that a snapshot has to be known by",
@@ -127,7 +128,6 @@ var unknownFlags = map[string]string{
 	"ls s":          "'forkd df' says what takes disk",
 	"mount":         noVolumes,
 	"name":          "sandboxes have ids: give --label name=NAME, or use 'forkd workspace create NAME'",
-	"no-cache":      "'forkd cache prune' removes what builds have left",
 	"no-stdin":      "without -i nothing is passed on",
 	"p":             "use 'forkd port-forward ID PORT' when the sandbox runs",
 	"platform":      "sandboxes are of the host's architecture",

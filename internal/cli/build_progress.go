@@ -1,0 +1,187 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/forkd/forkd/client"
+)
+
+// progress shows how far a build is, as docker build does: lines that stay, or on a terminal also a
+// block at the bottom with what is being done, which is written again and again.
+type progress struct {
+	w     io.Writer
+	live  bool
+	names []string
+	begun map[int]time.Time
+	last  map[int][]string // lines of output of the steps that are under way, the last few
+
+	mu    sync.Mutex
+	lines int // of the block on the screen
+	stop  chan struct{}
+	done  chan struct{}
+}
+
+// What the block has: lines of output of each step, and columns.
+const (
+	shownLines   = 4
+	shownColumns = 100
+)
+
+func newProgress(w io.Writer, live bool) *progress {
+	p := &progress{w: w, live: live, begun: make(map[int]time.Time), last: make(map[int][]string),
+		stop: make(chan struct{}), done: make(chan struct{})}
+	go p.run()
+	return p
+}
+
+// run writes the block again while time passes.
+func (p *progress) run() {
+	defer close(p.done)
+	if !p.live {
+		return
+	}
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-tick.C:
+			p.mu.Lock()
+			p.redrawLocked("")
+			p.mu.Unlock()
+		}
+	}
+}
+
+// end takes the block away.
+func (p *progress) end() {
+	close(p.stop)
+	<-p.done
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.begun)
+	p.redrawLocked("")
+}
+
+// event shows an event of the build.
+func (p *progress) event(e client.BuildEvent) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case e.Plan != nil:
+		p.names = e.Plan.Steps
+		for _, n := range e.Plan.Notes {
+			where := ""
+			if n.Line > 0 {
+				where = fmt.Sprintf("line %d: ", n.Line)
+			}
+			p.redrawLocked(fmt.Sprintf("note: %s%s\n", where, n.Text))
+		}
+	case e.Step != nil:
+		p.stepLocked(e.Step)
+	case e.Output != nil:
+		n := e.Output.Number
+		if !p.live {
+			fmt.Fprintf(p.w, "#%d %.3f %s\n", n+1, time.Since(p.begun[n]).Seconds(), printed(e.Output.Line))
+			break
+		}
+		p.last[n] = append(p.last[n], e.Output.Line)
+		if len(p.last[n]) > shownLines {
+			p.last[n] = p.last[n][1:]
+		}
+	}
+	return nil
+}
+
+func (p *progress) name(n int) string {
+	if n < 0 || n >= len(p.names) {
+		return fmt.Sprint("step ", n+1)
+	}
+	return printed(p.names[n])
+}
+
+// printed is text of others without what moves a terminal's cursor.
+func printed(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, text)
+}
+
+func (p *progress) stepLocked(s *client.BuildStep) {
+	name, n := p.name(s.Number), s.Number
+	began := p.begun[n]
+	switch s.State {
+	case "started":
+		p.begun[n] = time.Now()
+		if !p.live {
+			fmt.Fprintf(p.w, "#%d %s\n", n+1, name)
+		}
+		return
+	case "cached":
+		if p.live {
+			p.redrawLocked(fmt.Sprintf(" => CACHED %s\n", name))
+			return
+		}
+		fmt.Fprintf(p.w, "#%d %s\n#%d CACHED\n\n", n+1, name, n+1)
+		return
+	}
+	delete(p.begun, n)
+	took := time.Duration(s.MS * float64(time.Millisecond))
+	if s.MS == 0 && !began.IsZero() {
+		took = time.Since(began)
+	}
+	failed := s.State == "failed"
+	switch {
+	case !p.live && failed:
+		fmt.Fprintf(p.w, "#%d ERROR after %.1fs\n\n", n+1, took.Seconds())
+	case !p.live:
+		fmt.Fprintf(p.w, "#%d DONE %.1fs\n\n", n+1, took.Seconds())
+	case failed:
+		text := fmt.Sprintf(" => ERROR %s %.1fs\n", name, took.Seconds())
+		for _, line := range p.last[n] {
+			text += " => => " + printed(line) + "\n"
+		}
+		p.redrawLocked(text)
+	default:
+		p.redrawLocked(fmt.Sprintf(" => %s %.1fs\n", name, took.Seconds()))
+	}
+	delete(p.last, n)
+}
+
+// redrawLocked writes text that stays, and the block below it.
+func (p *progress) redrawLocked(text string) {
+	if !p.live {
+		io.WriteString(p.w, text)
+		return
+	}
+	var b strings.Builder
+	if p.lines > 0 {
+		fmt.Fprintf(&b, "\x1b[%dA\r\x1b[J", p.lines)
+	}
+	b.WriteString(text)
+	p.lines = 0
+	line := func(text string) {
+		r := []rune(text)
+		b.WriteString(string(r[:min(len(r), shownColumns)]) + "\n")
+		p.lines++
+	}
+	for n := range p.names {
+		began, ok := p.begun[n]
+		if !ok {
+			continue
+		}
+		line(fmt.Sprintf(" => %s %.1fs", p.name(n), time.Since(began).Seconds()))
+		for _, l := range p.last[n] {
+			line(" => => " + printed(l))
+		}
+	}
+	io.WriteString(p.w, b.String())
+}

@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+	"github.com/forkd/forkd/internal/build/dockerfile"
+)
+
+// dockerfileOptions are the flags of `forkd build` for a Dockerfile.
+type dockerfileOptions struct {
+	file     string
+	args     []string
+	target   string
+	noCache  bool
+	check    bool
+	progress string
+	vcpus    uint32
+	memory   uint64
+	disk     int
+}
+
+// onlyOfDockerfiles and onlyOfRecipes are flags that mean nothing for the other.
+var (
+	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "vm-cpus", "vm-memory-mib",
+		"vm-disk-mib"}
+	onlyOfRecipes = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
+		"memory", "swap", "cpus", "cpu-weight", "io-bytes-per-second", "io-ops-per-second"}
+)
+
+func (o *dockerfileOptions) register(f *pflag.FlagSet) {
+	f.StringVarP(&o.file, "file", "f", "", "Dockerfile to build; - is standard input (default CONTEXT/Dockerfile)")
+	f.StringArrayVar(
+		&o.args,
+		"build-arg",
+		nil,
+		"of a Dockerfile: NAME=VALUE for its ARG; NAME takes the variable of that name",
+	)
+	f.StringVar(&o.target, "target", "", "of a Dockerfile: stage to build (default the last)")
+	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: carry out all steps")
+	f.BoolVar(&o.check, "check", false, "of a Dockerfile: say what is doubtful in it, and build nothing")
+	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
+	f.Uint32Var(&o.vcpus, "vm-cpus", 0, "of a Dockerfile: virtual CPUs of a VM made from an image (default 1)")
+	f.Uint64Var(&o.memory, "vm-memory-mib", 0, "of a Dockerfile: MiB of memory of a VM made from an image (default 1024)")
+	f.IntVar(&o.disk, "vm-disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
+}
+
+// isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile, and refuses
+// flags that are for the other kind.
+func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, error) {
+	is := o.file != ""
+	if !is {
+		_, recipe := os.Stat(filepath.Join(arg, "recipe.yaml"))
+		_, file := os.Stat(filepath.Join(arg, "Dockerfile"))
+		is = file == nil && errors.Is(recipe, fs.ErrNotExist)
+	}
+	wrong, kind := onlyOfDockerfiles, "a Dockerfile: give -f, or a directory with one"
+	if is {
+		wrong, kind = onlyOfRecipes, "a recipe"
+	}
+	for _, name := range wrong {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+			return false, usageError{fmt.Errorf("--%s is for %s", name, kind)}
+		}
+	}
+	return is, nil
+}
+
+// read reads the Dockerfile, and returns its name.
+func (o *dockerfileOptions) read(context string, in io.Reader) (name string, text []byte, err error) {
+	if o.file == "-" {
+		text, err = io.ReadAll(io.LimitReader(in, dockerfile.MaxText+1))
+		return "Dockerfile", text, err
+	}
+	name = o.file
+	if name == "" {
+		name = filepath.Join(context, "Dockerfile")
+	}
+	text, err = os.ReadFile(name)
+	return name, text, err
+}
+
+// buildArgs returns the values of ARG instructions.
+func (o *dockerfileOptions) buildArgs() (map[string]string, error) {
+	values := make(map[string]string)
+	for _, arg := range o.args {
+		name, value, ok := strings.Cut(arg, "=")
+		if name == "" {
+			return nil, usageError{fmt.Errorf("--build-arg %s: want NAME=VALUE", arg)}
+		}
+		if !ok {
+			if value, ok = os.LookupEnv(name); !ok {
+				continue
+			}
+		}
+		values[name] = value
+	}
+	return values, nil
+}
+
+// checkContext refuses a context that is no directory.
+func checkContext(context string) error {
+	if context == "-" || strings.Contains(context, "://") || strings.HasPrefix(context, "git@") {
+		return usageError{fmt.Errorf("context %q: want a directory: archives and URLs are not fetched", context)}
+	}
+	info, err := os.Stat(context)
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return usageError{
+			fmt.Errorf("context %q: not a directory; a Dockerfile of another name is given with -f", context),
+		}
+	}
+	return nil
+}
+
+// runCheck prints what the linter says. It needs no daemon.
+func (o *dockerfileOptions) runCheck(cmd *cobra.Command, context string) error {
+	name, text, err := o.read(context, cmd.InOrStdin())
+	if err != nil {
+		return err
+	}
+	list, err := dockerfile.Check(name, text)
+	if err != nil {
+		return err
+	}
+	out := cmd.OutOrStdout()
+	for _, w := range list {
+		fmt.Fprintf(out, "%s:%d: %s: %s\n", name, w.Line, w.Rule, printed(w.Text))
+	}
+	if len(list) > 0 {
+		return fmt.Errorf("%s: warnings: %d", name, len(list))
+	}
+	fmt.Fprintf(out, "%s: no warnings\n", name)
+	return nil
+}
+
+// run builds a snapshot from a Dockerfile.
+func (o *dockerfileOptions) run(cmd *cobra.Command, c *common, tag, dir string) error {
+	if err := checkContext(dir); err != nil {
+		return err
+	}
+	if o.progress != "auto" && o.progress != "plain" && o.progress != "tty" {
+		return usageError{fmt.Errorf("--progress %s: want auto, plain or tty", o.progress)}
+	}
+	if o.check {
+		return o.runCheck(cmd, dir)
+	}
+	name, text, err := o.read(dir, cmd.InOrStdin())
+	if err != nil {
+		return err
+	}
+	if tag == "" {
+		path, err := filepath.Abs(dir)
+		if err != nil {
+			return err
+		}
+		tag = strings.ToLower(filepath.Base(path))
+	}
+	args, err := o.buildArgs()
+	if err != nil {
+		return err
+	}
+	ignore, err := readIgnore(dir, name)
+	if err != nil {
+		return err
+	}
+	req := client.BuildRequest{
+		Tag:        tag,
+		Replace:    true,
+		Dockerfile: string(text),
+		Name:       name,
+		Target:     o.target,
+		Args:       args,
+		NoCache:    o.noCache,
+		VCPUs:      o.vcpus,
+		MemoryMiB:  o.memory,
+		DiskMiB:    o.disk,
+	}
+	return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
+		w := cmd.ErrOrStderr()
+		show := newProgress(w, o.progress == "tty" || o.progress == "auto" && canRedraw(w))
+		r, err := cl.Build(ctx, req, func(out *tar.Writer) error { return packContext(out, dir, ignore) }, show.event)
+		show.end()
+		if err != nil {
+			return err
+		}
+		if c.json() {
+			return writeJSON(cmd.OutOrStdout(), r)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d steps done, %d cached, %.1f s\n", r.Tag, r.Run, r.Cached, r.MS/1000)
+		return nil
+	})
+}

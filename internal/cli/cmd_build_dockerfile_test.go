@@ -1,0 +1,146 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// writeFiles makes files with contents in a new directory, "link:" before a content makes a link.
+func writeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if to, ok := strings.CutPrefix(content, "link:"); ok {
+			err = errors.Join(err, os.Symlink(to, path))
+		} else {
+			err = errors.Join(err, os.WriteFile(path, []byte(content), 0o644))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// A context has what .dockerignore does not leave out, and links as links.
+func TestPackContext(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"Dockerfile": "FROM x", "a.log": "1", "keep.log": "2", "sub/b.log": "3", "sub/c": "4", "out/big": "5",
+		"l":             "link:/etc",
+		".dockerignore": "**/*.log\n!keep.log\nout\n", "Dockerfile.dev.dockerignore": "sub\n",
+	})
+	for _, c := range []struct{ file, want string }{
+		{"Dockerfile", ".dockerignore Dockerfile Dockerfile.dev.dockerignore keep.log l sub/ sub/c"},
+		{"Dockerfile.dev", ".dockerignore Dockerfile Dockerfile.dev.dockerignore a.log keep.log l out/ out/big"},
+	} {
+		ignore, err := readIgnore(dir, filepath.Join(dir, c.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var text bytes.Buffer
+		out := tar.NewWriter(&text)
+		if err := errors.Join(packContext(out, dir, ignore), out.Close()); err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for in := tar.NewReader(&text); ; {
+			h, err := in.Next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, ok := strings.CutPrefix(h.Name, "context/")
+			if !ok || name == "l" && h.Linkname != "/etc" {
+				t.Errorf("entry %+v", h)
+			}
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		if got := strings.Join(names, " "); got != c.want {
+			t.Errorf("with %s: %s, want %s", c.file, got, c.want)
+		}
+	}
+}
+
+// events are those of a build with a cached, a done and a failed step.
+var events = []client.BuildEvent{
+	{Plan: &client.BuildPlan{Steps: []string{"[a 1/3] FROM x", "[a 2/3] RUN make", "[a 3/3] RUN \x1b[2Jfalse"},
+		Notes: []client.BuildNote{{Line: 4, Text: "CMD has no effect"}}}},
+	{Step: &client.BuildStep{Number: 0, State: "cached"}},
+	{Step: &client.BuildStep{Number: 1, State: "started"}},
+	{Output: &client.BuildOutput{Number: 1, Line: "compiling \x1b]0;title"}},
+	{Step: &client.BuildStep{Number: 1, State: "done", MS: 1234}},
+	{Step: &client.BuildStep{Number: 2, State: "started"}},
+	{Output: &client.BuildOutput{Number: 2, Line: "oh no"}},
+	{Step: &client.BuildStep{Number: 2, State: "failed", MS: 500}},
+}
+
+func TestBuildProgress(t *testing.T) {
+	for _, c := range []struct {
+		live bool
+		want []string
+	}{
+		{false, []string{"note: line 4: CMD has no effect\n", "#1 [a 1/3] FROM x\n#1 CACHED\n", "#2 [a 2/3] RUN make\n#2 0.0",
+			" compiling ?]0;title\n", "#2 DONE 1.2s\n", "#3 [a 3/3] RUN ?[2Jfalse\n", "#3 ERROR after 0.5s\n"}},
+		{true, []string{"note: line 4: CMD has no effect\n", " => CACHED [a 1/3] FROM x\n", " => [a 2/3] RUN make 1.2s\n",
+			" => ERROR [a 3/3] RUN ?[2Jfalse 0.5s\n => => oh no\n"}},
+	} {
+		var out log
+		p := newProgress(&out, c.live)
+		for _, e := range events {
+			if err := p.event(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p.end()
+		rest := out.String()
+		for _, w := range c.want {
+			_, after, ok := strings.Cut(rest, w)
+			if !ok {
+				t.Fatalf("live %v: it does not show %q after what comes before, but\n%s", c.live, w, out.String())
+			}
+			rest = after
+		}
+	}
+}
+
+// Flags of Dockerfiles are refused for recipes and the other way round, and --check needs no daemon.
+func TestBuildFlags(t *testing.T) {
+	dir := writeFiles(t, map[string]string{"Dockerfile": "from debian:12 as A\nRUN true\n",
+		"ok/Dockerfile": "FROM debian:12\n", "bad/Dockerfile": "FROM debian:12\nNOPE\n"})
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--check", dir}, "warnings: 1"},
+		{[]string{"--check", dir + "/ok"}, ""},
+		{[]string{"--check", dir + "/bad"}, "bad/Dockerfile:2: unknown instruction: NOPE"},
+		{[]string{"--check", "-f", dir + "/ok/Dockerfile", dir}, ""},
+		{[]string{"--reuse", dir}, "--reuse is for a recipe"},
+		{[]string{"--no-cache", "python-numpy"}, "--no-cache is for a Dockerfile"},
+		{[]string{"-f", "x", "https://example.com/x.tar"}, "want a directory"},
+		{[]string{"-f", "x", dir + "/Dockerfile"}, "not a directory"},
+		{[]string{"--build-arg", "=x", dir}, "--build-arg =x"},
+		{[]string{"--progress", "fancy", dir}, "--progress fancy"},
+		{[]string{"--secret", "id=x", dir}, "secret"},
+	} {
+		var out bytes.Buffer
+		code := Main(append([]string{"build"}, c.args...), Stdio{In: strings.NewReader(""), Out: &out, Err: &out})
+		if (code == 0) != (c.want == "") || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: exit code %d, %s; want %q", c.args, code, out.String(), c.want)
+		}
+	}
+}
