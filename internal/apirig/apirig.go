@@ -71,6 +71,7 @@ type Rig struct {
 	VMs      *vmfake.VMMs
 	Store    *store.Store
 	Builds   template.Config    // of what builds templates
+	Steps    *build.Builder     // builds Dockerfiles
 	Parent   client.BakeRequest // makes a snapshot
 	Tokens   map[string]string  // those of Options, by name
 
@@ -194,6 +195,7 @@ func New(t T, o Options) *Rig {
 	}
 	r.Store = st
 	r.Builds = builds(dir, part, m, baker)
+	r.Steps = r.steps(t, dir)
 	builder, err := template.New(r.Builds)
 	if err != nil {
 		t.Fatal(err)
@@ -202,7 +204,7 @@ func New(t T, o Options) *Rig {
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
 		Answers: answers, Limits: o.Limits,
 		Counts: counts, Requests: counts.RequestDone, Log: discard})
-	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.steps(t, dir), Metrics: counts.Handler(),
+	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
 		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
 	if !o.Unchecked {

@@ -124,7 +124,7 @@ func New(cfg Config) (*Builder, error) {
 	if err := os.RemoveAll(filepath.Join(cfg.Dir, "contexts")); err != nil { // of builds of an earlier daemon
 		return nil, fmt.Errorf("open the store of builds: %w", err)
 	}
-	for _, name := range []string{"contexts", "caches", "results"} {
+	for _, name := range []string{"contexts", "caches", "results", "used"} {
 		if err := os.MkdirAll(filepath.Join(cfg.Dir, name), 0o700); err != nil {
 			return nil, fmt.Errorf("open the store of builds: %w", err)
 		}
@@ -136,9 +136,9 @@ func New(cfg Config) (*Builder, error) {
 // ErrBusy says that too many builds are under way.
 var ErrBusy = errors.New("too many builds are under way: wait until one has ended")
 
-// Enter takes a place for a build, which leave gives back.
-func (b *Builder) Enter() (leave func(), err error) {
-	if leave, err = b.places.Enter(); err != nil {
+// Enter takes a place for a build of a client, which leave gives back.
+func (b *Builder) Enter(who string) (leave func(), err error) {
+	if leave, err = b.places.Enter(sandbox.FairShare(who, maxBuilds)); err != nil {
 		return nil, ErrBusy
 	}
 	return leave, nil

@@ -59,6 +59,7 @@ func (b *Builder) carryOut(ctx context.Context, req Request, p *plan.Plan, files
 	}
 	w := &work{b: b, req: req, plan: p, keys: keys, files: files, o: o, steps: make([]progress, len(p.Steps)),
 		live: make(map[int]string)}
+	defer b.Trim(maxSteps) // when nothing runs from them any more
 	defer w.endLive()
 	if w.isDone() {
 		w.isCached(p.Result)
@@ -188,7 +189,11 @@ func (w *work) isThere(i int) bool {
 		return false
 	}
 	d, err := w.b.cfg.Manager.Snapshots().Detail(tagOf(w.keys[i]))
-	return err == nil && !d.Writing && d.Damage == ""
+	if err != nil || d.Writing || d.Damage != "" {
+		return false
+	}
+	w.b.used(tagOf(w.keys[i]))
+	return true
 }
 
 // isCached tells the observer that a step, and those that it needs, were not carried out.

@@ -29,7 +29,7 @@ const (
 // build builds a snapshot from a Dockerfile and answers with its progress, a line of JSON each. A client
 // that leaves ends the build; the snapshots of steps that are done stay.
 func (a *api) build(w http.ResponseWriter, r *http.Request) error {
-	leave, err := a.Builds.Enter()
+	leave, err := a.Builds.Enter(auth.From(r.Context()).Who)
 	if err != nil {
 		return face.NewError(http.StatusServiceUnavailable, err.Error())
 	}

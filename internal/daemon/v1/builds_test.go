@@ -264,6 +264,48 @@ COPY arch.tgz DIR/dst/packed/
 	}
 }
 
+// Of too many steps those go that were not used for longest, and what a snapshot is built upon may go.
+func TestStepsAreBounded(t *testing.T) {
+	r, _ := builder(t)
+	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM a.b\nRUN true\nRUN true 2\nRUN true 3\n", Replace: true}
+	steps := func() (n int) {
+		list, err := r.Snapshots(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list {
+			if strings.HasPrefix(s.Tag, "step-") {
+				n++
+			}
+		}
+		return n
+	}
+	for _, c := range []struct{ run, kept int }{{4, 3}, {0, 2}} {
+		res, log, err := built(t, r.Client, req, nil)
+		if err != nil || res.Run != c.run || steps() != 3 {
+			t.Fatalf("%+v, %v, %d steps\n%s", res, err, steps(), log)
+		}
+		r.Steps.Trim(c.kept)
+		if n := steps(); n != c.kept {
+			t.Errorf("%d steps are left of %d", n, c.kept)
+		}
+	}
+	req.Dockerfile += "RUN true 4\n" // from the last step, which is there; the first is not looked for
+	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 2 || res.Cached != 4 {
+		t.Errorf("after the first step has gone: %+v, %v\n%s", res, err, log)
+	}
+	if err := r.DeleteSnapshot(t.Context(), "made", client.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Steps.Trim(0)
+	if n := steps(); n != 0 {
+		t.Errorf("%d steps are left of none", n)
+	}
+	if res, log, err := built(t, r.Client, req, nil); err != nil || res.Run != 5 {
+		t.Errorf("after all have gone: %+v, %v\n%s", res, err, log)
+	}
+}
+
 // tgz is a compressed archive with one file.
 func tgz(t *testing.T) string {
 	t.Helper()
@@ -281,4 +323,28 @@ func tgz(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return text.String()
+}
+
+// A client has most of the places for builds, and not all.
+func TestPlacesOfBuilds(t *testing.T) {
+	r, _ := builder(t)
+	for n := range 3 {
+		leave, err := r.Steps.Enter("one")
+		if err != nil {
+			t.Fatalf("place %d: %v", n, err)
+		}
+		defer leave()
+	}
+	if _, err := r.Steps.Enter("one"); err == nil {
+		t.Error("one client has all places")
+	}
+	leave, err := r.Steps.Enter("two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leave()
+	_, _, err = built(t, r.Client, client.BuildRequest{Tag: "x", Dockerfile: "FROM a.b"}, nil)
+	if !client.IsStatus(err, http.StatusServiceUnavailable) {
+		t.Errorf("without a place: %v", err)
+	}
 }
