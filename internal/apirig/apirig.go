@@ -239,16 +239,22 @@ func (r *Rig) guard(more []auth.Token) (g *auth.Guard, err error) {
 func (r *Rig) steps(t T, dir string) *build.Builder {
 	t.Helper()
 	b, err := build.New(build.Config{Manager: r.Builds.Manager, Baker: r.Builds.Baker, Boot: r.Builds.Boot,
-		Image: noImage, Dir: filepath.Join(dir, "build"), Log: slog.New(slog.DiscardHandler)})
+		Image: imageOf, Dir: filepath.Join(dir, "build"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-// noImage is what a registry without images says.
-func noImage(context.Context, string) (string, dockerfile.Config, error) {
-	return "", dockerfile.Config{}, errors.New("the registry has no such image")
+// Image is the name of the only image of the registry that builds of Dockerfiles ask.
+const Image = "registry.example/image:1"
+
+// imageOf answers for the registry.
+func imageOf(_ context.Context, name string) (string, dockerfile.Config, error) {
+	if name != Image {
+		return "", dockerfile.Config{}, errors.New("the registry has no such image")
+	}
+	return "sha256:1", dockerfile.Config{Env: map[string]string{"PATH": "/usr/bin:/bin", "OF": "image"}, Dir: "/usr"}, nil
 }
 
 // builds is what builds templates; every container image is one file.

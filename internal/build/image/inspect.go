@@ -25,6 +25,9 @@ func Inspect(ctx context.Context, reference string, login *Login) (Inspected, er
 	if err != nil {
 		return Inspected{}, fmt.Errorf("image %s: read configuration: %w", reference, err)
 	}
+	if config.OS != "" && config.OS != "linux" || config.Architecture != "" && config.Architecture != "amd64" {
+		return Inspected{}, fmt.Errorf("image %s is for %s/%s, not linux/amd64", reference, config.OS, config.Architecture)
+	}
 	digest, err := img.ConfigName()
 	if err != nil {
 		return Inspected{}, fmt.Errorf("image %s: %w", reference, err)

@@ -348,3 +348,27 @@ func TestPlacesOfBuilds(t *testing.T) {
 		t.Errorf("without a place: %v", err)
 	}
 }
+
+// A build from an image boots it once, and has its settings.
+func TestBuildFromAnImage(t *testing.T) {
+	r := start(t, apirig.Options{})
+	req := client.BuildRequest{Tag: "made", Dockerfile: "FROM " + apirig.Image + "\nRUN echo $OF in $(pwd)\n",
+		Replace: true, VCPUs: 2, MemoryMiB: 256}
+	res, log, err := built(t, r.Client, req, nil)
+	if err != nil || res.Run != 3 || res.Cached != 0 {
+		t.Fatalf("%+v, %v\n%s", res, err, log)
+	}
+	hasLines(t, log, "0: boot", "1: image in /usr")
+	d, err := r.Snapshot(t.Context(), "made")
+	if err != nil || d.VCPUs != 2 || d.MemSizeMiB != 256 {
+		t.Errorf("the snapshot is %+v, %v", d, err)
+	}
+	req.Dockerfile += "RUN echo more\n"
+	if res, log, err = built(t, r.Client, req, nil); err != nil || res.Run != 2 || res.Cached != 2 {
+		t.Errorf("with a further step: %+v, %v\n%s", res, err, log)
+	}
+	req.MemoryMiB = 512
+	if res, log, err = built(t, r.Client, req, nil); err != nil || res.Run != 4 {
+		t.Errorf("with more memory: %+v, %v\n%s", res, err, log)
+	}
+}
