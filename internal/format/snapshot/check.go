@@ -99,6 +99,36 @@ func (m *Manifest) check() error {
 	if err := m.Branch.check(); err != nil {
 		return fmt.Errorf("branch: %w", err)
 	}
+	if err := m.checkMemory(); err != nil {
+		return err
+	}
+	if m.Boot != nil {
+		if err := errors.Join(m.Boot.Kernel.check(), m.Boot.Initrd.check()); err != nil {
+			return fmt.Errorf("boot: %w", err)
+		}
+	}
+	if m.Disk == nil {
+		return nil
+	}
+	if err := m.Disk.check(m.ID, m.Parent != nil); err != nil {
+		return fmt.Errorf("disk: %w", err)
+	}
+	return nil
+}
+
+// checkMemory checks the files of the memory, which a disk-only snapshot has none of.
+func (m *Manifest) checkMemory() error {
+	if m.DiskOnly() {
+		switch {
+		case m.State != File{} || m.Map != File{}:
+			return errors.New("memory_layers: none, but there is a state or a memory_map")
+		case m.Disk == nil:
+			return errors.New("neither memory_layers nor a disk")
+		case m.Boot == nil:
+			return errors.New("boot: a snapshot without memory_layers needs it")
+		}
+		return nil
+	}
 	if err := errors.Join(m.State.checkOwn(m.ID), m.Map.checkOwn(m.ID)); err != nil {
 		return fmt.Errorf("state: %w", err)
 	}
@@ -108,13 +138,15 @@ func (m *Manifest) check() error {
 	if err := checkChain(m.Memory, m.ID, m.Parent != nil, m.Machine.MemoryBytes); err != nil {
 		return fmt.Errorf("memory_layers: %w", err)
 	}
-	if m.Disk == nil {
-		return nil
-	}
-	if err := m.Disk.check(m.ID, m.Parent != nil); err != nil {
-		return fmt.Errorf("disk: %w", err)
-	}
 	return nil
+}
+
+// check reports whether b names a file that has content.
+func (b *Base) check() error {
+	if b.Bytes == 0 || b.Digest == "" {
+		return errors.New("a file without length or digest")
+	}
+	return checkDigest(b.Digest)
 }
 
 func (m *Machine) check() error {

@@ -22,7 +22,7 @@ import (
 // files does; a reader refuses versions that it does not know.
 const (
 	Format  = "forkd-snapshot"
-	Version = 4
+	Version = 5
 )
 
 // The files of a snapshot directory.
@@ -65,10 +65,13 @@ type Manifest struct {
 	Machine Machine `json:"machine"`
 	Guest   Guest   `json:"guest"`
 
-	State  File   `json:"state"`
-	Map    File   `json:"memory_map"`
-	Memory []File `json:"memory_layers"` // base first; the last is this snapshot's own
-	Disk   *Disk  `json:"disk,omitempty"`
+	// Absent from a disk-only snapshot, see DiskOnly.
+	State  File   `json:"state,omitzero"`
+	Map    File   `json:"memory_map,omitzero"`
+	Memory []File `json:"memory_layers,omitempty"` // base first; the last is this snapshot's own
+
+	Disk *Disk `json:"disk,omitempty"`
+	Boot *Boot `json:"boot,omitempty"` // what booted the parent; nil: unknown
 
 	Branch    *Branch `json:"branch,omitempty"`    // how it was branched from a running sandbox
 	Transient bool    `json:"transient,omitempty"` // removed with the last sandbox that needs it
@@ -151,8 +154,19 @@ type Disk struct {
 	Layers    []File `json:"layers"` // base first; the last is this snapshot's own
 }
 
-// Base is an immutable raw disk image outside the snapshot. Which file it is on a host is for the
-// store to know.
+// Boot is what a machine with the snapshot's disk boots from. Both are files outside the snapshot,
+// like the base image.
+type Boot struct {
+	Kernel Base `json:"kernel"`
+	Initrd Base `json:"initrd"` // with the agent and the kernel's modules
+}
+
+// DiskOnly reports whether the snapshot has a disk and no memory. Nothing can be restored from it: a
+// machine boots from its disk.
+func (m *Manifest) DiskOnly() bool { return len(m.Memory) == 0 }
+
+// Base is an immutable file outside the snapshot: the raw disk image below all layers, or what a
+// machine boots from. Which file it is on a host is for the store to know.
 type Base struct {
 	Bytes  uint64 `json:"bytes"`
 	Digest string `json:"digest"` // see Digester; always there

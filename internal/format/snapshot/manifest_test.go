@@ -1,7 +1,12 @@
 package snapshot
 
 import (
+	"bytes"
 	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -9,6 +14,8 @@ import (
 
 	"github.com/forkd/forkd/internal/proto/vm"
 )
+
+var update = flag.Bool("update", false, "write the golden files anew")
 
 func sample(t *testing.T) *Manifest {
 	t.Helper()
@@ -26,6 +33,72 @@ func sample(t *testing.T) *Manifest {
 			Labels: map[string]string{"job": "7 <b>"}},
 		Disk: &Disk{SizeBytes: 1 << 30, Base: Base{Bytes: 1 << 30, Digest: digestPrefix + strings.Repeat("0b", 32)},
 			Layers: []File{{Owner: base, Bytes: 1}, {Owner: id, Bytes: 2}}},
+		Boot: &Boot{Kernel: Base{Bytes: 3, Digest: digestPrefix + strings.Repeat("0c", 32)},
+			Initrd: Base{Bytes: 4, Digest: digestPrefix + strings.Repeat("0d", 32)}},
+	}
+}
+
+// diskOnly is a sample without memory.
+func diskOnly(t *testing.T) *Manifest {
+	t.Helper()
+	m := sample(t)
+	m.State, m.Map, m.Memory = File{}, File{}, nil
+	m.Branch.Mode = "disk"
+	return m
+}
+
+// The bytes of a manifest are a contract of their version: snapshots are kept for years.
+func TestGolden(t *testing.T) {
+	const id, base = "aaaaaaaaaaaaaaaaaaaaaaaaaa", "baaaaaaaaaaaaaaaaaaaaaaaaa"
+	for name, m := range map[string]*Manifest{"memory": sample(t), "disk-only": diskOnly(t)} {
+		text, err := json.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = bytes.ReplaceAll(bytes.ReplaceAll(text, []byte(m.ID), []byte(id)), []byte(m.Parent.ID), []byte(base))
+		fixed := new(Manifest)
+		if err := json.Unmarshal(text, fixed); err != nil {
+			t.Fatal(err)
+		}
+		got, err := fixed.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden := filepath.Join("testdata", fmt.Sprintf("manifest-%d-%s.json", Version, name))
+		if *update {
+			if err := os.WriteFile(golden, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s differs from what version %d writes: raise the version, or mend it\n%s", golden, Version, got)
+		}
+		if m, err := ParseManifest(want); err != nil || m.DiskOnly() != (name == "disk-only") {
+			t.Errorf("%s: %v", golden, err)
+		}
+	}
+}
+
+// A snapshot has all of a memory or none of it; without one it has a disk, and what boots it.
+func TestDiskOnlyRules(t *testing.T) {
+	for name, breakIt := range map[string]func(m, whole *Manifest){
+		"a state":          func(m, whole *Manifest) { m.State = whole.State },
+		"a map":            func(m, whole *Manifest) { m.Map = whole.Map },
+		"no disk":          func(m, _ *Manifest) { m.Disk = nil },
+		"nothing to boot":  func(m, _ *Manifest) { m.Boot = nil },
+		"a foreign layer":  func(m, _ *Manifest) { m.Disk.Layers[1].Owner = NewID() },
+		"kernel of 0 byte": func(m, _ *Manifest) { m.Boot.Kernel.Bytes = 0 },
+	} {
+		m, whole := diskOnly(t), sample(t)
+		whole.State.Owner, whole.Map.Owner = m.ID, m.ID
+		breakIt(m, whole)
+		if _, err := m.Encode(); err == nil {
+			t.Errorf("%s: encoded", name)
+		}
 	}
 }
 
@@ -91,9 +164,9 @@ func TestManifestDamageIsRefused(t *testing.T) {
 
 func TestManifestOtherFormatsAreNamed(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"format":"other","version":4}`:                   "not a forkd snapshot",
+		`{"format":"other","version":5}`:                   "not a forkd snapshot",
 		`{"format":"forkd-snapshot","version":3}`:          "version 3",
-		`{"format":"forkd-snapshot","version":4,"x":true}`: "unknown field",
+		`{"format":"forkd-snapshot","version":5,"x":true}`: "unknown field",
 		`{"vmstate":"/a","memory":"/b"}`:                   "not a forkd snapshot",
 	} {
 		if _, err := ParseManifest([]byte(in)); err == nil || !strings.Contains(err.Error(), want) {
@@ -117,6 +190,8 @@ func TestManifestRules(t *testing.T) {
 		"long layer below":       func(m *Manifest) { m.Memory[0].Bytes = m.Machine.MemoryBytes + 1 },
 		"long disk layer":        func(m *Manifest) { m.Disk.Layers[1].Bytes = m.Disk.SizeBytes * 2 },
 		"no layers":              func(m *Manifest) { m.Memory = nil },
+		"boot without initrd":    func(m *Manifest) { m.Boot.Initrd = Base{} },
+		"boot by a path":         func(m *Manifest) { m.Boot.Kernel.Digest = "/vmlinux" },
 		"chain without a parent": func(m *Manifest) { m.Parent = nil },
 		"same owner twice":       func(m *Manifest) { m.Memory[0].Owner = m.ID },
 		"foreign top layer":      func(m *Manifest) { m.Memory[1].Owner = NewID() },

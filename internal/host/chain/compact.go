@@ -39,7 +39,7 @@ func Compact(ctx context.Context, st *store.Store, from, to string, of *Source) 
 	defer staging.Discard()
 	staging.DurableFirst()
 	old := lease.Manifest()
-	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest}
+	fresh := &snapshot.Manifest{Machine: old.Machine, Guest: old.Guest, Boot: old.Boot}
 	if of != nil {
 		fresh.Branch = &of.Branch
 		fresh.Guest.Network, fresh.Guest.Limits, fresh.Guest.Strict = of.Network, of.Limits, of.Strict

@@ -52,24 +52,84 @@ func hexOf(digest string) string { return digest[strings.LastIndexByte(digest, '
 // UseBase makes image, an open regular file, the base of the snapshot's disk. Its digest, unless
 // the store knows it already, is computed in the background while the parent boots; Publish waits
 // for it, Discard gives it up. It is called at most once.
-func (g *Staging) UseBase(image *os.File) error {
+func (g *Staging) UseBase(image *os.File) (err error) {
+	g.basing, err = g.addInBackground("base image", image, false)
+	return err
+}
+
+// UseBoot is UseBase for what the parent boots from. The store keeps both files: where it cannot
+// link them, it copies them.
+func (g *Staging) UseBoot(kernel, initrd *os.File) (err error) {
+	if g.kernel, err = g.addInBackground("kernel", kernel, true); err != nil {
+		return err
+	}
+	g.initrd, err = g.addInBackground("initramfs", initrd, true)
+	return err
+}
+
+// addInBackground brings a file into the store that the snapshot names by its digest.
+func (g *Staging) addInBackground(what string, file *os.File, keep bool) (*basing, error) {
 	// Opened once more: digesting moves the offset, which all copies of a descriptor share.
-	f, err := os.Open(procPath(image))
+	f, err := os.Open(procPath(file))
 	if err != nil {
-		return fmt.Errorf("use base image %s: %w", image.Name(), err)
+		return nil, fmt.Errorf("use %s %s: %w", what, file.Name(), err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b := &basing{cancel: cancel, done: make(chan struct{})}
-	g.basing = b
 	go func() {
 		defer close(b.done)
 		defer f.Close()
 		atLowestPriority()
-		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(image.Name())); b.err != nil {
-			b.err = fmt.Errorf("use base image %s: %w", image.Name(), b.err)
+		if b.base, b.err = g.store.addBase(ctx, g, f, filepath.Clean(file.Name()), keep); b.err != nil {
+			b.err = fmt.Errorf("use %s %s: %w", what, file.Name(), b.err)
 		}
 	}()
-	return nil
+	return b, nil
+}
+
+// wait returns the base when it is in the store.
+func (b *basing) wait() (snapshot.Base, error) {
+	<-b.done
+	return b.base, b.err
+}
+
+// boot returns what was given to UseBoot; nil if nothing was.
+func (g *Staging) boot() (*snapshot.Boot, error) {
+	if g.kernel == nil || g.initrd == nil {
+		return nil, nil
+	}
+	kernel, err := g.kernel.wait()
+	if err != nil {
+		return nil, err
+	}
+	initrd, err := g.initrd.wait()
+	return &snapshot.Boot{Kernel: kernel, Initrd: initrd}, err
+}
+
+// useBases names in m what was given to UseBase and UseBoot.
+func (g *Staging) useBases(m *snapshot.Manifest) (err error) {
+	if g.basing != nil && m.Disk != nil {
+		if m.Disk.Base, err = g.basing.wait(); err != nil {
+			return err
+		}
+	}
+	boot, err := g.boot()
+	if boot != nil {
+		m.Boot = boot
+	}
+	return err
+}
+
+// stopBasing gives up what has not come into the store, and reports whether there was anything.
+func (g *Staging) stopBasing() (any bool) {
+	for _, b := range []*basing{g.basing, g.kernel, g.initrd} {
+		if b != nil {
+			b.cancel()
+			<-b.done
+			any = true
+		}
+	}
+	return any
 }
 
 // lowestNice is the largest nice value, setpriority(2).
@@ -85,8 +145,9 @@ func atLowestPriority() {
 // procPath is a name of an open file.
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// addBase digests an image and writes down where it is. From then on it is kept for g.
-func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string) (snapshot.Base, error) {
+// addBase digests an image and writes down where it is. From then on it is kept for g. keep copies
+// a file that cannot be linked.
+func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string, keep bool) (snapshot.Base, error) {
 	id, err := identify(f)
 	if err != nil {
 		return snapshot.Base{}, err
@@ -104,7 +165,7 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 	s.basesMu.Lock()
 	defer s.basesMu.Unlock()
 	s.mu.Lock()
-	g.base = base.Digest
+	g.bases = append(g.bases, base.Digest)
 	s.mu.Unlock()
 	if have, err := s.openBase(base); err == nil {
 		_, linked := os.Lstat(s.baseLink(base.Digest))
@@ -112,29 +173,63 @@ func (s *Store) addBase(ctx context.Context, g *Staging, f *os.File, path string
 			return base, nil
 		}
 	}
-	p, err := record.EncodeBase(&rec)
+	linked, err := s.linkBase(f, base.Digest)
 	if err != nil {
 		return base, err
 	}
-	if err := s.linkBase(f, base.Digest); err != nil {
+	if !linked && keep {
+		rec.Path = s.baseLink(base.Digest)
+		copied, err := copyBase(rec.Path, f)
+		if err != nil {
+			return base, err
+		}
+		rec.File = record.File(copied)
+	}
+	p, err := record.EncodeBase(&rec)
+	if err != nil {
 		return base, err
 	}
 	return base, s.essential(func() error { return atomicfile.WriteDurable(s.baseRecord(base.Digest), p, 0o600) })
 }
 
-// linkBase gives an image its name in the store. Where it is on another file system, or is not ours
-// to link, the store relies on its path.
-func (s *Store) linkBase(f *os.File, digest string) error {
+// linkBase gives an image its name in the store, and reports whether that could be. Where it is on
+// another file system, or is not ours to link, the store relies on its path.
+func (s *Store) linkBase(f *os.File, digest string) (linked bool, err error) {
 	name := s.baseLink(digest)
 	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return false, err
 	}
-	err := unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW)
+	err = unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW)
 	switch err {
-	case nil, unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // the last: its only name is gone
-		return nil
+	case nil:
+		return true, nil
+	case unix.EXDEV, unix.EPERM, unix.EACCES, unix.EMLINK, unix.ENOENT: // the last: its only name is gone
+		return false, nil
 	}
-	return fmt.Errorf("link it to %s: %w", name, err)
+	return false, fmt.Errorf("link it to %s: %w", name, err)
+}
+
+// copyBase copies a file to its name in the store and brings it to disk.
+func copyBase(name string, f *os.File) (id fileID, err error) {
+	err = atomicfile.Fill(name, func(tmp string) error {
+		if err := copyFile(tmp, f); err != nil {
+			return err
+		}
+		copied, err := os.Open(tmp)
+		if err != nil {
+			return err
+		}
+		defer copied.Close()
+		if err := copied.Sync(); err != nil {
+			return err
+		}
+		id, err = identify(copied)
+		return err
+	})
+	if err != nil {
+		return fileID{}, fmt.Errorf("copy it to %s: %w", name, err)
+	}
+	return id, nil
 }
 
 // knownDigest returns the digest of a file that has been a base before and has not changed since,
@@ -207,17 +302,30 @@ func (s *Store) dropBases() error {
 	used := make(map[string]bool)
 	s.mu.Lock()
 	for _, g := range s.reserved {
-		used[hexOf(g.base)] = true
+		for _, digest := range g.bases {
+			used[hexOf(digest)] = true
+		}
 	}
 	for _, e := range s.byTag {
 		if e.manifest == nil && e.phase != phaseFailed {
 			s.mu.Unlock()
 			return nil
 		}
-		if e.manifest != nil && e.manifest.Disk != nil {
-			used[hexOf(e.manifest.Disk.Base.Digest)] = true
+		for _, base := range basesOf(e.manifest) {
+			used[hexOf(base.Digest)] = true
 		}
 	}
 	s.mu.Unlock()
 	return emptyDir(s.bases(), func(name string) bool { return used[strings.TrimSuffix(name, recordSuffix)] })
+}
+
+// basesOf returns the files outside a snapshot that it names by their digests; nothing for nil.
+func basesOf(m *snapshot.Manifest) (bases []snapshot.Base) {
+	if m != nil && m.Disk != nil {
+		bases = append(bases, m.Disk.Base)
+	}
+	if m != nil && m.Boot != nil {
+		bases = append(bases, m.Boot.Kernel, m.Boot.Initrd)
+	}
+	return bases
 }

@@ -19,7 +19,8 @@ import (
 // lengths. Sandboxes can be forked from it as soon as Publish returns, while the flusher writes it to
 // disk; see DurableFirst. Digests of layers follow in the background. m must have the machine and the
 // guest; of a branch, the parent and the inherited memory layers; and the disk with all its layers but
-// the last, and with its base unless that was given to UseBase. disk are the files of all these layers,
+// the last, and with its base unless that was given to UseBase; and what its parent booted from, unless
+// that was given to UseBoot. disk are the files of all these layers,
 // the last being the new one. They must lie on the store's file system: the snapshot links them, so it
 // needs no other snapshot to stay.
 func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) (Info, error) {
@@ -64,18 +65,35 @@ func (g *Staging) Publish(m *snapshot.Manifest, extents []vm.Extent, disk []*os.
 
 // complete fills in m and writes what is missing in the staging directory.
 func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os.File) error {
+	if err := g.useBases(m); err != nil {
+		return err
+	}
+	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
+	if !g.diskOnly {
+		if err := g.completeMemory(m, extents); err != nil {
+			return err
+		}
+	}
+	if m.Disk != nil {
+		if err := g.linkDisk(m.Disk, disk); err != nil {
+			return err
+		}
+	}
+	p, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon
+	// that finds both goes on.
+	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
+}
+
+// completeMemory is complete for the files of the memory.
+func (g *Staging) completeMemory(m *snapshot.Manifest, extents []vm.Extent) error {
 	st, err := os.Stat(g.store.ramLayer(g.id))
 	if err != nil {
 		return err
 	}
-	if g.basing != nil && m.Disk != nil {
-		<-g.basing.done
-		if g.basing.err != nil {
-			return g.basing.err
-		}
-		m.Disk.Base = g.basing.base
-	}
-	m.ID, m.Tag, m.Created = g.id, g.tag, time.Now().UTC()
 	if err := g.linkMemory(m); err != nil {
 		return err
 	}
@@ -91,20 +109,8 @@ func (g *Staging) complete(m *snapshot.Manifest, extents []vm.Extent, disk []*os
 	if m.State, err = g.describe(snapshot.StateFile); err != nil {
 		return err
 	}
-	if m.Map, err = g.describe(snapshot.MemoryMapFile); err != nil {
-		return err
-	}
-	if m.Disk != nil {
-		if err := g.linkDisk(m.Disk, disk); err != nil {
-			return err
-		}
-	}
-	if p, err = m.Encode(); err != nil {
-		return err
-	}
-	// Not synced: until it is flushed the snapshot lives no longer than the RAM layer. A daemon
-	// that finds both goes on.
-	return g.store.essential(func() error { return os.WriteFile(g.Path(snapshot.ManifestFile), p, 0o600) })
+	m.Map, err = g.describe(snapshot.MemoryMapFile)
+	return err
 }
 
 // linkMemory gives the snapshot its own links to those inherited memory layers that are on disk:
@@ -189,7 +195,10 @@ func (s *Store) flush(e *entry) error {
 // persist brings all files of a hot snapshot in dir to disk. The last is its own memory layer:
 // where that has its name, all the others are there too, see reload.
 func (s *Store) persist(dir string, m *snapshot.Manifest) error {
-	names := []string{snapshot.StateFile, snapshot.MemoryMapFile, snapshot.ManifestFile}
+	names := []string{snapshot.ManifestFile}
+	if !m.DiskOnly() {
+		names = append(names, snapshot.StateFile, snapshot.MemoryMapFile)
+	}
 	if m.Disk != nil {
 		for _, l := range m.Disk.Layers {
 			names = append(names, snapshot.LayerFile(snapshot.DiskLayerFile, m.ID, l.Owner))
@@ -303,7 +312,7 @@ func syncFile(path string) error {
 func (s *Store) reload(name string) bool {
 	dir := filepath.Join(s.staging(), name)
 	m, err := s.readManifest(filepath.Join(dir, snapshot.ManifestFile))
-	if err != nil || m.ID != name || s.byTag[m.Tag] != nil {
+	if err != nil || m.ID != name || s.byTag[m.Tag] != nil || m.DiskOnly() { // the last was not published
 		return false
 	}
 	for _, l := range m.Memory {

@@ -26,6 +26,7 @@ type Info struct {
 	Step      string // of its making, in words; empty where that has none
 	Branch    *snapshot.Branch
 	Transient bool
+	DiskOnly  bool          // it has no memory
 	FlushedIn time.Duration // from its being usable until it was on disk, of a branch made by this daemon
 	InRAM     bool          // not on disk yet
 	FlushErr  string        // why it is not, though that was tried: it lives as long as its layer in RAM
@@ -59,6 +60,7 @@ func (s *Store) infoLocked(e *entry) Info {
 	}
 	if m := e.manifest; m != nil {
 		info.Machine, info.Guest, info.Branch, info.Transient = m.Machine, m.Guest, m.Branch, m.Transient
+		info.DiskOnly = m.DiskOnly()
 		if m.Parent != nil {
 			info.Parent = m.Parent.Tag
 		}

@@ -54,8 +54,18 @@ func (l *Lease) Disk() []*os.File { return l.disk }
 func (l *Lease) Release() { l.release() }
 
 // Acquire leases the snapshot tag. The first call for a snapshot opens and checks its files; a
-// *DamagedError says what is wrong with them.
+// *DamagedError says what is wrong with them. One without memory is refused with a *DiskOnlyError.
 func (s *Store) Acquire(tag string) (*Lease, error) {
+	l, err := s.AcquireDisk(tag)
+	if err == nil && l.manifest.DiskOnly() {
+		l.Release()
+		return nil, &DiskOnlyError{Tag: tag}
+	}
+	return l, err
+}
+
+// AcquireDisk is Acquire for callers that need no memory: it leases disk-only snapshots too.
+func (s *Store) AcquireDisk(tag string) (*Lease, error) {
 	if err := snapshot.CheckTag(tag); err != nil {
 		return nil, err
 	}
@@ -153,21 +163,10 @@ func (h *hotFiles) close() {
 func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 	m := h.manifest
 	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }
-	var err error
-	if h.state, err = s.openAlone(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
-		return damaged(snapshot.StateFile, err)
-	}
-	h.usual = make([]atomic.Uint64, len(m.Memory))
-	for i, l := range m.Memory {
-		f, usual, err := s.openLayer(dir, m, l, unflushed)
-		if err != nil {
-			return damaged(snapshot.MemoryLayerFile, err)
+	if !m.DiskOnly() {
+		if err := s.openMemory(h, dir, unflushed); err != nil {
+			return err
 		}
-		h.layers = append(h.layers, f)
-		h.usual[i].Store(usual)
-	}
-	if h.extents, err = s.readMap(dir, m); err != nil {
-		return damaged(snapshot.MemoryMapFile, err)
 	}
 	if m.Disk == nil {
 		return nil
@@ -184,6 +183,28 @@ func (s *Store) openFiles(h *hotFiles, dir string, unflushed bool) error {
 			return damaged(name, err)
 		}
 		h.disk = append(h.disk, f)
+	}
+	return nil
+}
+
+// openMemory opens what a machine is restored from.
+func (s *Store) openMemory(h *hotFiles, dir string, unflushed bool) (err error) {
+	m := h.manifest
+	damaged := func(file string, err error) error { return &DamagedError{Tag: m.Tag, File: file, Err: err} }
+	if h.state, err = s.openAlone(filepath.Join(dir, snapshot.StateFile), m.State.Bytes); err != nil {
+		return damaged(snapshot.StateFile, err)
+	}
+	h.usual = make([]atomic.Uint64, len(m.Memory))
+	for i, l := range m.Memory {
+		f, usual, err := s.openLayer(dir, m, l, unflushed)
+		if err != nil {
+			return damaged(snapshot.MemoryLayerFile, err)
+		}
+		h.layers = append(h.layers, f)
+		h.usual[i].Store(usual)
+	}
+	if h.extents, err = s.readMap(dir, m); err != nil {
+		return damaged(snapshot.MemoryMapFile, err)
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func (q *sealer) run(ctx context.Context) {
 
 // sealed reports whether m has all its digests.
 func sealed(m *snapshot.Manifest) bool {
-	missing := m.State.Digest == "" || m.Map.Digest == ""
+	missing := !m.DiskOnly() && (m.State.Digest == "" || m.Map.Digest == "")
 	for _, l := range m.Memory {
 		missing = missing || l.Digest == ""
 	}
@@ -126,7 +126,15 @@ func (s *Store) files(m *snapshot.Manifest) []digested {
 	inDir := func(name string, want *string) digested {
 		return digested{name, func() (*os.File, error) { return s.open(s.file(m.Tag, name)) }, want}
 	}
-	list := []digested{inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest)}
+	var list []digested
+	if !m.DiskOnly() {
+		list = append(list, inDir(snapshot.StateFile, &m.State.Digest), inDir(snapshot.MemoryMapFile, &m.Map.Digest))
+	} else { // it is of no use without what it boots from
+		for what, base := range map[string]*snapshot.Base{"kernel ": &m.Boot.Kernel, "initramfs ": &m.Boot.Initrd} {
+			open := func() (*os.File, error) { return s.openBase(*base) }
+			list = append(list, digested{what + base.Digest, open, &base.Digest})
+		}
+	}
 	add := func(base string, layers []snapshot.File) {
 		for i := range layers {
 			list = append(list, inDir(snapshot.LayerFile(base, m.ID, layers[i].Owner), &layers[i].Digest))
@@ -245,7 +253,7 @@ func (s *Store) Verify(ctx context.Context, tag string) error {
 }
 
 func (s *Store) verify(ctx context.Context, tag string) error {
-	lease, err := s.Acquire(tag)
+	lease, err := s.AcquireDisk(tag)
 	if err != nil {
 		return err
 	}

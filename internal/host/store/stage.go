@@ -22,13 +22,16 @@ type Staging struct {
 	over  bool // see StageOver
 	first bool // see DurableFirst
 
-	owner   string // see For
-	awaited bool   // see Awaited
+	owner    string // see For
+	awaited  bool   // see Awaited
+	diskOnly bool   // see PublishDisk
 
 	below  string  // see Inherit
 	basing *basing // nil without UseBase
-	base   string  // digest of the base image that is kept for it; guarded by store.mu
-	step   string  // what is being done, in words; guarded by store.mu
+	kernel *basing // nil without UseBoot, like the next
+	initrd *basing
+	bases  []string // digests of the files that are kept for it; guarded by store.mu
+	step   string   // what is being done, in words; guarded by store.mu
 }
 
 // Stage reserves tag and makes an empty staging directory. It fails with an *ExistsError if the tag
@@ -141,15 +144,12 @@ func (g *Staging) Discard() {
 		return
 	}
 	g.done = true
-	if g.basing != nil {
-		g.basing.cancel()
-		<-g.basing.done
-	}
+	based := g.stopBasing()
 	g.remove()
 	g.store.mu.Lock()
 	delete(g.store.reserved, g.tag)
 	g.store.mu.Unlock()
-	if g.basing != nil {
+	if based {
 		_ = g.store.dropBases() // the next deletion, or the next start, tries again
 	}
 }

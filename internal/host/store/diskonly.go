@@ -1,0 +1,47 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// DiskOnlyError refuses a snapshot without memory where memory is needed.
+type DiskOnlyError struct{ Tag string }
+
+func (e *DiskOnlyError) Error() string {
+	return fmt.Sprintf("snapshot %q: has a disk and no memory: fork it, or boot a parent from it ('forkd build --from %s')",
+		e.Tag, e.Tag)
+}
+
+// Boot opens what a machine with the disk of a leased snapshot boots from. The caller closes both
+// files.
+func (s *Store) Boot(l *Lease) (kernel, initrd *os.File, err error) {
+	m := l.Manifest()
+	if m.Boot == nil {
+		return nil, nil, fmt.Errorf("snapshot %q: does not say what its parent booted from: bake it again", m.Tag)
+	}
+	if kernel, err = s.openBase(m.Boot.Kernel); err != nil {
+		return nil, nil, &DamagedError{Tag: m.Tag, File: "kernel " + m.Boot.Kernel.Digest, Err: err}
+	}
+	if initrd, err = s.openBase(m.Boot.Initrd); err != nil {
+		return nil, nil, &DamagedError{Tag: m.Tag, File: "initramfs " + m.Boot.Initrd.Digest,
+			Err: errors.Join(err, kernel.Close())}
+	}
+	return kernel, initrd, nil
+}
+
+// PublishDisk is Publish of a branch without memory, for which no file of state or memory was made.
+// The snapshot is on disk when it becomes visible.
+func (g *Staging) PublishDisk(m *snapshot.Manifest, disk []*os.File) (Info, error) {
+	g.diskOnly, g.first = true, true
+	info, err := g.Publish(m, nil, disk)
+	if err == nil {
+		_ = unix.Rmdir(g.store.layerDir(g.id)) // it has no layer in RAM; the next start removes what is empty
+	}
+	return info, err
+}

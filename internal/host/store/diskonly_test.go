@@ -1,0 +1,167 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkd/forkd/internal/format/snapshot"
+)
+
+// inMemory is a file without a name, such as an initramfs that was made for one boot.
+func inMemory(t *testing.T, content string) *os.File {
+	t.Helper()
+	fd, err := unix.MemfdCreate("in-memory", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "in-memory")
+	if _, err := f.WriteString(content); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// parentWithBoot publishes a snapshot with memory that says what it was booted from.
+func parentWithBoot(t *testing.T, s *Store, d dirs, tag string) {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(d.base), "kernel")
+	if err := os.WriteFile(path, []byte("the kernel"), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	kernel, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kernel.Close()
+	initrd := inMemory(t, "the initramfs")
+	defer initrd.Close()
+	g, err := s.Stage(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.UseBoot(kernel, initrd); err != nil {
+		t.Fatal(err)
+	}
+	if err := complete(t, s, d, g, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil { // the store has a name for it
+		t.Fatal(err)
+	}
+}
+
+// publishDisk makes a branch of parent without memory.
+func publishDisk(t *testing.T, s *Store, tag, parent string) error {
+	t.Helper()
+	lease, err := s.AcquireDisk(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	g, err := s.Stage(tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Discard()
+	top, err := g.Create("top")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer top.Close()
+	if _, err := top.WriteString("disk of " + tag); err != nil {
+		t.Fatal(err)
+	}
+	pm := lease.Manifest()
+	m := &snapshot.Manifest{Machine: pm.Machine, Guest: pm.Guest, Parent: &snapshot.Ref{ID: pm.ID, Tag: pm.Tag},
+		Boot: pm.Boot, Disk: &snapshot.Disk{SizeBytes: pm.Disk.SizeBytes, Base: pm.Disk.Base}}
+	m.Disk.Layers = append(m.Disk.Layers, pm.Disk.Layers...)
+	_, err = g.PublishDisk(m, append(append([]*os.File{}, lease.Disk()[1:]...), top))
+	return err
+}
+
+// A snapshot without memory is on disk when it is published, needs nobody else's files, and keeps
+// what it boots from.
+func TestDiskOnlySnapshots(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	parentWithBoot(t, s, d, "parent")
+	if err := publishDisk(t, s, "disk", "parent"); err != nil {
+		t.Fatal(err)
+	}
+	if err := publishDisk(t, s, "disk2", "disk"); err != nil {
+		t.Fatal(err)
+	}
+	var needsMemory *DiskOnlyError
+	if _, err := s.Acquire("disk"); !errors.As(err, &needsMemory) {
+		t.Errorf("leased for its memory: %v", err)
+	}
+	if err := s.Verify(context.Background(), "disk2"); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(s.staging()); err != nil || len(entries) != 0 {
+		t.Errorf("staging: %v, %v", entries, err)
+	}
+	s.Close()
+	if err := os.RemoveAll(d.ram); err != nil { // a reboot empties the RAM file system
+		t.Fatal(err)
+	}
+	s = d.open(t)
+	for _, other := range []string{"disk", "parent"} { // it has links to all that it needs
+		if err := os.RemoveAll(s.dir(other)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lease, err := s.AcquireDisk("disk2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	if n := len(lease.Disk()); n != 4 || lease.State() != nil || len(lease.Layers()) != 0 {
+		t.Errorf("%d files of a disk, state %v", n, lease.State())
+	}
+	kernel, initrd, err := s.Boot(lease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for f, want := range map[*os.File]string{kernel: "the kernel", initrd: "the initramfs"} {
+		got := make([]byte, 100)
+		n, _ := f.ReadAt(got, 0)
+		if string(got[:n]) != want {
+			t.Errorf("it boots from %q, want %q", got[:n], want)
+		}
+		f.Close()
+	}
+}
+
+// A kernel that was lost, or replaced, is reported by who needs it.
+func TestLostKernel(t *testing.T) {
+	d := newDirs(t)
+	s := d.open(t)
+	parentWithBoot(t, s, d, "parent")
+	if err := publishDisk(t, s, "disk", "parent"); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := s.AcquireDisk("disk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	if err := os.Remove(s.baseLink(lease.Manifest().Boot.Initrd.Digest)); err != nil {
+		t.Fatal(err)
+	}
+	var damaged *DamagedError
+	if _, _, err := s.Boot(lease); !errors.As(err, &damaged) {
+		t.Errorf("boot: %v", err)
+	}
+	if err := s.Verify(context.Background(), "disk"); !errors.As(err, &damaged) {
+		t.Errorf("verify: %v", err)
+	}
+	if err := s.Verify(context.Background(), "parent"); err != nil { // it restores without
+		t.Errorf("verify the parent: %v", err)
+	}
+}
