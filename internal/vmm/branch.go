@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkd/forkd/internal/proto/codec"
+	"github.com/forkd/forkd/internal/proto/vm"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 	"github.com/forkd/forkd/internal/vmm/machine"
 )
@@ -18,6 +19,9 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 	}
 	cfg := machine.BranchConfig{Mode: req.Mode, MaxExtents: int(req.MaxExtents), Serial: req.Serial,
 		StormFaults: req.StormFaults, Keep: req.Keep, SinceRestore: req.SinceRestore, Device: -1, Copied: s.branched}
+	if req.Mode == vm.BranchDisk {
+		return s.branchDisks(&req, files, w)
+	}
 	device := len(files.fds) - 2 - 2*int(req.Disks)
 	if device != 0 && device != 1 {
 		return fmt.Errorf("branch of %d disks came with %d descriptors", req.Disks, len(files.fds))
@@ -28,15 +32,33 @@ func (s *server) branch(r *codec.Reader, files *donated, w *codec.Writer) error 
 		cfg.Device = files.takeFD()
 		defer unix.Close(cfg.Device)
 	}
-	var err error
-	if cfg.Tops, err = files.takeN(int(req.Disks)); err != nil {
-		return err
-	}
-	if cfg.Frozen, err = files.takeN(int(req.Disks)); err != nil {
+	if err := takeTops(&cfg, int(req.Disks), files); err != nil {
 		return err
 	}
 	result, err := s.machine.Branch(cfg)
 	result.Append(w)
+	return err
+}
+
+// branchDisks is branch without state and memory.
+func (s *server) branchDisks(req *vmmproto.Branch, files *donated, w *codec.Writer) error {
+	if len(files.fds) != 2*int(req.Disks) {
+		return fmt.Errorf("branch of the tops of %d disks came with %d descriptors", req.Disks, len(files.fds))
+	}
+	cfg := machine.BranchConfig{Mode: req.Mode, Serial: req.Serial}
+	if err := takeTops(&cfg, int(req.Disks), files); err != nil {
+		return err
+	}
+	result, err := s.machine.BranchDisks(cfg)
+	result.Append(w)
+	return err
+}
+
+func takeTops(cfg *machine.BranchConfig, disks int, files *donated) (err error) {
+	if cfg.Tops, err = files.takeN(disks); err != nil {
+		return err
+	}
+	cfg.Frozen, err = files.takeN(disks)
 	return err
 }
 

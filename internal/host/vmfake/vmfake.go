@@ -5,6 +5,7 @@
 package vmfake
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -286,7 +287,7 @@ func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchF
 	err error) {
 	if v.all.BranchErr != nil {
 		if v.all.KeepTops {
-			own, err := duplicate(f.State)
+			own, err := duplicate(cmp.Or(f.State, f.Tops[0]))
 			if err != nil {
 				return r, err
 			}
@@ -294,8 +295,11 @@ func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchF
 		}
 		return r, v.all.BranchErr
 	}
-	f.State.WriteString("state")
-	f.Layer.Write(make([]byte, vm.PageSize))
+	if req.Mode != vm.BranchDisk {
+		f.State.WriteString("state")
+		f.Layer.Write(make([]byte, vm.PageSize))
+		r.Save.DirtyBytes, r.Save.Extents = vm.PageSize, []vm.Extent{{Length: vm.PageSize}}
+	}
 	v.all.Mu.Lock()
 	defer v.all.Mu.Unlock()
 	for i, top := range f.Tops {
@@ -311,8 +315,7 @@ func (v *VMM) Branch(_ context.Context, req vmmproto.Branch, f vmmclient.BranchF
 	v.above += len(f.Tops)
 	v.all.Most = max(v.all.Most, v.above)
 	r.Kept = req.Keep
-	r.Mode, r.Pause, r.Save.DirtyBytes = req.Mode, 3*time.Millisecond, vm.PageSize
-	r.Save.Extents = []vm.Extent{{Length: vm.PageSize}}
+	r.Mode, r.Pause = req.Mode, 3*time.Millisecond
 	return r, v.all.LateErr
 }
 func (v *VMM) WaitCopied(context.Context, uint64) (b vmmproto.Branched, err error) {

@@ -16,8 +16,8 @@ import (
 type BranchFiles struct {
 	MemoryBytes uint64 // of the guest: what the VMM says of the layer is checked against it
 
-	State  *os.File   // empty
-	Layer  *os.File   // empty; on tmpfs if children are to run on it
+	State  *os.File   // empty; not in mode vm.BranchDisk
+	Layer  *os.File   // likewise; on tmpfs if children are to run on it
 	Tops   []*os.File // formatted, one for every disk
 	Frozen []*os.File // the present top of every disk, opened for reading
 }
@@ -28,6 +28,9 @@ type BranchFiles struct {
 // under way. Branch.Disks and Branch.Serial are set here.
 func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
 	err error) {
+	if req.Mode == vm.BranchDisk {
+		return v.branchDisks(ctx, req, files)
+	}
 	fds := descriptors(files.State, files.Layer)
 	if req.Mode == vm.BranchLive || req.Keep {
 		// Without the device the VMM falls back to diff and says so.
@@ -52,6 +55,20 @@ func (v *VMM) Branch(ctx context.Context, req vmmproto.Branch, files BranchFiles
 	if err != nil || result.Mode != vm.BranchLive {
 		v.stopExpecting(req.Serial)
 		v.tighten(err)
+	}
+	return result, err
+}
+
+// branchDisks is Branch without state and memory.
+func (v *VMM) branchDisks(ctx context.Context, req vmmproto.Branch, files BranchFiles) (result vmmproto.BranchResult,
+	err error) {
+	req.Disks, req.Serial = uint32(len(files.Tops)), v.first+v.asked.Add(1)
+	fds := append(descriptors(files.Tops...), descriptors(files.Frozen...)...)
+	err = v.call(ctx, vmmproto.KindBranch, &req, fds, &result)
+	result.Serial = req.Serial // whatever the VMM says
+	if saved := &result.Save; err == nil && (result.Mode != req.Mode || result.Kept || saved.StateBytes != 0 ||
+		saved.LayerBytes != 0 || saved.DirtyBytes != 0 || len(saved.Extents) != 0) {
+		return vmmproto.BranchResult{}, v.condemn(errors.New("branch: it saved what it was not asked to"))
 	}
 	return result, err
 }

@@ -118,6 +118,27 @@ func TestLayersThatCannotBe(t *testing.T) {
 	}
 }
 
+// A branch of the disks alone saves no memory, whatever its VMM says.
+func TestDisksThatCannotBe(t *testing.T) {
+	for name, r := range map[string]vmmproto.BranchResult{
+		"":             {Mode: vm.BranchDisk},
+		"another mode": {Mode: vm.BranchDiff},
+		"a state":      {Mode: vm.BranchDisk, Save: vmmproto.SaveResult{StateBytes: 1}},
+		"a layer":      {Mode: vm.BranchDisk, Save: vmmproto.SaveResult{LayerBytes: 1}},
+		"dirty pages":  {Mode: vm.BranchDisk, Save: vmmproto.SaveResult{DirtyBytes: 1}},
+		"extents":      {Mode: vm.BranchDisk, Save: vmmproto.SaveResult{Extents: []vm.Extent{{Length: vm.PageSize}}}},
+		"kept":         {Mode: vm.BranchDisk, Kept: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v, vmm := scripted(t)
+			go answer(t, vmm, vmmproto.KindOK, &r)
+			_, err := v.Branch(t.Context(), vmmproto.Branch{Mode: vm.BranchDisk},
+				BranchFiles{Tops: []*os.File{tempFile(t)}, Frozen: []*os.File{tempFile(t)}})
+			check(t, v, name == "", err)
+		})
+	}
+}
+
 // check fails unless a request has succeeded, or has ended its VMM.
 func check(t *testing.T, v *VMM, good bool, err error) {
 	t.Helper()

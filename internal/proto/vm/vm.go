@@ -72,7 +72,7 @@ type Stats struct {
 	DiskFull        bool   // paused by itself: the host had no room for a write to a disk, which waits
 }
 
-// BranchMode is how a branch takes the memory of a running machine.
+// BranchMode is how a branch takes the memory of a running machine, if at all.
 type BranchMode uint8
 
 // The branch modes.
@@ -80,6 +80,7 @@ const (
 	BranchLive BranchMode = iota + 1 // dirty pages are frozen while stopped and copied while the guest runs
 	BranchDiff                       // dirty pages are copied while stopped
 	BranchFull                       // all pages are copied while stopped: the layer needs no layers below it
+	BranchDisk                       // no page is copied: only the disks are branched
 )
 
 // String returns the mode as the API spells it.
@@ -91,6 +92,8 @@ func (m BranchMode) String() string {
 		return "diff"
 	case BranchFull:
 		return "full"
+	case BranchDisk:
+		return "disk"
 	}
 	return fmt.Sprintf("mode %d", uint8(m))
 }

@@ -12,7 +12,8 @@ import (
 // Branch saves a machine while it runs: its state, the memory it has written over its layers, and
 // its disks, whose tops become layers below the donated new ones. From then on the VMM reads these
 // layers through descriptors that it is given for it, and can write them no more. All of them are
-// of one instant. A paused machine stays paused.
+// of one instant. A paused machine stays paused. In mode vm.BranchDisk neither state nor memory is
+// saved, and no files for them are donated.
 type Branch struct {
 	Mode       vm.BranchMode
 	MaxExtents uint32 // small gaps between written pages are filled until the map has no more extents than this
@@ -124,7 +125,7 @@ func (m *Branch) Append(w *codec.Writer) {
 func (m *Branch) Parse(r *codec.Reader) error {
 	*m = Branch{Mode: vm.BranchMode(r.U8()), MaxExtents: r.U32(), Disks: r.U32(), Serial: r.U64(), StormFaults: r.U64(),
 		Keep: r.Bool(), SinceRestore: r.Bool()}
-	if m.Mode < vm.BranchLive || m.Mode > vm.BranchFull {
+	if m.Mode < vm.BranchLive || m.Mode > vm.BranchDisk {
 		return errors.Join(fmt.Errorf("unknown branch mode %d", uint8(m.Mode)), r.Err())
 	}
 	return r.Err()

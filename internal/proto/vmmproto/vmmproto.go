@@ -24,7 +24,7 @@ import (
 // Version changes whenever a message does, or the version of the state that a VMM saves: one that
 // outlives its daemon would save what no VMM of the next can restore. A VMM refuses a daemon that
 // speaks another one.
-const Version = 15
+const Version = 16
 
 // Kind is the first byte of every message.
 type Kind = codec.Kind

@@ -224,6 +224,33 @@ func (m *Machine) swapTops(cfg *BranchConfig) error {
 	return nil
 }
 
+// BranchDisks puts new tops on the disks, which are at rest meanwhile, and saves nothing else. What
+// the machine knows of its dirty pages stays as it is. After an error the disks keep their tops.
+func (m *Machine) BranchDisks(cfg BranchConfig) (result vmmproto.BranchResult, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() {
+		for _, f := range slices.Concat(cfg.Tops, cfg.Frozen) { // those that no disk took
+			_ = f.Close()
+		}
+	}()
+	result.Serial, result.Mode = cfg.Serial, cfg.Mode
+	start := time.Now()
+	wasPaused, _ := m.cpus.stats()
+	if !wasPaused {
+		m.pause()
+	}
+	err = m.swapTops(&cfg)
+	if !wasPaused {
+		err = errors.Join(err, m.resume(nil))
+	}
+	result.Pause = time.Since(start)
+	if err != nil {
+		return result, fmt.Errorf("branch: %w", err)
+	}
+	return result, nil
+}
+
 // MergeLayers puts merged, which becomes the machine's, in the place of a disk's layers from
 // number first, counted above the base image, to the last one below the top. The guest stands
 // still for as long as it takes to open a file.
