@@ -55,8 +55,8 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/guest",
-		packages: []string{"kmsg", "reap", "trust", "userenv", "pid1", "nic", "forkhook", "generators", "envd", "eval",
-			"agent"},
+		packages: []string{"kmsg", "reap", "trust", "disk", "userenv", "pid1", "nic", "forkhook", "generators", "envd",
+			"eval", "agent"},
 		imports: []string{"internal/proto/...", "internal/rawcall", "internal/treetar"},
 		reason:  "what runs in a guest is in every guest's memory, and a hostile guest can read it",
 	},
@@ -274,7 +274,7 @@ var rules = []rule{
 	{
 		from: []string{"..."}, to: []string{"unsafe"}, direct: true,
 		except: []string{"internal/jail", "internal/rawcall", "internal/vmm/kvm", "internal/vmm/guestmem",
-			"internal/vmm/uffd",
+			"internal/vmm/uffd", "internal/guest/disk",
 			"internal/proto/envdproto/filesystem", "internal/proto/envdproto/process", "test/guest/torture"},
 		reason: "ioctls and mappings are the places for it (the two of envdproto are generated, torture is a test's guest " +
 			"program); devices use guestmem's bounds-checked views",

@@ -25,6 +25,7 @@ import (
 	"github.com/mdlayher/vsock"
 	"golang.org/x/sys/unix"
 
+	"github.com/forkd/forkd/internal/guest/disk"
 	"github.com/forkd/forkd/internal/guest/envd"
 	"github.com/forkd/forkd/internal/guest/eval"
 	"github.com/forkd/forkd/internal/guest/forkhook"
@@ -109,6 +110,7 @@ func vsockSockets() sockets {
 // serveDir runs the services as an ordinary process until one of them fails.
 func serveDir(dir string, stderr io.Writer) error {
 	a := newAgent(kmsg.NewPlain(stderr), reap.New(), nil)
+	a.control.disk = noDisk{}
 	failed, err := a.start(unixSockets(dir))
 	if err != nil {
 		return err
@@ -135,6 +137,7 @@ func serveGuest(log *kmsg.Log) error {
 	reaper := reap.NewInit()
 	a := newAgent(log, reaper, id)
 	a.control.trust = a.trust
+	a.control.disk = disk.New("/")
 	a.forks.flush, a.forks.quiet = unix.Sync, true
 	a.forks.network = nic.OpenConnections(log)
 	a.control.reset = func() error { // with sockets of its own: those of a fork are only a fork's

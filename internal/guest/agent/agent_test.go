@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -323,6 +324,40 @@ func TestFilesThroughTheClient(t *testing.T) {
 }
 
 // The control request that ends connections does it, and an agent that cannot says so.
+// rests is a file system that fails as it is told to.
+type rests struct {
+	calls []string
+	fails error
+}
+
+func (r *rests) Rest() error { r.calls = append(r.calls, "rest"); return r.fails }
+func (r *rests) Wake() error { r.calls = append(r.calls, "wake"); return r.fails }
+
+func TestFreezeOverControl(t *testing.T) {
+	freeze, thaw := []byte(`{"op":"freeze"}`), []byte(`{"op":"thaw"}`)
+	for _, line := range [][]byte{freeze, thaw} {
+		if _, err := (&control{}).handle(line); err == nil {
+			t.Errorf("%s: an agent without a disk has done it", line)
+		}
+	}
+	r := &rests{}
+	c := &control{disk: r}
+	for _, line := range [][]byte{freeze, thaw} {
+		if _, err := c.handle(line); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+	}
+	if want := []string{"rest", "wake"}; !slices.Equal(r.calls, want) {
+		t.Errorf("%v, want %v", r.calls, want)
+	}
+	r.fails = errors.New("odd")
+	for _, line := range [][]byte{freeze, thaw} {
+		if _, err := c.handle(line); err == nil {
+			t.Errorf("%s: a failure was answered as done", line)
+		}
+	}
+}
+
 func TestResetOverControl(t *testing.T) {
 	line := []byte(`{"op":"reset"}`)
 	if _, err := (&control{}).handle(line); err == nil {

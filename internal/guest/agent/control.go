@@ -19,7 +19,21 @@ type control struct {
 	ready agentproto.Ready
 	reset func() error                   // ends the guest's connections; nil if the agent is not its machine's init
 	trust func(certificate string) error // likewise
+	disk  resting                        // likewise
 }
+
+// resting is a file system that can be brought to rest.
+type resting interface {
+	Rest() error
+	Wake() error
+}
+
+// noDisk stands for the disk of an agent that is an ordinary process: its files are on another's, and
+// no branch is made of that.
+type noDisk struct{}
+
+func (noDisk) Rest() error { return nil }
+func (noDisk) Wake() error { return nil }
 
 // serve accepts connections until the listener is closed.
 func (c *control) serve(l net.Listener) error {
@@ -91,6 +105,14 @@ func (c *control) handle(line []byte) (agentproto.Reply, error) {
 			return agentproto.Reply{}, errors.New("trust a certificate: this agent is not its machine's init")
 		}
 		return agentproto.Reply{}, c.trust(req.Certificate)
+	case agentproto.OpFreeze, agentproto.OpThaw:
+		if c.disk == nil {
+			return agentproto.Reply{}, fmt.Errorf("%s the file system: this agent is not its machine's init", req.Op)
+		}
+		if req.Op == agentproto.OpFreeze {
+			return agentproto.Reply{}, c.disk.Rest()
+		}
+		return agentproto.Reply{}, c.disk.Wake()
 	}
 	return agentproto.Reply{}, fmt.Errorf("control request: unknown op %q", req.Op)
 }

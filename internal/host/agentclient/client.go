@@ -105,6 +105,19 @@ func (c *Client) Trust(ctx context.Context, certificate []byte) error {
 	return err
 }
 
+// Freeze brings the guest's root file system to rest: its disk is one that was unmounted, until Thaw,
+// or for 30 seconds.
+func (c *Client) Freeze(ctx context.Context) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpFreeze})
+	return err
+}
+
+// Thaw ends the rest that Freeze began. It fails if that had ended before.
+func (c *Client) Thaw(ctx context.Context) error {
+	_, err := c.control(ctx, agentproto.Request{Op: agentproto.OpThaw})
+	return err
+}
+
 func (c *Client) control(ctx context.Context, req agentproto.Request) (agentproto.Reply, error) {
 	var reply agentproto.Reply
 	line, err := json.Marshal(req)

@@ -28,7 +28,7 @@ const (
 )
 
 // Version is the agent's protocol version; a daemon refuses an agent with another one.
-const Version = 5
+const Version = 6
 
 // EvalGrace is how long evaluated code may take to end after its timeout has passed and it was
 // interrupted. Then its interpreter is killed.
@@ -64,6 +64,12 @@ const (
 	OpPing  Op = "ping"  // answered with the agent's Ready
 	OpTrust Op = "trust" // has the guest's programs trust Certificate as an authority
 	OpReset Op = "reset" // ends the guest's TCP connections to the outside, as a fork does: who has them there has gone
+
+	// OpFreeze brings the root file system to rest for a branch of the disk alone: free space is
+	// discarded, everything is on the disk, and programs that write wait. OpThaw ends the rest, which
+	// ends by itself after 30 seconds; it fails if that has happened.
+	OpFreeze Op = "freeze"
+	OpThaw   Op = "thaw"
 )
 
 // Request is one line to the agent.

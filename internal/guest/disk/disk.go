@@ -1,0 +1,91 @@
+// Package disk brings the guest's root file system to rest, for branches of the disk alone, and
+// gives the space of deleted files back to the host.
+//
+// It does not decide when: the host asks for it over the agent's control protocol.
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Limit is how long the file system rests if the host does not end the rest: whatever becomes of the
+// host's request, the guest's programs go on.
+const Limit = 30 * time.Second
+
+// Requests of ioctl(2) on file systems, from linux/fs.h.
+const (
+	fiFreeze = 0xc0045877 // FIFREEZE, _IOWR('X', 119, int)
+	fiThaw   = 0xc0045878 // FITHAW, _IOWR('X', 120, int)
+	fiTrim   = 0xc0185879 // FITRIM, _IOWR('X', 121, struct fstrim_range)
+)
+
+// Disk is a mounted file system. Its methods may be called concurrently.
+type Disk struct {
+	call  func(request uint, arg *[3]uint64) error // on the file system
+	limit time.Duration
+
+	mu      sync.Mutex
+	resting *time.Timer // ends the rest; nil if the file system does not rest
+}
+
+// New returns the file system at path. It opens nothing yet.
+func New(path string) *Disk {
+	return &Disk{call: func(request uint, arg *[3]uint64) error { return ioctl(path, request, arg) }, limit: Limit}
+}
+
+// Rest discards what is free, writes everything to the disk, and stops all writing to the file
+// system until Wake, or until Limit has passed. Meanwhile its disk is one that was unmounted.
+func (d *Disk) Rest() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.resting != nil {
+		return errors.New("freeze the file system: it is frozen already")
+	}
+	// A file system that cannot discard only takes more space.
+	if err := d.call(fiTrim, &[3]uint64{0, math.MaxUint64, 0}); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("discard what is free: %w", err)
+	}
+	if err := d.call(fiFreeze, nil); err != nil {
+		return fmt.Errorf("freeze the file system: %w", err)
+	}
+	d.resting = time.AfterFunc(d.limit, func() { _ = d.Wake() })
+	return nil
+}
+
+// Wake ends the rest. An error says that it had ended before: then the disk may have been written
+// in the meantime.
+func (d *Disk) Wake() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.resting == nil {
+		return fmt.Errorf("thaw the file system: it is not frozen, or no longer: the host took more than %v", d.limit)
+	}
+	d.resting.Stop()
+	d.resting = nil
+	if err := d.call(fiThaw, nil); err != nil {
+		return fmt.Errorf("thaw the file system: %w", err)
+	}
+	return nil
+}
+
+// ioctl makes a request on the file system at path. The kernel reads and writes arg, if there is
+// one.
+func ioctl(path string, request uint, arg *[3]uint64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(unsafe.Pointer(arg))); errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package disk
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fake is a file system that notes the requests on it.
+type fake struct {
+	calls []uint
+	fails map[uint]error
+}
+
+func (f *fake) call(request uint, arg *[3]uint64) error {
+	if (arg != nil) != (request == fiTrim) {
+		return errors.New("wrong argument")
+	}
+	f.calls = append(f.calls, request)
+	return f.fails[request]
+}
+
+func newFake(fails map[uint]error) (*Disk, *fake) {
+	f := &fake{fails: fails}
+	return &Disk{call: f.call, limit: Limit}, f
+}
+
+func TestRestAndWake(t *testing.T) {
+	for _, fails := range []map[uint]error{nil, {fiTrim: unix.EOPNOTSUPP}} {
+		d, f := newFake(fails)
+		for range 2 {
+			if err := d.Rest(); err != nil {
+				t.Fatal(err)
+			}
+			if d.Rest() == nil {
+				t.Error("a file system that rests was brought to rest")
+			}
+			if err := d.Wake(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.Wake() == nil {
+			t.Error("a file system that does not rest was woken")
+		}
+		if want := []uint{fiTrim, fiFreeze, fiThaw, fiTrim, fiFreeze, fiThaw}; !slices.Equal(f.calls, want) {
+			t.Errorf("requests %x", f.calls)
+		}
+	}
+}
+
+// A host that does not come back leaves no guest frozen, and one that comes back late is told.
+func TestTheRestEndsByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, f := newFake(nil)
+		if err := d.Rest(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(Limit + time.Second)
+		if !slices.Contains(f.calls, fiThaw) {
+			t.Error("it is still frozen")
+		}
+		if d.Wake() == nil {
+			t.Error("nothing was said of the end")
+		}
+		if err := d.Rest(); err != nil {
+			t.Error(err)
+		}
+		if err := d.Wake(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestFailures(t *testing.T) {
+	for _, request := range []uint{fiTrim, fiFreeze} {
+		d, _ := newFake(map[uint]error{request: unix.EIO})
+		if err := d.Rest(); !errors.Is(err, unix.EIO) {
+			t.Errorf("%x: %v", request, err)
+		}
+		if d.Wake() == nil {
+			t.Errorf("%x: it rests", request)
+		}
+	}
+	if err := New(t.TempDir() + "/missing").Rest(); err == nil {
+		t.Error("a missing file system rests")
+	}
+}
