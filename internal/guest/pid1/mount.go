@@ -57,7 +57,8 @@ func mountRoot(opts Options) error {
 	if opts.ReadOnly {
 		flags |= unix.MS_RDONLY
 	}
-	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, ""); err != nil {
+	// Files that are deleted leave the layers of the disk, and so its branches.
+	if err := unix.Mount(rootDevice, newRoot, "ext4", flags, "discard"); err != nil {
 		return fmt.Errorf("mount %s as ext4: %w; is the root disk an ext4 image?", rootDevice, err)
 	}
 	for _, m := range append(kernelMounts(newRoot), systemMounts(newRoot)...) {
