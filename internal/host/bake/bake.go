@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/forkd/forkd/internal/cleanup"
@@ -90,7 +91,9 @@ type bake struct {
 	guest   Guest
 	id      string // of the parent's VM
 	link    *netclient.Link
-	rootfs  os.FileInfo
+	from    *store.Lease   // of the snapshot that it boots from; nil: it boots from an image
+	disk    *snapshot.Disk // without the parent's own layer
+	lower   []*os.File     // files of disk, base image first
 	undo    cleanup.Stack
 	step    string // what is being done, for errors
 	result  Result
@@ -100,6 +103,13 @@ type bake struct {
 // snapshot. Whatever fails, nothing is left behind; once the guest has run the error is a *Error
 // with the end of its console.
 func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
+	b := &bake{cfg: &k.cfg}
+	defer b.undo.Run()
+	if req.From != "" {
+		if err := b.acquire(&req); err != nil {
+			return Result{}, err
+		}
+	}
 	req = k.withDefaults(req)
 	if err := req.check(); err != nil {
 		return Result{}, err
@@ -112,8 +122,7 @@ func (k *Baker) Bake(ctx context.Context, req Request) (Result, error) {
 		return Result{}, err
 	}
 	defer leave()
-	b := &bake{cfg: &k.cfg, req: req}
-	defer b.undo.Run()
+	b.req = req
 	if b.staging, err = k.cfg.Store.Stage(req.Tag); err != nil {
 		return Result{}, err
 	}
@@ -162,13 +171,13 @@ func (b *bake) run(ctx context.Context) error {
 	if err := b.vmm.Kill(); err != nil { // the disk layer must have no writer any more
 		return fmt.Errorf("end the parent's VMM: %w", err)
 	}
-	disk, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
+	own, err := os.Open(b.staging.Path(snapshot.DiskLayerFile))
 	if err != nil {
 		return err
 	}
-	defer disk.Close()
+	defer own.Close()
 	b.staging.DurableFirst()
-	if b.result.Info, err = b.staging.Publish(manifest, extents, []*os.File{disk}); err != nil {
+	if b.result.Info, err = b.staging.Publish(manifest, extents, append(b.lower[1:], own)); err != nil {
 		return err
 	}
 	b.result.Persist = time.Since(start)
@@ -215,29 +224,16 @@ func (b *bake) toWarm(ctx context.Context) error {
 // boot loads the kernel and lets it run. The disk top becomes the snapshot's disk layer, so it is
 // made in place.
 func (b *bake) boot(ctx context.Context) error {
-	var files [3]*os.File
-	for i, path := range []string{b.req.Kernel, b.req.Initrd, b.req.Rootfs} {
-		var f *os.File
-		var err error
-		if path != "" {
-			f, err = os.Open(path)
-		} else { // only the initramfs may be left out
-			f, err = b.cfg.Initrd(b.req.Kernel)
-		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		files[i] = f
-	}
-	var err error
-	if b.rootfs, err = files[2].Stat(); err != nil {
+	kernel, initrd, err := b.openBoot()
+	if err != nil {
 		return err
 	}
-	if err := b.staging.UseBase(files[2]); err != nil {
+	defer kernel.Close()
+	defer initrd.Close()
+	if err := b.openDisk(); err != nil {
 		return err
 	}
-	size := uint64(b.rootfs.Size())
+	size := b.disk.SizeBytes
 	top, err := chain.NewTop(b.staging.Path(snapshot.DiskLayerFile), size, disklayer.Format)
 	if err != nil {
 		return err
@@ -251,9 +247,8 @@ func (b *bake) boot(ctx context.Context) error {
 		Cmdline: b.cfg.Cmdline, VMGenID: identity.NewGenerationID(),
 		Disks: []vmmproto.Disk{{SizeBytes: size}},
 	}
-	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: files[0], Initrd: files[1],
-		Disks: [][]*os.File{{files[2], top}},
-		Net:   frames})
+	err = b.vmm.Boot(ctx, req, vmmclient.BootFiles{Kernel: kernel, Initrd: initrd,
+		Disks: [][]*os.File{append(slices.Clone(b.lower), top)}, Net: frames})
 	if frames != nil {
 		frames.Close()
 	}
@@ -284,10 +279,13 @@ func (b *bake) join() (*os.File, error) {
 
 // network is what the snapshot gives to its children.
 func (b *bake) network() *snapshot.Network {
-	if b.req.Network == nil {
-		return nil
+	switch {
+	case b.req.Network != nil:
+		return b.req.Network.ForSnapshot()
+	case b.from != nil:
+		return b.from.Manifest().Guest.Network
 	}
-	return b.req.Network.ForSnapshot()
+	return nil
 }
 
 // waitReady waits for the agent's announcement.
@@ -359,7 +357,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	}
 	defer frozen.Close()
 	// The parent is never resumed: nothing is written to this top, which goes with its directory.
-	top, err := chain.NewTop(filepath.Join(b.dir, "unused.top"), uint64(b.rootfs.Size()), disklayer.Format)
+	top, err := chain.NewTop(filepath.Join(b.dir, "unused.top"), b.disk.SizeBytes, disklayer.Format)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -372,7 +370,7 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 	}
 	saved := branched.Save
 	b.result.Save, b.result.MemBytes = time.Since(start), saved.LayerBytes
-	return &snapshot.Manifest{
+	m := &snapshot.Manifest{
 		Machine: snapshot.Machine{
 			MemoryBytes: b.req.MemoryMiB << 20, VCPUs: b.req.VCPUs, Template: b.req.Template, Accel: b.cfg.Accel,
 		},
@@ -380,9 +378,14 @@ func (b *bake) save(ctx context.Context) (*snapshot.Manifest, []vm.Extent, error
 			Kernel: b.result.Ready.Kernel, Warm: b.result.Ready.Warm, Hostname: parentHostname, Env: b.req.Env,
 			Network: b.network(), Limits: b.req.Limits, Strict: b.req.Strict,
 		},
-		Disk:      &snapshot.Disk{SizeBytes: uint64(b.rootfs.Size())},
+		Disk:      b.disk,
 		Transient: b.req.Transient,
-	}, saved.Extents, nil
+	}
+	if b.from != nil {
+		from := b.from.Manifest()
+		m.Parent, m.Boot = &snapshot.Ref{ID: from.ID, Tag: from.Tag}, from.Boot
+	}
+	return m, saved.Extents, nil
 }
 
 // maxLayerExtents bounds the extents of a parent: each costs every fork one mmap, each gap that is

@@ -17,19 +17,20 @@ import (
 type Request struct {
 	Client    string // who asks: bakes of one client do not all come before those of another
 	Tag       string
-	Kernel    string // path of a bzImage or ELF kernel
-	Initrd    string // path of the initramfs with the agent; empty: the Baker makes one
-	Rootfs    string // path of the raw root file system; never written
-	MemoryMiB uint64 // 0: 512
-	VCPUs     uint32 // 0: 1
-	Template  string // CPU template; empty: the manager's
-	Env       map[string]string
+	From      string             // tag of a disk-only snapshot that it boots from in the place of Rootfs; empty: none
+	Kernel    string             // path of a bzImage or ELF kernel; empty with From: that of the snapshot
+	Initrd    string             // path of the initramfs with the agent; empty: the Baker makes one, if there is a Kernel
+	Rootfs    string             // path of the raw root file system; never written
+	MemoryMiB uint64             // 0: that of From, or 512
+	VCPUs     uint32             // 0: that of From, or 1
+	Template  string             // CPU template; empty: that of From, or the manager's
+	Env       map[string]string  // added to that of From
 	Commands  []string           // warm-up, each for /bin/sh -c, one after another
 	Python    string             // warm-up, then run in the warm interpreter
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
-	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and the default
-	Limits    vm.Limits          // of children
-	Strict    bool               // children are, see sandbox.Strict
+	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and that of From or the default
+	Limits    vm.Limits          // of children; zero: those of From
+	Strict    bool               // children are, see sandbox.Strict; also if From is
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the snapshot goes with the last sandbox that runs from it
 }
@@ -48,8 +49,14 @@ func (r *Request) check() error {
 	if err := snapshot.CheckTag(r.Tag); err != nil {
 		return &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
+	if r.From != "" && r.Rootfs != "" {
+		return invalid.Errorf("rootfs", "excludes from: the parent boots from the disk of %q", r.From)
+	}
+	if r.From != "" && r.Initrd != "" && r.Kernel == "" {
+		return invalid.Errorf("initrd", "without kernel: the modules in it must be those of the kernel")
+	}
 	for _, f := range []struct{ field, path string }{{"kernel", r.Kernel}, {"initrd", r.Initrd}, {"rootfs", r.Rootfs}} {
-		if f.field == "initrd" && f.path == "" {
+		if f.path == "" && (f.field == "initrd" || r.From != "") {
 			continue
 		}
 		if f.path == "" || !filepath.IsAbs(f.path) {

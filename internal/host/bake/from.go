@@ -1,0 +1,113 @@
+package bake
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/forkd/forkd/internal/format/disklayer"
+	"github.com/forkd/forkd/internal/format/snapshot"
+	"github.com/forkd/forkd/internal/host/chain"
+	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/proto/vm"
+)
+
+// acquire leases the snapshot that the parent boots from, and takes from it what the request leaves
+// open.
+func (b *bake) acquire(req *Request) (err error) {
+	if err := snapshot.CheckTag(req.From); err != nil {
+		return &invalid.Error{Field: "from", Reason: err.Error()}
+	}
+	if b.from, err = b.cfg.Store.AcquireDisk(req.From); err != nil {
+		return err
+	}
+	b.undo.Add(b.from.Release)
+	m := b.from.Manifest()
+	if !m.DiskOnly() {
+		return invalid.Errorf("from", "snapshot %q has memory, and its disk lacks what that has not written back", m.Tag)
+	}
+	req.MemoryMiB = cmp.Or(req.MemoryMiB, m.Machine.MemoryBytes>>20)
+	req.VCPUs = cmp.Or(req.VCPUs, m.Machine.VCPUs)
+	req.Template = cmp.Or(req.Template, m.Machine.Template)
+	env := maps.Clone(m.Guest.Env)
+	if env == nil {
+		env = make(map[string]string)
+	}
+	maps.Copy(env, req.Env)
+	req.Env = env
+	if req.Limits == (vm.Limits{}) {
+		req.Limits = m.Guest.Limits
+	}
+	req.Strict = req.Strict || m.Guest.Strict
+	return nil
+}
+
+// openBoot opens what the parent boots from: the files of the request, or those of the snapshot.
+func (b *bake) openBoot() (kernel, initrd *os.File, err error) {
+	if b.req.Kernel == "" {
+		return b.cfg.Store.Boot(b.from)
+	}
+	if kernel, err = os.Open(b.req.Kernel); err != nil {
+		return nil, nil, err
+	}
+	if b.req.Initrd != "" {
+		initrd, err = os.Open(b.req.Initrd)
+	} else {
+		initrd, err = b.cfg.Initrd(b.req.Kernel)
+	}
+	if err == nil {
+		if err = b.staging.UseBoot(kernel, initrd); err == nil {
+			return kernel, initrd, nil
+		}
+		initrd.Close()
+	}
+	kernel.Close()
+	return nil, nil, err
+}
+
+// openDisk opens the files that the parent's own disk layer lies on, base image first.
+func (b *bake) openDisk() error {
+	if b.from != nil {
+		return b.inheritDisk()
+	}
+	image, err := os.Open(b.req.Rootfs)
+	if err != nil {
+		return err
+	}
+	b.undo.Add(func() { image.Close() })
+	st, err := image.Stat()
+	if err != nil {
+		return err
+	}
+	b.disk, b.lower = &snapshot.Disk{SizeBytes: uint64(st.Size())}, []*os.File{image}
+	return b.staging.UseBase(image)
+}
+
+// inheritDisk takes over the disk of the snapshot that the parent boots from. Where that has too
+// many layers they become one.
+func (b *bake) inheritDisk() error {
+	from := b.from.Manifest().Disk
+	b.disk = &snapshot.Disk{SizeBytes: from.SizeBytes, Base: from.Base}
+	b.lower = slices.Clone(b.from.Disk())
+	if !chain.MergeDisk(len(from.Layers)) {
+		b.disk.Layers = slices.Clone(from.Layers)
+		return nil
+	}
+	owner := snapshot.NewID()
+	merged, err := b.staging.Create(snapshot.LayerFile(snapshot.DiskLayerFile, b.staging.ID(), owner))
+	if err != nil {
+		return err
+	}
+	b.undo.Add(func() { merged.Close() })
+	if err := disklayer.Merge(merged, b.lower[1:]); err != nil {
+		return err
+	}
+	st, err := merged.Stat()
+	if err != nil {
+		return err
+	}
+	b.lower = []*os.File{b.lower[0], merged}
+	b.disk.Layers = []snapshot.File{{Owner: owner, Bytes: uint64(st.Size())}}
+	return nil
+}
