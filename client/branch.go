@@ -11,6 +11,9 @@ import (
 func (c *Client) Branch(ctx context.Context, id string, req BranchRequest) (s Snapshot, err error) {
 	body := v1.BranchRequest{Tag: req.Tag, Mode: req.Mode, ParentTag: req.ParentTag, Wait: new(!req.NoWait),
 		Labels: req.Labels}
+	if req.DiskOnly {
+		body.Memory = new(false)
+	}
 	err = c.call(ctx, http.MethodPost, sandboxPath(id, "/branch"), body, &s)
 	return s, err
 }

@@ -53,6 +53,7 @@ type BranchRequest struct {
 	Mode      string // "live" (also if empty), "diff" or "full"
 	ParentTag string // refuse if the sandbox does not run from this snapshot
 	NoWait    bool   // return when the sandbox runs again, before the snapshot, then "writing", is complete
+	DiskOnly  bool   // save the disk and no memory; forks of the snapshot boot; it excludes Mode and NoWait
 
 	Labels map[string]string // of the snapshot
 }

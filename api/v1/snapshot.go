@@ -19,6 +19,7 @@ type Snapshot struct {
 	BaseImage    string   `json:"base_image,omitempty"` // path of the image of its disk; in lists only
 	Sandboxes    int      `json:"sandboxes"`            // running from it
 	Transient    bool     `json:"transient,omitempty"`  // removed with the last of them
+	DiskOnly     bool     `json:"disk_only,omitempty"`  // it has no memory: forks of it boot
 
 	// Of a branch. Times are in milliseconds; those of ReadyMS and PersistedMS begin with the
 	// request.
@@ -67,10 +68,14 @@ type SnapshotDetail struct {
 
 // BakeRequest asks for a snapshot. Paths are those of the daemon's host.
 type BakeRequest struct {
-	Tag               string            `json:"tag"`
-	Kernel            string            `json:"kernel"`
-	Initrd            string            `json:"initrd,omitempty"` // empty: the daemon makes one
-	Rootfs            string            `json:"rootfs"`
+	Tag    string `json:"tag"`
+	Kernel string `json:"kernel,omitempty"` // empty with from: the snapshot's
+	Initrd string `json:"initrd,omitempty"` // empty: the daemon makes one
+	Rootfs string `json:"rootfs,omitempty"`
+	// tag of a snapshot whose disk the parent boots from, in the place of rootfs. What is left out of
+	// kernel, mem_size_mib, vcpus, cpu_template, network, limits and unique is that snapshot's; env is
+	// added to its own.
+	From              string            `json:"from,omitempty"`
 	MemSizeMiB        uint64            `json:"mem_size_mib,omitempty"` // 0: 512
 	VCPUs             uint32            `json:"vcpus,omitempty"`        // 0: 1
 	CPUTemplate       string            `json:"cpu_template,omitempty"`
@@ -117,6 +122,8 @@ type BranchRequest struct {
 	ParentTag string `json:"parent_tag,omitempty"` // refuse if the sandbox does not run from this snapshot
 	// false: answer when the sandbox runs again, before the snapshot is complete
 	Wait *bool `json:"wait,omitempty"`
+	// false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot
+	Memory *bool `json:"memory,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // of the snapshot, which what is forked from it does not inherit
 

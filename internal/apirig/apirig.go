@@ -200,10 +200,10 @@ func New(t T, o Options) *Rig {
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.SetBoot(boots(baker))
 	discard := slog.New(slog.DiscardHandler)
 	shared := face.New(face.Config{Host: tenancy.New(m, workspaces), Guard: guard, Audit: log,
-		Answers: answers, Limits: o.Limits,
-		Counts: counts, Requests: counts.RequestDone, Log: discard})
+		Answers: answers, Limits: o.Limits, Counts: counts, Requests: counts.RequestDone, Log: discard})
 	api := v1.New(v1.Config{Face: shared, Baker: baker, Builds: r.Steps, Metrics: counts.Handler(),
 		Version: "test", Accel: "kvm", GuestPort: o.GuestPort, NoKVM: func() error { return o.NoKVM }, Domain: domain,
 		Links: links, MCP: mcphttp.New("test", o.Limits.Keepalive)})
@@ -263,4 +263,12 @@ func builds(dir, file string, m *sandbox.Manager, b *bake.Baker) template.Config
 		Boot: func(context.Context, template.Image, func(string)) (bake.Request, error) {
 			return bake.Request{Kernel: file, Initrd: file, Rootfs: file}, nil
 		}}
+}
+
+// boots returns what boots parents from snapshots without memory.
+func boots(b *bake.Baker) sandbox.Boot {
+	return func(ctx context.Context, from, to string) error {
+		_, err := b.Bake(ctx, bake.Request{Tag: to, From: from, Transient: true})
+		return err
+	}
 }

@@ -21,7 +21,10 @@ func newBranchCmd() *cobra.Command {
 		Aliases: []string{"commit"},
 		Short:   "Make a snapshot of a running sandbox",
 		Long: "Memory, disk and processes of the sandbox ID become a snapshot, of one instant; the sandbox goes on running.\n" +
-			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.",
+			"Sandboxes can be forked from the snapshot at once. It is written to disk in the background.\n\n" +
+			"With --disk-only neither memory nor processes are saved: the guest's file system is brought to rest, and what\n" +
+			"was deleted takes no space. A fork of such a snapshot boots; 'forkd build --from' boots a parent from it, with\n" +
+			"other memory or processors.",
 		Args: usageArgs(arguments(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
@@ -33,6 +36,12 @@ func newBranchCmd() *cobra.Command {
 			var err error
 			if req.Labels, err = parseLabels(labels); err != nil {
 				return err
+			}
+			if req.DiskOnly {
+				if cmd.Flags().Changed("mode") || req.NoWait {
+					return usageError{errors.New("--disk-only excludes --mode and --no-wait: it saves no memory")}
+				}
+				req.Mode = ""
 			}
 			return c.run(cmd, func(ctx context.Context, cl *client.Client) error {
 				return branch(ctx, cmd, &c, cl, args[0], req, figures)
@@ -47,6 +56,8 @@ func newBranchCmd() *cobra.Command {
 	f.BoolVar(&req.NoWait, "no-wait", false,
 		"return when the sandbox runs again, before the snapshot is complete; live only")
 	f.StringArrayVarP(&labels, "label", "l", nil, "NAME=VALUE that the snapshot has (repeatable)")
+	f.BoolVar(&req.DiskOnly, "disk-only", false,
+		"save the disk and no memory; what is forked from the snapshot boots")
 	f.BoolVarP(&figures, "verbose", "v", false, "say how much was saved, and how long each part took")
 	c.completeSandboxes(cmd)
 	c.completeFlag(cmd, "parent-tag", tags)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -19,6 +20,7 @@ import (
 )
 
 type buildOptions struct {
+	from    client.BakeRequest // of --from
 	tag     string
 	kernel  string
 	reuse   bool
@@ -61,22 +63,40 @@ func newBuildCmd() *cobra.Command {
 	var file dockerfileOptions
 	var verbose bool
 	cmd := &cobra.Command{
-		Use:   "build RECIPE|DIR|docker://IMAGE",
-		Short: "Make a snapshot from a Dockerfile, a recipe or a container image",
+		Use:   "build RECIPE|DIR|docker://IMAGE | build --from TAG --tag NEW",
+		Short: "Make a snapshot from a Dockerfile, a recipe, a container image or another snapshot's disk",
 		Long: "With -f, or for a DIR with a Dockerfile and no recipe.yaml, the daemon carries out a Dockerfile, and DIR is the\n" +
 			"build context: each step forks the snapshot of the step before it, and its own is the cache of the next build.\n" +
 			"The snapshot takes the place of one with its tag.\n\n" +
 			"RECIPE is the name of a recipe that comes with forkd, a recipe.yaml, or a directory with one; docker://IMAGE,\n" +
 			"docker-archive:FILE and oci:DIR are container images that need none. The image and the guest kernel are made\n" +
-			"here and kept in the cache; the daemon boots them.",
-		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py",
-		Args:    usageArgs(arguments(1, 1)),
+			"here and kept in the cache; the daemon boots them.\n\n" +
+			"With --from, the parent boots from the disk of a snapshot: its processes start anew, and it may have other\n" +
+			"memory and processors.",
+		Example: "  forkd build -t app .\n  forkd build -f Dockerfile.dev --build-arg VERSION=2 -t app-dev .\n" +
+			"  forkd build python-numpy\n  forkd build docker://python:3.12-slim --tag py\n" +
+			"  forkd build --from py --tag py-large --memory-mib 4096 --vcpus 2",
+		Args: usageArgs(arguments(0, 1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.from.From != "" {
+				if err := refuseFlags(cmd, onlyOfDockerfiles, "a Dockerfile"); err != nil {
+					return err
+				}
+				return o.runFrom(cmd, &c, args)
+			}
+			if len(args) == 0 {
+				return usageError{errors.New("give a RECIPE, a directory with one or with a Dockerfile, or --from TAG")}
+			}
 			if is, err := file.isDockerfile(cmd, args[0]); is || err != nil {
 				if err != nil {
 					return err
 				}
+				file.vcpus, file.memory = o.from.VCPUs, o.from.MemSizeMiB
 				return file.run(cmd, &c, o.tag, args[0])
+			}
+			if o.from.MemSizeMiB != 0 || o.from.VCPUs != 0 {
+				return usageError{errors.New("--memory-mib and --vcpus go with --from and Dockerfiles: a recipe says what its " +
+					"parent has")}
 			}
 			recipe, err := loadRecipe(args[0])
 			if err != nil {
@@ -108,10 +128,12 @@ func newBuildCmd() *cobra.Command {
 	f.StringVar(&o.kernel, "kernel", "", "kernel of your own, bzImage or ELF, with all drivers built in")
 	o.network.register(f)
 	o.limits.register(f)
+	o.registerFrom(f)
 	f.BoolVar(&o.reuse, "reuse", false, "do nothing if a usable snapshot has the tag")
 	f.BoolVar(&verbose, "verbose", false, "print the last 64 KiB of what the warm-up wrote")
 	f.Float64Var(&o.ready, "ready-timeout-secs", 0, "how long the guest may take to boot (default 300)")
 	c.complete(cmd, recipeNames)
+	c.completeFlag(cmd, "from", tags)
 	o.network.complete(cmd)
 	c.register(cmd)
 	return cmd

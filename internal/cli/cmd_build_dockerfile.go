@@ -33,9 +33,8 @@ type dockerfileOptions struct {
 
 // onlyOfDockerfiles and onlyOfRecipes are flags that mean nothing for the other.
 var (
-	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "vm-cpus", "vm-memory-mib",
-		"vm-disk-mib"}
-	onlyOfRecipes = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
+	onlyOfDockerfiles = []string{"build-arg", "target", "no-cache", "check", "progress", "disk-mib"}
+	onlyOfRecipes     = []string{"kernel", "reuse", "ready-timeout-secs", "verbose", "net", "allow", "deny", "allow-ech",
 		"memory", "swap", "cpus", "cpu-weight", "io-bytes-per-second", "io-ops-per-second"}
 )
 
@@ -51,9 +50,7 @@ func (o *dockerfileOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.noCache, "no-cache", false, "of a Dockerfile: carry out all steps")
 	f.BoolVar(&o.check, "check", false, "of a Dockerfile: say what is doubtful in it, and build nothing")
 	f.StringVar(&o.progress, "progress", "auto", "of a Dockerfile: auto, plain or tty")
-	f.Uint32Var(&o.vcpus, "vm-cpus", 0, "of a Dockerfile: virtual CPUs of a VM made from an image (default 1)")
-	f.Uint64Var(&o.memory, "vm-memory-mib", 0, "of a Dockerfile: MiB of memory of a VM made from an image (default 1024)")
-	f.IntVar(&o.disk, "vm-disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
+	f.IntVar(&o.disk, "disk-mib", 0, "of a Dockerfile: MiB of disk of a VM made from an image (default 8192)")
 }
 
 // isDockerfile reports whether an argument of `forkd build` is the context of a Dockerfile, and refuses
@@ -69,12 +66,17 @@ func (o *dockerfileOptions) isDockerfile(cmd *cobra.Command, arg string) (bool, 
 	if is {
 		wrong, kind = onlyOfRecipes, "a recipe"
 	}
-	for _, name := range wrong {
+	return is, refuseFlags(cmd, wrong, kind)
+}
+
+// refuseFlags refuses flags that are for another kind of build.
+func refuseFlags(cmd *cobra.Command, names []string, kind string) error {
+	for _, name := range names {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
-			return false, usageError{fmt.Errorf("--%s is for %s", name, kind)}
+			return usageError{fmt.Errorf("--%s is for %s", name, kind)}
 		}
 	}
-	return is, nil
+	return nil
 }
 
 // read reads the Dockerfile, and returns its name.

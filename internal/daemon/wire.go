@@ -176,6 +176,10 @@ func (w *wired) startBaker(cfg *Config, vmms vmpool.VMMs, runDir string) (*bake.
 		Initrd:   makeInitrd,
 		Log:      cfg.Log,
 	})
+	w.manager.SetBoot(func(ctx context.Context, from, to string) error {
+		_, err := baker.Bake(ctx, bake.Request{Client: auth.From(ctx).Who, Tag: to, From: from, Transient: true})
+		return err
+	})
 	var err error
 	boot := func(ctx context.Context, i template.Image, report func(string)) (bake.Request, error) {
 		if err := w.kvm.Check(); err != nil { // which would be found out only after the image is made

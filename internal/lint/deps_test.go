@@ -62,8 +62,8 @@ var rooms = []room{
 	},
 	{
 		folder: "internal/host",
-		packages: []string{"invalid", "excerpt", "event", "procmem", "agentclient", "cgroup", "process", "netclient",
-			"vmmclient", "store", "vmpool", "vmfake",
+		packages: []string{"invalid", "excerpt", "event", "owner", "unique", "procmem", "agentclient", "cgroup",
+			"process", "netclient", "vmmclient", "store", "vmpool", "vmfake",
 			"identity", "chain", "bake", "admit", "ledger", "conlog",
 			"tally", "idle", "sandbox", "workspace", "tenancy"},
 		imports: []string{"internal/proto/...", "internal/format/...", "internal/jail/..."},

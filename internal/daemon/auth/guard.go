@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Principal is who makes a request.
@@ -14,7 +14,12 @@ type Principal struct {
 	Who          string // "token:NAME", "uid:1000", "cert:NAME", or "local" where nothing is demanded
 	Scope        Scope
 	MaxSandboxes int // that it may have at once; 0: no limit
-	Prefix       sandbox.Prefix
+	Prefix       owner.Prefix
+}
+
+// Owner returns in whose name what p asks for is done.
+func (p Principal) Owner() owner.Owner {
+	return owner.Owner{Name: p.Who, Most: p.MaxSandboxes, Prefix: p.Prefix, Admin: p.Scope >= Admin}
 }
 
 // ScopeError refuses a request whose maker is known and may not make it.
@@ -59,7 +64,7 @@ func (g *Guard) Identify(r *http.Request) (Principal, error) { return g.Identify
 // clients. A token that is there must be right, whatever the connection proves.
 func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	if g == nil {
-		return Principal{Who: sandbox.Anyone, Scope: Admin}, nil
+		return Principal{Who: owner.Anyone, Scope: Admin}, nil
 	}
 	if g.Tokens != nil && token != "" {
 		p, ok := g.Tokens.Resolve(token)
@@ -76,7 +81,7 @@ func (g *Guard) IdentifyBy(r *http.Request, token string) (Principal, error) {
 	case g.Tokens != nil:
 		return Principal{}, errMissing
 	case !g.Certs:
-		return Principal{Who: sandbox.Anyone, Scope: Admin}, nil
+		return Principal{Who: owner.Anyone, Scope: Admin}, nil
 	case r.TLS == nil || len(r.TLS.VerifiedChains) == 0: // the handshake would have failed
 		return Principal{}, errCertificate
 	}
@@ -119,11 +124,7 @@ type principalKey struct{}
 
 // With returns a context of requests that p makes. Sandboxes that are forked in it are p's.
 func With(ctx context.Context, p Principal) context.Context {
-	ctx = sandbox.OwnedBy(ctx, p.Who, p.MaxSandboxes, p.Prefix)
-	if p.Scope >= Admin {
-		ctx = sandbox.AsAdmin(ctx)
-	}
-	return context.WithValue(ctx, principalKey{}, p)
+	return context.WithValue(owner.In(ctx, p.Owner()), principalKey{}, p)
 }
 
 // From returns who makes a request; nobody, who may do nothing, if that was not found out.

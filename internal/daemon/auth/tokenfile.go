@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Token is one line of a token file: who has it and what they may do, but not the token itself.
@@ -19,7 +19,7 @@ type Token struct {
 	Name         string
 	Scope        Scope
 	MaxSandboxes int // 0: no limit
-	Prefix       sandbox.Prefix
+	Prefix       owner.Prefix
 	digest       [sha256.Size]byte
 }
 
@@ -125,9 +125,9 @@ func parseLine(words []string) (t Token, err error) {
 	return t, t.check()
 }
 
-// LimitTo gives a token a prefix of labels; see sandbox.Prefix.
+// LimitTo gives a token a prefix of labels; see owner.Prefix.
 func (t *Token) LimitTo(prefix string) (err error) {
-	if t.Prefix, err = sandbox.ParsePrefix(prefix); err != nil {
+	if t.Prefix, err = owner.ParsePrefix(prefix); err != nil {
 		return fmt.Errorf("label-prefix %w", err)
 	}
 	return nil

@@ -31,6 +31,7 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -138,7 +139,7 @@ var ErrBusy = errors.New("too many builds are under way: wait until one has ende
 
 // Enter takes a place for a build of a client, which leave gives back.
 func (b *Builder) Enter(who string) (leave func(), err error) {
-	if leave, err = b.places.Enter(sandbox.FairShare(who, maxBuilds)); err != nil {
+	if leave, err = b.places.Enter(owner.FairShare(who, maxBuilds)); err != nil {
 		return nil, ErrBusy
 	}
 	return leave, nil
@@ -171,7 +172,7 @@ func (b *Builder) Build(ctx context.Context, req Request, files *Context, o Obse
 	if err := req.Check(); err != nil {
 		return Result{}, err
 	}
-	if err := sandbox.Within(ctx, false, "a build"); err != nil {
+	if err := owner.Within(ctx, false, "a build"); err != nil {
 		return Result{}, err
 	}
 	free, err := b.claim("tag " + req.Tag)

@@ -93,20 +93,23 @@ func (a *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	if req.Memory != nil && !*req.Memory {
-		return unsupported("memory: false", "a snapshot holds the memory too")
-	}
 	i, err := a.find(r)
 	if err != nil {
 		return err
 	}
 	ask := sandbox.BranchRequest{Mode: vm.BranchDiff}
+	if req.Memory != nil && !*req.Memory {
+		ask.Mode = vm.BranchDisk
+	}
 	if req.Name != "" {
 		if ask.Tag, err = tagOf(req.Name); err != nil {
 			return face.BadRequest("name: %v", err)
 		}
 	}
 	var made store.Info
+	if i.State == sandbox.Suspended && ask.Mode == vm.BranchDisk {
+		return unsupported("memory: false", "the file system of a paused sandbox cannot be brought to rest: connect to it first")
+	}
 	if i.State == sandbox.Suspended { // it is not brought back
 		err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) (err error) {
 			made, err = h.Copy(r.Context(), ask.Tag)

@@ -34,6 +34,20 @@ func TestSnapshotOfAPausedSandbox(t *testing.T) {
 	r.call("DELETE", "/templates/asleep", "", 204, nil)
 }
 
+// A snapshot without memory is made of a sandbox that runs, and a sandbox of it boots.
+func TestSnapshotWithoutMemory(t *testing.T) {
+	r := start(t)
+	b := r.create(`{"templateID":"a.b"}`)
+	at := "/sandboxes/" + b.ID
+	r.call("POST", at+"/snapshots", `{"name":"files","memory":false}`, 201, nil)
+	r.call("POST", at+"/pause", "", 204, nil)
+	r.call("POST", at+"/snapshots", `{"name":"asleep","memory":false}`, 400, nil)
+	child := r.create(`{"templateID":"files"}`)
+	r.call("DELETE", "/sandboxes/"+child.ID, "", 204, nil)
+	r.call("DELETE", at, "", 204, nil)
+	r.call("DELETE", "/templates/files", "", 204, nil)
+}
+
 // A creation that is sent again with its key is answered again, and not carried out again.
 func TestIdempotencyKey(t *testing.T) {
 	r := start(t)

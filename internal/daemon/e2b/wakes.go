@@ -5,7 +5,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // wakes are the requests that wait for their sandboxes to be brought back. All those to one sandbox
@@ -37,13 +37,13 @@ func strangersOf(places int) int { return places * 2 / 3 }
 const strangers = "strangers "
 
 // enter counts a request to a sandbox of an owner and returns how to end that.
-func (w *wakes) enter(id, owner string, stranger bool) (leave func(), err error) {
+func (w *wakes) enter(id, who string, stranger bool) (leave func(), err error) {
 	waiting := []gate.Share{{Key: id, Most: maxWaiting}}
-	places := []gate.Share{sandbox.FairShare(owner, maxWakes)}
+	places := []gate.Share{owner.FairShare(who, maxWakes)}
 	if stranger {
 		most := strangersOf(maxWakes)
 		waiting = append(waiting, gate.Share{Key: strangers + id, Most: strangersOf(maxWaiting)})
-		places = append(places, gate.Share{Key: strangers, Most: most}, face.StrangersShare(owner, most))
+		places = append(places, gate.Share{Key: strangers, Most: most}, face.StrangersShare(who, most))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

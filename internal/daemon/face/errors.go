@@ -16,8 +16,10 @@ import (
 	"github.com/forkd/forkd/internal/host/agentclient"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/host/workspace"
@@ -39,17 +41,18 @@ func codeOf(err error) code {
 		exists    *store.ExistsError
 		inUse     *store.InUseError
 		damaged   *store.DamagedError
+		diskOnly  *store.DiskOnlyError
 		busy      *sandbox.BusyError
 		refused   *admit.Error
 		line      *sandbox.LineError
-		unique    *sandbox.NotUniqueError
+		unique    *unique.Error
 		named     *workspace.Error
 		guest     *agentclient.Error
 		tooLarge  *http.MaxBytesError
 		answer    *inbound.AnswerError
 		scope     *auth.ScopeError
-		prefix    *sandbox.PrefixError
-		closed    *sandbox.ClosedError
+		prefix    *owner.PrefixError
+		closed    *owner.ClosedError
 		noKVM     *vmmclient.NoKVMError
 	)
 	switch {
@@ -79,7 +82,8 @@ func codeOf(err error) code {
 		return codeSnapshotExists
 	case errors.As(err, &inUse):
 		return codeSnapshotInUse
-	case errors.As(err, &damaged), errors.Is(err, vm.ErrBadState), errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
+	case errors.As(err, &damaged), errors.As(err, &diskOnly), errors.Is(err, vm.ErrBadState),
+		errors.Is(err, vm.ErrShape), errors.Is(err, vm.ErrCPU):
 		return codeSnapshotUnusable
 	case errors.As(err, &busy):
 		return codeBusy

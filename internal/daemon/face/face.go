@@ -119,6 +119,5 @@ func ClientOf(r *http.Request) string {
 // there is no principal.
 func (f *Face) View(ctx context.Context) *tenancy.View {
 	who := auth.From(ctx)
-	return f.Host.For(tenancy.Principal{Name: who.Who, MaxSandboxes: who.MaxSandboxes, Prefix: who.Prefix,
-		OpensPrivate: who.Scope >= auth.Admin})
+	return f.Host.For(who.Owner())
 }

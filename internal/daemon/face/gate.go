@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Class says how many requests of a kind are served at once.
@@ -43,7 +43,7 @@ func (g *Gate) Enter(client, sandboxID string) (leave func(), err error) {
 	}
 	shares := []gate.Share{{Key: client, Most: g.Client}}
 	if g.Client == 0 {
-		shares[0] = sandbox.FairShare(client, g.Total)
+		shares[0] = owner.FairShare(client, g.Total)
 	}
 	if sandboxID != "" && g.Sandbox != 0 {
 		shares = append(shares, gate.Share{Key: "sandbox " + sandboxID, Most: g.Sandbox})

@@ -9,7 +9,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/auth"
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Memory bounds how many bytes of clients' bodies and guests' answers all requests under way hold.
@@ -54,7 +54,7 @@ type shareKey struct{}
 
 // Sharing gives a request its share, until done is called.
 func (m *Memory) Sharing(r *http.Request) (with *http.Request, done func()) {
-	s := &Share{held: m.bytes.Hold(sandbox.FairShare(auth.From(r.Context()).Who, m.total))}
+	s := &Share{held: m.bytes.Hold(owner.FairShare(auth.From(r.Context()).Who, m.total))}
 	return r.WithContext(context.WithValue(r.Context(), shareKey{}, s)), s.release
 }
 

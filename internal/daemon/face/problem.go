@@ -10,7 +10,7 @@ import (
 	apiv1 "github.com/forkd/forkd/api/v1"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // code names a kind of error for programs. Codes are part of the API: one is never given another
@@ -164,7 +164,7 @@ func ProblemOf(err error) apiv1.Error {
 	if c == codeInvalidField && errors.As(err, &field) {
 		body.Field = field.Field
 	}
-	var closed *sandbox.ClosedError
+	var closed *owner.ClosedError
 	if errors.As(err, &closed) {
 		body.Field = closed.Field
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/host/vmpool"
 )
@@ -62,7 +63,7 @@ func TestProblems(t *testing.T) {
 		{fmt.Errorf("write: %w", syscall.ENOSPC), codeNoSpace, "", ""},
 		{&sandbox.ForkError{First: fmt.Errorf("restore: %w", vmmclient.ErrGone)}, codeVMEnded, "", ""},
 		{&sandbox.RollbackError{Err: &vmpool.ExitError{}}, codeVMEnded, "", ""},
-		{&sandbox.RollbackError{Err: &sandbox.NotUniqueError{}}, codeNotUnique, "", ""},
+		{&sandbox.RollbackError{Err: &unique.Error{}}, codeNotUnique, "", ""},
 		{errors.New("x"), codeInternal, "", ""},
 	} {
 		w := httptest.NewRecorder()

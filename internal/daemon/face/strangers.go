@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/forkd/forkd/internal/gate"
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Strangers bounds how often clients come that have nothing but a signed URL: to one sandbox, whichever
@@ -76,12 +76,12 @@ func (s *Strangers) limiterLocked(key string, b bound) *rate.Limiter {
 }
 
 // bounded reports whether there is a share for each owner: not for those that cannot be told apart.
-func bounded(owner string) bool { return sandbox.FairShare(owner, manySandboxes).Most > 0 }
+func bounded(name string) bool { return owner.FairShare(name, manySandboxes).Most > 0 }
 
 // StrangersShare returns the share of so many places that strangers may have of the sandboxes of one
 // owner.
-func StrangersShare(owner string, places int) gate.Share {
-	s := sandbox.FairShare(owner, places)
+func StrangersShare(name string, places int) gate.Share {
+	s := owner.FairShare(name, places)
 	s.Key = "strangers to " + s.Key
 	return s
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // flood lets strangers come to many sandboxes of an owner until all are refused, and returns how many
@@ -38,7 +38,7 @@ func TestStrangersToOneOwnerLeaveSomeForAnother(t *testing.T) {
 
 // Owners that cannot be told apart have no bound of their own.
 func TestStrangersToAnyone(t *testing.T) {
-	for _, owner := range []string{"", sandbox.Anyone} {
+	for _, owner := range []string{"", owner.Anyone} {
 		s := newStrangers(1e-9, 10)
 		if n := flood(s, owner); n != manySandboxes*10 {
 			t.Errorf("owner %q: %d came, want %d", owner, n, manySandboxes*10)

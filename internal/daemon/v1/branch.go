@@ -8,12 +8,19 @@ import (
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/sandbox"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
 // branchMode finds out what a branch request asks for. Live is the default; it falls back to diff
 // where it must.
 func branchMode(r *apiv1.BranchRequest) (vm.BranchMode, error) {
+	if r.Memory != nil && !*r.Memory {
+		if r.Mode != "" || r.Diff || r.Live || r.MeasureDiff {
+			return 0, invalid.Errorf("memory", "false excludes mode, diff, live and measure_diff: they say how memory is saved")
+		}
+		return vm.BranchDisk, nil
+	}
 	mode := vm.BranchLive
 	diff := r.Diff || r.MeasureDiff // the second is the first with figures, which every branch has here
 	if diff {
@@ -62,7 +69,8 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	start := time.Now()
 	res, err := a.view(r).Branch(r.Context(), r.PathValue("id"), sandbox.BranchRequest{
 		Tag: req.Tag, Mode: mode, ParentTag: req.ParentTag, Labels: req.Labels,
-		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait, // others are complete when the sandbox runs again
+		// others are complete when the sandbox runs again, or take no longer than the guest
+		NoWait: mode == vm.BranchLive && req.Wait != nil && !*req.Wait,
 	})
 	a.Traces.Branch(r, start, r.PathValue("id"), res, err)
 	if err != nil {
@@ -71,7 +79,9 @@ func (a *api) branch(w http.ResponseWriter, r *http.Request) error {
 	view := a.view(r)
 	info := snapshotOf(view, res.Info)
 	setBranch(view, &info, &res.Figure)
-	info.SharedBytes = &res.Shared
+	if mode != vm.BranchDisk {
+		info.SharedBytes = &res.Shared
+	}
 	status := http.StatusCreated
 	if res.Info.Writing {
 		status = http.StatusAccepted
@@ -86,7 +96,7 @@ func (a *api) rollback(r *http.Request, req *apiv1.RollbackRequest) (out apiv1.R
 			return out, err
 		}
 	}
-	if err := a.view(r).SetStrict(r.Context(), r.PathValue("id"), sandbox.Strict(req.Unique)); err != nil {
+	if err := a.view(r).SetStrict(r.Context(), r.PathValue("id"), unique.Strict(req.Unique)); err != nil {
 		return out, err
 	}
 	res, err := a.view(r).Rollback(r.Context(), r.PathValue("id"), req.To)
@@ -105,7 +115,7 @@ func (a *api) pause(r *http.Request, _ *struct{}) (apiv1.Sandbox, error) {
 
 func (a *api) resume(r *http.Request, req *apiv1.ResumeRequest) (out apiv1.Sandbox, err error) {
 	id := r.PathValue("id")
-	if err := a.view(r).SetStrict(r.Context(), id, sandbox.Strict(req.Unique)); err != nil {
+	if err := a.view(r).SetStrict(r.Context(), id, unique.Strict(req.Unique)); err != nil {
 		return out, err
 	}
 	return described(a.sandboxesFor(r))(a.view(r).Resume(r.Context(), id))

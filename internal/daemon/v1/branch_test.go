@@ -79,6 +79,11 @@ func TestBranchRequests(t *testing.T) {
 		{`{"mode":"diff","diff":true}`, 400, ""},
 		{`{"live":true,"diff":true}`, 400, ""},
 		{`{"mode":"warm"}`, 400, ""},
+		{`{"mode":"disk"}`, 400, ""},
+		{`{"memory":true}`, 201, "live"},
+		{`{"memory":false,"mode":"live"}`, 400, ""},
+		{`{"memory":false,"diff":true}`, 400, ""},
+		{`{"memory":false,"wait":false,"tag":"../x"}`, 400, ""},
 		{`{"tag":"../x"}`, 400, ""},
 		{`{"tags":"x"}`, 400, ""},
 	} {
@@ -100,6 +105,50 @@ func TestBranchRequests(t *testing.T) {
 	}
 	if status, _ := post(t, url+"/v1/sandboxes/sb-none/branch", ""); status != 404 {
 		t.Errorf("an unknown sandbox: %d", status)
+	}
+}
+
+// A snapshot without memory is forked like any other, and a parent boots from it, or from the disk
+// of one with memory.
+func TestDiskOnlyRequests(t *testing.T) {
+	cl, url, id := forked(t)
+	status, answer := post(t, url+"/v1/sandboxes/"+id+"/branch", `{"memory":false,"tag":"disk"}`)
+	if status != 201 || answer["mode"] != "disk" || answer["disk_only"] != true || answer["persist_status"] != "done" ||
+		answer["shared_bytes"] != nil {
+		t.Fatalf("%d %v", status, answer)
+	}
+	f, err := cl.Fork(t.Context(), client.ForkRequest{SnapshotTag: "disk", N: 2})
+	if err != nil || len(f.Sandboxes) != 2 {
+		t.Fatalf("%+v, %v", f, err)
+	}
+	b, err := cl.Bake(t.Context(), client.BakeRequest{Tag: "large", From: "disk", MemSizeMiB: 1024, VCPUs: 2})
+	if err != nil || b.MemSizeMiB != 1024 || b.VCPUs != 2 || b.DiskOnly {
+		t.Fatalf("%+v, %v", b, err)
+	}
+	if _, err := cl.Bake(t.Context(), client.BakeRequest{Tag: "whole", From: "a.b"}); err != nil {
+		t.Fatal(err)
+	}
+	for body, want := range map[string]string{
+		`{"tag":"x","from":"none"}`:                 "not found",
+		`{"tag":"x","from":"disk","rootfs":"/"}`:    "rootfs",
+		`{"tag":"x","from":"../disk"}`:              "from",
+		`{"tag":"x","from":"disk","initrd":"/x"}`:   "initrd",
+		`{"tag":"x","from":"disk","vcpus":1000000}`: "vcpus",
+	} {
+		if status, answer := post(t, url+"/v1/snapshots", body); status/100 != 4 ||
+			!strings.Contains(answer["error"].(string), want) {
+			t.Errorf("%s: %d %v", body, status, answer)
+		}
+	}
+	for _, path := range []string{"/v1/sandboxes/" + id + "/rollback", "/v1/snapshots/disk/compact"} {
+		status, answer := post(t, url+path, `{"to":"disk"}`)
+		if status != 409 && status != 400 {
+			t.Errorf("%s: %d %v", path, status, answer)
+		}
+	}
+	if status, answer := post(t, url+"/v1/snapshots/disk/compact", `{"to":"small"}`); status != 409 ||
+		answer["code"] != "snapshot_unusable" {
+		t.Errorf("compact: %d %v", status, answer)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/host/procmem"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 )
 
@@ -108,7 +109,7 @@ func (a *api) fork(r *http.Request, req *apiv1.ForkRequest) (forked apiv1.Forked
 	fork := sandbox.ForkRequest{
 		Tag: req.SnapshotTag, N: req.N, Env: req.Env, HostnamePrefix: req.HostnamePrefix, AllowPartial: req.AllowPartial,
 		Limits: limits, TTL: ttl, IdleTimeout: idle, Network: network, Labels: req.Labels,
-		Strict: sandbox.Strict(req.Unique),
+		Strict: unique.Strict(req.Unique),
 	}
 	var res sandbox.ForkResult
 	var pause time.Duration

@@ -12,9 +12,9 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/invalid"
-	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/tenancy"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -43,7 +43,7 @@ func snapshotOf(view *tenancy.View, i store.Info) apiv1.Snapshot {
 		}
 		s.PersistedMS = &ms
 	}
-	s.Transient = i.Transient
+	s.Transient, s.DiskOnly = i.Transient, i.DiskOnly
 	setBranch(view, &s, i.Branch)
 	return s
 }
@@ -111,16 +111,27 @@ func (a *api) createSnapshot(r *http.Request, req *apiv1.BakeRequest) (out apiv1
 	if limits == nil {
 		limits = &vm.Limits{}
 	}
-	strict, err := sandbox.ParseStrict(req.Unique)
+	strict, err := unique.Parse(req.Unique)
 	if err != nil {
 		return out, err
 	}
+	from := req.From
+	if from != "" {
+		if err := snapshot.CheckTag(from); err != nil {
+			return out, &invalid.Error{Field: "from", Reason: err.Error()}
+		}
+		var release func()
+		if from, release, err = a.view(r).DiskOf(r.Context(), from); err != nil {
+			return out, err
+		}
+		defer release()
+	}
 	res, err := a.Baker.Bake(r.Context(), bake.Request{
-		Client: auth.From(r.Context()).Who,
-		Tag:    req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
+		Client: auth.From(r.Context()).Who, From: from,
+		Tag: req.Tag, Kernel: req.Kernel, Initrd: req.Initrd, Rootfs: req.Rootfs, MemoryMiB: req.MemSizeMiB,
 		VCPUs: req.VCPUs, Template: req.CPUTemplate, Env: req.Env, Commands: req.Warmup.Commands,
 		Python: req.Warmup.Python, Ready: ready, Warmup: limit, Network: network, Limits: *limits,
-		Strict: strict == sandbox.StrictRefuse,
+		Strict: strict == unique.Refuse,
 	})
 	if err != nil {
 		return out, err

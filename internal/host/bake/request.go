@@ -30,7 +30,7 @@ type Request struct {
 	Ready     time.Duration      // how long the guest may take to boot; 0: 300 s
 	Network   *netclient.Setting // of the warm-up, and of children; nil: none, and that of From or the default
 	Limits    vm.Limits          // of children; zero: those of From
-	Strict    bool               // children are, see sandbox.Strict; also if From is
+	Strict    bool               // children are, see unique.Strict; also if From is
 	Warmup    time.Duration      // how long each warm-up step may take; 0: 600 s
 	Transient bool               // the snapshot goes with the last sandbox that runs from it
 }

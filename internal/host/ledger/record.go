@@ -34,7 +34,7 @@ type Record struct {
 	SnapshotID  string
 	Origin      string // tag to show instead of that of its own suspended state
 	Hostname    string
-	Owner       string // see OwnedBy
+	Owner       string // see owner.Owner
 	PID         int
 	Created     time.Time
 	MemoryBytes uint64 // of its guest's RAM

@@ -11,13 +11,14 @@ import (
 	"github.com/forkd/forkd/internal/gate"
 	"github.com/forkd/forkd/internal/host/admit"
 	"github.com/forkd/forkd/internal/host/invalid"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // reserve takes room for n more sandboxes of an owner, and counts what it refuses.
-func (m *Manager) reserve(o owner, n int) (release func(), err error) {
-	release, err = m.owners.Reserve(o.name, o.most, n, func() (have int) {
+func (m *Manager) reserve(o owner.Owner, n int) (release func(), err error) {
+	release, err = m.owners.Reserve(o.Name, o.Most, n, func() (have int) {
 		for _, i := range m.List() {
-			if i.Owner == o.name && (i.State != Exited || i.Resumable) {
+			if i.Owner == o.Name && (i.State != Exited || i.Resumable) {
 				have++
 			}
 		}
@@ -59,7 +60,7 @@ func (m *Manager) givePlaces(children []*Sandbox, vcpus uint32) {
 // a *BusyError. The caller holds the lock of the sandbox: what only waits for that takes no place.
 func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 	_, total := m.branches.Count()
-	leave, err = m.branches.Enter(FairShare(ownerOf(ctx).name, total))
+	leave, err = m.branches.Enter(owner.FairShare(owner.Of(ctx).Name, total))
 	if full := (*gate.FullError)(nil); errors.As(err, &full) {
 		return nil, &BusyError{What: "branches", Limit: full.Limit, Owner: full.Key}
 	}
@@ -68,18 +69,18 @@ func (m *Manager) enterBranches(ctx context.Context) (leave func(), err error) {
 
 // branchTag returns the tag of a branch: a checked one, or one that is chosen where it is empty.
 func branchTag(ctx context.Context, tag, id string, at time.Time) (string, error) {
-	p := PrefixOf(ctx)
+	p := owner.PrefixOf(ctx)
 	switch {
 	case tag != "":
 	case p != "":
-		tag = p.tags() + snapshot.NewID()[:16]
+		tag = p.Tags() + snapshot.NewID()[:16]
 	default:
 		tag = fmt.Sprintf("branch-%s-%d-%s", id, at.Unix(), snapshot.NewID()[:4])
 	}
 	if err := snapshot.CheckTag(tag); err != nil {
 		return "", &invalid.Error{Field: "tag", Reason: err.Error()}
 	}
-	return tag, Within(ctx, p.HasTag(tag), "tag: %q", tag)
+	return tag, owner.Within(ctx, p.HasTag(tag), "tag: %q", tag)
 }
 
 // takePlace waits for a place of the host for the client that ctx names, or else for the owner of the
@@ -92,5 +93,5 @@ func takePlace(ctx context.Context, g *gate.Gate, sandboxOwner string) (release 
 // that do not answer, however many a client has, hold the rest.
 func placeShare(ctx context.Context, g *gate.Gate, sandboxOwner string) gate.Share {
 	_, total := g.Count()
-	return shareOf(cmp.Or(ownerOf(ctx).name, sandboxOwner), total-1)
+	return owner.Share(cmp.Or(owner.Of(ctx).Name, sandboxOwner), total-1)
 }

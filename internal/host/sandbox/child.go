@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/vmpool"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -70,12 +71,12 @@ func (m *Manager) restoreChild(ctx context.Context, start time.Time, req ForkReq
 		return nil, err
 	}
 	s := m.newSandbox(ledger.Record{
-		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: ownerOf(ctx).name,
+		ID: shell.ID, PID: shell.VMM.PID(), Hostname: hostname(req.HostnamePrefix, shell.ID), Owner: owner.Of(ctx).Name,
 		Created:     start.UTC(),
 		SnapshotTag: manifest.Tag, SnapshotID: manifest.ID, MemoryBytes: manifest.Machine.MemoryBytes,
 		Env: req.Env, IdleTimeout: req.IdleTimeout, Limits: limitsFor(req.Limits, manifest),
 		Network: network, ExpirySuspends: req.ExpirySuspends, Annotation: req.Annotation, Labels: req.Labels,
-		Strict: req.Strict.or(manifest.Guest.Strict),
+		Strict: req.Strict.Or(manifest.Guest.Strict),
 	})
 	if req.TTL > 0 {
 		s.record.Expires = start.Add(req.TTL).UTC()

@@ -5,23 +5,24 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Who is not known to be an admin may not open what is closed, unless the daemon lets everybody.
 func TestWhoMayOpenWhatIsClosed(t *testing.T) {
 	loopback, before := setting(t, "public", "127.0.0.1"), netclient.Default().Policy
-	run := OwnedBy(t.Context(), "token:ci", 0, "")
+	run := as(t, "token:ci")
 	m := &Manager{}
 	for who, err := range map[string]error{
 		"token:ci": m.mayOpen(run, "network.", loopback, before),
 		"":         m.mayOpen(t.Context(), "network.", loopback, before),
 	} {
-		e, ok := errors.AsType[*ClosedError](err)
+		e, ok := errors.AsType[*owner.ClosedError](err)
 		if !ok || e.Who != who || e.Field != "network.allow[0]" {
 			t.Errorf("%q: %v, want the field network.allow[0] refused", who, err)
 		}
 	}
-	if err := m.mayOpen(AsAdmin(run), "network.", loopback, before); err != nil {
+	if err := m.mayOpen(owner.In(run, owner.Owner{Admin: true}), "network.", loopback, before); err != nil {
 		t.Errorf("an admin: %v", err)
 	}
 	m.cfg.OpenPrivate = true

@@ -21,7 +21,7 @@ import (
 func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
-	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	a, b := as(t, "token:a"), as(t, "token:b")
 	ids := []string{w.source(t)}
 	for range 4 {
 		ids = append(ids, w.fork(t, "p"))
@@ -70,7 +70,7 @@ func TestOneClientDoesNotHoldAllBranches(t *testing.T) {
 // A client whose VMs do not answer holds all places for restores but one.
 func TestOneClientDoesNotHoldAllRestores(t *testing.T) {
 	g := gate.New(3)
-	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	a, b := as(t, "token:a"), as(t, "token:b")
 	for range 2 {
 		if _, err := takePlace(a, g, ""); err != nil {
 			t.Fatal(err)
@@ -118,7 +118,7 @@ func TestVerificationsAreFew(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	mustBake(t, w)
-	a, b := OwnedBy(t.Context(), "token:a", 0, ""), OwnedBy(t.Context(), "token:b", 0, "")
+	a, b := as(t, "token:a"), as(t, "token:b")
 	var leave []func()
 	for range maxVerifies - 1 {
 		done, err := takePlace(a, w.verifies, "")
@@ -173,7 +173,7 @@ func TestSuspensionsAreFew(t *testing.T) {
 	}
 	ended := make(chan error)
 	begin := func(who string, n int) {
-		r, err := w.Fork(OwnedBy(t.Context(), who, 0, ""), ForkRequest{Tag: "p", N: n})
+		r, err := w.Fork(as(t, who), ForkRequest{Tag: "p", N: n})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestSuspensionsWithoutARequestWaitUnlocked(t *testing.T) {
 	}
 	var leave []func()
 	for i := range maxSuspends {
-		done, err := takePlace(OwnedBy(t.Context(), fmt.Sprint("token:", i), 0, ""), w.suspends, "")
+		done, err := takePlace(as(t, fmt.Sprint("token:", i)), w.suspends, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,6 +20,10 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 		result.Figure = b.figure
 		b.m.cfg.Observer.BranchDone(result, err)
 	}()
+	if b.req.Mode == vm.BranchDisk {
+		result.Info, err = b.publishDisk()
+		return result, err
+	}
 	if b.done.Mode == vm.BranchLive {
 		wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout)
 		defer cancel()
@@ -42,12 +46,10 @@ func (b *branch) finish(ctx context.Context) (result BranchResult, err error) {
 	b.staging.Inherit(b.below)
 	parent := b.lease.Manifest()
 	b.figure.Ready = snapshot.Micros(time.Since(b.start))
-	guest := parent.Guest
-	info := b.s.Info()
-	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict
+	info, guest := b.s.Info(), b.guest()
 	m := &snapshot.Manifest{
 		Parent: &snapshot.Ref{ID: parent.ID, Tag: parent.Tag}, Machine: parent.Machine, Guest: guest,
-		Memory: memory, Branch: &b.figure, Transient: b.req.Transient,
+		Memory: memory, Boot: parent.Boot, Branch: &b.figure, Transient: b.req.Transient,
 	}
 	disk, err := b.disk(m)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/forkd/forkd/internal/host/invalid"
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // MaxFork is the most children that one call may ask for.
@@ -63,7 +64,7 @@ func (r *ForkRequest) checkChildren() error {
 	if len(r.Annotation) > MaxAnnotation {
 		return invalid.Errorf("annotation", "%d bytes: want at most %d", len(r.Annotation), MaxAnnotation)
 	}
-	if err := r.Strict.check(); err != nil {
+	if err := r.Strict.Check(); err != nil {
 		return err
 	}
 	if r.TTL < 0 {
@@ -100,7 +101,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := req.check(); err != nil {
 		return ForkResult{}, err
 	}
-	labels, err := ownerOf(ctx).label(req.Labels)
+	labels, err := owner.Of(ctx).Label(req.Labels)
 	if err != nil {
 		return ForkResult{}, err
 	}
@@ -110,7 +111,13 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	}
 	// Held until every child has a lease of its own, so that the snapshot cannot go while they
 	// start.
-	lease, err := m.acquireToFork(ctx, req.Tag)
+	tag, done, err := m.booted(ctx, req.Tag, req.N)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	defer done()
+	req.Tag = tag
+	lease, err := m.cfg.Store.Acquire(tag)
 	if err != nil {
 		return ForkResult{}, err
 	}
@@ -122,7 +129,7 @@ func (m *Manager) Fork(ctx context.Context, req ForkRequest) (ForkResult, error)
 	if err := m.checkAgainst(ctx, &req, lease.Manifest()); err != nil {
 		return ForkResult{}, err
 	}
-	release, err := m.reserve(ownerOf(ctx), req.N)
+	release, err := m.reserve(owner.Of(ctx), req.N)
 	if err != nil {
 		return ForkResult{}, err
 	}

@@ -1,6 +1,10 @@
 package sandbox
 
-import "context"
+import (
+	"context"
+
+	"github.com/forkd/forkd/internal/host/owner"
+)
 
 // ForkSandbox branches a sandbox and forks children from that, in one call. The snapshot in between
 // goes with the last of them.
@@ -9,7 +13,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := req.checkChildren(); err != nil { // before anything is made; the tag is made here
 		return ForkResult{}, BranchResult{}, err
 	}
-	if _, err := ownerOf(ctx).label(req.Labels); err != nil { // likewise
+	if _, err := owner.Of(ctx).Label(req.Labels); err != nil { // likewise
 		return ForkResult{}, BranchResult{}, err
 	}
 	if err := m.Reach(ctx, source); err != nil {
@@ -25,7 +29,7 @@ func (m *Manager) ForkSandbox(ctx context.Context, source string, mode BranchReq
 	if err := m.admitted.Check(req.N, s.vcpus()); err != nil { // again when there is something to fork from
 		return ForkResult{}, BranchResult{}, err
 	}
-	release, err := m.reserve(ownerOf(ctx), req.N) // likewise
+	release, err := m.reserve(owner.Of(ctx), req.N) // likewise
 	if err != nil {
 		return ForkResult{}, BranchResult{}, err
 	}

@@ -59,14 +59,14 @@ func (b *branch) freeze(ctx context.Context) error {
 		b.staging.Awaited()
 	}
 	files := vmmclient.BranchFiles{MemoryBytes: b.lease.Manifest().Machine.MemoryBytes}
-	if b.state, err = b.create(snapshot.StateFile); err != nil {
+	if b.req.Mode == vm.BranchDisk {
+		err = b.checkDisk()
+	} else {
+		err = b.createMemory(&files)
+	}
+	if err != nil {
 		return err
 	}
-	files.State = b.state
-	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
-		return err
-	}
-	files.Layer = b.layer
 	var top *os.File
 	if b.lease.Manifest().Disk != nil {
 		if top, err = b.prepareTop(ctx, rec); err != nil {
@@ -78,7 +78,11 @@ func (b *branch) freeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), branchTimeout) // its outcome must be known
 	defer cancel()
 	b.calls = b.s.since.Calls()
-	b.done, err = b.ask(ctx, files)
+	if b.req.Mode == vm.BranchDisk {
+		b.done, err = b.askAtRest(ctx, files)
+	} else {
+		b.done, err = b.ask(ctx, files)
+	}
 	b.figure = snapshot.Branch{SandboxID: b.s.id, Mode: b.done.Mode.String(), Template: b.req.Template,
 		Fallback: b.done.Fallback,
 		Pause:    snapshot.Micros(b.done.Pause), DirtyBytes: b.done.Save.DirtyBytes, After: rec.At, Labels: b.req.Labels}

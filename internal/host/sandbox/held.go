@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/forkd/forkd/internal/cleanup"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // Held is a sandbox that nothing else is done with. It is used by the function that With calls, and
@@ -57,7 +58,7 @@ func (m *Manager) lockSandbox(ctx context.Context, id string) (*Sandbox, func(),
 	if err != nil {
 		return nil, nil, err
 	}
-	if i := s.Info(); i.State == Stopping || !PrefixOf(ctx).HasLabels(i.Labels) {
+	if i := s.Info(); i.State == Stopping || !owner.PrefixOf(ctx).HasLabels(i.Labels) {
 		err = &NotFoundError{ID: id}
 	} else {
 		err = s.catchUp()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/forkd/forkd/internal/host/event"
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 )
 
 // ChangeLabels sets labels of a sandbox in any state, and takes those away whose value is nil. The
@@ -20,9 +21,9 @@ func (s *Sandbox) changeLabels(ctx context.Context, change map[string]*string) e
 	if labels == nil {
 		labels = make(map[string]string)
 	}
-	p := PrefixOf(ctx)
+	p := owner.PrefixOf(ctx)
 	for name, value := range change {
-		if err := Within(ctx, strings.HasPrefix(name, string(p)), "labels: %.70q", name); err != nil {
+		if err := owner.Within(ctx, strings.HasPrefix(name, string(p)), "labels: %.70q", name); err != nil {
 			return err
 		}
 		if value == nil {
@@ -34,7 +35,7 @@ func (s *Sandbox) changeLabels(ctx context.Context, change map[string]*string) e
 	if err := ledger.CheckLabels(labels); err != nil {
 		return err
 	}
-	if err := Within(ctx, p.HasLabels(labels),
+	if err := owner.Within(ctx, p.HasLabels(labels),
 		"labels: without one of these the sandbox would be out of reach"); err != nil {
 		return err
 	}

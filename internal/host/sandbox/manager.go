@@ -52,7 +52,7 @@ type Config struct {
 	Events   *event.Ring // nil: none are kept
 	Log      *slog.Logger
 
-	// OpenPrivate lets every client open private networks and the host to sandboxes; see AsAdmin.
+	// OpenPrivate lets every client open private networks and the host to sandboxes; see owner.Owner.
 	OpenPrivate bool
 }
 
@@ -91,6 +91,7 @@ type Manager struct {
 	writers    time.Duration                    // chain.WriterPatience but in tests
 	room       func(dir string) (uint64, error) // what is free on a file system in bytes
 	quit       chan struct{}                    // closed by Close: watchers leave their sandboxes alone
+	boot       Boot                             // nil: see SetBoot
 	left       []left                           // written by Recover
 }
 

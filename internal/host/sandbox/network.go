@@ -74,7 +74,7 @@ func joined(link *netclient.Link, frames *os.File) {
 // are in force: connections that the new policy does not let through are reset, and those to which
 // other secrets would be added. A secret without a value keeps the one that it has. Branches made
 // from here on inherit policy and limits; a rollback changes nothing of it. The error is a
-// *ClosedError for a client that may not open what the policy would.
+// *owner.ClosedError for a client that may not open what the policy would.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
 	return m.change(ctx, id, func(h *Held) error { return m.setNetwork(ctx, h.s, setting) })
 }

@@ -100,7 +100,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w.branch(t, id, "b", vm.BranchLive)
 	child := w.forkOne(t, "b", nil)
 	w.wantMode(t, child, "public")
-	if _, err := w.SetNetwork(AsAdmin(t.Context()), id, *setting(t, "open")); err != nil {
+	if _, err := w.SetNetwork(asAdmin(t), id, *setting(t, "open")); err != nil {
 		t.Fatal(err)
 	}
 	w.wantMode(t, id, "open")
@@ -139,7 +139,7 @@ func TestNetworkPolicyStaysWithTheSandbox(t *testing.T) {
 	w.wantMode(t, id, "none")
 
 	// What it falls back to when its VM is lost has the policy that was set last, too.
-	if _, err := w.SetNetwork(AsAdmin(t.Context()), id, *setting(t, "allow", "10.0.0.1")); err != nil {
+	if _, err := w.SetNetwork(asAdmin(t), id, *setting(t, "allow", "10.0.0.1")); err != nil {
 		t.Fatal(err)
 	}
 	w.vm(id).End(vm.Exit{Reason: vm.ExitPanic})

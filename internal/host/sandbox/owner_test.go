@@ -6,8 +6,16 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/admit"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
+
+// as returns a context in which the owner of that name acts.
+func as(t *testing.T, name string) context.Context {
+	return owner.In(t.Context(), owner.Owner{Name: name})
+}
+
+func asAdmin(t *testing.T) context.Context { return owner.In(t.Context(), owner.Owner{Admin: true}) }
 
 // An owner has as many sandboxes at once as it may, however it asks for them, and also after a
 // restart of the daemon. Others are not concerned.
@@ -16,7 +24,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 	if _, err := w.Bake(t.Context(), w.bake); err != nil {
 		t.Fatal(err)
 	}
-	ci, other := OwnedBy(t.Context(), "token:ci", 3, ""), OwnedBy(t.Context(), "token:other", 0, "")
+	ci, other := owner.In(t.Context(), owner.Owner{Name: "token:ci", Most: 3}), as(t, "token:other")
 	fork := func(ctx context.Context, n int) (ForkResult, error) { return w.Fork(ctx, ForkRequest{Tag: "p", N: n}) }
 	if _, err := fork(other, 4); err != nil {
 		t.Fatal(err)
@@ -84,7 +92,7 @@ func TestOwnersHaveTheirNumberOfSandboxes(t *testing.T) {
 func TestWhatCanBeResumedCounts(t *testing.T) {
 	w := newWorld(t, 0)
 	mustBake(t, w)
-	ci := OwnedBy(t.Context(), "token:ci", 1, "")
+	ci := owner.In(t.Context(), owner.Owner{Name: "token:ci", Most: 1})
 	fork := func() (string, error) {
 		r, err := w.Fork(ci, ForkRequest{Tag: "p", N: 1})
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/forkd/forkd/internal/host/ledger"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -34,7 +35,8 @@ func TestAForkMayNotUseWhatTookTheTag(t *testing.T) {
 	mustBake(t, w)
 	complete := w.leaveUnwatched("q")
 	waits := make(chan struct{})
-	ctx := waitingCtx{OwnedBy(t.Context(), "token:a", 0, "team-a/"), sync.OnceFunc(func() { close(waits) })}
+	ofA := owner.In(t.Context(), owner.Owner{Name: "token:a", Prefix: "team-a/"})
+	ctx := waitingCtx{ofA, sync.OnceFunc(func() { close(waits) })}
 	ended := make(chan error, 1)
 	go func() {
 		_, err := w.Fork(ctx, ForkRequest{Tag: "q", N: 1})
@@ -67,7 +69,7 @@ func TestReachIsAskedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := OwnedBy(t.Context(), "token:a", 0, "team-a/")
+	a := owner.In(t.Context(), owner.Owner{Name: "token:a", Prefix: "team-a/"})
 	if err := w.Reach(a, id); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +83,7 @@ func TestReachIsAskedAgain(t *testing.T) {
 	if err := <-paused; !errors.As(err, &missing) {
 		t.Errorf("pause by the team that has lost it: %v", err)
 	}
-	if _, err := w.Pause(OwnedBy(t.Context(), "token:b", 0, "team-b/"), id); err != nil {
+	if _, err := w.Pause(owner.In(t.Context(), owner.Owner{Name: "token:b", Prefix: "team-b/"}), id); err != nil {
 		t.Errorf("pause by the other: %v", err)
 	}
 	w.KillAll()
@@ -94,7 +96,7 @@ func TestMayUseLooksAtOneSnapshot(t *testing.T) {
 	w := newWorld(t, 0)
 	defer w.stop()
 	id := w.source(t)
-	b := OwnedBy(t.Context(), "token:b", 0, "team-b/")
+	b := owner.In(t.Context(), owner.Owner{Name: "token:b", Prefix: "team-b/"})
 	cost := func(tag string) float64 {
 		return testing.AllocsPerRun(100, func() {
 			if w.MayUse(b, tag) == nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -44,7 +45,7 @@ type ForkRequest struct {
 	ExpirySuspends bool               // children are suspended instead when the TTL has passed
 	Network        *netclient.Setting // nil: that of the snapshot
 	Labels         map[string]string  // of every child
-	Strict         Strict             // of every child
+	Strict         unique.Strict      // of every child
 	Annotation     json.RawMessage    // what the API that asks keeps with every child; nil: nothing
 
 	present *netclient.Setting // of the suspended sandbox that is forked; nil: that of the snapshot

@@ -51,7 +51,7 @@ func (m *Manager) restore(ctx context.Context, start time.Time, v *liveVM, data 
 
 // confirm tells the guest of a VM who it is, and by whom it is to know the hosts of its secrets,
 // and waits for its agent's answers, of which r keeps what repeats. The error is an
-// *unconfirmedError, or a *NotUniqueError, unless the caller has given up.
+// *unconfirmedError, or a *unique.Error, unless the caller has given up.
 func (m *Manager) confirm(ctx context.Context, v *liveVM, r *ledger.Record) error {
 	wait, cancel := context.WithTimeout(ctx, m.cfg.Confirm)
 	defer cancel()

@@ -132,7 +132,7 @@ func TestRollbackWaitsBeforeItsPointOfNoReturn(t *testing.T) {
 	_, total := w.restores.Count()
 	var leave []func()
 	for i := range total { // each owner may have all places but one
-		done, err := takePlace(OwnedBy(t.Context(), fmt.Sprint("token:", i), 0, ""), w.restores, "")
+		done, err := takePlace(as(t, fmt.Sprint("token:", i)), w.restores, "")
 		if err != nil {
 			t.Fatal(err)
 		}

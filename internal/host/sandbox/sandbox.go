@@ -82,7 +82,7 @@ type Info struct {
 	SnapshotTag string
 	StateTag    string // the snapshot that a suspended sandbox is brought back from
 	Hostname    string
-	Owner       string // for whom it was forked; see OwnedBy
+	Owner       string // for whom it was forked; see owner.Owner
 	State       State
 	PID         int // 0 if the VMM process is gone
 	Created     time.Time
@@ -103,7 +103,7 @@ type Info struct {
 	DiskFull    bool              // it is paused until the host has room for what it writes
 
 	Unique *agentproto.Unique // what its agent found at its latest start; nil: it has not looked
-	Strict bool               // see StrictRefuse
+	Strict bool               // see unique.Refuse
 
 	ExpirySuspends bool            // it is suspended, and not deleted, when it expires
 	Annotation     json.RawMessage // see ForkRequest

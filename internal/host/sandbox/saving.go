@@ -7,6 +7,7 @@ import (
 	"github.com/forkd/forkd/internal/cleanup"
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/vmmclient"
 	"github.com/forkd/forkd/internal/proto/vmmproto"
 )
 
@@ -47,4 +48,23 @@ func (b *branch) create(name string) (*os.File, error) {
 		b.undo.Add(func() { f.Close() })
 	}
 	return f, err
+}
+
+// createMemory makes the files of state and memory.
+func (b *branch) createMemory(files *vmmclient.BranchFiles) (err error) {
+	if b.state, err = b.create(snapshot.StateFile); err != nil {
+		return err
+	}
+	if b.layer, err = b.create(snapshot.MemoryLayerFile); err != nil {
+		return err
+	}
+	files.State, files.Layer = b.state, b.layer
+	return nil
+}
+
+// guest describes the guest as children of the branch find it.
+func (b *branch) guest() snapshot.Guest {
+	guest, info := b.lease.Manifest().Guest, b.s.Info()
+	guest.Network, guest.Limits, guest.Strict = info.Network.ForSnapshot(), info.Limits, info.Strict
+	return guest
 }

@@ -157,13 +157,13 @@ func TestSetSecrets(t *testing.T) {
 	mustBake(t, w)
 	id := w.forkOne(t, "p", nil)
 	for _, c := range []struct{ value, want string }{{"one", "open one"}, {"", "open one"}, {"two", "open two"}} {
-		if _, err := w.SetNetwork(AsAdmin(t.Context()), id, *withSecret(setting(t, "open"), c.value)); err != nil {
+		if _, err := w.SetNetwork(asAdmin(t), id, *withSecret(setting(t, "open"), c.value)); err != nil {
 			t.Fatal(err)
 		}
 		w.wantAnswer(t, id, c.want)
 	}
 	guests.wait(t, agentproto.OpTrust, 3)
-	if _, err := w.SetNetwork(AsAdmin(t.Context()), id, *setting(t, "open")); err != nil {
+	if _, err := w.SetNetwork(asAdmin(t), id, *setting(t, "open")); err != nil {
 		t.Fatal(err)
 	}
 	w.wantAnswer(t, id, "open")
@@ -200,7 +200,7 @@ func TestForkOfAGuestThatDoesNotTrust(t *testing.T) {
 	defer w.stop()
 	w.vmms.Told = func(agentproto.Request) error { return errors.New("read-only file system") }
 	mustBake(t, w)
-	_, err := w.Fork(AsAdmin(t.Context()), ForkRequest{Tag: "p", N: 1, Network: withSecret(setting(t, "open"), "s3cr3t")})
+	_, err := w.Fork(asAdmin(t), ForkRequest{Tag: "p", N: 1, Network: withSecret(setting(t, "open"), "s3cr3t")})
 	if err == nil || !strings.Contains(err.Error(), "read-only") || strings.Contains(err.Error(), "s3cr3t") {
 		t.Errorf("%v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/agentproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -28,20 +29,20 @@ func TestAStrictForkFailsUnlessAllIsKnownToBeUnique(t *testing.T) {
 	w.source(t)
 	for name, c := range map[string]struct {
 		found  *agentproto.Unique
-		strict Strict
+		strict unique.Strict
 		fails  string
 	}{
-		"nothing is found":          {&agentproto.Unique{}, StrictRefuse, ""},
-		"all is reseeded":           {renewed, StrictRefuse, ""},
-		"something repeats":         {repeating, StrictRefuse, "libgnutls (process 7 of program server)"},
-		"something may be left out": {&agentproto.Unique{More: 1}, StrictRefuse, "no room"},
-		"nothing is known":          {nil, StrictRefuse, "does not look"},
-		"it is only reported":       {repeating, StrictReport, ""},
-		"nothing is said":           {repeating, StrictAsBefore, ""},
+		"nothing is found":          {&agentproto.Unique{}, unique.Refuse, ""},
+		"all is reseeded":           {renewed, unique.Refuse, ""},
+		"something repeats":         {repeating, unique.Refuse, "libgnutls (process 7 of program server)"},
+		"something may be left out": {&agentproto.Unique{More: 1}, unique.Refuse, "no room"},
+		"nothing is known":          {nil, unique.Refuse, "does not look"},
+		"it is only reported":       {repeating, unique.Report, ""},
+		"nothing is said":           {repeating, unique.AsBefore, ""},
 	} {
 		w.finds(c.found)
 		r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: c.strict})
-		var refused *NotUniqueError
+		var refused *unique.Error
 		switch {
 		case c.fails != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), c.fails)):
 			t.Errorf("%s: %v, want %q", name, err, c.fails)
@@ -64,18 +65,18 @@ func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
 	defer w.stop()
 	w.source(t)
 	w.finds(renewed)
-	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: StrictRefuse})
+	r, err := w.Fork(t.Context(), ForkRequest{Tag: "p", N: 1, Strict: unique.Refuse})
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := r.Sandboxes[0].ID
 	w.branch(t, id, "b", vm.BranchDiff)
 	w.finds(repeating)
-	var refused *NotUniqueError
+	var refused *unique.Error
 	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1}); !errors.As(err, &refused) {
 		t.Errorf("a fork of a strict sandbox's branch: %v", err)
 	}
-	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1, Strict: StrictReport}); err != nil {
+	if _, err := w.Fork(t.Context(), ForkRequest{Tag: "b", N: 1, Strict: unique.Report}); err != nil {
 		t.Errorf("a fork of it that is to be reported only: %v", err)
 	}
 	if _, err := w.Suspend(t.Context(), id); err != nil {
@@ -84,7 +85,7 @@ func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
 	if _, err := w.Resume(t.Context(), id); !errors.As(err, &refused) {
 		t.Errorf("the resume: %v", err)
 	}
-	if err := w.SetStrict(t.Context(), id, StrictReport); err != nil {
+	if err := w.SetStrict(t.Context(), id, unique.Report); err != nil {
 		t.Fatal(err)
 	}
 	info, err := w.Resume(t.Context(), id)
@@ -96,7 +97,7 @@ func TestStrictHoldsForTheRestOfASandboxAndItsBranches(t *testing.T) {
 	if err != nil || back.Info.Unique == nil || len(back.Info.Unique.Repeats) > 0 {
 		t.Errorf("a rollback to before those programs: %+v, %v", back.Info.Unique, err)
 	}
-	if err := w.SetStrict(t.Context(), id, StrictRefuse); err != nil {
+	if err := w.SetStrict(t.Context(), id, unique.Refuse); err != nil {
 		t.Fatal(err)
 	}
 	w.finds(repeating)

@@ -13,6 +13,7 @@ import (
 	"github.com/forkd/forkd/internal/host/ledger"
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
 
@@ -59,8 +60,8 @@ func (h *Held) Fork(ctx context.Context, req ForkRequest) (ForkResult, error) {
 	if req.Limits == nil {
 		req.Limits = &i.Limits
 	}
-	if req.Strict == StrictAsBefore {
-		req.Strict = strictness(i.Strict)
+	if req.Strict == unique.AsBefore {
+		req.Strict = unique.Of(i.Strict)
 	}
 	return h.m.Fork(ctx, req)
 }

@@ -13,10 +13,19 @@ import (
 //
 // Such a VMM is given no more files: each could grow until it ends.
 func (b *branch) refuseWriters() error {
-	for _, f := range []*os.File{b.state, b.layer} {
+	saved := b.saved()
+	for _, f := range saved {
 		_ = f.Close() // nothing was buffered that could fail to be written
 	}
-	return b.refuse(append([]*os.File{b.state, b.layer}, b.lower...))
+	return b.refuse(append(saved, b.lower...))
+}
+
+// saved returns the files of state and memory, which a branch of the disk alone has not.
+func (b *branch) saved() []*os.File {
+	if b.state == nil {
+		return nil
+	}
+	return []*os.File{b.state, b.layer}
 }
 
 // refuse fails where the VM has one of the files open for writing, and notes that it is given no more.
@@ -34,7 +43,7 @@ func (b *branch) refuse(files []*os.File) error {
 // and what is removed now: each of these files could grow until it ends. top is the new disk top, which
 // the VMM may use in spite of its answer; nil if there is none.
 func (b *branch) refuseKeeper(top *os.File) error {
-	unused := []*os.File{b.state, b.layer}
+	unused := b.saved()
 	if top != nil {
 		rec, v, err := b.s.withVM(b.op)
 		if err != nil {

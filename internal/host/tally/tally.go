@@ -97,6 +97,17 @@ func (c *Tally) Carry(now Written, base *Written) {
 	c.base = base
 }
 
+// CarryDisk is Carry for a branch of the disk alone: now was written to the disk until now, and base is
+// what is left.
+func (c *Tally) CarryDisk(now, base uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.base != nil {
+		c.earlier.Disk += now - min(now, c.base.Disk)
+		c.base.Disk = base
+	}
+}
+
 // Count counts a request that may change the sandbox, when it begins and when it ends.
 func (c *Tally) Count() { c.calls.Add(1) }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/forkd/forkd/internal/host/netclient"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
+	"github.com/forkd/forkd/internal/host/unique"
 	"github.com/forkd/forkd/internal/proto/netproto"
 	"github.com/forkd/forkd/internal/proto/vm"
 )
@@ -163,7 +164,7 @@ func (v *View) NetworkStats(ctx context.Context, id string) (netproto.Stats, err
 }
 
 // SetStrict is Manager.SetStrict.
-func (v *View) SetStrict(ctx context.Context, id string, strict sandbox.Strict) error {
+func (v *View) SetStrict(ctx context.Context, id string, strict unique.Strict) error {
 	return v.reach(ctx, id, func(ctx context.Context, m *sandbox.Manager) error { return m.SetStrict(ctx, id, strict) })
 }
 

@@ -8,18 +8,11 @@ package tenancy
 import (
 	"context"
 
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/workspace"
 )
-
-// Principal is the client of a request.
-type Principal struct {
-	Name         string // empty: not known; its View is empty
-	MaxSandboxes int    // that it may have at once; 0: no limit
-	Prefix       sandbox.Prefix
-	OpensPrivate bool // may open private networks and the host to sandboxes, see sandbox.AsAdmin
-}
 
 // Host makes Views of all that there is.
 type Host struct {
@@ -30,8 +23,8 @@ type Host struct {
 // New returns a Host.
 func New(m *sandbox.Manager, w *workspace.Set) *Host { return &Host{m, w} }
 
-// For returns the View of a principal.
-func (h *Host) For(p Principal) *View { return &View{host: h, p: p} }
+// For returns the View of a principal. Without a name it is empty.
+func (h *Host) For(p owner.Owner) *View { return &View{host: h, p: p} }
 
 // Permitted returns the View of one sandbox, for a client that has a permission for it and no name, such
 // as a signed URL. Whether the permission holds is for the caller to check.
@@ -56,7 +49,7 @@ func (h *Host) PoolWanted() int { return h.manager.PoolWanted() }
 // or a Set has too do the same, and return an error as if it were not there for anything else.
 type View struct {
 	host *Host
-	p    Principal
+	p    owner.Owner
 	only string // the one sandbox that is known; empty: those that p may know of
 }
 
@@ -65,25 +58,21 @@ func (v *View) as(ctx context.Context) context.Context {
 	if v.only != "" {
 		return ctx
 	}
-	ctx = sandbox.OwnedBy(ctx, v.p.Name, v.p.MaxSandboxes, v.p.Prefix)
-	if v.p.OpensPrivate {
-		ctx = sandbox.AsAdmin(ctx)
-	}
-	return ctx
+	return owner.In(ctx, v.p)
 }
 
 // isEmpty reports whether nothing but one sandbox is known.
 func (v *View) isEmpty() bool { return v.p.Name == "" }
 
-// Limited returns a *sandbox.PrefixError for what concerns all sandboxes, if the principal has a limit.
+// Limited returns a *owner.PrefixError for what concerns all sandboxes, if the principal has a limit.
 func (v *View) Limited(what string) error {
-	return sandbox.Within(v.as(context.Background()), false, "%s", what)
+	return owner.Within(v.as(context.Background()), false, "%s", what)
 }
 
-// MayName returns a *sandbox.PrefixError for the name of a snapshot or workspace that the principal may
+// MayName returns a *owner.PrefixError for the name of a snapshot or workspace that the principal may
 // not give, which an error calls what.
 func (v *View) MayName(what, name string) error {
-	return sandbox.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
+	return owner.Within(v.as(context.Background()), v.p.Prefix.HasTag(name), "%s: %.70q", what, name)
 }
 
 // LeftAlone returns what is left of sandboxes that no daemon can use. Whose labels those have is not

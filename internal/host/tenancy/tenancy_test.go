@@ -15,6 +15,7 @@ import (
 	"github.com/forkd/forkd/internal/format/snapshot"
 	"github.com/forkd/forkd/internal/host/bake"
 	"github.com/forkd/forkd/internal/host/event"
+	"github.com/forkd/forkd/internal/host/owner"
 	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/host/store"
 	"github.com/forkd/forkd/internal/host/vmfake"
@@ -79,7 +80,7 @@ type part struct {
 
 func newPart(t *testing.T, h *Host, team string) part {
 	t.Helper()
-	p := part{view: h.For(Principal{Name: "token:" + team, Prefix: sandbox.Prefix(team + "/")}), tag: team + ".x",
+	p := part{view: h.For(owner.Owner{Name: "token:" + team, Prefix: owner.Prefix(team + "/")}), tag: team + ".x",
 		workspace: team + ".w"}
 	made, err := p.view.Fork(t.Context(), sandbox.ForkRequest{Tag: "p", N: 1})
 	if err != nil {
@@ -145,7 +146,7 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 			continue
 		}
 		called++
-		for what, v := range map[string]*View{"another team": b.view, "nobody": h.For(Principal{}),
+		for what, v := range map[string]*View{"another team": b.view, "nobody": h.For(owner.Owner{}),
 			"a client of another sandbox": h.Permitted(b.sandbox)} {
 			for _, name := range []string{a.sandbox, a.tag, a.workspace} {
 				if err := call(t, v, m, name); !isMissing(err) {
@@ -175,13 +176,13 @@ func TestWhatIsOfOthersIsNotThere(t *testing.T) {
 func TestLists(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
-	all := h.For(Principal{Name: "token:all"})
+	all := h.For(owner.Owner{Name: "token:all"})
 	for _, c := range []struct {
 		name                             string
 		view                             *View
 		sandboxes, snapshots, workspaces int
 	}{
-		{"a", a.view, 2, 2, 1}, {"b", b.view, 2, 2, 1}, {"all", all, 4, 3, 2}, {"nobody", h.For(Principal{}), 0, 0, 0},
+		{"a", a.view, 2, 2, 1}, {"b", b.view, 2, 2, 1}, {"all", all, 4, 3, 2}, {"nobody", h.For(owner.Owner{}), 0, 0, 0},
 		{"one sandbox", h.Permitted(a.sandbox), 0, 0, 0},
 	} {
 		if n := len(c.view.Sandboxes()); n != c.sandboxes {
@@ -210,8 +211,8 @@ func TestLists(t *testing.T) {
 func TestLimits(t *testing.T) {
 	h := newHost(t)
 	a, b := newPart(t, h, "a"), newPart(t, h, "b")
-	all, nobody := h.For(Principal{Name: "token:all"}), h.For(Principal{})
-	var limit *sandbox.PrefixError
+	all, nobody := h.For(owner.Owner{Name: "token:all"}), h.For(owner.Owner{})
+	var limit *owner.PrefixError
 	if err := b.view.Limited("metrics"); !errors.As(err, &limit) {
 		t.Errorf("what concerns all: %v", err)
 	}
@@ -284,7 +285,7 @@ func TestEvents(t *testing.T) {
 			t.Errorf("events of %q: want those of %s, and none of %s", seen, c.own, c.other)
 		}
 	}
-	if seen := last(h.For(Principal{})); slices.ContainsFunc(seen, func(id string) bool { return id != "" }) {
+	if seen := last(h.For(owner.Owner{})); slices.ContainsFunc(seen, func(id string) bool { return id != "" }) {
 		t.Errorf("nobody learns of %q", seen)
 	}
 }

@@ -32,7 +32,7 @@ func (v *View) Workspaces() []workspace.Info {
 	return slices.DeleteFunc(v.host.workspaces.List(), func(w workspace.Info) bool { return !v.knows(w) })
 }
 
-// CreateWorkspace is Set.Create, or returns a *sandbox.PrefixError for a name that the principal may not
+// CreateWorkspace is Set.Create, or returns a *owner.PrefixError for a name that the principal may not
 // give.
 func (v *View) CreateWorkspace(ctx context.Context, name string, req sandbox.ForkRequest) (workspace.Info, error) {
 	if err := v.MayName("name", name); err != nil {

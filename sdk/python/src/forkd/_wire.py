@@ -324,12 +324,15 @@ class CreateSnapshot(Record):
     """The message CreateSnapshot of the API."""
 
     tag: str
-    kernel: str
+    from_: str | None = None
+    """boots from the disk of this snapshot in the place of rootfs; what is left out of kernel, mem_size_mib,
+    vcpus, cpu_template, network, limits and unique is the snapshot's, and env is added to its own"""
+    kernel: str | None = None
     """absolute path on the daemon's host"""
     initrd: str | None = None
     """initramfs with the guest agent; without it, one is made with the daemon's own and, if there is a directory
     modules beside the kernel, with modules of it"""
-    rootfs: str
+    rootfs: str | None = None
     """raw root file system; never written"""
     mem_size_mib: int | None = None
     vcpus: int | None = None
@@ -356,6 +359,7 @@ class CreateSnapshot(Record):
         "network": Network,
         "limits": Limits,
     }
+    _renamed: ClassVar[dict[str, str]] = {"from_": "from"}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -383,6 +387,8 @@ class SnapshotInfo(Record):
     sandboxes: int = 0
     transient: bool | None = None
     """removed with the last sandbox that needs it"""
+    disk_only: bool | None = None
+    """it has no memory: forks of it boot from its disk"""
     labels: dict[str, str] | None = None
     """given with the request for the branch"""
     sandbox_id: str | None = None
@@ -390,6 +396,7 @@ class SnapshotInfo(Record):
     after: str | None = None
     """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
     mode: str | None = None
+    """disk: without memory"""
     fallback_reason: str | None = None
     """why another mode than the one asked for"""
     pause_ms: float | None = None
@@ -441,6 +448,8 @@ class Baked(Record):
     sandboxes: int = 0
     transient: bool | None = None
     """removed with the last sandbox that needs it"""
+    disk_only: bool | None = None
+    """it has no memory: forks of it boot from its disk"""
     labels: dict[str, str] | None = None
     """given with the request for the branch"""
     sandbox_id: str | None = None
@@ -448,6 +457,7 @@ class Baked(Record):
     after: str | None = None
     """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
     mode: str | None = None
+    """disk: without memory"""
     fallback_reason: str | None = None
     """why another mode than the one asked for"""
     pause_ms: float | None = None
@@ -507,6 +517,8 @@ class SnapshotInfoDetail(Record):
     sandboxes: int = 0
     transient: bool | None = None
     """removed with the last sandbox that needs it"""
+    disk_only: bool | None = None
+    """it has no memory: forks of it boot from its disk"""
     labels: dict[str, str] | None = None
     """given with the request for the branch"""
     sandbox_id: str | None = None
@@ -514,6 +526,7 @@ class SnapshotInfoDetail(Record):
     after: str | None = None
     """the snapshot that the sandbox was at before; absent: the one it ran from, or deleted"""
     mode: str | None = None
+    """disk: without memory"""
     fallback_reason: str | None = None
     """why another mode than the one asked for"""
     pause_ms: float | None = None
@@ -705,6 +718,9 @@ class Branch(Record):
     """live if it is empty"""
     wait: bool | None = None
     """false: answer when the sandbox runs again; only a live branch is not complete then"""
+    memory: bool | None = None
+    """false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot. It excludes
+    mode, and the sandbox must run"""
     parent_tag: str | None = None
     """the snapshot that the sandbox runs from"""
     labels: dict[str, str] | None = None

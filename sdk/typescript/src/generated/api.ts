@@ -117,12 +117,14 @@ export interface components {
         };
         CreateSnapshot: {
             tag: components["schemas"]["Tag"];
+            /** @description boots from the disk of this snapshot in the place of rootfs; what is left out of kernel, mem_size_mib, vcpus, cpu_template, network, limits and unique is the snapshot's, and env is added to its own */
+            from?: components["schemas"]["Tag"];
             /** @description absolute path on the daemon's host */
-            kernel: string;
+            kernel?: string;
             /** @description initramfs with the guest agent; without it, one is made with the daemon's own and, if there is a directory modules beside the kernel, with modules of it */
             initrd?: string;
             /** @description raw root file system; never written */
-            rootfs: string;
+            rootfs?: string;
             /** @default 512 */
             mem_size_mib?: number;
             /** @default 1 */
@@ -153,7 +155,7 @@ export interface components {
             tap?: string | null;
             /** @description of forkd 0.5; readiness is announced and not slept for */
             boot_wait_secs?: number;
-        };
+        } & (unknown | unknown);
         SnapshotInfo: {
             tag: components["schemas"]["Tag"];
             dir: string;
@@ -177,14 +179,19 @@ export interface components {
             sandboxes: number;
             /** @description removed with the last sandbox that needs it */
             transient?: boolean;
+            /** @description it has no memory: forks of it boot from its disk */
+            disk_only?: boolean;
             /** @description given with the request for the branch */
             labels?: components["schemas"]["Labels"];
             /** @description of a branch; so are the following */
             sandbox_id?: string;
             /** @description the snapshot that the sandbox was at before; absent: the one it ran from, or deleted */
             after?: string;
-            /** @enum {string} */
-            mode?: "live" | "diff" | "full";
+            /**
+             * @description disk: without memory
+             * @enum {string}
+             */
+            mode?: "live" | "diff" | "full" | "disk";
             /** @description why another mode than the one asked for */
             fallback_reason?: string;
             /** @description the sandbox stood still */
@@ -506,6 +513,11 @@ export interface components {
              * @default true
              */
             wait?: boolean;
+            /**
+             * @description false: save the disk alone, with the guest's file system at rest; forks of the snapshot boot. It excludes mode, and the sandbox must run
+             * @default true
+             */
+            memory?: boolean;
             /** @description the snapshot that the sandbox runs from */
             parent_tag?: string;
             /** @description of the snapshot; what is forked from it does not inherit them */

@@ -1,0 +1,57 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkd/forkd/client"
+)
+
+// registerFrom adds the flags of a parent that boots from the disk of a snapshot.
+func (o *buildOptions) registerFrom(f *pflag.FlagSet) {
+	f.StringVar(&o.from.From, "from", "", "boot from the disk of this snapshot, instead of making an image")
+	f.Var((*mibValue)(&o.from.MemSizeMiB), "memory-mib",
+		"memory of the VM, in MiB or such as 4g, with --from (default that of the snapshot) or for the image of a Dockerfile (1024)")
+	f.Uint32Var(&o.from.VCPUs, "vcpus", 0,
+		"processors of the VM, with --from (default those of the snapshot) or for the image of a Dockerfile (1)")
+}
+
+// runFrom makes a parent that boots from the disk of a snapshot.
+func (o *buildOptions) runFrom(cmd *cobra.Command, c *common, args []string) error {
+	switch {
+	case len(args) > 0:
+		return usageError{errors.New("--from and a recipe exclude each other")}
+	case o.tag == "":
+		return usageError{errors.New("--from needs --tag, the tag of the new snapshot")}
+	}
+	req := o.from
+	req.Tag, req.ReadyTimeoutSecs, req.Limits = o.tag, o.ready, o.limits.given()
+	req.Network, _ = o.network.given() // without secrets it does not fail
+	if o.kernel != "" {
+		path, err := filepath.Abs(o.kernel)
+		if err != nil {
+			return err
+		}
+		req.Kernel = path
+	}
+	return show(cmd, c, func(ctx context.Context, cl *client.Client) (built, error) {
+		if o.reuse {
+			if s, err := cl.Snapshot(ctx, o.tag); err == nil && s.Bootable {
+				return built{Baked: client.Baked{Snapshot: s.Snapshot}, Reused: true}, nil
+			}
+		}
+		st := newStatus(cmd.ErrOrStderr())
+		defer st.end()
+		start := time.Now()
+		baked, err := bakeInSteps(ctx, cl, req, st)
+		return built{Baked: baked, BakeMS: msSince(start)}, err
+	}, func(b built) error {
+		printBuilt(cmd, b)
+		return nil
+	})
+}

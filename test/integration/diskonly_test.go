@@ -1,0 +1,130 @@
+package integration_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/forkd/forkd/client"
+)
+
+// deletedMiB is how much the tests write and delete again. Layers that carry less than a quarter of
+// it do not carry it.
+const deletedMiB = 96
+
+// TestDiskOnlyBranch saves the disk of a running sandbox and boots from it. Files are there without
+// having been synced, processes and memory are not, and what was deleted takes no space.
+func TestDiskOnlyBranch(t *testing.T) {
+	d := load(t).start(t)
+	box := d.fork(t, 1)[0]
+	d.remember(t, box.ID, "disk")
+	d.sh(t, box.ID, "echo here >/dev/shm/mark; mkdir /root/tree; for i in $(seq 200); do echo $i >/root/tree/$i; done")
+	d.writeAndDelete(t, box.ID)
+	s, err := d.Branch(d.ctx(t, bakeLimit), box.ID, client.BranchRequest{Tag: "disk", DiskOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !s.DiskOnly || s.Mode != "disk" || s.Persist != "done" || s.Status != "ready" || s.SharedBytes != nil {
+		t.Errorf("%+v", s)
+	}
+	d.remembers(t, box.ID, "disk") // it goes on, and writes again
+	d.carriesNothingDeleted(t, "disk")
+	if err := d.VerifySnapshot(d.ctx(t, bakeLimit), "disk"); err != nil {
+		t.Error(err)
+	}
+	_, err = d.Rollback(d.ctx(t, quietLimit), box.ID, "disk")
+	wantError(t, "rollback to a disk", err, 409, "has a disk and no memory")
+
+	children := d.forkOf(t, "disk", 2)
+	for _, c := range children {
+		d.hasBooted(t, c.ID)
+		d.sh(t, c.ID, "echo "+c.ID+" >/root/note")
+	}
+	if got := d.sh(t, children[0].ID, "cat /root/note"); got != children[0].ID+"\n" {
+		t.Errorf("siblings share %q", got)
+	}
+	d.branchOf(t, children[0].ID, "above", "live")
+	if got := d.sh(t, d.forkOf(t, "above", 1)[0].ID, "cat /root/note"); got != children[0].ID+"\n" {
+		t.Errorf("a branch of a child has %q", got)
+	}
+
+	parent, err := d.Snapshot(d.ctx(t, quietLimit), tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	baked, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "large", From: "disk",
+		MemSizeMiB: parent.MemSizeMiB + 256, VCPUs: 2, Env: map[string]string{"ADDED": "yes"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if baked.MemSizeMiB != parent.MemSizeMiB+256 || baked.VCPUs != 2 {
+		t.Errorf("%+v", baked)
+	}
+	large := d.forkOf(t, "large", 1)[0]
+	d.hasBooted(t, large.ID)
+	if got := d.sh(t, large.ID, "grep -c ^processor /proc/cpuinfo; echo $ADDED"); got != "2\nyes\n" {
+		t.Errorf("the larger VM says %q", got)
+	}
+	small := d.sh(t, box.ID, "awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo")
+	if got := d.sh(t, large.ID, "[ $(awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo) -gt $(("+
+		strings.TrimSpace(small)+" + 128)) ] && echo more"); got != "more\n" {
+		t.Errorf("the larger VM has no more memory than %s MiB", strings.TrimSpace(small))
+	}
+
+	// Of a snapshot with memory, a child's disk is brought to rest: what was never synced is there.
+	d.sh(t, box.ID, "echo unsynced >/root/late")
+	d.branchOf(t, box.ID, "whole", "live")
+	if _, err := d.Bake(d.ctx(t, bakeLimit), client.BakeRequest{Tag: "from-memory", From: "whole"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.sh(t, d.forkOf(t, "from-memory", 1)[0].ID, "cat /root/late; [ -e /dev/shm/mark ] || echo booted"); got !=
+		"unsynced\nbooted\n" {
+		t.Errorf("booted from a snapshot with memory: %q", got)
+	}
+	d.crash(t)
+	d.launch(t)
+	d.forkOf(t, "disk", 1)
+}
+
+// hasBooted checks that a sandbox has the files of TestDiskOnlyBranch's and nothing of its memory.
+func (d *daemon) hasBooted(t *testing.T, id string) {
+	t.Helper()
+	got := d.sh(t, id, "cat /root/note; ls /root/tree | wc -l; [ -e /dev/shm/mark ] || echo fresh; "+
+		"pgrep -f '[/]root/ticks' >/dev/null || echo alone; dmesg | grep -c 'recovery' || true")
+	if want := "disk\n200\nfresh\nalone\n0\n"; got != want {
+		t.Errorf("sandbox %s has %q, want %q", id, got, want)
+	}
+}
+
+// writeAndDelete has the disk of a sandbox hold a large file for a moment.
+func (d *daemon) writeAndDelete(t *testing.T, id string) {
+	t.Helper()
+	d.sh(t, id, fmt.Sprintf(`python3 -c "
+with open('/root/large', 'wb') as f:
+    for _ in range(%d): f.write(b'x' * (1 << 20))" && sync && rm /root/large && sync`, deletedMiB))
+}
+
+// carriesNothingDeleted checks that the disk layer of a snapshot is small.
+func (d *daemon) carriesNothingDeleted(t *testing.T, name string) {
+	t.Helper()
+	s, err := d.Snapshot(d.ctx(t, quietLimit), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.DiskPhysical > deletedMiB<<20/4 {
+		t.Errorf("the disk layer of %s takes %d MiB", name, s.DiskPhysical>>20)
+	}
+}
+
+// TestDeletedFilesLeaveTheLayer deletes a file before a live branch: the guest discards it on its
+// own.
+func TestDeletedFilesLeaveTheLayer(t *testing.T) {
+	d := load(t).start(t)
+	box := d.fork(t, 1)[0]
+	d.writeAndDelete(t, box.ID)
+	d.sh(t, box.ID, "sleep 2") // it discards in the background, when the deletion has been committed
+	d.branchOf(t, box.ID, "after", "live")
+	d.carriesNothingDeleted(t, "after")
+	d.kill(t, box)
+	d.removeBranches(t)
+}
