@@ -193,7 +193,7 @@ func sandboxOperations() map[string]operation {
 		"sandbox.fork": {"Client.Fork, client.Children", fork},
 		"sandbox.branch": {"Client.Branch, Client.Fork", func(r *runner, of *Object, with arguments) (any, error) {
 			snap, err := r.client.Branch(r.ctx, id(of), client.BranchRequest{Tag: with.text("tag"), Mode: with.text("mode"),
-				NoWait: with["wait"] == false})
+				DiskOnly: with["memory"] == false, NoWait: with["wait"] == false})
 			if err != nil {
 				return nil, err
 			}

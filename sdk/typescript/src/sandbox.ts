@@ -51,6 +51,8 @@ export interface BranchOptions extends CallOptions {
   /** Tag of the snapshot; default: one is made up. */
   tag?: string | undefined;
   mode?: BranchMode | undefined;
+  /** false: the disk alone, at rest. What is forked from it boots, and nothing that runs now runs there. */
+  memory?: boolean | undefined;
   /** Of the snapshot. What is forked from it does not inherit them. */
   labels?: Record<string, string> | undefined;
   /** false: return as soon as the sandbox runs on; a live branch is not complete then. */
@@ -177,11 +179,11 @@ export class Sandbox implements AsyncDisposable {
    */
   async branch(n = 0, options: BranchOptions = {}): Promise<[Snapshot, Sandboxes]> {
     checkInteger("n", n, 0, 1000);
-    checkOptions(options, "tag", "mode", "labels", "wait", ...callOptions);
+    checkOptions(options, "tag", "mode", "memory", "labels", "wait", ...callOptions);
     checkStrings("labels", options.labels);
     checkWord("mode", options.mode, "live", "diff", "full");
     const tag = options.tag === undefined ? undefined : tagOf(options.tag, "tag");
-    const json = { tag, mode: options.mode, labels: options.labels, wait: options.wait };
+    const json = { tag, mode: options.mode, memory: options.memory, labels: options.labels, wait: options.wait };
     const info = await this.client.wire.call("POST", this.#path("/branch"), {
       json,
       once: true,

@@ -130,7 +130,7 @@ export const operations: Readonly<Record<string, Operation>> = {
   "sandbox.fork": ["sandbox.fork", forkArguments, (box: Sandbox, args) => box.fork(args["n"], options(args, "n"))],
   "sandbox.branch": [
     "sandbox.branch",
-    "n tag mode wait",
+    "n tag mode memory wait",
     async (box: Sandbox, args) => {
       const [snapshot, sandboxes] = await box.branch(args["n"], options(args, "n"));
       return { snapshot, sandboxes };

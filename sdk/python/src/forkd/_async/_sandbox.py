@@ -324,11 +324,13 @@ class AsyncSandbox:
         *,
         tag: str | None = None,
         mode: str | None = None,
+        memory: bool = True,
         wait: bool = True,
         labels: Mapping[str, str] | None = None,
     ) -> tuple[AsyncSnapshot, AsyncSandboxes]:
         """Makes a snapshot of it while it runs on, and n children of that: snap, kids = sandbox.branch(2).
         A tag is made up if none is given. With wait=False a live branch is returned before it is complete.
+        With memory=False it is of the disk alone, at rest: what is forked from it boots.
         labels are those of the snapshot; what is forked from it does not inherit them."""
         from ._snapshot import branch
 
@@ -336,6 +338,7 @@ class AsyncSandbox:
         body = _args.given(
             tag=None if tag is None else _args.name("tag", tag),
             mode=_args.one_of("mode", mode, BRANCH_MODES),
+            memory=None if memory else False,
             wait=wait,
             labels=_args.strings("labels", labels),
         )
