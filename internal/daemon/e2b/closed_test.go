@@ -33,3 +33,17 @@ func TestOnlyAdminsOpenTheHostsNetwork(t *testing.T) {
 	r.call("POST", at+"/pause", `{}`, 204, nil)
 	r.call("POST", at+"/fork", `{"count":1,"timeout":60}`, 201, nil)
 }
+
+// Whether strangers may come to the ports of a sandbox is chosen when it is made: a request that would
+// change it is refused, and not passed over.
+func TestPublicTrafficIsForLife(t *testing.T) {
+	r := start(t)
+	for made, other := range map[string]string{"true": "false", "false": "true"} {
+		path := "/sandboxes/" + r.create(`{"templateID":"a.b","network":{"allowPublicTraffic":`+made+`}}`).ID + "/network"
+		if answer, text := r.send("PUT", path, r.key,
+			`{"allowPublicTraffic":`+other+`}`); answer.StatusCode < 400 || !strings.Contains(text, "allowPublicTraffic") {
+			t.Errorf("from %s to %s: %s %s", made, other, answer.Status, text)
+		}
+		r.call("PUT", path, `{"allowPublicTraffic":`+made+`}`, 204, nil)
+	}
+}

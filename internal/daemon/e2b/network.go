@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkd/forkd/internal/daemon/face"
 	"github.com/forkd/forkd/internal/host/netclient"
+	"github.com/forkd/forkd/internal/host/sandbox"
 	"github.com/forkd/forkd/internal/proto/netproto"
 )
 
@@ -82,7 +83,8 @@ func configOf(p netproto.Policy) networkConfig {
 	return c
 }
 
-// setNetwork replaces where a sandbox may connect to. Its limits and secrets stay.
+// setNetwork replaces where a sandbox may connect to. Its limits and secrets stay as they are when it is
+// done. Who may connect to a sandbox is chosen when it is made.
 func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		networkConfig
@@ -104,9 +106,15 @@ func (a *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	setting := i.Network
-	setting.Policy = asked.Policy
-	if _, err := a.view(r).SetNetwork(r.Context(), i.ID, setting); err != nil {
+	if n, _ := annotationOf(i); req.Public != nil && *req.Public == n.Private {
+		return unsupported("allowPublicTraffic", "it holds for the life of a sandbox: create one with it")
+	}
+	err = a.view(r).With(r.Context(), i.ID, func(h *sandbox.Held) error {
+		setting := h.Info().Network
+		setting.Policy = asked.Policy
+		return h.SetNetwork(r.Context(), setting)
+	})
+	if err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -76,7 +76,12 @@ func joined(link *netclient.Link, frames *os.File) {
 // from here on inherit policy and limits; a rollback changes nothing of it. The error is a
 // *owner.ClosedError for a client that may not open what the policy would.
 func (m *Manager) SetNetwork(ctx context.Context, id string, setting netclient.Setting) (Info, error) {
-	return m.change(ctx, id, func(h *Held) error { return m.setNetwork(ctx, h.s, setting) })
+	return m.change(ctx, id, func(h *Held) error { return h.SetNetwork(ctx, setting) })
+}
+
+// SetNetwork is Manager.SetNetwork.
+func (h *Held) SetNetwork(ctx context.Context, setting netclient.Setting) error {
+	return h.m.setNetwork(ctx, h.s, setting)
 }
 
 func (m *Manager) setNetwork(ctx context.Context, s *Sandbox, setting netclient.Setting) (err error) {
